@@ -1,0 +1,28 @@
+"""Errors that a user can mend: one clear message saying what, where and what would be right.
+
+The command line prints the message and exits with status 2; anything else is a bug and keeps its traceback.
+"""
+
+
+class FedlgmError(Exception):
+    """Base of every error caused by input rather than by a defect of fedlgm."""
+
+
+class ConfigError(FedlgmError, ValueError):
+    """A recipe key, an option or an argument that cannot be used."""
+
+
+class DataError(FedlgmError):
+    """A data set that is missing or damaged."""
+
+
+class PrivacyError(FedlgmError):
+    """A release that would break the guarantee it claims, or a budget that cannot be met."""
+
+
+class LedgerError(FedlgmError):
+    """A privacy ledger that is missing, damaged or belongs to another run."""
+
+
+class RunError(FedlgmError):
+    """A run folder that cannot be created, resumed or read, or a run that failed."""

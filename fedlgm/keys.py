@@ -1,0 +1,92 @@
+"""Keyed randomness: every stream is named by (root, purpose, round, client, layer, ...).
+
+A stream's values depend on its name only: never on the number of workers, on the order of calls or on the launcher.
+Names are hashed by `numpy.random.SeedSequence`, so two different names never share a stream.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import lru_cache
+
+import numpy as np
+import torch
+
+from fedlgm.errors import ConfigError
+
+_WORD = 2**32
+_ROOT_LIMIT = 2**128  # SeedSequence mixes the path after the first four words of the root
+
+
+class Purpose(IntEnum):
+    """What a stream is for; part of its name. Values are stored in runs: never renumber, only append."""
+
+    MODEL = 1
+    PARTITION = 2
+    COHORT = 3
+    TRAIN = 4
+    NOISE = 5
+    DROPOUT = 6
+    PROBE = 7
+
+
+@dataclass(frozen=True)
+class KeyRing:
+    """Source of named random streams.
+
+    Attributes:
+        root: secret (or public seed) from which all streams derive, 0 <= root < 2**128.
+    """
+
+    root: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.root < _ROOT_LIMIT:
+            raise ConfigError(f"seed must be an integer in [0, 2**128), got {self.root}")
+
+    @classmethod
+    def from_seed(cls, seed: int | None) -> KeyRing:
+        """Ring of a public seed, or of 128 bits from the operating system when `seed` is None."""
+        return cls(secrets.randbits(128) if seed is None else int(seed))
+
+    def sequence(self, purpose: Purpose, *path: int) -> np.random.SeedSequence:
+        """Seed sequence named by `purpose` and `path` (integers in [0, 2**32))."""
+        if any(not 0 <= step < _WORD for step in path):
+            raise ValueError(f"path entries must lie in [0, 2**32), got {path}")
+        return np.random.SeedSequence(entropy=self.root, spawn_key=(int(purpose), *path))
+
+    def words(self, count: int, purpose: Purpose, *path: int) -> np.ndarray:
+        """`count` 32-bit words of the named stream, for generators that take a key (uint32, shape [count])."""
+        return self.sequence(purpose, *path).generate_state(count, np.uint32)
+
+    def numpy(self, purpose: Purpose, *path: int) -> np.random.Generator:
+        """NumPy generator (Philox) of the named stream."""
+        return np.random.Generator(np.random.Philox(self.sequence(purpose, *path)))
+
+    def torch(self, purpose: Purpose, *path: int) -> torch.Generator:
+        """CPU torch generator of the named stream, its whole 19,968-bit state filled from the name.
+
+        `Generator.manual_seed` keeps only 32 bits of a seed for the CPU generator: forty thousand layer streams would
+        then share a stream with probability 0.17. The state is therefore written directly.
+        """
+        generator = torch.Generator()
+        generator.set_state(mt19937_state(self.words(_MT_WORDS, purpose, *path)))
+        return generator
+
+
+_MT_WORDS = 624
+_MT_OFFSET = 24  # bytes of the legacy header (seed, left, seeded, next) before the state words
+
+
+@lru_cache(maxsize=1)
+def _fresh_state() -> np.ndarray:
+    return torch.Generator().manual_seed(0).get_state().numpy()
+
+
+def mt19937_state(words: np.ndarray) -> torch.Tensor:
+    """torch CPU generator state (uint8) that holds `words` (uint32, shape [624]) as its Mersenne Twister state."""
+    state = _fresh_state().copy()
+    state[_MT_OFFSET : _MT_OFFSET + 8 * _MT_WORDS].view(np.uint64)[:] = words
+    return torch.from_numpy(state)
