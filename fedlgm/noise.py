@@ -6,10 +6,14 @@ Every draw takes a named stream of `fedlgm.keys`; nothing here reads a global ge
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 Family = Literal["gaussian", "laplace"]
 
@@ -32,3 +36,62 @@ def draw(
     shape = scale.shape if size is None else size
     unit = rng.standard_normal(shape) if family == "gaussian" else rng.laplace(size=shape)
     return unit * scale
+
+
+def add_noise_(
+    total: Tensor,
+    parts: Sequence[tuple[int, float]],
+    streams: Sequence[torch.Generator],
+    family: Family = "gaussian",
+) -> Tensor:
+    """Add independent noise to each part of a flat vector, in place.
+
+    The result is rounded to a grid of 2^-10 of the part's noise scale (a power of two): the low bits of a floating-point
+    sum would otherwise tell the summand from the noise (see docs/decisions.md).
+
+    Args:
+        total: float32 vector [sum of sizes] on the CPU.
+        parts: (size, scale) of each part in order; scale is the std (Gaussian) or b (Laplace); 0 adds nothing.
+        streams: one generator for each part.
+        family: "gaussian" or "laplace".
+
+    Returns:
+        `total`.
+    """
+    if total.numel() != sum(size for size, _ in parts) or len(parts) != len(streams):
+        raise ValueError(f"{total.numel()} coordinates, {len(parts)} parts and {len(streams)} streams do not fit")
+    buffer = torch.empty(min(_CHUNK, max((size for size, _ in parts), default=0)))
+    start = 0
+    for (size, scale), stream in zip(parts, streams, strict=True):
+        if scale > 0:
+            # In pieces that stay in the cache: the whole step costs little more than drawing the numbers.
+            for low in range(start, start + size, _CHUNK):
+                piece = total[low : min(low + _CHUNK, start + size)]
+                noise = buffer[: piece.numel()]
+                _fill(noise, family, stream)
+                _round_to_grid_(piece.add_(noise, alpha=scale), scale)
+        start += size
+    return total
+
+
+def grid_step(scale: float) -> float:
+    """Step of the grid that released values lie on: the power of two in (scale / 2048, scale / 1024]."""
+    return 2.0 ** (math.floor(math.log2(scale)) - _GRID_BITS)
+
+
+_CHUNK = 1 << 15
+_GRID_BITS = 10
+
+
+def _round_to_grid_(piece: Tensor, scale: float) -> None:
+    step = grid_step(scale)
+    piece.mul_(1 / step).round_().mul_(step)
+
+
+def _fill(out: Tensor, family: Family, stream: torch.Generator) -> None:
+    if family == "gaussian":
+        out.normal_(generator=stream)
+        return
+    # Inverse transform: the exponential magnitude and the fair sign come from separate draws.
+    out.exponential_(generator=stream)
+    out.mul_(torch.randint(0, 2, out.shape, generator=stream, dtype=out.dtype).mul_(2).sub_(1))

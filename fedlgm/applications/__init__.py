@@ -1,0 +1,1 @@
+"""Uses of layer-wise and i.n.i.d. noise beyond neural networks: coordinate descent and principal components."""

@@ -1,0 +1,55 @@
+"""Every mechanism under one registry: `get(name, **options)`, `names()`.
+
+To add one: write a frozen dataclass derived from `Mechanism` in a file of its own and register it below.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from fedlgm import allocation
+from fedlgm.errors import ConfigError
+from fedlgm.mechanisms.base import Mechanism
+from fedlgm.mechanisms.layerwise_gaussian import FlatGaussian, LayerwiseGaussian, NoPrivacy
+
+_REGISTRY: dict[str, type[Mechanism]] = {
+    **dict.fromkeys(allocation.names(), LayerwiseGaussian),
+    "gaussian": FlatGaussian,
+    "none": NoPrivacy,
+}
+
+
+def names() -> tuple[str, ...]:
+    """Registered mechanism names."""
+    return tuple(_REGISTRY)
+
+
+def options(name: str) -> tuple[str, ...]:
+    """Option names that `get(name, ...)` takes."""
+    return tuple(field.name for field in dataclasses.fields(_lookup(name)) if field.name != "name")
+
+
+def get(name: str, **values: Any) -> Mechanism:
+    """The mechanism `name` with the given options.
+
+    Raises:
+        ConfigError: unknown name or option (the message lists the known ones), or an option outside its range.
+    """
+    kind = _lookup(name)
+    unknown = sorted(set(values) - set(options(name)))
+    if unknown:
+        raise ConfigError(f"{name} has no option {', '.join(unknown)}; known: {', '.join(options(name))}")
+    try:
+        return kind(name=name, **values)
+    except TypeError as error:
+        raise ConfigError(f"{name}: an option has the wrong type ({error})") from error
+
+
+def _lookup(name: str) -> type[Mechanism]:
+    if name not in _REGISTRY:
+        raise ConfigError(f"unknown mechanism {name!r}; known: {', '.join(_REGISTRY)}")
+    return _REGISTRY[name]
+
+
+__all__ = ["Mechanism", "get", "names", "options"]

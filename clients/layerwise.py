@@ -1,0 +1,141 @@
+"""The Flower client: trains, bounds and, under local trust, adds its own noise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from torch import Tensor
+
+from fedlgm import wire
+from clients.source import ClientSource
+from fedlgm.clipping import BoundedSum
+from fedlgm.keys import KeyRing, Purpose
+from fedlgm.layers import LayerTable
+from fedlgm.plan import ReleasePlan
+from fedlgm.release import release
+from fedlgm.training import ClientTask, LocalTraining, Trainer
+
+
+class LayerwiseClient:
+    """Serves one client or, in a simulation, any block of clients.
+
+    Args:
+        trainer: local training.
+        settings: its settings.
+        source: the clients' data.
+        layers: the mechanism's view of the model's layers.
+        keys: key ring for batch order and, under local trust, for the client's own noise.
+        straggler_rate: probability that a client stops after one epoch in a round.
+        threads: torch threads while training; results depend on it, so it is part of a recipe.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        settings: LocalTraining,
+        source: ClientSource,
+        layers: LayerTable,
+        keys: KeyRing,
+        *,
+        straggler_rate: float = 0.0,
+        threads: int = 1,
+    ) -> None:
+        self._trainer, self._settings, self._source = trainer, settings, source
+        self._layers, self._keys = layers, keys
+        self._straggler_rate, self._threads = straggler_rate, threads
+
+    def as_app(self) -> ClientApp:
+        """This client as a Flower `ClientApp`."""
+        app = ClientApp()
+        app.train()(self.train)
+        app.train("norms")(self.train_norms)
+        app.query()(self.query)
+        return app
+
+    def query(self, message: Message, context: Context) -> Message:
+        """Tell the strategy which client lives here: this node's partition, or any client."""
+        config = context.node_config
+        answer = {
+            wire.PARTITION: int(config.get(wire.PARTITION, wire.ANY_CLIENT)),
+            wire.PARTITIONS: int(config.get(wire.PARTITIONS, wire.ANY_CLIENT)),
+        }
+        return Message(content=RecordDict({wire.CONFIG: ConfigRecord(answer)}), reply_to=message)
+
+    def train(self, message: Message, context: Context) -> Message:
+        """Reply with the sum of the block's bounded (and, under local trust, noised) contributions [plan.size]."""
+        config = message.content.config_records[wire.CONFIG]
+        plan = ReleasePlan.from_json(self._layers, str(config[wire.PLAN]))
+        round_ = int(config[wire.ROUND])  # type: ignore[arg-type]
+        block = BoundedSum.empty(plan)
+        local = plan.budget.trust == "local"
+        for client, update in self._updates(message, round_):
+            own = BoundedSum.empty(plan) if local else block
+            if update is None:
+                own.count += 1
+            else:
+                own.add(update)
+            if local:
+                # Also without data: whether a client holds any must not show.
+                block.merge(release(own.total, plan, self._keys, round_, party=client), own.count, own.discarded)
+        metrics = {
+            wire.BLOCK: int(config[wire.BLOCK]),  # type: ignore[arg-type]
+            wire.EXAMPLES: block.count,
+            # Under local trust the server learns nothing that was not noised.
+            wire.DISCARDED: 0 if local else block.discarded,
+        }
+        return _reply(message, {wire.SUM: block.total.numpy()}, metrics)
+
+    def train_norms(self, message: Message, context: Context) -> Message:
+        """Reply with each client's raw layer norms [clients, K]. Only published, NOT PRIVATE variants ask for them."""
+        config = message.content.config_records[wire.CONFIG]
+        round_ = int(config[wire.ROUND])  # type: ignore[arg-type]
+        rows = [
+            np.zeros(len(self._layers)) if update is None else self._layers.norms(update).numpy()
+            for _, update in self._updates(message, round_)
+        ]
+        metrics = {wire.BLOCK: int(config[wire.BLOCK]), wire.EXAMPLES: len(rows)}  # type: ignore[arg-type]
+        return _reply(message, {wire.NORMS: np.stack(rows)}, metrics)
+
+    def _updates(self, message: Message, round_: int) -> Iterator[tuple[int, Tensor | None]]:
+        """(client, flat update) of the block in the order of the message; None for a client without data."""
+        arrays = message.content.array_records[wire.ARRAYS]
+        model = torch.from_numpy(arrays[wire.MODEL].numpy())
+        clients = [int(c) for c in message.content.config_records[wire.CONFIG][wire.CLIENTS]]  # type: ignore[union-attr]
+        tasks = {client: self._task(client, round_) for client in clients}
+        with torch_threads(self._threads):
+            updates = self._trainer.updates(model, [task for task in tasks.values() if task is not None])
+            for client, task in tasks.items():
+                yield client, None if task is None else next(updates)
+
+    def _task(self, client: int, round_: int) -> ClientTask | None:
+        data = self._source(client)
+        if len(data) == 0:
+            return None
+        epochs = self._settings.epochs
+        if self._straggler_rate > 0:
+            # Path (round, client, 1): dropouts, drawn by the strategy, use 0.
+            late = self._keys.numpy(Purpose.DROPOUT, round_, client, 1).random() < self._straggler_rate
+            epochs = 1 if late else epochs
+        return ClientTask(data.x, data.y, self._keys.torch(Purpose.TRAIN, round_, client), epochs)
+
+
+def _reply(message: Message, arrays: dict[str, np.ndarray], metrics: dict[str, int]) -> Message:
+    record = ArrayRecord({name: Array(array) for name, array in arrays.items()})
+    content = RecordDict({wire.ARRAYS: record, wire.METRICS: MetricRecord(dict(metrics))})
+    return Message(content=content, reply_to=message)
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Run with `count` torch threads: float sums depend on how they are split."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,100 @@
+"""How one noise budget is spread over the layers: one formula, many names.
+
+Every rule minimises sum_j w_j sigma_j^2 subject to sum_j s_j^2 / sigma_j^2 = 1 / sigma_*^2, whose solution gives layer j
+the budget share p_j proportional to s_j sqrt(w_j) and the noise sigma_j = sigma_* s_j / sqrt(p_j). The rules differ in the
+weights only (SNR-consistent allocation paper, Sections 4.2 and 4.3, Table 1, Appendix B).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from fedlgm.errors import ConfigError
+
+# Unnormalised share s_j * sqrt(w_j), with the weight w_j of the objective it comes from.
+_SHARES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
+    "uniform": lambda s, d: s**2,  # w = s^2: equal noise in every layer
+    "sensitivity-proportional": lambda s, d: np.ones_like(s),  # w = 1 / s^2
+    "dimension-adjusted": lambda s, d: d,  # w = d^2 / s^2: equal SNR in every layer
+    "min-total-noise": lambda s, d: s * np.sqrt(d),  # w = d
+    "snr-consistent": lambda s, d: np.sqrt(d),  # w = d / s^2: least sum of 1 / SNR
+    "max-snr-sum": lambda s, d: np.eye(len(d))[int(np.argmin(d))],  # linear objective: a vertex of the simplex
+}
+
+
+def names() -> tuple[str, ...]:
+    """Known allocation rules."""
+    return tuple(_SHARES)
+
+
+def shares(strategy: str, clip: Sequence[float] | np.ndarray, dims: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Budget share p_j of each layer, float64 [K], summing to 1.
+
+    Args:
+        strategy: one of `names()`.
+        clip: l2 bounds s_j > 0 of one unit's contribution to each layer.
+        dims: layer sizes d_j >= 1.
+
+    Raises:
+        ConfigError: unknown strategy, or bounds and sizes that do not fit.
+    """
+    s, d = np.asarray(clip, dtype=np.float64), np.asarray(dims, dtype=np.float64)
+    if strategy not in _SHARES:
+        raise ConfigError(f"unknown allocation {strategy!r}; known: {', '.join(_SHARES)}")
+    if s.ndim != 1 or s.shape != d.shape or s.size == 0:
+        raise ConfigError(f"clip and dims must be two equally long lists, got shapes {s.shape} and {d.shape}")
+    if not (np.all(np.isfinite(s)) and np.all(s > 0)):
+        raise ConfigError(f"clip bounds must be finite and positive, got {s.tolist()}")
+    if not np.all(d >= 1):
+        raise ConfigError(f"layer sizes must be at least 1, got {d.tolist()}")
+    raw = _SHARES[strategy](s, d)
+    return raw / raw.sum()
+
+
+def allocate(strategy: str, clip: Sequence[float], dims: Sequence[int], noise_multiplier: float) -> np.ndarray:
+    """Noise standard deviation sigma_j of each layer of the SUM of contributions.
+
+    Releasing `sum of contributions + N(0, sigma_j^2 I)` layer by layer then costs exactly one Gaussian mechanism with
+    noise multiplier `noise_multiplier` under add-or-remove-one: sum_j s_j^2 / sigma_j^2 = 1 / noise_multiplier^2.
+
+    Args:
+        strategy: one of `names()`.
+        clip: l2 bounds s_j > 0 of one unit's contribution to each layer, in the units of the update.
+        dims: layer sizes d_j >= 1.
+        noise_multiplier: sigma_* > 0 of the whole release.
+
+    Returns:
+        float64 [K]; `inf` where a layer gets no share and must not be released ("max-snr-sum" keeps the smallest layer
+        only, the first one if several are smallest).
+
+    Raises:
+        ConfigError: unknown strategy, or arguments that do not fit.
+
+    Source: SNR-consistent allocation paper, equations 5 to 12.
+    """
+    if not (np.isfinite(noise_multiplier) and noise_multiplier > 0):
+        raise ConfigError(f"noise_multiplier must be finite and positive, got {noise_multiplier}")
+    return spread(shares(strategy, clip, dims), clip, noise_multiplier)
+
+
+def spread(share: np.ndarray, clip: Sequence[float] | np.ndarray, noise_multiplier: float) -> np.ndarray:
+    """sigma_j = sigma_* s_j / sqrt(p_j) for given budget shares p_j; `inf` where p_j = 0."""
+    with np.errstate(divide="ignore"):
+        return np.asarray(noise_multiplier * np.asarray(clip, dtype=np.float64) / np.sqrt(share))
+
+
+def effective_multiplier(clip: Sequence[float] | np.ndarray, sigma: Sequence[float] | np.ndarray) -> float:
+    """sigma_eff = (sum_j s_j^2 / sigma_j^2)^(-1/2), the multiplier of the one Gaussian mechanism this release equals.
+
+    Whitening each layer by sigma_j turns the release into a Gaussian mechanism of this multiplier, also inside RDP, PLD and
+    GDP accounting and under Poisson sampling. A layer with s_j > 0 and sigma_j = 0 gives 0: no privacy.
+    """
+    s, sigma_ = np.asarray(clip, dtype=np.float64), np.asarray(sigma, dtype=np.float64)
+    used = s > 0
+    if not used.any():
+        return float("inf")
+    with np.errstate(divide="ignore"):
+        precision = float(np.sum((s[used] / sigma_[used]) ** 2))
+    return float("inf") if precision == 0 else precision**-0.5

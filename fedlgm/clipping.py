@@ -1,0 +1,162 @@
+"""How contributions are bounded: which bounds s_j a plan uses, and how an update is cut to them.
+
+All rules spread one l2 bound S over K layers so that sum_j s_j^2 = S^2: the vector of a whole contribution then has
+sensitivity S under add-or-remove-one, whatever the rule.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlgm.errors import ConfigError
+from fedlgm.layers import LayerTable
+from fedlgm.plan import ReleasePlan
+
+# float32 rounding in a norm and a product must not carry a bounded layer above s_j.
+_SAFETY = 1 - 2.0**-18
+
+
+def eq_clip(bound: float, layers: int) -> np.ndarray:
+    """EqClip: s_j = S / sqrt(K) (SNR-consistent allocation paper, Section 5.1), float64 [K]."""
+    return np.full(layers, bound / math.sqrt(layers))
+
+
+def med_clip(bound: float, norms: np.ndarray, floor: float = 0.0) -> np.ndarray:
+    """s_j = S m_j / ||m||_2 for public or released layer norms m_j, float64 [K].
+
+    Args:
+        bound: total l2 bound S.
+        norms: m_j >= 0, [K].
+        floor: no layer's bound falls below this share of S / sqrt(K) before normalisation.
+    """
+    m = np.maximum(norms, floor * np.linalg.norm(norms) / math.sqrt(len(norms)))
+    total = float(np.linalg.norm(m))
+    return np.asarray(bound * m / total) if total > 0 else eq_clip(bound, len(norms))
+
+
+def med_clip_published(bound: float, private_norms: np.ndarray) -> np.ndarray:
+    """MedClip as printed: medians over the cohort's PRIVATE layer norms, normalised by their sum. Not private.
+
+    Args:
+        bound: S.
+        private_norms: unclipped layer norms of every sampled client, [clients, K].
+
+    Source: SNR-consistent allocation paper, Section 5.1, rule (2). Its l2 sensitivity lies between S / sqrt(K) and S.
+    """
+    medians = np.median(private_norms, axis=0)
+    total = float(medians.sum())
+    return np.asarray(bound * medians / total) if total > 0 else eq_clip(bound, private_norms.shape[1])
+
+
+def released_norms(mean_update: Tensor, plan: ReleasePlan) -> np.ndarray:
+    """Layer norms of a released mean update with the noise's share taken off, float64 [K].
+
+    m_j = sqrt(max(||G_j||^2 - d_j (sigma_j / (q N))^2, 0)); layers that were not released give 0. Post-processing of a
+    release, so it costs nothing.
+
+    Args:
+        mean_update: released mean of the plan's parts, [plan.size].
+        plan: the plan that released it.
+    """
+    norms = np.zeros(len(plan.layers))
+    sizes = [size for _, size, _, _ in plan.parts]
+    for j, part in zip(plan.indices, mean_update.split(sizes), strict=False):
+        noise = plan.layers.sizes[j] * (plan.sigma[j] / plan.denominator) ** 2
+        norms[j] = math.sqrt(max(float(torch.linalg.vector_norm(part.double()) ** 2) - noise, 0.0))
+    return norms
+
+
+def next_quantile_bounds(clip: np.ndarray, below: np.ndarray, bound: float, target: float, rate: float) -> np.ndarray:
+    """Adaptive per-layer bounds for the next round from released shares of unclipped clients, float64 [K].
+
+    s_j <- s_j exp(-rate (b_j - target)), renormalised to S: where more than `target` of the clients stay below their bound,
+    the bound shrinks (Andrew et al. 2021, Algorithm 1, per layer).
+
+    Args:
+        clip: bounds s_j of the round that released `below`.
+        below: released, noisy shares of clients with ||g_j|| <= s_j.
+        bound: total l2 bound S.
+        target: quantile in (0, 1).
+        rate: learning rate of the geometric update.
+    """
+    moved = clip * np.exp(-rate * (np.clip(below, 0.0, 1.0) - target))
+    return np.asarray(bound * moved / np.linalg.norm(moved))
+
+
+QUANTILE_SIDE = "below-bound"
+
+
+@dataclass
+class BoundedSum:
+    """Running sum of bounded contributions, always added up in the order they are given.
+
+    Attributes:
+        plan: bounds and released parts.
+        total: [plan.size] float32, layers then sides.
+        count: contributions added, the discarded ones included.
+        discarded: contributions that held NaN or Inf and counted as zero.
+    """
+
+    plan: ReleasePlan
+    total: Tensor
+    count: int = 0
+    discarded: int = 0
+
+    @classmethod
+    def empty(cls, plan: ReleasePlan) -> BoundedSum:
+        """The sum of nothing."""
+        return cls(plan, torch.zeros(plan.size))
+
+    def add(self, update: Tensor) -> None:
+        """Bound one client's flat update [D] and add it."""
+        self.count += 1
+        layers = self.plan.layers
+        norms = layers.norms(update, 2 if self.plan.family == "gaussian" else 1).numpy()
+        if not np.isfinite(norms).all():
+            self.discarded += 1
+            return
+        factors = clip_factors(norms, self.plan.clip)
+        position = 0
+        views = layers.split(update)
+        for j in self.plan.indices:
+            size = int(layers.sizes[j])
+            self.total[position : position + size].add_(views[j], alpha=float(factors[j]))
+            position += size
+        for side in self.plan.sides:
+            self.total[position : position + side.size] += _side_value(side.name, norms, self.plan.clip)
+            position += side.size
+
+    def merge(self, total: Tensor, count: int, discarded: int) -> None:
+        """Add another partial sum of the same plan."""
+        self.total += total
+        self.count += count
+        self.discarded += discarded
+
+
+def clip_factors(norms: np.ndarray, clip: np.ndarray) -> np.ndarray:
+    """min(1, s_j / ||g_j||), a hair smaller where it cuts; 1 for a zero norm and for an infinite bound."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(norms <= clip * _SAFETY, 1.0, _SAFETY * clip / norms)
+
+
+def bound_update(update: Tensor, plan: ReleasePlan) -> Tensor:
+    """One client's bounded contribution [plan.size]; zeros if the update holds NaN or Inf."""
+    single = BoundedSum.empty(plan)
+    single.add(update)
+    return single.total
+
+
+def _side_value(name: str, norms: np.ndarray, clip: np.ndarray) -> Tensor:
+    if name != QUANTILE_SIDE:
+        raise ConfigError(f"unknown side release {name!r}; known: {QUANTILE_SIDE}")
+    return torch.from_numpy((norms <= clip).astype(np.float32) - 0.5)
+
+
+def quantile_side_clip(layers: LayerTable) -> float:
+    """l2 bound of a client's centred indicator bits: sqrt(K) / 2."""
+    return math.sqrt(len(layers)) / 2

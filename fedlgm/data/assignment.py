@@ -1,0 +1,323 @@
+"""Partition schemes that `flwr-datasets` lacks, and its Dirichlet scheme for very many clients.
+
+Each function maps (labels [n], clients, ring) to the owner of each sample (int64 [n], -1: nobody's). All work on whole
+arrays, so that a hundred thousand clients take seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+
+import numpy as np
+
+from fedlgm.errors import ConfigError
+from fedlgm.keys import KeyRing, Purpose
+
+_STREAM = 2  # stream of this module below Purpose.PARTITION
+_ATTEMPTS = 10
+_NOBODY = -1
+
+
+def require_count(name: str, value: object, least: int = 1) -> None:
+    """Raise ConfigError unless `value` is an integer >= `least`."""
+    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < least:
+        raise ConfigError(f"{name} must be an integer >= {least}, got {value!r}")
+
+
+def require_positive(name: str, value: object) -> None:
+    """Raise ConfigError unless `value` is a positive finite number."""
+    if not isinstance(value, int | float | np.number) or isinstance(value, bool) or not 0 < float(value) < np.inf:
+        raise ConfigError(f"{name} must be a number > 0, got {value!r}")
+
+
+def dirichlet_large(
+    labels: np.ndarray,
+    clients: int,
+    ring: KeyRing,
+    *,
+    alpha: float,
+    min_size: int = 0,
+    self_balancing: bool = False,
+) -> np.ndarray:
+    """The law of the scheme "dirichlet", in arrays: for 100,000 clients or millions of samples.
+
+    Each class is cut by proportions p ~ Dirichlet(alpha, ..., alpha) over the clients. The same seed gives other clients
+    than with "dirichlet".
+
+    Args:
+        labels: labels, int [n].
+        clients: number of clients; may exceed n.
+        ring: source of randomness.
+        alpha: concentration, > 0; small: few clients share a class.
+        min_size: redraw until each client has so many samples; given up after ten draws.
+        self_balancing: give nothing more to clients that already hold n / clients (as FedLab and NIID-Bench do).
+
+    Returns:
+        Owner of each sample.
+
+    Raises:
+        ConfigError: if an option is out of range or `min_size` is not met.
+    """
+    require_positive("alpha", alpha)
+    require_count("min_size", min_size, least=0)
+    for attempt in range(_ATTEMPTS if min_size * clients <= len(labels) else 0):
+        rng = ring.numpy(Purpose.PARTITION, _STREAM, attempt)
+        owner = np.full(len(labels), _NOBODY, dtype=np.int64)
+        _hetero_dirichlet(owner, _members(labels, rng).values(), clients, float(alpha), self_balancing, rng)
+        if np.bincount(owner, minlength=clients).min() >= min_size:
+            return owner
+    raise ConfigError(
+        f"partition scheme 'dirichlet-large' cannot divide {len(labels)} samples among {clients} clients with "
+        f"alpha={alpha} and min_size={min_size}: use min_size=0 (empty clients are skipped), a larger alpha or fewer "
+        f"clients"
+    )
+
+
+def hsu(labels: np.ndarray, clients: int, ring: KeyRing, *, alpha: float) -> np.ndarray:
+    """Clients of equal size (give or take one), each with its own mixture of classes (Hsu, Qi and Brown, 2019).
+
+    Client i draws q_i ~ Dirichlet(alpha * prior) over the classes, then its labels from q_i without replacement; q_i is
+    renormalised over the classes that are left when one runs out. The last clients therefore get what is left over.
+
+    Args:
+        labels: labels, int [n].
+        clients: number of clients.
+        ring: source of randomness.
+        alpha: concentration, > 0, in units of the prior, which sums to 1: with K equal classes Flower's
+            `create_lda_partitions` means K times this alpha.
+
+    Returns:
+        Owner of each sample; every sample has one.
+
+    Raises:
+        ConfigError: if alpha is out of range.
+    """
+    require_positive("alpha", alpha)
+    rng = ring.numpy(Purpose.PARTITION, _STREAM)
+    members = _members(labels, rng)
+    left = np.array([len(index) for index in members.values()])
+    concentration = float(alpha) * left / left.sum()
+    sizes = np.full(clients, len(labels) // clients)
+    sizes[: len(labels) % clients] += 1
+    counts = np.zeros((clients, len(members)), dtype=np.int64)
+    for client, size in enumerate(sizes):
+        q = rng.dirichlet(concentration)
+        while size:
+            p = q * (left > 0)
+            # When the classes left have no mass in q, not even a rounding error, draw from what is left.
+            p = p / p.sum() if p.sum() > 0 else left / left.sum()
+            # Draws of a class beyond its end are rejected and drawn again: the law of one-by-one renormalised draws.
+            taken = np.minimum(rng.multinomial(size, p), left)
+            counts[client] += taken
+            left -= taken
+            size -= taken.sum()
+    owner = np.full(len(labels), _NOBODY, dtype=np.int64)
+    _deal(owner, members.values(), counts)
+    return owner
+
+
+def isolation(labels: np.ndarray, clients: int, ring: KeyRing, *, private_class: int | None = None) -> np.ndarray:
+    """Private-label isolation (LaDP-FL paper, Section VII-A): the last client alone lacks the private class.
+
+    All classes are dealt out evenly at random, the private one to the others only. The last client is the curious one.
+
+    Args:
+        labels: labels, int [n].
+        clients: number of clients, at least 2.
+        ring: source of randomness.
+        private_class: the class to hide; by default the largest label.
+
+    Returns:
+        Owner of each sample; every sample has one.
+
+    Raises:
+        ConfigError: if there are fewer than two clients or no sample of the private class.
+    """
+    private = _private(labels, clients, private_class)
+    rng = ring.numpy(Purpose.PARTITION, _STREAM)
+    owner = np.full(len(labels), _NOBODY, dtype=np.int64)
+    for holders, samples in ((clients, labels != private), (clients - 1, labels == private)):
+        index = rng.permutation(np.flatnonzero(samples))
+        owner[index] = np.arange(len(index)) % holders
+    return owner
+
+
+def isolation_i(
+    labels: np.ndarray, clients: int, ring: KeyRing, *, private_class: int | None = None, labels_per_client: int = 4
+) -> np.ndarray:
+    """Label scarcity, Distribution I of the LaDP-FL paper (Section VII-B6).
+
+    Each client but the last has `labels_per_client` labels, among them the private one. The last, curious client has one
+    label less and lacks the private one. All clients have equally many samples.
+
+    The paper does not say how a client's samples divide over its labels. Here the private class is shared out evenly, a
+    client's other labels share the rest evenly, and clients are as large as the classes allow. Labels are chosen so that
+    each class is used in proportion to its samples.
+
+    Args:
+        labels: labels, int [n].
+        clients: number of clients, at least 2.
+        ring: source of randomness.
+        private_class: the class to hide; by default the largest label.
+        labels_per_client: labels of each client but the last, at least 2, at most the number of classes.
+
+    Returns:
+        Owner of each sample; what exceeds the equal shares is nobody's.
+
+    Raises:
+        ConfigError: if an option is out of range or there are too few samples.
+    """
+    private = _private(labels, clients, private_class)
+    require_count("labels_per_client", labels_per_client, least=2)
+    rng = ring.numpy(Purpose.PARTITION, _STREAM)
+    members = _members(labels, rng)
+    hidden = members.pop(private)
+    public = labels_per_client - 1  # public labels of every client, the last one included
+    if public > len(members):
+        raise ConfigError(f"labels_per_client={labels_per_client} exceeds the {len(members) + 1} classes of the labels")
+    stock = np.array([len(index) for index in members.values()])
+    slots = np.zeros(len(stock), dtype=np.int64)
+    choice = np.empty((clients, public), dtype=np.int64)
+    for client in range(clients):
+        fullest = np.lexsort((rng.random(len(stock)), -stock / (slots + 1)))[:public]
+        choice[client] = fullest
+        slots[fullest] += 1
+    private_share = len(hidden) // (clients - 1)
+    # In place of the private class, the last client takes more of its own labels.
+    spare = stock.copy()
+    spare[choice[-1]] -= -(-private_share // public)
+    share = int((spare[slots > 0] // slots[slots > 0]).min())
+    if private_share < 1 or share < 1:
+        raise ConfigError(
+            f"partition scheme 'isolation-i' cannot divide {len(labels)} samples among {clients} clients of "
+            f"{labels_per_client} labels: use fewer clients or labels"
+        )
+    counts = np.zeros((clients, len(stock)), dtype=np.int64)
+    np.put_along_axis(counts, choice, share, axis=1)
+    counts[-1, choice[-1]] += _even(private_share, public)
+    owner = np.full(len(labels), _NOBODY, dtype=np.int64)
+    _deal(owner, members.values(), counts)
+    _deal(owner, [hidden], np.append(np.full(clients - 1, private_share), 0)[:, None])
+    return owner
+
+
+def isolation_ii(
+    labels: np.ndarray, clients: int, ring: KeyRing, *, private_class: int | None = None, alpha: float = 0.01
+) -> np.ndarray:
+    """Quantity skew, Distribution II of the LaDP-FL paper (Section VII-B6).
+
+    Two heterogeneous Dirichlet divisions (FedLab's `hetero_dir_partition`, without its unbounded retries): the public
+    classes over all clients, the private one over all but the last. At the paper's alpha = 0.01 about half of a hundred
+    clients stay empty.
+
+    Args:
+        labels: labels, int [n].
+        clients: number of clients, at least 2.
+        ring: source of randomness.
+        private_class: the class to hide; by default the largest label.
+        alpha: concentration of both divisions, > 0.
+
+    Returns:
+        Owner of each sample; every sample has one.
+
+    Raises:
+        ConfigError: if an option is out of range.
+    """
+    require_positive("alpha", alpha)
+    private = _private(labels, clients, private_class)
+    rng = ring.numpy(Purpose.PARTITION, _STREAM)
+    members = _members(labels, rng)
+    hidden = members.pop(private)
+    owner = np.full(len(labels), _NOBODY, dtype=np.int64)
+    _hetero_dirichlet(owner, members.values(), clients, float(alpha), True, rng)
+    _hetero_dirichlet(owner, [hidden], clients - 1, float(alpha), True, rng)
+    return owner
+
+
+def natural(labels: np.ndarray, clients: int, ring: KeyRing, *, users: np.ndarray) -> np.ndarray:
+    """Samples go by the person they come from; nobody's samples are split.
+
+    Args:
+        labels: labels, int [n]; only their number matters.
+        clients: number of clients, at most the number of users. With as many clients as users, client i is the user
+            with the i-th smallest id; with fewer, users are dealt out at random, equally many a client (give or take one).
+        ring: source of randomness.
+        users: user of each sample, int [n], such as `DataSet.train_user`.
+
+    Returns:
+        Owner of each sample; every sample has one.
+
+    Raises:
+        ConfigError: if `users` does not match the labels or there are fewer users than clients.
+    """
+    users = np.asarray(users)
+    if users.shape != labels.shape:
+        raise ConfigError(f"users must name the user of each of the {len(labels)} samples, got shape {users.shape}")
+    known, index = np.unique(users, return_inverse=True)
+    if clients > len(known):
+        raise ConfigError(f"{clients} clients exceed the {len(known)} users of the data")
+    client_of = np.arange(len(known))
+    if clients < len(known):
+        client_of = ring.numpy(Purpose.PARTITION, _STREAM).permutation(len(known)) % clients
+    return client_of[index]
+
+
+def _members(labels: np.ndarray, rng: np.random.Generator) -> dict[int, np.ndarray]:
+    """Shuffled sample indices of each class that occurs, by ascending label."""
+    shuffled = rng.permutation(len(labels))
+    by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    classes, starts = np.unique(labels[by_class], return_index=True)
+    return dict(zip(classes.tolist(), np.split(by_class, starts[1:]), strict=True))
+
+
+def _private(labels: np.ndarray, clients: int, private_class: int | None) -> int:
+    """The class to hide, checked."""
+    require_count("clients (with a private class)", clients, least=2)
+    private = int(labels.max()) if private_class is None else private_class
+    if private not in labels:
+        raise ConfigError(f"private_class={private_class!r} is not among the labels: {np.unique(labels).tolist()}")
+    return private
+
+
+def _even(total: int, parts: int) -> np.ndarray:
+    """`total` cut into `parts` integers that differ by at most one."""
+    return (total + np.arange(parts)) // parts
+
+
+def _deal(owner: np.ndarray, members: Iterable[np.ndarray], counts: np.ndarray) -> None:
+    """Give client i the next `counts[i, k]` samples of the k-th class, for all i and k."""
+    for index, count in zip(members, counts.T, strict=True):
+        owner[index[: count.sum()]] = np.repeat(np.arange(len(count)), count)
+
+
+def _hetero_dirichlet(
+    owner: np.ndarray,
+    members: Collection[np.ndarray],
+    clients: int,
+    alpha: float,
+    balance: bool,
+    rng: np.random.Generator,
+) -> None:
+    """Cut each class by Dirichlet proportions over the first `clients` clients, or those of them below average size.
+
+    The proportions of a part of the clients, renormalised, are Dirichlet again: drawing them for that part directly is
+    the same law and cannot divide zero by zero. Some client is below average until the last sample is given.
+    """
+    sizes = np.zeros(clients, dtype=np.int64)
+    average = sum(len(index) for index in members) / clients
+    for index in members:
+        takers = np.flatnonzero(sizes < average) if balance else np.arange(clients)
+        cuts = (np.cumsum(rng.dirichlet(np.full(len(takers), alpha)))[:-1] * len(index)).astype(np.int64)
+        counts = np.diff(np.minimum(cuts, len(index)), prepend=0, append=len(index))
+        owner[index] = np.repeat(takers, counts)
+        sizes[takers] += counts
+
+
+SCHEMES: dict[str, Callable[..., np.ndarray]] = {
+    "dirichlet-large": dirichlet_large,
+    "hsu": hsu,
+    "isolation": isolation,
+    "isolation-i": isolation_i,
+    "isolation-ii": isolation_ii,
+    "natural": natural,
+}

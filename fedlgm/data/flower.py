@@ -1,0 +1,175 @@
+"""Partition schemes of `flwr-datasets`, run over the label column only.
+
+Each function maps (labels [n], clients, ring) to the owner of each sample (int64 [n], -1: nobody's). `flwr-datasets` is
+imported on the first call (it takes about a second).
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedlgm.data.assignment import require_count, require_positive
+from fedlgm.errors import ConfigError
+from fedlgm.keys import KeyRing, Purpose
+
+if TYPE_CHECKING:
+    from flwr_datasets.partitioner import Partitioner
+
+_ROWS, _SEED = 0, 1  # streams of this module below Purpose.PARTITION
+_ATTEMPTS = 10
+
+
+def iid(labels: np.ndarray, clients: int, ring: KeyRing) -> np.ndarray:
+    """Random clients of equal size, give or take one (`IidPartitioner`)."""
+    from flwr_datasets.partitioner import IidPartitioner
+
+    return _owners(IidPartitioner(clients), labels, ring)
+
+
+def dirichlet(
+    labels: np.ndarray,
+    clients: int,
+    ring: KeyRing,
+    *,
+    alpha: float,
+    min_size: int = 0,
+    self_balancing: bool = False,
+) -> np.ndarray:
+    """Each class is cut by proportions p ~ Dirichlet(alpha, ..., alpha) over the clients (`DirichletPartitioner`).
+
+    Args:
+        labels: labels, int [n].
+        clients: number of clients, at most n.
+        ring: source of randomness.
+        alpha: concentration, > 0; small: few clients share a class.
+        min_size: redraw until each client has so many samples; given up after eleven draws.
+        self_balancing: give nothing more to clients that already hold more than n / clients.
+
+    Returns:
+        Owner of each sample.
+
+    Raises:
+        ConfigError: if an option is out of range or `min_size` is not met.
+    """
+    from flwr_datasets.partitioner import DirichletPartitioner
+
+    require_positive("alpha", alpha)
+    require_count("min_size", min_size, least=0)
+    for attempt in range(_ATTEMPTS):
+        partitioner = DirichletPartitioner(
+            clients,
+            "label",
+            float(alpha),
+            min_partition_size=min_size,
+            self_balancing=self_balancing,
+            shuffle=False,
+            seed=_seed(ring, attempt),
+        )
+        try:
+            with np.errstate(invalid="raise", divide="raise"):
+                return _owners(partitioner, labels, ring)
+        # Self-balancing can leave only clients whose proportion underflowed to zero: 0/0 in the partitioner.
+        except (FloatingPointError, ZeroDivisionError):
+            continue
+        except ValueError as error:
+            raise ConfigError(
+                f"partition scheme 'dirichlet' cannot divide {len(labels)} samples among {clients} clients with "
+                f"alpha={alpha} and min_size={min_size}: use min_size=0 (empty clients are skipped), a larger alpha or "
+                f"fewer clients (at most one a sample)"
+            ) from error
+    raise ConfigError(
+        f"partition scheme 'dirichlet' with self_balancing found no division in {_ATTEMPTS} draws at alpha={alpha}: use "
+        f"a larger alpha, or the scheme 'dirichlet-large', which balances at any alpha"
+    )
+
+
+def pathological(
+    labels: np.ndarray, clients: int, ring: KeyRing, *, classes_per_client: int, assignment: str = "first-deterministic"
+) -> np.ndarray:
+    """Each client gets samples of a fixed number of classes (`PathologicalPartitioner`).
+
+    Args:
+        labels: labels, int [n].
+        clients: number of clients.
+        ring: source of randomness.
+        classes_per_client: number of classes of each client, at most the number of classes present.
+        assignment: "first-deterministic" (client i surely gets class i modulo their number: with at least as many
+            clients as classes nothing is left over), "deterministic" or "random".
+
+    Returns:
+        Owner of each sample; samples of a class that no client drew are nobody's.
+
+    Raises:
+        ConfigError: if an option is out of range, or a class has fewer samples than clients that need it.
+    """
+    from flwr_datasets.partitioner import PathologicalPartitioner
+
+    present = len(np.unique(labels))
+    require_count("classes_per_client", classes_per_client)
+    if classes_per_client > present:
+        raise ConfigError(
+            f"classes_per_client={classes_per_client} exceeds the {present} classes present in the labels"
+        )
+    modes = ("first-deterministic", "deterministic", "random")
+    if assignment not in modes:
+        raise ConfigError(f"unknown assignment {assignment!r} of classes; known: {', '.join(modes)}")
+    partitioner = PathologicalPartitioner(
+        clients, "label", classes_per_client, class_assignment_mode=assignment, shuffle=False, seed=_seed(ring, 0)
+    )
+    try:
+        return _owners(partitioner, labels, ring)
+    except ValueError as error:
+        raise ConfigError(
+            f"partition scheme 'pathological' cannot give {classes_per_client} classes to each of {clients} clients: a "
+            f"class has fewer samples than clients that need it; use fewer clients or fewer classes a client"
+        ) from error
+
+
+def shard(labels: np.ndarray, clients: int, ring: KeyRing, *, shards_per_client: int) -> np.ndarray:
+    """Samples sorted by label are cut into equal shards, dealt at random (`ShardPartitioner`; McMahan et al., 2017).
+
+    Args:
+        labels: labels, int [n].
+        clients: number of clients.
+        ring: source of randomness.
+        shards_per_client: shards of each client; a shard has floor(n / (clients * shards_per_client)) samples.
+
+    Returns:
+        Owner of each sample; the rest of the division is nobody's.
+
+    Raises:
+        ConfigError: if there are fewer samples than shards.
+    """
+    from flwr_datasets.partitioner import ShardPartitioner
+
+    require_count("shards_per_client", shards_per_client)
+    if clients * shards_per_client > len(labels):
+        raise ConfigError(
+            f"{clients} clients with shards_per_client={shards_per_client} need {clients * shards_per_client} samples, "
+            f"got {len(labels)}: use fewer clients or fewer shards"
+        )
+    partitioner = ShardPartitioner(clients, "label", shards_per_client, shuffle=False, seed=_seed(ring, 0))
+    return _owners(partitioner, labels, ring)
+
+
+def _seed(ring: KeyRing, attempt: int) -> int:
+    low, high = ring.words(2, Purpose.PARTITION, _SEED, attempt)
+    return int(low) | int(high) << 32
+
+
+def _owners(partitioner: Partitioner, labels: np.ndarray, ring: KeyRing) -> np.ndarray:
+    """Run `partitioner` on shuffled rows, as `FederatedDataset` does, and read back who got which sample."""
+    from datasets import Dataset
+
+    rows = ring.numpy(Purpose.PARTITION, _ROWS).permutation(len(labels))
+    # Columns of Arrow format come as arrays; any other format is read row by row, which takes seconds.
+    partitioner.dataset = Dataset.from_dict({"label": labels[rows], "row": rows}).with_format("arrow")
+    owner = np.full(len(labels), -1, dtype=np.int64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # retries and unused classes are told in our words
+        for client in range(partitioner.num_partitions):
+            owner[np.asarray(partitioner.load_partition(client)[:]["row"])] = client
+    return owner

@@ -1,0 +1,141 @@
+"""Readers of the files in which the public sets are published; every damage becomes a `DataError` naming the file.
+
+They read what torchvision reads, but also compressed or partial copies: torchvision insists on unpacked files whose MD5
+sums are those of the original release, and unpickles CIFAR without restriction.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pickle
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+from fedlgm.errors import DataError
+
+
+class Samples(NamedTuple):
+    """Samples of one file: `x` uint8 or float32 [n, C, H, W], `y` int64 [n], `user` (a name each, str [n]) or None."""
+
+    x: np.ndarray
+    y: np.ndarray
+    user: np.ndarray | None = None
+
+
+def read_idx(path: Path) -> np.ndarray:
+    """Array of unsigned bytes from an IDX file (MNIST's format), gzipped or not."""
+    try:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+            content = file.read()
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+    # Magic: two zero bytes, the type (8 = unsigned byte), the number of dimensions; then big-endian dimensions.
+    if len(content) < 4 or content[:3] != b"\x00\x00\x08":
+        raise DataError(f"{path} is not an IDX file of unsigned bytes")
+    start = 4 + 4 * content[3]
+    shape = tuple(int(size) for size in np.frombuffer(content[4:start], dtype=">u4"))
+    if len(shape) != content[3] or len(content) - start != int(np.prod(shape, dtype=np.int64)):
+        raise DataError(
+            f"{path} is damaged: {len(content) - start} data bytes do not fill the shape {shape} of its header"
+        )
+    return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape)
+
+
+def read_idx_pair(images: Path, labels: Path) -> Samples:
+    """Grey images and their labels from two IDX files."""
+    x, y = read_idx(images), read_idx(labels)
+    if x.ndim != 3 or y.shape != x.shape[:1]:
+        raise DataError(
+            f"{labels} holds labels of shape {y.shape}, which do not match the images {x.shape} of {images}"
+        )
+    return Samples(x[:, None], y.astype(np.int64))
+
+
+class _ArrayUnpickler(pickle.Unpickler):
+    """Unpickles arrays and plain containers only: a data file must not be able to run code."""
+
+    _ALLOWED = frozenset({"_reconstruct", "ndarray", "dtype", "scalar", "_frombuffer"})
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module.split(".")[0] == "numpy" and name in self._ALLOWED) or (module, name) == ("_codecs", "encode"):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"it refers to {module}.{name}, which is no part of the CIFAR format")
+
+
+def _load_cifar_batch(file: BinaryIO, label_key: str) -> Samples:
+    batch = _ArrayUnpickler(file, encoding="latin1").load()
+    x = np.asarray(batch["data"], dtype=np.uint8).reshape(-1, 3, 32, 32)
+    y = np.asarray(batch[label_key], dtype=np.int64)
+    if y.shape != x.shape[:1]:
+        raise ValueError(f"{len(x)} images but {len(y)} labels")
+    return Samples(x, y)
+
+
+def read_cifar(paths: Sequence[Path], label_key: str) -> Samples:
+    """Images of CIFAR's Python version, batches joined.
+
+    Args:
+        paths: pickled batches, each a dict with "data" (uint8 [n, 3072], channel first) and `label_key`.
+        label_key: "labels" for CIFAR-10, "fine_labels" for CIFAR-100.
+
+    Returns:
+        Images uint8 [n, 3, 32, 32] and labels.
+    """
+    batches = []
+    for path in paths:
+        try:
+            with path.open("rb") as file:
+                batches.append(_load_cifar_batch(file, label_key))
+        # A damaged pickle can raise nearly anything.
+        except Exception as error:
+            raise DataError(f"{path} is not a batch of CIFAR's Python version: {error!r}") from error
+    return Samples(np.concatenate([batch.x for batch in batches]), np.concatenate([batch.y for batch in batches]))
+
+
+def read_svhn(path: Path) -> Samples:
+    """Cropped digits of SVHN from a MATLAB file; its label 10 stands for the digit 0."""
+    from scipy.io import loadmat
+
+    try:
+        content = loadmat(path)
+        x = np.ascontiguousarray(np.asarray(content["X"], dtype=np.uint8).transpose(3, 2, 0, 1))
+        y = np.asarray(content["y"]).astype(np.int64).reshape(-1)
+    # A damaged MATLAB file can raise nearly anything.
+    except Exception as error:
+        raise DataError(f"{path} is not a cropped-digits file of SVHN: {error!r}") from error
+    if y.shape != x.shape[:1]:
+        raise DataError(f"{path} is damaged: {len(x)} images but {len(y)} labels")
+    return Samples(x, np.where(y == 10, 0, y))
+
+
+def read_leaf(paths: Sequence[Path]) -> Samples:
+    """Images of LEAF's FEMNIST (Caldas et al., 2018) from its JSON files, with the writer of each.
+
+    Args:
+        paths: files with "users" and "user_data": user -> {"x": [784 numbers in [0, 1]], "y": [labels]}.
+
+    Returns:
+        Images float32 [n, 1, 28, 28] turned to ink = 1 on paper = 0 (LEAF stores paper as 1), labels and users.
+    """
+    xs: list[np.ndarray] = []
+    ys: list[np.ndarray] = []
+    users: list[np.ndarray] = []
+    for path in paths:
+        try:
+            content = json.loads(path.read_bytes())
+            for user in content["users"]:
+                samples = content["user_data"][user]
+                y = np.asarray(samples["y"], dtype=np.int64)
+                xs.append(1.0 - np.asarray(samples["x"], dtype=np.float32).reshape(len(y), 1, 28, 28))
+                ys.append(y)
+                users.append(np.full(len(y), str(user)))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{path} is not a LEAF file of FEMNIST: {error!r}") from error
+    if not ys:
+        raise DataError(f"no users in {', '.join(map(str, paths))}")
+    return Samples(np.concatenate(xs), np.concatenate(ys), np.concatenate(users))

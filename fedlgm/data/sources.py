@@ -1,0 +1,234 @@
+"""Sets that live in files: where they are looked for, how they are downloaded, how they become a `DataSet`."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from fedlgm.data import formats
+from fedlgm.data.dataset import DataSet
+from fedlgm.data.formats import Samples
+from fedlgm.errors import DataError
+
+_DEBIAN = Path("/usr/share/datasets")
+_TIMEOUT = 10.0  # seconds without an answer before a download is given up
+
+
+@dataclass(frozen=True)
+class FileSet:
+    """A published set.
+
+    Attributes:
+        classes: number of classes.
+        files: glob patterns, each of which must match a file of the set's folder.
+        read: reads (train, test) from the folder.
+        layout: folder below a data directory in which torchvision or LEAF keeps it.
+        torchvision: class of `torchvision.datasets` that downloads it, or None.
+        advice: how to get the files by hand, up to "into <folder>".
+    """
+
+    classes: int
+    files: tuple[str, ...]
+    read: Callable[[Path], tuple[Samples, Samples]]
+    layout: str
+    torchvision: str | None
+    advice: str
+
+
+def _stored(folder: Path, pattern: str) -> list[Path]:
+    """Files of `folder` that match `pattern`, sorted: an unpacked file comes before its .gz."""
+    return sorted(path for path in folder.glob(pattern) if path.is_file())
+
+
+def _read_mnist(folder: Path) -> tuple[Samples, Samples]:
+    train_x, train_y, test_x, test_y = (_stored(folder, pattern)[0] for pattern in _IDX_FILES)
+    return formats.read_idx_pair(train_x, train_y), formats.read_idx_pair(test_x, test_y)
+
+
+def _read_cifar10(folder: Path) -> tuple[Samples, Samples]:
+    train = [folder / name for name in _CIFAR10_FILES[:-1]]
+    return formats.read_cifar(train, "labels"), formats.read_cifar([folder / "test_batch"], "labels")
+
+
+def _read_cifar100(folder: Path) -> tuple[Samples, Samples]:
+    return formats.read_cifar([folder / "train"], "fine_labels"), formats.read_cifar([folder / "test"], "fine_labels")
+
+
+def _read_svhn(folder: Path) -> tuple[Samples, Samples]:
+    return formats.read_svhn(folder / "train_32x32.mat"), formats.read_svhn(folder / "test_32x32.mat")
+
+
+def _read_femnist(folder: Path) -> tuple[Samples, Samples]:
+    return formats.read_leaf(_stored(folder, "train/*.json")), formats.read_leaf(_stored(folder, "test/*.json"))
+
+
+_IDX_FILES = (
+    "train-images-idx3-ubyte*",
+    "train-labels-idx1-ubyte*",
+    "t10k-images-idx3-ubyte*",
+    "t10k-labels-idx1-ubyte*",
+)
+_CIFAR10_FILES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
+_CIFAR_SITE = "https://www.cs.toronto.edu/~kriz/cifar.html"
+
+FILE_SETS: dict[str, FileSet] = {
+    "mnist": FileSet(
+        classes=10,
+        files=_IDX_FILES,
+        read=_read_mnist,
+        layout="MNIST/raw",
+        torchvision="MNIST",
+        advice="put the four files",
+    ),
+    "fashion-mnist": FileSet(
+        classes=10,
+        files=_IDX_FILES,
+        read=_read_mnist,
+        layout="FashionMNIST/raw",
+        torchvision="FashionMNIST",
+        advice="install Debian's package dataset-fashion-mnist, or put the four files",
+    ),
+    "cifar10": FileSet(
+        classes=10,
+        files=_CIFAR10_FILES,
+        read=_read_cifar10,
+        layout="cifar-10-batches-py",
+        torchvision="CIFAR10",
+        advice=f"put the files of cifar-10-python.tar.gz ({_CIFAR_SITE})",
+    ),
+    "cifar100": FileSet(
+        classes=100,
+        files=("train", "test"),
+        read=_read_cifar100,
+        layout="cifar-100-python",
+        torchvision="CIFAR100",
+        advice=f"put the files of cifar-100-python.tar.gz ({_CIFAR_SITE})",
+    ),
+    "svhn": FileSet(
+        classes=10,
+        files=("train_32x32.mat", "test_32x32.mat"),
+        read=_read_svhn,
+        layout="SVHN",
+        torchvision="SVHN",
+        advice="put the cropped-digits files of http://ufldl.stanford.edu/housenumbers",
+    ),
+    "femnist": FileSet(
+        classes=62,
+        files=("train/*.json", "test/*.json"),
+        read=_read_femnist,
+        layout="femnist/data",
+        torchvision=None,
+        advice="create train/ and test/ with LEAF's FEMNIST scripts (https://leaf.cmu.edu) and put them",
+    ),
+}
+
+
+def locate(name: str, data_dir: str | Path | None, *, download: bool) -> Path:
+    """Folder that holds the set `name` of `FILE_SETS`; downloads the set if no folder does.
+
+    Args:
+        name: key of `FILE_SETS`.
+        data_dir: directory searched first, or None.
+        download: whether torchvision may download the set.
+
+    Returns:
+        The folder.
+
+    Raises:
+        DataError: if `data_dir` is not a directory, or the set is nowhere and cannot be downloaded.
+    """
+    if data_dir is not None and not Path(data_dir).is_dir():
+        raise DataError(f"data_dir {str(data_dir)!r} is not a directory")
+    spec = FILE_SETS[name]
+    store = Path(os.environ.get("FEDLGM_DATA") or Path.home() / ".cache" / "fedlgm")
+    folders = [store / name, store / spec.layout, _DEBIAN / name]
+    if data_dir is not None:
+        # Bare files count only in a directory given for this very set: MNIST and Fashion-MNIST use the same file names.
+        folders = [Path(data_dir) / below for below in ("", name, spec.layout)] + folders
+    found = _first_complete(folders, spec)
+    if found is not None:
+        return found
+    problem = _download(name, spec, store, download)
+    found = _first_complete(folders, spec)
+    if found is None:
+        raise DataError(
+            f"{name} not found: looked for {', '.join(spec.files)} in {', '.join(map(str, folders))}. {problem} "
+            f"To mend it, {spec.advice} into {store / name} or a directory given as data_dir."
+        )
+    return found
+
+
+@cache
+def read(name: str, folder: Path) -> DataSet:
+    """The set `name` of `FILE_SETS` from the folder that `locate` found, held for the life of the process.
+
+    Returns:
+        The set. Grey pixels lie in [0, 1], with 0 for the background; colours lie in [-1, 1].
+
+    Raises:
+        DataError: if a file is damaged.
+    """
+    spec = FILE_SETS[name]
+    train, test = spec.read(folder)
+    for part, y in (("training", train.y), ("test", test.y)):
+        if not len(y) or y.min() < 0 or y.max() >= spec.classes:
+            raise DataError(f"{folder}: the {part} labels of {name} must exist and lie in [0, {spec.classes})")
+    users = None if train.user is None else np.unique(train.user, return_inverse=True)[1].astype(np.int64)
+    return DataSet(name, _scaled(train.x), train.y, _scaled(test.x), test.y, spec.classes, users)
+
+
+def _scaled(x: np.ndarray) -> np.ndarray:
+    """Images as float32; bytes are scaled by constants of the format, which cost no privacy."""
+    scaled = x.astype(np.float32, copy=x.dtype != np.float32)
+    if x.dtype == np.uint8:
+        scaled *= 1.0 / 255.0
+        if x.shape[1] == 3:
+            scaled *= 2.0
+            scaled -= 1.0
+    return scaled
+
+
+def _first_complete(folders: list[Path], spec: FileSet) -> Path | None:
+    for folder in folders:
+        if all(_stored(folder, pattern) for pattern in spec.files):
+            return folder.resolve()
+    return None
+
+
+def _download(name: str, spec: FileSet, store: Path, allowed: bool) -> str:
+    """Try to download the set into `store`; a sentence says what went wrong, "" if nothing did."""
+    if spec.torchvision is None:
+        return "No ready-made files of it are published."
+    if not allowed or os.environ.get("FEDLGM_OFFLINE", "") not in ("", "0"):
+        return "Downloads are off."
+    from torchvision import datasets
+
+    constructor = getattr(datasets, spec.torchvision)
+    try:
+        with _socket_timeout(_TIMEOUT):
+            if name == "svhn":
+                for split in ("train", "test"):
+                    constructor(store / spec.layout, split=split, download=True)
+            else:
+                constructor(store, download=True)
+    except (OSError, RuntimeError) as error:
+        return f"The download failed: {' '.join(str(error).split())}."
+    return ""
+
+
+@contextmanager
+def _socket_timeout(seconds: float) -> Iterator[None]:
+    """Give up connections that stay silent: torchvision sets no limit of its own."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(seconds)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(before)

@@ -1,0 +1,171 @@
+"""Host-side tables that cut the flat vector into pieces which never cross a layer's boundary.
+
+They depend on the public layer boundaries only, are built once and kept on the device: a private step then needs one
+launch for all layers and no synchronisation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlgm.errors import ConfigError
+
+_LIMIT = 2**31  # an element's index within its layer is a signed 32-bit number in the kernels
+_SMALL = 2048  # layers below this many elements share a segment
+_MAX_ALIGNMENT = 16
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Tiles of at most `size` elements, each within one layer, in flat order.
+
+    Attributes:
+        table: [T, 4] int64 on the device: layer, first element within the layer, number of elements, flat position.
+        first: [K + 1] int64 on the device; layer k owns the tiles first[k] <= t < first[k + 1].
+        count: T.
+        alignment: power of two (at most 16) that divides every tile's flat position.
+    """
+
+    table: Tensor
+    first: Tensor
+    count: int
+    alignment: int
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A stretch of the flat vector that the torch backend handles at once: part of one layer, or several small layers.
+
+    Attributes:
+        start: flat position of the first element.
+        stop: flat position behind the last one.
+        layer: the layer, or each element's layer, [stop - start] int64.
+        counters: the first two Philox counter words (element // 4, layer) of all groups of four, each [G] or an int.
+        pick: where among the 4 G outputs each element's value lies, [stop - start] int64; None means the first ones.
+    """
+
+    start: int
+    stop: int
+    layer: int | Tensor
+    counters: tuple[Tensor, int | Tensor]
+    pick: Tensor | None
+
+
+class Layout:
+    """Checked layer boundaries.
+
+    Args:
+        offsets: [K + 1] int64; layer k covers the flat positions offsets[k] <= i < offsets[k + 1].
+
+    Raises:
+        ConfigError: boundaries that do not start at 0, an empty layer, or a layer of 2**31 elements or more.
+    """
+
+    def __init__(self, offsets: np.ndarray) -> None:
+        sizes = np.diff(offsets)
+        if len(sizes) < 1 or offsets[0] != 0 or (sizes < 1).any() or (sizes >= _LIMIT).any():
+            raise ConfigError(
+                "offsets must be [0, end of layer 1, ..., end of layer K], strictly increasing by less than 2**31, "
+                f"got {offsets.tolist() if len(offsets) < 9 else [*offsets[:8].tolist(), '...']}"
+            )
+        self.offsets = offsets
+        self.sizes = sizes
+        self.layers = len(sizes)
+        self.size = int(offsets[-1])
+        self._tiles: dict[tuple[int, torch.device], Tiles] = {}
+        self._segments: dict[tuple[int, torch.device], list[Segment]] = {}
+
+    @cached_property
+    def alignment(self) -> int:
+        """Largest power of two, at most 16, that divides the position of every layer."""
+        bits = int(np.bitwise_or.reduce(self.offsets[:-1])) | _MAX_ALIGNMENT
+        return bits & -bits
+
+    def tiles(self, size: int, device: torch.device) -> Tiles:
+        """Tiles of `size` elements (a multiple of 16) on `device`; the first call for a size and device copies."""
+        if (size, device) not in self._tiles:
+            counts = -(-self.sizes // size)
+            first = np.concatenate([[0], np.cumsum(counts)])
+            layer = np.repeat(np.arange(self.layers), counts)
+            start = (np.arange(first[-1]) - first[layer]) * size
+            length = np.minimum(size, self.sizes[layer] - start)
+            table = np.stack([layer, start, length, self.offsets[layer] + start], axis=1)
+            self._tiles[size, device] = Tiles(
+                torch.from_numpy(table).to(device), torch.from_numpy(first).to(device), int(first[-1]), self.alignment
+            )
+        return self._tiles[size, device]
+
+    def segments(self, size: int, device: torch.device) -> list[Segment]:
+        """Segments of at most `size` elements (a multiple of 4, at least 2048) on `device`, in flat order."""
+        if (size, device) not in self._segments:
+            segments: list[Segment] = []
+            run: list[int] = []
+            for layer in range(self.layers):
+                small = int(self.sizes[layer]) < _SMALL
+                if run and (not small or self.offsets[layer + 1] - self.offsets[run[0]] > size):
+                    segments.append(self._merged(run, device))
+                    run = []
+                if small:
+                    run.append(layer)
+                else:
+                    segments.extend(self._pieces(layer, size, device))
+            if run:
+                segments.append(self._merged(run, device))
+            self._segments[size, device] = segments
+        return self._segments[size, device]
+
+    def _pieces(self, layer: int, size: int, device: torch.device) -> list[Segment]:
+        begin, end = int(self.offsets[layer]), int(self.offsets[layer + 1])
+        ramp = torch.arange(-(-min(size, end - begin) // 4), device=device)
+        pieces = []
+        for start in range(begin, end, size):
+            stop = min(start + size, end)
+            groups = ramp[: -(-(stop - start) // 4)]
+            pieces.append(Segment(start, stop, layer, (groups, layer), None))
+        return pieces
+
+    def _merged(self, run: list[int], device: torch.device) -> Segment:
+        sizes = self.sizes[run]
+        groups = -(-sizes // 4)
+        layer_of_group = np.repeat(run, groups)
+        group = np.concatenate([np.arange(n) for n in groups])
+        base = 4 * (np.cumsum(groups) - groups)
+        pick = np.concatenate([b + np.arange(n) for b, n in zip(base, sizes, strict=True)])
+
+        def put(array: np.ndarray) -> Tensor:
+            return torch.from_numpy(array).to(device)
+
+        return Segment(
+            int(self.offsets[run[0]]),
+            int(self.offsets[run[-1] + 1]),
+            put(np.repeat(run, sizes)),
+            (put(group), put(layer_of_group)),
+            put(pick),
+        )
+
+
+@lru_cache(maxsize=64)
+def _layout(raw: bytes) -> Layout:
+    return Layout(np.frombuffer(raw, dtype=np.int64))
+
+
+def layout_of(offsets: Tensor) -> Layout:
+    """Layout of layer boundaries, cached by their values.
+
+    Args:
+        offsets: [K + 1] int64 on the CPU.
+
+    Raises:
+        ConfigError: see `Layout`; also for another dtype, shape or device.
+    """
+    if offsets.device.type != "cpu" or offsets.dtype != torch.int64 or offsets.ndim != 1:
+        raise ConfigError(
+            "offsets must be a 1-d int64 tensor on the CPU (layer boundaries are public host data), "
+            f"got {offsets.dtype} {tuple(offsets.shape)} on {offsets.device}"
+        )
+    return _layout(offsets.numpy().tobytes())

@@ -1,0 +1,74 @@
+"""The random words behind all kernel noise: Philox4x32-10, what its counter holds and how words become noise.
+
+Every backend reproduces these integers bit for bit, so that a noise value depends on (key, layer, element, stream) only:
+not on the backend, the block of clients, the tile size or the number of GPU threads.
+
+    key      two words of `KeyRing.words(2, Purpose.NOISE, round)` (`noise_key`): the round is in the key
+    counter  (element // 4, layer, stream, 0)
+             element: index within its layer; layer: position in `offsets`; stream: client id, or SERVER_STREAM
+    output   four words x_0 .. x_3, for the elements 4 i .. 4 i + 3 of counter word i
+
+    uniform  u(x) = min((x | 1) 2^-32, 1 - 2^-24): odd multiples of 2^-32, never 0; float32 would round the last to 1
+    Gaussian Box and Muller (1958), one pair from (x_0, x_1) and one from (x_2, x_3): with radius sqrt(-2 ln u(x)) and
+             v = the low 30 bits of y, doubled and made odd as a signed fraction in (-1, 1), the pair is
+             (cos(v pi / 4), sin(v pi / 4)), swapped if bit 30 of y is set, both negated if bit 31 is set.
+             2.5e-13 <= |z| <= sqrt(64 ln 2) = 6.66
+    Laplace  inverse transform: magnitude -ln u(x), negative if bit 0 of x is set.
+             6.0e-8 <= |z| <= 32 ln 2 = 22.2
+
+Philox passes the statistical batteries (Salmon et al. 2011) but is not a cipher: keep the key secret and take it from
+the operating system, and never release two different quantities under one (key, layer, stream).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedlgm.keys import KeyRing, Purpose
+
+SERVER_STREAM = 0xFFFFFFFF
+"""Stream of central noise; client ids lie below it."""
+
+UNIFORM_STEP = 2.0**-32
+UNIFORM_MAX = 1.0 - 2.0**-24
+
+_WORD = 0xFFFFFFFF
+_MULTIPLIER = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS = 10
+
+
+def noise_key(ring: KeyRing, round: int) -> tuple[int, int]:
+    """Philox key of one round's noise.
+
+    Args:
+        ring: the noising party's secret key ring.
+        round: round number, 0 <= round < 2**32.
+
+    Returns:
+        Two 32-bit words.
+    """
+    first, second = ring.words(2, Purpose.NOISE, round)
+    return int(first), int(second)
+
+
+def philox4x32(counter: tuple[Any, Any, Any, Any], key: tuple[int, int]) -> tuple[Any, Any, Any, Any]:
+    """Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3", Section 3.3).
+
+    Args:
+        counter: four words in [0, 2**32), each a Python int, a NumPy int64 or uint64 array or a torch int64 tensor; they
+            broadcast, and words that are ints cost nothing until they meet an array.
+        key: two words in [0, 2**32).
+
+    Returns:
+        Four output words in [0, 2**32), of the broadcast type.
+    """
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(_ROUNDS):
+        # A signed 64-bit product may wrap: its low half is right anyway and the mask mends the shifted high half.
+        p0, p1 = c0 * _MULTIPLIER[0], c2 * _MULTIPLIER[1]
+        c0, c1 = ((p1 >> 32) & _WORD) ^ (c1 ^ k0), p1 & _WORD
+        c2, c3 = ((p0 >> 32) & _WORD) ^ (c3 ^ k1), p0 & _WORD
+        k0, k1 = (k0 + _WEYL[0]) & _WORD, (k1 + _WEYL[1]) & _WORD
+    return c0, c1, c2, c3

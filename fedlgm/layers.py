@@ -1,0 +1,209 @@
+"""The model's layers in order, and one flat float32 vector that holds all of them.
+
+Everything private works on the flat vector and a `LayerTable`; nothing else in the house knows `state_dict` order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedlgm.errors import ConfigError
+
+_CHUNK = 4096  # elements whose squares float32 adds up with a relative error below 1e-6
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One parameter tensor's place in the flat vector."""
+
+    name: str
+    shape: tuple[int, ...]
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Consecutive slots that are bounded and noised together."""
+
+    name: str
+    slots: tuple[Slot, ...]
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True)
+class LayerTable:
+    """Layers of a model in flat-vector order.
+
+    Attributes:
+        layers: K layers; layer j covers `flat[offsets[j]:offsets[j + 1]]` and has d_j = `sizes[j]` coordinates.
+    """
+
+    layers: tuple[Layer, ...]
+
+    @classmethod
+    def from_module(cls, module: nn.Module, group_by: str | Callable[[str], str] = "module") -> LayerTable:
+        """Table of the trainable parameters of `module`.
+
+        Frozen parameters and buffers (running statistics, counters) are left out: they are never trained, aggregated or
+        uploaded. A tensor shared by several modules appears once, under its first name.
+
+        Args:
+            module: the model; may live on the meta device.
+            group_by: "module" puts the tensors of one module (weight and bias) into one layer, "tensor" makes every
+                tensor a layer, "all" makes one layer of the whole model, a function maps a parameter's name to its
+                layer's name.
+
+        Raises:
+            ConfigError: unknown grouping, or no trainable parameter.
+        """
+        group = _grouping(group_by)
+        grouped: dict[str, list[tuple[str, nn.Parameter]]] = {}
+        for name, parameter in module.named_parameters():
+            if parameter.requires_grad:
+                grouped.setdefault(group(name), []).append((name, parameter))
+        if not grouped:
+            raise ConfigError(f"{type(module).__name__} has no trainable parameters: there is no layer to release")
+        layers, offset = [], 0
+        for layer_name, members in grouped.items():
+            start, slots = offset, []
+            for name, parameter in members:
+                slots.append(Slot(name, tuple(parameter.shape), offset, parameter.numel()))
+                offset += parameter.numel()
+            layers.append(Layer(layer_name, tuple(slots), start, offset - start))
+        return cls(tuple(layers))
+
+    @classmethod
+    def from_sizes(cls, sizes: dict[str, int]) -> LayerTable:
+        """Table of one-dimensional layers, for work on plain vectors and for tests."""
+        layers, offset = [], 0
+        for name, size in sizes.items():
+            layers.append(Layer(name, (Slot(name, (size,), offset, size),), offset, size))
+            offset += size
+        return cls(tuple(layers))
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Layer names, in order."""
+        return tuple(layer.name for layer in self.layers)
+
+    @cached_property
+    def sizes(self) -> np.ndarray:
+        """d_j, int64 [K]."""
+        return np.array([layer.size for layer in self.layers], dtype=np.int64)
+
+    @cached_property
+    def offsets(self) -> np.ndarray:
+        """Layer boundaries in the flat vector, int64 [K + 1]."""
+        return np.concatenate([[0], np.cumsum(self.sizes)])
+
+    @property
+    def size(self) -> int:
+        """D, the length of the flat vector."""
+        return int(self.offsets[-1])
+
+    def merged(self, name: str = "all") -> LayerTable:
+        """The same vector as a single layer, as the flat Gaussian mechanism sees it."""
+        slots = tuple(slot for layer in self.layers for slot in layer.slots)
+        return LayerTable((Layer(name, slots, 0, self.size),))
+
+    def slots(self) -> Iterator[Slot]:
+        """All slots in flat order."""
+        for layer in self.layers:
+            yield from layer.slots
+
+    def split(self, flat: Tensor) -> tuple[Tensor, ...]:
+        """Views of the layers, for `flat` of shape [..., D]."""
+        return flat.split(self.sizes.tolist(), dim=-1)
+
+    def unflatten(self, flat: Tensor) -> dict[str, Tensor]:
+        """Parameter name -> view into `flat` ([D], or [B, D] for a stack of models); nothing is copied."""
+        lead = flat.shape[:-1]
+        return {s.name: flat[..., s.offset : s.offset + s.size].view(*lead, *s.shape) for s in self.slots()}
+
+    def flatten(self, module: nn.Module) -> Tensor:
+        """Copy of the module's parameters as one float32 vector [D]."""
+        parameters = dict(module.named_parameters())
+        return torch.cat([parameters[s.name].detach().reshape(-1).to(torch.float32) for s in self.slots()])
+
+    @torch.no_grad()
+    def load_(self, module: nn.Module, flat: Tensor) -> None:
+        """Write `flat` [D] into the module's parameters, each cast to the parameter's own dtype."""
+        self._check(flat)
+        parameters = dict(module.named_parameters())
+        for slot in self.slots():
+            parameters[slot.name].copy_(flat[slot.offset : slot.offset + slot.size].view(slot.shape))
+
+    @torch.no_grad()
+    def bind_(self, module: nn.Module) -> Tensor:
+        """Move the module's float32 parameters into one new flat vector [D] that they share from now on.
+
+        Afterwards writing the returned vector writes the module, and reading it costs nothing.
+
+        Raises:
+            ConfigError: a parameter is not float32 (use `flatten` and `load_`, which convert).
+        """
+        parameters = dict(module.named_parameters())
+        for slot in self.slots():
+            if parameters[slot.name].dtype != torch.float32:
+                raise ConfigError(f"cannot bind {slot.name} of {parameters[slot.name].dtype}: only float32 is shared")
+        flat = self.flatten(module)
+        for name, view in self.unflatten(flat).items():
+            parameters[name].data = view
+        return flat
+
+    def squared_norms(self, flat: Tensor) -> Tensor:
+        """Squared l2 norm of each layer, float64 [K] for `flat` [D]; NaN or Inf where the layer holds one."""
+        self._check(flat)
+        return torch.stack([_squared_norm(layer) for layer in self.split(flat)])
+
+    def norms(self, flat: Tensor, p: int = 2) -> Tensor:
+        """l2 (p=2) or l1 (p=1) norm of each layer, float64 [K] for `flat` [D]."""
+        if p == 2:
+            return self.squared_norms(flat).sqrt()
+        return torch.stack([_chunks(layer).abs().sum(dim=-1).sum(dtype=torch.float64) for layer in self.split(flat)])
+
+    def _check(self, flat: Tensor) -> None:
+        if flat.shape != (self.size,):
+            raise ValueError(f"expected a flat vector of shape ({self.size},), got {tuple(flat.shape)}")
+
+
+def _grouping(group_by: str | Callable[[str], str]) -> Callable[[str], str]:
+    if callable(group_by):
+        return group_by
+    rules: dict[str, Callable[[str], str]] = {
+        "module": lambda name: name.rpartition(".")[0] or name,
+        "tensor": lambda name: name,
+        "all": lambda name: "all",
+    }
+    if group_by not in rules:
+        raise ConfigError(f"unknown layer grouping {group_by!r}; known: {', '.join(rules)}, or a function of the name")
+    return rules[group_by]
+
+
+def _chunks(vector: Tensor) -> Tensor:
+    """Rows of at most `_CHUNK` elements, so that float32 sums stay accurate in layers of any size."""
+    vector = vector.to(torch.float32)
+    whole = vector.numel() - vector.numel() % _CHUNK
+    if whole == 0 or whole == vector.numel():
+        return vector.view(-1, _CHUNK) if whole else vector.view(1, -1)
+    return torch.nn.functional.pad(vector, (0, _CHUNK - vector.numel() % _CHUNK)).view(-1, _CHUNK)
+
+
+def _squared_norm(vector: Tensor) -> Tensor:
+    vector = vector.to(torch.float32)
+    whole = vector.numel() - vector.numel() % _CHUNK
+    total = torch.linalg.vector_norm(vector[whole:]).double().square()
+    if whole:
+        total = total + torch.linalg.vector_norm(vector[:whole].view(-1, _CHUNK), dim=1).double().square().sum()
+    return total

@@ -1,0 +1,77 @@
+"""What every mechanism is: a pure plan made of public configuration and past released outputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from fedlgm.errors import ConfigError
+from fedlgm.layers import LayerTable
+from fedlgm.plan import Budget, ReleasePlan
+from fedlgm.privacy import accounting
+from fedlgm.privacy.accounting import Relation
+from fedlgm.transcript import Transcript
+
+Variant = Literal["sound", "published"]
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """Base of all mechanisms.
+
+    Subclasses are frozen dataclasses whose fields are the options a recipe may set. `plan` must be pure: equal arguments
+    give equal plans, and no client's data is among them.
+
+    Attributes:
+        name: registered name.
+        variant: "sound", or "published" for a paper's text taken literally where that is not private.
+    """
+
+    variants: ClassVar[tuple[Variant, ...]] = ("sound",)
+    needs_private_norms: ClassVar[bool] = False
+
+    name: str
+    variant: Variant = "sound"
+
+    def __post_init__(self) -> None:
+        if self.variant not in self.variants:
+            raise ConfigError(f"{self.name} has no variant {self.variant!r}; known: {', '.join(self.variants)}")
+
+    def table(self, layers: LayerTable) -> LayerTable:
+        """The layers as this mechanism sees them (the flat mechanism sees one)."""
+        return layers
+
+    def calibrate(
+        self, epsilon: float, delta: float, *, steps: int, sampling_rate: float, relation: Relation, accountant: str
+    ) -> float:
+        """sigma_* of one round such that `steps` rounds stay within (epsilon, delta); see `fedlgm.privacy.calibrate`."""
+        return accounting.calibrate(
+            epsilon, delta, steps=steps, sampling_rate=sampling_rate, relation=relation, accountant=accountant
+        )
+
+    def plan(self, layers: LayerTable, budget: Budget, transcript: Transcript) -> ReleasePlan:
+        """The next round's release.
+
+        Args:
+            layers: `self.table(...)` of the model's layers.
+            budget: what one round may spend.
+            transcript: past released outputs.
+        """
+        raise NotImplementedError
+
+    def plan_from_private_norms(self, layers: LayerTable, budget: Budget, norms: np.ndarray) -> ReleasePlan:
+        """Plan of a published variant that looks at the cohort's private layer norms [clients, K] first. NOT PRIVATE."""
+        raise PrivateNormsNotUsed(f"{self.name} does not look at private norms")
+
+
+class PrivateNormsNotUsed(TypeError):
+    """Raised when private norms are offered to a mechanism that has no business with them."""
+
+
+def check_positive(owner: str, **values: float) -> None:
+    """Refuse options that are not finite and positive, naming the option."""
+    for option, value in values.items():
+        if not (np.isfinite(value) and value > 0):
+            raise ConfigError(f"{owner}: {option} must be finite and positive, got {value}")

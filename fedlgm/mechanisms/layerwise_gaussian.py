@@ -1,0 +1,175 @@
+"""The layer-wise Gaussian mechanism (LGM) with every noise allocation, and the flat Gaussian mechanism.
+
+Source: SNR-consistent allocation paper: Definition 3.5 (mechanism), Section 4 (allocations), Section 5.1 (EqClip, MedClip).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from fedlgm import clipping
+from fedlgm.allocation import shares, spread
+from fedlgm.errors import ConfigError, PrivacyError
+from fedlgm.layers import LayerTable
+from fedlgm.mechanisms.base import Mechanism, Variant, check_positive
+from fedlgm.plan import Budget, ReleasePlan, Side
+from fedlgm.privacy.accounting import Relation, encode
+from fedlgm.privacy.guarantee import Guarantee
+from fedlgm.transcript import Transcript
+
+_PROVEN = "every contribution is bounded before noise of a public scale is added to the sum of all layers"
+_MEDCLIP = (
+    "MedClip derives bounds and noise scales from the clients' private layer norms, and a noise scale can be read off "
+    "a large layer (docs/guarantees.md, section MedClip)"
+)
+
+
+@dataclass(frozen=True)
+class LayerwiseGaussian(Mechanism):
+    """Per-layer bounds s_j and noise sigma_j with sum_j s_j^2 / sigma_j^2 = 1 / sigma_*^2.
+
+    Attributes:
+        bound: total l2 bound S of one client's update.
+        clip: how S is spread over the layers: "eq" (s_j = S / sqrt(K)) or "med" (proportional to layer norms m_j).
+        norms: where the m_j of clip = "med" come from, in the sound variant: "public" (`public_norms`), "stale" (last
+            released update, noise taken off) or "quantile" (noisy indicator bits, paid from the budget).
+        public_norms: m_j for "public" and for the first round of "stale"; sqrt(d_j) when empty.
+        floor: for "stale", the least share of S / sqrt(K) that a layer's bound may fall to.
+        quantile: for "quantile", the share of clients that should stay below their bound.
+        quantile_rate: for "quantile", learning rate of the geometric update.
+        quantile_share: for "quantile", share of the budget spent on the bits.
+    """
+
+    variants: ClassVar[tuple[Variant, ...]] = ("sound", "published")
+
+    bound: float = 1.0
+    clip: Literal["eq", "med"] = "eq"
+    norms: Literal["public", "stale", "quantile"] = "stale"
+    public_norms: Sequence[float] = ()
+    floor: float = 0.1
+    quantile: float = 0.5
+    quantile_rate: float = 0.2
+    quantile_share: float = 0.05
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self.name, bound=self.bound, quantile_rate=self.quantile_rate)
+        for option, value, known in (
+            ("clip", self.clip, ("eq", "med")),
+            ("norms", self.norms, ("public", "stale", "quantile")),
+        ):
+            if value not in known:
+                raise ConfigError(f"{self.name}: unknown {option} {value!r}; known: {', '.join(known)}")
+        for option, share in (("quantile", self.quantile), ("quantile_share", self.quantile_share)):
+            if not 0 < share < 1:
+                raise ConfigError(f"{self.name}: {option} must lie in (0, 1), got {share}")
+        if not 0 <= self.floor <= 1:
+            raise ConfigError(f"{self.name}: floor must lie in [0, 1], got {self.floor}")
+        if any(not (math.isfinite(m) and m >= 0) for m in self.public_norms):
+            raise ConfigError(f"{self.name}: public_norms must be finite and non-negative, got {self.public_norms}")
+        if self.variant == "published" and self.clip != "med":
+            raise ConfigError(f"{self.name}: only clip = 'med' has a published variant; EqClip is sound as published")
+
+    @property
+    def needs_private_norms(self) -> bool:  # type: ignore[override]
+        """True for MedClip as printed, which looks at the cohort's norms before it plans."""
+        return self.variant == "published"
+
+    def plan(self, layers: LayerTable, budget: Budget, transcript: Transcript) -> ReleasePlan:
+        """The round's plan under EqClip or a sound MedClip."""
+        if self.needs_private_norms:
+            raise PrivacyError(f"{self.name}: published MedClip has no plan that is free of private data")
+        guarantee = Guarantee("proven", _PROVEN, budget.relation, budget.trust)
+        multiplier, sides = budget.noise_multiplier, ()
+        if self.clip == "med" and self.norms == "quantile":
+            size, side_clip = len(layers), clipping.quantile_side_clip(layers)
+            side_sigma = side_clip * multiplier / math.sqrt(self.quantile_share)
+            sides = (Side(clipping.QUANTILE_SIDE, size, side_clip, side_sigma),)
+            multiplier /= math.sqrt(1 - self.quantile_share)
+        clip = self._bounds(layers, transcript)
+        sigma = spread(shares(self._allocation, clip, layers.sizes), clip, multiplier)
+        return ReleasePlan(layers, clip, sigma, budget, guarantee, sides=sides)
+
+    def plan_from_private_norms(self, layers: LayerTable, budget: Budget, norms: np.ndarray) -> ReleasePlan:
+        """MedClip as printed: bounds from the cohort's own norms [clients, K]. Claimed as if they were public."""
+        finite = norms[np.isfinite(norms).all(axis=1)]
+        clip = clipping.med_clip_published(self.bound, finite if len(finite) else np.ones((1, len(layers))))
+        clip = np.maximum(clip, 1e-12 * self.bound)
+        sigma = spread(shares(self._allocation, clip, layers.sizes), clip, budget.noise_multiplier)
+        sound = ReleasePlan(
+            layers, clip, sigma, budget, Guarantee("proven", _PROVEN, budget.relation, budget.trust)
+        )
+        guarantee = Guarantee("none", _MEDCLIP, budget.relation, budget.trust)
+        return ReleasePlan(layers, clip, sigma, budget, guarantee, claim=claim_of(sound))
+
+    @property
+    def _allocation(self) -> str:
+        return self.name
+
+    def _bounds(self, layers: LayerTable, transcript: Transcript) -> np.ndarray:
+        if self.clip == "eq":
+            return clipping.eq_clip(self.bound, len(layers))
+        if self.norms == "quantile":
+            side, plan = transcript.side, transcript.plan
+            if side is None or plan is None:
+                return clipping.eq_clip(self.bound, len(layers))
+            below = side.double().numpy() + 0.5
+            return clipping.next_quantile_bounds(plan.clip, below, self.bound, self.quantile, self.quantile_rate)
+        if self.norms == "stale" and transcript.mean is not None and transcript.plan is not None:
+            return clipping.med_clip(self.bound, clipping.released_norms(transcript.mean, transcript.plan), self.floor)
+        public = np.asarray(self.public_norms or np.sqrt(layers.sizes), dtype=np.float64)
+        if public.shape != (len(layers),):
+            raise ConfigError(f"{self.name}: public_norms has {len(public)} entries for {len(layers)} layers")
+        return clipping.med_clip(self.bound, public, self.floor)
+
+
+@dataclass(frozen=True)
+class FlatGaussian(Mechanism):
+    """The standard Gaussian mechanism: the whole update is one layer, bounded by S, noised by S sigma_*.
+
+    Attributes:
+        bound: l2 bound S of one client's update.
+    """
+
+    bound: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self.name, bound=self.bound)
+
+    def table(self, layers: LayerTable) -> LayerTable:
+        """All layers merged into one."""
+        return layers.merged()
+
+    def plan(self, layers: LayerTable, budget: Budget, transcript: Transcript) -> ReleasePlan:
+        """The same plan in every round."""
+        guarantee = Guarantee("proven", _PROVEN, budget.relation, budget.trust)
+        clip = np.array([self.bound])
+        return ReleasePlan(layers, clip, clip * budget.noise_multiplier, budget, guarantee)
+
+
+@dataclass(frozen=True)
+class NoPrivacy(Mechanism):
+    """FedAvg without any protection: nothing bounded, nothing noised."""
+
+    def calibrate(
+        self, epsilon: float, delta: float, *, steps: int, sampling_rate: float, relation: Relation, accountant: str
+    ) -> float:
+        """No noise, whatever the budget says."""
+        return 0.0
+
+    def plan(self, layers: LayerTable, budget: Budget, transcript: Transcript) -> ReleasePlan:
+        """The same plan in every round; its guarantee is "none" by intent."""
+        guarantee = Guarantee("none", "this run asks for no privacy", budget.relation, budget.trust)
+        unbounded = np.full(len(layers), math.inf)
+        return ReleasePlan(layers, unbounded, np.zeros(len(layers)), budget, guarantee)
+
+
+def claim_of(plan: ReleasePlan) -> dict[str, object]:
+    """Ledger claim that charges `plan`'s event, for a published path that is charged as not private."""
+    return {"event": encode(plan.event)}

@@ -1,0 +1,153 @@
+"""Sensitivity profiles: by how much one neighbour can move each coordinate of a query.
+
+A profile is a vector lambda with |[f(D) - f(D')]_i| <= lambda_i for all neighbouring D, D' (i.n.i.d. noise paper,
+Definition 4). Whether neighbours differ by a replacement or by an addition or removal is decided by whoever computes
+the profile. It must be public: a function of the configuration, never of the private data.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fedlgm.errors import ConfigError
+
+Array = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Profile:
+    """A sensitivity profile as runs of equal coordinates, so that a layer costs one number whatever its size.
+
+    Attributes:
+        values: sensitivity of each run's coordinates, finite and >= 0, shape [runs].
+        counts: number of coordinates of each run, >= 1, shape [runs].
+
+    Raises:
+        ConfigError: shapes that differ, no coordinate at all, negative or non-finite values, counts below one.
+    """
+
+    values: Array
+    counts: Counts
+
+    def __post_init__(self) -> None:
+        values = _vector(self.values, "sensitivities")
+        raw = np.asarray(self.counts)
+        if raw.shape != values.shape:
+            raise ConfigError(f"a profile needs one count a run: {values.size} values, counts of shape {raw.shape}")
+        if not (np.issubdtype(raw.dtype, np.number) and np.all(np.isfinite(raw)) and np.all(raw == np.floor(raw))):
+            raise ConfigError(f"counts of a profile must be whole numbers, got {raw.tolist()}")
+        if np.any(raw < 1):
+            raise ConfigError(f"counts of a profile must be >= 1, got {raw.tolist()}")
+        if not np.all(np.isfinite(values)) or np.any(values < 0):
+            raise ConfigError("sensitivities must be finite and >= 0; give 0 for a coordinate that never changes")
+        object.__setattr__(self, "values", values)
+        object.__setattr__(self, "counts", raw.astype(np.int64))
+
+    @classmethod
+    def from_dense(cls, vector: npt.ArrayLike) -> Profile:
+        """Profile of a vector of per-coordinate sensitivities; equal neighbours become one run.
+
+        Args:
+            vector: sensitivities, shape [K].
+
+        Returns:
+            The profile whose `expand()` is `vector`.
+        """
+        dense = _vector(vector, "sensitivities")
+        starts = np.flatnonzero(np.concatenate(([True], dense[1:] != dense[:-1])))
+        return cls(dense[starts], np.diff(np.append(starts, dense.size)))
+
+    @property
+    def dimension(self) -> int:
+        """Number of coordinates K."""
+        return int(self.counts.sum())
+
+    def expand(self, per_run: npt.ArrayLike | None = None) -> Array:
+        """One entry a coordinate, shape [K].
+
+        Args:
+            per_run: numbers to repeat over the runs (such as noise scales, shape [runs]); by default the sensitivities.
+
+        Returns:
+            The dense vector.
+        """
+        return np.repeat(self.values if per_run is None else np.asarray(per_run, dtype=np.float64), self.counts)
+
+    def norm(self, order: float) -> float:
+        """l_order norm of the profile: an upper bound on the l_order sensitivity, attained by decoupled coordinates."""
+        peak = float(self.values.max())
+        if peak == 0 or np.isinf(order):
+            return peak
+        return peak * math.pow(float(self.counts @ (self.values / peak) ** order), 1 / order)
+
+    def gini(self) -> float:
+        """Gini coefficient sum_ij |lambda_i - lambda_j| / (2 K ||lambda||_1): 0 when uniform, 1 - 1/K when one-hot."""
+        total = float(self.counts @ self.values)
+        if total == 0:
+            return 0.0
+        order = np.argsort(self.values)
+        values, counts = self.values[order], self.counts[order].astype(np.float64)
+        below = np.cumsum(counts) - counts
+        above = self.dimension - below - counts
+        return float(counts * (below - above) @ values) / (self.dimension * total)
+
+
+def as_profile(profile: Profile | npt.ArrayLike) -> Profile:
+    """`profile` itself, or one run a coordinate for a vector of sensitivities (shape [K]).
+
+    Raises:
+        ConfigError: not a vector of finite numbers >= 0.
+    """
+    if isinstance(profile, Profile):
+        return profile
+    dense = _vector(profile, "sensitivities")
+    return Profile(dense, np.ones(dense.size, dtype=np.int64))
+
+
+def shaped(name: str, dimension: int, *, norm: float = 2.0) -> Array:
+    """One of the i.n.i.d. noise paper's illustrative profiles (section V), scaled to unit norm.
+
+    Args:
+        name: "uniform" (lambda_i constant), "linear" (i), "quadratic" (i^2), "exponential" (e^i) or "one-hot".
+        dimension: number of coordinates K >= 1.
+        norm: order of the norm that is set to one, >= 1; the paper takes 2 for Gaussian and 1 for Laplace noise.
+
+    Returns:
+        Sensitivities, shape [K], in ascending order.
+
+    Raises:
+        ConfigError: unknown name, dimension below one or norm below one.
+    """
+    if name not in _SHAPES:
+        raise ConfigError(f"unknown profile {name!r}; known: {', '.join(_SHAPES)}")
+    if dimension < 1:
+        raise ConfigError(f"dimension of a profile must be >= 1, got {dimension}")
+    if not norm >= 1:
+        raise ConfigError(f"order of the norm must be >= 1, got {norm}")
+    raw = _SHAPES[name](np.arange(1, dimension + 1, dtype=np.float64))
+    return raw / as_profile(raw).norm(norm)
+
+
+_SHAPES: dict[str, Callable[[Array], Array]] = {
+    "uniform": np.ones_like,
+    "linear": lambda i: i,
+    "quadratic": lambda i: i**2,
+    "exponential": lambda i: np.exp(i - i[-1]),
+    "one-hot": lambda i: (i == i[-1]).astype(np.float64),
+}
+
+
+def _vector(numbers: npt.ArrayLike, what: str) -> Array:
+    try:
+        vector = np.asarray(numbers, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{what} must be a vector of numbers: {error}") from None
+    if vector.ndim != 1 or vector.size == 0:
+        raise ConfigError(f"{what} must be a vector with at least one entry, got shape {vector.shape}")
+    return vector

@@ -1,0 +1,111 @@
+"""Residual networks with GroupNorm."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from fedlgm.errors import ConfigError
+
+
+def resnet18(in_shape: tuple[int, int, int], classes: int, *, groups: int = 32, stem: str = "cifar") -> nn.Module:
+    """ResNet-18 of torchvision with GroupNorm: 11,173,962 parameters for 3 channels and 10 classes.
+
+    Args:
+        in_shape: shape (C, H, W) of one input.
+        classes: number of outputs.
+        groups: groups of each GroupNorm, 32 as in Wu and He (ECCV 2018); where it does not divide the channels, their
+            greatest common divisor.
+        stem: "cifar" (3x3 convolution, no pooling, for images of about 32x32) or "imagenet" (7x7 stride 2, MaxPool).
+
+    Returns:
+        The model.
+
+    Raises:
+        ConfigError: for an option out of range.
+    """
+    from torchvision.models import resnet18 as constructor
+
+    return _torchvision(constructor, in_shape[0], classes, groups, stem)
+
+
+def resnet152(in_shape: tuple[int, int, int], classes: int, *, groups: int = 32, stem: str = "cifar") -> nn.Module:
+    """ResNet-152 of torchvision with GroupNorm, the deepest model of the LaDP-FL paper; options as in `resnet18`."""
+    from torchvision.models import resnet152 as constructor
+
+    return _torchvision(constructor, in_shape[0], classes, groups, stem)
+
+
+def resnet20(in_shape: tuple[int, int, int], classes: int, *, groups: int = 16) -> nn.Module:
+    """ResNet-20 for CIFAR (He et al., CVPR 2016, Section 4.2) with GroupNorm and projection shortcuts.
+
+    Nine basic blocks of 16, 32 and 64 channels: 272,474 parameters for 3 channels and 10 classes.
+
+    Args:
+        in_shape: shape (C, H, W) of one input.
+        classes: number of outputs.
+        groups: groups of each GroupNorm, or the greatest common divisor with its channels.
+
+    Returns:
+        The model.
+
+    Raises:
+        ConfigError: if `groups` is below 1.
+    """
+    from torchvision.models.resnet import BasicBlock, conv1x1
+
+    norm = _norm(groups)
+    layers: OrderedDict[str, nn.Module] = OrderedDict(
+        conv1=nn.Conv2d(in_shape[0], 16, 3, padding=1, bias=False), norm1=norm(16), relu=nn.ReLU()
+    )
+    before = 16
+    for stage, channels in enumerate((16, 32, 64), start=1):
+        for i in range(3):
+            stride = 2 if stage > 1 and i == 0 else 1
+            shortcut = nn.Sequential(conv1x1(before, channels, stride), norm(channels)) if stride == 2 else None
+            layers[f"block{stage}_{i + 1}"] = BasicBlock(before, channels, stride, shortcut, norm_layer=norm)
+            before = channels
+    layers["pool"] = nn.AdaptiveAvgPool2d(1)
+    layers["flatten"] = nn.Flatten()
+    layers["fc"] = nn.Linear(before, classes)
+    model = nn.Sequential(layers)
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    return _without_inplace(model)
+
+
+def _norm(groups: int) -> Any:
+    """Norm layer by number of channels."""
+    if not isinstance(groups, int) or groups < 1:
+        raise ConfigError(f"groups must be an integer >= 1, got {groups!r}")
+    return partial(_group_norm, groups)
+
+
+def _group_norm(groups: int, channels: int) -> nn.GroupNorm:
+    return nn.GroupNorm(math.gcd(groups, channels), channels)
+
+
+def _torchvision(constructor: Any, channels: int, classes: int, groups: int, stem: str) -> nn.Module:
+    """A ResNet of torchvision with GroupNorm, for any number of input channels."""
+    if stem not in ("cifar", "imagenet"):
+        raise ConfigError(f"unknown stem {stem!r}; known: cifar, imagenet")
+    model = constructor(weights=None, num_classes=classes, norm_layer=_norm(groups))
+    if stem == "cifar":
+        model.conv1 = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
+        model.maxpool = nn.Identity()
+    else:
+        model.conv1 = nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False)
+    nn.init.kaiming_normal_(model.conv1.weight, mode="fan_out", nonlinearity="relu")
+    return _without_inplace(model)
+
+
+def _without_inplace(model: nn.Module) -> nn.Module:
+    for module in model.modules():
+        if isinstance(module, nn.ReLU):
+            module.inplace = False
+    return model

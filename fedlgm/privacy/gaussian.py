@@ -1,0 +1,140 @@
+"""Exact privacy of one Gaussian release: conversions between (epsilon, delta) and mu.
+
+`mu` is the l2 distance between the means of two neighbouring releases, measured in noise standard deviations: the
+parameter of mu-Gaussian differential privacy (Dong, Roth and Su 2022). One release with noise multiplier z has
+mu = 1/z, and k of them without subsampling have mu = sqrt(k)/z. The neighbouring relation is that of the sensitivity
+which went into mu. Privacy profile: Balle and Wang 2018, Theorem 8; i.n.i.d. noise paper, Lemma 1.
+"""
+
+from __future__ import annotations
+
+import math
+
+from scipy.optimize import brentq
+from scipy.special import erfcx, log_ndtr, ndtri
+
+from fedlgm.errors import ConfigError
+
+_XTOL = 1e-300  # brentq stops on its relative tolerance, so that tiny roots keep all their digits
+_RTOL = 1e-14
+
+
+def gaussian_mu(epsilon: float, delta: float) -> float:
+    """Largest mu whose Gaussian release is (epsilon, delta)-DP.
+
+    It is the root mu_0 of Q(epsilon/mu - mu/2) - e^epsilon Q(epsilon/mu + mu/2) = delta, where Q is the standard
+    normal survival function (i.n.i.d. noise paper, problem P2 and appendix B). The noise multiplier of one release is
+    1/mu_0.
+
+    Args:
+        epsilon: privacy budget, > 0.
+        delta: privacy leakage, in (0, 1).
+
+    Returns:
+        mu_0 to a relative error of about 1e-13, on the private side of the root.
+
+    Raises:
+        ConfigError: `epsilon` or `delta` out of range.
+    """
+    _check_epsilon(epsilon, strict=True)
+    _check_delta(delta)
+    target = math.log(delta)
+    low = _one_term_root(epsilon, delta)
+    slack = _mills(math.sqrt(2 * epsilon)) / math.sqrt(2 * math.pi)  # e^epsilon Q(sqrt(2 epsilon))
+    high = _one_term_root(epsilon, delta + slack) if delta + slack < 1 else 2 * low
+    while _log_delta(high, epsilon) <= target:
+        high *= 2
+    while _log_delta(low, epsilon) > target:  # rounding only: the bracket is exact on paper
+        low *= 1 - 1e-12
+    mu = float(brentq(lambda m: _log_delta(m, epsilon) - target, low, high, xtol=_XTOL, rtol=_RTOL, maxiter=500))
+    return mu if _log_delta(mu, epsilon) <= target else mu * (1 - 2 * _RTOL)
+
+
+def gaussian_delta(mu: float, epsilon: float) -> float:
+    """Smallest delta for which a release of parameter mu is (epsilon, delta)-DP.
+
+    Args:
+        mu: l2 distance of neighbouring means in noise standard deviations, >= 0; infinite without noise.
+        epsilon: privacy budget, >= 0.
+
+    Returns:
+        delta in [0, 1]; values below the smallest double come out as 0.
+
+    Raises:
+        ConfigError: `mu` or `epsilon` out of range.
+    """
+    _check_mu(mu)
+    _check_epsilon(epsilon, strict=False)
+    if mu == 0 or math.isinf(mu):
+        return 0.0 if mu == 0 else 1.0
+    return math.exp(_log_delta(mu, epsilon))
+
+
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """Smallest epsilon for which a release of parameter mu is (epsilon, delta)-DP.
+
+    Args:
+        mu: l2 distance of neighbouring means in noise standard deviations, >= 0; infinite without noise.
+        delta: privacy leakage, in (0, 1).
+
+    Returns:
+        epsilon >= 0; 0 when the total variation distance is already below delta, infinite when mu is.
+
+    Raises:
+        ConfigError: `mu` or `delta` out of range.
+    """
+    _check_mu(mu)
+    _check_delta(delta)
+    if math.isinf(mu):
+        return math.inf
+    if math.erf(mu / math.sqrt(8)) <= delta:
+        return 0.0
+    target = math.log(delta)
+    high = mu * (mu / 2 - float(ndtri(delta)))  # dropping the second term of the profile bounds delta from above
+    high = max(high, math.ulp(1.0))
+    while _log_delta(mu, high) > target:
+        high *= 1 + 1e-12
+    return float(brentq(lambda e: _log_delta(mu, e) - target, 0.0, high, xtol=_XTOL, rtol=_RTOL, maxiter=500))
+
+
+def _log_delta(mu: float, epsilon: float) -> float:
+    """Log of Q(a) - e^epsilon Q(b), with a = epsilon/mu - mu/2 and b = epsilon/mu + mu/2.
+
+    e^epsilon times the normal density at b equals the density at a, so the second term is density(a) * mills(b): no
+    large exponential is ever formed.
+    """
+    a, b = epsilon / mu - mu / 2, epsilon / mu + mu / 2
+    log_density = -a * a / 2 - math.log(2 * math.pi) / 2
+    if a > 0:
+        gap = _mills(a) - _mills(b)
+        return log_density + math.log(gap) if gap > 0 else -math.inf
+    first = float(log_ndtr(-a))
+    ratio = math.exp(log_density + math.log(_mills(b)) - first)
+    return first + math.log1p(-ratio) if ratio < 1 else -math.inf
+
+
+def _mills(x: float) -> float:
+    """Mills ratio Q(x) / density(x) of the standard normal law, for x >= 0."""
+    return math.sqrt(math.pi / 2) * float(erfcx(x / math.sqrt(2)))
+
+
+def _one_term_root(epsilon: float, tail: float) -> float:
+    """Root in mu of Q(epsilon/mu - mu/2) = tail, written so that it does not cancel for small tails."""
+    q = -float(ndtri(tail))
+    root = math.sqrt(q * q + 2 * epsilon)
+    return 2 * epsilon / (root + q) if q > 0 else root - q
+
+
+def _check_mu(mu: float) -> None:
+    if not mu >= 0:
+        raise ConfigError(f"mu must be a number >= 0, got {mu}")
+
+
+def _check_epsilon(epsilon: float, *, strict: bool) -> None:
+    if not (math.isfinite(epsilon) and (epsilon > 0 if strict else epsilon >= 0)):
+        raise ConfigError(f"epsilon must be finite and {'> 0' if strict else '>= 0'}, got {epsilon}")
+
+
+def _check_delta(delta: float) -> None:
+    if not 0 < delta < 1:
+        raise ConfigError(f"delta must lie strictly between 0 and 1, got {delta}")

@@ -1,0 +1,43 @@
+"""What is proven about a release, in words that can be printed beside every epsilon."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from fedlgm.privacy.accounting import Relation
+
+Status = Literal["proven", "conditional", "none"]
+Trust = Literal["central", "local"]
+Unit = Literal["client", "example"]
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """Standing of a privacy claim.
+
+    Attributes:
+        status: "proven", "conditional" (the reason says on what) or "none" (the reason says why not).
+        reason: one sentence, citing `docs/guarantees.md` by section where the claim fails.
+        unit: whose data a neighbour changes.
+        relation: how it changes.
+        trust: "central" (the server sees bounded contributions and adds the noise) or "local" (clients add it).
+    """
+
+    status: Status
+    reason: str
+    relation: Relation = "add-remove"
+    trust: Trust = "central"
+    unit: Unit = "client"
+
+    def sentence(self) -> str:
+        """The whole guarantee in one line."""
+        who = {"central": "a trusted server adds the noise", "local": "each client adds its own noise"}[self.trust]
+        frame = f"{self.unit}-level, {self.relation}, {who}"
+        if self.status == "none":
+            return f"NOT PRIVATE: {self.reason} [{frame}]"
+        return f"{self.status} ({frame}): {self.reason}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON form."""
+        return asdict(self)

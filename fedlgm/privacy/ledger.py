@@ -1,0 +1,203 @@
+"""The durable privacy ledger: an SQLite file that is charged before anything noisy leaves the process.
+
+Every row is one release. A release that is repeated after a crash with the very same noise key and inputs gives the same
+bits, so it is one row; repeated with fresh noise it is a second row. The ledger may show more than was released (a crash
+between charge and release), never less.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dp_accounting import dp_event
+
+from fedlgm.errors import LedgerError
+from fedlgm.privacy import accounting
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS charges (
+    round INTEGER NOT NULL,
+    client INTEGER NOT NULL,
+    key TEXT NOT NULL,
+    event TEXT NOT NULL,
+    claim TEXT NOT NULL,
+    charged_at TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')),
+    PRIMARY KEY (round, client, key)
+);
+"""
+SERVER = -1  # "client" of a release made by the server
+
+
+@dataclass(frozen=True)
+class Charge:
+    """One row: what was charged for which round and participant."""
+
+    round: int
+    client: int
+    event: dp_event.DpEvent
+    claim: dict[str, Any]
+
+
+class Ledger:
+    """Append-only record of releases.
+
+    Args:
+        path: SQLite file, created if missing (write-ahead log, full synchronisation).
+        owner: identity of the run that charges (for example a hash of its recipe); opening the ledger of another owner
+            is refused. `None` opens for reading whatever it belongs to.
+
+    Raises:
+        LedgerError: not a ledger, damaged, or owned by another run.
+    """
+
+    def __init__(self, path: Path | str, owner: str | None = None) -> None:
+        self.path = Path(path)
+        if owner is None and not self.path.is_file():
+            raise LedgerError(f"there is no ledger at {self.path}")
+        with self._translated():
+            self._db = sqlite3.connect(self.path, isolation_level=None, timeout=30)
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = FULL")
+            damage = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
+            if damage != "ok":
+                raise LedgerError(f"the ledger {self.path} is damaged ({damage}); restore it from a backup")
+            if owner is None and not self._db.execute("SELECT 1 FROM sqlite_master WHERE name='charges'").fetchone():
+                raise LedgerError(f"{self.path} is not a fedlgm ledger")
+            self._db.executescript(_SCHEMA)
+            if owner is not None:
+                self._db.execute("INSERT OR IGNORE INTO meta VALUES ('owner', ?)", (owner,))
+                (found,) = self._db.execute("SELECT value FROM meta WHERE key = 'owner'").fetchone()
+                if found != owner:
+                    raise LedgerError(f"the ledger {self.path} belongs to another run; give this run its own folder")
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, json.JSONDecodeError, ValueError) as error:
+            raise LedgerError(
+                f"the ledger {self.path} cannot be used ({error}); restore it from a backup or start a new run"
+            ) from error
+
+    def charge(
+        self,
+        event: dp_event.DpEvent,
+        *,
+        round: int,
+        key: str,
+        client: int = SERVER,
+        claim: dict[str, Any] | None = None,
+    ) -> None:
+        """Record one release; returns only after the row is on disk.
+
+        Args:
+            event: what it costs, as proven.
+            round: round number, from 1.
+            key: fingerprint of the noise key: the same key on the same round is the same release.
+            client: the releasing client under local trust, `SERVER` under central trust.
+            claim: what the method's authors would charge, if that differs: {"epsilon": e} adds up naively.
+        """
+        row = (round, client, key, json.dumps(accounting.encode(event)), json.dumps(claim or {}))
+        with self._translated():
+            self._db.execute("INSERT OR IGNORE INTO charges (round, client, key, event, claim) VALUES (?,?,?,?,?)", row)
+
+    def charges(self) -> Iterator[Charge]:
+        """All rows by round."""
+        with self._translated():
+            rows = self._db.execute("SELECT round, client, event, claim FROM charges ORDER BY round, client, key")
+            for round_, client, event, claim in rows:
+                yield Charge(round_, client, accounting.decode(json.loads(event)), json.loads(claim))
+
+    def epsilon(self, delta: float, accountant: str = "pld") -> float:
+        """Proven epsilon at `delta` of everything charged: of the worst-off participant under local trust."""
+        with self._translated():
+            rows = self._db.execute("SELECT client, event, COUNT(*) FROM charges GROUP BY client, event").fetchall()
+            spent: dict[int, dict[str, int]] = {}
+            for client, event, count in rows:
+                spent.setdefault(client, {})[event] = count
+            shared = spent.pop(SERVER, {})
+            profiles = {frozenset((shared | own).items()) for own in spent.values()} or {frozenset(shared.items())}
+            totals = [
+                accounting.composed_epsilon(
+                    [(accounting.decode(json.loads(event)), count) for event, count in sorted(profile)], delta, accountant
+                )
+                for profile in _undominated(profiles)
+            ]
+        return max(totals, default=0.0)
+
+    def claimed_epsilon(self, delta: float, accountant: str = "pld") -> float:
+        """Epsilon as the methods' authors would state it: naive sums where they sum naively, else as charged.
+
+        A claim is {"epsilon": e} (adds up over a participant's rows) or {"event": ...} (composed by the accountant).
+        """
+        naive: dict[int, float] = {}
+        events: dict[int, dict[str, int]] = {}
+        with self._translated():
+            rows = self._db.execute(
+                "SELECT client, event, claim, COUNT(*) FROM charges GROUP BY client, event, claim"
+            ).fetchall()
+            for client, event, claim_text, count in rows:
+                claim = json.loads(claim_text)
+                if "epsilon" in claim:
+                    naive[client] = naive.get(client, 0.0) + count * float(claim["epsilon"])
+                else:
+                    stated = claim_text if "event" in claim else event
+                    own = events.setdefault(client, {})
+                    own[stated] = own.get(stated, 0) + count
+            composed = {
+                profile: accounting.composed_epsilon(
+                    [(accounting.decode(json.loads(event)), count) for event, count in profile], delta, accountant
+                )
+                for profile in {tuple(sorted(own.items())) for own in events.values()}
+            }
+        clients = naive.keys() | events.keys()
+        return max(
+            (
+                naive.get(c, 0.0) + (composed[tuple(sorted(events[c].items()))] if c in events else 0.0)
+                for c in clients
+            ),
+            default=0.0,
+        )
+
+    def rounds(self) -> int:
+        """Last round that was charged; 0 for an empty ledger."""
+        with self._translated():
+            return int(self._db.execute("SELECT COALESCE(MAX(round), 0) FROM charges").fetchone()[0])
+
+    def participations(self) -> dict[int, int]:
+        """Number of rows of each client under local trust."""
+        with self._translated():
+            rows = self._db.execute("SELECT client, COUNT(*) FROM charges WHERE client >= 0 GROUP BY client")
+            return dict(rows.fetchall())
+
+    def close(self) -> None:
+        """Flush the write-ahead log into the file and close it."""
+        with closing(self._db), self._translated():
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def _undominated(profiles: set[frozenset[tuple[str, int]]]) -> list[frozenset[tuple[str, int]]]:
+    """Profiles (event -> count) not contained in another: only they can be the worst."""
+    tables = [dict(profile) for profile in profiles]
+    return [
+        frozenset(own.items())
+        for own in tables
+        if not any(
+            other is not own and all(other.get(e, 0) >= n for e, n in own.items()) and other != own for other in tables
+        )
+    ]
+
+

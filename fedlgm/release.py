@@ -1,0 +1,37 @@
+"""The one door through which anything private leaves: noise exactly as the plan says."""
+
+from __future__ import annotations
+
+import hashlib
+
+from torch import Tensor
+
+from fedlgm.keys import KeyRing, Purpose
+from fedlgm.noise import add_noise_
+from fedlgm.plan import ReleasePlan
+
+SERVER = -1  # the noising party under central trust; clients are numbered from 0
+
+
+def release(total: Tensor, plan: ReleasePlan, keys: KeyRing, round: int, party: int = SERVER) -> Tensor:
+    """Add the plan's noise to a bounded sum, in place. Charge the ledger with `plan.event` BEFORE calling this.
+
+    Args:
+        total: sum of bounded contributions (central trust) or one client's own (local trust), [plan.size].
+        plan: the round's plan.
+        keys: secret key ring of the noising party.
+        round: round number, from 1.
+        party: `SERVER`, or the client's number under local trust.
+
+    Returns:
+        `total`, now safe to publish to the degree that `plan.guarantee` says.
+    """
+    layers = [int(j) for j in plan.indices] + [len(plan.layers) + i for i in range(len(plan.sides))]
+    streams = [keys.torch(Purpose.NOISE, round, party + 1, layer) for layer in layers]
+    return add_noise_(total, [(size, sigma) for _, size, _, sigma in plan.parts], streams, plan.family)
+
+
+def fingerprint(keys: KeyRing, round: int, party: int = SERVER) -> str:
+    """Public name of a release's noise key, for the ledger: equal names mean equal noise."""
+    words = keys.words(8, Purpose.NOISE, round, party + 1)
+    return hashlib.sha256(words.tobytes()).hexdigest()[:32]

@@ -1,0 +1,63 @@
+"""The reference trainer: one client after another, plain PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from fedlgm.layers import LayerTable
+from fedlgm.training.base import ClientTask, LocalTraining
+
+
+class SequentialTrainer:
+    """Trains clients one by one in one resident model.
+
+    Parameters and gradients live in two flat vectors that the model shares, so that setting the model, stepping and taking
+    the difference are single operations however many tensors it has.
+
+    Args:
+        module: the model, float32; it is taken over by the trainer.
+        layers: its layer table.
+        settings: local training.
+    """
+
+    def __init__(self, module: nn.Module, layers: LayerTable, settings: LocalTraining) -> None:
+        self._module, self._settings = module, settings
+        self._weights = nn.Parameter(layers.bind_(module))
+        self._gradient = torch.zeros_like(self._weights)
+        self._update = torch.zeros_like(self._gradient)
+        parameters = dict(module.named_parameters())
+        for name, view in layers.unflatten(self._gradient).items():
+            parameters[name].grad = view
+        self._weights.grad = self._gradient
+
+    def updates(self, model: Tensor, tasks: Iterable[ClientTask]) -> Iterator[Tensor]:
+        """See `Trainer.updates`."""
+        for task in tasks:
+            self._train(model, task)
+            torch.sub(self._weights.data, model, out=self._update)
+            yield self._update
+
+    def _train(self, model: Tensor, task: ClientTask) -> None:
+        settings = self._settings
+        self._weights.data.copy_(model)
+        optimizer = make_optimizer(settings, self._weights)
+        self._module.train()
+        for order in task.permutations():
+            for batch in order.split(settings.batch_size):
+                self._gradient.zero_()
+                loss = nn.functional.cross_entropy(self._module(task.x[batch]), task.y[batch])
+                loss.backward()
+                if settings.gradient_clip is not None:
+                    norm = torch.linalg.vector_norm(self._gradient)
+                    self._gradient.mul_(torch.clamp(settings.gradient_clip / norm, max=1.0))
+                optimizer.step()
+
+
+def make_optimizer(settings: LocalTraining, weights: nn.Parameter) -> torch.optim.Optimizer:
+    """The torch optimizer of these settings over one flat parameter."""
+    if settings.optimizer == "adam":
+        return torch.optim.Adam([weights], lr=settings.lr, foreach=False)
+    return torch.optim.SGD([weights], lr=settings.lr, momentum=settings.momentum, foreach=False)

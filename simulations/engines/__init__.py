@@ -1,0 +1,1 @@
+"""Engines are Grids: the same ServerApp, strategy and ClientApp run over each."""

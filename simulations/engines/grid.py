@@ -1,0 +1,79 @@
+"""A Flower Grid over workers of our own: in this process, or resident Ray actors."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from flwr.app import Message, Metadata, RecordDict
+from flwr.serverapp import Grid
+
+_TTL = 12 * 3600.0
+_SERVER_NODE = 1
+
+
+class WorkerGrid(Grid):
+    """Delivers messages to workers and yields their replies in the order of the messages, as they become ready.
+
+    Replies come from a generator, so a strategy that consumes them one by one never holds a whole round.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._node_ids = list(range(2, workers + 2))
+        self._numbers = itertools.count(1)
+        self._replies: dict[str, Message] = {}
+
+    @abstractmethod
+    def deliver(self, messages: list[Message]) -> Iterator[Message]:
+        """Replies to `messages`, in their order."""
+
+    def set_run(self, run: Any) -> None:
+        """Needed by Flower only where a run is fetched from a SuperLink."""
+
+    @property
+    def run(self) -> Any:
+        """There is no SuperLink run."""
+        return None
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        """A message of this grid."""
+        metadata = Metadata(
+            run_id=1,
+            message_id=str(next(self._numbers)),
+            src_node_id=_SERVER_NODE,
+            dst_node_id=dst_node_id,
+            reply_to_message_id="",
+            group_id=group_id,
+            created_at=time.time(),
+            ttl=ttl or _TTL,
+            message_type=message_type,
+        )
+        return Message(content=content, metadata=metadata)  # type: ignore[call-overload]
+
+    def get_node_ids(self) -> list[int]:
+        """One node a worker."""
+        return list(self._node_ids)
+
+    def get_nodes(self) -> list[Any]:
+        """Not needed: workers carry no information of their own."""
+        return []
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Deliver at once and keep the replies for `pull_messages`."""
+        batch = list(messages)
+        for message, reply in zip(batch, self.deliver(batch), strict=True):
+            self._replies[message.metadata.message_id] = reply
+        return [message.metadata.message_id for message in batch]
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Replies to pushed messages, each once."""
+        return [self._replies.pop(i) for i in message_ids if i in self._replies]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:  # type: ignore[override]
+        """Replies in the order of the messages, streamed."""
+        return self.deliver(list(messages))

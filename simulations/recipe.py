@@ -1,0 +1,258 @@
+"""The recipe: one TOML file that says everything about a run. CLI, notebooks and the Flower app read the same object."""
+
+from __future__ import annotations
+
+import tomllib
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from fedlgm import mechanisms
+from fedlgm.errors import ConfigError
+from fedlgm.mechanisms import Mechanism
+from fedlgm.plan import Sampling
+from fedlgm.training import LocalTraining
+
+BUNDLED = Path(__file__).parent / "recipes"
+DEFAULT = "digits"
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class _OpenSection(BaseModel):
+    """A section whose further keys are options of the thing it names."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The further keys."""
+        return dict(self.model_extra or {})
+
+
+class Data(_OpenSection):
+    """[data]: the data set and how it is split; further keys are options of the partition scheme."""
+
+    name: str
+    dir: str | None = None
+    partition: str = "dirichlet"
+    partition_seed: int = 0
+
+
+class Model(_OpenSection):
+    """[model]: name; further keys are options of the model."""
+
+    name: str
+
+
+class Federation(_Section):
+    """[federation]: who takes part and what the server does."""
+
+    clients: int = Field(ge=1)
+    rounds: int = Field(ge=1)
+    sampling: Literal["poisson", "fixed"] = "poisson"
+    rate: float | None = Field(default=None, gt=0, le=1)
+    cohort: int | None = Field(default=None, ge=1)
+    server_optimizer: Literal["sgd", "momentum", "adam"] = "sgd"
+    server_lr: float = Field(default=1.0, gt=0)
+    server_momentum: float = Field(default=0.9, ge=0, lt=1)
+    weighting: Literal["uniform", "num-examples"] = "uniform"
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    stragglers: float = Field(default=0.0, ge=0, le=1)
+
+    @model_validator(mode="after")
+    def _one_size(self) -> Federation:
+        if (self.rate is None) == (self.cohort is None):
+            raise ValueError("give exactly one of rate (share of clients) and cohort (number of clients)")
+        if self.cohort is not None and self.cohort > self.clients:
+            raise ValueError(f"cohort = {self.cohort} is more than the {self.clients} clients there are")
+        return self
+
+    @property
+    def plan_sampling(self) -> Sampling:
+        """As the library sees it."""
+        rate = self.rate if self.rate is not None else (self.cohort or 0) / self.clients
+        return Sampling(self.sampling, self.clients, rate)
+
+
+class Training(_Section):
+    """[training]: what a client does locally."""
+
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    lr: float = Field(default=0.1, gt=0)
+    momentum: float = Field(default=0.0, ge=0, lt=1)
+    epochs: int = Field(default=1, ge=1)
+    batch_size: int = Field(default=32, ge=1)
+    gradient_clip: float | None = Field(default=None, gt=0)
+
+    @property
+    def local(self) -> LocalTraining:
+        """As the library sees it."""
+        return LocalTraining(**self.model_dump(include=set(LocalTraining.__dataclass_fields__)))
+
+
+class MechanismSection(_OpenSection):
+    """[mechanism]: name, variant and the layer grouping; further keys are options of the mechanism."""
+
+    name: str
+    variant: Literal["sound", "published"] = "sound"
+    group_by: Literal["module", "tensor"] = "module"
+
+    def build(self) -> Mechanism:
+        """The mechanism itself."""
+        return mechanisms.get(self.name, variant=self.variant, **self.options)
+
+
+class Privacy(_Section):
+    """[privacy]: the budget of the whole run."""
+
+    epsilon: float = Field(gt=0)
+    delta: float = Field(gt=0, lt=1)
+    accountant: Literal["pld", "rdp"] = "pld"
+    trust: Literal["central", "local"] = "central"
+    relation: Literal["add-remove", "replace-one"] | None = None
+    max_participations: int | None = Field(default=None, ge=1)
+
+
+class Run(_Section):
+    """[run]: seed and engine settings. `seed`, `block_size` and `threads` are part of the result's bits."""
+
+    seed: int | None = Field(default=None, ge=0, lt=2**128)
+    block_size: int = Field(default=8, ge=1)
+    threads: int = Field(default=1, ge=1)
+    evaluate_every: int = Field(default=1, ge=1)
+    checkpoint_every: int = Field(default=1, ge=1)
+    workers: int | None = Field(default=None, ge=1)
+
+
+class Recipe(_Section):
+    """A validated recipe."""
+
+    name: str = "custom"
+    title: str = ""
+    data: Data
+    model: Model
+    federation: Federation
+    training: Training = Training()
+    mechanism: MechanismSection
+    privacy: Privacy
+    run: Run = Run()
+
+    @model_validator(mode="after")
+    def _fits(self) -> Recipe:
+        federation, privacy = self.federation, self.privacy
+        if federation.weighting != "uniform" and self.mechanism.name != "none":
+            raise ValueError(
+                "federation.weighting = 'num-examples' lets one client's weight exceed its bound and reveals its size: "
+                "client-level privacy needs 'uniform'"
+            )
+        if privacy.trust == "local" and privacy.max_participations is None:
+            raise ValueError("privacy.max_participations is needed under local trust: every participation costs")
+        if privacy.trust == "central" and privacy.max_participations is not None:
+            raise ValueError("privacy.max_participations belongs to trust = 'local'")
+        if self.relation == "add-remove" and privacy.trust == "local":
+            raise ValueError("privacy.relation must be 'replace-one' under local trust: participation is visible")
+        if self.relation == "add-remove" and federation.sampling == "fixed":
+            raise ValueError("privacy.relation must be 'replace-one' for fixed-size sampling")
+        self.mechanism.build()
+        return self
+
+    @property
+    def relation(self) -> Literal["add-remove", "replace-one"]:
+        """The neighbouring relation: as written, else what sampling and trust call for."""
+        if self.privacy.relation is not None:
+            return self.privacy.relation
+        return "replace-one" if self.privacy.trust == "local" or self.federation.sampling == "fixed" else "add-remove"
+
+    def to_toml(self) -> str:
+        """The whole recipe, defaults included."""
+        return tomli_w.dumps(self.model_dump(exclude_none=True))
+
+
+def names() -> tuple[str, ...]:
+    """Bundled recipes."""
+    return tuple(sorted(path.stem for path in BUNDLED.glob("*.toml")))
+
+
+def load(recipe: str | Path | None = None, overrides: Iterable[str] = ()) -> Recipe:
+    """Read a recipe.
+
+    Args:
+        recipe: a bundled name, a path of a TOML file, or None for the default.
+        overrides: "section.key=value" with a TOML value; a value that is not TOML is taken as a string.
+
+    Raises:
+        ConfigError: no such recipe, not TOML, an unknown key, a wrong type or value: with the key's path and the reason.
+    """
+    path = _locate(str(recipe or DEFAULT))
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    raw.setdefault("name", path.stem)
+    for override in overrides:
+        _override(raw, override)
+    return validate(raw)
+
+
+def validate(raw: dict[str, Any]) -> Recipe:
+    """Recipe of plain values; see `load` for the errors."""
+    try:
+        recipe = Recipe.model_validate(raw)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(item) for item in error.errors())) from error
+    if recipe.privacy.delta >= 1 / recipe.federation.clients and recipe.mechanism.name != "none":
+        warnings.warn(
+            f"privacy.delta = {recipe.privacy.delta:g} is not below 1/{recipe.federation.clients}, one over the number of "
+            "clients: such a guarantee allows one client to be given away entirely",
+            stacklevel=2,
+        )
+    return recipe
+
+
+def _locate(recipe: str) -> Path:
+    bundled = BUNDLED / f"{recipe}.toml"
+    if bundled.is_file():
+        return bundled
+    path = Path(recipe)
+    if path.is_file():
+        return path
+    raise ConfigError(f"no recipe {recipe!r}: neither a file nor bundled; bundled: {', '.join(names())}")
+
+
+def _override(raw: dict[str, Any], text: str) -> None:
+    path, equals, value = text.partition("=")
+    keys = path.strip().split(".")
+    if not equals or not all(keys):
+        raise ConfigError(f"--set takes section.key=value, got {text!r}")
+    try:
+        parsed = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value.strip()
+    section = raw
+    for key in keys[:-1]:
+        section = section.setdefault(key, {})
+        if not isinstance(section, dict):
+            raise ConfigError(f"--set {text!r}: {key} is not a section")
+    section[keys[-1]] = parsed
+
+
+def _explain(item: Any) -> str:
+    path = ".".join(str(part) for part in item["loc"])
+    message = item["msg"].removeprefix("Value error, ")
+    if item["type"] == "extra_forbidden":
+        sections: dict[str, type[BaseModel]] = {
+            name: field.annotation  # type: ignore[misc]
+            for name, field in Recipe.model_fields.items()
+            if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+        }
+        owner: type[BaseModel] = sections.get(str(item["loc"][0]), Recipe) if len(item["loc"]) > 1 else Recipe
+        return f"{path}: unknown key; known here: {', '.join(owner.model_fields)}"
+    given = f", got {item['input']!r}" if path and not isinstance(item["input"], dict) else ""
+    return f"{path}: {message}{given}" if path else message

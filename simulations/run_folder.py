@@ -1,0 +1,187 @@
+"""A run is a folder: recipe, metrics, ledger, checkpoints, TensorBoard events, report."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from fedlgm.errors import RunError
+from fedlgm.layers import LayerTable
+from fedlgm.plan import ReleasePlan
+from fedlgm.transcript import Transcript
+from simulations import recipe as recipes
+from simulations.recipe import Recipe
+
+_KEPT = 2  # checkpoints; the last could be the one that a crash cut short on a failing disk
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Everything that the rounds after it depend on."""
+
+    transcript: Transcript
+    optimizer: dict[str, Tensor]
+
+
+class RunFolder:
+    """One run's files under `path`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, path: Path, recipe: Recipe) -> RunFolder:
+        """Make a new folder.
+
+        Raises:
+            RunError: it exists already (nothing is touched) or cannot be made.
+        """
+        if path.exists():
+            raise RunError(f"{path} exists already: choose another --run-dir, or continue it with --resume {path}")
+        try:
+            (path / "checkpoints").mkdir(parents=True)
+        except OSError as error:
+            raise RunError(f"cannot create the run folder {path}: {error}") from error
+        folder = cls(path)
+        _write(folder.recipe_file, recipe.to_toml().encode())
+        return folder
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """An existing run.
+
+        Raises:
+            RunError: not a run folder.
+        """
+        folder = cls(path)
+        if not folder.recipe_file.is_file():
+            raise RunError(f"{path} is not a run folder (it has no recipe.toml)")
+        return folder
+
+    @property
+    def recipe_file(self) -> Path:
+        """The resolved recipe."""
+        return self.path / "recipe.toml"
+
+    @property
+    def ledger_file(self) -> Path:
+        """The privacy ledger."""
+        return self.path / "ledger.sqlite"
+
+    @property
+    def metrics_file(self) -> Path:
+        """One JSON object a round."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def result_file(self) -> Path:
+        """The final summary, written once at the end."""
+        return self.path / "result.json"
+
+    def recipe(self) -> Recipe:
+        """The run's own recipe."""
+        return recipes.load(self.recipe_file)
+
+    def owner(self) -> str:
+        """Identity of the run for its ledger: the recipe's hash."""
+        return hashlib.sha256(self.recipe_file.read_bytes()).hexdigest()
+
+    # -- metrics -------------------------------------------------------------------------------------------------------
+
+    def append(self, row: dict[str, Any]) -> None:
+        """Add one round's row."""
+        with self.metrics_file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def rows(self) -> list[dict[str, Any]]:
+        """All complete rows; a row cut short by a crash is left out."""
+        return list(self._rows())
+
+    def _rows(self) -> Iterator[dict[str, Any]]:
+        if not self.metrics_file.is_file():
+            return
+        for line in self.metrics_file.read_text(encoding="utf-8").splitlines():
+            try:
+                yield json.loads(line)
+            except json.JSONDecodeError:
+                return
+
+    def truncate(self, round: int) -> None:
+        """Forget rows after `round`: those rounds are done again."""
+        kept = [row for row in self.rows() if row["round"] <= round]
+        _write(self.metrics_file, "".join(json.dumps(row) + "\n" for row in kept).encode())
+
+    def finish(self, result: dict[str, Any]) -> None:
+        """Write the final summary."""
+        _write(self.result_file, (json.dumps(result, indent=2) + "\n").encode())
+
+    def result(self) -> dict[str, Any] | None:
+        """The final summary of a finished run, else None."""
+        return json.loads(self.result_file.read_text()) if self.result_file.is_file() else None
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------------
+
+    def save(self, transcript: Transcript, optimizer: dict[str, Tensor]) -> None:
+        """Checkpoint after `transcript.rounds` rounds, atomically."""
+        tensors = {f"models.{i}": model for i, model in enumerate(transcript.models)}
+        tensors |= {f"optimizer.{name}": value for name, value in optimizer.items()}
+        if transcript.mean is not None:
+            tensors["mean"] = transcript.mean
+        meta = {"rounds": str(transcript.rounds), "plan": transcript.plan.to_json() if transcript.plan else ""}
+        target = self.path / "checkpoints" / f"round-{transcript.rounds:06d}.safetensors"
+        partial = target.with_suffix(".partial")
+        save_file({name: t.contiguous().clone() for name, t in tensors.items()}, partial, metadata=meta)
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+        partial.replace(target)
+        for old in self._checkpoints()[:-_KEPT]:
+            old.unlink()
+
+    def latest(self, layers: LayerTable) -> Checkpoint | None:
+        """The newest checkpoint that can be read, or None.
+
+        Raises:
+            RunError: there are checkpoints, but none can be read.
+        """
+        files = self._checkpoints()
+        for file in reversed(files):
+            try:
+                with safe_open(file, framework="pt") as stored:  # type: ignore[no-untyped-call]
+                    meta = stored.metadata()
+                    tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
+            except (SafetensorError, OSError):
+                continue
+            models = tuple(tensors[f"models.{i}"] for i in range(sum(n.startswith("models.") for n in tensors)))
+            plan = ReleasePlan.from_json(layers, meta["plan"]) if meta["plan"] else None
+            optimizer = {n.removeprefix("optimizer."): t for n, t in tensors.items() if n.startswith("optimizer.")}
+            return Checkpoint(Transcript(int(meta["rounds"]), models, tensors.get("mean"), plan), optimizer)
+        if files:
+            raise RunError(f"no checkpoint in {self.path / 'checkpoints'} can be read")
+        return None
+
+    def _checkpoints(self) -> list[Path]:
+        return sorted((self.path / "checkpoints").glob("round-*.safetensors"))
+
+
+def model_digest(model: Tensor) -> str:
+    """SHA-256 of a flat float32 model."""
+    return hashlib.sha256(model.to(torch.float32).contiguous().numpy().tobytes()).hexdigest()
+
+
+def _write(path: Path, content: bytes) -> None:
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)

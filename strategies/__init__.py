@@ -1,0 +1,7 @@
+"""Flower server side of fedlgm."""
+
+from strategies.cohort import CohortSampler
+from strategies.layerwise import LayerwiseFedAvg, RoundRecord
+from strategies.server_optimizer import ServerOptimizer
+
+__all__ = ["CohortSampler", "LayerwiseFedAvg", "RoundRecord", "ServerOptimizer"]

@@ -1,0 +1,292 @@
+"""FedAvg with layer-wise differential privacy.
+
+One round: sample clients -> plan -> blocks travel to nodes -> bounded sums come back and are added in a fixed order ->
+charge the ledger -> noise -> divide by the public denominator -> server step -> the new model joins the transcript.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg
+from torch import Tensor
+
+from fedlgm import wire
+from fedlgm.clipping import BoundedSum
+from fedlgm.errors import PrivacyError, RunError
+from fedlgm.keys import KeyRing
+from fedlgm.layers import LayerTable
+from fedlgm.mechanisms import Mechanism
+from fedlgm.plan import Budget, ReleasePlan
+from fedlgm.privacy.ledger import Ledger
+from fedlgm.release import SERVER, fingerprint, release
+from fedlgm.transcript import Transcript
+from strategies.cohort import CohortSampler, blocks
+from strategies.server_optimizer import ServerOptimizer
+
+
+@dataclass
+class RoundRecord:
+    """What a finished round looked like; everything here is public or marked as a diagnostic.
+
+    Attributes:
+        round: number, from 1.
+        plan: what was released.
+        cohort: clients drawn (secret in a deployment: amplification needs it).
+        discarded: contributions with NaN or Inf that counted as zero (diagnostic; not noised).
+        seconds: wall time of the round without evaluation.
+    """
+
+    round: int
+    plan: ReleasePlan
+    cohort: int
+    discarded: int
+    seconds: float
+
+
+@dataclass
+class _Pending:
+    """The round in flight."""
+
+    round: int
+    plan: ReleasePlan
+    blocks: list[np.ndarray]
+    messages: list[int]  # block of each message, in sending order
+    started: float
+    cohort: int = 0
+    single: bool = False
+    answered: dict[int, Message] = field(default_factory=dict)
+
+
+class LayerwiseFedAvg(FedAvg):
+    """Flower strategy that releases exactly what a mechanism plans.
+
+    Args:
+        mechanism: source of each round's plan.
+        layers: `mechanism.table(...)` of the model's layers.
+        budget: what one round may spend.
+        transcript: state to start from; `transcript.rounds` rounds are already done.
+        sampler: cohorts.
+        optimizer: server step.
+        keys: secret ring of the server's noise.
+        ledger: charged before each release.
+        block_size: clients whose bounded updates are added up before they join the sum. Part of the result's bits.
+        work: expected effort of each client (simulations only), see `blocks`.
+        max_participations: under local trust, releases a client may make in total; clients at the cap are not drawn.
+        local_keys: under local trust, fingerprint source of the clients' noise for the ledger.
+        on_round: called with each finished round and the new transcript.
+        wait_for_nodes: seconds to wait until nodes connect.
+    """
+
+    def __init__(
+        self,
+        mechanism: Mechanism,
+        layers: LayerTable,
+        budget: Budget,
+        transcript: Transcript,
+        sampler: CohortSampler,
+        optimizer: ServerOptimizer,
+        keys: KeyRing,
+        ledger: Ledger,
+        *,
+        block_size: int = 8,
+        work: np.ndarray | None = None,
+        max_participations: int | None = None,
+        on_round: Callable[[RoundRecord, Transcript], None] | None = None,
+        wait_for_nodes: float = 120.0,
+    ) -> None:
+        logging.getLogger("flwr").setLevel(logging.ERROR)
+        super().__init__(fraction_evaluate=0.0, arrayrecord_key=wire.ARRAYS, configrecord_key=wire.CONFIG)
+        if layers.size != transcript.models[-1].numel():
+            raise ValueError("the transcript's model does not fit the layer table")
+        self.mechanism, self.layers, self.budget, self.transcript = mechanism, layers, budget, transcript
+        self.sampler, self.optimizer, self.keys, self.ledger = sampler, optimizer, keys, ledger
+        self.block_size, self.work = block_size, work
+        self.max_participations, self.on_round = max_participations, on_round
+        self.wait_for_nodes = wait_for_nodes
+        self._offset = transcript.rounds
+        self._pending: _Pending | None = None
+        self._nodes: dict[int, int] | list[int] | None = None
+
+    def summary(self) -> None:
+        """Flower prints this; the run's own report says more."""
+
+    def initial_arrays(self) -> ArrayRecord:
+        """The current global model as Flower's `Strategy.start` wants it."""
+        return _record(self.transcript.models[-1])
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Draw the cohort, make the plan and address its blocks."""
+        started = time.perf_counter()
+        round_ = self._offset + server_round
+        drawn = self.sampler.cohort(round_, self._exhausted())
+        cut = blocks(self.sampler.present(round_, drawn), self.block_size, self.work)
+        nodes = self._discover(grid)
+        plan = self._plan(round_, cut, arrays, grid, nodes)
+        if plan.budget.trust == "local":
+            for client in (int(c) for block in cut for c in block):
+                # The clients release as soon as they are asked.
+                self.ledger.charge(
+                    plan.event, round=round_, client=client, key=fingerprint(self.keys, round_, client), claim=plan.claim
+                )
+        single = isinstance(nodes, dict)
+        self._pending = _Pending(round_, plan, cut, [], started, cohort=len(drawn), single=single)
+        extra = {wire.PLAN: plan.to_json()}
+        return self._messages(grid, nodes, cut, round_, arrays, MessageType.TRAIN, extra)
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord, MetricRecord]:
+        """Add up, charge, noise, divide by the public denominator and step."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            raise RunError("aggregate_train was called without configure_train")
+        plan, trust = pending.plan, pending.plan.budget.trust
+        total = self._sum(pending, replies)
+        if trust == "central":
+            self.ledger.charge(
+                plan.event, round=pending.round, key=fingerprint(self.keys, pending.round, SERVER), claim=plan.claim
+            )
+            release(total.total, plan, self.keys, pending.round)
+        mean = total.total / plan.denominator
+        model = self.optimizer.step(self.transcript.models[-1], self._expand(mean, plan))
+        self.transcript = self.transcript.extend(model, mean, plan)
+        record = RoundRecord(
+            pending.round, plan, pending.cohort, total.discarded, time.perf_counter() - pending.started
+        )
+        if self.on_round is not None:
+            self.on_round(record, self.transcript)
+        return _record(model), MetricRecord({"cohort": pending.cohort, "discarded": total.discarded})
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """No federated evaluation: unprotected figures of private data would be one more release."""
+        return []
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> None:
+        """Nothing to aggregate, see `configure_evaluate`."""
+        return None
+
+    # -- planning ------------------------------------------------------------------------------------------------------
+
+    def _plan(
+        self, round_: int, cut: list[np.ndarray], arrays: ArrayRecord, grid: Grid, nodes: dict[int, int] | list[int]
+    ) -> ReleasePlan:
+        if not self.mechanism.needs_private_norms:
+            return self.mechanism.plan(self.layers, self.budget, self.transcript)
+        messages = self._messages(grid, nodes, cut, round_, arrays, wire.TRAIN_NORMS, {})
+        rows = [m.content.array_records[wire.ARRAYS][wire.NORMS].numpy() for m in self._in_order(
+            grid.send_and_receive(messages), len(messages))]
+        norms = np.concatenate(rows) if rows else np.ones((1, len(self.layers)))
+        return self.mechanism.plan_from_private_norms(self.layers, self.budget, norms)
+
+    def _exhausted(self) -> frozenset[int]:
+        if self.max_participations is None:
+            return frozenset()
+        counts = self.ledger.participations()
+        return frozenset(client for client, count in counts.items() if count >= self.max_participations)
+
+    # -- messages ------------------------------------------------------------------------------------------------------
+
+    def _discover(self, grid: Grid) -> dict[int, int] | list[int]:
+        """Client -> node where every client has a node of its own; else the nodes, any of which serves any client."""
+        if self._nodes is not None:
+            return self._nodes
+        population, deadline = self.budget.sampling.population, time.monotonic() + self.wait_for_nodes
+        while not (node_ids := list(grid.get_node_ids())):
+            if time.monotonic() > deadline:
+                raise RunError(f"no node connected within {self.wait_for_nodes:.0f} s")
+            time.sleep(0.1)
+        content = RecordDict({wire.CONFIG: ConfigRecord()})
+        queries = [grid.create_message(content, MessageType.QUERY, node, "query") for node in node_ids]
+        answers = {}
+        for reply in grid.send_and_receive(queries, timeout=self.wait_for_nodes):
+            if reply.has_error():
+                raise RunError(f"node {reply.metadata.src_node_id} did not start: {reply.error.reason}")
+            answers[reply.metadata.src_node_id] = reply.content.config_records[wire.CONFIG]
+        sizes = {int(a[wire.PARTITIONS]) for a in answers.values()}  # type: ignore[arg-type]
+        if sizes == {population}:
+            owner = {int(a[wire.PARTITION]): node for node, a in answers.items()}  # type: ignore[arg-type]
+            missing = sorted(set(range(population)) - owner.keys())
+            if missing:
+                raise RunError(f"{len(missing)} of {population} clients have no node, the first is {missing[0]}")
+            self._nodes = owner
+        else:
+            self._nodes = sorted(answers)
+        return self._nodes
+
+    def _messages(
+        self,
+        grid: Grid,
+        nodes: dict[int, int] | list[int],
+        cut: list[np.ndarray],
+        round_: int,
+        arrays: ArrayRecord,
+        kind: str,
+        extra: dict[str, str],
+    ) -> list[Message]:
+        """A message a block where a node serves any client; a message a client where each has its own node."""
+        addressed: list[tuple[int, list[int]]] = []
+        if isinstance(nodes, dict):
+            addressed = [(nodes[int(c)], [int(c)]) for block in cut for c in block]
+        else:
+            addressed = [(nodes[i % len(nodes)], block.tolist()) for i, block in enumerate(cut)]
+        messages = []
+        for index, (node, members) in enumerate(addressed):
+            values = {wire.ROUND: round_, wire.BLOCK: index, wire.CLIENTS: members, **extra}
+            content = RecordDict({wire.ARRAYS: arrays, wire.CONFIG: ConfigRecord(values)})
+            messages.append(grid.create_message(content, kind, node, str(round_)))
+        return messages
+
+    def _in_order(self, replies: Iterable[Message], expected: int) -> Iterator[Message]:
+        """Replies by message index as soon as their turn comes, whatever order they arrive in."""
+        waiting: dict[int, Message] = {}
+        turn = 0
+        for reply in replies:
+            if reply.has_error():
+                raise RunError(f"a client block failed: {reply.error.reason}")
+            waiting[int(reply.content.metric_records[wire.METRICS][wire.BLOCK])] = reply  # type: ignore[arg-type]
+            while turn in waiting:
+                yield waiting.pop(turn)
+                turn += 1
+        if turn != expected:
+            raise RunError(f"only {turn + len(waiting)} of {expected} messages of the round were answered")
+
+    def _sum(self, pending: _Pending, replies: Iterable[Message]) -> BoundedSum:
+        """Sum of the blocks in order; blocks that arrive client by client are put together first."""
+        total, block = BoundedSum.empty(pending.plan), BoundedSum.empty(pending.plan)
+        sizes = [len(b) for b in pending.blocks]
+        per_message = [1] * sum(sizes) if pending.single else sizes
+        left = iter(sizes)
+        room = next(left, 0)
+        for reply in self._in_order(replies, len(per_message)):
+            metrics = reply.content.metric_records[wire.METRICS]
+            values = torch.from_numpy(reply.content.array_records[wire.ARRAYS][wire.SUM].numpy())
+            count = int(metrics[wire.EXAMPLES])  # type: ignore[arg-type]
+            if values.shape != (pending.plan.size,):
+                raise PrivacyError(f"a reply holds {values.numel()} values where the plan releases {pending.plan.size}")
+            block.merge(values, count, int(metrics[wire.DISCARDED]))  # type: ignore[arg-type]
+            if block.count >= room:
+                total.merge(block.total, block.count, block.discarded)
+                block, room = BoundedSum.empty(pending.plan), next(left, 0)
+        return total
+
+    def _expand(self, mean: Tensor, plan: ReleasePlan) -> Tensor:
+        """The released layers' mean at their places in a flat update [D]; layers that were not released stay put."""
+        update = torch.zeros(self.layers.size)
+        views = self.layers.split(update)
+        for j, part in zip(plan.indices, mean.split([size for _, size, _, _ in plan.parts]), strict=False):
+            views[j].copy_(part)
+        return update
+
+
+def _record(model: Tensor) -> ArrayRecord:
+    return ArrayRecord({wire.MODEL: Array(model.numpy())})
