@@ -57,7 +57,8 @@ class LayerwiseClient:
         app.query()(self.query)
         return app
 
-    def query(self, message: Message, context: Context) -> Message:
+    @staticmethod
+    def query(message: Message, context: Context) -> Message:
         """Tell the strategy which client lives here: this node's partition, or any client."""
         config = context.node_config
         answer = {

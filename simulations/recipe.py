@@ -19,6 +19,7 @@ from fedlgm.training import LocalTraining
 
 BUNDLED = Path(__file__).parent / "recipes"
 DEFAULT = "digits"
+_DEEPEST = 8
 
 
 class _Section(BaseModel):
@@ -190,12 +191,7 @@ def load(recipe: str | Path | None = None, overrides: Iterable[str] = ()) -> Rec
     Raises:
         ConfigError: no such recipe, not TOML, an unknown key, a wrong type or value: with the key's path and the reason.
     """
-    path = _locate(str(recipe or DEFAULT))
-    try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error
-    raw.setdefault("name", path.stem)
+    raw = _read(_locate(str(recipe or DEFAULT)), depth=0)
     for override in overrides:
         _override(raw, override)
     return validate(raw)
@@ -214,6 +210,22 @@ def validate(raw: dict[str, Any]) -> Recipe:
             stacklevel=2,
         )
     return recipe
+
+
+def _read(path: Path, depth: int) -> dict[str, Any]:
+    """Raw values of a recipe file on top of those of the recipe that it `extends`."""
+    if depth > _DEEPEST:
+        raise ConfigError(f"{path}: `extends` goes deeper than {_DEEPEST} recipes; does one extend itself?")
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    base = raw.pop("extends", None)
+    merged = {} if base is None else _read(_locate(str(base)), depth + 1)
+    for key, value in raw.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = merged[key] | value if both else value
+    return merged | {"name": raw.get("name", path.stem)}
 
 
 def _locate(recipe: str) -> Path:

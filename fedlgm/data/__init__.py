@@ -8,6 +8,7 @@ x = data.train_x[clients[3]]
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 
 from fedlgm.data.bundled import digits, synthetic
@@ -17,6 +18,8 @@ from fedlgm.data.sources import FILE_SETS, locate, read
 from fedlgm.errors import ConfigError
 
 __all__ = ["DataSet", "Partition", "load", "names", "partition", "schemes", "synthetic"]
+
+_synthetic = cache(synthetic)
 
 
 def names() -> tuple[str, ...]:
@@ -37,7 +40,8 @@ def load(name: str, data_dir: str | Path | None = None, *, download: bool = True
         download: whether to download a missing set.
 
     Returns:
-        The set. Grey pixels lie in [0, 1], with 0 for the background; colours lie in [-1, 1].
+        The set. Pixels lie in [-1, 1] (grey: from background to ink), scaled by constants that do not depend on the
+        data and so cost no privacy; synthetic data are not bounded.
 
     Raises:
         ConfigError: if the name is unknown.
@@ -50,4 +54,4 @@ def load(name: str, data_dir: str | Path | None = None, *, download: bool = True
     size = re.fullmatch(r"synthetic(?:-(\d+))?", name)
     if size is None:
         raise ConfigError(f"unknown data set {name!r}; known: {', '.join(names())} (or synthetic-N with N samples)")
-    return synthetic(int(size[1])) if size[1] else synthetic()
+    return _synthetic(int(size[1])) if size[1] else _synthetic()

@@ -41,8 +41,8 @@ def dirichlet_large(
 ) -> np.ndarray:
     """The law of the scheme "dirichlet", in arrays: for 100,000 clients or millions of samples.
 
-    Each class is cut by proportions p ~ Dirichlet(alpha, ..., alpha) over the clients. The same seed gives other clients
-    than with "dirichlet".
+    Each class is cut by proportions p ~ Dirichlet(alpha, ..., alpha) over the clients. The same seed gives another
+    division than with "dirichlet".
 
     Args:
         labels: labels, int [n].
@@ -83,8 +83,8 @@ def hsu(labels: np.ndarray, clients: int, ring: KeyRing, *, alpha: float) -> np.
         labels: labels, int [n].
         clients: number of clients.
         ring: source of randomness.
-        alpha: concentration, > 0, in units of the prior, which sums to 1: with K equal classes Flower's
-            `create_lda_partitions` means K times this alpha.
+        alpha: concentration, > 0, in units of the prior, which sums to 1. For K equal classes, a concentration of a
+            per class (as in Flower's old `create_lda_partitions`) is alpha = K a here.
 
     Returns:
         Owner of each sample; every sample has one.
@@ -147,12 +147,12 @@ def isolation_i(
 ) -> np.ndarray:
     """Label scarcity, Distribution I of the LaDP-FL paper (Section VII-B6).
 
-    Each client but the last has `labels_per_client` labels, among them the private one. The last, curious client has one
-    label less and lacks the private one. All clients have equally many samples.
+    Each client but the last has `labels_per_client` labels, among them the private one. The last, curious client has
+    one label less and lacks the private one. All clients have equally many samples.
 
-    The paper does not say how a client's samples divide over its labels. Here the private class is shared out evenly, a
-    client's other labels share the rest evenly, and clients are as large as the classes allow. Labels are chosen so that
-    each class is used in proportion to its samples.
+    The paper does not say how a client's samples divide over its labels. Here the private class is shared out evenly,
+    a client's other labels share the rest evenly, and clients are as large as the classes allow. Labels are chosen so
+    that each class is used in proportion to its samples.
 
     Args:
         labels: labels, int [n].
@@ -240,7 +240,8 @@ def natural(labels: np.ndarray, clients: int, ring: KeyRing, *, users: np.ndarra
     Args:
         labels: labels, int [n]; only their number matters.
         clients: number of clients, at most the number of users. With as many clients as users, client i is the user
-            with the i-th smallest id; with fewer, users are dealt out at random, equally many a client (give or take one).
+            with the i-th smallest id; with fewer, users are dealt out at random, equally many a client give or take
+            one.
         ring: source of randomness.
         users: user of each sample, int [n], such as `DataSet.train_user`.
 

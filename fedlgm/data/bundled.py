@@ -15,15 +15,15 @@ _SYNTHETIC_TEST = 10_000
 
 @cache
 def digits() -> DataSet:
-    """8x8 digits of `sklearn.datasets.load_digits`, 10 classes, pixels in [0, 1].
+    """8x8 digits of `sklearn.datasets.load_digits`, 10 classes, pixels in [-1, 1].
 
-    The split is fixed and public: within each class, every fifth sample in file order is a test sample, which makes 1,442
-    training and 355 test samples.
+    The split is fixed and public: within each class, every fifth sample in file order is a test sample. That makes
+    1,442 training and 355 test samples.
     """
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
-    x = (bunch.images / 16.0).astype(np.float32)[:, None]
+    x = (bunch.images / 8.0 - 1.0).astype(np.float32)[:, None]
     y = bunch.target.astype(np.int64)
     by_class = np.argsort(y, kind="stable")
     starts = np.searchsorted(y[by_class], np.arange(10))
@@ -33,7 +33,6 @@ def digits() -> DataSet:
     return DataSet("digits", x[~test], y[~test], x[test], y[test], classes=10)
 
 
-@cache
 def synthetic(
     samples: int = 100_000, *, classes: int = 10, shape: tuple[int, int, int] = (1, 4, 4), seed: int = 0
 ) -> DataSet:

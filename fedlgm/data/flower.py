@@ -23,9 +23,14 @@ _ATTEMPTS = 10
 
 
 def iid(labels: np.ndarray, clients: int, ring: KeyRing) -> np.ndarray:
-    """Random clients of equal size, give or take one (`IidPartitioner`)."""
+    """Random clients of equal size, give or take one (`IidPartitioner`); each has at least one sample."""
     from flwr_datasets.partitioner import IidPartitioner
 
+    if clients > len(labels):
+        raise ConfigError(
+            f"partition scheme 'iid' cannot divide {len(labels)} samples among {clients} clients: use at most one "
+            f"client a sample, or the scheme 'dirichlet-large' with a large alpha"
+        )
     return _owners(IidPartitioner(clients), labels, ring)
 
 
@@ -81,8 +86,8 @@ def dirichlet(
                 f"fewer clients (at most one a sample)"
             ) from error
     raise ConfigError(
-        f"partition scheme 'dirichlet' with self_balancing found no division in {_ATTEMPTS} draws at alpha={alpha}: use "
-        f"a larger alpha, or the scheme 'dirichlet-large', which balances at any alpha"
+        f"partition scheme 'dirichlet' with self_balancing found no division in {_ATTEMPTS} draws at alpha={alpha}: "
+        f"use a larger alpha, or the scheme 'dirichlet-large', which balances at any alpha"
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import pickle
 import zlib
 from collections.abc import Sequence
@@ -20,7 +21,13 @@ from fedlgm.errors import DataError
 
 
 class Samples(NamedTuple):
-    """Samples of one file: `x` uint8 or float32 [n, C, H, W], `y` int64 [n], `user` (a name each, str [n]) or None."""
+    """Samples of one file.
+
+    Attributes:
+        x: images [n, C, H, W], uint8, or float32 in [0, 1].
+        y: labels, int64 [n].
+        user: name of each sample's user, str [n], or None.
+    """
 
     x: np.ndarray
     y: np.ndarray
@@ -38,11 +45,11 @@ def read_idx(path: Path) -> np.ndarray:
     if len(content) < 4 or content[:3] != b"\x00\x00\x08":
         raise DataError(f"{path} is not an IDX file of unsigned bytes")
     start = 4 + 4 * content[3]
-    shape = tuple(int(size) for size in np.frombuffer(content[4:start], dtype=">u4"))
-    if len(shape) != content[3] or len(content) - start != int(np.prod(shape, dtype=np.int64)):
-        raise DataError(
-            f"{path} is damaged: {len(content) - start} data bytes do not fill the shape {shape} of its header"
-        )
+    if len(content) < start:
+        raise DataError(f"{path} is damaged: it ends within its header")
+    shape = tuple(np.frombuffer(content[4:start], dtype=">u4").tolist())
+    if len(content) - start != math.prod(shape):
+        raise DataError(f"{path} is damaged: it has {len(content) - start} bytes for an array of shape {shape}")
     return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape)
 
 

@@ -6,7 +6,7 @@ Schemes of `flwr-datasets` run on its own partitioners; the others are in `assig
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +46,10 @@ class Partition:
         if not 0 <= client < len(self):
             raise IndexError(f"client {client} is not in [0, {len(self)})")
         return self.order[self.offsets[client] : self.offsets[client + 1]]
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        """Sample indices of each client in turn."""
+        return (self[client] for client in range(len(self)))
 
     @property
     def sizes(self) -> np.ndarray:

@@ -170,7 +170,7 @@ def read(name: str, folder: Path) -> DataSet:
     """The set `name` of `FILE_SETS` from the folder that `locate` found, held for the life of the process.
 
     Returns:
-        The set. Grey pixels lie in [0, 1], with 0 for the background; colours lie in [-1, 1].
+        The set, with pixels in [-1, 1].
 
     Raises:
         DataError: if a file is damaged.
@@ -185,13 +185,10 @@ def read(name: str, folder: Path) -> DataSet:
 
 
 def _scaled(x: np.ndarray) -> np.ndarray:
-    """Images as float32; bytes are scaled by constants of the format, which cost no privacy."""
-    scaled = x.astype(np.float32, copy=x.dtype != np.float32)
-    if x.dtype == np.uint8:
-        scaled *= 1.0 / 255.0
-        if x.shape[1] == 3:
-            scaled *= 2.0
-            scaled -= 1.0
+    """Bytes, or numbers in [0, 1], as float32 in [-1, 1]."""
+    scaled = x.astype(np.float32)
+    scaled *= 2.0 / 255.0 if x.dtype == np.uint8 else 2.0
+    scaled -= 1.0
     return scaled
 
 

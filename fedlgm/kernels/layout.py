@@ -45,14 +45,16 @@ class Segment:
         start: flat position of the first element.
         stop: flat position behind the last one.
         layer: the layer, or each element's layer, [stop - start] int64.
-        counters: the first two Philox counter words (element // 4, layer) of all groups of four, each [G] or an int.
+        group: first Philox counter word (element // 4) of the first group of four, or of all G groups, [G] int64.
+        group_layer: second counter word: the layer, or each group's layer, [G] int64.
         pick: where among the 4 G outputs each element's value lies, [stop - start] int64; None means the first ones.
     """
 
     start: int
     stop: int
     layer: int | Tensor
-    counters: tuple[Tensor, int | Tensor]
+    group: int | Tensor
+    group_layer: int | Tensor
     pick: Tensor | None
 
 
@@ -113,21 +115,16 @@ class Layout:
                 if small:
                     run.append(layer)
                 else:
-                    segments.extend(self._pieces(layer, size, device))
+                    segments.extend(self._pieces(layer, size))
             if run:
                 segments.append(self._merged(run, device))
             self._segments[size, device] = segments
         return self._segments[size, device]
 
-    def _pieces(self, layer: int, size: int, device: torch.device) -> list[Segment]:
+    def _pieces(self, layer: int, size: int) -> list[Segment]:
         begin, end = int(self.offsets[layer]), int(self.offsets[layer + 1])
-        ramp = torch.arange(-(-min(size, end - begin) // 4), device=device)
-        pieces = []
-        for start in range(begin, end, size):
-            stop = min(start + size, end)
-            groups = ramp[: -(-(stop - start) // 4)]
-            pieces.append(Segment(start, stop, layer, (groups, layer), None))
-        return pieces
+        starts = range(begin, end, size)
+        return [Segment(s, min(s + size, end), layer, (s - begin) // 4, layer, None) for s in starts]
 
     def _merged(self, run: list[int], device: torch.device) -> Segment:
         sizes = self.sizes[run]
@@ -144,7 +141,8 @@ class Layout:
             int(self.offsets[run[0]]),
             int(self.offsets[run[-1] + 1]),
             put(np.repeat(run, sizes)),
-            (put(group), put(layer_of_group)),
+            put(group),
+            put(layer_of_group),
             put(pick),
         )
 

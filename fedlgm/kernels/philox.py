@@ -1,7 +1,7 @@
 """The random words behind all kernel noise: Philox4x32-10, what its counter holds and how words become noise.
 
-Every backend reproduces these integers bit for bit, so that a noise value depends on (key, layer, element, stream) only:
-not on the backend, the block of clients, the tile size or the number of GPU threads.
+Every backend reproduces these integers bit for bit, so that a noise value depends on (key, layer, element, stream)
+only: not on the backend, the block of clients, the tile size or the number of GPU threads.
 
     key      two words of `KeyRing.words(2, Purpose.NOISE, round)` (`noise_key`): the round is in the key
     counter  (element // 4, layer, stream, 0)
@@ -56,8 +56,8 @@ def philox4x32(counter: tuple[Any, Any, Any, Any], key: tuple[int, int]) -> tupl
     """Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3", Section 3.3).
 
     Args:
-        counter: four words in [0, 2**32), each a Python int, a NumPy int64 or uint64 array or a torch int64 tensor; they
-            broadcast, and words that are ints cost nothing until they meet an array.
+        counter: four words in [0, 2**32), each a Python int, a NumPy int64 or uint64 array or a torch int64 tensor.
+            They broadcast; words that are ints cost nothing until they meet an array.
         key: two words in [0, 2**32).
 
     Returns:

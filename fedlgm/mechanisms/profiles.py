@@ -95,7 +95,7 @@ class Profile:
         values, counts = self.values[order], self.counts[order].astype(np.float64)
         below = np.cumsum(counts) - counts
         above = self.dimension - below - counts
-        return float(counts * (below - above) @ values) / (self.dimension * total)
+        return max(0.0, float(counts * (below - above) @ values) / (self.dimension * total))
 
 
 def as_profile(profile: Profile | npt.ArrayLike) -> Profile:

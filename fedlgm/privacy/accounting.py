@@ -7,11 +7,14 @@ mechanism of rate m/N at the doubled sensitivity; with Poisson sampling it is an
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, Literal
 
+import absl.logging
 import dp_accounting
 import scipy.optimize
 from dp_accounting import dp_event
@@ -137,17 +140,42 @@ def sampled(event: dp_event.DpEvent, sampling_rate: float) -> dp_event.DpEvent:
 def composed_epsilon(
     events: Iterable[tuple[dp_event.DpEvent, int]], delta: float, accountant: str = "pld"
 ) -> float:
-    """Epsilon at `delta` of events composed the given numbers of times; `inf` if one of them is not private."""
-    ledger = ACCOUNTANTS[accountant]()
+    """Epsilon at `delta` of events composed the given numbers of times; `inf` if one of them is not private.
+
+    Raises:
+        PrivacyError: the accountant cannot handle one of the events.
+    """
+    merged: dict[str, int] = {}
     for event, count in events:
-        if count == 0:
-            continue
+        if count > 0:
+            name = json.dumps(encode(event))
+            merged[name] = merged.get(name, 0) + count
+    return _composed_epsilon(tuple(sorted(merged.items())), float(delta), accountant)
+
+
+@lru_cache(maxsize=4096)
+def _composed_epsilon(events: tuple[tuple[str, int], ...], delta: float, accountant: str) -> float:
+    ledger = ACCOUNTANTS[accountant]()
+    for name, count in events:
+        event = decode(json.loads(name))
         if isinstance(event, dp_event.NonPrivateDpEvent):
             return math.inf
         if not ledger.supports(event):
-            raise PrivacyError(f"the {accountant} accountant cannot account for {event}; try --accountant pld")
-        ledger.compose(event, count)
-    return float(ledger.get_epsilon(delta))
+            raise PrivacyError(f"the {accountant} accountant cannot account for {event}; use accountant = 'pld'")
+        with _quiet():
+            ledger.compose(event, count)
+    return float(ledger.get_epsilon(delta)) if events else 0.0
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """dp_accounting logs every Renyi order that it leaves out; leaving some out is routine and safe."""
+    before = absl.logging.get_verbosity()
+    absl.logging.set_verbosity(absl.logging.ERROR)
+    try:
+        yield
+    finally:
+        absl.logging.set_verbosity(before)
 
 
 def encode(event: dp_event.DpEvent) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""Measurements behind docs/results; every module runs as `python -m benchmarks.NAME`."""

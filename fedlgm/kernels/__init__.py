@@ -1,0 +1,34 @@
+"""The private step layer by layer (norms, clip factors, scaled sum, noise), in Triton on GPUs and in torch anywhere.
+
+`backend_for(tensor)` picks the backend; importing this package needs neither Triton nor a GPU.
+"""
+
+from __future__ import annotations
+
+from fedlgm.kernels.doors import (
+    Backend,
+    PrivateSum,
+    add_noise_,
+    backend_for,
+    clip_scale_noise_sum,
+    clip_scale_sum,
+    l1_norms,
+    private_step,
+    squared_norms,
+)
+from fedlgm.kernels.philox import SERVER_STREAM, noise_key, philox4x32
+
+__all__ = [
+    "SERVER_STREAM",
+    "Backend",
+    "PrivateSum",
+    "add_noise_",
+    "backend_for",
+    "clip_scale_noise_sum",
+    "clip_scale_sum",
+    "l1_norms",
+    "noise_key",
+    "philox4x32",
+    "private_step",
+    "squared_norms",
+]

@@ -1,0 +1,38 @@
+"""What noise a sum receives, as plain data that both backends read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedlgm.kernels.philox import SERVER_STREAM
+from fedlgm.noise import Family
+
+SAFETY = 1 - 2.0**-18
+"""Factors cut to this share of the bound: float32 rounding then cannot carry a cut layer above it."""
+
+GRID_BITS = 10
+"""Released values are multiples of 2^(floor(log2 scale) - GRID_BITS)."""
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Noise for one sum.
+
+    Attributes:
+        scale: std (Gaussian) or b (Laplace) for each layer, [K] float32 on the sum's device; 0 adds nothing.
+        family: "gaussian" or "laplace".
+        key: Philox key, two 32-bit words.
+        grid: round value + noise to the layer's grid.
+        streams: [B] int64, each client's stream (local trust: each client's contribution is noised); None means central
+            trust: the sum is noised once.
+        stream: stream of central noise.
+    """
+
+    scale: Tensor
+    family: Family
+    key: tuple[int, int]
+    grid: bool = True
+    streams: Tensor | None = None
+    stream: int = SERVER_STREAM

@@ -1,0 +1,153 @@
+"""The private step in plain torch: for CPUs and for accelerators without Triton.
+
+It follows the Triton kernels operation by operation: sums without noise agree bit for bit, Philox words too, noise to
+float32 rounding. Pieces of the flat vector are small enough to stay in a CPU's cache.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from fedlgm.kernels.layout import Layout, Segment
+from fedlgm.kernels.philox import UNIFORM_MAX, UNIFORM_STEP, philox4x32
+from fedlgm.kernels.spec import GRID_BITS, SAFETY, Noise
+from fedlgm.noise import Family
+
+_CHUNK = 1 << 15
+
+
+def layer_moments(
+    updates: Tensor, layout: Layout, power: int, clip: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Sums of |u|^power over each client's layers, and from them the factors that bound the layers.
+
+    Args:
+        updates: [B, D] float32 or bfloat16.
+        layout: layer boundaries.
+        power: 2 (squared l2 norms) or 1 (l1 norms).
+        clip: bound of each layer's norm, [K] float32, or None for no factors.
+
+    Returns:
+        Moments [B, K] float32; number of each client's elements whose |u|^power is NaN or overflows, [B] int64; factors
+        min(1, bound / norm) [B, K] float32 (0 for a client with an overflow), or None.
+    """
+    clients, device = updates.shape[0], updates.device
+    # Metal has no float64; elsewhere it makes the sum's order immaterial.
+    wide = torch.float32 if device.type == "mps" else torch.float64
+    sums = torch.zeros(clients, layout.layers, dtype=wide, device=device)
+    nonfinite = torch.zeros(clients, dtype=torch.int64, device=device)
+    for segment in layout.segments(_CHUNK, device):
+        piece = updates[:, segment.start : segment.stop].float()
+        terms = piece.square() if power == 2 else piece.abs()
+        nonfinite += (~(terms < math.inf)).sum(dim=1)
+        if isinstance(segment.layer, int):
+            sums[:, segment.layer] += terms.sum(dim=1, dtype=wide)
+        else:
+            sums.index_add_(1, segment.layer, terms.to(wide))
+    moments = sums.float()
+    return moments, nonfinite, None if clip is None else _factors(moments, nonfinite, clip, power)
+
+
+def _factors(moments: Tensor, nonfinite: Tensor, clip: Tensor, power: int) -> Tensor:
+    norms = moments.sqrt() if power == 2 else moments
+    limit = clip * SAFETY
+    # The divisor's floor only spares the branch that is not taken a division by zero.
+    factors = torch.where(norms > limit, limit / norms.clamp(min=torch.finfo(torch.float32).tiny), 1.0)
+    return torch.where((nonfinite[:, None] > 0) | ~(norms < math.inf), 0.0, factors)
+
+
+def accumulate(
+    out: Tensor,
+    layout: Layout,
+    updates: Tensor | None = None,
+    factors: Tensor | None = None,
+    noise: Noise | None = None,
+    fresh: bool = False,
+) -> None:
+    """Add sum_b factors[b, layer] * updates[b] and noise to `out`, in client order, float32.
+
+    Args:
+        out: [D] float32, changed in place.
+        layout: layer boundaries.
+        updates: [B, D] float32 or bfloat16, or None for no clients.
+        factors: [B, K] float32.
+        noise: central or local noise, or None.
+        fresh: ignore what `out` holds.
+    """
+    for segment in layout.segments(_CHUNK, out.device):
+        target = out[segment.start : segment.stop]
+        if fresh:
+            target.zero_()
+        scale = noise.scale[segment.layer] if noise else None
+        if updates is not None and factors is not None:
+            for client in range(updates.shape[0]):
+                factor = factors[client, segment.layer]
+                term = updates[client, segment.start : segment.stop].float() * factor
+                term = torch.where(factor != 0, term, 0.0)
+                if noise and noise.streams is not None and scale is not None:
+                    _add_noise(term, segment, scale, noise, noise.streams[client])
+                target += term
+        if noise and noise.streams is None and scale is not None:
+            _add_noise(target, segment, scale, noise, noise.stream)
+
+
+def _add_noise(values: Tensor, segment: Segment, scale: Tensor, noise: Noise, stream: int | Tensor) -> None:
+    values += unit_noise(segment, noise.family, noise.key, stream, values.device).mul_(scale)
+    if noise.grid:
+        snap_(values, scale)
+
+
+def unit_noise(
+    segment: Segment, family: Family, key: tuple[int, int], stream: int | Tensor, device: torch.device
+) -> Tensor:
+    """Noise of scale 1 for the elements of a segment, [stop - start] float32 (see `fedlgm.kernels.philox`)."""
+    length = segment.stop - segment.start
+    group = segment.group
+    if isinstance(group, int):
+        group = torch.arange(group, group + -(-length // 4), device=device)
+    words = philox4x32((group, segment.group_layer, stream, 0), key)
+    values = torch.empty(len(group), 4, device=device)
+    if family == "gaussian":
+        for i in (0, 2):
+            values[:, i], values[:, i + 1] = gaussian_pair(words[i], words[i + 1])
+    else:
+        for i in range(4):
+            values[:, i] = laplace(words[i])
+    flat = values.view(-1)
+    return flat[:length] if segment.pick is None else flat[segment.pick]
+
+
+def uniform(word: Tensor) -> Tensor:
+    """Uniforms in (0, 1) from 32-bit words, float32."""
+    return (word | 1).float().mul_(UNIFORM_STEP).clamp_(max=UNIFORM_MAX)
+
+
+def gaussian_pair(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Two standard normal vectors from two vectors of 32-bit words, float32."""
+    radius = uniform(x).log_().mul_(-2.0).sqrt_()
+    radius = torch.where(y >= 1 << 31, -radius, radius)
+    angle = ((((y & 0x3FFFFFFF) << 2 | 2) ^ (1 << 31)) - (1 << 31)).float().mul_(math.pi / 4 * 2.0**-31)
+    cosine, sine = radius * angle.cos(), radius * angle.sin()
+    swap = (y & (1 << 30)) != 0
+    return torch.where(swap, sine, cosine), torch.where(swap, cosine, sine)
+
+
+def laplace(x: Tensor) -> Tensor:
+    """Laplace values of scale 1 from a vector of 32-bit words, float32."""
+    magnitude = uniform(x).log_()
+    return torch.where((x & 1) != 0, magnitude, -magnitude)
+
+
+def snap_(values: Tensor, scale: Tensor) -> None:
+    """Round values in place to multiples of 2^(floor(log2 scale) - GRID_BITS), ties to even; scale 0 leaves them.
+
+    Adding and subtracting 2^23 steps rounds float32 to a multiple of the step; larger values are multiples already.
+    """
+    limit = ((scale.view(torch.int32) & 0x7F800000) + ((23 - GRID_BITS) << 23)).view(torch.float32)
+    limit = torch.where(scale > 0, limit, 0.0)
+    magnitude = values.abs()
+    rounded = ((magnitude + limit) - limit).copysign_(values)
+    values.copy_(torch.where(magnitude < limit, rounded, values))

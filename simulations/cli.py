@@ -1,0 +1,202 @@
+"""The `fedlgm` command. Heavy imports happen inside the commands, so that `--help` answers at once."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+app = typer.Typer(
+    help="Layer-wise differentially private federated learning: every mechanism, one honest accountant.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+_out = Console()
+_err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+RecipeArgument = Annotated[str | None, typer.Argument(help="Bundled recipe or TOML file; `digits` if left out.")]
+SetOption = Annotated[list[str] | None, typer.Option("--set", help="section.key=value; repeatable.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+@app.command()
+def simulate(
+    recipe: RecipeArgument = None,
+    engine: Annotated[str, typer.Option(help="local, ray or flower.")] = "ray",
+    rounds: Annotated[int | None, typer.Option(help="Overrides federation.rounds.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Overrides run.seed.")] = None,
+    overrides: SetOption = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Training processes; by default one a core.")] = None,
+    ray_address: Annotated[str | None, typer.Option(help="A Ray cluster to join.")] = None,
+    supernodes: Annotated[int | None, typer.Option(min=1, help="For the flower engine: simulated SuperNodes.")] = None,
+    run_dir: Annotated[Path | None, typer.Option(help="Folder to create for the run.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Continue this run instead of starting one.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Simulate a private federation."""
+    from fedlgm.errors import ConfigError
+    from simulations import display, launch
+
+    if engine not in ("local", "ray", "flower"):
+        raise ConfigError(f"--engine: unknown {engine!r}; known: local, ray, flower")
+    options: dict[str, Any] = {
+        "engine": engine, "workers": workers, "ray_address": ray_address, "supernodes": supernodes,
+    }  # fmt: skip
+    if resume is not None:
+        if recipe is not None or overrides or rounds is not None or seed is not None or run_dir is not None:
+            raise ConfigError("--resume continues a run as it was started: leave out the recipe and every override")
+        parsed = launch.RunFolder.open(resume).recipe()
+    else:
+        parsed = _recipe(recipe, overrides, rounds, seed)
+    with display.progress(parsed, shown=not as_json) as on_round:
+        if resume is not None:
+            result = launch.resume(resume, progress=on_round, **options)
+        else:
+            result = launch.simulate(parsed, run_dir=run_dir, progress=on_round, **options)
+    if as_json:
+        _print_json(result)
+    else:
+        _out.print(display.summary(result))
+
+
+@app.command()
+def plan(recipe: RecipeArgument = None, overrides: SetOption = None, as_json: JsonOption = False) -> None:
+    """Show what a recipe would release, layer by layer, without training."""
+    from simulations import display, planning
+
+    report = planning.plan_report(_recipe(recipe, overrides))
+    if as_json:
+        _print_json(report)
+    else:
+        _out.print(display.plan_table(report))
+
+
+@app.command()
+def calibrate(
+    epsilon: Annotated[float, typer.Option(help="Target epsilon of the whole run.")],
+    delta: Annotated[float, typer.Option(help="Target delta.")],
+    steps: Annotated[int, typer.Option(help="Number of releases T.")],
+    sampling_rate: Annotated[float, typer.Option(help="Probability q that a client takes part.")] = 1.0,
+    relation: Annotated[str, typer.Option(help="add-remove or replace-one.")] = "add-remove",
+    accountant: Annotated[str, typer.Option(help="pld or rdp.")] = "pld",
+    as_json: JsonOption = False,
+) -> None:
+    """Noise multiplier that meets a budget."""
+    from fedlgm import privacy
+
+    settings: dict[str, Any] = {
+        "steps": steps, "sampling_rate": sampling_rate, "relation": relation, "accountant": accountant,
+    }  # fmt: skip
+    multiplier = privacy.calibrate(epsilon, delta, **settings)
+    reached = privacy.epsilon(multiplier, delta, **settings)
+    if as_json:
+        _print_json({"noise_multiplier": multiplier, "epsilon": reached, "delta": delta, **settings})
+    else:
+        _out.print(f"noise multiplier [bold]{multiplier:.6f}[/bold] gives epsilon {reached:.6f} at delta {delta:g}")
+        _out.print(f"{steps} releases, sampling rate {sampling_rate:g}, {relation}, {accountant} accountant", style="dim")
+
+
+@app.command()
+def partition(
+    recipe: RecipeArgument = None,
+    overrides: SetOption = None,
+    out: Annotated[Path, typer.Option(help="PNG to write.")] = Path("partition.png"),
+    as_json: JsonOption = False,
+) -> None:
+    """Label histogram of every client, as a picture and a table."""
+    from simulations import display, planning
+
+    report = planning.partition_report(_recipe(recipe, overrides), out)
+    if as_json:
+        _print_json(report)
+    else:
+        _out.print(display.partition_table(report))
+
+
+@app.command()
+def report(run: Annotated[Path, typer.Argument(help="Run folder.")], as_json: JsonOption = False) -> None:
+    """Write a run's report.html and print its summary."""
+    from simulations import display, reporting
+
+    summary = reporting.write_report(run)
+    if as_json:
+        _print_json(summary)
+    else:
+        _out.print(display.summary(summary))
+
+
+@app.command()
+def ledger(run: Annotated[Path, typer.Argument(help="Run folder.")], as_json: JsonOption = False) -> None:
+    """What a run has spent: proven and claimed, after every charge."""
+    from simulations import display, reporting
+
+    summary = reporting.ledger_report(run)
+    if as_json:
+        _print_json(summary)
+    else:
+        _out.print(display.ledger_table(summary))
+
+
+@app.command()
+def doctor(as_json: JsonOption = False) -> None:
+    """Check this machine: versions, cores, devices, data sets, noise backend."""
+    from simulations import display, health
+
+    findings = health.examine()
+    if as_json:
+        _print_json(findings)
+    else:
+        _out.print(display.doctor_table(findings))
+
+
+def _recipe(
+    recipe: str | None, overrides: list[str] | None, rounds: int | None = None, seed: int | None = None
+) -> Any:
+    from simulations import recipe as recipes
+
+    extra = list(overrides or [])
+    extra += [f"federation.rounds={rounds}"] if rounds is not None else []
+    extra += [f"run.seed={seed}"] if seed is not None else []
+    return recipes.load(recipe, extra)
+
+
+def _print_json(value: Any) -> None:
+    # Infinity is not JSON: the one place where it arises is a release that is not private.
+    sys.stdout.write(json.dumps(_plain(value), allow_nan=False) + "\n")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and value in (float("inf"), float("-inf")):
+        return "inf" if value > 0 else "-inf"
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value
+
+
+def main() -> None:
+    """Entry point: user errors end with one message and status 2, an interruption with status 130."""
+    from fedlgm.errors import FedlgmError
+
+    warnings.showwarning = lambda message, *_, **__: _err.print(f"warning: {message}", style="yellow")
+    try:
+        app(standalone_mode=True)
+    except FedlgmError as error:
+        _err.print("error: ", style="bold red", end="")
+        _err.print(str(error), markup=False)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        _err.print("interrupted; continue with: fedlgm simulate --resume RUN", style="yellow")
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""The `flower` engine: Flower's own simulation runtime behind a private SuperLink that is stopped at the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fedlgm.errors import RunError
+from simulations.run_folder import RunFolder
+
+APP = Path(__file__).resolve().parents[1] / "flower_app"
+_CONNECTION = "fedlgm"
+_STARTUP_S = 60.0
+
+OnRound = Callable[[dict[str, Any]], None]
+
+
+def run_flower(
+    folder: RunFolder, supernodes: int, workers: int, progress: OnRound | None = None
+) -> dict[str, Any]:
+    """Run the Flower app on `folder`'s recipe and return its summary.
+
+    Args:
+        folder: a created run folder.
+        supernodes: simulated SuperNodes: one a client, or fewer that serve blocks.
+        workers: Ray actors of one CPU each.
+        progress: called with each round's metrics row.
+
+    Raises:
+        RunError: the run did not complete; the message ends with Flower's log.
+    """
+    with tempfile.TemporaryDirectory(prefix="fedlgm-flower-") as home, _superlink(Path(home), folder) as flwr:
+        federation = (
+            f"num-supernodes={supernodes} client-resources-num-cpus=1 init-args-num-cpus={workers} "
+            "init-args-log-to-driver=false"
+        )
+        config = f"recipe={json.dumps(str(folder.recipe_file.resolve()))} run-dir={json.dumps(str(folder.path.resolve()))}"
+        submitted = flwr(
+            "run", str(APP), _CONNECTION, "--format", "json", "--federation-config", federation, "--run-config", config
+        )
+        run_id = str(submitted["run-id"])
+        status = _follow(flwr, run_id, folder, progress)
+        result = folder.result()
+        if status != "finished:completed" or result is None:
+            log = flwr.text("log", run_id, _CONNECTION, "--show")
+            raise RunError(f"Flower reports {status} for the run. End of its log:\n{_tail(log)}")
+        return result
+
+
+class _Flwr:
+    """The `flwr` command against one SuperLink."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self._environment = environment
+
+    def __call__(self, *arguments: str) -> dict[str, Any]:
+        text = self.text(*arguments)
+        start = text.find("{")
+        if start < 0:
+            raise RunError(f"`flwr {arguments[0]}` failed:\n{_tail(text)}")
+        answer: dict[str, Any] = json.loads(text[start:])
+        if answer.get("success") is False:
+            raise RunError(f"`flwr {arguments[0]}` failed: {answer.get('error-message', answer)}")
+        return answer
+
+    def text(self, *arguments: str) -> str:
+        done = subprocess.run(
+            [_command("flwr"), *arguments], env=self._environment, capture_output=True, text=True, check=False
+        )
+        return done.stdout or done.stderr
+
+
+@contextmanager
+def _superlink(home: Path, folder: RunFolder) -> Iterator[_Flwr]:
+    """A SuperLink of our own on a free port, with nothing in the user's home and nothing left running."""
+    port = _free_port()
+    (home / "config.toml").write_text(
+        f'[superlink]\ndefault = "{_CONNECTION}"\n\n[superlink.{_CONNECTION}]\n'
+        f'address = "127.0.0.1:{port}"\ninsecure = true\n'
+    )
+    environment = os.environ | {
+        "FLWR_HOME": str(home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+    }
+    command = [
+        *(_command("flower-superlink"), "--insecure", "--simulation", "--host", "127.0.0.1"),
+        *("--port", str(port)),
+    ]
+    with (folder.path / "flower.log").open("wb") as log:
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+        try:
+            _wait_until_healthy(process, port, folder)
+            yield _Flwr(environment)
+        finally:
+            _stop(process)
+
+
+def _wait_until_healthy(process: subprocess.Popen[bytes], port: int, folder: RunFolder) -> None:
+    deadline = time.monotonic() + _STARTUP_S
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.1)
+    raise RunError(f"Flower's SuperLink did not start; see {folder.path / 'flower.log'}")
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End the SuperLink with its SuperExec, ServerApp and Ray processes: they share its process group."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            pass
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.wait()
+
+
+def _follow(flwr: _Flwr, run_id: str, folder: RunFolder, progress: OnRound | None) -> str:
+    """Wait for the run's end and pass on its metrics meanwhile; returns Flower's status."""
+    seen = len(folder.rows())
+    asked = 0.0
+    status = "pending"
+    while not status.startswith("finished"):
+        time.sleep(0.25)
+        seen = _pass_on(folder, seen, progress)
+        if time.monotonic() - asked > 3 or folder.result() is not None:
+            runs = flwr("list", _CONNECTION, "--run-id", run_id, "--format", "json")["runs"]
+            status, asked = str(runs[0]["status"]), time.monotonic()
+    _pass_on(folder, seen, progress)
+    return status
+
+
+def _pass_on(folder: RunFolder, seen: int, progress: OnRound | None) -> int:
+    rows = folder.rows()
+    for row in rows[seen:]:
+        if progress is not None:
+            progress(row)
+    return len(rows)
+
+
+def _command(name: str) -> str:
+    return str(Path(sys.executable).parent / name)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _tail(text: str, lines: int = 15) -> str:
+    return "\n".join(text.strip().splitlines()[-lines:])

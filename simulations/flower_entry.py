@@ -1,0 +1,83 @@
+"""What the Flower app's two files load: the run's objects, built from Flower's run config."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+from flwr.app import Context, Message, UserConfig
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from clients import LayerwiseClient
+from fedlgm.errors import FedlgmError
+from fedlgm.keys import KeyRing
+from simulations import recipe as recipes
+from simulations.assembly import Assembly
+from simulations.launch import default_folder
+from simulations.recipe import Recipe
+from simulations.run_folder import RunFolder
+from simulations.server import serve
+
+
+def make_server_app() -> ServerApp:
+    """ServerApp that runs the recipe named in the run config."""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        path = str(context.run_config.get("run-dir", ""))
+        given = Path(path) if path else None
+        if given is not None and not given.is_absolute():
+            raise FedlgmError(f"run-dir must be an absolute path, got {path!r}: this process does not run where you are")
+        if given is not None and (given / "recipe.toml").is_file():
+            folder = RunFolder.open(given)
+            recipe = folder.recipe()
+        else:
+            recipe = _recipe(context.run_config)
+            folder = RunFolder.create(given or default_folder(recipe).resolve(), recipe)
+        result = serve(grid, Assembly(recipe), folder, KeyRing.from_seed(recipe.run.seed), "flower", print_row)
+        print(f"accuracy {result['accuracy']:.4f}, epsilon {result['epsilon']:.3f}, run folder {folder.path}", flush=True)
+
+    return app
+
+
+def make_client_app() -> ClientApp:
+    """ClientApp that stands for the node's partition, or for any client where a node serves several."""
+    app = ClientApp()
+
+    @app.query()
+    def query(message: Message, context: Context) -> Message:
+        return LayerwiseClient.query(message, context)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        return _client(context.run_config).train(message, context)
+
+    @app.train("norms")
+    def train_norms(message: Message, context: Context) -> Message:
+        return _client(context.run_config).train_norms(message, context)
+
+    return app
+
+
+def print_row(row: dict[str, float]) -> None:
+    """One line a round for Flower's log."""
+    figures = f" accuracy {row['accuracy']:.4f} epsilon {row['epsilon']:.3f}" if "accuracy" in row else ""
+    print(f"round {row['round']}: {row['cohort']} clients, {row['seconds']:.2f} s{figures}", flush=True)
+
+
+def _recipe(config: UserConfig) -> Recipe:
+    overrides = [part for part in str(config.get("set", "")).split(";") if part.strip()]
+    return recipes.load(str(config.get("recipe", "")) or None, overrides)
+
+
+def _client(config: UserConfig) -> LayerwiseClient:
+    return _built(str(config.get("recipe", "")), str(config.get("set", "")))
+
+
+@lru_cache(maxsize=1)
+def _built(recipe: str, overrides: str) -> LayerwiseClient:
+    # Simulated clients share a process: model and data are made once in it.
+    parsed = _recipe({"recipe": recipe, "set": overrides})
+    return Assembly(parsed).client(KeyRing.from_seed(parsed.run.seed))

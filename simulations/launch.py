@@ -1,0 +1,120 @@
+"""Starting a run on one of the engines."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+from fedlgm.errors import RunError
+from fedlgm.keys import KeyRing
+from simulations.assembly import Assembly
+from simulations.recipe import Recipe
+from simulations.run_folder import RunFolder
+
+Engine = Literal["local", "ray", "flower"]
+OnRound = Callable[[dict[str, Any]], None]
+
+
+def simulate(
+    recipe: Recipe,
+    *,
+    engine: Engine = "local",
+    run_dir: Path | str | None = None,
+    workers: int | None = None,
+    ray_address: str | None = None,
+    supernodes: int | None = None,
+    progress: OnRound | None = None,
+) -> dict[str, Any]:
+    """Simulate a federation in a new run folder and return its summary (see `server.serve`).
+
+    Args:
+        recipe: what to run.
+        engine: "local" (this process), "ray" (resident actors) or "flower" (Flower's simulation runtime).
+        run_dir: folder to create; by default `runs/<recipe>-<time>`.
+        workers: processes that train; by default the machine's cores.
+        ray_address: for "ray", a cluster to join instead of this machine.
+        supernodes: for "flower", simulated SuperNodes: by default one a worker, each serving whole blocks; with as many
+            as there are clients every client is a node of its own, as in a deployment.
+        progress: called with each round's metrics row.
+
+    Raises:
+        ConfigError, DataError, PrivacyError, RunError: with one clear message, before anything is written where possible.
+    """
+    assembly = Assembly(recipe)
+    _check(assembly)
+    folder = RunFolder.create(Path(run_dir) if run_dir is not None else default_folder(recipe), recipe)
+    return _run(assembly, folder, engine, workers, ray_address, supernodes, progress)
+
+
+def resume(
+    run: Path | str,
+    *,
+    engine: Engine = "local",
+    workers: int | None = None,
+    ray_address: str | None = None,
+    supernodes: int | None = None,
+    progress: OnRound | None = None,
+) -> dict[str, Any]:
+    """Continue an interrupted run to the model that an uninterrupted one would have reached."""
+    folder = RunFolder.open(Path(run))
+    finished = folder.result()
+    if finished is not None:
+        return finished
+    assembly = Assembly(folder.recipe())
+    _check(assembly)
+    return _run(assembly, folder, engine, workers, ray_address, supernodes, progress)
+
+
+def _check(assembly: Assembly) -> None:
+    """Everything that can be refused is refused before a folder exists."""
+    assembly.partition  # noqa: B018
+    assembly.budget  # noqa: B018
+    assembly.mechanism.plan(assembly.layers, assembly.budget, assembly.start()) if not (
+        assembly.mechanism.needs_private_norms
+    ) else None
+
+
+def _run(
+    assembly: Assembly,
+    folder: RunFolder,
+    engine: Engine,
+    workers: int | None,
+    ray_address: str | None,
+    supernodes: int | None,
+    progress: OnRound | None,
+) -> dict[str, Any]:
+    from simulations.server import serve
+
+    keys = KeyRing.from_seed(assembly.recipe.run.seed)
+    workers = workers or assembly.recipe.run.workers or os.cpu_count() or 1
+    if engine == "local":
+        from simulations.engines.local import LocalGrid
+
+        return serve(LocalGrid(assembly.client(keys).as_app()), assembly, folder, keys, engine, progress)
+    if engine == "ray":
+        from simulations.engines import ray as ray_engine
+
+        ray_engine.connect(ray_address, workers)
+        try:
+            return serve(ray_engine.RayGrid(assembly, keys, workers), assembly, folder, keys, engine, progress)
+        finally:
+            ray_engine.shutdown()
+    if engine == "flower":
+        from simulations.engines.flower import run_flower
+
+        return run_flower(folder, supernodes or workers, workers, progress)
+    raise RunError(f"unknown engine {engine!r}; known: local, ray, flower")
+
+
+def default_folder(recipe: Recipe) -> Path:
+    """A folder under `runs` that does not exist yet."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    path = Path("runs") / f"{recipe.name}-{stamp}"
+    number = 1
+    while path.exists():
+        number += 1
+        path = Path("runs") / f"{recipe.name}-{stamp}-{number}"
+    return path

@@ -1,0 +1,89 @@
+"""What a recipe would do, without training: its plan and its partition."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedlgm.plan import ReleasePlan
+from fedlgm.privacy.accounting import composed_epsilon
+from simulations.assembly import Assembly
+from simulations.recipe import Recipe
+
+
+def plan_report(recipe: Recipe) -> dict[str, Any]:
+    """First round's plan of a recipe as plain values, with the cost of all rounds by both accountants."""
+    assembly = Assembly(recipe)
+    mechanism, layers, budget = assembly.mechanism, assembly.layers, assembly.budget
+    if mechanism.needs_private_norms:
+        # What the published rule does on a cohort whose layers all have the same norm.
+        plan = mechanism.plan_from_private_norms(layers, budget, np.ones((1, len(layers))))
+    else:
+        plan = mechanism.plan(layers, budget, assembly.start())
+    sampling, privacy = budget.sampling, recipe.privacy
+    releases = privacy.max_participations or recipe.federation.rounds
+    return {
+        "recipe": recipe.name,
+        "mechanism": recipe.mechanism.name,
+        "variant": recipe.mechanism.variant,
+        "layers": layer_rows(plan),
+        "parameters": layers.size,
+        "bound": math.sqrt(float((plan.clip[plan.released] ** 2).sum())),
+        "noise_norm": math.sqrt(float((plan.noise_norms**2).sum())),
+        "noise_multiplier": budget.noise_multiplier,
+        "effective_multiplier": plan.effective_multiplier,
+        "rounds": recipe.federation.rounds,
+        "sampling": f"{sampling.scheme} {sampling.rate:g} of {sampling.population} clients, {budget.relation}",
+        "delta": privacy.delta,
+        "epsilon_pld": composed_epsilon([(plan.event, releases)], privacy.delta, "pld"),
+        "epsilon_rdp": composed_epsilon([(plan.event, releases)], privacy.delta, "rdp"),
+        "guarantee": plan.guarantee.sentence(),
+    }
+
+
+def layer_rows(plan: ReleasePlan) -> list[dict[str, Any]]:
+    """One row a layer: sizes, bound, noise, share, SNR."""
+    columns = zip(
+        plan.layers.names, plan.layers.sizes, plan.clip, plan.sigma, plan.shares, plan.snr, plan.noise_norms,
+        plan.released, strict=True,
+    )  # fmt: skip
+    return [
+        {
+            "layer": name,
+            "size": int(size),
+            "clip": float(clip),
+            "sigma": float(sigma),
+            "share": float(share),
+            "snr": float(snr),
+            "noise_norm": float(noise),
+            "released": bool(released),
+        }
+        for name, size, clip, sigma, share, snr, noise, released in columns
+    ]
+
+
+def partition_report(recipe: Recipe, picture: Path) -> dict[str, Any]:
+    """Label histogram of every client; draws it to `picture`."""
+    from simulations.figures import draw_partition
+
+    assembly = Assembly(recipe)
+    dataset, sizes = assembly.dataset, assembly.sizes
+    histogram = assembly.partition.label_histogram(dataset.train_y, dataset.classes)
+    draw_partition(histogram, f"{dataset.name}, {recipe.data.partition}", picture)
+    return {
+        "recipe": recipe.name,
+        "scheme": recipe.data.partition,
+        "clients": len(sizes),
+        "classes": dataset.classes,
+        "sizes": {
+            "min": int(sizes.min()),
+            "median": float(np.median(sizes)),
+            "max": int(sizes.max()),
+            "empty": int((sizes == 0).sum()),
+        },
+        "histogram": histogram.tolist(),
+        "picture": str(picture),
+    }
