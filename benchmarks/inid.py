@@ -2,7 +2,7 @@
 
     python -m benchmarks.inid [--quick] [--json]
 
-A full run (about four minutes on one core) rewrites the tables between the markers of docs/results/inid.md and the
+A full run (about three minutes on one core) rewrites the tables between the markers of docs/results/inid.md and the
 PNGs beside it; `--quick` computes the same with few trials and writes nothing.
 """
 

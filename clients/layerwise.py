@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,11 +12,12 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
-from fedlgm import wire
 from clients.source import ClientSource
+from fedlgm import wire
 from fedlgm.clipping import BoundedSum
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.layers import LayerTable
+from fedlgm.mechanisms import Mechanism
 from fedlgm.plan import ReleasePlan
 from fedlgm.release import release
 from fedlgm.training import ClientTask, LocalTraining, Trainer
@@ -28,6 +30,7 @@ class LayerwiseClient:
         trainer: local training.
         settings: its settings.
         source: the clients' data.
+        mechanism: the run's mechanism; only published variants that are not private act on the client beyond the plan.
         layers: the mechanism's view of the model's layers.
         keys: key ring for batch order and, under local trust, for the client's own noise.
         straggler_rate: probability that a client stops after one epoch in a round.
@@ -39,6 +42,7 @@ class LayerwiseClient:
         trainer: Trainer,
         settings: LocalTraining,
         source: ClientSource,
+        mechanism: Mechanism,
         layers: LayerTable,
         keys: KeyRing,
         *,
@@ -46,11 +50,11 @@ class LayerwiseClient:
         threads: int = 1,
     ) -> None:
         self._trainer, self._settings, self._source = trainer, settings, source
-        self._layers, self._keys = layers, keys
+        self._mechanism, self._layers, self._keys = mechanism, layers, keys
         self._straggler_rate, self._threads = straggler_rate, threads
 
     def as_app(self) -> ClientApp:
-        """This client as a Flower `ClientApp`."""
+        """The client as a Flower `ClientApp`."""
         app = ClientApp()
         app.train()(self.train)
         app.train("norms")(self.train_norms)
@@ -61,7 +65,7 @@ class LayerwiseClient:
     def query(message: Message, context: Context) -> Message:
         """Tell the strategy which client lives here: this node's partition, or any client."""
         config = context.node_config
-        answer = {
+        answer: dict[str, Any] = {
             wire.PARTITION: int(config.get(wire.PARTITION, wire.ANY_CLIENT)),
             wire.PARTITIONS: int(config.get(wire.PARTITIONS, wire.ANY_CLIENT)),
         }
@@ -74,22 +78,29 @@ class LayerwiseClient:
         round_ = int(config[wire.ROUND])  # type: ignore[arg-type]
         block = BoundedSum.empty(plan)
         local = plan.budget.trust == "local"
+        notes: list[dict[str, np.ndarray]] = []
         for client, update in self._updates(message, round_):
-            own = BoundedSum.empty(plan) if local else block
+            own_plan = plan
+            if self._mechanism.plans_from_private_updates and update is not None:
+                own_plan, note = self._mechanism.plan_from_private_update(plan, update, _model(message))
+                notes.append(note)
+            own = BoundedSum.empty(own_plan) if local else block
             if update is None:
                 own.count += 1
             else:
                 own.add(update)
             if local:
                 # Also without data: whether a client holds any must not show.
-                block.merge(release(own.total, plan, self._keys, round_, party=client), own.count, own.discarded)
+                block.merge(release(own.total, own_plan, self._keys, round_, party=client), own.count, own.discarded)
         metrics = {
             wire.BLOCK: int(config[wire.BLOCK]),  # type: ignore[arg-type]
             wire.EXAMPLES: block.count,
             # Under local trust the server learns nothing that was not noised.
             wire.DISCARDED: 0 if local else block.discarded,
         }
-        return _reply(message, {wire.SUM: block.total.numpy()}, metrics)
+        arrays = {wire.SUM: block.total.numpy()}
+        arrays |= {wire.NOTE + name: np.stack([note[name] for note in notes]) for name in (notes[0] if notes else ())}
+        return _reply(message, arrays, metrics)
 
     def train_norms(self, message: Message, context: Context) -> Message:
         """Reply with each client's raw layer norms [clients, K]. Only published, NOT PRIVATE variants ask for them."""
@@ -104,8 +115,7 @@ class LayerwiseClient:
 
     def _updates(self, message: Message, round_: int) -> Iterator[tuple[int, Tensor | None]]:
         """(client, flat update) of the block in the order of the message; None for a client without data."""
-        arrays = message.content.array_records[wire.ARRAYS]
-        model = torch.from_numpy(arrays[wire.MODEL].numpy())
+        model = _model(message)
         clients = [int(c) for c in message.content.config_records[wire.CONFIG][wire.CLIENTS]]  # type: ignore[union-attr]
         tasks = {client: self._task(client, round_) for client in clients}
         with torch_threads(self._threads):
@@ -123,6 +133,10 @@ class LayerwiseClient:
             late = self._keys.numpy(Purpose.DROPOUT, round_, client, 1).random() < self._straggler_rate
             epochs = 1 if late else epochs
         return ClientTask(data.x, data.y, self._keys.torch(Purpose.TRAIN, round_, client), epochs)
+
+
+def _model(message: Message) -> Tensor:
+    return torch.from_numpy(message.content.array_records[wire.ARRAYS][wire.MODEL].numpy())
 
 
 def _reply(message: Message, arrays: dict[str, np.ndarray], metrics: dict[str, int]) -> Message:

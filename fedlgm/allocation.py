@@ -1,8 +1,8 @@
 """How one noise budget is spread over the layers: one formula, many names.
 
-Every rule minimises sum_j w_j sigma_j^2 subject to sum_j s_j^2 / sigma_j^2 = 1 / sigma_*^2, whose solution gives layer j
-the budget share p_j proportional to s_j sqrt(w_j) and the noise sigma_j = sigma_* s_j / sqrt(p_j). The rules differ in the
-weights only (SNR-consistent allocation paper, Sections 4.2 and 4.3, Table 1, Appendix B).
+Every rule minimises sum_j w_j sigma_j^2 subject to sum_j s_j^2 / sigma_j^2 = 1 / sigma_*^2, whose solution gives
+layer j the budget share p_j proportional to s_j sqrt(w_j) and the noise sigma_j = sigma_* s_j / sqrt(p_j). The rules
+differ in the weights only (SNR-consistent allocation paper, Sections 4.2 and 4.3, Table 1, Appendix B).
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ def spread(share: np.ndarray, clip: Sequence[float] | np.ndarray, noise_multipli
 def effective_multiplier(clip: Sequence[float] | np.ndarray, sigma: Sequence[float] | np.ndarray) -> float:
     """sigma_eff = (sum_j s_j^2 / sigma_j^2)^(-1/2), the multiplier of the one Gaussian mechanism this release equals.
 
-    Whitening each layer by sigma_j turns the release into a Gaussian mechanism of this multiplier, also inside RDP, PLD and
-    GDP accounting and under Poisson sampling. A layer with s_j > 0 and sigma_j = 0 gives 0: no privacy.
+    Whitening each layer by sigma_j turns the release into a Gaussian mechanism of this multiplier, also inside RDP,
+    PLD and GDP accounting and under Poisson sampling. A layer with s_j > 0 and sigma_j = 0 gives 0: no privacy.
     """
     s, sigma_ = np.asarray(clip, dtype=np.float64), np.asarray(sigma, dtype=np.float64)
     used = s > 0

@@ -74,8 +74,8 @@ def released_norms(mean_update: Tensor, plan: ReleasePlan) -> np.ndarray:
 def next_quantile_bounds(clip: np.ndarray, below: np.ndarray, bound: float, target: float, rate: float) -> np.ndarray:
     """Adaptive per-layer bounds for the next round from released shares of unclipped clients, float64 [K].
 
-    s_j <- s_j exp(-rate (b_j - target)), renormalised to S: where more than `target` of the clients stay below their bound,
-    the bound shrinks (Andrew et al. 2021, Algorithm 1, per layer).
+    s_j <- s_j exp(-rate (b_j - target)), renormalised to S: where more than `target` of the clients stay below their
+    bound, the bound shrinks (Andrew et al. 2021, Algorithm 1, per layer).
 
     Args:
         clip: bounds s_j of the round that released `below`.
@@ -120,7 +120,9 @@ class BoundedSum:
         if not np.isfinite(norms).all():
             self.discarded += 1
             return
-        factors = clip_factors(norms, self.plan.clip)
+        per_client = self.plan.guarantee.unit == "client"
+        # Where the unit is an example, the trainer has bounded every example's share before adding them up.
+        factors = clip_factors(norms, self.plan.clip) if per_client else np.ones(len(norms))
         position = 0
         views = layers.split(update)
         for j in self.plan.indices:

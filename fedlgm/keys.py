@@ -86,7 +86,7 @@ def _fresh_state() -> np.ndarray:
 
 
 def mt19937_state(words: np.ndarray) -> torch.Tensor:
-    """torch CPU generator state (uint8) that holds `words` (uint32, shape [624]) as its Mersenne Twister state."""
+    """Torch CPU generator state (uint8) that holds `words` (uint32, shape [624]) as its Mersenne Twister state."""
     state = _fresh_state().copy()
     state[_MT_OFFSET : _MT_OFFSET + 8 * _MT_WORDS].view(np.uint64)[:] = words
     return torch.from_numpy(state)

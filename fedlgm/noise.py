@@ -46,8 +46,8 @@ def add_noise_(
 ) -> Tensor:
     """Add independent noise to each part of a flat vector, in place.
 
-    The result is rounded to a grid of 2^-10 of the part's noise scale (a power of two): the low bits of a floating-point
-    sum would otherwise tell the summand from the noise (see docs/decisions.md).
+    The result is rounded to a grid of 2^-10 of the part's noise scale (a power of two): the low bits of a
+    floating-point sum would otherwise tell the summand from the noise (see docs/decisions.md).
 
     Args:
         total: float32 vector [sum of sizes] on the CPU.

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
@@ -109,7 +109,8 @@ class ReleasePlan:
         budget: sampling, relation and trust.
         guarantee: standing of the privacy claim.
         family: "gaussian" or "laplace".
-        released: which layers leave the clients; a layer that is not released is not uploaded, [K].
+        released: which layers leave the clients; a layer that is not released is not uploaded, [K]. Left out: those with
+            finite noise.
         sides: extra vectors of the same release.
         claim: what the method's authors would charge for the round, if that differs from `event`.
     """
@@ -120,7 +121,7 @@ class ReleasePlan:
     budget: Budget
     guarantee: Guarantee
     family: Family = "gaussian"
-    released: np.ndarray = field(default=None)  # type: ignore[assignment]
+    released: np.ndarray = None  # type: ignore[assignment]
     sides: tuple[Side, ...] = ()
     claim: dict[str, Any] | None = None
 
@@ -129,7 +130,9 @@ class ReleasePlan:
         released = np.isfinite(sigma) if self.released is None else np.asarray(self.released, dtype=bool)
         for name, array in (("clip", clip), ("sigma", sigma), ("released", released)):
             if array.shape != (len(self.layers),):
-                raise ConfigError(f"{name} must have one entry for each of {len(self.layers)} layers, got {array.shape}")
+                raise ConfigError(
+                    f"{name} must have one entry for each of {len(self.layers)} layers, got {array.shape}"
+                )
             array.setflags(write=False)
             object.__setattr__(self, name, array)
         if np.isnan(clip).any() or np.isnan(sigma).any() or (clip < 0).any() or (sigma < 0).any():

@@ -15,7 +15,8 @@ class Transcript:
 
     Attributes:
         rounds: number of rounds released so far.
-        models: the most recent global models, oldest first, each [D]; at most `DEPTH`. The last one is the current model.
+        models: the most recent global models, oldest first, each [D]; at most `DEPTH`. The last one is the current
+            model.
         mean: the last released noisy mean (layers, then sides), [plan.size]; None before the first round.
         plan: the plan that released `mean`.
     """

@@ -1,7 +1,7 @@
 """Names inside the messages between strategy and clients.
 
-A train message carries the global model, the round's plan and a block of clients; its reply carries the sum of the block's
-bounded contributions. Nothing else about a client's data leaves it.
+A train message carries the global model, the round's plan and a block of clients; its reply carries the sum of the
+block's bounded contributions. Nothing else about a client's data leaves it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ METRICS = "metrics"
 MODEL = "model"
 SUM = "sum"
 NORMS = "norms"
+NOTE = "note."  # prefix of diagnostics [clients, K] that published variants report
 
 # keys of the config record
 ROUND = "round"

@@ -89,6 +89,7 @@ class Assembly:
             SequentialTrainer(self.module(), self.layers, training),
             training,
             PartitionedSource(self.dataset, self.partition),
+            self.mechanism,
             self.layers,
             keys,
             straggler_rate=self.recipe.federation.stragglers,

@@ -43,6 +43,7 @@ def simulate(
     """Simulate a private federation."""
     from fedlgm.errors import ConfigError
     from simulations import display, launch
+    from simulations.run_folder import RunFolder
 
     if engine not in ("local", "ray", "flower"):
         raise ConfigError(f"--engine: unknown {engine!r}; known: local, ray, flower")
@@ -52,7 +53,7 @@ def simulate(
     if resume is not None:
         if recipe is not None or overrides or rounds is not None or seed is not None or run_dir is not None:
             raise ConfigError("--resume continues a run as it was started: leave out the recipe and every override")
-        parsed = launch.RunFolder.open(resume).recipe()
+        parsed = RunFolder.open(resume).recipe()
     else:
         parsed = _recipe(recipe, overrides, rounds, seed)
     with display.progress(parsed, shown=not as_json) as on_round:
@@ -100,7 +101,9 @@ def calibrate(
         _print_json({"noise_multiplier": multiplier, "epsilon": reached, "delta": delta, **settings})
     else:
         _out.print(f"noise multiplier [bold]{multiplier:.6f}[/bold] gives epsilon {reached:.6f} at delta {delta:g}")
-        _out.print(f"{steps} releases, sampling rate {sampling_rate:g}, {relation}, {accountant} accountant", style="dim")
+        _out.print(
+            f"{steps} releases, sampling rate {sampling_rate:g}, {relation}, {accountant} accountant", style="dim"
+        )
 
 
 @app.command()
@@ -156,9 +159,7 @@ def doctor(as_json: JsonOption = False) -> None:
         _out.print(display.doctor_table(findings))
 
 
-def _recipe(
-    recipe: str | None, overrides: list[str] | None, rounds: int | None = None, seed: int | None = None
-) -> Any:
+def _recipe(recipe: str | None, overrides: list[str] | None, rounds: int | None = None, seed: int | None = None) -> Any:
     from simulations import recipe as recipes
 
     extra = list(overrides or [])

@@ -50,7 +50,9 @@ def number(value: float) -> str:
 def summary(result: dict[str, Any]) -> Group:
     """Final table: claimed and proven side by side."""
     table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_row("recipe", f"{result['recipe']}  ({result['mechanism']}, {result['variant']}; engine {result['engine']})")
+    table.add_row(
+        "recipe", f"{result['recipe']}  ({result['mechanism']}, {result['variant']}; engine {result['engine']})"
+    )
     table.add_row("rounds", f"{result['rounds']}  ({result['seconds_per_round']:.3f} s each)")
     table.add_row("test accuracy", f"[bold]{result['accuracy']:.2%}[/bold]  (loss {result['loss']:.4f})")
     table.add_row("epsilon claimed", f"{number(result['claimed_epsilon'])}  at delta {result['delta']:g}")

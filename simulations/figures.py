@@ -12,7 +12,7 @@ import numpy as np
 from fedlgm.errors import RunError
 
 mpl.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
+import matplotlib.pyplot as plt
 
 
 def draw_partition(histogram: np.ndarray, title: str, path: Path) -> None:
@@ -22,7 +22,9 @@ def draw_partition(histogram: np.ndarray, title: str, path: Path) -> None:
     left = np.zeros(clients)
     colours = plt.get_cmap("tab10" if classes <= 10 else "turbo", classes)
     for label in range(classes):
-        axes.bar(np.arange(clients), histogram[:, label], bottom=left, width=1.0, color=colours(label), label=str(label))
+        axes.bar(
+            np.arange(clients), histogram[:, label], bottom=left, width=1.0, color=colours(label), label=str(label)
+        )
         left += histogram[:, label]
     axes.set(xlabel="client", ylabel="examples", title=title, xlim=(-0.5, clients - 0.5))
     if classes <= 20:

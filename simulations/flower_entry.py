@@ -29,7 +29,9 @@ def make_server_app() -> ServerApp:
         path = str(context.run_config.get("run-dir", ""))
         given = Path(path) if path else None
         if given is not None and not given.is_absolute():
-            raise FedlgmError(f"run-dir must be an absolute path, got {path!r}: this process does not run where you are")
+            raise FedlgmError(
+                f"run-dir must be an absolute path, got {path!r}: this process does not run where you are"
+            )
         if given is not None and (given / "recipe.toml").is_file():
             folder = RunFolder.open(given)
             recipe = folder.recipe()
@@ -37,7 +39,9 @@ def make_server_app() -> ServerApp:
             recipe = _recipe(context.run_config)
             folder = RunFolder.create(given or default_folder(recipe).resolve(), recipe)
         result = serve(grid, Assembly(recipe), folder, KeyRing.from_seed(recipe.run.seed), "flower", print_row)
-        print(f"accuracy {result['accuracy']:.4f}, epsilon {result['epsilon']:.3f}, run folder {folder.path}", flush=True)
+        print(
+            f"accuracy {result['accuracy']:.4f}, epsilon {result['epsilon']:.3f}, run folder {folder.path}", flush=True
+        )
 
     return app
 

@@ -41,7 +41,8 @@ def simulate(
         progress: called with each round's metrics row.
 
     Raises:
-        ConfigError, DataError, PrivacyError, RunError: with one clear message, before anything is written where possible.
+        ConfigError, DataError, PrivacyError, RunError: with one clear message, before anything is written where
+        possible.
     """
     assembly = Assembly(recipe)
     _check(assembly)

@@ -1,4 +1,4 @@
-"""The recipe: one TOML file that says everything about a run. CLI, notebooks and the Flower app read the same object."""
+"""The recipe: one TOML file that says everything about a run, for CLI, notebooks and the Flower app alike."""
 
 from __future__ import annotations
 
@@ -189,7 +189,8 @@ def load(recipe: str | Path | None = None, overrides: Iterable[str] = ()) -> Rec
         overrides: "section.key=value" with a TOML value; a value that is not TOML is taken as a string.
 
     Raises:
-        ConfigError: no such recipe, not TOML, an unknown key, a wrong type or value: with the key's path and the reason.
+        ConfigError: no such recipe, not TOML, an unknown key, a wrong type or value: with the key's path and the
+            reason.
     """
     raw = _read(_locate(str(recipe or DEFAULT)), depth=0)
     for override in overrides:
@@ -205,8 +206,8 @@ def validate(raw: dict[str, Any]) -> Recipe:
         raise ConfigError("\n".join(_explain(item) for item in error.errors())) from error
     if recipe.privacy.delta >= 1 / recipe.federation.clients and recipe.mechanism.name != "none":
         warnings.warn(
-            f"privacy.delta = {recipe.privacy.delta:g} is not below 1/{recipe.federation.clients}, one over the number of "
-            "clients: such a guarantee allows one client to be given away entirely",
+            f"privacy.delta = {recipe.privacy.delta:g} is not below 1/{recipe.federation.clients}, one over the number "
+            "of clients: such a guarantee allows one client to be given away entirely",
             stacklevel=2,
         )
     return recipe

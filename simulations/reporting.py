@@ -70,7 +70,9 @@ def ledger_report(run: Path) -> dict[str, Any]:
     with Ledger(folder.ledger_file) as ledger:
         groups: dict[str, dict[str, Any]] = {}
         for charge in ledger.charges():
-            group = groups.setdefault(str(charge.event), {"first": charge.round, "count": 0, "event": str(charge.event)})
+            group = groups.setdefault(
+                str(charge.event), {"first": charge.round, "count": 0, "event": str(charge.event)}
+            )
             group["last"] = charge.round
             group["count"] += 1
         return {

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,6 +43,7 @@ class RoundRecord:
         cohort: clients drawn (secret in a deployment: amplification needs it).
         discarded: contributions with NaN or Inf that counted as zero (diagnostic; not noised).
         seconds: wall time of the round without evaluation.
+        notes: figures that published, NOT PRIVATE variants report, each [clients, K].
     """
 
     round: int
@@ -49,6 +51,7 @@ class RoundRecord:
     cohort: int
     discarded: int
     seconds: float
+    notes: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 @dataclass
@@ -58,11 +61,10 @@ class _Pending:
     round: int
     plan: ReleasePlan
     blocks: list[np.ndarray]
-    messages: list[int]  # block of each message, in sending order
     started: float
-    cohort: int = 0
-    single: bool = False
-    answered: dict[int, Message] = field(default_factory=dict)
+    cohort: int
+    single: bool
+    notes: dict[str, list[np.ndarray]] = field(default_factory=dict)
 
 
 class LayerwiseFedAvg(FedAvg):
@@ -136,10 +138,14 @@ class LayerwiseFedAvg(FedAvg):
             for client in (int(c) for block in cut for c in block):
                 # The clients release as soon as they are asked.
                 self.ledger.charge(
-                    plan.event, round=round_, client=client, key=fingerprint(self.keys, round_, client), claim=plan.claim
+                    plan.event,
+                    round=round_,
+                    client=client,
+                    key=fingerprint(self.keys, round_, client),
+                    claim=plan.claim,
                 )
         single = isinstance(nodes, dict)
-        self._pending = _Pending(round_, plan, cut, [], started, cohort=len(drawn), single=single)
+        self._pending = _Pending(round_, plan, cut, started, len(drawn), single)
         extra = {wire.PLAN: plan.to_json()}
         return self._messages(grid, nodes, cut, round_, arrays, MessageType.TRAIN, extra)
 
@@ -159,7 +165,12 @@ class LayerwiseFedAvg(FedAvg):
         model = self.optimizer.step(self.transcript.models[-1], self._expand(mean, plan))
         self.transcript = self.transcript.extend(model, mean, plan)
         record = RoundRecord(
-            pending.round, plan, pending.cohort, total.discarded, time.perf_counter() - pending.started
+            pending.round,
+            plan,
+            pending.cohort,
+            total.discarded,
+            time.perf_counter() - pending.started,
+            {name: np.concatenate(rows) for name, rows in pending.notes.items()},
         )
         if self.on_round is not None:
             self.on_round(record, self.transcript)
@@ -183,8 +194,10 @@ class LayerwiseFedAvg(FedAvg):
         if not self.mechanism.needs_private_norms:
             return self.mechanism.plan(self.layers, self.budget, self.transcript)
         messages = self._messages(grid, nodes, cut, round_, arrays, wire.TRAIN_NORMS, {})
-        rows = [m.content.array_records[wire.ARRAYS][wire.NORMS].numpy() for m in self._in_order(
-            grid.send_and_receive(messages), len(messages))]
+        rows = [
+            m.content.array_records[wire.ARRAYS][wire.NORMS].numpy()
+            for m in self._in_order(grid.send_and_receive(messages), len(messages))
+        ]
         norms = np.concatenate(rows) if rows else np.ones((1, len(self.layers)))
         return self.mechanism.plan_from_private_norms(self.layers, self.budget, norms)
 
@@ -241,7 +254,7 @@ class LayerwiseFedAvg(FedAvg):
             addressed = [(nodes[i % len(nodes)], block.tolist()) for i, block in enumerate(cut)]
         messages = []
         for index, (node, members) in enumerate(addressed):
-            values = {wire.ROUND: round_, wire.BLOCK: index, wire.CLIENTS: members, **extra}
+            values: dict[str, Any] = {wire.ROUND: round_, wire.BLOCK: index, wire.CLIENTS: members, **extra}
             content = RecordDict({wire.ARRAYS: arrays, wire.CONFIG: ConfigRecord(values)})
             messages.append(grid.create_message(content, kind, node, str(round_)))
         return messages
@@ -269,7 +282,10 @@ class LayerwiseFedAvg(FedAvg):
         room = next(left, 0)
         for reply in self._in_order(replies, len(per_message)):
             metrics = reply.content.metric_records[wire.METRICS]
-            values = torch.from_numpy(reply.content.array_records[wire.ARRAYS][wire.SUM].numpy())
+            arrays = reply.content.array_records[wire.ARRAYS]
+            values = torch.from_numpy(arrays[wire.SUM].numpy())
+            for name in (key for key in arrays if key.startswith(wire.NOTE)):
+                pending.notes.setdefault(name.removeprefix(wire.NOTE), []).append(arrays[name].numpy())
             count = int(metrics[wire.EXAMPLES])  # type: ignore[arg-type]
             if values.shape != (pending.plan.size,):
                 raise PrivacyError(f"a reply holds {values.numel()} values where the plan releases {pending.plan.size}")

@@ -39,7 +39,7 @@ def balanced(classes: int, each: int) -> np.ndarray:
 
 def gini(p: np.ndarray) -> np.ndarray:
     """Sum of squared shares along the last axis."""
-    return np.sum(p**2, axis=-1)
+    return np.asarray(np.sum(p**2, axis=-1))
 
 
 # --- what holds for every scheme ---

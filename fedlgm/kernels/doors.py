@@ -60,7 +60,7 @@ class PrivateSum(NamedTuple):
 
 def backend_for(tensor: Tensor) -> Backend:
     """Backend of a tensor: "triton" on a CUDA or ROCm device if Triton is installed, "torch" anywhere else."""
-    return "triton" if tensor.is_cuda and _has_triton() else "torch"
+    return "triton" if tensor.is_cuda and has_triton() else "torch"
 
 
 def squared_norms(updates: Tensor, offsets: Tensor, *, backend: Backend | None = None) -> tuple[Tensor, Tensor]:
@@ -255,7 +255,8 @@ def private_step(
 
 
 @lru_cache(maxsize=1)
-def _has_triton() -> bool:
+def has_triton() -> bool:
+    """Whether the package triton is installed."""
     return importlib.util.find_spec("triton") is not None
 
 
@@ -265,7 +266,7 @@ def _kernels(backend: Backend | None, tensor: Tensor) -> _Kernels:
         return torch_kernels
     if name != "triton":
         raise ConfigError(f"unknown backend {name!r}; known: {', '.join(get_args(Backend))}")
-    if not _has_triton():
+    if not has_triton():
         raise ConfigError("backend 'triton' needs the package triton; use backend 'torch'")
     return cast(_Kernels, importlib.import_module("fedlgm.kernels.triton_kernels"))
 

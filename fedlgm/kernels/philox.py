@@ -66,9 +66,9 @@ def philox4x32(counter: tuple[Any, Any, Any, Any], key: tuple[int, int]) -> tupl
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):
-        # A signed 64-bit product may wrap: its low half is right anyway and the mask mends the shifted high half.
+        # Products keep all 64 bits, and signed ones may wrap: the low halves are right, one mask mends the high ones.
         p0, p1 = c0 * _MULTIPLIER[0], c2 * _MULTIPLIER[1]
-        c0, c1 = ((p1 >> 32) & _WORD) ^ (c1 ^ k0), p1 & _WORD
-        c2, c3 = ((p0 >> 32) & _WORD) ^ (c3 ^ k1), p0 & _WORD
+        c0, c1 = ((p1 >> 32) ^ c1 ^ k0) & _WORD, p1
+        c2, c3 = ((p0 >> 32) ^ c3 ^ k1) & _WORD, p0
         k0, k1 = (k0 + _WEYL[0]) & _WORD, (k1 + _WEYL[1]) & _WORD
-    return c0, c1, c2, c3
+    return c0, c1 & _WORD, c2, c3 & _WORD

@@ -16,7 +16,7 @@ from fedlgm.kernels.philox import UNIFORM_MAX, UNIFORM_STEP, philox4x32
 from fedlgm.kernels.spec import GRID_BITS, SAFETY, Noise
 from fedlgm.noise import Family
 
-_CHUNK = 1 << 15
+CHUNK = 1 << 16
 
 
 def layer_moments(
@@ -39,7 +39,7 @@ def layer_moments(
     wide = torch.float32 if device.type == "mps" else torch.float64
     sums = torch.zeros(clients, layout.layers, dtype=wide, device=device)
     nonfinite = torch.zeros(clients, dtype=torch.int64, device=device)
-    for segment in layout.segments(_CHUNK, device):
+    for segment in layout.segments(CHUNK, device):
         piece = updates[:, segment.start : segment.stop].float()
         terms = piece.square() if power == 2 else piece.abs()
         nonfinite += (~(terms < math.inf)).sum(dim=1)
@@ -66,6 +66,7 @@ def accumulate(
     factors: Tensor | None = None,
     noise: Noise | None = None,
     fresh: bool = False,
+    chunk: int = CHUNK,
 ) -> None:
     """Add sum_b factors[b, layer] * updates[b] and noise to `out`, in client order, float32.
 
@@ -76,8 +77,9 @@ def accumulate(
         factors: [B, K] float32.
         noise: central or local noise, or None.
         fresh: ignore what `out` holds.
+        chunk: elements handled at once, a multiple of 4, at least 2048; no bit of the result depends on it.
     """
-    for segment in layout.segments(_CHUNK, out.device):
+    for segment in layout.segments(chunk, out.device):
         target = out[segment.start : segment.stop]
         if fresh:
             target.zero_()
@@ -127,11 +129,12 @@ def uniform(word: Tensor) -> Tensor:
 
 def gaussian_pair(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Two standard normal vectors from two vectors of 32-bit words, float32."""
+    bits = y.to(torch.int32)  # wraps: the same 32 bits, signed
     radius = uniform(x).log_().mul_(-2.0).sqrt_()
-    radius = torch.where(y >= 1 << 31, -radius, radius)
-    angle = ((((y & 0x3FFFFFFF) << 2 | 2) ^ (1 << 31)) - (1 << 31)).float().mul_(math.pi / 4 * 2.0**-31)
-    cosine, sine = radius * angle.cos(), radius * angle.sin()
-    swap = (y & (1 << 30)) != 0
+    radius.view(torch.int32).bitwise_xor_(bits & -(1 << 31))
+    angle = (bits << 2).bitwise_or_(2).float().mul_(math.pi / 4 * 2.0**-31)
+    cosine, sine = angle.cos().mul_(radius), angle.sin().mul_(radius)
+    swap = (bits & (1 << 30)) != 0
     return torch.where(swap, sine, cosine), torch.where(swap, cosine, sine)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
+from torch import Tensor
 
 from fedlgm.errors import ConfigError
 from fedlgm.layers import LayerTable
@@ -21,8 +22,8 @@ Variant = Literal["sound", "published"]
 class Mechanism:
     """Base of all mechanisms.
 
-    Subclasses are frozen dataclasses whose fields are the options a recipe may set. `plan` must be pure: equal arguments
-    give equal plans, and no client's data is among them.
+    Subclasses are frozen dataclasses whose fields are the options a recipe may set. `plan` must be pure: equal
+    arguments give equal plans, and no client's data is among them.
 
     Attributes:
         name: registered name.
@@ -31,6 +32,7 @@ class Mechanism:
 
     variants: ClassVar[tuple[Variant, ...]] = ("sound",)
     needs_private_norms: ClassVar[bool] = False
+    plans_from_private_updates: ClassVar[bool] = False
 
     name: str
     variant: Variant = "sound"
@@ -46,7 +48,7 @@ class Mechanism:
     def calibrate(
         self, epsilon: float, delta: float, *, steps: int, sampling_rate: float, relation: Relation, accountant: str
     ) -> float:
-        """sigma_* of one round such that `steps` rounds stay within (epsilon, delta); see `fedlgm.privacy.calibrate`."""
+        """sigma_* of a round such that `steps` rounds stay within (epsilon, delta); see `privacy.calibrate`."""
         return accounting.calibrate(
             epsilon, delta, steps=steps, sampling_rate=sampling_rate, relation=relation, accountant=accountant
         )
@@ -62,12 +64,28 @@ class Mechanism:
         raise NotImplementedError
 
     def plan_from_private_norms(self, layers: LayerTable, budget: Budget, norms: np.ndarray) -> ReleasePlan:
-        """Plan of a published variant that looks at the cohort's private layer norms [clients, K] first. NOT PRIVATE."""
-        raise PrivateNormsNotUsed(f"{self.name} does not look at private norms")
+        """Plan of a published variant that looks at the cohort's private norms [clients, K] first. NOT PRIVATE."""
+        raise PrivateDataNotUsed(f"{self.name} does not look at private norms")
+
+    def plan_from_private_update(
+        self, plan: ReleasePlan, update: Tensor, model: Tensor
+    ) -> tuple[ReleasePlan, dict[str, np.ndarray]]:
+        """A client's own plan of a published variant that looks at its raw update first. NOT PRIVATE.
+
+        Args:
+            plan: the round's common plan.
+            update: the client's raw update [D].
+            model: the global model that it started from [D].
+
+        Returns:
+            The plan by which this client bounds and noises (its guarantee is "none"), and figures by name, each [K],
+            which are logged as diagnostics.
+        """
+        raise PrivateDataNotUsed(f"{self.name} does not look at private updates")
 
 
-class PrivateNormsNotUsed(TypeError):
-    """Raised when private norms are offered to a mechanism that has no business with them."""
+class PrivateDataNotUsed(TypeError):
+    """Raised when private data is offered to a mechanism that has no business with it."""
 
 
 def check_positive(owner: str, **values: float) -> None:

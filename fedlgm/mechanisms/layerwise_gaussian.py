@@ -1,6 +1,7 @@
 """The layer-wise Gaussian mechanism (LGM) with every noise allocation, and the flat Gaussian mechanism.
 
-Source: SNR-consistent allocation paper: Definition 3.5 (mechanism), Section 4 (allocations), Section 5.1 (EqClip, MedClip).
+Source: SNR-consistent allocation paper: Definition 3.5 (mechanism), Section 4 (allocations), Section 5.1 (EqClip,
+    MedClip).
 """
 
 from __future__ import annotations
@@ -85,7 +86,8 @@ class LayerwiseGaussian(Mechanism):
         if self.needs_private_norms:
             raise PrivacyError(f"{self.name}: published MedClip has no plan that is free of private data")
         guarantee = Guarantee("proven", _PROVEN, budget.relation, budget.trust)
-        multiplier, sides = budget.noise_multiplier, ()
+        multiplier = budget.noise_multiplier
+        sides: tuple[Side, ...] = ()
         if self.clip == "med" and self.norms == "quantile":
             size, side_clip = len(layers), clipping.quantile_side_clip(layers)
             side_sigma = side_clip * multiplier / math.sqrt(self.quantile_share)
@@ -101,9 +103,7 @@ class LayerwiseGaussian(Mechanism):
         clip = clipping.med_clip_published(self.bound, finite if len(finite) else np.ones((1, len(layers))))
         clip = np.maximum(clip, 1e-12 * self.bound)
         sigma = spread(shares(self._allocation, clip, layers.sizes), clip, budget.noise_multiplier)
-        sound = ReleasePlan(
-            layers, clip, sigma, budget, Guarantee("proven", _PROVEN, budget.relation, budget.trust)
-        )
+        sound = ReleasePlan(layers, clip, sigma, budget, Guarantee("proven", _PROVEN, budget.relation, budget.trust))
         guarantee = Guarantee("none", _MEDCLIP, budget.relation, budget.trust)
         return ReleasePlan(layers, clip, sigma, budget, guarantee, claim=claim_of(sound))
 

@@ -1,8 +1,8 @@
 """Epsilon of composed releases and noise calibration, by Google's `dp_accounting`.
 
-Noise multipliers are relative to one unit's bound S under add-or-remove-one. Replace-one moves a sum by up to 2 S, so its
-multipliers are divided by two before accounting. With fixed-size sampling without replacement this is the sampled Gaussian
-mechanism of rate m/N at the doubled sensitivity; with Poisson sampling it is an upper bound.
+Noise multipliers are relative to one unit's bound S under add-or-remove-one. Replace-one moves a sum by up to 2 S, so
+its multipliers are divided by two before accounting. With fixed-size sampling without replacement this is the sampled
+Gaussian mechanism of rate m/N at the doubled sensitivity; with Poisson sampling it is an upper bound.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ ACCOUNTANTS: dict[str, Callable[[], dp_accounting.PrivacyAccountant]] = {"pld": 
 SENSITIVITY_FACTOR: dict[str, float] = {"add-remove": 1.0, "replace-one": 2.0}
 
 _LARGEST_MULTIPLIER = 1e7
+_SMALLEST_MULTIPLIER = 0.05  # PLD grids grow with the inverse square
 _TOLERANCE = 1e-6  # relative, on the calibrated multiplier
 
 
@@ -102,7 +103,9 @@ def _calibrate(target: float, delta: float, steps: int, rate: float, accountant:
                     f"after {steps} releases: raise epsilon or delta, or release fewer times"
                 )
         while excess(low, kind) < 0:
-            low, high = low - 0.5, low
+            if low <= math.log(_SMALLEST_MULTIPLIER):
+                return low  # a budget that hardly asks for noise: more of it than needed is safe
+            low, high = max(low - 0.5, math.log(_SMALLEST_MULTIPLIER)), low
         return float(scipy.optimize.brentq(excess, low, high, args=(kind,), xtol=xtol))
 
     # RDP is cheap and close: it brackets the root for the accountant that was asked for.
@@ -125,8 +128,8 @@ def gaussian_event(multiplier: float, sampling_rate: float = 1.0) -> dp_event.Dp
 def laplace_event(epsilon: float, sampling_rate: float = 1.0) -> dp_event.DpEvent:
     """Event of one (Poisson-sampled) release that is `epsilon`-DP by the Laplace mechanism.
 
-    Amplification by sampling is applied in closed form, ln(1 + q (e^epsilon - 1)), so that the event holds for a product of
-    Laplace coordinates and not only for a scalar.
+    Amplification by sampling is applied in closed form, ln(1 + q (e^epsilon - 1)), so that the event holds for a
+    product of Laplace coordinates and not only for a scalar.
     """
     amplified = math.log1p(sampling_rate * math.expm1(epsilon))
     return dp_event.EpsilonDeltaDpEvent(amplified, 0.0)
@@ -137,9 +140,7 @@ def sampled(event: dp_event.DpEvent, sampling_rate: float) -> dp_event.DpEvent:
     return event if sampling_rate == 1 else dp_event.PoissonSampledDpEvent(sampling_rate, event)
 
 
-def composed_epsilon(
-    events: Iterable[tuple[dp_event.DpEvent, int]], delta: float, accountant: str = "pld"
-) -> float:
+def composed_epsilon(events: Iterable[tuple[dp_event.DpEvent, int]], delta: float, accountant: str = "pld") -> float:
     """Epsilon at `delta` of events composed the given numbers of times; `inf` if one of them is not private.
 
     Raises:

@@ -1,8 +1,8 @@
 """The durable privacy ledger: an SQLite file that is charged before anything noisy leaves the process.
 
-Every row is one release. A release that is repeated after a crash with the very same noise key and inputs gives the same
-bits, so it is one row; repeated with fresh noise it is a second row. The ledger may show more than was released (a crash
-between charge and release), never less.
+Every row is one release. A release that is repeated after a crash with the very same noise key and inputs gives the
+same bits, so it is one row; repeated with fresh noise it is a second row. The ledger may show more than was released
+(a crash between charge and release), never less.
 """
 
 from __future__ import annotations
@@ -126,7 +126,9 @@ class Ledger:
             profiles = {frozenset((shared | own).items()) for own in spent.values()} or {frozenset(shared.items())}
             totals = [
                 accounting.composed_epsilon(
-                    [(accounting.decode(json.loads(event)), count) for event, count in sorted(profile)], delta, accountant
+                    [(accounting.decode(json.loads(event)), count) for event, count in sorted(profile)],
+                    delta,
+                    accountant,
                 )
                 for profile in _undominated(profiles)
             ]
@@ -159,10 +161,7 @@ class Ledger:
             }
         clients = naive.keys() | events.keys()
         return max(
-            (
-                naive.get(c, 0.0) + (composed[tuple(sorted(events[c].items()))] if c in events else 0.0)
-                for c in clients
-            ),
+            (naive.get(c, 0.0) + (composed[tuple(sorted(events[c].items()))] if c in events else 0.0) for c in clients),
             default=0.0,
         )
 
@@ -199,5 +198,3 @@ def _undominated(profiles: set[frozenset[tuple[str, int]]]) -> list[frozenset[tu
             other is not own and all(other.get(e, 0) >= n for e, n in own.items()) and other != own for other in tables
         )
     ]
-
-

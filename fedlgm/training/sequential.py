@@ -14,8 +14,8 @@ from fedlgm.training.base import ClientTask, LocalTraining
 class SequentialTrainer:
     """Trains clients one by one in one resident model.
 
-    Parameters and gradients live in two flat vectors that the model shares, so that setting the model, stepping and taking
-    the difference are single operations however many tensors it has.
+    Parameters and gradients live in two flat vectors that the model shares, so that setting the model, stepping and
+    taking the difference are single operations however many tensors it has.
 
     Args:
         module: the model, float32; it is taken over by the trainer.

@@ -13,7 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,7 @@ _STARTUP_S = 60.0
 OnRound = Callable[[dict[str, Any]], None]
 
 
-def run_flower(
-    folder: RunFolder, supernodes: int, workers: int, progress: OnRound | None = None
-) -> dict[str, Any]:
+def run_flower(folder: RunFolder, supernodes: int, workers: int, progress: OnRound | None = None) -> dict[str, Any]:
     """Run the Flower app on `folder`'s recipe and return its summary.
 
     Args:
@@ -46,7 +44,9 @@ def run_flower(
             f"num-supernodes={supernodes} client-resources-num-cpus=1 init-args-num-cpus={workers} "
             "init-args-log-to-driver=false"
         )
-        config = f"recipe={json.dumps(str(folder.recipe_file.resolve()))} run-dir={json.dumps(str(folder.path.resolve()))}"
+        config = (
+            f"recipe={json.dumps(str(folder.recipe_file.resolve()))} run-dir={json.dumps(str(folder.path.resolve()))}"
+        )
         submitted = flwr(
             "run", str(APP), _CONNECTION, "--format", "json", "--federation-config", federation, "--run-config", config
         )
@@ -127,14 +127,10 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     """End the SuperLink with its SuperExec, ServerApp and Ray processes: they share its process group."""
     if process.poll() is None:
         process.terminate()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             process.wait(timeout=20)
-        except subprocess.TimeoutExpired:
-            pass
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()
 
 

@@ -1,6 +1,7 @@
 """The `ray` engine: resident actors that hold model and data once and serve whole blocks of clients.
 
-The global model is put into Ray's object store once a round; the data set once a run, read by every actor without a copy.
+The global model is put into Ray's object store once a round; the data set once a run, read by every actor without a
+copy.
 A block lost with its actor is done again elsewhere with the same keys, so the result does not change.
 """
 
@@ -32,7 +33,7 @@ class _Parcel:
 
     metadata: Any
     config: Any
-    model: ray.ObjectRef
+    model: ray.ObjectRef | None
 
 
 class Worker:
@@ -51,7 +52,7 @@ class Worker:
 
         parsed = recipes.validate(recipe)
         assembly = Assembly(parsed)
-        dataset = DataSet(parsed.data.name, *(arrays[name] for name in _DATA_FIELDS), classes=classes)
+        dataset = DataSet(parsed.data.name, **{name: arrays[name] for name in _DATA_FIELDS}, classes=classes)
         assembly.__dict__["dataset"] = dataset
         assembly.__dict__["partition"] = Partition(arrays["order"], arrays["offsets"])
         self._app = assembly.client(KeyRing(root)).as_app()
@@ -95,7 +96,11 @@ class RayGrid(WorkerGrid):
 
     def _start(self) -> Any:
         recipe, root, arrays, classes = self._arguments
-        return ray.remote(_RemoteWorker).options(**self._options).remote(recipe, root, list(arrays), list(arrays.values()), classes)
+        return (
+            ray.remote(_RemoteWorker)
+            .options(**self._options)
+            .remote(recipe, root, list(arrays), list(arrays.values()), classes)
+        )
 
     def pids(self) -> list[int]:
         """Process ids of the actors."""
