@@ -11,6 +11,7 @@ front keeps it busy until everything is queued. `elapsed_ms` includes waiting fo
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -19,8 +20,9 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -33,6 +35,7 @@ from fedlgm import kernels
 from fedlgm.kernels import torch_kernels
 from fedlgm.kernels.layout import layout_of
 from fedlgm.kernels.spec import Noise
+from fedlgm.noise import Family
 
 KEY = (0x9E3779B9, 0x01234567)
 CLIENTS = (1, 32)
@@ -129,7 +132,8 @@ def _check_noise(
     backend: kernels.Backend,
 ) -> dict[str, bool]:
     layout, results = layout_of(offsets), {}
-    for family in ("gaussian", "laplace"):
+    families: tuple[Family, ...] = get_args(Family)
+    for family in families:
         for trust, own, theirs in (("central", None, None), ("local", streams, there[3])):
             expected = torch.zeros(layout.size)
             spec = Noise(scale, family, KEY, False, own)
@@ -163,7 +167,8 @@ def _launches(backend: kernels.Backend) -> list[dict[str, int]]:
 def _check_statistics(sizes: list[int], device: torch.device, backend: kernels.Backend) -> dict[str, bool]:
     large = [k for k, size in enumerate(sizes) if size >= 1000]
     results = {}
-    for family, law in (("gaussian", stats.norm), ("laplace", stats.laplace)):
+    laws: dict[Family, Any] = {"gaussian": stats.norm, "laplace": stats.laplace}
+    for family, law in laws.items():
         scale = torch.linspace(0.1, 10, len(sizes))
         vector = torch.zeros(sum(sizes), device=device)
         kernels.add_noise_(vector, offsets_of(sizes), scale.to(device), family, KEY, backend=backend)
@@ -204,7 +209,7 @@ class Timer:
         run()
         end.record()
         end.synchronize()
-        return start.elapsed_time(end)
+        return float(start.elapsed_time(end))
 
     def __call__(self, run: Callable[[], object]) -> dict[str, float]:
         for _ in range(3):
@@ -268,7 +273,7 @@ def time_private_step(timer: Timer, name: str, sizes: list[int], clients: int, l
     moved = 4 * size * (2 * clients + 1)
     copy = time_copy(timer, moved // 2)
     block_copy = time_copy(timer, 4 * size * clients)
-    row = {
+    row: dict[str, Any] = {
         "model": name,
         "parameters": size,
         "layers": len(sizes),
@@ -296,14 +301,14 @@ def time_private_step(timer: Timer, name: str, sizes: list[int], clients: int, l
     return row
 
 
-def time_noise(timer: Timer, name: str, sizes: list[int], family: str) -> dict[str, Any]:
+def time_noise(timer: Timer, name: str, sizes: list[int], family: Family) -> dict[str, Any]:
     """Noise alone on the summed update, against torch.randn and against noise parameter by parameter."""
     vector, offsets = torch.zeros(sum(sizes), device="cuda"), offsets_of(sizes)
     scale = torch.full((len(sizes),), 0.1, device="cuda")
     ours = timer(lambda: kernels.add_noise_(vector, offsets, scale, family, KEY))
     fine = timer(lambda: kernels.add_noise_(vector, offsets, scale, family, KEY, grid=False))
     copy = time_copy(timer, 4 * len(vector))
-    row = {
+    row: dict[str, Any] = {
         "model": name,
         "family": family,
         **ours,
@@ -332,16 +337,12 @@ def sweep(timer: Timer) -> list[dict[str, Any]]:
     updates, out = torch.randn(1, layout.size, device="cuda"), torch.empty(layout.size, device="cuda")
     ones = torch.ones(1, len(sizes), device="cuda")
     spec = Noise(ones[0], "gaussian", KEY)
-    return [
-        {"tile": tile, "warps": warps}
-        | timer(
-            lambda t=tile, w=warps: triton_kernels.accumulate(
-                out, layout, updates, ones, spec, fresh=True, tile=t, warps=w
-            )
-        )
-        for tile in (512, 1024, 2048, 4096, 8192)
-        for warps in (2, 4, 8)
-    ]
+    rows = []
+    for launch in itertools.product((512, 1024, 2048, 4096, 8192), (2, 4, 8)):
+        options = dict(zip(("tile", "warps"), launch, strict=True))
+        run = partial(triton_kernels.accumulate, out, layout, updates, ones, spec, fresh=True, **options)
+        rows.append({**options, **timer(run)})
+    return rows
 
 
 def time_cpu(sizes: list[int], repeats: int = 5) -> dict[str, float]:
@@ -414,7 +415,7 @@ def with_gpu(run_sweep: bool) -> dict[str, Any]:
         "backend": backend,
         "checks": checks,
         "private_step": steps,
-        "noise": [time_noise(timer, name, s, f) for name, s in tables.items() for f in ("gaussian", "laplace")],
+        "noise": [time_noise(timer, name, s, f) for name, s in tables.items() for f in get_args(Family)],
         "cpu": time_cpu(tables["resnet18"]),
     }
     return report | ({"sweep": sweep(timer)} if run_sweep and backend == "triton" else {})

@@ -34,7 +34,7 @@ from fedlgm.kernels import (
     squared_norms,
 )
 from fedlgm.kernels import torch_kernels as torch_backend
-from fedlgm.kernels.layout import layout_of
+from fedlgm.kernels.layout import Layout, layout_of
 from fedlgm.kernels.spec import GRID_BITS, SAFETY, Noise
 from fedlgm.keys import KeyRing
 
@@ -290,6 +290,21 @@ def test_large_values_survive_the_grid(backend):
     np.testing.assert_allclose(out.cpu(), vector, rtol=0, atol=7)
 
 
+@pytest.mark.parametrize("family", ["gaussian", "laplace"])
+def test_grid_closes_the_low_bits(family):
+    """Outputs in (0, 1/2) off the multiples of 2^-24 prove that the value was 0 and not 1; the grid leaves none."""
+
+    def proofs(value: float, grid: bool) -> float:
+        vector = torch.full((200_000,), value)
+        add_noise_(vector, torch.tensor([0, 200_000]), torch.ones(1), family, (3, int(value)), grid=grid)
+        fine = vector * 2**24
+        return ((vector > 0) & (vector < 0.5) & (fine != fine.round())).double().mean().item()
+
+    assert proofs(0.0, grid=False) > 0.12
+    assert proofs(1.0, grid=False) == 0
+    assert proofs(0.0, grid=True) == proofs(1.0, grid=True) == 0
+
+
 # ----------------------------------------------------------------------------------------------------- local trust
 
 
@@ -395,6 +410,32 @@ def test_a_thousand_layers():
     assert stats.kstest(z.numpy(), stats.norm.cdf).pvalue > 1e-3
     firsts = z[torch.tensor([0, *np.cumsum(sizes)[:-1]])]
     assert len(firsts.unique()) == len(sizes)
+
+
+@given(st.lists(st.integers(1, 9000), min_size=1, max_size=30), st.sampled_from([16, 64, 2048]))
+@settings(max_examples=40, deadline=None)
+def test_tiles_and_segments_cover_every_layer_once(sizes, tile):
+    layout = Layout(offsets_of(sizes).numpy())
+    layer_of = np.repeat(np.arange(len(sizes)), sizes)
+    index_in_layer = np.concatenate([np.arange(size) for size in sizes])
+    tiles = layout.tiles(tile, torch.device("cpu"))
+    seen = [(k, start + i, base + i) for k, start, n, base in tiles.table.tolist() for i in range(n)]
+    assert seen == list(zip(layer_of, index_in_layer, range(len(layer_of)), strict=True))
+    assert (tiles.table[:, 3] % tiles.alignment == 0).all()
+    assert [tiles.table[t, 1].item() for t in tiles.first[:-1]] == [0] * len(sizes)
+    segments = layout.segments(4096, torch.device("cpu"))
+    assert [0, *(s.stop for s in segments)] == [*(s.start for s in segments), len(layer_of)]
+    for s in segments:
+        assert s.stop - s.start <= 4096
+        inside = slice(s.start, s.stop)
+        np.testing.assert_array_equal(np.broadcast_to(s.layer, s.stop - s.start), layer_of[inside])
+        if s.pick is None:
+            assert s.group == index_in_layer[s.start] / 4
+            assert s.group_layer == s.layer
+        else:
+            np.testing.assert_array_equal(s.group[s.pick // 4], index_in_layer[inside] // 4)
+            np.testing.assert_array_equal(s.group_layer[s.pick // 4], layer_of[inside])
+            np.testing.assert_array_equal(s.pick % 4, index_in_layer[inside] % 4)
 
 
 # ------------------------------------------------------------------------------------------ launches and backends

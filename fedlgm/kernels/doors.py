@@ -137,7 +137,8 @@ def add_noise_(
         offsets: layer boundaries [K + 1] int64 on the CPU.
         scale: std (Gaussian) or b (Laplace) of each layer's noise, [K] float32, 0 (adds nothing) or in [2^-100, 2^100].
         family: "gaussian" or "laplace".
-        key: Philox key, from `noise_key`; one key serves one round.
+        key: Philox key, from `noise_key`; one key serves one round. A CUDA graph that captured this call would replay
+            the same noise.
         stream: the noising party, in [0, 2**32). Two calls with equal key and stream add equal noise.
         grid: round the result to multiples of 2^(floor(log2 scale) - 10), against attacks on its low bits.
         backend: overrides `backend_for(vector)`.

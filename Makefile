@@ -1,0 +1,37 @@
+# Two commands on a fresh machine: `make demo`, `make test`. PYTHON picks the interpreter (3.11 to 3.13).
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo venv test test-all lint bench clean
+
+demo: venv
+	$(BIN)/fedlgm simulate digits
+
+venv: .venv/installed
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade-strategy only-if-needed -c constraints.txt -e .
+	touch $@
+
+.venv/installed-test: .venv/installed
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[test]'
+	touch $@
+
+test: .venv/installed-test
+	$(BIN)/python -m pytest
+
+test-all: .venv/installed-test
+	$(BIN)/python -m pytest -m 'not gpu'
+
+lint: .venv/installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: .venv/installed-test
+	$(BIN)/python -m benchmarks.simulators --quick --json
+
+clean:
+	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
