@@ -20,10 +20,12 @@ from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
+import torch
 from dp_accounting.pld import privacy_loss_distribution
 from scipy import stats
 from sklearn.datasets import load_digits
 
+from fedlgm import mechanisms, models
 from fedlgm.applications import coordinate_descent as cd
 from fedlgm.applications.datasets import TabularData, load_tabular
 from fedlgm.applications.objectives import Array, Lasso, Logistic, Objective
@@ -31,11 +33,16 @@ from fedlgm.applications.pca import covariance_plan, methods
 from fedlgm.applications.pca_trials import recovery_errors
 from fedlgm.applications.smoothness import private_smoothness, smoothness
 from fedlgm.keys import KeyRing, Purpose
+from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import inid
+from fedlgm.mechanisms.group_noise import calibrate_laplace
 from fedlgm.mechanisms.profiles import as_profile, shaped
 from fedlgm.mechanisms.staircase import Staircase2D
 from fedlgm.noise import Family, draw
+from fedlgm.plan import Budget, Sampling
+from fedlgm.privacy.accounting import calibrate
 from fedlgm.privacy.gaussian import gaussian_mu
+from fedlgm.transcript import Transcript
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -316,6 +323,28 @@ def gradients() -> Rows:
     ]
 
 
+def group_noise() -> Rows:
+    """Norm of one step's noise at the settings of the paper's Table IV: ResNet-20, 5,000 steps, sampling rate 0.02."""
+    layers = LayerTable.from_module(models.build("resnet20", in_shape=(3, 32, 32), classes=10))
+    start = Transcript.start(torch.zeros(layers.size))
+    spend: dict[str, Any] = {"steps": 5000, "sampling_rate": 0.02}
+    multipliers = {
+        ("gaussian", "Gaussian, l2 bound 1, (8, 1e-5)"): calibrate(8.0, 1e-5, **spend),
+        ("laplace", "Laplace, l1 bound 1, (8, 1e-5) by PLD"): calibrate_laplace(8.0, 1e-5, **spend),
+        ("laplace", "Laplace, l1 bound 1, (8, 0)"): calibrate_laplace(8.0, 0.0, **spend),
+    }
+
+    def norm(name: str, multiplier: float) -> float:
+        budget = Budget(multiplier, Sampling("poisson", 50_000, 0.02))
+        plan = mechanisms.get(name).plan(layers, budget, start)
+        return float(np.linalg.norm(plan.noise_norms)) * plan.denominator
+
+    return [
+        {"rule": rule} | {label: norm(f"{law}-{rule}", m) for (law, label), m in multipliers.items()}
+        for rule in ("inid", "spr", "iid")
+    ]
+
+
 def draw_figures(folder: Path) -> None:
     """Figures 1 to 4 of the paper."""
     sizes, epsilons, marks = range(1, 26), np.linspace(0.1, 2, 39), dict(zip(SHAPES, "os^dv", strict=True))
@@ -391,6 +420,7 @@ def main() -> None:
         else descent(SEEDS, TUNING_SEEDS, sets, GRID),
         "high-dimension": high_dimension((10, 100) if quick else (10, 100, 1000, 10_000)),
         "gradients": gradients(),
+        "group-noise": group_noise(),
     }
     if not quick:
         write(results, RESULTS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 from clients.source import ClientSource
 from fedlgm import wire
 from fedlgm.clipping import BoundedSum
+from fedlgm.errors import PrivacyError
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import Mechanism
@@ -35,6 +36,8 @@ class LayerwiseClient:
         keys: key ring for batch order and, under local trust, for the client's own noise.
         straggler_rate: probability that a client stops after one epoch in a round.
         threads: torch threads while training; results depend on it, so it is part of a recipe.
+        max_participations: under local trust, releases that a client agrees to; it refuses one more, whatever the
+            server asks. Counted in the node's own Flower state.
     """
 
     def __init__(
@@ -48,10 +51,12 @@ class LayerwiseClient:
         *,
         straggler_rate: float = 0.0,
         threads: int = 1,
+        max_participations: int | None = None,
     ) -> None:
         self._trainer, self._settings, self._source = trainer, settings, source
         self._mechanism, self._layers, self._keys = mechanism, layers, keys
         self._straggler_rate, self._threads = straggler_rate, threads
+        self._max_participations = max_participations
 
     def as_app(self) -> ClientApp:
         """The client as a Flower `ClientApp`."""
@@ -90,6 +95,7 @@ class LayerwiseClient:
             else:
                 own.add(update)
             if local:
+                self._count_release(context, client, round_)
                 # Also without data: whether a client holds any must not show.
                 block.merge(release(own.total, own_plan, self._keys, round_, party=client), own.count, own.discarded)
         metrics = {
@@ -112,6 +118,20 @@ class LayerwiseClient:
         ]
         metrics = {wire.BLOCK: int(config[wire.BLOCK]), wire.EXAMPLES: len(rows)}  # type: ignore[arg-type]
         return _reply(message, {wire.NORMS: np.stack(rows)}, metrics)
+
+    def _count_release(self, context: Context, client: int, round_: int) -> None:
+        if self._max_participations is None:
+            return
+        if wire.RELEASES not in context.state:
+            context.state[wire.RELEASES] = ConfigRecord()
+        counts = context.state.config_records[wire.RELEASES]
+        rounds = sorted({*cast(list[int], counts.get(str(client), [])), round_})  # a repeated round is the same release
+        if len(rounds) > self._max_participations:
+            raise PrivacyError(
+                f"client {client} has made the {self._max_participations} releases it agreed to "
+                "(privacy.max_participations) and refuses another"
+            )
+        counts[str(client)] = rounds
 
     def _updates(self, message: Message, round_: int) -> Iterator[tuple[int, Tensor | None]]:
         """(client, flat update) of the block in the order of the message; None for a client without data."""

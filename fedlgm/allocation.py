@@ -47,8 +47,8 @@ def shares(strategy: str, clip: Sequence[float] | np.ndarray, dims: Sequence[int
         raise ConfigError(f"clip and dims must be two equally long lists, got shapes {s.shape} and {d.shape}")
     if not (np.all(np.isfinite(s)) and np.all(s > 0)):
         raise ConfigError(f"clip bounds must be finite and positive, got {s.tolist()}")
-    if not np.all(d >= 1):
-        raise ConfigError(f"layer sizes must be at least 1, got {d.tolist()}")
+    if not (np.all(np.isfinite(d)) and np.all(d >= 1)):
+        raise ConfigError(f"layer sizes must be finite and at least 1, got {d.tolist()}")
     raw = _SHARES[strategy](s, d)
     return raw / raw.sum()
 

@@ -63,12 +63,32 @@ def released_norms(mean_update: Tensor, plan: ReleasePlan) -> np.ndarray:
         mean_update: released mean of the plan's parts, [plan.size].
         plan: the plan that released it.
     """
-    norms = np.zeros(len(plan.layers))
+    energy, noise = _energies(mean_update, plan)
+    return np.sqrt(np.maximum(energy - noise, 0.0))
+
+
+def signal_share(mean_update: Tensor, plan: ReleasePlan) -> np.ndarray:
+    """Share of each layer's energy in a released mean that is not noise, float64 [K]; 0 where nothing was released.
+
+    Args:
+        mean_update: released mean of the plan's parts, [plan.size].
+        plan: the plan that released it.
+    """
+    energy, noise = _energies(mean_update, plan)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(energy > 0, np.maximum(1 - noise / energy, 0.0), 0.0)
+
+
+def _energies(mean_update: Tensor, plan: ReleasePlan) -> tuple[np.ndarray, np.ndarray]:
+    """Squared norm of each layer of a released mean, and what of it the noise is expected to be; 0 if not released."""
+    energy, noise = np.zeros(len(plan.layers)), np.zeros(len(plan.layers))
+    # Under local trust every client of the expected cohort adds its own noise.
+    draws = plan.denominator if plan.budget.trust == "local" else 1.0
     sizes = [size for _, size, _, _ in plan.parts]
     for j, part in zip(plan.indices, mean_update.split(sizes), strict=False):
-        noise = plan.layers.sizes[j] * (plan.sigma[j] / plan.denominator) ** 2
-        norms[j] = math.sqrt(max(float(torch.linalg.vector_norm(part.double()) ** 2) - noise, 0.0))
-    return norms
+        energy[j] = float(torch.linalg.vector_norm(part.double()) ** 2)
+        noise[j] = plan.layers.sizes[j] * draws * (plan.sigma[j] / plan.denominator) ** 2
+    return energy, noise
 
 
 def next_quantile_bounds(clip: np.ndarray, below: np.ndarray, bound: float, target: float, rate: float) -> np.ndarray:
@@ -89,6 +109,7 @@ def next_quantile_bounds(clip: np.ndarray, below: np.ndarray, bound: float, targ
 
 
 QUANTILE_SIDE = "below-bound"
+MOVEMENT_SIDE = "layer-movement"
 
 
 @dataclass
@@ -130,7 +151,7 @@ class BoundedSum:
             self.total[position : position + size].add_(views[j], alpha=float(factors[j]))
             position += size
         for side in self.plan.sides:
-            self.total[position : position + side.size] += _side_value(side.name, norms, self.plan.clip)
+            self.total[position : position + side.size] += _side_value(side.name, norms, self.plan)
             position += side.size
 
     def merge(self, total: Tensor, count: int, discarded: int) -> None:
@@ -153,10 +174,15 @@ def bound_update(update: Tensor, plan: ReleasePlan) -> Tensor:
     return single.total
 
 
-def _side_value(name: str, norms: np.ndarray, clip: np.ndarray) -> Tensor:
-    if name != QUANTILE_SIDE:
-        raise ConfigError(f"unknown side release {name!r}; known: {QUANTILE_SIDE}")
-    return torch.from_numpy((norms <= clip).astype(np.float32) - 0.5)
+def _side_value(name: str, norms: np.ndarray, plan: ReleasePlan) -> Tensor:
+    if name == QUANTILE_SIDE:
+        return torch.from_numpy((norms <= plan.clip).astype(np.float32) - 0.5)
+    if name == MOVEMENT_SIDE:
+        # Root mean square of each layer, as a direction: a client's vector has norm 1 whatever its update is.
+        movement = norms / np.sqrt(plan.layers.sizes)
+        total = float(np.linalg.norm(movement))
+        return torch.from_numpy((_SAFETY * movement / total if total > 0 else movement).astype(np.float32))
+    raise ConfigError(f"unknown side release {name!r}; known: {QUANTILE_SIDE}, {MOVEMENT_SIDE}")
 
 
 def quantile_side_clip(layers: LayerTable) -> float:

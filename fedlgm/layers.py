@@ -129,7 +129,7 @@ class LayerTable:
     def unflatten(self, flat: Tensor) -> dict[str, Tensor]:
         """Parameter name -> view into `flat` ([D], or [B, D] for a stack of models); nothing is copied."""
         lead = flat.shape[:-1]
-        return {s.name: flat[..., s.offset : s.offset + s.size].view(*lead, *s.shape) for s in self.slots()}
+        return {s.name: flat[..., s.offset : s.offset + s.size].view((*lead, *s.shape)) for s in self.slots()}
 
     def flatten(self, module: nn.Module) -> Tensor:
         """Copy of the module's parameters as one float32 vector [D]."""

@@ -60,7 +60,9 @@ def add_noise_(
     """
     if total.numel() != sum(size for size, _ in parts) or len(parts) != len(streams):
         raise ValueError(f"{total.numel()} coordinates, {len(parts)} parts and {len(streams)} streams do not fit")
-    buffer = torch.empty(min(_CHUNK, max((size for size, _ in parts), default=0)))
+    # Drawn in double precision: Box-Muller on single-precision uniforms ends at 5.77 standard deviations, and that edge
+    # alone would cost more than a usual delta in a training run. Here it lies at 8.57, where the density is 5e-17.
+    buffer = torch.empty(min(_CHUNK, max((size for size, _ in parts), default=0)), dtype=torch.float64)
     start = 0
     for (size, scale), stream in zip(parts, streams, strict=True):
         if scale > 0:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -48,6 +48,9 @@ class Sampling:
             raise ConfigError(f"the population must be at least 1, got {self.population}")
         if not 0 < self.rate <= 1:
             raise ConfigError(f"the sampling rate must lie in (0, 1], got {self.rate}")
+        if self.scheme == "fixed" and abs(self.expected - round(self.expected)) > 1e-6:
+            # A rounded cohort would be sampled at another rate than the one that is accounted for.
+            raise ConfigError(f"a fixed cohort must be a whole number of clients, got {self.expected:g}")
 
     @property
     def expected(self) -> float:
@@ -109,10 +112,13 @@ class ReleasePlan:
         budget: sampling, relation and trust.
         guarantee: standing of the privacy claim.
         family: "gaussian" or "laplace".
-        released: which layers leave the clients; a layer that is not released is not uploaded, [K]. Left out: those with
-            finite noise.
+        released: which layers leave the clients; a layer that is not released is not uploaded, [K]. Left out: those
+            with finite noise.
         sides: extra vectors of the same release.
         claim: what the method's authors would charge for the round, if that differs from `event`.
+        downlink: under local trust, std of noise that the server adds to every coordinate of the mean before it is
+            broadcast. It costs nothing and proves nothing more: the uploads are released already.
+        notes: public figures that explain the plan, by name, each [K]; they are logged and do not travel.
     """
 
     layers: LayerTable
@@ -124,6 +130,8 @@ class ReleasePlan:
     released: np.ndarray = None  # type: ignore[assignment]
     sides: tuple[Side, ...] = ()
     claim: dict[str, Any] | None = None
+    downlink: float = 0.0
+    notes: dict[str, np.ndarray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         clip, sigma = np.asarray(self.clip, dtype=np.float64), np.asarray(self.sigma, dtype=np.float64)
@@ -185,14 +193,21 @@ class ReleasePlan:
         multiplier = self.effective_multiplier / SENSITIVITY_FACTOR[self.budget.relation]
         rate = 1.0 if self.budget.trust == "local" else self.budget.sampling.rate
         if self.family == "laplace":
-            return accounting.laplace_event(1.0 / multiplier, rate) if multiplier > 0 else dp_event.NonPrivateDpEvent()
+            if multiplier == 0:
+                return dp_event.NonPrivateDpEvent()
+            return accounting.laplace_event(1.0 / multiplier, rate, self.budget.relation)
         return accounting.gaussian_event(multiplier, rate)
 
     @property
     def shares(self) -> np.ndarray:
-        """Budget share p_j of each layer (0 where not released), [K]; they and the sides' shares sum to 1."""
+        """Budget share p_j of each layer (0 where not released), [K]; they and the sides' shares sum to 1.
+
+        All 0 for a release without noise, or of nothing.
+        """
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio = np.where(self.released, self.clip / self.sigma, 0.0)
+        if not self.released.any() or self.effective_multiplier == 0:
+            return np.zeros(len(self.layers))  # there is no budget to share
         if self.family == "gaussian":
             return ratio**2 * self.effective_multiplier**2
         return ratio * self.effective_multiplier
@@ -227,6 +242,7 @@ class ReleasePlan:
                 "budget": [self.budget.noise_multiplier, self.budget.relation, self.budget.trust, self.budget.rounds],
                 "guarantee": self.guarantee.to_dict(),
                 "claim": self.claim,
+                "downlink": self.downlink,
             }
         )
 
@@ -245,6 +261,7 @@ class ReleasePlan:
             released=np.array(raw["released"]),
             sides=tuple(Side(*side) for side in raw["sides"]),
             claim=raw["claim"],
+            downlink=raw["downlink"],
         )
 
 

@@ -31,6 +31,17 @@ def release(total: Tensor, plan: ReleasePlan, keys: KeyRing, round: int, party: 
     return add_noise_(total, [(size, sigma) for _, size, _, sigma in plan.parts], streams, plan.family)
 
 
+def add_downlink_(mean: Tensor, plan: ReleasePlan, keys: KeyRing, round: int) -> Tensor:
+    """Add the plan's broadcast noise to every coordinate of a released mean [plan.size], in place; nothing if it is 0.
+
+    For local trust only, where the server's own streams add no other noise.
+    """
+    if plan.downlink > 0:
+        stream = keys.torch(Purpose.NOISE, round, SERVER + 1)
+        add_noise_(mean, [(mean.numel(), plan.downlink)], [stream])
+    return mean
+
+
 def fingerprint(keys: KeyRing, round: int, party: int = SERVER) -> str:
     """Public name of a release's noise key, for the ledger: equal names mean equal noise."""
     words = keys.words(8, Purpose.NOISE, round, party + 1)

@@ -20,6 +20,9 @@ BLOCK = "block"
 CLIENTS = "clients"
 PLAN = "plan"
 
+# record in a node's own state: rounds in which its clients have released something under local trust
+RELEASES = "fedlgm.releases"
+
 # keys of the metric record
 DISCARDED = "discarded"
 EXAMPLES = "num-examples"  # Flower's weight key; here the number of CLIENTS in the block, which is public

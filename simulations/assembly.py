@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 from torch import Tensor, nn
 
 from clients import LayerwiseClient, PartitionedSource
+from clients.layerwise import torch_threads
 from fedlgm import data, models
 from fedlgm.data import DataSet, Partition
-from fedlgm.keys import KeyRing
+from fedlgm.keys import KeyRing, Purpose
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import Mechanism
+from fedlgm.mechanisms.base import Setting
 from fedlgm.plan import Budget
-from fedlgm.training import SequentialTrainer
+from fedlgm.training import ClientTask, SequentialTrainer, Trainer, VectorizedTrainer, fastest
 from fedlgm.transcript import Transcript
 from simulations.recipe import Recipe
 
@@ -29,6 +32,11 @@ class Assembly:
     """
 
     recipe: Recipe
+
+    def holding(self, dataset: DataSet, partition: Partition) -> Assembly:
+        """Use these instead of loading and dividing again, as a worker does that is handed both; returns `self`."""
+        self.__dict__.update(dataset=dataset, partition=partition)
+        return self
 
     @cached_property
     def dataset(self) -> DataSet:
@@ -62,7 +70,7 @@ class Assembly:
     @cached_property
     def mechanism(self) -> Mechanism:
         """The mechanism."""
-        return self.recipe.mechanism.build()
+        return self.recipe.mechanism.build().under(setting_of(self.recipe))
 
     @cached_property
     def layers(self) -> LayerTable:
@@ -82,11 +90,40 @@ class Assembly:
         """The transcript before the first round."""
         return Transcript.start(self.initial_model())
 
+    def trainer(self, vectorized: bool) -> Trainer:
+        """A trainer of its own: sequential (the reference) or vectorised."""
+        section = self.recipe.training
+        if not vectorized:
+            return SequentialTrainer(self.module(), self.layers, section.local)
+        return VectorizedTrainer(
+            self.module(),
+            self.layers,
+            section.local,
+            width=section.width or self.recipe.run.block_size,
+            compile=section.compile,
+        )
+
+    def faster_trainer(self) -> Literal["on", "off"]:
+        """Whether vectorising pays on this machine, by a short measurement on a typical block of clients."""
+        source, run = PartitionedSource(self.dataset, self.partition), self.recipe.run
+        middle = np.argsort(self.sizes)[len(self.sizes) // 2 :][: run.block_size]
+        keys = KeyRing.from_seed(0)
+
+        def tasks() -> list[ClientTask]:
+            epochs = self.recipe.training.epochs
+            orders = ((source(int(c)), keys.torch(Purpose.PROBE, int(c))) for c in middle)
+            return [ClientTask(data.x, data.y, order, epochs) for data, order in orders if len(data)]
+
+        makers = {"off": lambda: self.trainer(False), "on": lambda: self.trainer(True)}
+        with torch_threads(run.threads):
+            winner, _ = fastest(makers, self.initial_model(), tasks)
+        return "on" if winner == "on" else "off"
+
     def client(self, keys: KeyRing) -> LayerwiseClient:
         """A client object that serves any simulated client."""
         training = self.recipe.training.local
         return LayerwiseClient(
-            SequentialTrainer(self.module(), self.layers, training),
+            self.trainer(self.recipe.training.vectorize == "on"),
             training,
             PartitionedSource(self.dataset, self.partition),
             self.mechanism,
@@ -94,7 +131,14 @@ class Assembly:
             keys,
             straggler_rate=self.recipe.federation.stragglers,
             threads=self.recipe.run.threads,
+            max_participations=self.recipe.privacy.max_participations,
         )
+
+
+def setting_of(recipe: Recipe) -> Setting:
+    """The public facts of a run that a mechanism may ask for."""
+    privacy, training = recipe.privacy, recipe.training.local
+    return Setting(privacy.epsilon, privacy.delta, recipe.federation.rounds, privacy.trust, training)
 
 
 def budget_of(recipe: Recipe, mechanism: Mechanism) -> Budget:

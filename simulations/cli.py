@@ -25,6 +25,15 @@ RecipeArgument = Annotated[str | None, typer.Argument(help="Bundled recipe or TO
 SetOption = Annotated[list[str] | None, typer.Option("--set", help="section.key=value; repeatable.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
+applications = typer.Typer(help="Coordinate descent and PCA over a federation.", no_args_is_help=True)
+app.add_typer(applications, name="apply")
+SettingsArgument = Annotated[Path | None, typer.Argument(help="TOML file of settings; the options below override it.")]
+EpsilonOption = Annotated[float | None, typer.Option(help="Budget of the whole run.")]
+DeltaOption = Annotated[float | None, typer.Option(help="0 for Laplace noise; by default 1/rows^2 for Gaussian noise.")]
+ClientsOption = Annotated[int | None, typer.Option(help="Clients that the rows are dealt out to.")]
+SeedOption = Annotated[int | None, typer.Option(help="Seed of data, partition and noise.")]
+OutOption = Annotated[Path | None, typer.Option(help="Folder to create: settings, ledger, figures, picture.")]
+
 
 @app.command()
 def simulate(
@@ -65,6 +74,41 @@ def simulate(
         _print_json(result)
     else:
         _out.print(display.summary(result))
+
+
+@app.command()
+def compare(
+    recipe: RecipeArgument = None,
+    methods: Annotated[
+        str, typer.Option(help="Mechanisms, by comma; mechanism:variant for a variant. The first is the reference.")
+    ] = "ladp,full-dp,time-varying,sensitive,dpa,adapldp",
+    seeds: Annotated[int, typer.Option(help="Runs of each method.")] = 3,
+    epsilons: Annotated[list[float] | None, typer.Option("--epsilon", help="Budget; repeatable.")] = None,
+    partitions: Annotated[list[str] | None, typer.Option("--partition", help="Partition scheme; repeatable.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", help="[METHOD/]section.key=value; repeatable.")
+    ] = None,
+    engine: Annotated[str, typer.Option(help="local, ray or flower.")] = "local",
+    out: Annotated[Path | None, typer.Option(help="Folder of the runs; continued if it exists.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run mechanisms side by side and compare accuracy, noise and privacy; finished runs are not repeated."""
+    from fedlgm.errors import ConfigError
+    from simulations import comparing, comparison_figures
+
+    if engine not in ("local", "ray", "flower"):
+        raise ConfigError(f"--engine: unknown {engine!r}; known: local, ray, flower")
+    names = [name.strip() for name in methods.split(",") if name.strip()]
+    todo = comparing.jobs(recipe, names, seeds, overrides or (), epsilons or (), partitions or ())
+    folder = out or Path("runs") / f"compare-{Path(recipe or 'digits').stem}"
+    with comparison_figures.progress(todo, shown=not as_json) as on_row:
+        comparing.run(todo, folder, engine, on_row)  # type: ignore[arg-type]
+    summary = comparing.summarise(todo, folder)
+    summary["pictures"] = comparison_figures.draw(todo, folder)
+    if as_json:
+        _print_json(summary)
+    else:
+        _out.print(comparison_figures.tables(summary))
 
 
 @app.command()
@@ -145,6 +189,74 @@ def ledger(run: Annotated[Path, typer.Argument(help="Run folder.")], as_json: Js
         _print_json(summary)
     else:
         _out.print(display.ledger_table(summary))
+
+
+@applications.command("coordinate-descent")
+def apply_coordinate_descent(
+    settings: SettingsArgument = None,
+    data: Annotated[str | None, typer.Option(help="diabetes, breast-cancer, california or electricity.")] = None,
+    scaling: Annotated[str | None, typer.Option(help="range, centered or standardized.")] = None,
+    rule: Annotated[str | None, typer.Option(help="inid, spr or iid.")] = None,
+    family: Annotated[str | None, typer.Option(help="gaussian or laplace.")] = None,
+    relation: Annotated[str | None, typer.Option(help="replace-one or add-remove.")] = None,
+    epsilon: EpsilonOption = None,
+    delta: DeltaOption = None,
+    clients: ClientsOption = None,
+    passes: Annotated[int | None, typer.Option(help="Passes over the coordinates.")] = None,
+    clip: Annotated[float | None, typer.Option(help="l2 bound of a row's gradient.")] = None,
+    rate: Annotated[float | None, typer.Option(help="Learning rate relative to 1/M_i.")] = None,
+    strength: Annotated[float | None, typer.Option(help="Weight of the regulariser.")] = None,
+    seed: SeedOption = None,
+    out: OutOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Regression or classification by private proximal coordinate descent."""
+    values = {
+        "data": data, "scaling": scaling, "rule": rule, "family": family, "relation": relation, "epsilon": epsilon,
+        "delta": delta, "clients": clients, "passes": passes, "clip": clip, "rate": rate, "strength": strength,
+        "seed": seed,
+    }  # fmt: skip
+    from simulations import applications as apps
+    from simulations.application_settings import DescentSettings
+
+    _print_application(
+        apps.coordinate_descent(DescentSettings.load("coordinate-descent", settings, values), out), as_json
+    )
+
+
+@applications.command("pca")
+def apply_pca(
+    settings: SettingsArgument = None,
+    data: Annotated[str | None, typer.Option(help="synthetic or digits.")] = None,
+    method: Annotated[str | None, typer.Option(help="gaussian-symmetric, gaussian-inid, laplace-inid, ...")] = None,
+    epsilon: EpsilonOption = None,
+    delta: DeltaOption = None,
+    clients: ClientsOption = None,
+    rank: Annotated[int | None, typer.Option(help="Number of components.")] = None,
+    dimension: Annotated[int | None, typer.Option(help="Features of synthetic data.")] = None,
+    rows: Annotated[int | None, typer.Option(help="Rows of synthetic data.")] = None,
+    seed: SeedOption = None,
+    out: OutOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Principal components from one private second-moment matrix."""
+    values = {
+        "data": data, "method": method, "epsilon": epsilon, "delta": delta, "clients": clients, "rank": rank,
+        "dimension": dimension, "rows": rows, "seed": seed,
+    }  # fmt: skip
+    from simulations import applications as apps
+    from simulations.application_settings import PcaSettings
+
+    _print_application(apps.principal_components(PcaSettings.load("pca", settings, values), out), as_json)
+
+
+def _print_application(result: dict[str, Any], as_json: bool) -> None:
+    from simulations import display
+
+    if as_json:
+        _print_json(result)
+    else:
+        _out.print(display.application(result))
 
 
 @app.command()

@@ -64,6 +64,25 @@ def summary(result: dict[str, Any]) -> Group:
     return Group(Panel(table, title="fedlgm", title_align="left", expand=False))
 
 
+def application(result: dict[str, Any]) -> Panel:
+    """Figures of an application: what was spent, then what a simulation may compare."""
+    figures = result["diagnostics"]
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_row("data", f"{result['data']}: {result['rows']:,} rows over {result['clients']} clients")
+    table.add_row("method", result.get("method") or f"{result['rule']}, {result['family']}")
+    standing = "conditional" if result["guarantee_status"] == "conditional" else "proven"
+    table.add_row("epsilon claimed", f"{number(result['claimed_epsilon'])}  at delta {result['delta']:g}")
+    table.add_row(f"epsilon {standing}", f"[bold]{number(result['epsilon'])}[/bold]  at delta {result['delta']:g}")
+    table.add_row("guarantee", result["guarantee"])
+    for name in ("objective", "optimum", "relative_error", "recovery_error", "variance_kept"):
+        if name in figures:
+            table.add_row(f"{name.replace('_', ' ')} *", number(figures[name]))
+    table.add_row("", "* compared with the data themselves: not released, not private")
+    if "run" in result:
+        table.add_row("folder", result["run"])
+    return Panel(table, title=result["application"], title_align="left", expand=False)
+
+
 def plan_table(report: dict[str, Any]) -> Group:
     """Layers of a plan, then the cost of the whole run."""
     table = Table(title=f"{report['recipe']}: one round of {report['mechanism']}", title_justify="left")

@@ -48,6 +48,26 @@ def draw_run(rows: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:
     _save(figure, path)
 
 
+def draw_descent(values: Sequence[float], optimum: float, title: str, path: Path) -> None:
+    """Objective above the non-private optimum after each pass, the start included."""
+    figure, axes = plt.subplots(figsize=(5.6, 3.6))
+    axes.semilogy(range(len(values)), [max(value - optimum, 1e-12) for value in values], marker=".")
+    axes.set(xlabel="pass", ylabel="objective above the optimum", title=title)
+    axes.grid(alpha=0.3)
+    _save(figure, path)
+
+
+def draw_spectrum(exact: Sequence[float], released: Sequence[float], title: str, path: Path) -> None:
+    """Eigenvalues, largest first, of the exact and of the released second-moment matrix."""
+    figure, axes = plt.subplots(figsize=(5.6, 3.6))
+    for values, label, style in ((exact, "exact", "-"), (released, "released", "--")):
+        axes.plot(range(1, len(values) + 1), values, style, label=label)
+    axes.set(xlabel="component", ylabel="eigenvalue", title=title)
+    axes.legend()
+    axes.grid(alpha=0.3)
+    _save(figure, path)
+
+
 def _save(figure: Any, path: Path) -> None:
     figure.tight_layout()
     try:

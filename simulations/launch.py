@@ -46,6 +46,11 @@ def simulate(
     """
     assembly = Assembly(recipe)
     _check(assembly)
+    if recipe.training.vectorize == "auto":
+        # Settled once and written into the run: the two trainers differ in the last bits.
+        training = recipe.training.model_copy(update={"vectorize": assembly.faster_trainer()})
+        recipe = recipe.model_copy(update={"training": training})
+        assembly = Assembly(recipe)
     folder = RunFolder.create(Path(run_dir) if run_dir is not None else default_folder(recipe), recipe)
     return _run(assembly, folder, engine, workers, ray_address, supernodes, progress)
 

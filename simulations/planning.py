@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fedlgm.errors import PrivacyError
 from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.accounting import composed_epsilon
 from simulations.assembly import Assembly
@@ -31,17 +32,25 @@ def plan_report(recipe: Recipe) -> dict[str, Any]:
         "variant": recipe.mechanism.variant,
         "layers": layer_rows(plan),
         "parameters": layers.size,
-        "bound": math.sqrt(float((plan.clip[plan.released] ** 2).sum())),
+        "bound": float(np.linalg.norm(plan.clip[plan.released], ord=2 if plan.family == "gaussian" else 1)),
         "noise_norm": math.sqrt(float((plan.noise_norms**2).sum())),
         "noise_multiplier": budget.noise_multiplier,
         "effective_multiplier": plan.effective_multiplier,
         "rounds": recipe.federation.rounds,
         "sampling": f"{sampling.scheme} {sampling.rate:g} of {sampling.population} clients, {budget.relation}",
         "delta": privacy.delta,
-        "epsilon_pld": composed_epsilon([(plan.event, releases)], privacy.delta, "pld"),
-        "epsilon_rdp": composed_epsilon([(plan.event, releases)], privacy.delta, "rdp"),
+        "epsilon_pld": _epsilon(plan, releases, privacy.delta, "pld"),
+        "epsilon_rdp": _epsilon(plan, releases, privacy.delta, "rdp"),
         "guarantee": plan.guarantee.sentence(),
     }
+
+
+def _epsilon(plan: ReleasePlan, releases: int, delta: float, accountant: str) -> float:
+    """Cost of all releases; `inf` where the accountant has no bound for them (RDP: sampled Laplace noise)."""
+    try:
+        return composed_epsilon([(plan.event, releases)], delta, accountant)
+    except PrivacyError:
+        return math.inf
 
 
 def layer_rows(plan: ReleasePlan) -> list[dict[str, Any]]:

@@ -79,6 +79,8 @@ class Federation(_Section):
     def plan_sampling(self) -> Sampling:
         """As the library sees it."""
         rate = self.rate if self.rate is not None else (self.cohort or 0) / self.clients
+        if self.sampling == "fixed":
+            rate = max(1, round(rate * self.clients)) / self.clients
         return Sampling(self.sampling, self.clients, rate)
 
 
@@ -91,6 +93,9 @@ class Training(_Section):
     epochs: int = Field(default=1, ge=1)
     batch_size: int = Field(default=32, ge=1)
     gradient_clip: float | None = Field(default=None, gt=0)
+    vectorize: Literal["off", "on", "auto"] = "off"
+    width: int | None = Field(default=None, ge=1)
+    compile: bool = False
 
     @property
     def local(self) -> LocalTraining:
@@ -193,8 +198,8 @@ def load(recipe: str | Path | None = None, overrides: Iterable[str] = ()) -> Rec
             reason.
     """
     raw = _read(_locate(str(recipe or DEFAULT)), depth=0)
-    for override in overrides:
-        _override(raw, override)
+    for text in overrides:
+        override(raw, text)
     return validate(raw)
 
 
@@ -239,7 +244,8 @@ def _locate(recipe: str) -> Path:
     raise ConfigError(f"no recipe {recipe!r}: neither a file nor bundled; bundled: {', '.join(names())}")
 
 
-def _override(raw: dict[str, Any], text: str) -> None:
+def override(raw: dict[str, Any], text: str) -> None:
+    """Set "section.key=value" in a recipe's plain values; a value that is not TOML is taken as a string."""
     path, equals, value = text.partition("=")
     keys = path.strip().split(".")
     if not equals or not all(keys):

@@ -1,73 +1,18 @@
-"""The server side of a run: strategy, evaluation, metrics, checkpoints. Called by every engine's ServerApp."""
+"""The server side of a run: what every engine's ServerApp calls."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-import torch
-from flwr.app import Context
-from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp import Grid
 
 from fedlgm.keys import KeyRing
 from fedlgm.privacy.ledger import Ledger
-from fedlgm.training import evaluate
-from fedlgm.transcript import Transcript
 from simulations.assembly import Assembly
+from simulations.recorder import OnRound, Recorder
 from simulations.run_folder import RunFolder, model_digest
-from strategies import CohortSampler, LayerwiseFedAvg, RoundRecord, ServerOptimizer
-
-OnRound = Callable[[dict[str, Any]], None]
-
-
-@dataclass
-class Recorder:
-    """Turns finished rounds into metrics, checkpoints and progress."""
-
-    assembly: Assembly
-    folder: RunFolder
-    ledger: Ledger
-    optimizer: ServerOptimizer
-    progress: OnRound | None = None
-
-    def __post_init__(self) -> None:
-        self._module = self.assembly.module()
-
-    def __call__(self, record: RoundRecord, transcript: Transcript) -> None:
-        """Record one round: metrics first, then the checkpoint that makes it final."""
-        run, rounds = self.assembly.recipe.run, self.assembly.recipe.federation.rounds
-        last = record.round == rounds
-        plan = record.plan
-        row: dict[str, Any] = {
-            "round": record.round,
-            "cohort": record.cohort,
-            "discarded": record.discarded,
-            "seconds": record.seconds,
-            "noise_norm": float((plan.noise_norms**2).sum() ** 0.5),
-            "clip": plan.clip.tolist(),
-            "released": int(plan.released.sum()),
-        }
-        if last or record.round % run.evaluate_every == 0:
-            row |= self.figures(transcript)
-        self.folder.append(row)
-        if last or record.round % run.checkpoint_every == 0:
-            self.folder.save(transcript, self.optimizer.state())
-        if self.progress is not None:
-            self.progress(row)
-
-    def figures(self, transcript: Transcript) -> dict[str, Any]:
-        """Loss and accuracy of the current model on the test set; epsilon proven and claimed so far."""
-        data, privacy = self.assembly.dataset, self.assembly.recipe.privacy
-        self.assembly.layers.load_(self._module, transcript.models[-1])
-        loss, accuracy = evaluate(self._module, torch.from_numpy(data.test_x), torch.from_numpy(data.test_y))
-        return {
-            "loss": loss,
-            "accuracy": accuracy,
-            "epsilon": self.ledger.epsilon(privacy.delta, privacy.accountant),
-            "claimed_epsilon": self.ledger.claimed_epsilon(privacy.delta, privacy.accountant),
-        }
+from strategies import CohortSampler, LayerwiseFedAvg, ServerOptimizer
 
 
 def serve(
@@ -93,7 +38,7 @@ def serve(
     folder.truncate(transcript.rounds)
     started = time.perf_counter()
     with Ledger(folder.ledger_file, folder.owner()) as ledger:
-        recorder = Recorder(assembly, folder, ledger, optimizer, progress)
+        recorder = Recorder(assembly, folder, optimizer, progress)
         strategy = LayerwiseFedAvg(
             assembly.mechanism,
             layers,
@@ -108,7 +53,10 @@ def serve(
             max_participations=recipe.privacy.max_participations,
             on_round=recorder,
         )
-        strategy.start(grid, strategy.initial_arrays(), num_rounds=federation.rounds - transcript.rounds)
+        try:
+            strategy.start(grid, strategy.initial_arrays(), num_rounds=federation.rounds - transcript.rounds)
+        finally:
+            recorder.close()
         final = strategy.transcript
         plan = final.plan
         figures = recorder.figures(final)
@@ -130,19 +78,6 @@ def serve(
         }
     folder.finish(result)
     return result
-
-
-def server_app(
-    assembly: Assembly, folder: RunFolder, keys: KeyRing, engine: str, progress: OnRound | None = None
-) -> ServerApp:
-    """`serve` as a Flower ServerApp."""
-    app = ServerApp()
-
-    @app.main()
-    def main(grid: Grid, context: Context) -> None:
-        serve(grid, assembly, folder, keys, engine, progress)
-
-    return app
 
 
 def _median(values: list[float]) -> float:

@@ -2,6 +2,6 @@
 
 from strategies.cohort import CohortSampler
 from strategies.layerwise import LayerwiseFedAvg, RoundRecord
-from strategies.server_optimizer import ServerOptimizer
+from strategies.server_optimizer import ServerOptimizer, ServerStep
 
-__all__ = ["CohortSampler", "LayerwiseFedAvg", "RoundRecord", "ServerOptimizer"]
+__all__ = ["CohortSampler", "LayerwiseFedAvg", "RoundRecord", "ServerOptimizer", "ServerStep"]

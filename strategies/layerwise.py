@@ -27,10 +27,10 @@ from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import Mechanism
 from fedlgm.plan import Budget, ReleasePlan
 from fedlgm.privacy.ledger import Ledger
-from fedlgm.release import SERVER, fingerprint, release
+from fedlgm.release import SERVER, add_downlink_, fingerprint, release
 from fedlgm.transcript import Transcript
 from strategies.cohort import CohortSampler, blocks
-from strategies.server_optimizer import ServerOptimizer
+from strategies.server_optimizer import ServerStep
 
 
 @dataclass
@@ -94,7 +94,7 @@ class LayerwiseFedAvg(FedAvg):
         budget: Budget,
         transcript: Transcript,
         sampler: CohortSampler,
-        optimizer: ServerOptimizer,
+        optimizer: ServerStep,
         keys: KeyRing,
         ledger: Ledger,
         *,
@@ -113,7 +113,6 @@ class LayerwiseFedAvg(FedAvg):
         self.block_size, self.work = block_size, work
         self.max_participations, self.on_round = max_participations, on_round
         self.wait_for_nodes = wait_for_nodes
-        self._offset = transcript.rounds
         self._pending: _Pending | None = None
         self._nodes: dict[int, int] | list[int] | None = None
 
@@ -129,11 +128,13 @@ class LayerwiseFedAvg(FedAvg):
     ) -> Iterable[Message]:
         """Draw the cohort, make the plan and address its blocks."""
         started = time.perf_counter()
-        round_ = self._offset + server_round
+        round_ = self.transcript.rounds + 1  # Flower counts from 1 also when a run is resumed
         drawn = self.sampler.cohort(round_, self._exhausted())
         cut = blocks(self.sampler.present(round_, drawn), self.block_size, self.work)
         nodes = self._discover(grid)
         plan = self._plan(round_, cut, arrays, grid, nodes)
+        if plan.size == 0:
+            cut = []  # nothing is released: no client is asked, and no participation is used up
         if plan.budget.trust == "local":
             for client in (int(c) for block in cut for c in block):
                 # The clients release as soon as they are asked.
@@ -156,12 +157,12 @@ class LayerwiseFedAvg(FedAvg):
             raise RunError("aggregate_train was called without configure_train")
         plan, trust = pending.plan, pending.plan.budget.trust
         total = self._sum(pending, replies)
-        if trust == "central":
+        if trust == "central" and plan.size > 0:
             self.ledger.charge(
                 plan.event, round=pending.round, key=fingerprint(self.keys, pending.round, SERVER), claim=plan.claim
             )
             release(total.total, plan, self.keys, pending.round)
-        mean = total.total / plan.denominator
+        mean = add_downlink_(total.total / plan.denominator, plan, self.keys, pending.round)
         model = self.optimizer.step(self.transcript.models[-1], self._expand(mean, plan))
         self.transcript = self.transcript.extend(model, mean, plan)
         record = RoundRecord(

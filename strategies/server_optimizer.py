@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +10,14 @@ from torch import Tensor, nn
 from fedlgm.errors import ConfigError
 
 Name = Literal["sgd", "momentum", "adam"]
+
+
+class ServerStep(Protocol):
+    """What the strategy asks of the server's step: post-processing of released values."""
+
+    def step(self, model: Tensor, mean_update: Tensor) -> Tensor:
+        """Next model [D] from the current one and the released mean update [D]."""
+        ...
 
 
 class ServerOptimizer:

@@ -1,4 +1,4 @@
-"""Differentially private proximal coordinate descent (DP-CD) with scale-perturb-rescale or i.n.i.d. noise.
+"""Differentially private proximal coordinate descent (DP-CD) with scale-perturb-rescale, i.n.i.d. or i.i.d. noise.
 
 One pass visits the coordinates in order. The private step of coordinate i is a sum over rows of clipped partial
 derivatives plus noise; the rest is post-processing. The sum is additive over disjoint sets of rows, so that clients can
@@ -22,13 +22,21 @@ from dp_accounting import dp_event
 
 from fedlgm.applications.objectives import Array, Objective
 from fedlgm.errors import ConfigError, DataError
-from fedlgm.mechanisms.inid import gaussian_scales, gaussian_spr, laplace_budget, laplace_scales, laplace_spr
+from fedlgm.mechanisms.inid import (
+    gaussian_iid,
+    gaussian_scales,
+    gaussian_spr,
+    laplace_budget,
+    laplace_iid,
+    laplace_scales,
+    laplace_spr,
+)
 from fedlgm.noise import Family, draw
 from fedlgm.privacy.accounting import SENSITIVITY_FACTOR, Relation
 from fedlgm.privacy.gaussian import gaussian_mu
 from fedlgm.privacy.guarantee import Guarantee
 
-Rule = Literal["inid", "spr"]
+Rule = Literal["inid", "spr", "iid"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,12 +99,13 @@ def plan_descent(
 
     Rates are tau_i = rate / M_i and clipping constants C_i = clip * sqrt(M_i / sum_j M_j). With rule "spr" (DP-CD)
     every coordinate spends an equal share of a pass's budget; with "inid" (improved DP-CD) the shares minimise the
-    summed squared noise of the updates, sum_i (tau_i noise_i / N)^2. Both spend the budget exactly.
+    summed squared noise of the updates, sum_i (tau_i noise_i / N)^2; with "iid" all updates get the same noise. All
+    three spend the budget exactly.
 
     Args:
         smoothness: public or privately estimated coordinate smoothness constants M_i > 0, shape [K].
         budget: budget of one pass (`pass_budget`): mu for Gaussian noise, epsilon for Laplace noise.
-        rule: "inid" or "spr".
+        rule: "inid", "spr" or "iid".
         clip: l2 bound C of a row's clipped gradient, > 0.
         rate: learning rate tau relative to 1 / M_i, > 0.
         passes: number of passes, >= 1.
@@ -120,7 +129,7 @@ def plan_descent(
         raise ConfigError(f"passes and rows must be >= 1, got {passes} and {rows}")
     if (family, rule) not in _NOISE or relation not in SENSITIVITY_FACTOR:
         raise ConfigError(
-            f"unknown choice ({family!r}, {rule!r}, {relation!r}); family: gaussian, laplace; rule: inid, spr; "
+            f"unknown choice ({family!r}, {rule!r}, {relation!r}); family: gaussian, laplace; rule: inid, spr, iid; "
             f"relation: {', '.join(SENSITIVITY_FACTOR)}"
         )
     rates, bounds = rate / m, clip * np.sqrt(m / m.sum())
@@ -206,8 +215,10 @@ def check_rows(features: npt.ArrayLike, targets: npt.ArrayLike) -> tuple[Array, 
 _NOISE = {
     ("gaussian", "inid"): lambda sensitivity, budget, rates: gaussian_scales(sensitivity, budget, weights=rates**2),
     ("gaussian", "spr"): lambda sensitivity, budget, _: gaussian_spr(sensitivity, budget),
+    ("gaussian", "iid"): lambda sensitivity, budget, rates: gaussian_iid(sensitivity * rates, budget) / rates,
     ("laplace", "inid"): lambda sensitivity, budget, rates: laplace_scales(sensitivity, budget, weights=rates**2),
     ("laplace", "spr"): lambda sensitivity, budget, _: laplace_spr(sensitivity, budget),
+    ("laplace", "iid"): lambda sensitivity, budget, rates: laplace_iid(sensitivity * rates, budget) / rates,
 }
 
 

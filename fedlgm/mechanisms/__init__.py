@@ -10,13 +10,27 @@ from typing import Any
 
 from fedlgm import allocation
 from fedlgm.errors import ConfigError
+from fedlgm.mechanisms import group_noise
+from fedlgm.mechanisms.adapldp import AdapLDP
 from fedlgm.mechanisms.base import Mechanism
+from fedlgm.mechanisms.dpa import DynamicPrivacyAllocation
+from fedlgm.mechanisms.full_dp import FullDP
+from fedlgm.mechanisms.ladp import LaDP
 from fedlgm.mechanisms.layerwise_gaussian import FlatGaussian, LayerwiseGaussian, NoPrivacy
+from fedlgm.mechanisms.sensitive import SensitiveDP
+from fedlgm.mechanisms.time_varying import TimeVaryingDP
 
 _REGISTRY: dict[str, type[Mechanism]] = {
     **dict.fromkeys(allocation.names(), LayerwiseGaussian),
+    **dict.fromkeys(group_noise.names(), group_noise.GroupNoise),
     "gaussian": FlatGaussian,
     "none": NoPrivacy,
+    "ladp": LaDP,
+    "full-dp": FullDP,
+    "time-varying": TimeVaryingDP,
+    "sensitive": SensitiveDP,
+    "dpa": DynamicPrivacyAllocation,
+    "adapldp": AdapLDP,
 }
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 from torch import Tensor
@@ -13,9 +14,30 @@ from fedlgm.layers import LayerTable
 from fedlgm.plan import Budget, ReleasePlan
 from fedlgm.privacy import accounting
 from fedlgm.privacy.accounting import Relation
+from fedlgm.privacy.guarantee import Trust
+from fedlgm.training.base import LocalTraining
 from fedlgm.transcript import Transcript
 
 Variant = Literal["sound", "published"]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Public facts of a run, for mechanisms whose noise is made of them.
+
+    Attributes:
+        epsilon: the run's budget, as the recipe states it.
+        delta: its delta.
+        rounds: number T of rounds.
+        trust: who adds the noise.
+        training: what a client does locally.
+    """
+
+    epsilon: float
+    delta: float
+    rounds: int
+    trust: Trust
+    training: LocalTraining
 
 
 @dataclass(frozen=True)
@@ -33,6 +55,7 @@ class Mechanism:
     variants: ClassVar[tuple[Variant, ...]] = ("sound",)
     needs_private_norms: ClassVar[bool] = False
     plans_from_private_updates: ClassVar[bool] = False
+    setting: ClassVar[Setting | None] = None  # an instance's own after `under`
 
     name: str
     variant: Variant = "sound"
@@ -40,6 +63,12 @@ class Mechanism:
     def __post_init__(self) -> None:
         if self.variant not in self.variants:
             raise ConfigError(f"{self.name} has no variant {self.variant!r}; known: {', '.join(self.variants)}")
+
+    def under(self, setting: Setting) -> Self:
+        """The same mechanism in a run with the given public facts; most mechanisms never look at them."""
+        told = copy.copy(self)
+        object.__setattr__(told, "setting", setting)
+        return told
 
     def table(self, layers: LayerTable) -> LayerTable:
         """The layers as this mechanism sees them (the flat mechanism sees one)."""

@@ -18,18 +18,39 @@ import absl.logging
 import dp_accounting
 import scipy.optimize
 from dp_accounting import dp_event
-from dp_accounting.pld import PLDAccountant
+from dp_accounting.pld import PLDAccountant, privacy_loss_distribution
 from dp_accounting.rdp import RdpAccountant
 
 from fedlgm.errors import ConfigError, PrivacyError
+from fedlgm.privacy.gaussian import gaussian_epsilon
 
 Relation = Literal["add-remove", "replace-one"]
-ACCOUNTANTS: dict[str, Callable[[], dp_accounting.PrivacyAccountant]] = {"pld": PLDAccountant, "rdp": RdpAccountant}
+
+
+class PldAccountant(PLDAccountant):
+    """Google's PLD accountant, which also composes `pure_event`s among events of add-or-remove-one."""
+
+    def _maybe_compose(self, event: dp_event.DpEvent, count: int, do_compose: bool) -> Any:
+        if not isinstance(event, dp_event.RandomizedResponseDpEvent):
+            return super()._maybe_compose(event, count, do_compose)
+        if do_compose:
+            worst = privacy_loss_distribution.from_randomized_response(
+                event.noise_parameter,
+                event.num_buckets,
+                value_discretization_interval=self._value_discretization_interval,
+                neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE,
+            )
+            self._pld = self._pld.compose(worst.self_compose(count))  # type: ignore[has-type]
+        return None
+
+
+ACCOUNTANTS: dict[str, Callable[[], dp_accounting.PrivacyAccountant]] = {"pld": PldAccountant, "rdp": RdpAccountant}
 SENSITIVITY_FACTOR: dict[str, float] = {"add-remove": 1.0, "replace-one": 2.0}
 
 _LARGEST_MULTIPLIER = 1e7
 _SMALLEST_MULTIPLIER = 0.05  # PLD grids grow with the inverse square
 _TOLERANCE = 1e-6  # relative, on the calibrated multiplier
+_EVENT_ROUNDING = 2e-8  # relative; a plan's event states its multiplier to nine digits, rounded down
 
 
 def epsilon(
@@ -113,7 +134,7 @@ def _calibrate(target: float, delta: float, steps: int, rate: float, accountant:
     root = solve(start - 0.2, start + 0.05, accountant, _TOLERANCE / 4)
     while excess(root, accountant) > 0:
         root += _TOLERANCE / 2
-    return math.exp(root)
+    return math.exp(root + 1e-8)  # a plan keeps nine digits of its multiplier, rounded down
 
 
 def gaussian_event(multiplier: float, sampling_rate: float = 1.0) -> dp_event.DpEvent:
@@ -125,14 +146,43 @@ def gaussian_event(multiplier: float, sampling_rate: float = 1.0) -> dp_event.Dp
     return sampled(dp_event.GaussianDpEvent(multiplier), sampling_rate)
 
 
-def laplace_event(epsilon: float, sampling_rate: float = 1.0) -> dp_event.DpEvent:
-    """Event of one (Poisson-sampled) release that is `epsilon`-DP by the Laplace mechanism.
+def laplace_event(epsilon: float, sampling_rate: float = 1.0, relation: Relation = "add-remove") -> dp_event.DpEvent:
+    """Event of one (Poisson-sampled) release with Laplace noise, of any dimension, that is `epsilon`-DP by its scales.
 
-    Amplification by sampling is applied in closed form, ln(1 + q (e^epsilon - 1)), so that the event holds for a
-    product of Laplace coordinates and not only for a scalar.
+    A product of Laplace coordinates shifted by a_i scales is dominated by one scalar Laplace release shifted by
+    a >= sum_i a_i, so the scalar's event covers it. Proof: let o(e) = integral min(P, exp(e) Q) = 1 - delta(e).
+
+    * One coordinate has o(e) = exp((e - a) / 2) for |e| <= a, 1 above and exp(e) below. It never falls when the shift
+      shrinks, so a smaller shift is dominated by a larger one and sum_i a_i = a may be assumed.
+    * min(P_1 P_2, exp(e_1 + e_2) Q_1 Q_2) >= min(P_1, exp(e_1) Q_1) min(P_2, exp(e_2) Q_2) pointwise, so
+      o(e_1 + e_2) >= o_1(e_1) o_2(e_2). For |e| <= a take e_i = e a_i / a: the product's o(e) is at least
+      exp(sum_i (e_i - a_i) / 2) = exp((e - a) / 2), the scalar's.
+    * For e > a both have o(e) = 1 and for e < -a both have o(e) = exp(e): no loss exceeds a.
+
+    So delta(e) of the product is at most the scalar's for every real e, in both directions (by reflection). Under
+    Poisson sampling and add-or-remove-one, delta(e) of either direction is a non-decreasing function of the unsampled
+    delta at one other e, as (1-q) Q + q P - c Q and Q - c ((1-q) Q + q P) are combinations of P and Q alone. The other
+    units' participation is averaged over, which joint convexity allows, and composition preserves domination (Zhu, Dong
+    and Wang 2022, Theorems 10 and 11).
+
+    Args:
+        epsilon: sum over coordinates of what a neighbour may move, over the scale b: l1 sensitivity in noise units.
+        sampling_rate: probability q of a unit's participation.
+        relation: neighbouring relation. Sampling under "replace-one" is amplified in closed form, as a pure
+            ln(1 + q (exp(epsilon) - 1)): no direction of the add-or-remove pair dominates a replacement at every e.
     """
-    amplified = math.log1p(sampling_rate * math.expm1(epsilon))
-    return dp_event.EpsilonDeltaDpEvent(amplified, 0.0)
+    if epsilon == 0:
+        return dp_event.NoOpDpEvent()
+    if sampling_rate < 1 and relation == "replace-one":
+        return pure_event(math.log1p(sampling_rate * math.expm1(epsilon)))
+    return sampled(dp_event.LaplaceDpEvent(1.0 / epsilon), sampling_rate)
+
+
+def pure_event(epsilon: float) -> dp_event.DpEvent:
+    """Event of any `epsilon`-DP release: randomized response, which dominates all of them (Kairouz et al. 2015)."""
+    if epsilon > 700:  # exp overflows, and nobody would call it private
+        return dp_event.NonPrivateDpEvent()
+    return dp_event.RandomizedResponseDpEvent(2.0 / (1.0 + math.exp(epsilon)), 2)
 
 
 def sampled(event: dp_event.DpEvent, sampling_rate: float) -> dp_event.DpEvent:
@@ -143,19 +193,31 @@ def sampled(event: dp_event.DpEvent, sampling_rate: float) -> dp_event.DpEvent:
 def composed_epsilon(events: Iterable[tuple[dp_event.DpEvent, int]], delta: float, accountant: str = "pld") -> float:
     """Epsilon at `delta` of events composed the given numbers of times; `inf` if one of them is not private.
 
+    delta = 0 asks for pure differential privacy. No accountant is involved then: the events' own pure epsilons add up,
+    and one event that has none (Gaussian noise) makes the answer `inf`.
+
     Raises:
         PrivacyError: the accountant cannot handle one of the events.
     """
     merged: dict[str, int] = {}
+    precision = 0.0  # Gaussian releases without sampling are together one Gaussian release
     for event, count in events:
-        if count > 0:
+        if isinstance(event, dp_event.GaussianDpEvent) and event.noise_multiplier > 0:
+            precision += count / event.noise_multiplier**2
+        elif count > 0:
             name = json.dumps(encode(event))
             merged[name] = merged.get(name, 0) + count
+    if precision > 0 and not merged and 0 < delta < 1 and accountant == "pld":
+        return gaussian_epsilon(math.sqrt(precision), delta)  # exact, in closed form
+    if precision > 0:
+        merged[json.dumps(encode(dp_event.GaussianDpEvent(precision**-0.5)))] = 1
     return _composed_epsilon(tuple(sorted(merged.items())), float(delta), accountant)
 
 
 @lru_cache(maxsize=4096)
 def _composed_epsilon(events: tuple[tuple[str, int], ...], delta: float, accountant: str) -> float:
+    if delta == 0:
+        return sum(count * _pure_epsilon(decode(json.loads(name))) for name, count in events)
     ledger = ACCOUNTANTS[accountant]()
     for name, count in events:
         event = decode(json.loads(name))
@@ -166,6 +228,21 @@ def _composed_epsilon(events: tuple[tuple[str, int], ...], delta: float, account
         with _quiet():
             ledger.compose(event, count)
     return float(ledger.get_epsilon(delta)) if events else 0.0
+
+
+def _pure_epsilon(event: dp_event.DpEvent) -> float:
+    """Epsilon of pure DP of one event; `inf` where there is none."""
+    if isinstance(event, dp_event.NoOpDpEvent):
+        return 0.0
+    if isinstance(event, dp_event.RandomizedResponseDpEvent):
+        flipped = event.noise_parameter / event.num_buckets
+        return math.log1p(-event.noise_parameter + flipped) - math.log(flipped)
+    if isinstance(event, dp_event.LaplaceDpEvent):
+        return 1.0 / event.noise_multiplier
+    if isinstance(event, dp_event.PoissonSampledDpEvent):
+        inner = _pure_epsilon(event.event)
+        return math.log1p(event.sampling_probability * math.expm1(inner)) if math.isfinite(inner) else math.inf
+    return math.inf
 
 
 @contextmanager
@@ -206,7 +283,7 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "NonPrivateDpEvent": (),
     "GaussianDpEvent": ("noise_multiplier",),
     "LaplaceDpEvent": ("noise_multiplier",),
-    "EpsilonDeltaDpEvent": ("epsilon", "delta"),
+    "RandomizedResponseDpEvent": ("noise_parameter", "num_buckets"),
     "PoissonSampledDpEvent": ("sampling_probability", "event"),
 }
 

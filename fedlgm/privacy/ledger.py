@@ -103,10 +103,21 @@ class Ledger:
             key: fingerprint of the noise key: the same key on the same round is the same release.
             client: the releasing client under local trust, `SERVER` under central trust.
             claim: what the method's authors would charge, if that differs: {"epsilon": e} adds up naively.
+
+        Raises:
+            LedgerError: the row cannot be written, or the key has been charged for this round at another cost.
         """
         row = (round, client, key, json.dumps(accounting.encode(event)), json.dumps(claim or {}))
         with self._translated():
             self._db.execute("INSERT OR IGNORE INTO charges (round, client, key, event, claim) VALUES (?,?,?,?,?)", row)
+            (charged,) = self._db.execute(
+                "SELECT event FROM charges WHERE round = ? AND client = ? AND key = ?", row[:3]
+            ).fetchone()
+        if charged != row[3]:
+            raise LedgerError(
+                f"round {round} of {self.path} was charged with the same noise for another release: a run cannot be "
+                "repeated under a changed plan; start a new run"
+            )
 
     def charges(self) -> Iterator[Charge]:
         """All rows by round."""
@@ -115,15 +126,23 @@ class Ledger:
             for round_, client, event, claim in rows:
                 yield Charge(round_, client, accounting.decode(json.loads(event)), json.loads(claim))
 
-    def epsilon(self, delta: float, accountant: str = "pld") -> float:
-        """Proven epsilon at `delta` of everything charged: of the worst-off participant under local trust."""
+    def epsilon(self, delta: float, accountant: str = "pld", through: int | None = None) -> float:
+        """Proven epsilon at `delta` of everything charged: of the worst-off participant under local trust.
+
+        Args:
+            delta: target delta.
+            accountant: "pld" or "rdp".
+            through: last round to count; all if left out.
+        """
         with self._translated():
-            rows = self._db.execute("SELECT client, event, COUNT(*) FROM charges GROUP BY client, event").fetchall()
+            rows = self._db.execute(
+                "SELECT client, event, COUNT(*) FROM charges WHERE round <= ? GROUP BY client, event", (_last(through),)
+            ).fetchall()
             spent: dict[int, dict[str, int]] = {}
             for client, event, count in rows:
                 spent.setdefault(client, {})[event] = count
             shared = spent.pop(SERVER, {})
-            profiles = {frozenset((shared | own).items()) for own in spent.values()} or {frozenset(shared.items())}
+            profiles = {frozenset(_sum(shared, own).items()) for own in spent.values()} or {frozenset(shared.items())}
             totals = [
                 accounting.composed_epsilon(
                     [(accounting.decode(json.loads(event)), count) for event, count in sorted(profile)],
@@ -134,7 +153,7 @@ class Ledger:
             ]
         return max(totals, default=0.0)
 
-    def claimed_epsilon(self, delta: float, accountant: str = "pld") -> float:
+    def claimed_epsilon(self, delta: float, accountant: str = "pld", through: int | None = None) -> float:
         """Epsilon as the methods' authors would state it: naive sums where they sum naively, else as charged.
 
         A claim is {"epsilon": e} (adds up over a participant's rows) or {"event": ...} (composed by the accountant).
@@ -143,14 +162,15 @@ class Ledger:
         events: dict[int, dict[str, int]] = {}
         with self._translated():
             rows = self._db.execute(
-                "SELECT client, event, claim, COUNT(*) FROM charges GROUP BY client, event, claim"
+                "SELECT client, event, claim, COUNT(*) FROM charges WHERE round <= ? GROUP BY client, event, claim",
+                (_last(through),),
             ).fetchall()
             for client, event, claim_text, count in rows:
                 claim = json.loads(claim_text)
                 if "epsilon" in claim:
                     naive[client] = naive.get(client, 0.0) + count * float(claim["epsilon"])
                 else:
-                    stated = claim_text if "event" in claim else event
+                    stated = json.dumps(claim["event"]) if "event" in claim else event
                     own = events.setdefault(client, {})
                     own[stated] = own.get(stated, 0) + count
             composed = {
@@ -186,6 +206,14 @@ class Ledger:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _last(through: int | None) -> int:
+    return 2**62 if through is None else through
+
+
+def _sum(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
+    return {event: one.get(event, 0) + other.get(event, 0) for event in one.keys() | other.keys()}
 
 
 def _undominated(profiles: set[frozenset[tuple[str, int]]]) -> list[frozenset[tuple[str, int]]]:

@@ -1,7 +1,9 @@
 """Local training of clients."""
 
 from fedlgm.training.base import ClientTask, LocalTraining, Trainer
+from fedlgm.training.choice import fastest
 from fedlgm.training.evaluation import evaluate
 from fedlgm.training.sequential import SequentialTrainer
+from fedlgm.training.vectorized import VectorizedTrainer
 
-__all__ = ["ClientTask", "LocalTraining", "SequentialTrainer", "Trainer", "evaluate"]
+__all__ = ["ClientTask", "LocalTraining", "SequentialTrainer", "Trainer", "VectorizedTrainer", "evaluate", "fastest"]

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fedlgm.layers import LayerTable
 from fedlgm.training.base import ClientTask, LocalTraining
+from fedlgm.training.layout import prefer_channels_last_
 
 
 class SequentialTrainer:
@@ -24,6 +25,7 @@ class SequentialTrainer:
     """
 
     def __init__(self, module: nn.Module, layers: LayerTable, settings: LocalTraining) -> None:
+        prefer_channels_last_(module)
         self._module, self._settings = module, settings
         self._weights = nn.Parameter(layers.bind_(module))
         self._gradient = torch.zeros_like(self._weights)
@@ -46,9 +48,12 @@ class SequentialTrainer:
         optimizer = make_optimizer(settings, self._weights)
         self._module.train()
         for order in task.permutations():
-            for batch in order.split(settings.batch_size):
+            batches = zip(
+                task.x[order].split(settings.batch_size), task.y[order].split(settings.batch_size), strict=True
+            )
+            for x, y in batches:
                 self._gradient.zero_()
-                loss = nn.functional.cross_entropy(self._module(task.x[batch]), task.y[batch])
+                loss = nn.functional.cross_entropy(self._module(x), y)
                 loss.backward()
                 if settings.gradient_clip is not None:
                     norm = torch.linalg.vector_norm(self._gradient)
@@ -59,5 +64,5 @@ class SequentialTrainer:
 def make_optimizer(settings: LocalTraining, weights: nn.Parameter) -> torch.optim.Optimizer:
     """The torch optimizer of these settings over one flat parameter."""
     if settings.optimizer == "adam":
-        return torch.optim.Adam([weights], lr=settings.lr, foreach=False)
-    return torch.optim.SGD([weights], lr=settings.lr, momentum=settings.momentum, foreach=False)
+        return torch.optim.Adam([weights], lr=settings.lr, fused=True)
+    return torch.optim.SGD([weights], lr=settings.lr, momentum=settings.momentum, fused=True)

@@ -8,6 +8,7 @@ A block lost with its actor is done again elsewhere with the same keys, so the r
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,15 +16,18 @@ from typing import Any
 import numpy as np
 import ray
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import OutOfMemoryError, RayActorError, RayError
 
 from fedlgm import wire
 from fedlgm.data import DataSet, Partition
 from fedlgm.errors import RunError
 from fedlgm.keys import KeyRing
+from simulations import recipe as recipes
+from simulations.assembly import Assembly
 from simulations.engines.grid import WorkerGrid
 
-_RETRIES = 8  # losses of one block before the run gives up
+_RETRIES = 8  # losses of one block, and failed starts of workers, before the run gives up
+_START_S = 180.0  # for the first of several workers to start
 _DATA_FIELDS = ("train_x", "train_y", "test_x", "test_y")
 
 
@@ -40,21 +44,17 @@ class Worker:
     """Runs inside a Ray actor: a ClientApp with its data, made once.
 
     Args:
-        recipe: the recipe as TOML.
+        recipe: the recipe as plain values.
         root: root of the key ring.
-        arrays: data set and partition arrays, read from the object store without a copy.
+        arrays: references to the data set's and the partition's arrays, which are mapped from the object store.
         classes: number of classes.
     """
 
-    def __init__(self, recipe: dict[str, Any], root: int, arrays: dict[str, np.ndarray], classes: int) -> None:
-        from simulations import recipe as recipes
-        from simulations.assembly import Assembly
-
+    def __init__(self, recipe: dict[str, Any], root: int, arrays: dict[str, ray.ObjectRef], classes: int) -> None:
         parsed = recipes.validate(recipe)
-        assembly = Assembly(parsed)
-        dataset = DataSet(parsed.data.name, **{name: arrays[name] for name in _DATA_FIELDS}, classes=classes)
-        assembly.__dict__["dataset"] = dataset
-        assembly.__dict__["partition"] = Partition(arrays["order"], arrays["offsets"])
+        values = dict(zip(arrays, ray.get(list(arrays.values())), strict=True))
+        dataset = DataSet(parsed.data.name, **{name: values[name] for name in _DATA_FIELDS}, classes=classes)
+        assembly = Assembly(parsed).holding(dataset, Partition(values["order"], values["offsets"]))
         self._app = assembly.client(KeyRing(root)).as_app()
         self._context = Context(run_id=1, node_id=2, node_config={}, state=RecordDict(), run_config={})
 
@@ -80,7 +80,7 @@ class RayGrid(WorkerGrid):
         gpus: GPU share of an actor.
     """
 
-    def __init__(self, assembly: Any, keys: KeyRing, workers: int, gpus: float = 0.0) -> None:
+    def __init__(self, assembly: Assembly, keys: KeyRing, workers: int, gpus: float = 0.0) -> None:
         super().__init__(workers)
         dataset, partition = assembly.dataset, assembly.partition
         arrays = {name: getattr(dataset, name) for name in _DATA_FIELDS}
@@ -92,19 +92,12 @@ class RayGrid(WorkerGrid):
             dataset.classes,
         )
         self._options = {"num_cpus": 1, "num_gpus": gpus, "max_restarts": 0}
-        self._actors = [self._start() for _ in range(workers)]
-
-    def _start(self) -> Any:
-        recipe, root, arrays, classes = self._arguments
-        return (
-            ray.remote(_RemoteWorker)
-            .options(**self._options)
-            .remote(recipe, root, list(arrays), list(arrays.values()), classes)
-        )
-
-    def pids(self) -> list[int]:
-        """Process ids of the actors."""
-        return [int(pid) for pid in ray.get([actor.ready.remote() for actor in self._actors])]
+        self._actors: list[Any] = [None] * workers
+        self._starting: dict[ray.ObjectRef, int] = {}
+        self._idle: list[int] = []
+        self._failed_starts = 0
+        for slot in range(workers):
+            self._start(slot)
 
     def deliver(self, messages: list[Message]) -> Iterator[Message]:
         """See `WorkerGrid.deliver`: each actor takes the next block when it is free; replies wait for their turn."""
@@ -112,33 +105,64 @@ class RayGrid(WorkerGrid):
         parcels = [self._parcel(message, models) for message in messages]
         waiting = list(range(len(parcels)))[::-1]
         losses = dict.fromkeys(waiting, 0)
-        idle = list(range(len(self._actors)))
         running: dict[ray.ObjectRef, tuple[int, int]] = {}
         done: dict[int, Message] = {}
         turn = 0
         while turn < len(parcels):
             # Out-of-turn replies are bounded, so that memory does not grow with the cohort.
-            while waiting and idle and len(done) + len(running) < 4 * len(self._actors):
-                block, slot = waiting.pop(), idle.pop()
+            while waiting and self._idle and len(done) + len(running) < 4 * len(self._actors):
+                block, slot = waiting.pop(), self._idle.pop()
                 parcel = parcels[block]
                 running[self._actors[slot].run.remote(parcel.metadata, parcel.config, parcel.model)] = (block, slot)
-            (finished,), _ = ray.wait(list(running), num_returns=1)
+            finished = self._next([*running, *self._starting])
+            if finished in self._starting:
+                self._started(finished)
+                continue
             block, slot = running.pop(finished)
             try:
                 done[block] = ray.get(finished)
-            except RayActorError as error:
+                self._idle.append(slot)
+            except (RayActorError, OutOfMemoryError) as error:
                 losses[block] += 1
                 if losses[block] > _RETRIES:
-                    raise RunError(f"a block of clients was lost {_RETRIES} times with its worker: {error}") from error
+                    raise RunError(
+                        f"a block of clients was lost {losses[block]} times with its worker: {error}"
+                    ) from error
                 waiting.append(block)
-                self._actors[slot] = self._start()
+                self._start(slot)
             except RayError as error:
                 cause = getattr(error, "cause", None)
                 raise (cause if isinstance(cause, Exception) else error) from error
-            idle.append(slot)
             while turn in done:
                 yield done.pop(turn)
                 turn += 1
+
+    def _start(self, slot: int) -> None:
+        """Start an actor; it gets work once it is up, and others do the work if that never happens."""
+        self._actors[slot] = ray.remote(Worker).options(**self._options).remote(*self._arguments)
+        self._starting[self._actors[slot].ready.remote()] = slot
+
+    def _started(self, signal: ray.ObjectRef) -> None:
+        slot = self._starting.pop(signal)
+        try:
+            ray.get(signal)
+            self._idle.append(slot)
+        except RayActorError as error:
+            self._failed_starts += 1
+            if self._failed_starts > _RETRIES:
+                raise RunError(f"workers do not start: {error}") from error
+            self._start(slot)
+        except RayError as error:
+            cause = getattr(error, "cause", None)
+            raise (cause if isinstance(cause, Exception) else error) from error
+
+    def _next(self, signals: list[ray.ObjectRef]) -> ray.ObjectRef:
+        """The first of these that is done."""
+        idle_for_good = len(signals) == len(self._starting)
+        finished, _ = ray.wait(signals, num_returns=1, timeout=_START_S if idle_for_good else None)
+        if not finished:
+            raise RunError(f"no worker started within {_START_S:.0f} s: Ray has no free CPU left for one")
+        return finished[0]
 
     def _parcel(self, message: Message, models: dict[int, ray.ObjectRef]) -> _Parcel:
         arrays = message.content.array_records.get(wire.ARRAYS)
@@ -153,15 +177,6 @@ class RayGrid(WorkerGrid):
         """Stop the actors."""
         for actor in self._actors:
             ray.kill(actor)
-
-
-class _RemoteWorker(Worker):
-    """`Worker` with its arrays as separate arguments, which Ray maps from the object store."""
-
-    def __init__(
-        self, recipe: dict[str, Any], root: int, names: list[str], refs: list[ray.ObjectRef], classes: int
-    ) -> None:
-        super().__init__(recipe, root, dict(zip(names, ray.get(refs), strict=True)), classes)
 
 
 def connect(address: str | None, workers: int) -> None:
@@ -180,8 +195,9 @@ def connect(address: str | None, workers: int) -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     if not ray.is_initialized():
         if address is None:
-            ray.init(num_cpus=max(workers, 1), **options)
+            ray.init(address="local", num_cpus=workers, **options)  # never somebody else's cluster
         else:
+            _reach(address)
             try:
                 ray.init(address=address, **{k: v for k, v in options.items() if k != "include_dashboard"})
             except (ConnectionError, RuntimeError, ValueError) as error:
@@ -189,6 +205,18 @@ def connect(address: str | None, workers: int) -> None:
     available = int(ray.cluster_resources().get("CPU", 0))
     if workers > available:
         raise RunError(f"{workers} workers need {workers} CPUs, Ray has {available}: use --workers {max(available, 1)}")
+
+
+def _reach(address: str) -> None:
+    """Ray itself retries an address for minutes where nothing listens."""
+    host, colon, port = address.rpartition(":")
+    if not colon or "/" in host or not port.isdigit():
+        return  # "auto" and client addresses: Ray knows
+    try:
+        with socket.create_connection((host, int(port)), timeout=10):
+            return
+    except OSError as error:
+        raise RunError(f"no Ray cluster at {address!r}: {error}") from error
 
 
 def shutdown() -> None:

@@ -1,0 +1,48 @@
+"""A bare PyTorch loop: one process a core, each trains its half of the cohort and returns the sum of its models."""
+
+from __future__ import annotations
+
+import multiprocessing
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.contenders import work
+
+
+def _train(job: tuple[dict[str, np.ndarray], np.ndarray]) -> list[np.ndarray]:
+    torch.set_num_threads(1)
+    state, members = job
+    module = work.model()
+    total: list[np.ndarray] | None = None
+    for client in members:
+        module.load_state_dict({name: torch.from_numpy(value) for name, value in state.items()})
+        x, y = work.examples(int(client))
+        if len(y):
+            work.train(module, x, y)
+        arrays = [value.numpy().copy() for value in module.state_dict().values()]
+        total = arrays if total is None else [a + b for a, b in zip(total, arrays, strict=True)]
+    return total or []
+
+
+def main() -> None:
+    work.clients()
+    state: dict[str, Any] = {name: value.numpy() for name, value in work.model().state_dict().items()}
+    with multiprocessing.get_context("fork").Pool(work.WORKERS) as pool:
+
+        def do_round(number: int) -> None:
+            members = work.cohort(number)
+            # Dealt out by size, so that both processes have the same amount of work.
+            members = members[np.argsort(-work.clients().sizes[members])]
+            jobs = [(state, members[i :: work.WORKERS]) for i in range(work.WORKERS)]
+            sums = pool.map(_train, jobs)
+            for name, *parts in zip(state, *sums, strict=True):
+                state[name] = sum(parts) / work.COHORT
+
+        work.serve(do_round)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()

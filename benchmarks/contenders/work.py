@@ -1,0 +1,64 @@
+"""The work that every contender does: FashionMNIST, 500 clients, 50 a round, the 26,010-parameter CNN."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedlgm import data, models
+from fedlgm.data import DataSet, Partition
+
+CLIENTS, COHORT, EPOCHS, BATCH, LR = 500, 50, 3, 32, 0.002
+WORKERS = 2
+
+
+@lru_cache(maxsize=1)
+def dataset() -> DataSet:
+    return data.load("fashion-mnist")
+
+
+@lru_cache(maxsize=1)
+def clients() -> Partition:
+    return data.partition(dataset().train_y, CLIENTS, "dirichlet", alpha=0.5)
+
+
+def cohort(round: int) -> np.ndarray:
+    """The same 50 clients for every contender, ascending."""
+    return np.sort(np.random.default_rng(round).choice(CLIENTS, COHORT, replace=False))
+
+
+def model() -> nn.Module:
+    return models.build("cnn", in_shape=(1, 28, 28), classes=10, activation="sigmoid")
+
+
+def examples(client: int) -> tuple[Tensor, Tensor]:
+    index = clients()[client]
+    return torch.from_numpy(dataset().train_x[index]), torch.from_numpy(dataset().train_y[index])
+
+
+def train(module: nn.Module, x: Tensor, y: Tensor) -> None:
+    """Local training as anybody would write it."""
+    optimizer = torch.optim.Adam(module.parameters(), lr=LR)
+    for _ in range(EPOCHS):
+        for batch in torch.randperm(len(y)).split(BATCH):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(module(x[batch]), y[batch]).backward()
+            optimizer.step()
+
+
+def serve(do_round: Callable[[int], Any]) -> None:
+    """Line protocol: announce readiness, then time one round for every line (its number) that comes in."""
+    do_round(0)
+    print(json.dumps({"ready": True}), flush=True)
+    for line in sys.stdin:
+        started = time.perf_counter()
+        do_round(int(line))
+        print(json.dumps({"seconds": time.perf_counter() - started}), flush=True)

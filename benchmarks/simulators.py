@@ -1,0 +1,115 @@
+"""Simulators side by side on the same work: `python -m benchmarks.simulators --json [--quick]`.
+
+Each contender runs in a process of its own and does one round on demand, so that rounds alternate between contenders and
+a change of the machine's speed hits all of them alike. Medians and ratios over ours are printed as one JSON object.
+pfl takes part if the interpreter named by FEDLGM_PFL_PYTHON has `pfl`, torch and this checkout's requirements.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks.contenders import work
+
+CONTENDERS = {"ours": "fedlgm_ray", "flower": "flower", "bare": "bare"}
+
+
+class Contender:
+    """A child process that does a round for every line it is sent."""
+
+    def __init__(self, module: str, python: str = sys.executable) -> None:
+        started = time.perf_counter()
+        self._process = subprocess.Popen(
+            [python, "-m", f"benchmarks.contenders.{module}"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self._answer()
+        self.start_to_first_round = time.perf_counter() - started
+
+    def round(self, number: int) -> float:
+        assert self._process.stdin is not None
+        print(number, file=self._process.stdin, flush=True)
+        return float(self._answer()["seconds"])
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(timeout=60)
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("{"):
+                answer: dict[str, Any] = json.loads(line)
+                return answer
+        raise RuntimeError(f"{self._process.args} ended with status {self._process.wait()}")
+
+
+def floor_seconds(rounds: list[int]) -> dict[str, float]:
+    """Floating-point work of a round over the measured matrix-product rate of all cores."""
+    module = work.model()
+    x, y = torch.randn(work.BATCH, 1, 28, 28), torch.zeros(work.BATCH, dtype=torch.int64)
+    with FlopCounterMode(display=False) as counter:
+        torch.nn.functional.cross_entropy(module(x), y).backward()
+    per_example = counter.get_total_flops() / work.BATCH
+    examples = statistics.mean(work.EPOCHS * int(work.clients().sizes[work.cohort(r)].sum()) for r in rounds)
+    a = torch.randn(1024, 1024)
+    times = []
+    for _ in range(20):
+        started = time.perf_counter()
+        a @ a
+        times.append(time.perf_counter() - started)
+    rate = 2 * 1024**3 / statistics.median(times)
+    return {"flops_per_round": per_example * examples, "flops_per_second": rate, "seconds": per_example * examples / rate}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print JSON (always done; kept for symmetry)")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds; ends within three minutes")
+    parser.add_argument("--rounds", type=int, help="timed rounds of each contender")
+    arguments = parser.parse_args()
+    rounds = list(range(1, 1 + (arguments.rounds or (4 if arguments.quick else 15))))
+    contenders = {name: Contender(module) for name, module in CONTENDERS.items()}
+    pfl_python = os.environ.get("FEDLGM_PFL_PYTHON")
+    if pfl_python:
+        contenders["pfl"] = Contender("pfl_simulator", pfl_python)
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for number in rounds:
+        for name, contender in contenders.items():
+            times[name].append(contender.round(number))
+    for contender in contenders.values():
+        contender.close()
+    floor = floor_seconds(rounds)
+    medians = {name: statistics.median(values) for name, values in times.items()} | {"floor": floor["seconds"]}
+    result = {
+        "work": f"FashionMNIST, {work.CLIENTS} clients, {work.COHORT} a round, CNN 26,010, "
+        f"{work.EPOCHS} epochs, batch {work.BATCH}, Adam {work.LR}, {work.WORKERS} workers",
+        "rounds": len(rounds),
+        "seconds_per_round": medians,
+        "all_seconds": times,
+        "ratios": {name: seconds / medians["ours"] for name, seconds in medians.items() if name != "ours"},
+        "start_to_first_round": {name: contender.start_to_first_round for name, contender in contenders.items()},
+        "floor": floor,
+        "machine": {"cores": os.cpu_count(), "processor": platform.processor() or platform.machine()},
+        "versions": {"torch": torch.__version__, "python": platform.python_version()},
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""The frame in which the LaDP-FL paper compares mechanisms: its noise constant, its sensitivity, its way of charging.
+
+Nothing here is taken for granted by the rest of the house: whoever uses the frame is charged twice, once as the paper
+would (the claim) and once as proven.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from fedlgm.errors import ConfigError, PrivacyError
+from fedlgm.mechanisms.base import Setting
+from fedlgm.privacy.gaussian import gaussian_delta
+from fedlgm.training.base import LocalTraining
+
+Constant = Literal["theorem3", "classical"]
+CONSTANTS: tuple[Constant, ...] = ("theorem3", "classical")
+
+
+def theorem3_constant(epsilon: float, delta: float) -> float:
+    """c/B of the noise sigma = c Delta_f / (epsilon P) where P reaches its cap B: sigma / Delta_f = (c/B) / epsilon.
+
+    The theorem claims that a release with this noise is (epsilon, delta)-DP. That is false for small delta: its proof
+    solves t >= sqrt(L) / 2 where t >= sqrt(L) is needed; `theorem3_delta` gives what the noise really reaches.
+
+    Args:
+        epsilon: budget of one release, > 0.
+        delta: its delta, in (0, 1).
+
+    Raises:
+        ConfigError: an argument outside its range.
+
+    Source: LaDP-FL paper, Theorem 3, equation 11.
+    """
+    _check(epsilon, delta)
+    if delta <= math.sqrt(2 / (math.pi * math.e**4)):
+        log = math.log(2 / (math.pi * delta**2))
+        return (math.sqrt(log) + math.sqrt(log + 8 * epsilon)) / 4
+    return (1 + math.sqrt(1 + 2 * epsilon)) / 2
+
+
+def theorem3_delta(epsilon: float, delta: float) -> float:
+    """Exact delta at `epsilon` of the noise that Theorem 3 asks for at (epsilon, delta)."""
+    return gaussian_delta(epsilon / theorem3_constant(epsilon, delta), epsilon)
+
+
+def noise_constant(kind: Constant, epsilon: float, delta: float) -> float:
+    """Constant c of sigma = c Delta / epsilon at P = B: "theorem3" or "classical", sqrt(2 ln(1.25 / delta)).
+
+    Raises:
+        PrivacyError: the constant does not give an (epsilon, delta)-DP release of sensitivity Delta.
+    """
+    _check(epsilon, delta)
+    value = theorem3_constant(epsilon, delta) if kind == "theorem3" else math.sqrt(2 * math.log(1.25 / delta))
+    reached = gaussian_delta(epsilon / value, epsilon)
+    if reached > delta:
+        raise PrivacyError(
+            f"constant = {kind!r} is false at (epsilon, delta) = ({epsilon:g}, {delta:g}): its noise reaches delta = "
+            f"{reached:.3g} only; take the other constant, a larger delta, or budget = 'equal-total'"
+        )
+    return value
+
+
+def bound_by_training(training: LocalTraining, steps: int | None = None) -> float:
+    """Half of the paper's sensitivity Delta_f: how far a client's model can move from the global one.
+
+    Every step moves the weights by at most eta G_c. The paper counts one step an epoch, Delta_f = 2 eta E G_c (Theorem
+    2); with `steps` all optimizer steps of a round are counted, Delta_f = 2 eta steps G_c, which is what
+    oppositely directed gradients reach.
+
+    Args:
+        training: local training: plain SGD with clipped gradients.
+        steps: optimizer steps of the busiest client in a round; None counts epochs.
+
+    Raises:
+        ConfigError: training whose steps are not bounded by eta G_c.
+    """
+    if training.gradient_clip is None:
+        raise ConfigError("training.gradient_clip (the paper's G_c) is needed: the paper's sensitivity is made of it")
+    if training.optimizer != "sgd" or training.momentum:
+        raise ConfigError("the paper's sensitivity holds for training.optimizer = 'sgd' without momentum only")
+    return training.lr * (training.epochs if steps is None else steps) * training.gradient_clip
+
+
+def require(setting: Setting | None, owner: str) -> Setting:
+    """The run's setting, for mechanisms that cannot plan without it.
+
+    Raises:
+        ConfigError: the mechanism was not told (see `Mechanism.under`), or the trust is not local.
+    """
+    if setting is None:
+        raise ConfigError(f"{owner}: the paper's frame needs the run's local training and budget: call .under(setting)")
+    if setting.trust != "local":
+        raise ConfigError(f"{owner}: in the paper's frame the clients add the noise: set privacy.trust = 'local'")
+    return setting
+
+
+def _check(epsilon: float, delta: float) -> None:
+    if not (math.isfinite(epsilon) and epsilon > 0):
+        raise ConfigError(f"epsilon must be finite and positive, got {epsilon}")
+    if not 0 < delta < 1:
+        raise ConfigError(f"delta must lie in (0, 1), got {delta}")

@@ -1,0 +1,189 @@
+"""The vectorised cohort trainer: many clients in one go with `torch.func`.
+
+Every step computes the gradients of all clients of a batch by one vmapped backward pass over stacked parameters.
+Clients of unequal size are padded and masked; a client's result does not depend on who else is in its batch beyond
+rounding.
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from fedlgm.layers import LayerTable
+from fedlgm.training.base import ClientTask, LocalTraining
+from fedlgm.training.sequential import make_optimizer
+
+Gradients = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+class VectorizedTrainer:
+    """Trains up to `width` clients at once.
+
+    Agrees with `SequentialTrainer` to rounding: the same batches in the same order, the same optimizer.
+
+    Args:
+        module: the model, float32; only its structure is used.
+        layers: its layer table.
+        settings: local training.
+        width: clients trained at once; halved for good when a batch does not fit into memory.
+        compile: compile the step with `torch.compile`, for one fixed shape to which every batch is padded; without a
+            working compiler it runs as it is and says so once.
+        device: where to train; tasks and results stay where they are given.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        layers: LayerTable,
+        settings: LocalTraining,
+        *,
+        width: int = 8,
+        compile: bool = False,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self._layers, self._settings, self._width = layers, settings, width
+        self._device = torch.device(device)
+        module = module.to(self._device).train()
+
+        def loss(weights: Tensor, x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+            logits = functional_call(module, layers.unflatten(weights), (x,))
+            losses = nn.functional.cross_entropy(logits, y, reduction="none")
+            return (losses * mask).sum() / mask.sum().clamp(min=1)
+
+        self._eager: Gradients = vmap(grad(loss))
+        self._gradients: Gradients = torch.compile(self._eager, dynamic=False) if compile else self._eager
+        self._compiled = compile
+
+    @property
+    def width(self) -> int:
+        """Clients trained at once."""
+        return self._width
+
+    def updates(self, model: Tensor, tasks: Iterable[ClientTask]) -> Iterator[Tensor]:
+        """See `Trainer.updates`."""
+        waiting = list(tasks)
+        position = 0
+        while position < len(waiting):
+            batch = waiting[position : position + self._width]
+            # Drawn once: a batch that is halved must see the same order of examples.
+            orders = [task.permutations() for task in batch]
+            yield from self._halving(model, batch, orders)
+            position += len(batch)
+
+    def _halving(self, model: Tensor, batch: list[ClientTask], orders: list[Tensor]) -> Iterator[Tensor]:
+        try:
+            yield from self._train(model, batch, orders)
+        except (torch.OutOfMemoryError, MemoryError):
+            if len(batch) == 1:
+                raise
+            half = (len(batch) + 1) // 2
+            if self._width > half:
+                warnings.warn(
+                    f"{self._width} clients at once do not fit into memory: continuing with {half}", stacklevel=2
+                )
+                self._width = half
+            for part in (slice(None, half), slice(half, None)):
+                yield from self._halving(model, batch[part], orders[part])
+
+    def _train(self, model: Tensor, batch: list[ClientTask], orders: list[Tensor]) -> Tensor:
+        """Updates [clients, D] of one batch."""
+        schedule = _Schedule.of(batch, orders, self._settings.batch_size, self._device)
+        if self._compiled:
+            schedule.pad_(self._width, self._settings.batch_size)
+        start = model.to(self._device)
+        weights = nn.Parameter(start.expand(schedule.rows, -1).clone())
+        gradient = torch.zeros_like(weights)
+        weights.grad = gradient
+        optimizer = make_optimizer(self._settings, weights)
+        result = torch.empty_like(weights)
+        for step, active in enumerate(schedule.active):
+            x, y, mask = schedule.batch(step, active)
+            gradient[:active] = self._clipped(self._call(weights.detach()[:active], x, y, mask))
+            optimizer.step()
+            # Rows that are finished keep being stepped with the rest; their result is the copy made here.
+            done = schedule.finished(step)
+            result[done] = weights.detach()[done]
+        updates = torch.empty_like(result[: len(batch)])
+        updates[schedule.order] = result[: len(batch)] - start
+        return updates.to(model.device)
+
+    def _call(self, *arguments: Tensor) -> Tensor:
+        if self._compiled:
+            try:
+                return self._gradients(*arguments)
+            except Exception as error:  # the compiler's failures have no common base
+                if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+                    raise
+                warnings.warn(
+                    f"torch.compile does not work here ({type(error).__name__}): running uncompiled", stacklevel=2
+                )
+                self._compiled = False
+        return self._eager(*arguments)
+
+    def _clipped(self, gradients: Tensor) -> Tensor:
+        bound = self._settings.gradient_clip
+        if bound is None:
+            return gradients
+        norms = torch.linalg.vector_norm(gradients, dim=1, keepdim=True)
+        return gradients * torch.clamp(bound / norms, max=1.0)
+
+
+class _Schedule:
+    """Padded batches of unequal clients, longest client first, so that the active ones are always a prefix."""
+
+    def __init__(self, x: Tensor, y: Tensor, index: Tensor, mask: Tensor, steps: list[int], order: Tensor) -> None:
+        self._x, self._y, self._index, self._mask, self._steps = x, y, index, mask, steps
+        self.order = order
+        self.active = [sum(count > step for count in steps) for step in range(steps[0])]
+        self._last = self.active
+        self._numbers = torch.arange(len(steps), device=x.device)[:, None]
+
+    @property
+    def rows(self) -> int:
+        """Clients, padding included."""
+        return len(self._numbers)
+
+    def pad_(self, rows: int, width: int) -> None:
+        """Give every step the same shape: `rows` clients, `width` examples, all active. The mask keeps padding out."""
+        more = max(rows - self.rows, 0)
+        wider = max(width - self._index.shape[2], 0)
+        self._index = nn.functional.pad(self._index, (0, wider, 0, more))
+        self._mask = nn.functional.pad(self._mask, (0, wider, 0, more))
+        self._numbers = torch.cat([self._numbers, self._numbers.new_zeros(more, 1)])
+        self._last = self.active
+        self.active = [self.rows] * len(self.active)
+
+    @classmethod
+    def of(cls, tasks: list[ClientTask], orders: list[Tensor], size: int, device: torch.device) -> _Schedule:
+        steps = [order.shape[0] * -(-order.shape[1] // size) for order in orders]
+        order = sorted(range(len(tasks)), key=lambda i: -steps[i])
+        longest = max(len(task.y) for task in tasks)
+        width = min(size, longest)
+        x = tasks[0].x.new_zeros((len(tasks), longest, *tasks[0].x.shape[1:]))
+        y = tasks[0].y.new_zeros((len(tasks), longest))
+        index = torch.zeros((max(steps), len(tasks), width), dtype=torch.int64)
+        mask = torch.zeros((max(steps), len(tasks), width))
+        for row, i in enumerate(order):
+            x[row, : len(tasks[i].y)], y[row, : len(tasks[i].y)] = tasks[i].x, tasks[i].y
+            chunks = itertools.chain.from_iterable(epoch.split(size) for epoch in orders[i])
+            for step, chunk in enumerate(chunks):
+                index[step, row, : len(chunk)] = chunk
+                mask[step, row, : len(chunk)] = 1
+        x, y, index, mask = x.to(device), y.to(device), index.to(device), mask.to(device)
+        return cls(x, y, index, mask, [steps[i] for i in order], torch.tensor(order, device=device))
+
+    def batch(self, step: int, active: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Inputs [active, b, ...], targets and mask [active, b] of one step."""
+        rows, index = self._numbers[:active], self._index[step, :active]
+        return self._x[rows, index], self._y[rows, index], self._mask[step, :active]
+
+    def finished(self, step: int) -> slice:
+        """Rows whose last step this was."""
+        after = self._last[step + 1] if step + 1 < len(self._last) else 0
+        return slice(after, self._last[step])

@@ -1,0 +1,164 @@
+"""Shared by the tests: one torch thread, tiny recipes, and federations whose clients have given updates."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from clients import ClientData, LayerwiseClient
+from fedlgm import mechanisms
+from fedlgm.errors import LedgerError
+from fedlgm.keys import KeyRing
+from fedlgm.layers import LayerTable
+from fedlgm.plan import Budget, Sampling
+from fedlgm.privacy.ledger import Ledger
+from fedlgm.training import ClientTask, LocalTraining
+from fedlgm.transcript import Transcript
+from simulations import recipe as recipes
+from simulations.engines.local import LocalGrid
+from simulations.recipe import Recipe
+from strategies import CohortSampler, LayerwiseFedAvg, ServerOptimizer
+
+torch.set_num_threads(1)
+
+
+def tiny_values() -> dict[str, Any]:
+    """Twenty clients, three rounds, a small network on the bundled digits: under a second in one process."""
+    return {
+        "name": "tiny",
+        "data": {"name": "digits", "partition": "dirichlet", "alpha": 0.5},
+        "model": {"name": "mlp", "hidden": [8], "activation": "tanh"},
+        "federation": {"clients": 20, "rounds": 3, "rate": 0.5},
+        "training": {"lr": 0.5, "epochs": 1, "batch_size": 16},
+        "mechanism": {"name": "snr-consistent"},
+        "privacy": {"epsilon": 8.0, "delta": 1e-5},
+        "run": {"seed": 3, "block_size": 3},
+    }
+
+
+@pytest.fixture
+def tiny() -> Callable[..., Recipe]:
+    """Maker of tiny recipes; keywords are sections whose keys replace the usual ones (None removes a key)."""
+
+    def make(**sections: dict[str, Any]) -> Recipe:
+        raw = tiny_values()
+        for section, values in sections.items():
+            merged = raw[section] | values
+            raw[section] = {key: value for key, value in merged.items() if value is not None}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return recipes.validate(raw)
+
+    return make
+
+
+@pytest.fixture
+def tiny_file(tmp_path: Path) -> Path:
+    """The tiny recipe as a file."""
+    path = tmp_path / "tiny.toml"
+    path.write_text(recipes.validate(tiny_values()).to_toml(), encoding="utf-8")
+    return path
+
+
+class GivenUpdates:
+    """A trainer whose clients' updates are given: client c is recognised by its only example, which holds c."""
+
+    def __init__(self, updates: Callable[[int], Tensor]) -> None:
+        self._updates = updates
+
+    def updates(self, model: Tensor, tasks: Iterable[ClientTask]) -> Iterator[Tensor]:
+        for task in tasks:
+            yield self._updates(int(task.x[0]))
+
+
+@dataclass
+class Federation:
+    """A strategy with clients in this process.
+
+    Attributes:
+        strategy: the strategy, not yet started.
+        grid: its clients.
+        ledger: what it charges.
+    """
+
+    strategy: LayerwiseFedAvg
+    grid: LocalGrid
+    ledger: Ledger
+    means: list[Tensor] = field(default_factory=list)
+    records: list[Any] = field(default_factory=list)
+
+    def run(self, rounds: int) -> Tensor:
+        """The model after `rounds` more rounds."""
+        self.strategy.start(self.grid, self.strategy.initial_arrays(), num_rounds=rounds)
+        return self.strategy.transcript.models[-1]
+
+
+@pytest.fixture
+def federate(tmp_path: Path) -> Iterator[Callable[..., Federation]]:
+    """Maker of federations over plain vectors with given updates."""
+    ledgers: list[Ledger] = []
+
+    def make(
+        updates: Callable[[int], Tensor],
+        sizes: dict[str, int],
+        *,
+        mechanism: str | mechanisms.Mechanism = "snr-consistent",
+        options: dict[str, Any] | None = None,
+        multiplier: float = 1.0,
+        sampling: Sampling | None = None,
+        relation: str = "add-remove",
+        trust: str = "central",
+        rounds: int = 1,
+        empty: frozenset[int] = frozenset(),
+        seed: int = 0,
+        optimizer: ServerOptimizer | None = None,
+        dropout: float = 0.0,
+        grid: Callable[[Any], LocalGrid] = LocalGrid,
+        owner: str = "test",
+        transcript: Transcript | None = None,
+        **strategy_options: Any,
+    ) -> Federation:
+        method = mechanisms.get(mechanism, **(options or {})) if isinstance(mechanism, str) else mechanism
+        layers = method.table(LayerTable.from_sizes(sizes))
+        budget = Budget(multiplier, sampling or Sampling("poisson", 10, 1.0), relation, trust, rounds)  # type: ignore[arg-type]
+        keys = KeyRing(seed)
+
+        def source(client: int) -> ClientData:
+            count = 0 if client in empty else 1
+            return ClientData(torch.full((count, 1), float(client)), torch.zeros(count, dtype=torch.int64))
+
+        client = LayerwiseClient(GivenUpdates(updates), LocalTraining(), source, method, layers, keys)
+        ledger = Ledger(tmp_path / f"ledger-{owner}.sqlite", owner)
+        ledgers.append(ledger)
+        made = Federation(None, grid(client.as_app()), ledger)  # type: ignore[arg-type]
+
+        def on_round(record: Any, transcript: Transcript) -> None:
+            made.records.append(record)
+            made.means.append(transcript.mean)
+
+        made.strategy = LayerwiseFedAvg(
+            method,
+            layers,
+            budget,
+            transcript or Transcript.start(torch.zeros(layers.size)),
+            CohortSampler(budget.sampling, keys, dropout),
+            optimizer or ServerOptimizer("sgd", 1.0),
+            keys,
+            ledger,
+            on_round=on_round,
+            **strategy_options,
+        )
+        return made
+
+    yield make
+    for ledger in ledgers:
+        with suppress(LedgerError):  # closed by the test
+            ledger.close()

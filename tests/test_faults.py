@@ -1,0 +1,193 @@
+"""Kills at random moments: actors, nodes and the driver. Every run must end with the very same model and ledger."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fedlgm.errors import RunError
+from fedlgm.keys import KeyRing
+from fedlgm.privacy import Ledger
+from simulations import launch
+from simulations import recipe as recipes
+from simulations.assembly import Assembly
+from simulations.engines import ray as ray_engine
+from simulations.run_folder import RunFolder
+from simulations.server import serve
+
+ROUNDS = 40
+RECIPE = recipes.load(
+    "digits",
+    [
+        "federation.clients=60",
+        "federation.rate=0.3",
+        f"federation.rounds={ROUNDS}",
+        "privacy.delta=1e-3",
+        "privacy.accountant='rdp'",
+        "data.partition='hsu'",
+        "run.block_size=4",
+        "run.evaluate_every=20",
+        "run.checkpoint_every=1",
+    ],
+)
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The uninterrupted run."""
+    return launch.simulate(RECIPE, engine="local", run_dir=tmp_path_factory.mktemp("reference") / "run")
+
+
+def _ledger_epsilon(run: Path) -> float:
+    with Ledger(run / "ledger.sqlite") as ledger:
+        return ledger.epsilon(1e-3, "rdp")
+
+
+def _drive(run: Path) -> None:
+    os.setpgrp()
+    if run.exists():
+        launch.resume(run)
+    else:
+        launch.simulate(RECIPE, run_dir=run)
+
+
+@pytest.fixture(scope="module")
+def drivers() -> multiprocessing.context.ForkServerContext:
+    """Processes that start with everything imported, so that a kill hits the run and not the imports."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.test_faults", "torch.utils.tensorboard"])
+    return context
+
+
+def _run_for(context: multiprocessing.context.ForkServerContext, run: Path, seconds: float) -> bool:
+    """Drive `run` in a process of its own and kill it after `seconds`; True if it had finished by then."""
+    process = context.Process(target=_drive, args=(run,))
+    process.start()
+    process.join(seconds)
+    finished = process.exitcode == 0
+    if process.exitcode is None:
+        os.kill(process.pid or 0, signal.SIGKILL)
+        process.join()
+    return finished
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(moments=st.lists(st.floats(0.05, 1.6), min_size=1, max_size=2))
+def test_a_killed_driver_resumes_to_the_same_model(
+    drivers: multiprocessing.context.ForkServerContext,
+    reference: dict[str, Any],
+    tmp_path: Path,
+    moments: list[float],
+) -> None:
+    run = tmp_path / "run"
+    shutil.rmtree(run, ignore_errors=True)
+    for moment in moments:
+        _run_for(drivers, run, moment)
+        if run.exists() and not (run / "recipe.toml").exists():
+            shutil.rmtree(run)  # killed between making the folder and writing the recipe: nothing to resume
+        if (run / "ledger.sqlite").exists():
+            # What is checkpointed was released, and what was released was charged first.
+            checkpoint = RunFolder.open(run).latest(Assembly(RECIPE).layers)
+            with contextlib.suppress(Exception), Ledger(run / "ledger.sqlite") as ledger:
+                assert ledger.rounds() >= (checkpoint.transcript.rounds if checkpoint else 0)
+    assert _run_for(drivers, run, 120)
+    result = RunFolder.open(run).result()
+    assert result is not None
+    assert result["model_sha256"] == reference["model_sha256"]
+    assert [row["round"] for row in RunFolder.open(run).rows()] == list(range(1, ROUNDS + 1))
+    assert _ledger_epsilon(run) >= reference["epsilon"] - 1e-12
+
+
+def _worker_pids() -> list[int]:
+    pids = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if (entry / "cmdline").read_bytes().startswith(b"ray::Worker"):
+                    pids.append(int(entry.name))
+    return pids
+
+
+def _serve(grid: ray_engine.RayGrid, run: Path, progress: Any = None) -> dict[str, Any]:
+    folder = RunFolder.create(run, RECIPE)
+    return serve(grid, Assembly(RECIPE), folder, KeyRing.from_seed(RECIPE.run.seed), "ray", progress)
+
+
+def test_killed_actors_do_not_change_the_result(reference: dict[str, Any], tmp_path: Path) -> None:
+    ray_engine.connect(None, 2)
+    try:
+        grid = ray_engine.RayGrid(Assembly(RECIPE), KeyRing.from_seed(RECIPE.run.seed), 2)
+        chance, kills = random.Random(3), []
+        over = threading.Event()
+
+        def killer() -> None:
+            while len(kills) < 6 and not over.wait(chance.uniform(0.05, 0.4)):
+                for pid in chance.sample(_worker_pids(), k=min(1, len(_worker_pids()))):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                        kills.append(pid)
+
+        def slowly(row: dict[str, Any]) -> None:
+            time.sleep(0.05)  # leaves the killer time to strike in many rounds
+
+        thread = threading.Thread(target=killer)
+        thread.start()
+        try:
+            result = _serve(grid, tmp_path / "run", slowly)
+        finally:
+            over.set()
+            thread.join()
+        assert len(kills) >= 4
+        assert result["model_sha256"] == reference["model_sha256"]
+        assert result["epsilon"] == pytest.approx(reference["epsilon"])
+    finally:
+        ray_engine.shutdown()
+
+
+def test_a_lost_node_does_not_change_the_result(reference: dict[str, Any], tmp_path: Path) -> None:
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    second = cluster.add_node(num_cpus=1)
+    try:
+        ray_engine.connect(cluster.address, 2)
+        grid = ray_engine.RayGrid(Assembly(RECIPE), KeyRing.from_seed(RECIPE.run.seed), 2)
+        nodes = {actor["NodeID"] for actor in ray.nodes() if actor["Alive"]}
+        assert len(nodes) == 2
+
+        def lose(row: dict[str, Any]) -> None:
+            if row["round"] == 5:
+                cluster.remove_node(second, allow_graceful=False)
+
+        result = _serve(grid, tmp_path / "run", lose)
+        assert result["model_sha256"] == reference["model_sha256"]
+    finally:
+        ray_engine.shutdown()
+        cluster.shutdown()
+
+
+def test_no_cluster_at_the_address() -> None:
+    with pytest.raises(RunError, match="no Ray cluster at"):
+        ray_engine.connect("127.0.0.1:1", 1)
+
+
+def test_more_workers_than_the_cluster_has_cpus() -> None:
+    ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    try:
+        with pytest.raises(RunError, match="use --workers 1"):
+            ray_engine.connect(None, 5)
+    finally:
+        ray.shutdown()

@@ -1,0 +1,247 @@
+"""The ledger never shows less than was released."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from dp_accounting import dp_event
+
+from fedlgm.errors import LedgerError
+from fedlgm.keys import KeyRing
+from fedlgm.plan import Sampling
+from fedlgm.privacy import Ledger, epsilon
+from fedlgm.privacy.accounting import composed_epsilon
+
+GAUSS = dp_event.GaussianDpEvent(2.0)
+
+
+@pytest.fixture
+def path(tmp_path) -> Path:
+    return tmp_path / "ledger.sqlite"
+
+
+def test_rows_add_up(path):
+    with Ledger(path, "run") as ledger:
+        assert ledger.epsilon(1e-5) == 0.0
+        for round_ in range(1, 11):
+            ledger.charge(GAUSS, round=round_, key=f"k{round_}")
+        assert ledger.rounds() == 10
+        assert ledger.epsilon(1e-5) == pytest.approx(epsilon(2.0, 1e-5, steps=10))
+        assert ledger.epsilon(1e-5, through=4) == pytest.approx(epsilon(2.0, 1e-5, steps=4))
+        assert ledger.epsilon(1e-5, "rdp") > ledger.epsilon(1e-5)
+    with Ledger(path) as again:
+        assert again.epsilon(1e-5) == pytest.approx(epsilon(2.0, 1e-5, steps=10))
+
+
+def test_the_same_release_is_one_row_a_fresh_key_another(path):
+    with Ledger(path, "run") as ledger:
+        for _ in range(3):
+            ledger.charge(GAUSS, round=1, key="same")
+        assert len(list(ledger.charges())) == 1
+        ledger.charge(GAUSS, round=1, key="fresh")
+        assert ledger.epsilon(1e-5) == pytest.approx(epsilon(2.0, 1e-5, steps=2))
+
+
+def test_one_key_cannot_stand_for_two_costs(path):
+    """The same noise under another plan is another release: it must not vanish behind the first row."""
+    with Ledger(path, "run") as ledger:
+        ledger.charge(GAUSS, round=1, key="same")
+        with pytest.raises(LedgerError, match="another"):
+            ledger.charge(dp_event.GaussianDpEvent(0.5), round=1, key="same")
+
+
+def test_local_trust_reports_the_worst_client(path):
+    with Ledger(path, "run") as ledger:
+        for round_ in range(1, 6):
+            ledger.charge(GAUSS, round=round_, key=str(round_), client=0)
+        ledger.charge(dp_event.GaussianDpEvent(0.9), round=1, key="x", client=1)
+        ledger.charge(GAUSS, round=1, key="x", client=2)
+        assert ledger.participations() == {0: 5, 1: 1, 2: 1}
+        worst = max(epsilon(2.0, 1e-5, steps=5), epsilon(0.9, 1e-5, steps=1))
+        assert ledger.epsilon(1e-5) == pytest.approx(worst)
+        # What the server releases about everybody comes on top of each client's own.
+        ledger.charge(GAUSS, round=1, key="server")
+        together = [(dp_event.GaussianDpEvent(0.9), 1), (GAUSS, 1)]
+        assert ledger.epsilon(1e-5) == pytest.approx(
+            max(epsilon(2.0, 1e-5, steps=6), composed_epsilon(together, 1e-5))
+        )
+
+
+def test_claims(path):
+    with Ledger(path, "run") as ledger:
+        for round_ in range(1, 5):
+            ledger.charge(dp_event.NonPrivateDpEvent(), round=round_, key=str(round_), claim={"epsilon": 0.25})
+        assert ledger.epsilon(1e-5) == math.inf
+        assert ledger.claimed_epsilon(1e-5) == pytest.approx(1.0)
+        assert ledger.claimed_epsilon(1e-5, through=2) == pytest.approx(0.5)
+    with Ledger(path.with_name("events.sqlite"), "run") as ledger:
+        claim = {"event": {"type": "GaussianDpEvent", "noise_multiplier": 3.0}}
+        for round_ in range(1, 5):
+            ledger.charge(dp_event.NonPrivateDpEvent(), round=round_, key=str(round_), claim=claim)
+        assert ledger.claimed_epsilon(1e-5) == pytest.approx(epsilon(3.0, 1e-5, steps=4))
+    with Ledger(path.with_name("plain.sqlite"), "run") as ledger:
+        ledger.charge(GAUSS, round=1, key="k")
+        assert ledger.claimed_epsilon(1e-5) == ledger.epsilon(1e-5)
+
+
+def test_sampled_and_laplace_events_survive_storage(path):
+    events = [
+        dp_event.PoissonSampledDpEvent(0.1, GAUSS),
+        dp_event.LaplaceDpEvent(3.0),
+        dp_event.NoOpDpEvent(),
+        dp_event.PoissonSampledDpEvent(0.1, dp_event.LaplaceDpEvent(3.0)),
+    ]
+    with Ledger(path, "run") as ledger:
+        for number, event in enumerate(events):
+            ledger.charge(event, round=number + 1, key="k")
+        assert [charge.event for charge in ledger.charges()] == events
+        assert ledger.epsilon(1e-5) == pytest.approx(composed_epsilon([(e, 1) for e in events], 1e-5))
+
+
+def test_another_runs_ledger_is_refused(path):
+    Ledger(path, "one").close()
+    with pytest.raises(LedgerError, match="belongs to another run"):
+        Ledger(path, "two")
+
+
+@pytest.mark.parametrize("content", [b"", b"not a database at all", b"SQLite format 3\x00" + bytes(200)])
+def test_damage_is_reported(path, content):
+    path.write_bytes(content)
+    with pytest.raises(LedgerError, match=str(path)):
+        Ledger(path).epsilon(1e-5)
+
+
+def test_damaged_pages_are_found(path):
+    with Ledger(path, "run") as ledger:
+        for round_ in range(1, 400):
+            ledger.charge(GAUSS, round=round_, key="k" * 40)
+    raw = bytearray(path.read_bytes())
+    raw[8192:12288] = b"\xff" * 4096
+    path.write_bytes(bytes(raw))
+    with pytest.raises(LedgerError, match=r"damaged|cannot be used"):
+        Ledger(path, "run")
+
+
+def test_rows_that_are_no_events_are_reported(path):
+    with Ledger(path, "run") as ledger:
+        ledger.charge(GAUSS, round=1, key="k")
+    with sqlite3.connect(path) as raw:
+        raw.execute("""UPDATE charges SET event = '{"type": "Surprise"}'""")
+    for text in ("epsilon", "claimed_epsilon"):
+        with Ledger(path) as ledger, pytest.raises(LedgerError, match="cannot be used"):
+            getattr(ledger, text)(1e-5)
+
+
+def test_missing(path):
+    with pytest.raises(LedgerError, match="no ledger at"):
+        Ledger(path)
+    assert not path.exists()
+
+
+def test_readers_see_a_consistent_file_while_it_is_charged(path):
+    writer = Ledger(path, "run")
+    seen: list[int] = []
+    done = threading.Event()
+
+    def read() -> None:
+        while not done.is_set():
+            with Ledger(path) as reader:
+                seen.append(len(list(reader.charges())))
+
+    threads = [threading.Thread(target=read) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for round_ in range(1, 101):
+        writer.charge(GAUSS, round=round_, key="k")
+    done.set()
+    for thread in threads:
+        thread.join()
+    writer.close()
+    assert len(seen) > 3
+    assert all(0 <= count <= 100 for count in seen)
+    with Ledger(path) as reader:
+        assert len(list(reader.charges())) == 100
+
+
+def test_a_killed_process_leaves_every_row_that_it_charged(path):
+    program = textwrap.dedent(
+        """
+        import sys
+        from dp_accounting import dp_event
+        from fedlgm.privacy import Ledger
+        ledger = Ledger(sys.argv[1], "run")
+        for round_ in range(1, 10_000):
+            ledger.charge(dp_event.GaussianDpEvent(2.0), round=round_, key="k")
+            print(round_, flush=True)
+        """
+    )
+    process = subprocess.Popen([sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    last = 0
+    while last < 50:
+        last = int(process.stdout.readline())
+    os.kill(process.pid, signal.SIGKILL)
+    said = [int(line) for line in process.stdout.read().split()]
+    process.wait()
+    with Ledger(path, "run") as ledger:
+        assert ledger.rounds() >= max([last, *said])
+        assert len(list(ledger.charges())) == ledger.rounds()
+
+
+class Crash(Exception):
+    """Raised where a process might die."""
+
+
+@pytest.mark.parametrize("trust", ["central", "local"])
+def test_a_round_is_charged_before_anything_noisy_exists(federate, monkeypatch, trust):
+    """The process dies when noise is about to be drawn: the charge is on disk, the release is not."""
+    local = trust == "local"
+    federation = federate(
+        lambda client: torch.ones(4),
+        {"a": 4},
+        relation="replace-one" if local else "add-remove",
+        trust=trust,
+        sampling=Sampling("poisson", 5, 1.0),
+    )
+
+    def die(*arguments, **options):
+        raise Crash
+
+    monkeypatch.setattr("fedlgm.release.add_noise_", die)
+    with pytest.raises(Crash):
+        federation.run(1)
+    assert not federation.records
+    with Ledger(federation.ledger.path) as reader:
+        rows = list(reader.charges())
+    assert [row.client for row in rows] == (list(range(5)) if local else [-1])
+    assert all(row.round == 1 for row in rows)
+
+
+def test_failed_charges_release_nothing(federate, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("fedlgm.release.add_noise_", lambda *arguments: drawn.append(arguments))
+    federation = federate(lambda client: torch.ones(4), {"a": 4})
+    federation.ledger.close()
+    with pytest.raises(LedgerError):
+        federation.run(1)
+    assert not drawn
+
+
+def test_fresh_keys_after_a_crash_are_a_second_release(federate):
+    for seed in (1, 2):
+        federation = federate(lambda client: torch.ones(4), {"a": 4}, seed=seed, owner="shared")
+        federation.run(1)
+        federation.ledger.close()
+    with Ledger(federation.ledger.path) as reader:
+        assert len(list(reader.charges())) == 2
+    assert KeyRing.from_seed(None) != KeyRing.from_seed(None)
