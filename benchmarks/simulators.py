@@ -1,7 +1,8 @@
 """Simulators side by side on the same work: `python -m benchmarks.simulators --json [--quick]`.
 
-Each contender runs in a process of its own and does one round on demand, so that rounds alternate between contenders and
-a change of the machine's speed hits all of them alike. Medians and ratios over ours are printed as one JSON object.
+Each contender runs in a process of its own and does one round on demand, so that rounds alternate between contenders
+and a change of the machine's speed hits all of them alike. Medians and ratios over ours are printed as one JSON
+object.
 pfl takes part if the interpreter named by FEDLGM_PFL_PYTHON has `pfl`, torch and this checkout's requirements.
 """
 
@@ -74,7 +75,11 @@ def floor_seconds(rounds: list[int]) -> dict[str, float]:
         a @ a
         times.append(time.perf_counter() - started)
     rate = 2 * 1024**3 / statistics.median(times)
-    return {"flops_per_round": per_example * examples, "flops_per_second": rate, "seconds": per_example * examples / rate}
+    return {
+        "flops_per_round": per_example * examples,
+        "flops_per_second": rate,
+        "seconds": per_example * examples / rate,
+    }
 
 
 def main() -> None:

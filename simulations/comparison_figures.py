@@ -20,7 +20,7 @@ Cell = dict[str, Any]
 _CURVES = {
     "accuracy": "test accuracy",
     "noise": "noise scale, cumulated",
-    "epsilon": "epsilon, cumulated (solid: proven, dashed: claimed)",
+    "epsilon": "epsilon (solid: proven, dashed: claimed)",
 }
 
 

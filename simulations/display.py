@@ -30,16 +30,24 @@ def progress(recipe: Recipe, shown: bool = True) -> Iterator[Callable[[dict[str,
         TextColumn("left"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(recipe.name, total=recipe.federation.rounds, figures="starting")
+    console = Console(stderr=True)
+    bar = Progress(*columns, console=console)
+    task = bar.add_task(recipe.name, total=recipe.federation.rounds, figures="starting")
 
-        def on_round(row: dict[str, Any]) -> None:
-            figures = bar.tasks[task].fields["figures"]
-            if "accuracy" in row:
-                figures = f"accuracy {row['accuracy']:.3f}  epsilon {number(row['epsilon'])}"
-            bar.update(task, completed=row["round"], figures=figures)
+    def on_round(row: dict[str, Any]) -> None:
+        figures = bar.tasks[task].fields["figures"]
+        if "accuracy" in row:
+            figures = f"accuracy {row['accuracy']:.3f}  epsilon {number(row['epsilon'])}"
+        bar.start()
+        bar.update(task, completed=row["round"], figures=figures)
 
+    if console.is_terminal:  # elsewhere an error before the first round stands alone
+        bar.start()
+    try:
         yield on_round
+    finally:
+        if bar.live.is_started:
+            bar.stop()
 
 
 def number(value: float) -> str:

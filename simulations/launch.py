@@ -69,6 +69,7 @@ def resume(
     finished = folder.result()
     if finished is not None:
         return finished
+    folder.verify()
     assembly = Assembly(folder.recipe())
     _check(assembly)
     return _run(assembly, folder, engine, workers, ray_address, supernodes, progress)

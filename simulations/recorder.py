@@ -26,7 +26,8 @@ _IN_FLIGHT = 2  # rounds that may wait for their evaluation: it must not fall be
 class Recorder:
     """Receives each finished round and records it in a thread of its own, in order.
 
-    A round's metrics are written before its checkpoint, so a run that is resumed from a checkpoint has all rows up to it.
+    A round's metrics are written before its checkpoint, so a run that is resumed from a checkpoint has all rows up to
+    it.
 
     Args:
         assembly: the run's objects.

@@ -15,9 +15,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fedlgm.errors import RunError
+from fedlgm.errors import LedgerError, RunError
 from fedlgm.layers import LayerTable
 from fedlgm.plan import ReleasePlan
+from fedlgm.privacy.ledger import Ledger
 from fedlgm.transcript import Transcript
 from simulations import recipe as recipes
 from simulations.recipe import Recipe
@@ -95,6 +96,21 @@ class RunFolder:
     def owner(self) -> str:
         """Identity of the run for its ledger: the recipe's hash."""
         return hashlib.sha256(self.recipe_file.read_bytes()).hexdigest()
+
+    def verify(self) -> None:
+        """Check that what the run has spent is known, before anything is done or changed.
+
+        Raises:
+            LedgerError: the ledger is damaged, belongs to another recipe, or is missing where rounds have been
+                released.
+        """
+        if self.ledger_file.exists():
+            Ledger(self.ledger_file, self.owner()).close()
+        elif self._checkpoints():
+            raise LedgerError(
+                f"{self.path} has checkpoints but no {self.ledger_file.name}: what its rounds have spent is not known; "
+                "restore the ledger from a backup or start a new run"
+            )
 
     # -- metrics -------------------------------------------------------------------------------------------------------
 

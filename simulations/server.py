@@ -28,6 +28,7 @@ def serve(
         engine: name of the engine, for the summary.
         progress: called with each round's metrics row.
     """
+    folder.verify()
     recipe, layers = assembly.recipe, assembly.layers
     federation = recipe.federation
     optimizer = ServerOptimizer(federation.server_optimizer, federation.server_lr, federation.server_momentum)

@@ -129,7 +129,7 @@ class LayerwiseFedAvg(FedAvg):
         """Draw the cohort, make the plan and address its blocks."""
         started = time.perf_counter()
         round_ = self.transcript.rounds + 1  # Flower counts from 1 also when a run is resumed
-        drawn = self.sampler.cohort(round_, self._exhausted())
+        drawn = self.sampler.cohort(round_, self._exhausted(round_))
         cut = blocks(self.sampler.present(round_, drawn), self.block_size, self.work)
         nodes = self._discover(grid)
         plan = self._plan(round_, cut, arrays, grid, nodes)
@@ -202,10 +202,14 @@ class LayerwiseFedAvg(FedAvg):
         norms = np.concatenate(rows) if rows else np.ones((1, len(self.layers)))
         return self.mechanism.plan_from_private_norms(self.layers, self.budget, norms)
 
-    def _exhausted(self) -> frozenset[int]:
+    def _exhausted(self, round_: int) -> frozenset[int]:
+        """Clients at their cap before `round_`."""
         if self.max_participations is None:
             return frozenset()
         counts = self.ledger.participations()
+        for later, client, key in self.ledger.since(round_):
+            # A resumed run repeats this release bit by bit: it is on the ledger, but not yet in the past.
+            counts[client] -= key == fingerprint(self.keys, later, client)
         return frozenset(client for client, count in counts.items() if count >= self.max_participations)
 
     # -- messages ------------------------------------------------------------------------------------------------------

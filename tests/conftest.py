@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 import torch
 from torch import Tensor
@@ -28,6 +29,8 @@ from simulations.recipe import Recipe
 from strategies import CohortSampler, LayerwiseFedAvg, ServerOptimizer
 
 torch.set_num_threads(1)
+hypothesis.settings.register_profile("shared cores", deadline=None)
+hypothesis.settings.load_profile("shared cores")
 
 
 def tiny_values() -> dict[str, Any]:
@@ -39,7 +42,7 @@ def tiny_values() -> dict[str, Any]:
         "federation": {"clients": 20, "rounds": 3, "rate": 0.5},
         "training": {"lr": 0.5, "epochs": 1, "batch_size": 16},
         "mechanism": {"name": "snr-consistent"},
-        "privacy": {"epsilon": 8.0, "delta": 1e-5},
+        "privacy": {"epsilon": 8.0, "delta": 1e-5, "accountant": "rdp"},
         "run": {"seed": 3, "block_size": 3},
     }
 

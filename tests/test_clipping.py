@@ -95,15 +95,16 @@ def test_bounds_add_up_to_the_total(bound, norms, floor):
     for s in (eq_clip(bound, len(norms)), med_clip(bound, norms, floor)):
         assert math.sqrt(np.sum(s**2)) == pytest.approx(bound)
     if floor > 0.01 and norms.any():
-        assert med_clip(bound, norms, floor).min() >= floor * bound / math.sqrt(len(norms)) / math.sqrt(1 + floor**2) * 0.999
+        assert (
+            med_clip(bound, norms, floor).min()
+            >= floor * bound / math.sqrt(len(norms)) / math.sqrt(1 + floor**2) * 0.999
+        )
 
 
 def test_norms_of_a_release_lose_their_noise():
     layers = LayerTable.from_sizes({"a": 100_000, "b": 100_000, "c": 10})
     budget = Budget(1.0, Sampling("poisson", 100, 0.5))
-    made = ReleasePlan(
-        layers, np.ones(3), np.array([2.0, 2.0, math.inf]), budget, Guarantee("proven", "test")
-    )
+    made = ReleasePlan(layers, np.ones(3), np.array([2.0, 2.0, math.inf]), budget, Guarantee("proven", "test"))
     generator = torch.Generator().manual_seed(0)
     signal = torch.cat([torch.full((100_000,), 0.05), torch.zeros(100_000)])
     mean = signal + torch.randn(200_000, generator=generator) * 2.0 / 50

@@ -33,7 +33,7 @@ def test_state_layout_against_numpy():
     words = KeyRing(1).words(624, Purpose.NOISE, 3)
     generator = torch.Generator()
     generator.set_state(mt19937_state(words))
-    theirs = np.random.RandomState()  # noqa: NPY002 - the reference implementation of the Mersenne Twister
+    theirs = np.random.RandomState()
     theirs.set_state(("MT19937", words, 624))
     expected = theirs.randint(0, 2**32, size=2000, dtype=np.uint32) & 0x7FFFFFFF
     found = torch.empty(2000, dtype=torch.int32).random_(generator=generator)

@@ -151,9 +151,7 @@ def test_equal_bounds_make_three_rules_one():
     clip = [0.5, 0.5, 0.5]
     expected = allocate("snr-consistent", clip, DIMS, 1.3)
     assert allocate("min-total-noise", clip, DIMS, 1.3) == pytest.approx(expected)
-    assert allocate("uniform", clip, DIMS, 1.3) == pytest.approx(
-        allocate("sensitivity-proportional", clip, DIMS, 1.3)
-    )
+    assert allocate("uniform", clip, DIMS, 1.3) == pytest.approx(allocate("sensitivity-proportional", clip, DIMS, 1.3))
     layers = LayerTable.from_sizes({"a": 4, "b": 100, "c": 2500})
     group = get("gaussian-inid", bound=math.sqrt(0.75))
     plan = group.plan(layers, Budget(1.3, Sampling("poisson", 10, 0.5)), Transcript.start(None))

@@ -87,6 +87,13 @@ def test_all_spend_one_total_under_local_trust(name: str) -> None:
     assert early <= last + 1e-6
 
 
+def test_without_a_known_run_the_least_noise_is_assumed() -> None:
+    mechanism = mechanisms.get("time-varying")
+    told = mechanism.under(Setting(8.0, 1e-5, 400, "local", TRAINING))
+    arguments = {"steps": 10, "sampling_rate": 1.0, "relation": "replace-one", "accountant": "pld"}
+    assert mechanism.calibrate(8.0, 1e-5, **arguments) >= told.calibrate(8.0, 1e-5, **arguments)
+
+
 @settings(deadline=None, max_examples=20)
 @given(
     st.lists(st.floats(1.0, 5.0), min_size=1, max_size=8),

@@ -72,9 +72,7 @@ def test_local_trust_reports_the_worst_client(path):
         # What the server releases about everybody comes on top of each client's own.
         ledger.charge(GAUSS, round=1, key="server")
         together = [(dp_event.GaussianDpEvent(0.9), 1), (GAUSS, 1)]
-        assert ledger.epsilon(1e-5) == pytest.approx(
-            max(epsilon(2.0, 1e-5, steps=6), composed_epsilon(together, 1e-5))
-        )
+        assert ledger.epsilon(1e-5) == pytest.approx(max(epsilon(2.0, 1e-5, steps=6), composed_epsilon(together, 1e-5)))
 
 
 def test_claims(path):

@@ -99,7 +99,12 @@ def test_json_round_trip_keeps_every_bit(clip, sigma):
     assert again.clip.tolist() == made.clip.tolist()
     assert again.sigma.tolist() == made.sigma.tolist()
     assert again.released.tolist() == made.released.tolist()
-    assert (again.event, again.parts, again.claim, again.guarantee) == (made.event, made.parts, made.claim, made.guarantee)
+    assert (again.event, again.parts, again.claim, again.guarantee) == (
+        made.event,
+        made.parts,
+        made.claim,
+        made.guarantee,
+    )
 
 
 def test_a_plan_for_another_model_is_refused():

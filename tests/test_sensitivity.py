@@ -189,7 +189,10 @@ class TestPublishedMedClip:
 
     def test_the_whitened_probe_exceeds_its_limit(self, plans):
         three, one = plans
-        sums = [bounded_sum(three, [self.ONE] * 3 + [self.THREE] * 4), bounded_sum(one, [self.ONE] * 4 + [self.THREE] * 3)]
+        sums = [
+            bounded_sum(three, [self.ONE] * 3 + [self.THREE] * 4),
+            bounded_sum(one, [self.ONE] * 4 + [self.THREE] * 3),
+        ]
         assert whitened(three, sums[0] - sums[1]) > 1.0 / 1.0
 
     def test_it_is_said_to_be_not_private(self, plans):

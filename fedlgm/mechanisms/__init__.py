@@ -54,10 +54,26 @@ def get(name: str, **values: Any) -> Mechanism:
     unknown = sorted(set(values) - set(options(name)))
     if unknown:
         raise ConfigError(f"{name} has no option {', '.join(unknown)}; known: {', '.join(options(name))}")
-    try:
-        return kind(name=name, **values)
-    except TypeError as error:
-        raise ConfigError(f"{name}: an option has the wrong type ({error})") from error
+    for field in dataclasses.fields(kind):
+        if field.name in values:
+            _check_type(f"{name}: {field.name}", values[field.name], field.default)
+    return kind(name=name, **values)
+
+
+def _check_type(option: str, value: Any, default: Any) -> None:
+    """Refuse a value whose type is not that of the option's default, or a list that does not hold numbers."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if isinstance(default, bool):
+        fits, kind = isinstance(value, bool), "true or false"
+    elif isinstance(default, (int, float)):
+        fits, kind = number, "a number"
+    elif isinstance(default, str):
+        fits, kind = isinstance(value, str), "a string"
+    else:
+        fits = isinstance(value, (list, tuple)) and all(isinstance(item, (int, float)) for item in value)
+        kind = "a list of numbers"
+    if not fits:
+        raise ConfigError(f"{option} must be {kind}, got {value!r}")
 
 
 def _lookup(name: str) -> type[Mechanism]:

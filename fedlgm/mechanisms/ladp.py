@@ -51,7 +51,8 @@ class LaDP(Mechanism):
 
     Published variant (local trust). sigma_j = c Delta_f / (epsilon P_j) with P_j = min(KL, B), Delta_f = 2 eta E G_c
     and c / B of Theorem 3, all per client and from its own weights; the recipe's epsilon and delta are those of one
-    release, of which the paper charges q epsilon.
+    release, of which the paper charges q epsilon. Two things are the house's, not the paper's: clients weigh alike,
+    over the public cohort size, and a client makes E epochs (the paper's loop, taken literally, makes E + 1).
 
     Attributes:
         bound: sound: l2 bound S of one client's update.

@@ -125,12 +125,16 @@ class ScheduledGaussian(PaperBaseline):
     ) -> float:
         """Noise over C of the least noisy round ("equal-total") or of the first round ("matched").
 
-        Under local trust a client may be drawn in any rounds: its releases are taken to be the least noisy ones.
+        Under local trust a client may be drawn in any rounds: its releases are taken to be the least noisy ones. Where
+        the run is not known (see `Mechanism.under`) and the rate does not rule local trust out, all of them are taken
+        to have the least noise of all.
         """
         if self.budget == "matched":
             return self.matched_multiplier(epsilon, delta)
-        rounds = self.setting.rounds if self.setting is not None else steps
-        least = np.sort(self.shape(rounds))[:steps]
+        if self.setting is not None:
+            least = np.sort(self.shape(self.setting.rounds))[:steps]
+        else:
+            least = self.shape(steps) if sampling_rate < 1 else np.ones(steps)
         return calibrate_schedule(least, epsilon, delta, sampling_rate, relation, accountant)
 
     def plan(self, layers: LayerTable, budget: Budget, transcript: Transcript) -> ReleasePlan:

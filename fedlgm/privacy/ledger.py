@@ -63,19 +63,26 @@ class Ledger:
             raise LedgerError(f"there is no ledger at {self.path}")
         with self._translated():
             self._db = sqlite3.connect(self.path, isolation_level=None, timeout=30)
-            self._db.execute("PRAGMA journal_mode = WAL")
-            self._db.execute("PRAGMA synchronous = FULL")
-            damage = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
-            if damage != "ok":
-                raise LedgerError(f"the ledger {self.path} is damaged ({damage}); restore it from a backup")
-            if owner is None and not self._db.execute("SELECT 1 FROM sqlite_master WHERE name='charges'").fetchone():
-                raise LedgerError(f"{self.path} is not a fedlgm ledger")
-            self._db.executescript(_SCHEMA)
-            if owner is not None:
-                self._db.execute("INSERT OR IGNORE INTO meta VALUES ('owner', ?)", (owner,))
-                (found,) = self._db.execute("SELECT value FROM meta WHERE key = 'owner'").fetchone()
-                if found != owner:
-                    raise LedgerError(f"the ledger {self.path} belongs to another run; give this run its own folder")
+            try:
+                self._prepare(owner)
+            except BaseException:
+                self._db.close()
+                raise
+
+    def _prepare(self, owner: str | None) -> None:
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = FULL")
+        damage = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if damage != "ok":
+            raise LedgerError(f"the ledger {self.path} is damaged ({damage}); restore it from a backup")
+        if owner is None and not self._db.execute("SELECT 1 FROM sqlite_master WHERE name='charges'").fetchone():
+            raise LedgerError(f"{self.path} is not a fedlgm ledger")
+        self._db.executescript(_SCHEMA)
+        if owner is not None:
+            self._db.execute("INSERT OR IGNORE INTO meta VALUES ('owner', ?)", (owner,))
+            (found,) = self._db.execute("SELECT value FROM meta WHERE key = 'owner'").fetchone()
+            if found != owner:
+                raise LedgerError(f"the ledger {self.path} belongs to another run; give this run its own folder")
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -195,6 +202,12 @@ class Ledger:
         with self._translated():
             rows = self._db.execute("SELECT client, COUNT(*) FROM charges WHERE client >= 0 GROUP BY client")
             return dict(rows.fetchall())
+
+    def since(self, round: int) -> list[tuple[int, int, str]]:
+        """(round, client, key) of all clients' rows from `round` on: what an interrupted run had got ahead to."""
+        with self._translated():
+            query = "SELECT round, client, key FROM charges WHERE round >= ? AND client >= 0"
+            return self._db.execute(query, (round,)).fetchall()
 
     def close(self) -> None:
         """Flush the write-ahead log into the file and close it."""

@@ -1,0 +1,71 @@
+"""Which allocation is best on the digits federation? `python -m benchmarks.allocations` (about ten minutes on one core).
+
+Every method gets the same search (server learning rate on a seed of its own at epsilon = 4) and is then run on other seeds.
+Writes docs/results/allocations.md and allocations.png.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from pathlib import Path
+
+import matplotlib as mpl
+
+from simulations import launch
+from simulations import recipe as recipes
+
+mpl.use("Agg")
+import matplotlib.pyplot as plt  # noqa: E402
+
+METHODS = {
+    "flat Gaussian": ["mechanism.name=gaussian"],
+    "uniform": ["mechanism.name=uniform"],
+    "dimension-adjusted": ["mechanism.name=dimension-adjusted"],
+    "SNR-consistent": ["mechanism.name=snr-consistent"],
+    "SNR-consistent, MedClip (stale)": ["mechanism.clip=med", "mechanism.norms=stale"],
+    "SNR-consistent, MedClip (quantile)": ["mechanism.clip=med", "mechanism.norms=quantile"],
+    "max-SNR-sum": ["mechanism.name=max-snr-sum"],
+}
+RATES, EPSILONS = (0.1, 0.2, 0.4), (1.0, 2.0, 4.0, 8.0)
+SEARCH_SEED, SEEDS = 100, (1, 2, 3, 4, 5)
+RESULTS = Path(__file__).parents[1] / "docs" / "results"
+
+
+def accuracy(overrides: list[str], epsilon: float, rate: float, seed: int) -> float:
+    settings = [f"privacy.epsilon={epsilon}", f"federation.server_lr={rate}", f"run.seed={seed}"]
+    every = ["run.evaluate_every=100", "run.checkpoint_every=100"]
+    with tempfile.TemporaryDirectory() as directory:
+        recipe = recipes.load("digits", [*overrides, *settings, *every])
+        return float(launch.simulate(recipe, engine="local", run_dir=Path(directory) / "run")["accuracy"])
+
+
+def main() -> None:
+    table: dict[str, tuple[float, dict[float, list[float]]]] = {}
+    for name, overrides in METHODS.items():
+        rate = max(RATES, key=lambda r, o=overrides: accuracy(o, 4.0, r, SEARCH_SEED))
+        table[name] = rate, {e: [accuracy(overrides, e, rate, seed) for seed in SEEDS] for e in EPSILONS}
+        print(name, rate, {e: round(statistics.mean(a), 4) for e, a in table[name][1].items()}, flush=True)
+    header = "| method | server lr | " + " | ".join(f"epsilon {e:g}" for e in EPSILONS) + " |"
+    lines = [header, "|---|---|" + "---|" * len(EPSILONS)]
+    figure, axes = plt.subplots(figsize=(7, 4))
+    for name, (rate, by_epsilon) in table.items():
+        cells = [f"{100 * statistics.mean(a):.1f} ± {100 * statistics.stdev(a):.1f}" for a in by_epsilon.values()]
+        lines.append(f"| {name} | {rate:g} | " + " | ".join(cells) + " |")
+        means = [statistics.mean(a) for a in by_epsilon.values()]
+        axes.errorbar(EPSILONS, means, [statistics.stdev(a) for a in by_epsilon.values()], marker="o", label=name)
+    axes.set(xscale="log", xlabel="proven epsilon (delta = 1e-5)", ylabel="test accuracy", title="digits, 500 clients")
+    axes.set_xticks(EPSILONS, [f"{e:g}" for e in EPSILONS])
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small")
+    figure.tight_layout()
+    figure.savefig(RESULTS / "allocations.png", dpi=100)
+    marker = "<!-- table -->"
+    page = RESULTS / "allocations.md"
+    before, _, rest = page.read_text(encoding="utf-8").partition(marker)
+    _, _, after = rest.partition(marker)
+    page.write_text(before + marker + "\n" + "\n".join(lines) + "\n" + marker + after, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

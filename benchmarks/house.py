@@ -1,0 +1,148 @@
+"""The house's own costs as ratios: `python -m benchmarks.house --json`.
+
+* wall seconds of `import fedlgm` and of `fedlgm --help` (fresh processes, medians);
+* milliseconds to plan ResNet-152's layers;
+* clipping and noising an 11.2-million-parameter update on one core over `torch.randn` of the same size;
+* a private round over the same round without privacy, same engine and clients.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from clients.layerwise import torch_threads
+from fedlgm import mechanisms, models
+from fedlgm.clipping import BoundedSum
+from fedlgm.keys import KeyRing
+from fedlgm.layers import LayerTable
+from fedlgm.plan import Budget, Sampling
+from fedlgm.release import release
+from fedlgm.transcript import Transcript
+
+BUDGET = Budget(1.6747, Sampling("poisson", 500, 0.1))
+
+
+def processes(repeats: int) -> dict[str, float]:
+    command = str(Path(sys.executable).parent / "fedlgm")
+    jobs = {"import_seconds": [sys.executable, "-c", "import fedlgm"], "help_seconds": [command, "--help"]}
+    jobs["import_everything_seconds"] = [sys.executable, "-c", "import fedlgm.mechanisms, fedlgm.plan, fedlgm.training"]
+    return {name: statistics.median(_wall(job) for _ in range(repeats)) for name, job in jobs.items()}
+
+
+def plan_milliseconds(repeats: int) -> float:
+    with torch.device("meta"):
+        layers = LayerTable.from_module(models.build("resnet152", in_shape=(3, 32, 32), classes=10))
+    transcript = Transcript.start(torch.zeros(1))
+    mechanism = mechanisms.get("snr-consistent")
+    return 1e3 * statistics.median(_timed(lambda: mechanism.plan(layers, BUDGET, transcript)) for _ in range(repeats))
+
+
+def private_step(repeats: int) -> dict[str, float]:
+    layers = LayerTable.from_module(models.build("resnet18", in_shape=(3, 32, 32), classes=10))
+    plan = mechanisms.get("snr-consistent").plan(layers, BUDGET, Transcript.start(torch.zeros(1)))
+    update, keys = torch.randn(layers.size), KeyRing(1)
+
+    total = BoundedSum.empty(plan)
+
+    def step() -> None:
+        # Into a sum that is there already, as for every client but a round's first.
+        total.add(update)
+        release(total.total, plan, keys, 1)
+
+    scratch = torch.empty(layers.size)
+    jobs = [step, lambda: torch.randn(layers.size), scratch.normal_, lambda: BoundedSum.empty(plan)]
+    with torch_threads(1):
+        ours, randn, in_place, fresh = interleaved(jobs, repeats)
+    return {
+        "milliseconds": 1e3 * ours,
+        "randn_milliseconds": 1e3 * randn,
+        "randn_in_place_milliseconds": 1e3 * in_place,
+        "fresh_sum_milliseconds": 1e3 * fresh,
+        "ratio": ours / randn,
+        "ratio_to_in_place": ours / in_place,
+    }
+
+
+def private_round(repeats: int) -> dict[str, float]:
+    from flwr.app import ConfigRecord
+
+    from fedlgm.privacy import Ledger
+    from simulations import recipe as recipes
+    from simulations.assembly import Assembly
+    from simulations.engines.local import LocalGrid
+    from strategies import CohortSampler, LayerwiseFedAvg, ServerOptimizer
+
+    def runner(name: str, directory: Path) -> Callable[[], None]:
+        overrides = [f"mechanism={{name = '{name}'}}"] if name == "none" else []
+        assembly = Assembly(recipes.load("fashion-mnist", overrides))
+        keys = KeyRing.from_seed(1)
+        strategy = LayerwiseFedAvg(
+            assembly.mechanism, assembly.layers, assembly.budget, assembly.start(),
+            CohortSampler(assembly.budget.sampling, keys), ServerOptimizer("sgd", 1.0), keys,
+            Ledger(directory / f"{name}.sqlite", name), work=assembly.sizes,
+        )  # fmt: skip
+        grid, start = LocalGrid(assembly.client(keys).as_app()), strategy.transcript
+
+        def one_round() -> None:
+            strategy.transcript = start  # always the same cohort and the same batches
+            replies = grid.send_and_receive(
+                strategy.configure_train(1, strategy.initial_arrays(), ConfigRecord(), grid)
+            )
+            strategy.aggregate_train(1, replies)
+
+        return one_round
+
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as directory:
+        private, plain = interleaved([runner(n, Path(directory)) for n in ("snr-consistent", "none")], repeats)
+    return {"private_seconds": private, "plain_seconds": plain, "ratio": private / plain}
+
+
+def interleaved(jobs: list[Callable[[], Any]], repeats: int) -> list[float]:
+    """Median seconds of each job, taken in turn after one run that warms up."""
+    times: list[list[float]] = [[] for _ in jobs]
+    for turn in range(repeats + 1):
+        for job, own in zip(jobs, times, strict=True):
+            seconds = _timed(job)
+            if turn > 0:
+                own.append(seconds)
+    return [float(np.median(own)) for own in times]
+
+
+def _timed(job: Callable[[], Any]) -> float:
+    started = time.perf_counter()
+    job()
+    return time.perf_counter() - started
+
+
+def _wall(command: list[str]) -> float:
+    return _timed(lambda: subprocess.run(command, check=True, capture_output=True))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print JSON (always done; kept for symmetry)")
+    parser.add_argument("--repeats", type=int, default=9)
+    repeats = parser.parse_args().repeats
+    result = processes(repeats) | {
+        "resnet152_plan_milliseconds": plan_milliseconds(repeats),
+        "private_step_resnet18": private_step(repeats),
+        "private_round_fashion_mnist": private_round(repeats),
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

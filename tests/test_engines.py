@@ -1,0 +1,157 @@
+"""One recipe, one model: every engine and any number of workers give the same bits, and leave nothing running."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from fedlgm.errors import RunError
+from simulations import launch
+from simulations import recipe as recipes
+from simulations.recipe import Recipe
+from simulations.run_folder import RunFolder
+
+ENGINES = [
+    pytest.param({"engine": "ray", "workers": 2}, id="ray, 2 workers", marks=pytest.mark.slow),
+    pytest.param({"engine": "ray", "workers": 1}, id="ray, 1 worker", marks=pytest.mark.slow),
+    pytest.param({"engine": "ray", "workers": 3}, id="ray, 3 workers"),
+    pytest.param({"engine": "flower", "workers": 2}, id="flower"),
+    pytest.param(
+        {"engine": "flower", "workers": 2, "supernodes": 20}, id="flower, a node a client", marks=pytest.mark.slow
+    ),
+]
+SAME = ("model_sha256", "accuracy", "epsilon", "claimed_epsilon", "rounds", "noise_multiplier", "guarantee")
+
+
+@pytest.fixture(scope="module")
+def recipe() -> Recipe:
+    return recipes.load(
+        "digits",
+        [
+            "federation.clients=20",
+            "federation.rounds=3",
+            "federation.rate=0.6",
+            "federation.dropout=0.2",
+            "mechanism.clip=med",
+            "mechanism.norms=quantile",
+            "privacy.accountant=rdp",
+            "run.block_size=2",
+        ],
+    )
+
+
+@pytest.fixture(scope="module")
+def reference(recipe, tmp_path_factory):
+    return launch.simulate(recipe, engine="local", run_dir=tmp_path_factory.mktemp("local") / "run")
+
+
+def processes() -> set[tuple[int, str]]:
+    """(pid, command line) of Flower's and Ray's processes."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                command = (entry / "cmdline").read_bytes().replace(b"\x00", b" ").decode(errors="replace")
+            except OSError:
+                continue
+            if any(name in command for name in ("flower-super", "flwr-", "raylet", "gcs_server", "ray::")):
+                found.add((int(entry.name), command))
+    return found
+
+
+def descendants(found: set[tuple[int, str]], marker: str) -> set[tuple[int, str]]:
+    """Those whose environment carries our marker: others may be running something of their own."""
+    ours = set()
+    for pid, command in found:
+        try:
+            if marker.encode() in Path(f"/proc/{pid}/environ").read_bytes():
+                ours.add((pid, command))
+        except OSError:
+            continue
+    return ours
+
+
+@pytest.fixture
+def nothing_left(monkeypatch):
+    """Fails if a process that the test started, at any depth, outlives it by more than its last moments."""
+    marker = f"FEDLGM_TEST_{os.getpid()}_{os.urandom(4).hex()}"
+    monkeypatch.setenv(marker, "1")
+    yield
+    deadline = time.monotonic() + 15
+    while (left := descendants(processes(), marker)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert left == set()
+
+
+@pytest.mark.parametrize("options", ENGINES)
+def test_engines_agree_bit_by_bit(recipe, reference, tmp_path, nothing_left, options):
+    rows = []
+    result = launch.simulate(recipe, run_dir=tmp_path / "run", progress=rows.append, **options)
+    assert {name: result[name] for name in SAME} == {name: reference[name] for name in SAME}
+    assert result["engine"] == options["engine"]
+    assert [row["round"] for row in rows] == [1, 2, 3]
+    assert [row["cohort"] for row in rows] == [row["cohort"] for row in RunFolder(Path(reference["run"])).rows()]
+
+
+def test_another_seed_is_another_model(recipe, reference, tmp_path):
+    other = recipe.model_copy(update={"run": recipe.run.model_copy(update={"seed": 8})})
+    assert launch.simulate(other, run_dir=tmp_path / "run")["model_sha256"] != reference["model_sha256"]
+
+
+def test_unknown_engine(recipe, tmp_path):
+    with pytest.raises(RunError, match="local, ray, flower"):
+        launch.simulate(recipe, engine="spark", run_dir=tmp_path / "run")
+
+
+@pytest.fixture
+def failing_clients(tmp_path, monkeypatch):
+    """Every process started from now on has clients that raise when they train."""
+    (tmp_path / "sitecustomize.py").write_text(
+        textwrap.dedent(
+            """
+            import importlib.abc, importlib.machinery, sys
+
+            class Patched(importlib.abc.MetaPathFinder):
+                def find_spec(self, name, path=None, target=None):
+                    if name != "clients.layerwise":
+                        return None
+                    spec = importlib.machinery.PathFinder.find_spec(name, path)
+                    run = spec.loader.exec_module
+                    def exec_module(module):
+                        run(module)
+                        def train(self, message, context):
+                            raise MemoryError("the client ran out of memory")
+                        module.LayerwiseClient.train = train
+                    spec.loader.exec_module = exec_module
+                    return spec
+
+            sys.meta_path.insert(0, Patched())
+            """
+        )
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+
+
+@pytest.mark.parametrize(
+    "engine", ["flower", pytest.param("ray", marks=pytest.mark.slow), pytest.param("local", marks=pytest.mark.slow)]
+)
+def test_failing_clients_fail_the_run(recipe, tmp_path, failing_clients, nothing_left, engine):
+    """Flower's own exit code would be 0."""
+    file = tmp_path / "recipe.toml"
+    file.write_text(recipe.to_toml(), encoding="utf-8")
+    command = [sys.executable, "-m", "simulations.cli", "simulate", str(file), "--engine", engine]
+    done = subprocess.run(
+        [*command, "--run-dir", str(tmp_path / "run"), "--workers", "2"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode != 0
+    assert "ran out of memory" in done.stderr
+    assert not (tmp_path / "run" / "result.json").exists()
+    if engine == "flower":
+        assert done.returncode == 2
+        assert "Flower reports" in done.stderr

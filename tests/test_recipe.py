@@ -1,0 +1,126 @@
+"""Recipes: bundled ones, overrides, and what is refused with which words."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedlgm import mechanisms
+from fedlgm.errors import ConfigError
+from simulations import recipe as recipes
+
+
+@pytest.mark.parametrize("name", recipes.names())
+def test_bundled_recipes_are_valid_and_survive_a_round_trip(name, tmp_path):
+    recipe = recipes.load(name)
+    path = tmp_path / "again.toml"
+    path.write_text(recipe.to_toml(), encoding="utf-8")
+    assert recipes.load(path) == recipe
+
+
+def test_the_default_recipe():
+    assert recipes.load().name == "digits"
+    assert recipes.load() == recipes.load("digits")
+
+
+def test_overrides_are_toml_values_or_strings():
+    overrides = ["federation.rounds=5", "mechanism.name=uniform", "model.hidden=[4, 5]", "run.seed=0"]
+    recipe = recipes.load("digits", overrides)
+    assert (recipe.federation.rounds, recipe.mechanism.name, recipe.run.seed) == (5, "uniform", 0)
+    assert recipe.model.options["hidden"] == [4, 5]
+
+
+def test_extends(tmp_path):
+    base = tmp_path / "mine.toml"
+    base.write_text('extends = "digits"\n[federation]\nrounds = 7\n', encoding="utf-8")
+    recipe = recipes.load(base)
+    assert (recipe.name, recipe.federation.rounds, recipe.federation.clients) == ("mine", 7, 500)
+    base.write_text(f'extends = "{base}"\n', encoding="utf-8")
+    with pytest.raises(ConfigError, match="extend itself"):
+        recipes.load(base)
+
+
+REFUSED = {
+    "unknown key": ({"federation": {"round": 3}}, ["federation.round: unknown key", "rounds"]),
+    "unknown section": ({"federations": {}}, ["federations: unknown key", "federation"]),
+    "unknown option of a mechanism": ({"mechanism": {"bounds": 1.0}}, ["no option bounds", "bound"]),
+    "wrong type": ({"federation": {"rounds": "many"}}, ["federation.rounds", "'many'"]),
+    "fraction of a client": ({"federation": {"clients": 2.5}}, ["federation.clients", "2.5"]),
+    "no rounds": ({"federation": {"rounds": 0}}, ["federation.rounds", "1"]),
+    "epsilon zero": ({"privacy": {"epsilon": 0}}, ["privacy.epsilon", "greater than 0"]),
+    "epsilon negative": ({"privacy": {"epsilon": -1.0}}, ["privacy.epsilon", "greater than 0"]),
+    "epsilon nan": ({"privacy": {"epsilon": float("nan")}}, ["privacy.epsilon", "finite"]),
+    "epsilon infinite": ({"privacy": {"epsilon": float("inf")}}, ["privacy.epsilon", "finite"]),
+    "delta one": ({"privacy": {"delta": 1.0}}, ["privacy.delta", "less than 1"]),
+    "cohort too large": ({"federation": {"cohort": 21, "rate": None}}, ["cohort = 21", "20 clients"]),
+    "rate and cohort": ({"federation": {"cohort": 5}}, ["federation: give exactly one of rate", "cohort"]),
+    "neither": ({"federation": {"rate": None}}, ["exactly one of rate"]),
+    "rate above one": ({"federation": {"rate": 1.5}}, ["federation.rate", "1"]),
+    "unknown mechanism": ({"mechanism": {"name": "typo"}}, ["unknown mechanism 'typo'", *mechanisms.names()]),
+    "unknown variant": ({"mechanism": {"variant": "draft"}}, ["mechanism.variant", "sound", "published"]),
+    "no published variant": ({"mechanism": {"variant": "published"}}, ["published"]),
+    "unknown accountant": ({"privacy": {"accountant": "gdp"}}, ["privacy.accountant", "pld", "rdp", "'gdp'"]),
+    "weights": ({"federation": {"weighting": "num-examples"}}, ["uniform"]),
+    "local without a cap": ({"privacy": {"trust": "local"}}, ["privacy.max_participations"]),
+    "cap without local": ({"privacy": {"max_participations": 3}}, ["trust = 'local'"]),
+    "fixed add-remove": (
+        {"federation": {"sampling": "fixed"}, "privacy": {"relation": "add-remove"}}, ["'replace-one'", "fixed"],
+    ),
+    "local add-remove": (
+        {"privacy": {"trust": "local", "max_participations": 3, "relation": "add-remove"}}, ["'replace-one'", "local"],
+    ),
+    "seed": ({"run": {"seed": -1}}, ["run.seed", "0"]),
+    "missing key": ({"privacy": {"epsilon": None}}, ["privacy.epsilon", "required"]),
+    "wrong type of an option": ({"mechanism": {"bound": "big"}}, ["bound"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("sections", "words"), REFUSED.values(), ids=REFUSED)
+def test_refusals_name_the_key_and_the_reason(tiny, sections, words):
+    values = dict(sections)
+    if "federations" in values:
+        with pytest.raises(ConfigError) as caught:
+            recipes.load("digits", ["federations.rounds=3"])
+    else:
+        with pytest.raises(ConfigError) as caught:
+            tiny(**values)
+    message = str(caught.value)
+    for word in words:
+        assert word in message
+    assert "pydantic" not in message
+    assert "Value error" not in message
+    assert "\n" not in message
+
+
+def test_several_mistakes_are_listed_together(tiny):
+    with pytest.raises(ConfigError) as caught:
+        tiny(federation={"rounds": 0}, privacy={"epsilon": -1})
+    assert len(str(caught.value).splitlines()) == 2
+
+
+def test_a_delta_that_gives_clients_away_is_warned_of(tiny_file):
+    with pytest.warns(UserWarning, match="not below 1/20"):
+        recipes.load(tiny_file, ["privacy.delta=0.05"])
+
+
+def test_no_such_recipe_lists_the_bundled_ones(tmp_path):
+    with pytest.raises(ConfigError, match="digits"):
+        recipes.load("nothing")
+    broken = tmp_path / "broken.toml"
+    broken.write_text("[data\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        recipes.load(broken)
+
+
+@pytest.mark.parametrize("text", ["rounds", "=3", "federation..rounds=3", "name.deep=3"])
+def test_malformed_overrides(text):
+    with pytest.raises(ConfigError, match="--set"):
+        recipes.load("digits", [text])
+
+
+def test_a_fixed_cohort_is_rounded_before_it_is_accounted_for(tiny):
+    recipe = tiny(federation={"clients": 21, "sampling": "fixed", "rate": 0.5})
+    sampling = recipe.federation.plan_sampling
+    assert sampling.expected == 10.0
+    assert sampling.rate == 10 / 21
+    assert recipe.relation == "replace-one"
+    assert tiny(federation={"clients": 21, "rate": 0.5}).federation.plan_sampling.expected == 10.5

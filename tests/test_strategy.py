@@ -1,0 +1,295 @@
+"""The strategy over in-process clients: sampling, denominators, order, noise, caps, failures."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Context, Error, Message, RecordDict
+from scipy import stats
+
+from fedlgm import wire
+from fedlgm.errors import PrivacyError, RunError
+from fedlgm.keys import KeyRing
+from fedlgm.plan import Sampling
+from simulations.engines.local import LocalGrid
+from strategies import CohortSampler, ServerOptimizer
+from strategies.cohort import blocks
+
+ALL = Sampling("poisson", 10, 1.0)
+
+
+def ones(client: int) -> torch.Tensor:
+    return torch.ones(4)
+
+
+def spread(client: int) -> torch.Tensor:
+    return torch.randn(9, generator=torch.Generator().manual_seed(client)) * 10.0 ** (client % 5 - 2)
+
+
+class TestCohorts:
+    def test_poisson_cohorts_are_binomial(self):
+        sampler = CohortSampler(Sampling("poisson", 1000, 0.1), KeyRing(0))
+        cohorts = [sampler.cohort(round_) for round_ in range(1, 301)]
+        counts = np.array([len(cohort) for cohort in cohorts])
+        assert abs(counts.mean() - 100) < 4 * math.sqrt(90 / 300)
+        assert 60 < counts.var() < 125  # 90; a fixed cohort would have 0
+        often = np.bincount(np.concatenate(cohorts), minlength=1000)
+        assert (
+            stats.kstest(often + np.random.default_rng(0).random(1000) - 0.5, stats.norm(30, math.sqrt(27)).cdf).pvalue
+            > 1e-3
+        )
+
+    def test_fixed_cohorts_have_one_size(self):
+        sampler = CohortSampler(Sampling("fixed", 50, 0.2), KeyRing(0))
+        cohorts = [sampler.cohort(round_) for round_ in range(1, 101)]
+        assert {len(np.unique(cohort)) for cohort in cohorts} == {10}
+        assert len({tuple(cohort) for cohort in cohorts}) == 100
+
+    def test_cohorts_depend_on_seed_and_round_only(self):
+        sampler = CohortSampler(Sampling("poisson", 100, 0.3), KeyRing(4))
+        assert sampler.cohort(5).tolist() == CohortSampler(sampler.sampling, KeyRing(4)).cohort(5).tolist()
+        assert sampler.cohort(5).tolist() != sampler.cohort(6).tolist()
+        assert sampler.cohort(5).tolist() != CohortSampler(sampler.sampling, KeyRing(5)).cohort(5).tolist()
+
+    def test_dropouts_leave_the_draw_alone(self):
+        steady, shaky = (CohortSampler(Sampling("poisson", 500, 0.5), KeyRing(1), rate) for rate in (0.0, 0.4))
+        drawn = shaky.cohort(1)
+        assert drawn.tolist() == steady.cohort(1).tolist()
+        present = shaky.present(1, drawn)
+        assert set(present) < set(drawn)
+        assert len(present) / len(drawn) == pytest.approx(0.6, abs=0.12)
+
+    def test_blocks_cover_the_cohort_once(self):
+        cohort = np.array([1, 4, 5, 8, 9])
+        work = np.arange(10) % 4
+        cut = blocks(cohort, 2, work)
+        assert sorted(np.concatenate(cut).tolist()) == cohort.tolist()
+        assert [len(block) for block in cut] == [2, 2, 1]
+        assert blocks(np.array([], dtype=np.int64), 2) == []
+
+
+def test_the_denominator_is_public(federate):
+    federation = federate(ones, {"a": 4}, mechanism="none", sampling=Sampling("poisson", 40, 0.25))
+    federation.run(5)
+    for record, mean in zip(federation.records, federation.means, strict=True):
+        assert mean.tolist() == pytest.approx([record.cohort / 10] * 4)
+    assert len({record.cohort for record in federation.records}) > 1
+
+
+def test_empty_cohorts_release_noise_and_are_charged(federate):
+    federation = federate(ones, {"a": 4}, sampling=Sampling("poisson", 10, 1e-9), multiplier=2.0)
+    federation.run(2)
+    assert [record.cohort for record in federation.records] == [0, 0]
+    assert all(mean.abs().min() > 0 for mean in federation.means)
+    assert len(list(federation.ledger.charges())) == 2
+
+
+def test_clients_without_data_are_counted_and_send_nothing(federate):
+    everybody = federate(ones, {"a": 4}, mechanism="none", sampling=ALL, owner="a")
+    some = federate(ones, {"a": 4}, mechanism="none", sampling=ALL, owner="b", empty=frozenset({0, 3, 7}))
+    assert everybody.run(1).tolist() == pytest.approx([1.0] * 4)
+    assert some.run(1).tolist() == pytest.approx([0.7] * 4)
+
+
+def test_clients_with_nan_count_as_zero_and_are_reported(federate):
+    federation = federate(
+        lambda c: torch.full((4,), math.nan) if c in (2, 5) else torch.ones(4), {"a": 4}, mechanism="none", sampling=ALL
+    )
+    assert federation.run(1).tolist() == pytest.approx([0.8] * 4)
+    assert federation.records[0].discarded == 2
+
+
+def test_under_local_trust_nobody_learns_who_failed(federate):
+    federation = federate(
+        lambda c: torch.full((4,), math.nan), {"a": 4}, sampling=ALL, relation="replace-one", trust="local"
+    )
+    federation.run(1)
+    assert federation.records[0].discarded == 0
+    assert torch.isfinite(federation.means[0]).all()
+
+
+@pytest.mark.parametrize("name", ["sgd", "momentum", "adam"])
+def test_server_optimizers(federate, name):
+    federation = federate(spread, {"a": 9}, mechanism="none", sampling=ALL, optimizer=ServerOptimizer(name, 0.3, 0.8))
+    found = federation.run(3)
+    weights = torch.nn.Parameter(torch.zeros(9))
+    reference = {
+        "sgd": lambda: torch.optim.SGD([weights], lr=0.3),
+        "momentum": lambda: torch.optim.SGD([weights], lr=0.3, momentum=0.8),
+        "adam": lambda: torch.optim.Adam([weights], lr=0.3, eps=1e-3),
+    }[name]()
+    for mean in federation.means:
+        weights.grad = -mean
+        reference.step()
+    assert found.tolist() == pytest.approx(weights.tolist(), rel=1e-5)
+
+
+@pytest.mark.parametrize(("trust", "relation"), [("central", "add-remove"), ("local", "replace-one")])
+@pytest.mark.parametrize("mechanism", ["snr-consistent", "laplace-inid"])
+def test_released_noise_has_the_planned_scale(federate, mechanism, trust, relation):
+    """Zero updates: what comes out is the noise, of one server or of ten clients."""
+    federation = federate(
+        lambda client: torch.zeros(60_000),
+        {"a": 20_000, "b": 40_000},
+        mechanism=mechanism,
+        multiplier=1.7,
+        sampling=ALL,
+        trust=trust,
+        relation=relation,
+    )
+    federation.run(1)
+    plan = federation.records[0].plan
+    draws = 10 if trust == "local" else 1
+    factor = math.sqrt(2) if plan.family == "laplace" else 1.0
+    for part, sigma in zip(plan.layers.split(federation.means[0]), plan.sigma, strict=True):
+        planned = factor * sigma * math.sqrt(draws) / plan.denominator
+        # Standard error of a standard deviation: 0.5 % (Gaussian) or 0.8 % (Laplace) of 20,000 values.
+        assert float(part.double().std()) == pytest.approx(planned, rel=0.035)
+        assert abs(float(part.double().mean())) < 5 * planned / math.sqrt(len(part))
+
+
+def test_layers_that_are_not_released_stay_where_they_are(federate):
+    federation = federate(lambda c: torch.ones(7), {"a": 3, "b": 4}, mechanism="max-snr-sum", sampling=ALL)
+    model = federation.run(1)
+    assert not model[3:].any()
+    assert model[:3].all()
+
+
+class TestParticipationCap:
+    OPTIONS = {"trust": "local", "relation": "replace-one", "max_participations": 2}
+
+    def test_no_client_exceeds_it_and_the_records_say_so(self, federate):
+        federation = federate(ones, {"a": 4}, sampling=Sampling("poisson", 10, 0.6), **self.OPTIONS)
+        federation.run(8)
+        counts = federation.ledger.participations()
+        assert set(counts.values()) == {2}
+        assert sum(record.cohort for record in federation.records) == 20
+        assert federation.records[-1].cohort == 0
+
+    def test_a_round_done_again_with_the_same_noise_has_the_same_clients(self, federate):
+        """Its charges are on disk already; they are this very round's, not a participation more."""
+        whole = federate(ones, {"a": 4}, sampling=ALL, owner="whole", **self.OPTIONS)
+        expected = whole.run(2)
+        cut = federate(ones, {"a": 4}, sampling=ALL, owner="cut", **self.OPTIONS)
+        cut.run(1)
+        checkpoint = cut.strategy.transcript
+        cut.run(1)
+        cut.ledger.close()
+        again = federate(ones, {"a": 4}, sampling=ALL, owner="cut", transcript=checkpoint, **self.OPTIONS)
+        assert torch.equal(again.run(1), expected)
+        assert set(again.ledger.participations().values()) == {2}
+
+    def test_a_round_done_again_with_fresh_noise_counts_twice(self, federate):
+        cut = federate(ones, {"a": 4}, sampling=ALL, owner="cut", **self.OPTIONS)
+        checkpoint = cut.strategy.transcript
+        cut.run(1)
+        cut.ledger.close()
+        again = federate(ones, {"a": 4}, sampling=ALL, owner="cut", transcript=checkpoint, seed=9, **self.OPTIONS)
+        again.run(3)
+        assert [record.cohort for record in again.records] == [10, 0, 0]
+        assert set(again.ledger.participations().values()) == {2}
+
+
+class Shuffled(LocalGrid):
+    """Replies in any order."""
+
+    def deliver(self, messages):
+        replies = list(super().deliver(messages))
+        yield from (replies[i] for i in np.random.default_rng(len(replies)).permutation(len(replies)))
+
+
+class Lossy(LocalGrid):
+    """One reply is missing."""
+
+    def deliver(self, messages):
+        replies = list(super().deliver(messages))
+        yield from (replies[1:] if len(replies) > 1 else replies)
+
+
+class Failing(LocalGrid):
+    """One block reports an error."""
+
+    def deliver(self, messages):
+        for message in messages:
+            if message.metadata.message_type == "train" and message.metadata.message_id.endswith("3"):
+                yield Message(Error(code=1, reason="out of memory"), reply_to=message)
+            else:
+                yield self._app(message, self._context)
+
+
+class OneNodeEach(LocalGrid):
+    """Every client has a node of its own, with a random-looking id, as in a deployment."""
+
+    CLIENTS = 10
+
+    def get_node_ids(self):
+        return [1000 - 7 * client for client in range(self.CLIENTS)]
+
+    def deliver(self, messages):
+        for message in messages:
+            client = (1000 - message.metadata.dst_node_id) // 7
+            config = {wire.PARTITION: client, wire.PARTITIONS: self.CLIENTS}
+            context = Context(run_id=1, node_id=2, node_config=config, state=RecordDict(), run_config={})
+            if wire.CLIENTS in message.content.config_records[wire.CONFIG]:
+                assert list(message.content.config_records[wire.CONFIG][wire.CLIENTS]) == [client]
+            yield self._app(message, context)
+
+
+class Half(OneNodeEach):
+    def get_node_ids(self):
+        return super().get_node_ids()[::2]
+
+
+@pytest.mark.parametrize(("trust", "relation"), [("central", "add-remove"), ("local", "replace-one")])
+@pytest.mark.parametrize("grid", [Shuffled, OneNodeEach])
+def test_neither_order_nor_addressing_changes_a_bit(federate, grid, trust, relation):
+    setting = {"sampling": Sampling("poisson", 10, 0.8), "trust": trust, "relation": relation, "block_size": 3}
+    expected = federate(spread, {"a": 5, "b": 4}, owner="plain", **setting).run(3)
+    found = federate(spread, {"a": 5, "b": 4}, grid=grid, owner="other", **setting).run(3)
+    assert torch.equal(found, expected)
+
+
+def test_sums_depend_on_the_blocks(federate):
+    """Power of the test above: float sums do notice another order."""
+    models = [
+        federate(spread, {"a": 9}, mechanism="none", sampling=ALL, block_size=size, owner=str(size)).run(1)
+        for size in (1, 2, 3, 4)
+    ]
+    assert len({tuple(model.tolist()) for model in models}) > 1
+
+
+def test_missing_replies_end_the_run(federate):
+    federation = federate(ones, {"a": 4}, grid=Lossy, sampling=ALL, block_size=2)
+    with pytest.raises(RunError, match="only 4 of 5"):
+        federation.run(1)
+    assert not list(federation.ledger.charges())
+
+
+def test_failed_blocks_end_the_run_with_their_reason(federate):
+    federation = federate(ones, {"a": 4}, grid=Failing, sampling=ALL, block_size=2)
+    with pytest.raises(RunError, match="out of memory"):
+        federation.run(1)
+
+
+def test_clients_without_a_node_are_reported(federate):
+    federation = federate(ones, {"a": 4}, grid=Half, sampling=ALL)
+    with pytest.raises(RunError, match="5 of 10 clients have no node, the first is 1"):
+        federation.run(1)
+
+
+def test_replies_that_do_not_fit_the_plan_are_refused(federate):
+    federation = federate(ones, {"a": 4}, sampling=ALL)
+    original = federation.strategy._messages
+
+    def other_plan(grid, nodes, cut, round_, arrays, kind, extra):
+        options = {"clip": "med", "norms": "quantile"}
+        fewer = federate(ones, {"a": 4}, mechanism="snr-consistent", options=options, owner="b").strategy
+        plan = fewer.mechanism.plan(fewer.layers, fewer.budget, fewer.transcript)
+        return original(grid, nodes, cut, round_, arrays, kind, {wire.PLAN: plan.to_json()})
+
+    federation.strategy._messages = other_plan
+    with pytest.raises(PrivacyError, match="holds 5 values where the plan releases 4"):
+        federation.run(1)
