@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -101,6 +101,12 @@ class Side:
     sigma: float
 
 
+_SAMPLED_REPLACE_ONE = (
+    "conditional on the composition of sampled releases under replace-one costing no more than that of the sampled "
+    "Gaussian mechanism at twice the sensitivity, which is proven for one release and checked numerically for several"
+)
+
+
 @dataclass(frozen=True, eq=False)
 class ReleasePlan:
     """One round's release.
@@ -147,8 +153,17 @@ class ReleasePlan:
             raise ConfigError(f"bounds and noise must be non-negative numbers, got {clip.tolist()}, {sigma.tolist()}")
         if np.isinf(sigma[released]).any():
             raise PrivacyError("a released layer has infinite noise: mark it as not released")
-        if self.guarantee.status == "proven" and self.effective_multiplier == 0:
+        object.__setattr__(self, "guarantee", self._qualified())
+        if self.guarantee.status != "none" and self.effective_multiplier == 0:
             raise PrivacyError("a release without noise cannot carry a proven guarantee")
+
+    def _qualified(self) -> Guarantee:
+        """The guarantee, with the condition that sampled Gaussian releases carry under replace-one."""
+        given, budget = self.guarantee, self.budget
+        amplified = budget.trust == "central" and budget.sampling.rate < 1
+        if given.status != "proven" or self.family != "gaussian" or given.relation != "replace-one" or not amplified:
+            return given
+        return replace(given, status="conditional", reason=f"{given.reason}; {_SAMPLED_REPLACE_ONE}")
 
     @cached_property
     def indices(self) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -47,7 +48,7 @@ def test_max_snr_sum_keeps_the_smallest_layer():
 class TestFederatedExperiment:
     """N = 500 clients, q = 0.1, epsilon = 3, delta = 1e-5, T = 100."""
 
-    BUDGET = {"steps": 100, "sampling_rate": 0.1}
+    BUDGET: ClassVar = {"steps": 100, "sampling_rate": 0.1}
 
     def test_noise_multipliers(self):
         assert calibrate(3, 1e-5, **self.BUDGET, accountant="rdp") == pytest.approx(1.7961, abs=2e-4)
@@ -114,7 +115,7 @@ def test_calibrated_multipliers(target, delta, setting, sigma):
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 @pytest.mark.parametrize("relation", ["add-remove", "replace-one"])
-@pytest.mark.parametrize(("target", "steps", "rate"), [(0.5, 10, 1.0), (3.0, 30, 0.1), (12.0, 5, 0.5)])
+@pytest.mark.parametrize(("target", "steps", "rate"), [(0.5, 10, 1.0), (3.0, 30, 0.1), (4.0, 5, 0.5)])
 def test_calibration_is_the_inverse_on_the_safe_side(target, steps, rate, relation, accountant):
     setting = {"steps": steps, "sampling_rate": rate, "relation": relation, "accountant": accountant}
     sigma = calibrate(target, 1e-5, **setting)

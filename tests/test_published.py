@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from simulations import launch
+from simulations import launch, planning
 from simulations import recipe as recipes
 
 
@@ -28,3 +28,11 @@ def test_published_medclip_claims_the_budget_and_proves_nothing(tmp_path: Path) 
     assert result["claimed_epsilon"] == pytest.approx(recipe.privacy.epsilon, rel=1e-3)
     assert result["guarantee"].startswith("NOT PRIVATE")
     assert "MedClip" in result["guarantee"]
+
+
+def test_sampled_replace_one_is_conditional_and_says_on_what() -> None:
+    overrides = ["federation.sampling=fixed", "privacy.accountant='rdp'"]
+    report = planning.plan_report(recipes.load("digits", overrides))
+    assert report["guarantee"].startswith("conditional (client-level, replace-one")
+    assert "checked numerically" in report["guarantee"]
+    assert planning.plan_report(recipes.load("digits"))["guarantee"].startswith("proven")

@@ -22,7 +22,7 @@ from fedlgm.training import LocalTraining
 from fedlgm.transcript import Transcript
 
 SIZES = {"a": 12, "b": 1, "c": 300, "d": 40}
-EPSILON, DELTA, ROUNDS = 4.0, 1e-5, 3
+EPSILON, DELTA, ROUNDS = 1.0, 1e-5, 3
 SETTINGS = {
     "central": ("add-remove", Sampling("poisson", 12, 0.5), "central"),
     "fixed": ("replace-one", Sampling("fixed", 12, 0.5), "central"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -159,7 +160,7 @@ def test_layers_that_are_not_released_stay_where_they_are(federate):
 
 
 class TestParticipationCap:
-    OPTIONS = {"trust": "local", "relation": "replace-one", "max_participations": 2}
+    OPTIONS: ClassVar = {"trust": "local", "relation": "replace-one", "max_participations": 2}
 
     def test_no_client_exceeds_it_and_the_records_say_so(self, federate):
         federation = federate(ones, {"a": 4}, sampling=Sampling("poisson", 10, 0.6), **self.OPTIONS)
