@@ -20,7 +20,7 @@ from fedlgm.keys import KeyRing, Purpose
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import Mechanism
 from fedlgm.plan import ReleasePlan
-from fedlgm.release import release
+from fedlgm.release import fingerprint, release
 from fedlgm.training import ClientTask, LocalTraining, Trainer
 
 
@@ -83,6 +83,8 @@ class LayerwiseClient:
         round_ = int(config[wire.ROUND])  # type: ignore[arg-type]
         block = BoundedSum.empty(plan)
         local = plan.budget.trust == "local"
+        # Another model or plan in the same round is another release: its noise must not be the same.
+        noise_keys = self._keys.derive(_model(message).numpy().tobytes(), plan.to_json().encode()) if local else None
         notes: list[dict[str, np.ndarray]] = []
         for client, update in self._updates(message, round_):
             own_plan = plan
@@ -94,10 +96,10 @@ class LayerwiseClient:
                 own.count += 1
             else:
                 own.add(update)
-            if local:
-                self._count_release(context, client, round_)
+            if noise_keys is not None:
+                self._count_release(context, client, fingerprint(noise_keys, round_, client))
                 # Also without data: whether a client holds any must not show.
-                block.merge(release(own.total, own_plan, self._keys, round_, party=client), own.count, own.discarded)
+                block.merge(release(own.total, own_plan, noise_keys, round_, party=client), own.count, own.discarded)
         metrics = {
             wire.BLOCK: int(config[wire.BLOCK]),  # type: ignore[arg-type]
             wire.EXAMPLES: block.count,
@@ -119,19 +121,19 @@ class LayerwiseClient:
         metrics = {wire.BLOCK: int(config[wire.BLOCK]), wire.EXAMPLES: len(rows)}  # type: ignore[arg-type]
         return _reply(message, {wire.NORMS: np.stack(rows)}, metrics)
 
-    def _count_release(self, context: Context, client: int, round_: int) -> None:
+    def _count_release(self, context: Context, client: int, key: str) -> None:
         if self._max_participations is None:
             return
         if wire.RELEASES not in context.state:
             context.state[wire.RELEASES] = ConfigRecord()
         counts = context.state.config_records[wire.RELEASES]
-        rounds = sorted({*cast(list[int], counts.get(str(client), [])), round_})  # a repeated round is the same release
-        if len(rounds) > self._max_participations:
+        made = sorted({*cast(list[str], counts.get(str(client), [])), key})  # the same noise again is the same release
+        if len(made) > self._max_participations:
             raise PrivacyError(
                 f"client {client} has made the {self._max_participations} releases it agreed to "
                 "(privacy.max_participations) and refuses another"
             )
-        counts[str(client)] = rounds
+        counts[str(client)] = made
 
     def _updates(self, message: Message, round_: int) -> Iterator[tuple[int, Tensor | None]]:
         """(client, flat update) of the block in the order of the message; None for a client without data."""

@@ -6,6 +6,7 @@ Names are hashed by `numpy.random.SeedSequence`, so two different names never sh
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from dataclasses import dataclass
 from enum import IntEnum
@@ -50,6 +51,13 @@ class KeyRing:
     def from_seed(cls, seed: int | None) -> KeyRing:
         """Ring of a public seed, or of 128 bits from the operating system when `seed` is None."""
         return cls(secrets.randbits(128) if seed is None else int(seed))
+
+    def derive(self, *facts: bytes) -> KeyRing:
+        """A ring of its own for every sequence of `facts`, as secret as this one."""
+        digest = hashlib.blake2b(digest_size=16, key=self.root.to_bytes(16, "little"))
+        for fact in facts:
+            digest.update(len(fact).to_bytes(8, "little") + fact)
+        return KeyRing(int.from_bytes(digest.digest(), "little"))
 
     def sequence(self, purpose: Purpose, *path: int) -> np.random.SeedSequence:
         """Seed sequence named by `purpose` and `path` (integers in [0, 2**32))."""

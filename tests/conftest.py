@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import urllib.request
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -31,6 +32,13 @@ from strategies import CohortSampler, LayerwiseFedAvg, ServerOptimizer
 torch.set_num_threads(1)
 hypothesis.settings.register_profile("shared cores", deadline=None)
 hypothesis.settings.load_profile("shared cores")
+
+
+@pytest.fixture(autouse=True)
+def _fresh_url_opener() -> Iterator[None]:
+    """urllib keeps the proxies of its first call for good; a test that sets some must not pass them on."""
+    yield
+    urllib.request.install_opener(None)  # type: ignore[arg-type]
 
 
 def tiny_values() -> dict[str, Any]:

@@ -56,6 +56,19 @@ def test_streams_are_functions_of_their_names(one, other):
     assert words(one) != words((root, purpose, [*path, 0]))
 
 
+def test_derived_rings_depend_on_every_fact_and_on_the_secret():
+    rings = [
+        KeyRing(1),
+        KeyRing(1).derive(),
+        KeyRing(1).derive(b"ab"),
+        KeyRing(1).derive(b"a", b"b"),
+        KeyRing(1).derive(b"b", b"a"),
+        KeyRing(2).derive(b"ab"),
+    ]
+    assert len(set(rings)) == len(rings)
+    assert KeyRing(1).derive(b"ab") == rings[2]
+
+
 def test_every_kind_of_generator_is_reproducible():
     ring = KeyRing.from_seed(5)
     assert ring.numpy(Purpose.TRAIN, 1).random() == ring.numpy(Purpose.TRAIN, 1).random()

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from scipy import stats
 
 from fedlgm import wire
@@ -192,6 +192,32 @@ class TestParticipationCap:
         again.run(3)
         assert [record.cohort for record in again.records] == [10, 0, 0]
         assert set(again.ledger.participations().values()) == {2}
+
+
+class TestAskedTwice:
+    """A server that resumes, errs or cheats may ask a client for the same round again."""
+
+    @staticmethod
+    def ask(federation, model: float = 0.0) -> torch.Tensor:
+        strategy, grid = federation.strategy, federation.grid
+        plan = strategy.mechanism.plan(strategy.layers, strategy.budget, strategy.transcript)
+        arrays = ArrayRecord({wire.MODEL: Array(np.full(strategy.layers.size, model, dtype=np.float32))})
+        config = ConfigRecord({wire.ROUND: 1, wire.BLOCK: 0, wire.CLIENTS: [4], wire.PLAN: plan.to_json()})
+        content = RecordDict({wire.ARRAYS: arrays, wire.CONFIG: config})
+        message = grid.create_message(content, "train", grid.get_node_ids()[0], "1")
+        (reply,) = grid.deliver([message])
+        return torch.from_numpy(reply.content.array_records[wire.ARRAYS][wire.SUM].numpy())
+
+    @pytest.fixture
+    def federation(self, federate):
+        return federate(spread, {"a": 9}, sampling=ALL, trust="local", relation="replace-one")
+
+    def test_the_same_question_has_the_same_answer(self, federation):
+        assert torch.equal(self.ask(federation), self.ask(federation))
+
+    def test_another_model_has_other_noise(self, federation):
+        """The same noise on two updates would cancel in their difference."""
+        assert not torch.equal(self.ask(federation), self.ask(federation, model=1.0))
 
 
 class Shuffled(LocalGrid):
