@@ -1,7 +1,7 @@
-"""Which allocation is best on the digits federation? `python -m benchmarks.allocations` (about five minutes on one core).
+"""Which allocation is best on the digits federation? `python -m benchmarks.allocations` (about five minutes on a core).
 
-Every method gets the same search (server learning rate on a seed of its own at epsilon = 3) and is then run on other seeds.
-Writes docs/results/allocations.md and allocations.png.
+Every method gets the same search (server learning rate on a seed of its own at epsilon = 3) and is then run on other
+seeds. Writes docs/results/allocations.md and allocations.png.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from simulations import launch
 from simulations import recipe as recipes
 
 mpl.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
+import matplotlib.pyplot as plt
 
 METHODS = {
     "flat Gaussian": ["mechanism.name=gaussian"],

@@ -103,7 +103,8 @@ class Side:
 
 _SAMPLED_REPLACE_ONE = (
     "conditional on the composition of sampled releases under replace-one costing no more than that of the sampled "
-    "Gaussian mechanism at twice the sensitivity, which is proven for one release and checked numerically for several"
+    "Gaussian mechanism at twice the sensitivity, which is proven for one release only (docs/guarantees.md, section "
+    "Replace-one)"
 )
 
 

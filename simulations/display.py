@@ -66,6 +66,8 @@ def summary(result: dict[str, Any]) -> Group:
     table.add_row("epsilon claimed", f"{number(result['claimed_epsilon'])}  at delta {result['delta']:g}")
     table.add_row("epsilon proven", f"[bold]{number(result['epsilon'])}[/bold]  at delta {result['delta']:g}")
     table.add_row("guarantee", result["guarantee"])
+    if result["seeded"]:
+        table.add_row("", "simulation: the seed is public, and with it the noise can be drawn again")
     table.add_row("noise multiplier", f"{result['noise_multiplier']:.4f}")
     table.add_row("model sha256", result["model_sha256"])
     table.add_row("run folder", result["run"])

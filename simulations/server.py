@@ -70,6 +70,7 @@ def serve(
             "rounds": final.rounds,
             **figures,
             "delta": recipe.privacy.delta,
+            "seeded": recipe.run.seed is not None,
             "guarantee": plan.guarantee.sentence() if plan else "",
             "guarantee_status": plan.guarantee.status if plan else "none",
             "noise_multiplier": assembly.budget.noise_multiplier,

@@ -34,5 +34,5 @@ def test_sampled_replace_one_is_conditional_and_says_on_what() -> None:
     overrides = ["federation.sampling=fixed", "privacy.accountant='rdp'"]
     report = planning.plan_report(recipes.load("digits", overrides))
     assert report["guarantee"].startswith("conditional (client-level, replace-one")
-    assert "checked numerically" in report["guarantee"]
+    assert "section Replace-one" in report["guarantee"]
     assert planning.plan_report(recipes.load("digits"))["guarantee"].startswith("proven")

@@ -1,4 +1,4 @@
-"""Flower's own simulation runtime: its FedAvg, one message a client, two one-CPU actors, plain PyTorch in the client."""
+"""Flower's own simulation runtime: its FedAvg, one message a client, two one-CPU actors, plain PyTorch inside."""
 
 from __future__ import annotations
 

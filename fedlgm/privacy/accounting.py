@@ -3,8 +3,8 @@
 Noise multipliers are relative to one unit's bound S under add-or-remove-one. Replace-one moves a sum by up to 2 S, so
 its multipliers are divided by two before accounting: with fixed-size sampling without replacement this is the sampled
 Gaussian mechanism of rate m/N at the doubled sensitivity, with Poisson sampling likewise. One release is then covered
-by the amplification theorem for replacement (Balle, Barthe and Gaboardi 2018); that compositions are covered too is
-checked numerically but not proven, and plans say so (status "conditional").
+by the amplification theorem for replacement (Balle, Barthe and Gaboardi 2018); compositions are not proven to
+be covered (docs/guarantees.md, section Replace-one), and plans say so (status "conditional").
 """
 
 from __future__ import annotations

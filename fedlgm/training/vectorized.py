@@ -1,8 +1,7 @@
 """The vectorised cohort trainer: many clients in one go with `torch.func`.
 
 Every step computes the gradients of all clients of a batch by one vmapped backward pass over stacked parameters.
-Clients of unequal size are padded and masked; a client's result does not depend on who else is in its batch beyond
-rounding.
+Clients of unequal size are padded and masked.
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ class VectorizedTrainer:
         layers: its layer table.
         settings: local training.
         width: clients trained at once; halved for good when a batch does not fit into memory.
-        compile: compile the step with `torch.compile`, for one fixed shape to which every batch is padded; without a
-            working compiler it runs as it is and says so once.
+        compile: compile the step with `torch.compile`; without a working compiler it runs as it is and says so once.
         device: where to train; tasks and results stay where they are given.
     """
 
@@ -93,25 +91,20 @@ class VectorizedTrainer:
 
     def _train(self, model: Tensor, batch: list[ClientTask], orders: list[Tensor]) -> Tensor:
         """Updates [clients, D] of one batch."""
-        schedule = _Schedule.of(batch, orders, self._settings.batch_size, self._device)
-        if self._compiled:
-            schedule.pad_(self._width, self._settings.batch_size)
+        schedule = _Schedule.of(batch, orders, self._width, self._settings.batch_size, self._device)
         start = model.to(self._device)
-        weights = nn.Parameter(start.expand(schedule.rows, -1).clone())
+        weights = nn.Parameter(start.expand(self._width, -1).clone())
         gradient = torch.zeros_like(weights)
         weights.grad = gradient
         optimizer = make_optimizer(self._settings, weights)
         result = torch.empty_like(weights)
-        for step, active in enumerate(schedule.active):
-            x, y, mask = schedule.batch(step, active)
-            gradient[:active] = self._clipped(self._call(weights.detach()[:active], x, y, mask))
+        for step in range(schedule.steps):
+            gradient.copy_(self._clipped(self._call(weights.detach(), *schedule.batch(step))))
             optimizer.step()
             # Rows that are finished keep being stepped with the rest; their result is the copy made here.
-            done = schedule.finished(step)
+            done = schedule.last == step
             result[done] = weights.detach()[done]
-        updates = torch.empty_like(result[: len(batch)])
-        updates[schedule.order] = result[: len(batch)] - start
-        return updates.to(model.device)
+        return (result[: len(batch)] - start).to(model.device)
 
     def _call(self, *arguments: Tensor) -> Tensor:
         if self._compiled:
@@ -135,55 +128,38 @@ class VectorizedTrainer:
 
 
 class _Schedule:
-    """Padded batches of unequal clients, longest client first, so that the active ones are always a prefix."""
+    """Batches of unequal clients, padded to one shape: `rows` clients of `size` examples in every step.
 
-    def __init__(self, x: Tensor, y: Tensor, index: Tensor, mask: Tensor, steps: list[int], order: Tensor) -> None:
-        self._x, self._y, self._index, self._mask, self._steps = x, y, index, mask, steps
-        self.order = order
-        self.active = [sum(count > step for count in steps) for step in range(steps[0])]
-        self._last = self.active
-        self._numbers = torch.arange(len(steps), device=x.device)[:, None]
+    The shape must not depend on who is in the batch: torch picks its kernels by shape, and rounding that depends on the
+    other clients grows over the steps until one client changes another's contribution, which no clip bound covers.
+    """
 
-    @property
-    def rows(self) -> int:
-        """Clients, padding included."""
-        return len(self._numbers)
-
-    def pad_(self, rows: int, width: int) -> None:
-        """Give every step the same shape: `rows` clients, `width` examples, all active. The mask keeps padding out."""
-        more = max(rows - self.rows, 0)
-        wider = max(width - self._index.shape[2], 0)
-        self._index = nn.functional.pad(self._index, (0, wider, 0, more))
-        self._mask = nn.functional.pad(self._mask, (0, wider, 0, more))
-        self._numbers = torch.cat([self._numbers, self._numbers.new_zeros(more, 1)])
-        self._last = self.active
-        self.active = [self.rows] * len(self.active)
+    def __init__(self, x: Tensor, y: Tensor, index: Tensor, mask: Tensor, last: Tensor) -> None:
+        self._x, self._y, self._index, self._mask = x, y, index, mask
+        self.last, self.steps = last, len(index)
+        # Rows without a client read the first client's examples; their mask keeps them out.
+        rows = torch.arange(index.shape[1], device=x.device)
+        self._rows = torch.where(rows < len(x), rows, 0)[:, None]
 
     @classmethod
-    def of(cls, tasks: list[ClientTask], orders: list[Tensor], size: int, device: torch.device) -> _Schedule:
+    def of(cls, tasks: list[ClientTask], orders: list[Tensor], rows: int, size: int, device: torch.device) -> _Schedule:
         steps = [order.shape[0] * -(-order.shape[1] // size) for order in orders]
-        order = sorted(range(len(tasks)), key=lambda i: -steps[i])
         longest = max(len(task.y) for task in tasks)
-        width = min(size, longest)
         x = tasks[0].x.new_zeros((len(tasks), longest, *tasks[0].x.shape[1:]))
         y = tasks[0].y.new_zeros((len(tasks), longest))
-        index = torch.zeros((max(steps), len(tasks), width), dtype=torch.int64)
-        mask = torch.zeros((max(steps), len(tasks), width))
-        for row, i in enumerate(order):
-            x[row, : len(tasks[i].y)], y[row, : len(tasks[i].y)] = tasks[i].x, tasks[i].y
-            chunks = itertools.chain.from_iterable(epoch.split(size) for epoch in orders[i])
+        index = torch.zeros((max(steps), rows, size), dtype=torch.int64)
+        mask = torch.zeros((max(steps), rows, size), dtype=x.dtype)
+        for row, task in enumerate(tasks):
+            x[row, : len(task.y)], y[row, : len(task.y)] = task.x, task.y
+            chunks = itertools.chain.from_iterable(epoch.split(size) for epoch in orders[row])
             for step, chunk in enumerate(chunks):
                 index[step, row, : len(chunk)] = chunk
                 mask[step, row, : len(chunk)] = 1
-        x, y, index, mask = x.to(device), y.to(device), index.to(device), mask.to(device)
-        return cls(x, y, index, mask, [steps[i] for i in order], torch.tensor(order, device=device))
+        last = torch.full((rows,), -1)
+        last[: len(tasks)] = torch.tensor(steps) - 1
+        return cls(x.to(device), y.to(device), index.to(device), mask.to(device), last.to(device))
 
-    def batch(self, step: int, active: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Inputs [active, b, ...], targets and mask [active, b] of one step."""
-        rows, index = self._numbers[:active], self._index[step, :active]
-        return self._x[rows, index], self._y[rows, index], self._mask[step, :active]
-
-    def finished(self, step: int) -> slice:
-        """Rows whose last step this was."""
-        after = self._last[step + 1] if step + 1 < len(self._last) else 0
-        return slice(after, self._last[step])
+    def batch(self, step: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Inputs [rows, size, ...], targets and mask [rows, size] of one step."""
+        index = self._index[step]
+        return self._x[self._rows, index], self._y[self._rows, index], self._mask[step]

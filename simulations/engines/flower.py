@@ -96,6 +96,9 @@ def _superlink(home: Path, folder: RunFolder) -> Iterator[_Flwr]:
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
+        # The SuperLink is on this machine, whatever proxy the rest of the world is behind.
+        "NO_PROXY": ",".join(filter(None, ("127.0.0.1", os.environ.get("NO_PROXY", "")))),
+        "no_proxy": ",".join(filter(None, ("127.0.0.1", os.environ.get("no_proxy", "")))),
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
     }
@@ -114,9 +117,10 @@ def _superlink(home: Path, folder: RunFolder) -> Iterator[_Flwr]:
 
 def _wait_until_healthy(process: subprocess.Popen[bytes], port: int, folder: RunFolder) -> None:
     deadline = time.monotonic() + _STARTUP_S
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     while time.monotonic() < deadline and process.poll() is None:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1):
+            with direct.open(f"http://127.0.0.1:{port}/health", timeout=1):
                 return
         except (urllib.error.URLError, OSError):
             time.sleep(0.1)
