@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from torch import Tensor
+from torch import Tensor, nn
 
 from clients.source import ClientSource
 from fedlgm import wire
@@ -21,7 +21,7 @@ from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import Mechanism
 from fedlgm.plan import ReleasePlan
 from fedlgm.release import fingerprint, release
-from fedlgm.training import ClientTask, LocalTraining, Trainer
+from fedlgm.training import ClientTask, LocalTraining, Trainer, evaluate
 
 
 class LayerwiseClient:
@@ -36,6 +36,7 @@ class LayerwiseClient:
         keys: key ring for batch order and, under local trust, for the client's own noise.
         straggler_rate: probability that a client stops after one epoch in a round.
         threads: torch threads while training; results depend on it, so it is part of a recipe.
+        evaluator: a model of its own for `evaluate`; without one the client refuses to evaluate.
         max_participations: under local trust, releases that a client agrees to; it refuses one more, whatever the
             server asks. Counted in the node's own Flower state.
     """
@@ -51,11 +52,12 @@ class LayerwiseClient:
         *,
         straggler_rate: float = 0.0,
         threads: int = 1,
+        evaluator: nn.Module | None = None,
         max_participations: int | None = None,
     ) -> None:
         self._trainer, self._settings, self._source = trainer, settings, source
         self._mechanism, self._layers, self._keys = mechanism, layers, keys
-        self._straggler_rate, self._threads = straggler_rate, threads
+        self._straggler_rate, self._threads, self._evaluator = straggler_rate, threads, evaluator
         self._max_participations = max_participations
 
     def as_app(self) -> ClientApp:
@@ -63,6 +65,7 @@ class LayerwiseClient:
         app = ClientApp()
         app.train()(self.train)
         app.train("norms")(self.train_norms)
+        app.evaluate()(self.evaluate)
         app.query()(self.query)
         return app
 
@@ -109,6 +112,26 @@ class LayerwiseClient:
         arrays = {wire.SUM: block.total.numpy()}
         arrays |= {wire.NOTE + name: np.stack([note[name] for note in notes]) for name in (notes[0] if notes else ())}
         return _reply(message, arrays, metrics)
+
+    def evaluate(self, message: Message, context: Context) -> Message:
+        """Reply with loss, accuracy and number of examples of the global model on the block's own data.
+
+        These figures are not noised: they are one more look at private data that no budget covers. A client answers
+        only if it was built with an `evaluator`; the strategies of this house never ask.
+        """
+        if self._evaluator is None:
+            raise PrivacyError("this client does not evaluate: unprotected figures of its data would leave it")
+        self._layers.load_(self._evaluator, _model(message))
+        members = [int(c) for c in message.content.config_records[wire.CONFIG][wire.CLIENTS]]  # type: ignore[union-attr]
+        data = [own for own in map(self._source, members) if len(own)]
+        examples = sum(len(own) for own in data)
+        scores = [(*evaluate(self._evaluator, own.x, own.y), len(own) / examples) for own in data]
+        figures: dict[str, Any] = {
+            "loss": sum(loss * share for loss, _, share in scores),
+            "accuracy": sum(accuracy * share for _, accuracy, share in scores),
+            wire.EXAMPLES: examples,
+        }
+        return Message(content=RecordDict({wire.METRICS: MetricRecord(figures)}), reply_to=message)
 
     def train_norms(self, message: Message, context: Context) -> Message:
         """Reply with each client's raw layer norms [clients, K]. Only published, NOT PRIVATE variants ask for them."""
