@@ -16,6 +16,7 @@ from fedlgm.mechanisms.base import Mechanism
 from fedlgm.mechanisms.dpa import DynamicPrivacyAllocation
 from fedlgm.mechanisms.full_dp import FullDP
 from fedlgm.mechanisms.ladp import LaDP
+from fedlgm.mechanisms.inid import gaussian_inid, laplace_inid
 from fedlgm.mechanisms.layerwise_gaussian import FlatGaussian, LayerwiseGaussian, NoPrivacy
 from fedlgm.mechanisms.sensitive import SensitiveDP
 from fedlgm.mechanisms.time_varying import TimeVaryingDP
@@ -82,4 +83,4 @@ def _lookup(name: str) -> type[Mechanism]:
     return _REGISTRY[name]
 
 
-__all__ = ["Mechanism", "get", "names", "options"]
+__all__ = ["Mechanism", "gaussian_inid", "get", "laplace_inid", "names", "options"]

@@ -1,0 +1,26 @@
+"""The names that others call stay where they are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import fedlgm.allocation
+import fedlgm.layers
+import fedlgm.mechanisms
+import fedlgm.privacy
+from fedlgm.mechanisms import ladp
+
+
+def test_public_names() -> None:
+    sigma = fedlgm.allocation.allocate("snr-consistent", [1, 2, 3], [4, 100, 2500], 1.0)
+    np.testing.assert_allclose(sigma**2, [31, 24.8, 11.16])
+    assert fedlgm.privacy.gaussian_mu(1, 1e-6) == pytest.approx(0.23670438, abs=1e-8)
+    mu = fedlgm.privacy.gaussian_mu(1, 1e-6)
+    np.testing.assert_allclose(fedlgm.mechanisms.gaussian_inid([3, 2, 1], 1, 1e-6) ** 2 * mu**2, [18, 12, 6])
+    np.testing.assert_allclose(fedlgm.mechanisms.laplace_inid([3, 2, 1], 1), [6.731678, 5.880662, 4.667485], atol=1e-6)
+    assert fedlgm.mechanisms.get("uniform", bound=0.5).name in fedlgm.mechanisms.names()
+    assert ladp.kl_score(torch.tensor([1.0, 2, 3]), torch.tensor([1.0, 1, 1])) == pytest.approx(0.266216707, abs=1e-6)
+    assert ladp.theorem3_constant(0.2, 0.02) == pytest.approx(1.427659, abs=1e-6)
+    assert len(fedlgm.layers.LayerTable.from_module(torch.nn.Linear(3, 2))) > 0
