@@ -15,8 +15,8 @@ from fedlgm.mechanisms.adapldp import AdapLDP
 from fedlgm.mechanisms.base import Mechanism
 from fedlgm.mechanisms.dpa import DynamicPrivacyAllocation
 from fedlgm.mechanisms.full_dp import FullDP
-from fedlgm.mechanisms.ladp import LaDP
 from fedlgm.mechanisms.inid import gaussian_inid, laplace_inid
+from fedlgm.mechanisms.ladp import LaDP
 from fedlgm.mechanisms.layerwise_gaussian import FlatGaussian, LayerwiseGaussian, NoPrivacy
 from fedlgm.mechanisms.sensitive import SensitiveDP
 from fedlgm.mechanisms.time_varying import TimeVaryingDP
