@@ -84,15 +84,16 @@ class LayerwiseClient:
         config = message.content.config_records[wire.CONFIG]
         plan = ReleasePlan.from_json(self._layers, str(config[wire.PLAN]))
         round_ = int(config[wire.ROUND])  # type: ignore[arg-type]
+        model = _model(message)
         block = BoundedSum.empty(plan)
         local = plan.budget.trust == "local"
         # Another model or plan in the same round is another release: its noise must not be the same.
-        noise_keys = self._keys.derive(_model(message).numpy().tobytes(), plan.to_json().encode()) if local else None
+        noise_keys = self._keys.derive(model.numpy().tobytes(), plan.to_json().encode()) if local else None
         notes: list[dict[str, np.ndarray]] = []
-        for client, update in self._updates(message, round_):
+        for client, update in self._updates(message, model, round_):
             own_plan = plan
             if self._mechanism.plans_from_private_updates and update is not None:
-                own_plan, note = self._mechanism.plan_from_private_update(plan, update, _model(message))
+                own_plan, note = self._mechanism.plan_from_private_update(plan, update, model)
                 notes.append(note)
             own = BoundedSum.empty(own_plan) if local else block
             if update is None:
@@ -139,7 +140,7 @@ class LayerwiseClient:
         round_ = int(config[wire.ROUND])  # type: ignore[arg-type]
         rows = [
             np.zeros(len(self._layers)) if update is None else self._layers.norms(update).numpy()
-            for _, update in self._updates(message, round_)
+            for _, update in self._updates(message, _model(message), round_)
         ]
         metrics = {wire.BLOCK: int(config[wire.BLOCK]), wire.EXAMPLES: len(rows)}  # type: ignore[arg-type]
         return _reply(message, {wire.NORMS: np.stack(rows)}, metrics)
@@ -158,9 +159,8 @@ class LayerwiseClient:
             )
         counts[str(client)] = made
 
-    def _updates(self, message: Message, round_: int) -> Iterator[tuple[int, Tensor | None]]:
+    def _updates(self, message: Message, model: Tensor, round_: int) -> Iterator[tuple[int, Tensor | None]]:
         """(client, flat update) of the block in the order of the message; None for a client without data."""
-        model = _model(message)
         clients = [int(c) for c in message.content.config_records[wire.CONFIG][wire.CLIENTS]]  # type: ignore[union-attr]
         tasks = {client: self._task(client, round_) for client in clients}
         with torch_threads(self._threads):

@@ -9,8 +9,9 @@ from torch import Tensor
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.noise import add_noise_
 from fedlgm.plan import ReleasePlan
+from fedlgm.privacy.ledger import SERVER
 
-SERVER = -1  # the noising party under central trust; clients are numbered from 0
+__all__ = ["SERVER", "add_downlink_", "fingerprint", "release"]
 
 
 def release(total: Tensor, plan: ReleasePlan, keys: KeyRing, round: int, party: int = SERVER) -> Tensor:

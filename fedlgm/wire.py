@@ -20,7 +20,7 @@ BLOCK = "block"
 CLIENTS = "clients"
 PLAN = "plan"
 
-# record in a node's own state: rounds in which its clients have released something under local trust
+# record in a node's own state: names of the noise keys of its clients' releases under local trust
 RELEASES = "fedlgm.releases"
 
 # keys of the metric record

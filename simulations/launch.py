@@ -50,7 +50,7 @@ def simulate(
         # Settled once and written into the run: the two trainers differ in the last bits.
         training = recipe.training.model_copy(update={"vectorize": assembly.faster_trainer()})
         recipe = recipe.model_copy(update={"training": training})
-        assembly = Assembly(recipe)
+        assembly = Assembly(recipe).holding(assembly.dataset, assembly.partition)
     folder = RunFolder.create(Path(run_dir) if run_dir is not None else default_folder(recipe), recipe)
     return _run(assembly, folder, engine, workers, ray_address, supernodes, progress)
 
@@ -79,9 +79,8 @@ def _check(assembly: Assembly) -> None:
     """Everything that can be refused is refused before a folder exists."""
     assembly.partition  # noqa: B018
     assembly.budget  # noqa: B018
-    assembly.mechanism.plan(assembly.layers, assembly.budget, assembly.start()) if not (
-        assembly.mechanism.needs_private_norms
-    ) else None
+    if not assembly.mechanism.needs_private_norms:
+        assembly.mechanism.plan(assembly.layers, assembly.budget, assembly.start())
 
 
 def _run(

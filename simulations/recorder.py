@@ -44,6 +44,7 @@ class Recorder:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="recorder")
         self._pending: deque[Future[None]] = deque()
         self._board: Any = None
+        self._latest: tuple[int, dict[str, Any]] = (-1, {})
 
     def __call__(self, record: RoundRecord, transcript: Transcript) -> None:
         """Take over one finished round."""
@@ -63,6 +64,11 @@ class Recorder:
 
     def figures(self, transcript: Transcript) -> dict[str, Any]:
         """Loss and accuracy of the current model on the test set; epsilon proven and claimed so far."""
+        if self._latest[0] != transcript.rounds:
+            self._latest = transcript.rounds, self._measure(transcript)
+        return dict(self._latest[1])
+
+    def _measure(self, transcript: Transcript) -> dict[str, Any]:
         data, privacy = self._assembly.dataset, self._assembly.recipe.privacy
         self._assembly.layers.load_(self._module, transcript.models[-1])
         loss, accuracy = evaluate(self._module, torch.from_numpy(data.test_x), torch.from_numpy(data.test_y))

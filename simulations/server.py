@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from statistics import median_high
 from typing import Any
 
 from flwr.serverapp import Grid
@@ -75,13 +76,8 @@ def serve(
             "guarantee_status": plan.guarantee.status if plan else "none",
             "noise_multiplier": assembly.budget.noise_multiplier,
             "model_sha256": model_digest(final.models[-1]),
-            "seconds_per_round": _median([row["seconds"] for row in folder.rows()]),
+            "seconds_per_round": median_high([row["seconds"] for row in folder.rows()] or [0.0]),
             "seconds": time.perf_counter() - started,
         }
     folder.finish(result)
     return result
-
-
-def _median(values: list[float]) -> float:
-    ordered = sorted(values)
-    return ordered[len(ordered) // 2] if ordered else 0.0

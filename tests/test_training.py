@@ -172,6 +172,24 @@ def test_a_block_that_does_not_fit_is_halved_and_said_once() -> None:
         list(cramped.updates(model, _tasks(shape, 2)))
 
 
+class _Tiny(VectorizedTrainer):
+    """As on a device with room for one client: every batch is padded to the width, a lone client's too."""
+
+    def _train(self, model: Tensor, batch: list[ClientTask], orders: list[Tensor]) -> Tensor:
+        if self.width > 1:
+            raise torch.OutOfMemoryError("out of memory")
+        return super()._train(model, batch, orders)
+
+
+def test_a_lone_client_in_a_wide_batch_is_halved_too() -> None:
+    module, layers, shape = _build("mlp")
+    tiny = _Tiny(copy.deepcopy(module), layers, OPTIMIZERS["sgd"], width=4)
+    with pytest.warns(UserWarning, match="do not fit into memory"):
+        ours = list(tiny.updates(layers.flatten(module), _tasks(shape, 2)[:1]))
+    assert len(ours) == 1
+    assert tiny.width == 1
+
+
 def test_without_a_compiler_it_runs_uncompiled_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     module, layers, shape = _build("logistic")
     settings = OPTIMIZERS["sgd"]

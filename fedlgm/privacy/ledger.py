@@ -32,7 +32,7 @@ CREATE TABLE IF NOT EXISTS charges (
     PRIMARY KEY (round, client, key)
 );
 """
-SERVER = -1  # "client" of a release made by the server
+SERVER = -1  # the releasing party under central trust; clients are numbered from 0
 
 
 @dataclass(frozen=True)

@@ -66,28 +66,25 @@ class VectorizedTrainer:
     def updates(self, model: Tensor, tasks: Iterable[ClientTask]) -> Iterator[Tensor]:
         """See `Trainer.updates`."""
         waiting = list(tasks)
+        # Drawn once: a batch that is tried again must see the same order of examples.
+        orders = [task.permutations() for task in waiting]
         position = 0
         while position < len(waiting):
-            batch = waiting[position : position + self._width]
-            # Drawn once: a batch that is halved must see the same order of examples.
-            orders = [task.permutations() for task in batch]
-            yield from self._halving(model, batch, orders)
-            position += len(batch)
+            part = slice(position, position + self._width)
+            try:
+                updates = self._train(model, waiting[part], orders[part])
+            except (torch.OutOfMemoryError, MemoryError):
+                if self._width == 1:
+                    raise
+                self._halve()
+                continue
+            yield from updates
+            position += len(updates)
 
-    def _halving(self, model: Tensor, batch: list[ClientTask], orders: list[Tensor]) -> Iterator[Tensor]:
-        try:
-            yield from self._train(model, batch, orders)
-        except (torch.OutOfMemoryError, MemoryError):
-            if len(batch) == 1:
-                raise
-            half = (len(batch) + 1) // 2
-            if self._width > half:
-                warnings.warn(
-                    f"{self._width} clients at once do not fit into memory: continuing with {half}", stacklevel=2
-                )
-                self._width = half
-            for part in (slice(None, half), slice(half, None)):
-                yield from self._halving(model, batch[part], orders[part])
+    def _halve(self) -> None:
+        half = (self._width + 1) // 2
+        warnings.warn(f"{self._width} clients at once do not fit into memory: continuing with {half}", stacklevel=3)
+        self._width = half
 
     def _train(self, model: Tensor, batch: list[ClientTask], orders: list[Tensor]) -> Tensor:
         """Updates [clients, D] of one batch."""

@@ -1,8 +1,7 @@
 """The `ray` engine: resident actors that hold model and data once and serve whole blocks of clients.
 
 The global model is put into Ray's object store once a round; the data set once a run, read by every actor without a
-copy.
-A block lost with its actor is done again elsewhere with the same keys, so the result does not change.
+copy. A block lost with its actor is done again elsewhere with the same keys, so the result does not change.
 """
 
 from __future__ import annotations
@@ -131,8 +130,7 @@ class RayGrid(WorkerGrid):
                 waiting.append(block)
                 self._start(slot)
             except RayError as error:
-                cause = getattr(error, "cause", None)
-                raise (cause if isinstance(cause, Exception) else error) from error
+                raise _cause(error) from error
             while turn in done:
                 yield done.pop(turn)
                 turn += 1
@@ -153,8 +151,7 @@ class RayGrid(WorkerGrid):
                 raise RunError(f"workers do not start: {error}") from error
             self._start(slot)
         except RayError as error:
-            cause = getattr(error, "cause", None)
-            raise (cause if isinstance(cause, Exception) else error) from error
+            raise _cause(error) from error
 
     def _next(self, signals: list[ray.ObjectRef]) -> ray.ObjectRef:
         """The first of these that is done."""
@@ -177,6 +174,12 @@ class RayGrid(WorkerGrid):
         """Stop the actors."""
         for actor in self._actors:
             ray.kill(actor)
+
+
+def _cause(error: RayError) -> Exception:
+    """What went wrong in the worker itself, where Ray knows it."""
+    cause = getattr(error, "cause", None)
+    return cause if isinstance(cause, Exception) else error
 
 
 def connect(address: str | None, workers: int) -> None:
