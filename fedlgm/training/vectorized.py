@@ -16,7 +16,7 @@ from torch.func import functional_call, grad, vmap
 
 from fedlgm.layers import LayerTable
 from fedlgm.training.base import ClientTask, LocalTraining
-from fedlgm.training.sequential import make_optimizer
+from fedlgm.training.optimizers import stepper
 
 Gradients = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -90,17 +90,16 @@ class VectorizedTrainer:
         """Updates [clients, D] of one batch."""
         schedule = _Schedule.of(batch, orders, self._width, self._settings.batch_size, self._device)
         start = model.to(self._device)
-        weights = nn.Parameter(start.expand(self._width, -1).clone())
+        weights = start.expand(self._width, -1).clone()
         gradient = torch.zeros_like(weights)
-        weights.grad = gradient
-        optimizer = make_optimizer(self._settings, weights)
+        advance = stepper(self._settings, weights, gradient)
         result = torch.empty_like(weights)
         for step in range(schedule.steps):
-            gradient.copy_(self._clipped(self._call(weights.detach(), *schedule.batch(step))))
-            optimizer.step()
+            gradient.copy_(self._clipped(self._call(weights, *schedule.batch(step))))
+            advance()
             # Rows that are finished keep being stepped with the rest; their result is the copy made here.
             done = schedule.last == step
-            result[done] = weights.detach()[done]
+            result[done] = weights[done]
         return (result[: len(batch)] - start).to(model.device)
 
     def _call(self, *arguments: Tensor) -> Tensor:
