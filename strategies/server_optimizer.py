@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Literal, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedlgm.errors import ConfigError
+from fedlgm.training import FlatOptimizer
 
 Name = Literal["sgd", "momentum", "adam"]
 
@@ -21,7 +22,7 @@ class ServerStep(Protocol):
 
 
 class ServerOptimizer:
-    """A torch optimizer that takes the released mean update as its (negative) gradient.
+    """An optimizer that takes the released mean update as its (negative) gradient.
 
     Works on released values only, so it is post-processing and costs no privacy.
 
@@ -35,37 +36,31 @@ class ServerOptimizer:
         if name not in ("sgd", "momentum", "adam"):
             raise ConfigError(f"unknown server optimizer {name!r}; known: sgd, momentum, adam")
         self._name, self._lr, self._momentum = name, lr, momentum
-        self._weights: nn.Parameter | None = None
-        self._optimizer: torch.optim.Optimizer | None = None
+        self._optimizer: FlatOptimizer | None = None
+        self._weights = torch.empty(0)
 
     def step(self, model: Tensor, mean_update: Tensor) -> Tensor:
         """Next model [D] from the current one and the released mean update [D]."""
         if self._name == "sgd":
             # One fused operation, which keeps lr = 1 free of rounding by the optimizer's own arithmetic.
             return torch.add(model, mean_update, alpha=self._lr)
-        weights, optimizer = self._prepared(model)
-        weights.data.copy_(model)
-        weights.grad = -mean_update
-        optimizer.step()
-        return weights.detach().clone()
+        optimizer = self._prepared(model)
+        self._weights.copy_(model)
+        optimizer.step(-mean_update)
+        return self._weights.clone()
 
     def state(self) -> dict[str, Tensor]:
         """Tensors that a checkpoint must hold."""
-        if self._optimizer is None or self._weights is None:
-            return {}
-        return {name: torch.as_tensor(value).clone() for name, value in self._optimizer.state[self._weights].items()}
+        return {} if self._optimizer is None else self._optimizer.state()
 
     def restore(self, model: Tensor, state: dict[str, Tensor]) -> None:
         """Continue from a checkpoint's `state`."""
         if state:
-            weights, optimizer = self._prepared(model)
-            optimizer.state[weights] = {name: value.clone() for name, value in state.items()}
+            self._prepared(model).restore(state)
 
-    def _prepared(self, model: Tensor) -> tuple[nn.Parameter, torch.optim.Optimizer]:
-        if self._weights is None or self._optimizer is None:
-            self._weights = nn.Parameter(model.clone())
-            if self._name == "momentum":
-                self._optimizer = torch.optim.SGD([self._weights], lr=self._lr, momentum=self._momentum, foreach=False)
-            else:
-                self._optimizer = torch.optim.Adam([self._weights], lr=self._lr, eps=1e-3, foreach=False)
-        return self._weights, self._optimizer
+    def _prepared(self, model: Tensor) -> FlatOptimizer:
+        if self._optimizer is None:
+            self._weights = model.clone()
+            kind: Literal["sgd", "adam"] = "adam" if self._name == "adam" else "sgd"
+            self._optimizer = FlatOptimizer(kind, self._weights, lr=self._lr, momentum=self._momentum, eps=1e-3)
+        return self._optimizer

@@ -3,7 +3,17 @@
 from fedlgm.training.base import ClientTask, LocalTraining, Trainer
 from fedlgm.training.choice import fastest
 from fedlgm.training.evaluation import evaluate
+from fedlgm.training.optimizers import FlatOptimizer
 from fedlgm.training.sequential import SequentialTrainer
 from fedlgm.training.vectorized import VectorizedTrainer
 
-__all__ = ["ClientTask", "LocalTraining", "SequentialTrainer", "Trainer", "VectorizedTrainer", "evaluate", "fastest"]
+__all__ = [
+    "ClientTask",
+    "FlatOptimizer",
+    "LocalTraining",
+    "SequentialTrainer",
+    "Trainer",
+    "VectorizedTrainer",
+    "evaluate",
+    "fastest",
+]

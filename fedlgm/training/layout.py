@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -41,9 +41,10 @@ def _by_matrix_product(module: nn.Conv2d, images: Tensor) -> Tensor:
     if images.requires_grad:
         return nn.Conv2d.forward(module, images)
     with torch.no_grad():
-        height, width = module.padding  # type: ignore[misc]
+        height, width = cast(tuple[int, int], module.padding)
         channels_last = nn.functional.pad(images.permute(0, 2, 3, 1), (0, 0, width, width, height, height))
-        patches = _unfold(channels_last.contiguous(), module.kernel_size, module.stride)  # type: ignore[arg-type]
+        kernel, stride = cast(tuple[int, int], module.kernel_size), cast(tuple[int, int], module.stride)
+        patches = _unfold(channels_last.contiguous(), kernel, stride)
     examples, rows, columns, size = patches.shape
     weights = module.weight.permute(0, 2, 3, 1).reshape(module.out_channels, size).t()
     flat = patches.view(-1, size)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fedlgm.layers import LayerTable
 from fedlgm.training.base import ClientTask, LocalTraining
 from fedlgm.training.layout import prefer_channels_last_
-from fedlgm.training.optimizers import stepper
+from fedlgm.training.optimizers import FlatOptimizer
 
 
 class SequentialTrainer:
@@ -45,7 +45,7 @@ class SequentialTrainer:
     def _train(self, model: Tensor, task: ClientTask) -> None:
         settings = self._settings
         self._weights.copy_(model)
-        step = stepper(settings, self._weights, self._gradient)
+        optimizer = optimizer_of(settings, self._weights)
         self._module.train()
         for order in task.permutations():
             batches = zip(
@@ -57,10 +57,15 @@ class SequentialTrainer:
                 if settings.gradient_clip is not None:
                     norm = torch.linalg.vector_norm(self._gradient)
                     self._gradient.mul_(torch.clamp(settings.gradient_clip / norm, max=1.0))
-                step()
+                optimizer.step(self._gradient)
 
     def _differentiate(self, loss: Tensor) -> None:
         """Fill the flat gradient; cheaper than accumulating into `.grad`."""
         gradients = torch.autograd.grad(loss, list(self._parameters.values()), materialize_grads=True)
         for view, gradient in zip(self._views, gradients, strict=True):
             view.copy_(gradient)
+
+
+def optimizer_of(settings: LocalTraining, weights: Tensor) -> FlatOptimizer:
+    """A fresh optimizer with these settings."""
+    return FlatOptimizer(settings.optimizer, weights, lr=settings.lr, momentum=settings.momentum)

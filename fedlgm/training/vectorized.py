@@ -16,7 +16,7 @@ from torch.func import functional_call, grad, vmap
 
 from fedlgm.layers import LayerTable
 from fedlgm.training.base import ClientTask, LocalTraining
-from fedlgm.training.optimizers import stepper
+from fedlgm.training.sequential import optimizer_of
 
 Gradients = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -92,11 +92,11 @@ class VectorizedTrainer:
         start = model.to(self._device)
         weights = start.expand(self._width, -1).clone()
         gradient = torch.zeros_like(weights)
-        advance = stepper(self._settings, weights, gradient)
+        optimizer = optimizer_of(self._settings, weights)
         result = torch.empty_like(weights)
         for step in range(schedule.steps):
             gradient.copy_(self._clipped(self._call(weights, *schedule.batch(step))))
-            advance()
+            optimizer.step(gradient)
             # Rows that are finished keep being stepped with the rest; their result is the copy made here.
             done = schedule.last == step
             result[done] = weights[done]
