@@ -16,9 +16,10 @@ from fedlgm.kernels.doors import (
     private_step,
     squared_norms,
 )
-from fedlgm.kernels.philox import SERVER_STREAM, noise_key, philox4x32
+from fedlgm.kernels.philox import DOWNLINK_STREAM, SERVER_STREAM, noise_key, philox4x32
 
 __all__ = [
+    "DOWNLINK_STREAM",
     "SERVER_STREAM",
     "Backend",
     "PrivateSum",

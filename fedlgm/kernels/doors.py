@@ -182,7 +182,7 @@ def clip_scale_noise_sum(
         scale: see `add_noise_`; noise of ONE client.
         family: "gaussian" or "laplace".
         key: see `add_noise_`.
-        streams: client ids, [B] int64 in [0, 2**32 - 1), all different.
+        streams: client ids, [B] int64 in [0, 2**32 - 2), all different.
         grid: see `add_noise_`.
         backend: overrides `backend_for(updates)`.
 
