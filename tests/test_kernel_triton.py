@@ -78,7 +78,10 @@ def test_triton_words_and_values_at_the_edges(backend):
 def test_triton_interpreter():
     if INTERPRETED:
         pytest.skip("this is the process that it starts")
-    files = [str(Path(__file__).with_name(f"test_{name}.py")) for name in ("kernels", "kernel_noise", "kernel_triton")]
+    files = [
+        str(Path(__file__).with_name(f"test_{name}.py"))
+        for name in ("kernels", "kernel_noise", "kernel_triton", "device_sum")
+    ]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "triton and not compile", *files]
     child = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
     assert child.returncode == 0, child.stdout[-4000:] + child.stderr[-2000:]
