@@ -233,11 +233,11 @@ def test_the_faster_trainer_is_chosen_by_measurement() -> None:
             import time
 
             time.sleep(0.02)
-            yield model
+            yield model[None]
 
     class Quick:
         def updates(self, model: Tensor, tasks: list[ClientTask]) -> Iterator[Tensor]:
-            yield model
+            yield model[None]
 
     winner, times = fastest({"slow": Slow, "quick": Quick}, torch.zeros(3), list)
     assert winner == "quick"
