@@ -74,7 +74,13 @@ def add_released(
         keys: secret key ring of the clients.
         round: round number, from 1.
         backend: see `release`.
+
+    Raises:
+        ConfigError: a backend that does not run where the sum lies.
+        PrivacyError: a noise scale that the kernels cannot represent.
     """
+    if backend == "cpu":
+        _check_cpu(block.total)
     if isinstance(block, DeviceSum) and all(plan is block.plan for plan in plans):
         device, plan = block.total.device, block.plan
         scale = _scale([sigma for _, _, _, sigma in plan.parts]).to(device)

@@ -89,8 +89,8 @@ def test_triton_interpreter():
 
 
 @pytest.mark.skipif(not TRITON or INTERPRETED, reason="needs Triton's compiler")
-@pytest.mark.parametrize("mode", [0, 1, 2])
-def test_sum_kernel_compiles_to_wide_accesses(mode, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("mode", "laplace"), [(0, False), (1, False), (1, True), (2, False), (2, True)])
+def test_sum_kernel_compiles_to_wide_accesses(mode, laplace, tmp_path, monkeypatch):
     """Without any GPU: full tiles read and write 16 bytes at a time and nothing spills to local memory."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     from triton import compile
@@ -104,7 +104,7 @@ def test_sum_kernel_compiles_to_wide_accesses(mode, tmp_path, monkeypatch):
     types |= {"scales": "*fp32"} if mode else {}
     types |= {"streams": "*i64"} if mode == 2 else {}
     names = _sum_kernel.arg_names
-    constants = {"TILE": SUM_TILE, "ALIGN": 4, "NOISE": mode, "LAPLACE": False, "GRID": True, "FRESH": True}
+    constants = {"TILE": SUM_TILE, "ALIGN": 4, "NOISE": mode, "LAPLACE": laplace, "GRID": True, "FRESH": True}
     source = ASTSource(
         _sum_kernel,
         {name: types.get(name, "constexpr") for name in names},

@@ -10,13 +10,14 @@ import pytest
 import torch
 from scipy import stats
 
+from fedlgm.device_sum import DeviceSum
 from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.keys import KeyRing, Purpose, mt19937_state
 from fedlgm.layers import LayerTable
 from fedlgm.noise import add_noise_, draw, grid_step
 from fedlgm.plan import Budget, ReleasePlan, Sampling
 from fedlgm.privacy.guarantee import Guarantee
-from fedlgm.release import SERVER, _scale, add_downlink_, fingerprint, release
+from fedlgm.release import SERVER, _scale, add_downlink_, add_released, fingerprint, release
 
 SIZES = {"a": 20_000, "b": 7, "c": 40_000, "d": 20_001}
 SIGMA = np.array([0.3, 5.0, 1.0, 40.0])
@@ -192,6 +193,8 @@ def test_nothing_on_a_device_is_noised_on_the_cpu_and_no_backend_runs_where_it_c
     made = plan()
     with pytest.raises(ConfigError, match="these are on meta: use 'torch' or 'triton'"):
         release(torch.zeros(made.size, device="meta"), made, KeyRing(0), 1)
+    with pytest.raises(ConfigError, match="these are on meta"):
+        add_released(DeviceSum(made, torch.device("meta")), None, [0], [made], KeyRing(0), 1)
     assert release(torch.zeros(made.size, device="meta"), made, KeyRing(0), 1, backend="torch").device.type == "meta"
     with pytest.raises(ConfigError, match="client numbers must lie in"):
         release(torch.zeros(made.size), made, KeyRing(0), 1, 2**32 - 2, "torch")
