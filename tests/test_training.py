@@ -97,31 +97,37 @@ def test_vectorized_equals_a_plain_loop_in_double_precision(name: str, optimizer
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("name", ["logistic", "mlp", "cnn", "cnn-small"])
-def test_vectorized_sequential_and_plain_agree_in_single_precision(name: str, optimizer: str) -> None:
-    if (name, optimizer) == ("cnn-small", "adam"):
-        # A bias before a GroupNorm has no gradient but rounding errors, and Adam divides a gradient by its own size:
-        # no two implementations agree there. In double precision they do, see above.
-        name = "cnn"
+@pytest.mark.parametrize("name", ["logistic", "mlp", "cnn"])
+def test_in_single_precision_both_trainers_round_no_worse_than_a_plain_loop(name: str, optimizer: str) -> None:
+    """Adam divides a gradient by its own size, so the rounding errors of a plain loop come near 1e-5 by themselves.
+
+    Networks with ReLU are left to the test in double precision: wherever rounding moves an activation across zero, a
+    gradient jumps, and no two implementations agree.
+    """
     module, layers, shape = _build(name)
     settings = OPTIMIZERS[optimizer]
-    reference = _loop(module, layers, settings, _tasks(shape, settings.epochs))
     model = layers.flatten(module)
-    sequential = SequentialTrainer(copy.deepcopy(module), layers, settings)
-    vectorized = VectorizedTrainer(copy.deepcopy(module), layers, settings, width=3)
-    for trainer in (sequential, vectorized):
+    plain = _loop(module, layers, settings, _tasks(shape, settings.epochs))
+    exact = _loop(copy.deepcopy(module).double(), layers, settings, _tasks(shape, settings.epochs, dtype=torch.float64))
+    tolerance = max(1e-5, 5 * _relative(plain, exact))
+    assert tolerance < 2e-4  # what a wrong trainer misses by a factor of a thousand, see below
+    for trainer in (
+        SequentialTrainer(copy.deepcopy(module), layers, settings),
+        VectorizedTrainer(copy.deepcopy(module), layers, settings, width=3),
+    ):
         ours = torch.cat([u.clone() for u in trainer.updates(model, _tasks(shape, settings.epochs))])
-        assert _relative(ours, reference) < 1e-5
+        assert _relative(ours, exact) < tolerance
 
 
-def test_resnet18_agrees() -> None:
+def test_resnet18_agrees_in_double_precision() -> None:
     module, layers, shape = _build("resnet18")
+    module = module.double()
     settings = LocalTraining("sgd", lr=0.05, epochs=1, batch_size=2)
-    tasks = _tasks(shape, 1, (3, 2))
-    reference = _loop(module, layers, settings, tasks)
+    model = torch.cat([dict(module.named_parameters())[s.name].detach().reshape(-1) for s in layers.slots()])
+    reference = _loop(module, layers, settings, _tasks(shape, 1, (3, 2), torch.float64))
     trainer = VectorizedTrainer(copy.deepcopy(module), layers, settings, width=2)
-    ours = torch.cat([u.clone() for u in trainer.updates(layers.flatten(module), _tasks(shape, 1, (3, 2)))])
-    assert _relative(ours, reference) < 1e-4
+    ours = torch.cat([u.clone() for u in trainer.updates(model, _tasks(shape, 1, (3, 2), torch.float64))])
+    assert _relative(ours, reference) < 1e-9
 
 
 def test_a_wrong_trainer_would_be_caught() -> None:

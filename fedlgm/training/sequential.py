@@ -11,6 +11,7 @@ from fedlgm.devices import exact_arithmetic
 from fedlgm.layers import LayerTable
 from fedlgm.training.base import ClientTask, LocalTraining
 from fedlgm.training.layout import prefer_channels_last_
+from fedlgm.training.optimizers import stepper
 
 
 class SequentialTrainer:
@@ -34,13 +35,12 @@ class SequentialTrainer:
         if self._device.type == "cpu":
             prefer_channels_last_(module)
         self._module, self._settings = module, settings
-        self._weights = nn.Parameter(layers.bind_(module))
+        self._weights = layers.bind_(module)
         self._gradient = torch.zeros_like(self._weights)
         self._update = torch.zeros_like(self._gradient)
-        parameters = dict(module.named_parameters())
-        for name, view in layers.unflatten(self._gradient).items():
-            parameters[name].grad = view
-        self._weights.grad = self._gradient
+        views = layers.unflatten(self._gradient)
+        self._parameters = dict(module.named_parameters())
+        self._views = [views[name] for name in self._parameters]
 
     def updates(self, model: Tensor, tasks: Iterable[ClientTask]) -> Iterator[Tensor]:
         """See `Trainer.updates`."""
@@ -48,13 +48,13 @@ class SequentialTrainer:
         for task in tasks:
             with exact_arithmetic(self._device):
                 self._train(model, task)
-            torch.sub(self._weights.data, model, out=self._update)
+            torch.sub(self._weights, model, out=self._update)
             yield self._update[None]
 
     def _train(self, model: Tensor, task: ClientTask) -> None:
         settings = self._settings
-        self._weights.data.copy_(model)
-        optimizer = make_optimizer(settings, self._weights)
+        self._weights.copy_(model)
+        step = stepper(settings, self._weights, self._gradient)
         self._module.train()
         inputs, targets = task.x.to(self._device), task.y.to(self._device)
         for order in task.permutations().to(self._device):
@@ -62,17 +62,15 @@ class SequentialTrainer:
                 inputs[order].split(settings.batch_size), targets[order].split(settings.batch_size), strict=True
             )
             for x, y in batches:
-                self._gradient.zero_()
                 loss = nn.functional.cross_entropy(self._module(x), y)
-                loss.backward()
+                self._differentiate(loss)
                 if settings.gradient_clip is not None:
                     norm = torch.linalg.vector_norm(self._gradient)
                     self._gradient.mul_(torch.clamp(settings.gradient_clip / norm, max=1.0))
-                optimizer.step()
+                step()
 
-
-def make_optimizer(settings: LocalTraining, weights: nn.Parameter) -> torch.optim.Optimizer:
-    """The torch optimizer of these settings over one flat parameter."""
-    if settings.optimizer == "adam":
-        return torch.optim.Adam([weights], lr=settings.lr, fused=True)
-    return torch.optim.SGD([weights], lr=settings.lr, momentum=settings.momentum, fused=True)
+    def _differentiate(self, loss: Tensor) -> None:
+        """Fill the flat gradient; cheaper than accumulating into `.grad`."""
+        gradients = torch.autograd.grad(loss, list(self._parameters.values()), materialize_grads=True)
+        for view, gradient in zip(self._views, gradients, strict=True):
+            view.copy_(gradient)

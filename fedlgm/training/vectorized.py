@@ -16,8 +16,8 @@ from torch.func import functional_call, grad, vmap
 from fedlgm.devices import exact_arithmetic
 from fedlgm.layers import LayerTable
 from fedlgm.training.base import ClientTask, LocalTraining
+from fedlgm.training.optimizers import stepper
 from fedlgm.training.schedule import Schedule
-from fedlgm.training.sequential import make_optimizer
 
 Gradients = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -92,18 +92,17 @@ class VectorizedTrainer:
     def _train(self, model: Tensor, batch: list[ClientTask], orders: list[Tensor]) -> Tensor:
         """Updates [clients, D] of one batch."""
         schedule = Schedule.of(batch, orders, self._width, self._settings.batch_size, self._device)
-        weights = nn.Parameter(model.expand(self._width, -1).clone())
+        weights = model.expand(self._width, -1).clone()
         gradient = torch.zeros_like(weights)
-        weights.grad = gradient
-        optimizer = make_optimizer(self._settings, weights)
+        advance = stepper(self._settings, weights, gradient)
         result = torch.empty_like(weights)
         for step in range(schedule.steps):
-            gradient.copy_(self._clipped(self._call(weights.detach(), *schedule.batch(step))))
-            optimizer.step()
+            gradient.copy_(self._clipped(self._call(weights, *schedule.batch(step))))
+            advance()
             # Rows that are finished keep being stepped with the rest; their result is the copy made here.
             done = schedule.finished(step)
             if len(done):
-                result[done] = weights.detach()[done]
+                result[done] = weights[done]
         return result[: len(batch)] - model
 
     def _call(self, *arguments: Tensor) -> Tensor:
