@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import groupby
 from typing import Any, cast
 
 import numpy as np
@@ -14,13 +15,14 @@ from torch import Tensor, nn
 
 from clients.source import ClientSource
 from fedlgm import wire
-from fedlgm.clipping import BoundedSum
+from fedlgm.device_sum import sum_on
 from fedlgm.errors import PrivacyError
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import Mechanism
+from fedlgm.noise import NoiseBackend
 from fedlgm.plan import ReleasePlan
-from fedlgm.release import fingerprint, release
+from fedlgm.release import add_released, fingerprint
 from fedlgm.training import ClientTask, LocalTraining, Trainer, evaluate
 
 
@@ -39,6 +41,8 @@ class LayerwiseClient:
         evaluator: a model of its own for `evaluate`; without one the client refuses to evaluate.
         max_participations: under local trust, releases that a client agrees to; it refuses one more, whatever the
             server asks. Counted in the node's own Flower state.
+        device: where the trainer leaves its updates, and so where they are bounded and added up.
+        noise_backend: who draws the clients' noise under local trust, see `fedlgm.release`.
     """
 
     def __init__(
@@ -54,11 +58,14 @@ class LayerwiseClient:
         threads: int = 1,
         evaluator: nn.Module | None = None,
         max_participations: int | None = None,
+        device: torch.device | str = "cpu",
+        noise_backend: NoiseBackend = "cpu",
     ) -> None:
         self._trainer, self._settings, self._source = trainer, settings, source
         self._mechanism, self._layers, self._keys = mechanism, layers, keys
         self._straggler_rate, self._threads, self._evaluator = straggler_rate, threads, evaluator
         self._max_participations = max_participations
+        self._device, self._noise_backend = torch.device(device), noise_backend
 
     def as_app(self) -> ClientApp:
         """The client as a Flower `ClientApp`."""
@@ -85,32 +92,31 @@ class LayerwiseClient:
         plan = ReleasePlan.from_json(self._layers, str(config[wire.PLAN]))
         round_ = int(config[wire.ROUND])  # type: ignore[arg-type]
         model = _model(message)
-        block = BoundedSum.empty(plan)
+        block = sum_on(plan, self._device, None if self._noise_backend == "cpu" else self._noise_backend)
         local = plan.budget.trust == "local"
         # Another model or plan in the same round is another release: its noise must not be the same.
         noise_keys = self._keys.derive(model.numpy().tobytes(), plan.to_json().encode()) if local else None
         notes: list[dict[str, np.ndarray]] = []
-        for client, update in self._updates(message, model, round_):
-            own_plan = plan
-            if self._mechanism.plans_from_private_updates and update is not None:
-                own_plan, note = self._mechanism.plan_from_private_update(plan, update, model)
-                notes.append(note)
-            own = BoundedSum.empty(own_plan) if local else block
-            if update is None:
-                own.count += 1
-            else:
-                own.add(update)
-            if noise_keys is not None:
-                self._count_release(context, client, fingerprint(noise_keys, round_, client))
-                # Also without data: whether a client holds any must not show.
-                block.merge(release(own.total, own_plan, noise_keys, round_, party=client), own.count, own.discarded)
+        for clients, updates in self._updates(message, model, round_):
+            own_plans = [plan]
+            if self._mechanism.plans_from_private_updates and updates is not None:
+                own = [self._mechanism.plan_from_private_update(plan, update, model) for update in updates.cpu()]
+                own_plans = [own_plan for own_plan, _ in own]
+                notes += [note for _, note in own]
+            if noise_keys is None:
+                block.skip(len(clients)) if updates is None else block.add(updates)
+                continue
+            for client in clients:
+                self._count_release(context, client, fingerprint(noise_keys, round_, client, self._noise_backend))
+            # Also without data: whether a client holds any must not show.
+            add_released(block, updates, clients, own_plans, noise_keys, round_, self._noise_backend)
         metrics = {
             wire.BLOCK: int(config[wire.BLOCK]),  # type: ignore[arg-type]
             wire.EXAMPLES: block.count,
             # Under local trust the server learns nothing that was not noised.
-            wire.DISCARDED: 0 if local else block.discarded,
+            wire.DISCARDED: 0 if local else int(block.discarded),
         }
-        arrays = {wire.SUM: block.total.numpy()}
+        arrays = {wire.SUM: block.total.cpu().numpy()}
         arrays |= {wire.NOTE + name: np.stack([note[name] for note in notes]) for name in (notes[0] if notes else ())}
         return _reply(message, arrays, metrics)
 
@@ -138,10 +144,12 @@ class LayerwiseClient:
         """Reply with each client's raw layer norms [clients, K]. Only published, NOT PRIVATE variants ask for them."""
         config = message.content.config_records[wire.CONFIG]
         round_ = int(config[wire.ROUND])  # type: ignore[arg-type]
-        rows = [
-            np.zeros(len(self._layers)) if update is None else self._layers.norms(update).numpy()
-            for _, update in self._updates(message, _model(message), round_)
-        ]
+        rows: list[np.ndarray] = []
+        for clients, updates in self._updates(message, _model(message), round_):
+            if updates is None:
+                rows += [np.zeros(len(self._layers)) for _ in clients]
+            else:
+                rows += [self._layers.norms(update).numpy() for update in updates.cpu()]
         metrics = {wire.BLOCK: int(config[wire.BLOCK]), wire.EXAMPLES: len(rows)}  # type: ignore[arg-type]
         return _reply(message, {wire.NORMS: np.stack(rows)}, metrics)
 
@@ -159,14 +167,23 @@ class LayerwiseClient:
             )
         counts[str(client)] = made
 
-    def _updates(self, message: Message, model: Tensor, round_: int) -> Iterator[tuple[int, Tensor | None]]:
-        """(client, flat update) of the block in the order of the message; None for a client without data."""
+    def _updates(self, message: Message, model: Tensor, round_: int) -> Iterator[tuple[list[int], Tensor | None]]:
+        """(clients, their updates [b, D]) of the block in the order of the message; None for those without data."""
         clients = [int(c) for c in message.content.config_records[wire.CONFIG][wire.CLIENTS]]  # type: ignore[union-attr]
         tasks = {client: self._task(client, round_) for client in clients}
         with torch_threads(self._threads):
-            updates = self._trainer.updates(model, [task for task in tasks.values() if task is not None])
-            for client, task in tasks.items():
-                yield client, None if task is None else next(updates)
+            blocks = self._trainer.updates(model, [task for task in tasks.values() if task is not None])
+            rows = torch.empty(0)
+            for trained, run in groupby(tasks, key=lambda client: tasks[client] is not None):
+                waiting = list(run)
+                if not trained:
+                    yield waiting, None
+                    continue
+                while waiting:
+                    if len(rows) == 0:
+                        rows = next(blocks)
+                    yield waiting[: len(rows)], rows[: len(waiting)]
+                    waiting, rows = waiting[len(rows) :], rows[len(waiting) :]
 
     def _task(self, client: int, round_: int) -> ClientTask | None:
         data = self._source(client)

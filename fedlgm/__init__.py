@@ -15,6 +15,8 @@ _SUBMODULES = (
     "applications",
     "clipping",
     "data",
+    "device_sum",
+    "devices",
     "errors",
     "keys",
     "layers",

@@ -18,7 +18,7 @@ from fedlgm.layers import LayerTable
 from fedlgm.plan import ReleasePlan
 
 # float32 rounding in a norm and a product must not carry a bounded layer above s_j.
-_SAFETY = 1 - 2.0**-18
+SAFETY = 1 - 2.0**-18
 
 
 def eq_clip(bound: float, layers: int) -> np.ndarray:
@@ -120,21 +120,26 @@ class BoundedSum:
         plan: bounds and released parts.
         total: [plan.size] float32, layers then sides.
         count: contributions added, the discarded ones included.
-        discarded: contributions that held NaN or Inf and counted as zero.
+        discarded: contributions that held NaN or Inf and counted as zero; a number on the device where updates are
+            bounded on one.
     """
 
     plan: ReleasePlan
     total: Tensor
     count: int = 0
-    discarded: int = 0
+    discarded: int | Tensor = 0
 
     @classmethod
     def empty(cls, plan: ReleasePlan) -> BoundedSum:
         """The sum of nothing."""
         return cls(plan, torch.zeros(plan.size))
 
-    def add(self, update: Tensor) -> None:
-        """Bound one client's flat update [D] and add it."""
+    def add(self, updates: Tensor) -> None:
+        """Bound clients' flat updates [b, D] (or one client's [D]) on the CPU and add them, one after another."""
+        for update in torch.atleast_2d(updates):
+            self._add(update)
+
+    def _add(self, update: Tensor) -> None:
         self.count += 1
         layers = self.plan.layers
         norms = layers.norms(update, 2 if self.plan.family == "gaussian" else 1).numpy()
@@ -154,7 +159,11 @@ class BoundedSum:
             self.total[position : position + side.size] += _side_value(side.name, norms, self.plan)
             position += side.size
 
-    def merge(self, total: Tensor, count: int, discarded: int) -> None:
+    def skip(self, clients: int) -> None:
+        """Count clients without data: they contribute zero."""
+        self.count += clients
+
+    def merge(self, total: Tensor, count: int, discarded: int | Tensor) -> None:
         """Add another partial sum of the same plan."""
         self.total += total
         self.count += count
@@ -164,7 +173,7 @@ class BoundedSum:
 def clip_factors(norms: np.ndarray, clip: np.ndarray) -> np.ndarray:
     """min(1, s_j / ||g_j||), a hair smaller where it cuts; 1 for a zero norm and for an infinite bound."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(norms <= clip * _SAFETY, 1.0, _SAFETY * clip / norms)
+        return np.where(norms <= clip * SAFETY, 1.0, SAFETY * clip / norms)
 
 
 def bound_update(update: Tensor, plan: ReleasePlan) -> Tensor:
@@ -181,8 +190,13 @@ def _side_value(name: str, norms: np.ndarray, plan: ReleasePlan) -> Tensor:
         # Root mean square of each layer, as a direction: a client's vector has norm 1 whatever its update is.
         movement = norms / np.sqrt(plan.layers.sizes)
         total = float(np.linalg.norm(movement))
-        return torch.from_numpy((_SAFETY * movement / total if total > 0 else movement).astype(np.float32))
-    raise ConfigError(f"unknown side release {name!r}; known: {QUANTILE_SIDE}, {MOVEMENT_SIDE}")
+        return torch.from_numpy((SAFETY * movement / total if total > 0 else movement).astype(np.float32))
+    raise unknown_side(name)
+
+
+def unknown_side(name: str) -> ConfigError:
+    """The error for a side that no client can compute."""
+    return ConfigError(f"unknown side release {name!r}; known: {QUANTILE_SIDE}, {MOVEMENT_SIDE}")
 
 
 def quantile_side_clip(layers: LayerTable) -> float:

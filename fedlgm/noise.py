@@ -1,4 +1,4 @@
-"""The only place that draws noise.
+"""Noise drawn on the CPU; `fedlgm.kernels` draws it on any device, and `fedlgm.release` chooses.
 
 Two doors: `draw` for small NumPy vectors (applications, closed-form checks) and `add_noise_` for model updates.
 Every draw takes a named stream of `fedlgm.keys`; nothing here reads a global generator.
@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 Family = Literal["gaussian", "laplace"]
+NoiseBackend = Literal["cpu", "torch", "triton"]
+"""Who draws noise: this module ("cpu"), or the kernels in torch (any device) or in Triton (GPUs)."""
 
 
 def draw(

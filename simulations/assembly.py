@@ -7,16 +7,18 @@ from functools import cached_property
 from typing import Literal
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from clients import LayerwiseClient, PartitionedSource
 from clients.layerwise import torch_threads
-from fedlgm import data, models
+from fedlgm import data, devices, models
 from fedlgm.data import DataSet, Partition
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import Mechanism
 from fedlgm.mechanisms.base import Setting
+from fedlgm.noise import NoiseBackend
 from fedlgm.plan import Budget
 from fedlgm.training import ClientTask, SequentialTrainer, Trainer, VectorizedTrainer, fastest
 from fedlgm.transcript import Transcript
@@ -56,6 +58,16 @@ class Assembly:
         """Examples of each client, [clients]."""
         return self.partition.sizes
 
+    @cached_property
+    def device(self) -> torch.device:
+        """Where clients train, and where sums lie while they are bounded and noised."""
+        return devices.resolve(self.recipe.training.device)
+
+    @cached_property
+    def noise_backend(self) -> NoiseBackend:
+        """Who draws the noise."""
+        return devices.resolve_noise(self.recipe.privacy.noise_backend, self.device)
+
     def module(self) -> nn.Module:
         """A fresh model, initialised from the recipe's seed (0 without one: the initial model is public)."""
         section = self.recipe.model
@@ -94,13 +106,14 @@ class Assembly:
         """A trainer of its own: sequential (the reference) or vectorised."""
         section = self.recipe.training
         if not vectorized:
-            return SequentialTrainer(self.module(), self.layers, section.local)
+            return SequentialTrainer(self.module(), self.layers, section.local, self.device)
         return VectorizedTrainer(
             self.module(),
             self.layers,
             section.local,
             width=section.width or self.recipe.run.block_size,
             compile=section.compile,
+            device=self.device,
         )
 
     def faster_trainer(self) -> Literal["on", "off"]:
@@ -132,7 +145,22 @@ class Assembly:
             straggler_rate=self.recipe.federation.stragglers,
             threads=self.recipe.run.threads,
             max_participations=self.recipe.privacy.max_participations,
+            device=self.device,
+            noise_backend=self.noise_backend,
         )
+
+
+def settled(recipe: Recipe) -> Recipe:
+    """The recipe with device and noise backend as they are on this machine: a run's own recipe says who drew its noise.
+
+    Raises:
+        ConfigError: a device or backend that is not available here.
+    """
+    device = devices.resolve(recipe.training.device)
+    backend = devices.resolve_noise(recipe.privacy.noise_backend, device)
+    training = recipe.training.model_copy(update={"device": str(device)})
+    privacy = recipe.privacy.model_copy(update={"noise_backend": backend})
+    return recipe.model_copy(update={"training": training, "privacy": privacy})
 
 
 def setting_of(recipe: Recipe) -> Setting:

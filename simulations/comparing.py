@@ -249,8 +249,10 @@ def _sorted_overrides(
 
 
 def _same(stored: Recipe, wanted: Recipe) -> bool:
-    """Whether a stored run is the one asked for; vectorising may have been settled when it started."""
-    if wanted.training.vectorize == "auto":
-        training = wanted.training.model_copy(update={"vectorize": stored.training.vectorize})
-        wanted = wanted.model_copy(update={"training": training})
+    """Whether a stored run is the one asked for; what was "auto" may have been settled when it started."""
+    for section, key in (("training", "vectorize"), ("training", "device"), ("privacy", "noise_backend")):
+        own = getattr(wanted, section)
+        if getattr(own, key) == "auto":
+            settled = own.model_copy(update={key: getattr(getattr(stored, section), key)})
+            wanted = wanted.model_copy(update={section: settled})
     return stored == wanted

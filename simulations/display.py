@@ -69,6 +69,8 @@ def summary(result: dict[str, Any]) -> Group:
     if result["seeded"]:
         table.add_row("", "simulation: the seed is public, and with it the noise can be drawn again")
     table.add_row("noise multiplier", f"{result['noise_multiplier']:.4f}")
+    if "noise_backend" in result:  # runs of earlier versions have none
+        table.add_row("noise drawn by", f"{result['noise_backend']}; trained on {result['device']}")
     table.add_row("model sha256", result["model_sha256"])
     table.add_row("run folder", result["run"])
     return Group(Panel(table, title="fedlgm", title_align="left", expand=False))

@@ -13,7 +13,7 @@ from clients import LayerwiseClient
 from fedlgm.errors import FedlgmError
 from fedlgm.keys import KeyRing
 from simulations import recipe as recipes
-from simulations.assembly import Assembly
+from simulations.assembly import Assembly, settled
 from simulations.launch import default_folder
 from simulations.recipe import Recipe
 from simulations.run_folder import RunFolder
@@ -37,6 +37,7 @@ def make_server_app() -> ServerApp:
             recipe = folder.recipe()
         else:
             recipe = _recipe(context.run_config)
+            recipe = settled(recipe)
             folder = RunFolder.create(given or default_folder(recipe).resolve(), recipe)
         result = serve(grid, Assembly(recipe), folder, KeyRing.from_seed(recipe.run.seed), "flower", print_row)
         print(

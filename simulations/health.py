@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from fedlgm import devices, kernels
+
 _PACKAGES = ("fedlgm", "flwr", "ray", "torch", "torchvision", "dp-accounting", "opacus", "flwr-datasets", "numpy")
 
 
@@ -30,13 +32,27 @@ def examine() -> dict[str, Any]:
         "python": platform.python_version(),
         **findings,
         "cores": os.cpu_count(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
-        "noise": "torch on the CPU",
+        "devices": [f"{name} ({what})" for name, what in devices.found().items()],
+        "noise backends": [_noise(name) for name in devices.found()],
+        "triton": _triton(),
         "data sets here": available,
         "recipes": list(recipes.names()),
         "mechanisms": list(mechanisms.names()),
         "models": list(models.names()),
     }
+
+
+def _noise(name: str) -> str:
+    """What draws noise for a run on a device, and why."""
+    device = torch.device(name)
+    return f"{name}: {devices.resolve_noise('auto', device)} ({devices.reason(device)})"
+
+
+def _triton() -> str:
+    if not kernels.has_triton():
+        return "missing"
+    how = "in its interpreter: TRITON_INTERPRET=1" if kernels.triton_interprets() else "not used: no CUDA device"
+    return f"{_version('triton')} ({'compiled' if torch.cuda.is_available() else how})"
 
 
 def _version(package: str) -> str:

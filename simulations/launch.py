@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from fedlgm.errors import RunError
+from fedlgm.errors import ConfigError, RunError
 from fedlgm.keys import KeyRing
-from simulations.assembly import Assembly
+from simulations.assembly import Assembly, settled
 from simulations.recipe import Recipe
 from simulations.run_folder import RunFolder
 
@@ -44,6 +44,7 @@ def simulate(
         ConfigError, DataError, PrivacyError, RunError: with one clear message, before anything is written where
         possible.
     """
+    recipe = settled(recipe)
     assembly = Assembly(recipe)
     _check(assembly)
     if recipe.training.vectorize == "auto":
@@ -70,7 +71,10 @@ def resume(
     if finished is not None:
         return finished
     folder.verify()
-    assembly = Assembly(folder.recipe())
+    try:
+        assembly = Assembly(settled(folder.recipe()))
+    except ConfigError as error:
+        raise RunError(f"{run} can only be resumed where it can draw the same noise: {error}") from error
     _check(assembly)
     return _run(assembly, folder, engine, workers, ray_address, supernodes, progress)
 
@@ -105,7 +109,8 @@ def _run(
 
         ray_engine.connect(ray_address, workers)
         try:
-            return serve(ray_engine.RayGrid(assembly, keys, workers), assembly, folder, keys, engine, progress)
+            gpus = ray_engine.gpu_share(assembly.device, workers)
+            return serve(ray_engine.RayGrid(assembly, keys, workers, gpus), assembly, folder, keys, engine, progress)
         finally:
             ray_engine.shutdown()
     if engine == "flower":

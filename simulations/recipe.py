@@ -12,6 +12,7 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedlgm import mechanisms
+from fedlgm.devices import NoiseChoice
 from fedlgm.errors import ConfigError
 from fedlgm.mechanisms import Mechanism
 from fedlgm.plan import Sampling
@@ -96,6 +97,7 @@ class Training(_Section):
     vectorize: Literal["off", "on", "auto"] = "off"
     width: int | None = Field(default=None, ge=1)
     compile: bool = False
+    device: str = Field(default="cpu", pattern=r"^(auto|cpu|cuda(:\d+)?|mps|xpu)$")
 
     @property
     def local(self) -> LocalTraining:
@@ -124,6 +126,7 @@ class Privacy(_Section):
     trust: Literal["central", "local"] = "central"
     relation: Literal["add-remove", "replace-one"] | None = None
     max_participations: int | None = Field(default=None, ge=1)
+    noise_backend: NoiseChoice = "auto"
 
 
 class Run(_Section):
@@ -273,5 +276,7 @@ def _explain(item: Any) -> str:
         }
         owner: type[BaseModel] = sections.get(str(item["loc"][0]), Recipe) if len(item["loc"]) > 1 else Recipe
         return f"{path}: unknown key; known here: {', '.join(owner.model_fields)}"
+    if item["type"] == "string_pattern_mismatch" and path == "training.device":
+        message = "must be auto, cpu, cuda, cuda:N, mps or xpu"
     given = f", got {item['input']!r}" if path and not isinstance(item["input"], dict) else ""
     return f"{path}: {message}{given}" if path else message

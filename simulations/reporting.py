@@ -49,6 +49,7 @@ def write_report(run: Path) -> dict[str, Any]:
         "rounds": str(result["rounds"]),
         "mechanism": f"{result['mechanism']} ({result['variant']})",
         "noise multiplier": f"{result['noise_multiplier']:.4f}",
+        "noise drawn by": str(result.get("noise_backend", "cpu")),
         "model sha256": str(result["model_sha256"]),
     }
     page = _PAGE.format(

@@ -54,6 +54,8 @@ def serve(
             work=assembly.sizes,
             max_participations=recipe.privacy.max_participations,
             on_round=recorder,
+            device=assembly.device,
+            noise_backend=assembly.noise_backend,
         )
         try:
             strategy.start(grid, strategy.initial_arrays(), num_rounds=federation.rounds - transcript.rounds)
@@ -75,6 +77,8 @@ def serve(
             "guarantee": plan.guarantee.sentence() if plan else "",
             "guarantee_status": plan.guarantee.status if plan else "none",
             "noise_multiplier": assembly.budget.noise_multiplier,
+            "noise_backend": assembly.noise_backend,
+            "device": str(assembly.device),
             "model_sha256": model_digest(final.models[-1]),
             "seconds_per_round": median_high([row["seconds"] for row in folder.rows()] or [0.0]),
             "seconds": time.perf_counter() - started,

@@ -25,6 +25,7 @@ from fedlgm.errors import PrivacyError, RunError
 from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import Mechanism
+from fedlgm.noise import NoiseBackend
 from fedlgm.plan import Budget, ReleasePlan
 from fedlgm.privacy.ledger import Ledger
 from fedlgm.release import SERVER, add_downlink_, fingerprint, release
@@ -85,6 +86,8 @@ class LayerwiseFedAvg(FedAvg):
         local_keys: under local trust, fingerprint source of the clients' noise for the ledger.
         on_round: called with each finished round and the new transcript.
         wait_for_nodes: seconds to wait until nodes connect.
+        device: where the sum lies while noise is drawn for it.
+        noise_backend: who draws the noise, see `fedlgm.release`.
     """
 
     def __init__(
@@ -103,6 +106,8 @@ class LayerwiseFedAvg(FedAvg):
         max_participations: int | None = None,
         on_round: Callable[[RoundRecord, Transcript], None] | None = None,
         wait_for_nodes: float = 120.0,
+        device: torch.device | str = "cpu",
+        noise_backend: NoiseBackend = "cpu",
     ) -> None:
         logging.getLogger("flwr").setLevel(logging.ERROR)
         super().__init__(fraction_evaluate=0.0, arrayrecord_key=wire.ARRAYS, configrecord_key=wire.CONFIG)
@@ -113,6 +118,7 @@ class LayerwiseFedAvg(FedAvg):
         self.block_size, self.work = block_size, work
         self.max_participations, self.on_round = max_participations, on_round
         self.wait_for_nodes = wait_for_nodes
+        self.device, self.noise_backend = torch.device(device), noise_backend
         self._pending: _Pending | None = None
         self._nodes: dict[int, int] | list[int] | None = None
 
@@ -142,7 +148,7 @@ class LayerwiseFedAvg(FedAvg):
                     plan.event,
                     round=round_,
                     client=client,
-                    key=fingerprint(self.keys, round_, client),
+                    key=fingerprint(self.keys, round_, client, self.noise_backend),
                     claim=plan.claim,
                 )
         single = isinstance(nodes, dict)
@@ -157,25 +163,26 @@ class LayerwiseFedAvg(FedAvg):
             raise RunError("aggregate_train was called without configure_train")
         plan, trust = pending.plan, pending.plan.budget.trust
         total = self._sum(pending, replies)
+        values = total.total.to(self.device)
         if trust == "central" and plan.size > 0:
-            self.ledger.charge(
-                plan.event, round=pending.round, key=fingerprint(self.keys, pending.round, SERVER), claim=plan.claim
-            )
-            release(total.total, plan, self.keys, pending.round)
-        mean = add_downlink_(total.total / plan.denominator, plan, self.keys, pending.round)
+            key = fingerprint(self.keys, pending.round, SERVER, self.noise_backend)
+            self.ledger.charge(plan.event, round=pending.round, key=key, claim=plan.claim)
+            release(values, plan, self.keys, pending.round, backend=self.noise_backend)
+        mean = add_downlink_(values / plan.denominator, plan, self.keys, pending.round, self.noise_backend).cpu()
         model = self.optimizer.step(self.transcript.models[-1], self._expand(mean, plan))
         self.transcript = self.transcript.extend(model, mean, plan)
+        discarded = int(total.discarded)
         record = RoundRecord(
             pending.round,
             plan,
             pending.cohort,
-            total.discarded,
+            discarded,
             time.perf_counter() - pending.started,
             {name: np.concatenate(rows) for name, rows in pending.notes.items()},
         )
         if self.on_round is not None:
             self.on_round(record, self.transcript)
-        return _record(model), MetricRecord({"cohort": pending.cohort, "discarded": total.discarded})
+        return _record(model), MetricRecord({"cohort": pending.cohort, "discarded": discarded})
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -209,7 +216,7 @@ class LayerwiseFedAvg(FedAvg):
         counts = self.ledger.participations()
         for later, client, key in self.ledger.since(round_):
             # A resumed run repeats this release bit by bit: it is on the ledger, but not yet in the past.
-            counts[client] -= key == fingerprint(self.keys, later, client)
+            counts[client] -= key == fingerprint(self.keys, later, client, self.noise_backend)
         return frozenset(client for client, count in counts.items() if count >= self.max_participations)
 
     # -- messages ------------------------------------------------------------------------------------------------------

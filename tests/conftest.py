@@ -87,7 +87,7 @@ class GivenUpdates:
 
     def updates(self, model: Tensor, tasks: Iterable[ClientTask]) -> Iterator[Tensor]:
         for task in tasks:
-            yield self._updates(int(task.x[0]))
+            yield self._updates(int(task.x[0]))[None]
 
 
 @dataclass

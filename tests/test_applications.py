@@ -155,7 +155,7 @@ def test_one_row_moves_a_clients_sums_by_its_bounds(x, theta):
 
     def total(table, y):
         task = ClientTask(torch.from_numpy(table), torch.from_numpy(y), torch.Generator(), 1)
-        return next(trainer.updates(model, [task])).numpy()
+        return next(trainer.updates(model, [task]))[0].numpy()
 
     y = np.ones(5)
     assert np.all(np.abs(total(x, y) - total(x[1:], y[1:])) <= plan.clip * (1 + 1e-5))

@@ -10,6 +10,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+import torch
 
 from fedlgm import allocation, mechanisms
 from fedlgm.privacy import calibrate
@@ -150,6 +151,14 @@ def test_doctor(run):
     report = json.loads(out)
     assert set(mechanisms.names()) == set(report["mechanisms"])
     assert "digits" in report["data sets here"]
+    names = [device.split(" ")[0] for device in report["devices"]]
+    assert ("cuda" in names) == torch.cuda.is_available()
+    assert names[-1] == "cpu"
+    assert report["noise backends"][-1] == "cpu: cpu (fastest on a CPU)"
+    assert report["triton"].startswith(("missing", "3."))
+    status, out, _ = run("doctor")
+    assert status == 0
+    assert "noise backends" in out
 
 
 @pytest.mark.parametrize("command", ["simulate", "plan", "calibrate", "partition", "report", "ledger", "doctor"])

@@ -183,7 +183,7 @@ def test_opposite_gradients_reach_the_bound_of_all_steps(steps: int, distance: f
     x = torch.full((50 * steps, 16), 100.0)
     y = torch.zeros(50 * steps, dtype=torch.long)
     ends = [
-        next(iter(trainer.updates(torch.zeros(16), [ClientTask(sign * x, y, keys.torch(Purpose.TRAIN, 1), 1)]))).clone()
+        next(trainer.updates(torch.zeros(16), [ClientTask(sign * x, y, keys.torch(Purpose.TRAIN, 1), 1)]))[0].clone()
         for sign in (1.0, -1.0)
     ]
     assert float((ends[0] - ends[1]).norm()) == pytest.approx(distance, rel=1e-5)

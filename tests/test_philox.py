@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedlgm.kernels import SERVER_STREAM, noise_key, philox4x32
-from fedlgm.kernels.torch_kernels import gaussian_pair, laplace, uniform
+from fedlgm.kernels.philox import TAIL
+from fedlgm.kernels.torch_kernels import gaussian_pair, laplace, tail_uniform, uniform
 from fedlgm.keys import KeyRing, Purpose
 
 torch.set_num_threads(1)
@@ -80,9 +81,18 @@ def test_keys_follow_ring_and_round():
     assert SERVER_STREAM == ONES
 
 
-def reference_pair(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The documented map from words to two normal values, in float64 and written without bit tricks."""
-    u = np.minimum((x // 2 * 2 + 1) / 2.0**32, 1 - 2.0**-24)
+def unit(x: torch.Tensor, more: torch.Tensor) -> torch.Tensor:
+    return torch.where(x < TAIL, tail_uniform(x, more), uniform(x))
+
+
+def reference_uniform(x: np.ndarray, more: np.ndarray) -> np.ndarray:
+    """The documented map from a word and the one that extends it to (0, 1), in float64."""
+    plain = np.minimum((x // 2 * 2 + 1) / 2.0**32, 1 - 2.0**-24)
+    return np.where(x < 2**16, (x // 2 * 2 + (more + 0.5) / 2.0**31) / 2.0**32, plain)
+
+
+def reference_pair(u: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The documented map from a uniform and a word to two normal values, in float64 and written without bit tricks."""
     radius = np.sqrt(-2 * np.log(u))
     low = y % 2**30
     odd = 4 * low + 2  # doubled and made odd, as 32 bits
@@ -93,56 +103,82 @@ def reference_pair(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray
     return sign * radius * np.where(swap, b, a), sign * radius * np.where(swap, a, b)
 
 
-EDGES = np.array(
-    [0, 1, 2, 3, 2**29 - 1, 2**29, 2**30 - 1, 2**30, 2**31 - 1, 2**31, 3 * 2**30, ONES - 256, ONES - 1, ONES]
-)
+POWERS = [2**k for k in (16, 29, 30, 31)]
+EDGES = np.array([0, 1, 2, 3, *(p - 1 for p in POWERS), *POWERS, 3 * 2**30, ONES - 256, ONES - 1, ONES])
 
 
 def test_gaussian_map_against_float64():
     rng = np.random.default_rng(0)
-    x, y = (np.concatenate([np.repeat(EDGES, len(EDGES)), rng.integers(0, 2**32, 100_000)]) for _ in range(2))
+    x, y, more = (np.concatenate([np.repeat(EDGES, len(EDGES)), rng.integers(0, 2**32, 100_000)]) for _ in range(3))
     y[: len(EDGES) ** 2] = np.tile(EDGES, len(EDGES))
-    for got, expected in zip(
-        gaussian_pair(torch.from_numpy(x), torch.from_numpy(y)), reference_pair(x, y), strict=True
-    ):
+    u = unit(torch.from_numpy(x), torch.from_numpy(more))
+    expected_u = reference_uniform(x, more)
+    np.testing.assert_allclose(u.double().numpy(), expected_u, rtol=2**-23)
+    for got, expected in zip(gaussian_pair(u, torch.from_numpy(y)), reference_pair(expected_u, y), strict=True):
         # Near u = 1 float32 holds u itself to 6e-8: the radius is then a multiple of the smallest one.
         np.testing.assert_allclose(got.double().numpy(), expected, rtol=0, atol=4e-4)
         ordinary = x < 2**31
-        np.testing.assert_allclose(got.double().numpy()[ordinary], expected[ordinary], rtol=0, atol=3e-6)
+        np.testing.assert_allclose(got.double().numpy()[ordinary], expected[ordinary], rtol=0, atol=4e-6)
 
 
 def test_smallest_and_largest_values():
-    x = torch.tensor([0, ONES])
-    assert uniform(x).tolist() == [2.0**-32, 1 - 2.0**-24]
+    assert uniform(torch.tensor([0, ONES])).tolist() == [2.0**-32, 1 - 2.0**-24]
+    x, more = torch.cartesian_prod(*[torch.from_numpy(EDGES)] * 2).T
+    u = unit(x, more)
+    assert u.min().item() == 2.0**-64
     y = torch.from_numpy(np.concatenate([EDGES, EDGES ^ (1 << 30)]))
-    words = torch.cartesian_prod(torch.from_numpy(EDGES), y).T
-    values = torch.cat(gaussian_pair(*words)).abs()
+    values = torch.cat(gaussian_pair(u.repeat_interleave(len(y)), y.repeat(len(u)))).abs()
     assert values.min().item() == pytest.approx(2.53e-13, rel=0.01)
-    assert values.max().item() == pytest.approx(math.sqrt(64 * math.log(2)), rel=1e-6)
-    magnitudes = laplace(torch.from_numpy(EDGES)).abs()
+    assert values.max().item() == pytest.approx(math.sqrt(128 * math.log(2)), rel=1e-6)
+    magnitudes = laplace(u, x).abs()
     assert magnitudes.min().item() == pytest.approx(2.0**-24, rel=1e-3)
-    assert magnitudes.max().item() == pytest.approx(32 * math.log(2), rel=1e-6)
+    assert magnitudes.max().item() == pytest.approx(64 * math.log(2), rel=1e-6)
 
 
-@pytest.mark.parametrize("bound", [3.0, 4.0, 5.0])
+@pytest.mark.parametrize("bound", [3.0, 4.0, 5.0, 7.0, 8.5])
 def test_gaussian_tails(bound):
-    """|z| > t needs u < exp(-t^2/2): draw only such words, so that even five sigma is seen 100,000 times."""
+    """|z| > t needs u < exp(-t^2/2): draw only such words, so that even 8.5 sigma is seen 100,000 times."""
     rng = np.random.default_rng(int(bound))
-    limit = int(2**32 * math.exp(-(bound**2) / 2))
-    x = torch.from_numpy(rng.integers(0, limit, 400_000))
+    limit = int(2**64 * math.exp(-(bound**2) / 2))
+    bits = rng.integers(0, limit, 400_000, dtype=np.uint64)
+    # Bit 0 of a word belongs to the sign of Laplace noise: the words 2 k and 2 k + 1 share an interval.
+    x, more = (bits >> np.uint64(33)) << np.uint64(1), (bits >> np.uint64(1)) & np.uint64(ONES)
+    x, more = (torch.from_numpy(w.astype(np.int64)) for w in (x, more))
     y = torch.from_numpy(rng.integers(0, 2**32, 400_000))
-    for values in gaussian_pair(x, y):
+    for values in gaussian_pair(unit(x, more), y):
         for side in (values > bound, values < -bound):
-            share = side.double().mean().item() * limit / 2**32
+            share = side.double().mean().item() * limit / 2**64
             assert share == pytest.approx(stats.norm.sf(bound), rel=0.02)
 
 
+def test_the_far_tail_has_the_conditional_law():
+    """Among words below 64 the magnitude less 26 ln 2 is exponential; 32 bits alone would give 32 magnitudes."""
+    rng = np.random.default_rng(2)
+    x, more = torch.from_numpy(rng.integers(0, 64, 20_000)), torch.from_numpy(rng.integers(0, 2**32, 20_000))
+    excess = {
+        "exact": laplace(unit(x, more), x).abs().double().numpy() - 26 * math.log(2),
+        "32 bits": laplace(uniform(x), x).abs().double().numpy() - 26 * math.log(2),
+    }
+    assert stats.kstest(excess["exact"], stats.expon.cdf).pvalue > 1e-3
+    assert stats.kstest(excess["32 bits"], stats.expon.cdf).pvalue < 1e-6
+    assert excess["exact"].max() > 6 * math.log(2) > excess["32 bits"].max() - 1e-3
+    # The two halves of a group's angle are uniform whatever the radius is: squared radii follow the same law.
+    a, b = gaussian_pair(unit(x, more), torch.from_numpy(rng.integers(0, 2**32, 20_000)))
+    radii = (a.double() ** 2 + b.double() ** 2).numpy() / 2 - 26 * math.log(2)
+    assert stats.kstest(radii, stats.expon.cdf).pvalue > 1e-3
+    assert stats.kstest(a.double().numpy() / np.hypot(a, b), stats.arcsine(loc=-1, scale=2).cdf).pvalue > 1e-3
+
+
 def test_laplace_is_symmetric_with_exponential_magnitude():
-    x = torch.from_numpy(np.random.default_rng(5).integers(0, 2**32, 200_000))
-    values = laplace(x).double().numpy()
+    rng = np.random.default_rng(5)
+    x, more = (torch.from_numpy(rng.integers(0, 2**32, 200_000)) for _ in range(2))
+    x[:100_000] >>= 16  # half of them in the tail
+    values = laplace(unit(x, more), x)
+    np.testing.assert_array_equal(laplace(unit(x ^ 1, more), x ^ 1).numpy(), -values.numpy())
+    values = values[100_000:].double().numpy()
     assert stats.kstest(values, stats.laplace.cdf).pvalue > 1e-3
     assert stats.kstest(values, stats.laplace(scale=1.02).cdf).pvalue < 1e-3
-    np.testing.assert_array_equal(laplace(x ^ 1).numpy(), -laplace(x).numpy())
-    tail = laplace(torch.arange(0, 2**32, 2**14))
+    x = torch.arange(0, 2**32, 2**14)
+    tail = laplace(unit(x, torch.full_like(x, 2**31)), x)
     for bound in (3.0, 6.0, 9.0):
         assert (tail.abs() > bound).double().mean().item() == pytest.approx(math.exp(-bound), rel=0.03)

@@ -43,7 +43,7 @@ class CoordinateSums:
         self._objective, self._clip = objective, plan.clip
 
     def updates(self, model: Tensor, tasks: Iterable[ClientTask]) -> Iterator[Tensor]:
-        """Yield float32 [K] for each task (x: rows [n, K], y: targets [n]); a non-finite derivative counts as zero."""
+        """Yield float32 [1, K] for each task (x: rows [n, K], y: targets [n]); non-finite derivatives count as zero."""
         theta = model.double().numpy()
         for task in tasks:
             x, y = task.x.double().numpy(), task.y.double().numpy()
@@ -51,7 +51,7 @@ class CoordinateSums:
                 derivatives = self._objective.margin_gradient(x @ theta, y)[:, None] * x
             derivatives = np.nan_to_num(derivatives, nan=0.0, posinf=0.0, neginf=0.0)
             total = np.clip(derivatives, -self._clip, self._clip).sum(axis=0)
-            yield torch.from_numpy(total.astype(np.float32))
+            yield torch.from_numpy(total.astype(np.float32))[None]
 
 
 @dataclass(frozen=True)

@@ -57,9 +57,9 @@ class CovarianceSums:
         self._plan = plan
 
     def updates(self, model: Tensor, tasks: Iterable[ClientTask]) -> Iterator[Tensor]:
-        """Yield the packed sum, float32 [M (M + 1) / 2], of each task (x: rows [n, M])."""
+        """Yield the packed sum, float32 [1, M (M + 1) / 2], of each task (x: rows [n, M])."""
         for task in tasks:
-            yield pack(covariance_sum(task.x.double().numpy(), self._plan), self._plan)
+            yield pack(covariance_sum(task.x.double().numpy(), self._plan), self._plan)[None]
 
 
 @dataclass(frozen=True)

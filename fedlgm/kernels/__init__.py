@@ -10,25 +10,32 @@ from fedlgm.kernels.doors import (
     PrivateSum,
     add_noise_,
     backend_for,
+    clip_factors,
     clip_scale_noise_sum,
     clip_scale_sum,
+    has_triton,
     l1_norms,
     private_step,
     squared_norms,
+    triton_interprets,
 )
-from fedlgm.kernels.philox import SERVER_STREAM, noise_key, philox4x32
+from fedlgm.kernels.philox import DOWNLINK_STREAM, SERVER_STREAM, noise_key, philox4x32
 
 __all__ = [
+    "DOWNLINK_STREAM",
     "SERVER_STREAM",
     "Backend",
     "PrivateSum",
     "add_noise_",
     "backend_for",
+    "clip_factors",
     "clip_scale_noise_sum",
     "clip_scale_sum",
+    "has_triton",
     "l1_norms",
     "noise_key",
     "philox4x32",
     "private_step",
     "squared_norms",
+    "triton_interprets",
 ]

@@ -7,6 +7,7 @@ the first call for given `offsets` and device copies a small table there.
 from __future__ import annotations
 
 import importlib.util
+import os
 from functools import lru_cache
 from typing import Literal, NamedTuple, Protocol, cast, get_args
 
@@ -96,6 +97,33 @@ def l1_norms(updates: Tensor, offsets: Tensor, *, backend: Backend | None = None
     return moments, nonfinite
 
 
+def clip_factors(
+    updates: Tensor, offsets: Tensor, clip: Tensor, family: Family = "gaussian", *, backend: Backend | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What `private_step` multiplies every client's layers by, without adding anything up.
+
+    Args:
+        updates: [B, D] float32 or bfloat16; elements of a row side by side.
+        offsets: layer boundaries [K + 1] int64 on the CPU.
+        clip: see `private_step`.
+        family: "gaussian" bounds l2 norms, "laplace" l1 norms.
+        backend: overrides `backend_for(updates)`.
+
+    Returns:
+        Moments [B, K], factors [B, K] and non-finite elements [B], see `PrivateSum`.
+
+    Raises:
+        ConfigError: tensors of another shape, type or device, an unknown family.
+    """
+    layout = _check_updates(updates, offsets)
+    _check("clip", clip, (layout.layers,), torch.float32, updates)
+    _check_family(family)
+    power = 2 if family == "gaussian" else 1
+    moments, nonfinite, factors = _kernels(backend, updates).layer_moments(updates, layout, power, clip)
+    assert factors is not None
+    return moments, factors, nonfinite
+
+
 def clip_scale_sum(
     updates: Tensor, offsets: Tensor, factors: Tensor, out: Tensor, *, backend: Backend | None = None
 ) -> None:
@@ -182,7 +210,7 @@ def clip_scale_noise_sum(
         scale: see `add_noise_`; noise of ONE client.
         family: "gaussian" or "laplace".
         key: see `add_noise_`.
-        streams: client ids, [B] int64 in [0, 2**32 - 1), all different.
+        streams: client ids, [B] int64 in [0, 2**32 - 2), all different.
         grid: see `add_noise_`.
         backend: overrides `backend_for(updates)`.
 
@@ -261,6 +289,11 @@ def has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
+def triton_interprets() -> bool:
+    """Whether Triton runs in its interpreter, on the CPU (for tests: it is some 10,000 times slower)."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
 def _kernels(backend: Backend | None, tensor: Tensor) -> _Kernels:
     name = backend or backend_for(tensor)
     if name == "torch":
@@ -269,6 +302,8 @@ def _kernels(backend: Backend | None, tensor: Tensor) -> _Kernels:
         raise ConfigError(f"unknown backend {name!r}; known: {', '.join(get_args(Backend))}")
     if not has_triton():
         raise ConfigError("backend 'triton' needs the package triton; use backend 'torch'")
+    if tensor.device.type == "cpu" and not triton_interprets():
+        raise ConfigError("backend 'triton' needs tensors on a GPU (or TRITON_INTERPRET=1); use backend 'torch'")
     return cast(_Kernels, importlib.import_module("fedlgm.kernels.triton_kernels"))
 
 

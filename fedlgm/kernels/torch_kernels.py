@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedlgm.kernels.layout import Layout, Segment
-from fedlgm.kernels.philox import UNIFORM_MAX, UNIFORM_STEP, philox4x32
+from fedlgm.kernels.philox import TAIL, UNIFORM_MAX, UNIFORM_STEP, philox4x32
 from fedlgm.kernels.spec import GRID_BITS, SAFETY, Noise
 from fedlgm.noise import Family
 
@@ -110,16 +111,41 @@ def unit_noise(
     group = segment.group
     if isinstance(group, int):
         group = torch.arange(group, group + -(-length // 4), device=device)
-    words = philox4x32((group, segment.group_layer, stream, 0), key)
+    counter = (group, segment.group_layer, stream)
+    words = philox4x32((*counter, 0), key)
     values = torch.empty(len(group), 4, device=device)
     if family == "gaussian":
-        for i in (0, 2):
-            values[:, i], values[:, i + 1] = gaussian_pair(words[i], words[i + 1])
+        u0, u2 = _uniforms(words, (0, 2), counter, key)
+        values[:, 0], values[:, 1] = gaussian_pair(u0, words[1])
+        values[:, 2], values[:, 3] = gaussian_pair(u2, words[3])
     else:
-        for i in range(4):
-            values[:, i] = laplace(words[i])
+        for i, u in enumerate(_uniforms(words, (0, 1, 2, 3), counter, key)):
+            values[:, i] = laplace(u, words[i])
     flat = values.view(-1)
     return flat[:length] if segment.pick is None else flat[segment.pick]
+
+
+def _uniforms(
+    words: tuple[Tensor, ...],
+    picked: tuple[int, ...],
+    counter: tuple[Tensor, int | Tensor, int | Tensor],
+    key: tuple[int, int],
+) -> list[Tensor]:
+    """Uniforms of the picked words, with more bits in the tail."""
+    if words[0].device.type != "cpu":
+        # Selecting the few would make the host wait for the device to count them.
+        more = philox4x32((*counter, 1), key)
+        return [torch.where(words[i] < TAIL, tail_uniform(words[i], more[i]), uniform(words[i])) for i in picked]
+    uniforms = []
+    for i in picked:
+        u = uniform(words[i])
+        tail = torch.from_numpy(np.flatnonzero(words[i].numpy() < TAIL))
+        if len(tail):
+            group, layer, stream = counter
+            layer = layer if isinstance(layer, int) else layer[tail]
+            u[tail] = tail_uniform(words[i][tail], philox4x32((group[tail], layer, stream, 1), key)[i])
+        uniforms.append(u)
+    return uniforms
 
 
 def uniform(word: Tensor) -> Tensor:
@@ -127,10 +153,16 @@ def uniform(word: Tensor) -> Tensor:
     return (word | 1).float().mul_(UNIFORM_STEP).clamp_(max=UNIFORM_MAX)
 
 
-def gaussian_pair(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Two standard normal vectors from two vectors of 32-bit words, float32."""
+def tail_uniform(word: Tensor, more: Tensor) -> Tensor:
+    """Uniforms in (0, 2^-16) from words below `TAIL` and 32 more bits each, float32."""
+    fine = more.float().add_(0.5).mul_(2 * UNIFORM_STEP)
+    return fine.add_((word & ~1).float()).mul_(UNIFORM_STEP)
+
+
+def gaussian_pair(u: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Two standard normal vectors from uniforms and a vector of 32-bit words, float32."""
     bits = y.to(torch.int32)  # wraps: the same 32 bits, signed
-    radius = uniform(x).log_().mul_(-2.0).sqrt_()
+    radius = u.log().mul_(-2.0).sqrt_()
     radius.view(torch.int32).bitwise_xor_(bits & -(1 << 31))
     angle = (bits << 2).bitwise_or_(2).float().mul_(math.pi / 4 * 2.0**-31)
     cosine, sine = angle.cos().mul_(radius), angle.sin().mul_(radius)
@@ -138,9 +170,9 @@ def gaussian_pair(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(swap, sine, cosine), torch.where(swap, cosine, sine)
 
 
-def laplace(x: Tensor) -> Tensor:
-    """Laplace values of scale 1 from a vector of 32-bit words, float32."""
-    magnitude = uniform(x).log_()
+def laplace(u: Tensor, x: Tensor) -> Tensor:
+    """Laplace values of scale 1 from uniforms and the words whose bit 0 is the sign, float32."""
+    magnitude = u.log()
     return torch.where((x & 1) != 0, magnitude, -magnitude)
 
 

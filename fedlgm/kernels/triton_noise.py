@@ -12,12 +12,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from fedlgm.kernels.philox import TAIL
+
+_TAIL = tl.constexpr(TAIL)
+
 
 @triton.jit
-def _philox(group, layer, stream, key0, key1):
-    """Four words for each counter (group, layer, stream, 0); the uniform words stay scalars as long as they can."""
+def _philox(group, layer, stream, depth: tl.constexpr, key0, key1):
+    """Four words for each counter (group, layer, stream, depth); uniform words stay scalars as long as they can."""
     c0, c1, c2 = group, layer, stream
-    c3 = layer * 0
+    c3 = layer * 0 + depth
     for _ in tl.static_range(10):
         # 64-bit products compile to one wide multiplication that gives both halves.
         p0 = c0.to(tl.uint64) * 0xD2511F53
@@ -37,9 +41,20 @@ def _horner(acc, x, coefficient: tl.constexpr):
 
 
 @triton.jit
-def _minus_two_log(word):
-    """-2 ln u(word): u = m 2^e with m in [sqrt(1/2), sqrt(2)), so -2 ln u = -2 ln 2 e + t P(t) with t = m - 1."""
-    u = tl.minimum((word | 1).to(tl.float32) * 2.3283064365386963e-10, 0.99999994)  # 2^-32, 1 - 2^-24
+def _uniform(word):
+    return tl.minimum((word | 1).to(tl.float32) * 2.3283064365386963e-10, 0.99999994)  # 2^-32, 1 - 2^-24
+
+
+@triton.jit
+def _extended(u, word, more):
+    """u(word) with the bits of `more` below its own where `word` lies in the tail."""
+    fine = (word & 0xFFFFFFFE).to(tl.float32) + (more.to(tl.float32) + 0.5) * 4.656612873077393e-10  # 2^-31
+    return tl.where(word < _TAIL, fine * 2.3283064365386963e-10, u)
+
+
+@triton.jit
+def _minus_two_log(u):
+    """-2 ln u: u = m 2^e with m in [sqrt(1/2), sqrt(2)), so -2 ln u = -2 ln 2 e + t P(t) with t = m - 1."""
     bits = u.to(tl.int32, bitcast=True)
     shifted = bits - 0x3F3504F3  # bits of sqrt(1/2)
     exponent = (shifted >> 23).to(tl.float32)
@@ -62,8 +77,8 @@ def _flip(value, sign):
 
 
 @triton.jit
-def _gaussian_pair(x, y, scale):
-    radius = _flip(tl.sqrt(_minus_two_log(x)) * scale, y)
+def _gaussian_pair(u, y, scale):
+    radius = _flip(tl.sqrt(_minus_two_log(u)) * scale, y)
     v = ((y << 2) | 2).to(tl.int32, bitcast=True).to(tl.float32) * 4.656612873077393e-10  # 2^-31
     q = v * v
     sine = tl.full(v.shape, -3.59504520019982e-05, tl.float32)
@@ -79,8 +94,8 @@ def _gaussian_pair(x, y, scale):
 
 
 @triton.jit
-def _laplace(x, scale):
-    return _flip(_minus_two_log(x) * (0.5 * scale), x << 31)
+def _laplace(u, x, scale):
+    return _flip(_minus_two_log(u) * (0.5 * scale), x << 31)
 
 
 @triton.jit
@@ -100,12 +115,23 @@ def noise_tile(group, layer, stream, key0, key1, scale, LAPLACE: tl.constexpr, T
     Returns:
         [TILE] float32; the four values of a group lie side by side, so they stay in the thread that drew them.
     """
-    w0, w1, w2, w3 = _philox(group, layer, stream, key0, key1)
+    w0, w1, w2, w3 = _philox(group, layer, stream, 0, key0, key1)
+    u0, u2 = _uniform(w0), _uniform(w2)
+    lowest = tl.minimum(w0, w2)
     if LAPLACE:
-        z0, z1, z2, z3 = _laplace(w0, scale), _laplace(w1, scale), _laplace(w2, scale), _laplace(w3, scale)
+        u1, u3 = _uniform(w1), _uniform(w3)
+        lowest = tl.minimum(lowest, tl.minimum(w1, w3))
+    if tl.min(lowest) < _TAIL:  # rare: one tile of 2048 elements in 64 (Gaussian) or 32 (Laplace)
+        m0, m1, m2, m3 = _philox(group, layer, stream, 1, key0, key1)
+        u0, u2 = _extended(u0, w0, m0), _extended(u2, w2, m2)
+        if LAPLACE:
+            u1, u3 = _extended(u1, w1, m1), _extended(u3, w3, m3)
+    if LAPLACE:
+        z0, z1 = _laplace(u0, w0, scale), _laplace(u1, w1, scale)
+        z2, z3 = _laplace(u2, w2, scale), _laplace(u3, w3, scale)
     else:
-        z0, z1 = _gaussian_pair(w0, w1, scale)
-        z2, z3 = _gaussian_pair(w2, w3, scale)
+        z0, z1 = _gaussian_pair(u0, w1, scale)
+        z2, z3 = _gaussian_pair(u2, w3, scale)
     return tl.reshape(tl.join(tl.join(z0, z2), tl.join(z1, z3)), (TILE,))
 
 

@@ -68,8 +68,8 @@ class Trainer(Protocol):
     """Computes the updates of clients; knows nothing about privacy."""
 
     def updates(self, model: Tensor, tasks: Iterable[ClientTask]) -> Iterator[Tensor]:
-        """Yield `local model - model` (float32 [D]) of each task, in order.
+        """Yield `local model - model` of the tasks in order, in blocks of consecutive tasks: float32 [b, D], b >= 1.
 
-        The yielded tensor may be overwritten when the next one is asked for.
+        Updates lie on the trainer's device. A yielded tensor may be overwritten when the next one is asked for.
         """
         ...

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor, nn
 
+from fedlgm.devices import exact_arithmetic
 from fedlgm.layers import LayerTable
 from fedlgm.training.base import ClientTask, LocalTraining
 from fedlgm.training.layout import prefer_channels_last_
@@ -23,10 +24,16 @@ class SequentialTrainer:
         module: the model, float32; it is taken over by the trainer.
         layers: its layer table.
         settings: local training.
+        device: where to train; updates stay there.
     """
 
-    def __init__(self, module: nn.Module, layers: LayerTable, settings: LocalTraining) -> None:
-        prefer_channels_last_(module)
+    def __init__(
+        self, module: nn.Module, layers: LayerTable, settings: LocalTraining, device: torch.device | str = "cpu"
+    ) -> None:
+        self._device = torch.device(device)
+        module = module.to(self._device)
+        if self._device.type == "cpu":
+            prefer_channels_last_(module)
         self._module, self._settings = module, settings
         self._weights = layers.bind_(module)
         self._gradient = torch.zeros_like(self._weights)
@@ -37,19 +44,22 @@ class SequentialTrainer:
 
     def updates(self, model: Tensor, tasks: Iterable[ClientTask]) -> Iterator[Tensor]:
         """See `Trainer.updates`."""
+        model = model.to(self._device)
         for task in tasks:
-            self._train(model, task)
+            with exact_arithmetic(self._device):
+                self._train(model, task)
             torch.sub(self._weights, model, out=self._update)
-            yield self._update
+            yield self._update[None]
 
     def _train(self, model: Tensor, task: ClientTask) -> None:
         settings = self._settings
         self._weights.copy_(model)
         optimizer = optimizer_of(settings, self._weights)
         self._module.train()
-        for order in task.permutations():
+        inputs, targets = task.x.to(self._device), task.y.to(self._device)
+        for order in task.permutations().to(self._device):
             batches = zip(
-                task.x[order].split(settings.batch_size), task.y[order].split(settings.batch_size), strict=True
+                inputs[order].split(settings.batch_size), targets[order].split(settings.batch_size), strict=True
             )
             for x, y in batches:
                 loss = nn.functional.cross_entropy(self._module(x), y)

@@ -6,7 +6,6 @@ Clients of unequal size are padded and masked.
 
 from __future__ import annotations
 
-import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 
@@ -14,8 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from fedlgm.devices import exact_arithmetic
 from fedlgm.layers import LayerTable
 from fedlgm.training.base import ClientTask, LocalTraining
+from fedlgm.training.schedule import Schedule
 from fedlgm.training.sequential import optimizer_of
 
 Gradients = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -32,7 +33,7 @@ class VectorizedTrainer:
         settings: local training.
         width: clients trained at once; halved for good when a batch does not fit into memory.
         compile: compile the step with `torch.compile`; without a working compiler it runs as it is and says so once.
-        device: where to train; tasks and results stay where they are given.
+        device: where to train; updates stay there.
     """
 
     def __init__(
@@ -68,17 +69,19 @@ class VectorizedTrainer:
         waiting = list(tasks)
         # Drawn once: a batch that is tried again must see the same order of examples.
         orders = [task.permutations() for task in waiting]
+        model = model.to(self._device)
         position = 0
         while position < len(waiting):
             part = slice(position, position + self._width)
             try:
-                updates = self._train(model, waiting[part], orders[part])
+                with exact_arithmetic(self._device):
+                    updates = self._train(model, waiting[part], orders[part])
             except (torch.OutOfMemoryError, MemoryError):
                 if self._width == 1:
                     raise
                 self._halve()
                 continue
-            yield from updates
+            yield updates
             position += len(updates)
 
     def _halve(self) -> None:
@@ -88,9 +91,8 @@ class VectorizedTrainer:
 
     def _train(self, model: Tensor, batch: list[ClientTask], orders: list[Tensor]) -> Tensor:
         """Updates [clients, D] of one batch."""
-        schedule = _Schedule.of(batch, orders, self._width, self._settings.batch_size, self._device)
-        start = model.to(self._device)
-        weights = start.expand(self._width, -1).clone()
+        schedule = Schedule.of(batch, orders, self._width, self._settings.batch_size, self._device)
+        weights = model.expand(self._width, -1).clone()
         gradient = torch.zeros_like(weights)
         optimizer = optimizer_of(self._settings, weights)
         result = torch.empty_like(weights)
@@ -98,9 +100,10 @@ class VectorizedTrainer:
             gradient.copy_(self._clipped(self._call(weights, *schedule.batch(step))))
             optimizer.step(gradient)
             # Rows that are finished keep being stepped with the rest; their result is the copy made here.
-            done = schedule.last == step
-            result[done] = weights[done]
-        return (result[: len(batch)] - start).to(model.device)
+            done = schedule.finished(step)
+            if len(done):
+                result[done] = weights[done]
+        return result[: len(batch)] - model
 
     def _call(self, *arguments: Tensor) -> Tensor:
         if self._compiled:
@@ -121,41 +124,3 @@ class VectorizedTrainer:
             return gradients
         norms = torch.linalg.vector_norm(gradients, dim=1, keepdim=True)
         return gradients * torch.clamp(bound / norms, max=1.0)
-
-
-class _Schedule:
-    """Batches of unequal clients, padded to one shape: `rows` clients of `size` examples in every step.
-
-    The shape must not depend on who is in the batch: torch picks its kernels by shape, and rounding that depends on the
-    other clients grows over the steps until one client changes another's contribution, which no clip bound covers.
-    """
-
-    def __init__(self, x: Tensor, y: Tensor, index: Tensor, mask: Tensor, last: Tensor) -> None:
-        self._x, self._y, self._index, self._mask = x, y, index, mask
-        self.last, self.steps = last, len(index)
-        # Rows without a client read the first client's examples; their mask keeps them out.
-        rows = torch.arange(index.shape[1], device=x.device)
-        self._rows = torch.where(rows < len(x), rows, 0)[:, None]
-
-    @classmethod
-    def of(cls, tasks: list[ClientTask], orders: list[Tensor], rows: int, size: int, device: torch.device) -> _Schedule:
-        steps = [order.shape[0] * -(-order.shape[1] // size) for order in orders]
-        longest = max(len(task.y) for task in tasks)
-        x = tasks[0].x.new_zeros((len(tasks), longest, *tasks[0].x.shape[1:]))
-        y = tasks[0].y.new_zeros((len(tasks), longest))
-        index = torch.zeros((max(steps), rows, size), dtype=torch.int64)
-        mask = torch.zeros((max(steps), rows, size), dtype=x.dtype)
-        for row, task in enumerate(tasks):
-            x[row, : len(task.y)], y[row, : len(task.y)] = task.x, task.y
-            chunks = itertools.chain.from_iterable(epoch.split(size) for epoch in orders[row])
-            for step, chunk in enumerate(chunks):
-                index[step, row, : len(chunk)] = chunk
-                mask[step, row, : len(chunk)] = 1
-        last = torch.full((rows,), -1)
-        last[: len(tasks)] = torch.tensor(steps) - 1
-        return cls(x.to(device), y.to(device), index.to(device), mask.to(device), last.to(device))
-
-    def batch(self, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Inputs [rows, size, ...], targets and mask [rows, size] of one step."""
-        index = self._index[step]
-        return self._x[self._rows, index], self._y[self._rows, index], self._mask[step]

@@ -6,6 +6,7 @@ copy. A block lost with its actor is done again elsewhere with the same keys, so
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import ray
+import torch
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from ray.exceptions import OutOfMemoryError, RayActorError, RayError
 
@@ -208,6 +210,31 @@ def connect(address: str | None, workers: int) -> None:
     available = int(ray.cluster_resources().get("CPU", 0))
     if workers > available:
         raise RunError(f"{workers} workers need {workers} CPUs, Ray has {available}: use --workers {max(available, 1)}")
+
+
+def gpu_share(device: torch.device, workers: int, gpus: float | None = None) -> float:
+    """GPU share of each of `workers` actors that train on `device`; 0 where no GPU is needed.
+
+    Args:
+        device: where the clients train.
+        workers: number of actors.
+        gpus: GPUs of the cluster; by default Ray is asked.
+
+    Raises:
+        RunError: the cluster has no GPU, or the device names one of several.
+    """
+    if device.type != "cuda":
+        return 0.0
+    if device.index is not None:
+        raise RunError(f"Ray gives each worker its own GPU: use training.device = 'cuda' instead of '{device}'")
+    gpus = ray.cluster_resources().get("GPU", 0.0) if gpus is None else gpus
+    if gpus < 1:
+        raise RunError(
+            f"training.device = 'cuda' needs a GPU for {workers} workers, Ray has {gpus:g}: use --engine local, or "
+            "training.device = 'cpu'"
+        )
+    # So many on each GPU that all find a place; Ray counts ten-thousandths.
+    return math.floor(1e4 / math.ceil(workers / gpus)) / 1e4
 
 
 def _reach(address: str) -> None:

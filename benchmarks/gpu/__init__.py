@@ -1,0 +1,1 @@
+"""What the private step and whole private rounds cost on a GPU."""

@@ -1,0 +1,176 @@
+"""Whole private rounds (train, bound, add up, noise, step): many clients at once against one after another.
+
+The clients are those of the experiments: 26,010-parameter CNN, images of 28 x 28, about 120 examples a client (unequal,
+as a Dirichlet partition gives them), three epochs of Adam in batches of 32. Images are synthetic: time does not depend
+on what they show.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+import warnings
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.gpu.tables import KEY
+from fedlgm import kernels, models
+from fedlgm.keys import KeyRing, Purpose
+from fedlgm.layers import LayerTable
+from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer, Trainer, VectorizedTrainer
+
+SHAPE, CLASSES = (1, 28, 28), 10
+SETTINGS = LocalTraining("adam", lr=0.002, epochs=3, batch_size=32)
+CLIP, NOISE = 0.5, 0.5
+TARGET = 20.0  # clients a second, vectorised over sequential on the same GPU
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much is measured.
+
+    Attributes:
+        clients: clients of a round.
+        examples: mean examples of a client.
+        subset: clients of a sequential round; its clients are spread evenly over the sizes.
+        widths: clients trained at once.
+        repeats: timed rounds after one that warms up.
+    """
+
+    clients: int
+    examples: int
+    subset: int
+    widths: tuple[int, ...]
+    repeats: int = 3
+
+
+FULL = Scale(500, 120, 20, (50, 100, 250, 500))
+SMALL = Scale(12, 40, 12, (6,), 1)
+TINY = Scale(4, 6, 2, (2, 4), 1)
+
+
+class Round:
+    """One round's clients and what is done with them, on a device."""
+
+    def __init__(self, scale: Scale, device: torch.device) -> None:
+        self.device = device
+        rng = np.random.default_rng(0)
+        shares = rng.dirichlet(np.full(scale.clients, 4.0))
+        # Longest clients first, as a simulation orders its blocks.
+        self.sizes = np.sort(np.maximum(1, np.round(shares * scale.clients * scale.examples)).astype(int))[::-1]
+        generator = torch.Generator().manual_seed(0)
+        self.data = [
+            (torch.rand(int(n), *SHAPE, generator=generator), torch.randint(CLASSES, (int(n),), generator=generator))
+            for n in self.sizes
+        ]
+        self.layers = LayerTable.from_module(self.module())
+        self.model = self.layers.flatten(self.module()).to(device)
+        self.offsets = torch.from_numpy(self.layers.offsets)
+        self.clip = torch.full((len(self.layers),), CLIP, device=device)
+        self.noise = torch.full((len(self.layers),), NOISE, device=device)
+
+    @staticmethod
+    def module() -> torch.nn.Module:
+        return models.build("cnn", in_shape=SHAPE, classes=CLASSES, seed=0)
+
+    def sequential(self) -> Trainer:
+        return SequentialTrainer(self.module(), self.layers, SETTINGS, self.device)
+
+    def vectorized(self, width: int, compiled: bool) -> VectorizedTrainer:
+        return VectorizedTrainer(
+            self.module(), self.layers, SETTINGS, width=width, compile=compiled, device=self.device
+        )
+
+    def run(self, trainer: Trainer, clients: np.ndarray) -> Tensor:
+        """The next model [D]."""
+        keys = KeyRing(1)
+        tasks = [ClientTask(*self.data[c], keys.torch(Purpose.TRAIN, 1, int(c)), SETTINGS.epochs) for c in clients]
+        total = torch.zeros_like(self.model)
+        for updates in trainer.updates(self.model, tasks):
+            kernels.private_step(updates, self.offsets, self.clip, out=total)
+        kernels.add_noise_(total, self.offsets, self.noise, "gaussian", KEY)
+        return self.model + total / len(clients)
+
+
+def check(device: torch.device, scale: Scale) -> dict[str, bool]:
+    """Whether rounds are reproducible on the device and agree with the CPU's."""
+    here, cpu = Round(scale, device), Round(scale, torch.device("cpu"))
+    everyone = np.arange(scale.clients)
+    reference = cpu.run(cpu.sequential(), everyone)
+    moved = (reference - cpu.model).norm()
+    results = {}
+    for name, make in (
+        ("sequential", here.sequential),
+        ("vectorized", lambda: here.vectorized(scale.widths[-1], False)),
+    ):
+        first, second = (here.run(make(), everyone).cpu() for _ in range(2))
+        results[f"{name}: two rounds have the same bits"] = torch.equal(first, second)
+        results[f"{name}: as one by one on the CPU"] = bool((first - reference).norm() < 1e-2 * moved)
+    return results
+
+
+def measure(device: torch.device, scale: Scale, compile_all: bool = False) -> dict[str, Any]:
+    """Clients a second of every way to train; compiled at the fastest width only, unless all are asked for."""
+    here, cpu = Round(scale, device), Round(scale, torch.device("cpu"))
+    everyone = np.arange(scale.clients)
+    few = np.linspace(0, scale.clients - 1, scale.subset).round().astype(int)
+    rows = [_time("sequential", here, here.sequential(), few, scale)]
+    if device.type != "cpu":
+        rows.append(_time("sequential", cpu, cpu.sequential(), few, replace(scale, repeats=1)))
+    plain = [_vectorized(here, width, False, everyone, scale) for width in scale.widths]
+    fastest = max(plain, key=lambda row: row.get("clients_per_s", 0.0))
+    compiled = scale.widths if compile_all else (fastest["width"],)
+    if device.type != "cpu":
+        plain += [_vectorized(here, width, True, everyone, scale) for width in compiled]
+    rows += plain
+    best = max(row.get("clients_per_s", 0.0) for row in plain)
+    ratio = best / rows[0]["clients_per_s"]
+    summary = {
+        "parameters": here.layers.size,
+        "clients": scale.clients,
+        "examples": int(here.sizes.sum()),
+        "largest_client": int(here.sizes[0]),
+        "vectorized_over_sequential": ratio,
+        "vectorized_over_cpu": best / rows[1]["clients_per_s"] if device.type != "cpu" else None,
+        "meets_target": ratio >= TARGET if device.type != "cpu" else None,
+    }
+    return {"rows": rows, "summary": summary}
+
+
+def _vectorized(here: Round, width: int, compiled: bool, clients: np.ndarray, scale: Scale) -> dict[str, Any]:
+    try:
+        row = _time("vectorized", here, here.vectorized(width, compiled), clients, scale)
+    except torch.OutOfMemoryError as error:
+        row = {"trainer": "vectorized", "device": here.device.type, "skipped": str(error).splitlines()[0]}
+    return row | {"width": width, "compiled": compiled}
+
+
+def _time(name: str, here: Round, trainer: Trainer, clients: np.ndarray, scale: Scale) -> dict[str, Any]:
+    cuda = here.device.type == "cuda"
+    if cuda:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    seconds, remarks = [], []
+    for _ in range(scale.repeats + 1):
+        began = time.perf_counter()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            here.run(trainer, clients).cpu()  # waits for the device
+        seconds.append(time.perf_counter() - began)
+        remarks += [str(w.message).splitlines()[0] for w in caught]
+    median = statistics.median(seconds[1:])
+    return {
+        "trainer": name,
+        "device": here.device.type,
+        "clients": len(clients),
+        "examples": int(here.sizes[clients].sum()),
+        "first_s": seconds[0],
+        "round_s": median,
+        "clients_per_s": len(clients) / median,
+        "peak_gib": torch.cuda.max_memory_allocated() / 2**30 if cuda else None,
+        "warnings": sorted(set(remarks)),
+    }

@@ -1,0 +1,205 @@
+"""Times of the private step and of noise alone, against copies and against the obvious loop.
+
+Medians over repetitions with a flushed L2 cache. `device_ms` is what the GPU needs: a spinning kernel in front keeps it
+busy until everything is queued. `elapsed_ms` includes waiting for the host to launch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu.tables import KEY, models, offsets_of
+from fedlgm import kernels
+from fedlgm.kernels.layout import layout_of
+from fedlgm.kernels.spec import Noise
+from fedlgm.noise import Family
+
+COPY_TARGET = 1.3  # private step over a copy that moves the same bytes, from 11 M parameters
+LOOP_TARGET = 4.0  # loop over layers over private step, ResNet-152 and one client
+
+
+class Timer:
+    """Median times of GPU work with a cold L2 cache."""
+
+    def __init__(self, repeats: int = 30) -> None:
+        self.repeats = repeats
+        self.flush = torch.empty(2**28, dtype=torch.uint8, device="cuda")
+        torch.cuda._sleep(1000)
+        self.cycles_per_ms = 1e7 / self._between(lambda: torch.cuda._sleep(10_000_000))
+
+    def _between(self, run: Callable[[], object]) -> float:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        run()
+        end.record()
+        end.synchronize()
+        return float(start.elapsed_time(end))
+
+    def __call__(self, run: Callable[[], object]) -> dict[str, float]:
+        for _ in range(3):
+            run()
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        run()
+        host_ms = 1e3 * (time.perf_counter() - began)
+        elapsed, device = [], []
+        for _ in range(self.repeats):
+            self.flush.zero_()
+            torch.cuda.synchronize()
+            elapsed.append(self._between(run))
+            self.flush.zero_()
+            torch.cuda._sleep(int((2 * host_ms + 0.5) * self.cycles_per_ms))
+            device.append(self._between(run))
+        return {"device_ms": statistics.median(device), "elapsed_ms": statistics.median(elapsed)}
+
+
+def torch_loop(updates: Tensor, sizes: list[int], clip: Tensor, scale: Tensor) -> Tensor:
+    """The obvious way: layer by layer, all clients at once, noise from torch.randn."""
+    out = torch.empty(updates.shape[1], device=updates.device)
+    start = 0
+    for k, size in enumerate(sizes):
+        part = updates[:, start : start + size]
+        factors = (clip[k] / torch.linalg.vector_norm(part, dim=1)).clamp(max=1.0)
+        out[start : start + size] = factors @ part + scale[k] * torch.randn(size, device=updates.device)
+        start += size
+    return out
+
+
+def opacus_noise() -> tuple[str, Callable[[float, Tensor], Tensor]]:
+    """Opacus' noise for one parameter, or the same operation where Opacus is not installed."""
+    try:
+        from opacus.optimizers.optimizer import _generate_noise
+
+        return "opacus", _generate_noise
+    except ImportError:
+
+        def written_out(std: float, reference: Tensor) -> Tensor:
+            return torch.normal(mean=0, std=std, size=reference.shape, device=reference.device)
+
+        return "the operation of opacus, written out", written_out
+
+
+def time_copy(timer: Timer, size: int) -> float:
+    """Device milliseconds of copying `size` bytes within the device's memory."""
+    source = torch.randint(0, 255, (size,), dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    return timer(lambda: target.copy_(source))["device_ms"]
+
+
+def time_private_step(timer: Timer, name: str, sizes: list[int], clients: int, local: bool) -> dict[str, Any]:
+    size, offsets = sum(sizes), offsets_of(sizes)
+    updates = torch.randn(clients, size, device="cuda")
+    clip = torch.full((len(sizes),), 1.0, device="cuda")
+    scale = torch.full((len(sizes),), 0.1, device="cuda")
+    streams = torch.arange(clients, device="cuda") if local else None
+    step = timer(lambda: kernels.private_step(updates, offsets, clip, scale, key=KEY, streams=streams))
+    # Two passes over the block and one write of the sum; a copy reads and writes every byte it copies.
+    moved = 4 * size * (2 * clients + 1)
+    copy = time_copy(timer, moved // 2)
+    block_copy = time_copy(timer, 4 * size * clients)
+    row: dict[str, Any] = {
+        "model": name,
+        "parameters": size,
+        "layers": len(sizes),
+        "clients": clients,
+        "trust": "local" if local else "central",
+        **step,
+        "bytes_moved": moved,
+        "copy_of_same_traffic_ms": copy,
+        "over_copy": step["device_ms"] / copy,
+        "over_copy_of_block": step["device_ms"] / block_copy,
+        "tb_per_s": moved / step["device_ms"] / 1e9,
+    }
+    if not local:
+        loop = timer(lambda: torch_loop(updates, sizes, clip, scale))
+        row |= {
+            "torch_loop_device_ms": loop["device_ms"],
+            "torch_loop_elapsed_ms": loop["elapsed_ms"],
+            "speedup_over_torch_loop": loop["elapsed_ms"] / step["elapsed_ms"],
+            "speedup_over_torch_loop_device": loop["device_ms"] / step["device_ms"],
+        }
+    if size >= 11_000_000:
+        row["meets_copy_target"] = row["over_copy"] <= COPY_TARGET
+    if name == "resnet152" and clients == 1 and not local:
+        row["meets_loop_target"] = row["speedup_over_torch_loop"] >= LOOP_TARGET
+    return row
+
+
+def time_noise(timer: Timer, name: str, sizes: list[int], family: Family) -> dict[str, Any]:
+    """Noise alone on the summed update, against torch.randn and against noise parameter by parameter."""
+    vector, offsets = torch.zeros(sum(sizes), device="cuda"), offsets_of(sizes)
+    scale = torch.full((len(sizes),), 0.1, device="cuda")
+    ours = timer(lambda: kernels.add_noise_(vector, offsets, scale, family, KEY))
+    fine = timer(lambda: kernels.add_noise_(vector, offsets, scale, family, KEY, grid=False))
+    copy = time_copy(timer, 4 * len(vector))
+    row: dict[str, Any] = {
+        "model": name,
+        "family": family,
+        **ours,
+        "without_grid_device_ms": fine["device_ms"],
+        "over_copy": ours["device_ms"] / copy,
+    }
+    if family == "gaussian":
+        label, draw = opacus_noise()
+        parameters = list(vector.split(sizes))
+        theirs = timer(lambda: [p.add_(draw(0.1, p)) for p in parameters])
+        row |= {
+            "per_parameter_noise": label,
+            "per_parameter_elapsed_ms": theirs["elapsed_ms"],
+            "speedup_over_per_parameter": theirs["elapsed_ms"] / ours["elapsed_ms"],
+            "speedup_over_per_parameter_device": theirs["device_ms"] / ours["device_ms"],
+        }
+    return row
+
+
+def sweep(timer: Timer) -> list[dict[str, Any]]:
+    """Fused sum with central noise on ResNet-18, one client, for several launch configurations."""
+    from fedlgm.kernels import triton_kernels
+
+    sizes = models()["resnet18"]
+    layout = layout_of(offsets_of(sizes))
+    updates, out = torch.randn(1, layout.size, device="cuda"), torch.empty(layout.size, device="cuda")
+    ones = torch.ones(1, len(sizes), device="cuda")
+    spec = Noise(ones[0], "gaussian", KEY)
+    rows = []
+    for launch in itertools.product((512, 1024, 2048, 4096, 8192), (2, 4, 8)):
+        options = dict(zip(("tile", "warps"), launch, strict=True))
+        run = partial(triton_kernels.accumulate, out, layout, updates, ones, spec, fresh=True, **options)
+        rows.append({**options, **timer(run)})
+    return rows
+
+
+def time_cpu(sizes: list[int], repeats: int = 5) -> dict[str, float]:
+    """Noise of the torch backend on one CPU thread against torch.randn of the same size."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    vector, scale, offsets = torch.zeros(sum(sizes)), torch.full((len(sizes),), 0.1), offsets_of(sizes)
+
+    def median_ms(run: Callable[[], object]) -> float:
+        run()
+        times = []
+        for _ in range(repeats):
+            began = time.perf_counter()
+            run()
+            times.append(1e3 * (time.perf_counter() - began))
+        return statistics.median(times)
+
+    report = {
+        "parameters": len(vector),
+        "randn_ms": median_ms(lambda: torch.randn(len(vector))),
+        "gaussian_ms": median_ms(lambda: kernels.add_noise_(vector, offsets, scale, "gaussian", KEY)),
+        "gaussian_without_grid_ms": median_ms(
+            lambda: kernels.add_noise_(vector, offsets, scale, "gaussian", KEY, grid=False)
+        ),
+        "laplace_ms": median_ms(lambda: kernels.add_noise_(vector, offsets, scale, "laplace", KEY)),
+    }
+    torch.set_num_threads(threads)
+    return report | {"gaussian_over_randn": report["gaussian_ms"] / report["randn_ms"]}

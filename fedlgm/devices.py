@@ -1,0 +1,104 @@
+"""Which device trains, and who draws noise for it: both settled once, before a run starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal, get_args
+
+import torch
+
+from fedlgm import kernels
+from fedlgm.errors import ConfigError
+from fedlgm.noise import NoiseBackend
+
+NoiseChoice = Literal["auto", "cpu", "torch", "triton"]
+_ACCELERATORS = ("cuda", "mps", "xpu")
+
+
+def found() -> dict[str, str]:
+    """Devices of this machine by the name that `training.device` takes, each with what it is."""
+    devices = {}
+    if torch.cuda.is_available():
+        names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+        devices["cuda"] = names[0]
+        devices |= {f"cuda:{i}": name for i, name in enumerate(names)} if len(names) > 1 else {}
+    if torch.backends.mps.is_available():
+        devices["mps"] = "Metal"
+    if torch.xpu.is_available():
+        devices["xpu"] = torch.xpu.get_device_name()
+    return devices | {"cpu": f"{torch.get_num_threads()} torch threads"}
+
+
+def resolve(name: str) -> torch.device:
+    """The device that a recipe names; "auto" is the first accelerator found, else the CPU.
+
+    Raises:
+        ConfigError: not a device, or none that is here; the message says what was found.
+    """
+    here = found()
+    if name == "auto":
+        return torch.device(next(iter(here)))
+    kind, _, index = name.partition(":")
+    if kind not in ("cpu", *_ACCELERATORS) or (index and not (kind == "cuda" and index.isdigit())):
+        raise ConfigError(f"training.device: unknown device {name!r}; known: auto, cpu, cuda, cuda:N, mps, xpu")
+    if kind == "cuda" and index and kind in here and int(index) < torch.cuda.device_count():
+        return torch.device(name)
+    if name not in here:
+        raise ConfigError(f"training.device: {name!r} is not available; found here: {', '.join(here)}; or use 'auto'")
+    return torch.device(name)
+
+
+def resolve_noise(choice: NoiseChoice, device: torch.device) -> NoiseBackend:
+    """Who draws noise for sums on `device`.
+
+    "auto" is "cpu" on the CPU (three times as fast there as the kernels in torch), Triton on a CUDA device where it is
+    installed, and torch elsewhere.
+
+    Raises:
+        ConfigError: an unknown backend, or one that does not run on `device`.
+    """
+    if choice == "auto":
+        if device.type == "cpu":
+            return "cpu"
+        return "triton" if device.type == "cuda" and kernels.has_triton() else "torch"
+    if choice not in get_args(NoiseBackend):
+        raise ConfigError(f"privacy.noise_backend: unknown {choice!r}; known: {', '.join(get_args(NoiseChoice))}")
+    if choice == "cpu" and device.type != "cpu":
+        raise ConfigError(
+            f"privacy.noise_backend: 'cpu' draws for training.device = 'cpu' only, which is {str(device)!r}: use 'auto'"
+        )
+    if choice == "triton":
+        if not kernels.has_triton():
+            raise ConfigError("privacy.noise_backend: 'triton' needs the package triton, which is missing: use 'auto'")
+        if device.type != "cuda" and not (device.type == "cpu" and kernels.triton_interprets()):
+            raise ConfigError(
+                "privacy.noise_backend: 'triton' needs training.device = 'cuda' (for tests: 'cpu' with "
+                f"TRITON_INTERPRET=1 in the environment), which is {str(device)!r}: use 'auto'"
+            )
+    return choice
+
+
+def reason(device: torch.device) -> str:
+    """Why `resolve_noise("auto", device)` is what it is."""
+    if device.type == "cpu":
+        return "fastest on a CPU"
+    if device.type != "cuda":
+        return "the Triton kernels are for CUDA devices"
+    return "triton is installed" if kernels.has_triton() else "triton is not installed"
+
+
+@contextmanager
+def exact_arithmetic(device: torch.device) -> Iterator[None]:
+    """On a CUDA device, no TF32 and only deterministic convolutions inside; elsewhere nothing changes."""
+    if device.type != "cuda":
+        yield
+        return
+    matmul = torch.backends.cuda.matmul
+    before = matmul.allow_tf32
+    matmul.allow_tf32 = False
+    try:
+        with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
+            yield
+    finally:
+        matmul.allow_tf32 = before

@@ -1,0 +1,67 @@
+"""Which examples every client of a vectorised batch sees in every step."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlgm.training.base import ClientTask
+
+
+class Schedule:
+    """Batches of unequal clients, padded to one shape: `rows` clients of `size` examples in every step.
+
+    The shape must not depend on who is in the batch: torch picks its kernels by shape, and rounding that depends on the
+    other clients grows over the steps until one client changes another's contribution, which no clip bound covers.
+
+    The examples go to the device once, unpadded; every step gathers its own. Nothing waits for the device.
+
+    Attributes:
+        steps: steps of the longest client.
+    """
+
+    def __init__(self, x: Tensor, y: Tensor, index: Tensor, mask: Tensor, order: Tensor, ends: list[int]) -> None:
+        self._x, self._y, self._index, self._mask = x, y, index, mask
+        self._order, self._ends = order, ends
+        self.steps = len(index)
+
+    @classmethod
+    def of(cls, tasks: list[ClientTask], orders: list[Tensor], rows: int, size: int, device: torch.device) -> Schedule:
+        """Schedule of a batch.
+
+        Args:
+            tasks: at most `rows` clients.
+            orders: their examples' order in every epoch, [epochs, n] each.
+            rows: clients in the padded batch; those without a task read the first client's examples, masked.
+            size: examples of a step.
+            device: where the steps are taken.
+        """
+        batches = [-(-order.shape[1] // size) for order in orders]
+        steps = np.array([len(order) * count for order, count in zip(orders, batches, strict=True)])
+        first = np.concatenate([[0], np.cumsum([len(task.y) for task in tasks])])
+        index = torch.zeros((int(steps.max()), rows, size), dtype=torch.int64)
+        mask = torch.zeros((int(steps.max()), rows, size), dtype=tasks[0].x.dtype)
+        for row, (order, count) in enumerate(zip(orders, batches, strict=True)):
+            epochs, examples = order.shape
+            padding = (0, count * size - examples)
+            # Padding reads the client's own first example.
+            padded = torch.nn.functional.pad(order, padding).view(epochs * count, size) + int(first[row])
+            index[:, row] = int(first[row])
+            index[: len(padded), row] = padded
+            mask[: len(padded), row] = torch.nn.functional.pad(
+                torch.ones(epochs, examples, dtype=mask.dtype), padding
+            ).view(-1, size)
+        x, y = torch.cat([task.x for task in tasks]), torch.cat([task.y for task in tasks])
+        order = torch.from_numpy(np.argsort(steps, kind="stable"))
+        ends = np.searchsorted(np.sort(steps), np.arange(steps.max() + 1), side="right").tolist()
+        return cls(x.to(device), y.to(device), index.to(device), mask.to(device), order.to(device), ends)
+
+    def batch(self, step: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Inputs [rows, size, ...], targets and mask [rows, size] of one step."""
+        index = self._index[step]
+        return self._x[index], self._y[index], self._mask[step]
+
+    def finished(self, step: int) -> Tensor:
+        """Rows whose last step this is."""
+        return self._order[self._ends[step] : self._ends[step + 1]]

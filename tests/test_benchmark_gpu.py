@@ -1,0 +1,36 @@
+"""The GPU benchmark runs as one command on a machine that has little more than torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+CODE = """
+import importlib.abc, json, sys
+
+class Missing(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {"flwr", "ray", "opacus", "dp_accounting", "pydantic", "torchvision", "datasets"}:
+            raise ImportError(f"{name} is not installed")
+
+sys.meta_path.insert(0, Missing())
+import torch
+torch.set_num_threads(1)
+import benchmarks.gpu.__main__
+from benchmarks.gpu import rounds
+
+cpu = torch.device("cpu")
+checks, measured = rounds.check(cpu, rounds.TINY), rounds.measure(cpu, rounds.TINY)
+assert all(checks.values()), checks
+assert measured["summary"]["parameters"] == 26010
+assert [row.get("width") for row in measured["rows"]] == [None, 2, 4]
+assert all(row["clients_per_s"] > 0 and not row["warnings"] for row in measured["rows"])
+json.dumps(measured)
+"""
+
+
+def test_a_private_round_is_measured_with_torch_numpy_and_scipy_alone():
+    root = Path(__file__).parents[1]
+    done = subprocess.run([sys.executable, "-c", CODE], cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
