@@ -1,11 +1,11 @@
 """Cross-device scale: `python -m benchmarks.scale --json`.
 
 * 100,000 registered clients against 500, same expected cohort, one optimizer step a client: ratio of peak memory
-(driver
-  and workers) and of the median time of a round;
+  (driver and workers) and of the median time of a round;
 * a cohort of 1,000 out of 100,000, against one of 50: peak memory;
 * a two-node Ray cluster on this machine against one node with the same cores: ratio of time per round;
-* ResNet-18 on 32x32 images, 10 clients a round: the share of a round that is not training.
+* ResNet-18 on 32x32 images, 10 clients of 64 images a round: the share of the workers' time that is not training,
+  beside that of Flower's runtime.
 Every measurement runs in a process of its own; ratios are over medians of interleaved repeats.
 """
 
@@ -17,11 +17,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from benchmarks.contenders import resnet_work
+from benchmarks.simulators import Contender
 
 
 def peak_megabytes() -> float:
@@ -87,61 +89,24 @@ def federation(clients: int, cohort: int, rounds: int, nodes: int = 1) -> dict[s
     return {"seconds": [row["seconds"] for row in rows][2:], "peak_megabytes": max(peaks)}
 
 
-def resnet18_overhead(rounds: int) -> dict[str, Any]:
-    """Share of a round of ten ResNet-18 clients that the trainers do not account for (one process)."""
-    from flwr.app import ConfigRecord
-
-    from fedlgm.keys import KeyRing
-    from fedlgm.privacy import Ledger
-    from simulations import recipe as recipes
-    from simulations.assembly import Assembly
-    from simulations.engines.local import LocalGrid
-    from strategies import CohortSampler, LayerwiseFedAvg, ServerOptimizer
-
-    overrides = [
-        "data={name = 'synthetic-cifar', partition = 'iid'}",
-        "model={name = 'resnet18'}",
-        "federation.clients=100",
-        "federation.rate=0.1",
-        "training={optimizer = 'sgd', lr = 0.05, epochs = 1, batch_size = 8}",
-    ]
-    recipe = recipes.load("fashion-mnist", overrides)
-    from fedlgm import data
-
-    shaped = data.synthetic(1600, shape=(3, 32, 32))
-    parts = data.partition(shaped.train_y, 100, "iid")
-    assembly = Assembly(recipe).holding(shaped, parts)
-    keys = KeyRing.from_seed(1)
-    client = assembly.client(keys)
-    trainer, spent = client._trainer, [0.0]
-
-    class Timed:
-        """The trainer, with a stopwatch."""
-
-        def updates(self, model: Any, tasks: Any) -> Any:
-            iterator = trainer.updates(model, tasks)
-            while True:
-                started = time.perf_counter()
-                update = next(iterator, None)
-                spent[0] += time.perf_counter() - started
-                if update is None:
-                    return
-                yield update
-
-    client._trainer = Timed()
-    with tempfile.TemporaryDirectory() as directory:
-        strategy = LayerwiseFedAvg(
-            assembly.mechanism, assembly.layers, assembly.budget, assembly.start(),
-            CohortSampler(assembly.budget.sampling, keys), ServerOptimizer("sgd", 1.0), keys,
-            Ledger(Path(directory) / "ledger.sqlite", "benchmark"), work=assembly.sizes,
-        )  # fmt: skip
-        grid, shares = LocalGrid(client.as_app()), []
-        for _ in range(rounds + 1):
-            spent[0], started = 0.0, time.perf_counter()
-            messages = strategy.configure_train(1, strategy.initial_arrays(), ConfigRecord(), grid)
-            strategy.aggregate_train(1, grid.send_and_receive(messages))
-            shares.append(1 - spent[0] / (time.perf_counter() - started))
-    return {"share_not_training": statistics.median(shares[1:]), "all": shares[1:]}
+def resnet18_shares(rounds: int) -> dict[str, Any]:
+    """Share of the workers' time in a round of ten ResNet-18 clients that is not local training, ours and Flower's."""
+    contenders = {"ours": Contender(["resnet_ours"]), "flower": Contender(["resnet_flower"])}
+    answers: dict[str, list[dict[str, float]]] = {name: [] for name in contenders}
+    for number in range(1, rounds + 1):
+        for name, contender in contenders.items():
+            answers[name].append(contender.round(number))
+    for contender in contenders.values():
+        contender.close()
+    shares = {
+        name: [1 - answer["training"] / (resnet_work.WORKERS * answer["seconds"]) for answer in rows]
+        for name, rows in answers.items()
+    }
+    return {
+        "share_not_training": {name: statistics.median(values) for name, values in shares.items()},
+        "seconds_per_round": {n: statistics.median(a["seconds"] for a in rows) for n, rows in answers.items()},
+        "all": shares,
+    }
 
 
 def main() -> None:
@@ -149,8 +114,12 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print JSON (always done; kept for symmetry)")
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--only-resnet18", action="store_true", help="leave the federations out")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.only_resnet18:
+        print(json.dumps(resnet18_shares(arguments.repeats)))
+        return
     if arguments.child is not None:
         print(json.dumps(federation(**json.loads(arguments.child))))
         return
@@ -173,7 +142,7 @@ def main() -> None:
         "time_ratio_100000_to_500": seconds["registered_100000"] / seconds["registered_500"],
         "memory_ratio_cohort_1000_to_50": memory["cohort_1000"] / memory["registered_100000"],
         "time_ratio_two_nodes_to_one": seconds["two_nodes"] / seconds["registered_500"],
-        "resnet18": resnet18_overhead(3),
+        "resnet18": resnet18_shares(3),
         "torch": torch.__version__,
     }
     print(json.dumps(report))

@@ -3,7 +3,9 @@
 Each contender runs in a process of its own and does one round on demand, so that rounds alternate between contenders
 and a change of the machine's speed hits all of them alike. Medians and ratios over ours are printed as one JSON
 object.
-pfl takes part if the interpreter named by FEDLGM_PFL_PYTHON has `pfl`, torch and this checkout's requirements.
+pfl takes part if the interpreter named by FEDLGM_PFL_PYTHON has `pfl`, torch and this checkout's requirements: two
+processes, each with half of the cohort, which never exchange anything (its own exchange needs Horovod or MPI), so it is
+faster here than it would be.
 """
 
 from __future__ import annotations
@@ -23,41 +25,55 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.contenders import work
 
-CONTENDERS = {"ours": "fedlgm_ray", "flower": "flower", "bare": "bare"}
+CONTENDERS = {"ours": ["fedlgm_ray"], "flower": ["flower"], "bare": ["bare"]}
 
 
 class Contender:
-    """A child process that does a round for every line it is sent."""
+    """Child processes that share a round for every line they are sent.
 
-    def __init__(self, module: str, python: str = sys.executable) -> None:
+    Args:
+        command: arguments after `python -m benchmarks.contenders.`, one list a process.
+        python: interpreter.
+    """
+
+    def __init__(self, *commands: list[str], python: str = sys.executable) -> None:
         started = time.perf_counter()
-        self._process = subprocess.Popen(
-            [python, "-m", f"benchmarks.contenders.{module}"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        self._answer()
+        self._processes = [
+            subprocess.Popen(
+                [python, "-m", f"benchmarks.contenders.{command[0]}", *command[1:]],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            )
+            for command in commands
+        ]
+        self._answers()
         self.start_to_first_round = time.perf_counter() - started
 
-    def round(self, number: int) -> float:
-        assert self._process.stdin is not None
-        print(number, file=self._process.stdin, flush=True)
-        return float(self._answer()["seconds"])
+    def round(self, number: int) -> dict[str, float]:
+        """The slowest process' answer, its "seconds" among them."""
+        for process in self._processes:
+            print(number, file=process.stdin, flush=True)
+        return max(self._answers(), key=lambda answer: float(answer["seconds"]))
 
     def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(timeout=60)
+        for process in self._processes:
+            assert process.stdin is not None
+            process.stdin.close()
+            process.wait(timeout=60)
 
-    def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if line.startswith("{"):
-                answer: dict[str, Any] = json.loads(line)
-                return answer
-        raise RuntimeError(f"{self._process.args} ended with status {self._process.wait()}")
+    def _answers(self) -> list[dict[str, Any]]:
+        return [_answer(process) for process in self._processes]
+
+
+def _answer(process: subprocess.Popen[str]) -> dict[str, Any]:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("{"):
+            answer: dict[str, Any] = json.loads(line)
+            return answer
+    raise RuntimeError(f"{process.args} ended with status {process.wait()}")
 
 
 def floor_seconds(rounds: list[int]) -> dict[str, float]:
@@ -89,14 +105,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, help="timed rounds of each contender")
     arguments = parser.parse_args()
     rounds = list(range(1, 1 + (arguments.rounds or (4 if arguments.quick else 15))))
-    contenders = {name: Contender(module) for name, module in CONTENDERS.items()}
+    contenders = {name: Contender(command) for name, command in CONTENDERS.items()}
     pfl_python = os.environ.get("FEDLGM_PFL_PYTHON")
     if pfl_python:
-        contenders["pfl"] = Contender("pfl_simulator", pfl_python)
+        shares = [["pfl_simulator", str(share)] for share in range(work.WORKERS)]
+        contenders["pfl"] = Contender(*shares, python=pfl_python)
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for number in rounds:
         for name, contender in contenders.items():
-            times[name].append(contender.round(number))
+            times[name].append(contender.round(number)["seconds"])
     for contender in contenders.values():
         contender.close()
     floor = floor_seconds(rounds)

@@ -32,11 +32,7 @@ def main() -> None:
     with multiprocessing.get_context("fork").Pool(work.WORKERS) as pool:
 
         def do_round(number: int) -> None:
-            members = work.cohort(number)
-            # Dealt out by size, so that both processes have the same amount of work.
-            members = members[np.argsort(-work.clients().sizes[members])]
-            jobs = [(state, members[i :: work.WORKERS]) for i in range(work.WORKERS)]
-            sums = pool.map(_train, jobs)
+            sums = pool.map(_train, [(state, members) for members in work.shares(number)])
             for name, *parts in zip(state, *sums, strict=True):
                 state[name] = sum(parts) / work.COHORT
 

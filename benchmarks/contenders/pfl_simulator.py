@@ -1,4 +1,4 @@
-"""Apple's pfl on the same work, in one process (its several-process mode needs Horovod or MPI)."""
+"""Apple's pfl on one process's share of the same work: `python -m benchmarks.contenders.pfl_simulator SHARE`."""
 
 from __future__ import annotations
 
@@ -58,9 +58,8 @@ class _OnDemand(TrainingProcessCallback):
 
 def main() -> None:
     torch.set_num_threads(1)
-    users = itertools.chain.from_iterable(
-        (int(c) for c in work.cohort(number) if work.clients().sizes[c]) for number in itertools.count()
-    )
+    share = int(sys.argv[1])
+    users = itertools.chain.from_iterable(map(int, work.shares(number)[share]) for number in itertools.count())
     data = FederatedDataset(lambda user: Dataset(work.examples(user), user_id=str(user)), lambda: next(users))
     net = _Model()
     model = PyTorchModel(
@@ -68,7 +67,10 @@ def main() -> None:
     )
     FederatedAveraging().run(
         NNAlgorithmParams(
-            central_num_iterations=10_000, evaluation_frequency=10_000, train_cohort_size=work.COHORT, val_cohort_size=0
+            central_num_iterations=10_000,
+            evaluation_frequency=10_000,
+            train_cohort_size=work.COHORT // work.WORKERS,
+            val_cohort_size=0,
         ),
         SimulatedBackend(training_data=data, val_data=data),
         model,

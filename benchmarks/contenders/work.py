@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -35,6 +34,13 @@ def cohort(round: int) -> np.ndarray:
     return np.sort(np.random.default_rng(round).choice(CLIENTS, COHORT, replace=False))
 
 
+def shares(round: int) -> list[np.ndarray]:
+    """The cohort dealt out to the processes by size, so that each has the same amount of work."""
+    members = cohort(round)
+    members = members[np.argsort(-clients().sizes[members], kind="stable")]
+    return [members[i::WORKERS] for i in range(WORKERS)]
+
+
 def model() -> nn.Module:
     return models.build("cnn", in_shape=(1, 28, 28), classes=10, activation="sigmoid")
 
@@ -54,11 +60,14 @@ def train(module: nn.Module, x: Tensor, y: Tensor) -> None:
             optimizer.step()
 
 
-def serve(do_round: Callable[[int], Any]) -> None:
-    """Line protocol: announce readiness, then time one round for every line (its number) that comes in."""
+def serve(do_round: Callable[[int], dict[str, float] | None]) -> None:
+    """Line protocol: announce readiness, then time one round for every line (its number) that comes in.
+
+    What a round returns goes into its answer.
+    """
     do_round(0)
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         started = time.perf_counter()
-        do_round(int(line))
-        print(json.dumps({"seconds": time.perf_counter() - started}), flush=True)
+        more = do_round(int(line)) or {}
+        print(json.dumps({"seconds": time.perf_counter() - started, **more}), flush=True)

@@ -1,0 +1,113 @@
+"""fedlgm's Ray engine on `resnet_work`, with a stopwatch around local training."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Message
+
+from benchmarks.contenders import resnet_work as here
+from benchmarks.contenders import work
+from fedlgm.keys import KeyRing
+from fedlgm.privacy import Ledger
+from fedlgm.training import Trainer
+from fedlgm.transcript import Transcript
+from simulations import recipe as recipes
+from simulations.assembly import Assembly
+from simulations.engines import ray as ray_engine
+from strategies import CohortSampler, LayerwiseFedAvg, ServerOptimizer
+
+spent = [0.0]
+
+
+class _Timed:
+    """A trainer with a stopwatch."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+
+    def updates(self, model: Any, tasks: Any) -> Iterator[Any]:
+        iterator = iter(self._trainer.updates(model, tasks))
+        while True:
+            started = time.perf_counter()
+            update = next(iterator, None)
+            spent[0] += time.perf_counter() - started
+            if update is None:
+                return
+            yield update
+
+
+class _TimedAssembly(Assembly):
+    def trainer(self, vectorized: bool) -> Trainer:
+        return _Timed(super().trainer(vectorized))
+
+
+class _Worker(ray_engine.Worker):
+    """A worker that tells how long it trained."""
+
+    def __init__(self, *arguments: Any) -> None:
+        ray_engine.Assembly = _TimedAssembly  # type: ignore[attr-defined]
+        super().__init__(*arguments)
+
+    def run(self, metadata: Any, config: Any, model: np.ndarray | None) -> Message:
+        spent[0] = 0.0
+        message = super().run(metadata, config, model)
+        for metrics in message.content.metric_records.values():
+            metrics["training"] = spent[0]
+        return message
+
+
+class _Cohorts(CohortSampler):
+    def cohort(self, round: int, exclude: frozenset[int] = frozenset()) -> np.ndarray:
+        return here.cohort(round - 1)
+
+
+def main() -> None:
+    recipe = recipes.load(
+        "fashion-mnist",
+        [
+            "model={name = 'resnet18'}",
+            f"federation.clients={here.CLIENTS}",
+            f"federation.rate={here.COHORT / here.CLIENTS}",
+            f"training={{optimizer = 'sgd', lr = {here.LR}, epochs = 1, batch_size = {here.BATCH}}}",
+            "run.block_size=1",
+        ],
+    )
+    assembly = Assembly(recipe).holding(here.dataset(), here.clients())
+    keys = KeyRing.from_seed(1)
+    ray_engine.connect(None, here.WORKERS)
+    ray_engine.Worker = _Worker  # type: ignore[misc]
+    grid = ray_engine.RayGrid(assembly, keys, here.WORKERS)
+    deliver, training = grid.deliver, [0.0]
+
+    def counted(messages: list[Message]) -> Iterator[Message]:
+        for reply in deliver(messages):
+            for metrics in reply.content.metric_records.values():
+                training[0] += float(metrics.pop("training"))  # type: ignore[arg-type]
+            yield reply
+
+    grid.deliver = counted  # type: ignore[method-assign]
+    with tempfile.TemporaryDirectory() as directory, Ledger(Path(directory) / "ledger.sqlite", "benchmark") as ledger:
+        strategy = LayerwiseFedAvg(
+            assembly.mechanism, assembly.layers, assembly.budget, assembly.start(),
+            _Cohorts(assembly.budget.sampling, keys), ServerOptimizer("sgd", 1.0), keys, ledger,
+            block_size=recipe.run.block_size, work=assembly.sizes,
+        )  # fmt: skip
+
+        def do_round(number: int) -> dict[str, float]:
+            training[0] = 0.0
+            strategy.transcript = Transcript(number, strategy.transcript.models)
+            strategy.start(grid, strategy.initial_arrays(), num_rounds=1)
+            return {"training": training[0]}
+
+        work.serve(do_round)
+    ray_engine.shutdown()
+
+
+if __name__ == "__main__":
+    main()
