@@ -28,7 +28,7 @@ from simulations.engines import ray as ray_engine
 from simulations.run_folder import RunFolder
 from simulations.server import serve
 
-ROUNDS = 30
+ROUNDS = 20
 RECIPE = recipes.load(
     "digits",
     [
@@ -69,7 +69,7 @@ def _drive(run: Path) -> None:
 def drivers() -> multiprocessing.context.ForkServerContext:
     """Processes that start with everything imported, so that a kill hits the run and not the imports."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.test_faults", "torch.utils.tensorboard"])
+    context.set_forkserver_preload(["tests.warm_driver"])
     return context
 
 
