@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import groupby
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
+from clients.consent import Consent
 from clients.source import ClientSource
 from fedlgm import wire
 from fedlgm.device_sum import sum_on
@@ -39,8 +40,7 @@ class LayerwiseClient:
         straggler_rate: probability that a client stops after one epoch in a round.
         threads: torch threads while training; results depend on it, so it is part of a recipe.
         evaluator: a model of its own for `evaluate`; without one the client refuses to evaluate.
-        max_participations: under local trust, releases that a client agrees to; it refuses one more, whatever the
-            server asks. Counted in the node's own Flower state.
+        consent: under local trust, what a client agrees to; it refuses more, whatever the server asks.
         device: where the trainer leaves its updates, and so where they are bounded and added up.
         noise_backend: who draws the clients' noise under local trust, see `fedlgm.release`.
     """
@@ -57,14 +57,14 @@ class LayerwiseClient:
         straggler_rate: float = 0.0,
         threads: int = 1,
         evaluator: nn.Module | None = None,
-        max_participations: int | None = None,
+        consent: Consent | None = None,
         device: torch.device | str = "cpu",
         noise_backend: NoiseBackend = "cpu",
     ) -> None:
         self._trainer, self._settings, self._source = trainer, settings, source
         self._mechanism, self._layers, self._keys = mechanism, layers, keys
         self._straggler_rate, self._threads, self._evaluator = straggler_rate, threads, evaluator
-        self._max_participations = max_participations
+        self._consent = consent
         self._device, self._noise_backend = torch.device(device), noise_backend
 
     def as_app(self) -> ClientApp:
@@ -92,6 +92,8 @@ class LayerwiseClient:
         plan = ReleasePlan.from_json(self._layers, str(config[wire.PLAN]))
         round_ = int(config[wire.ROUND])  # type: ignore[arg-type]
         model = _model(message)
+        if self._consent is not None:
+            self._consent.check(plan)
         block = sum_on(plan, self._device, None if self._noise_backend == "cpu" else self._noise_backend)
         local = plan.budget.trust == "local"
         # Another model or plan in the same round is another release: its noise must not be the same.
@@ -106,8 +108,10 @@ class LayerwiseClient:
             if noise_keys is None:
                 block.skip(len(clients)) if updates is None else block.add(updates)
                 continue
-            for client in clients:
-                self._count_release(context, client, fingerprint(noise_keys, round_, client, self._noise_backend))
+            if self._consent is not None:
+                for row, client in enumerate(clients):
+                    key = fingerprint(noise_keys, round_, client, self._noise_backend)
+                    self._consent.record(context.state, client, key, own_plans[row % len(own_plans)])
             # Also without data: whether a client holds any must not show.
             add_released(block, updates, clients, own_plans, noise_keys, round_, self._noise_backend)
         metrics = {
@@ -152,20 +156,6 @@ class LayerwiseClient:
                 rows += [self._layers.norms(update).numpy() for update in updates.cpu()]
         metrics = {wire.BLOCK: int(config[wire.BLOCK]), wire.EXAMPLES: len(rows)}  # type: ignore[arg-type]
         return _reply(message, {wire.NORMS: np.stack(rows)}, metrics)
-
-    def _count_release(self, context: Context, client: int, key: str) -> None:
-        if self._max_participations is None:
-            return
-        if wire.RELEASES not in context.state:
-            context.state[wire.RELEASES] = ConfigRecord()
-        counts = context.state.config_records[wire.RELEASES]
-        made = sorted({*cast(list[str], counts.get(str(client), [])), key})  # the same noise again is the same release
-        if len(made) > self._max_participations:
-            raise PrivacyError(
-                f"client {client} has made the {self._max_participations} releases it agreed to "
-                "(privacy.max_participations) and refuses another"
-            )
-        counts[str(client)] = made
 
     def _updates(self, message: Message, model: Tensor, round_: int) -> Iterator[tuple[list[int], Tensor | None]]:
         """(clients, their updates [b, D]) of the block in the order of the message; None for those without data."""

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from clients import LayerwiseClient, PartitionedSource
+from clients import Consent, LayerwiseClient, PartitionedSource
 from clients.layerwise import torch_threads
 from fedlgm import data, devices, models
 from fedlgm.data import DataSet, Partition
@@ -132,6 +132,14 @@ class Assembly:
             winner, _ = fastest(makers, self.initial_model(), tasks)
         return "on" if winner == "on" else "off"
 
+    def consent(self) -> Consent | None:
+        """What clients under local trust agree to."""
+        cap = self.recipe.privacy.max_participations
+        if cap is None:
+            return None
+        first = self.mechanism.plan(self.layers, self.budget, self.start())
+        return Consent(self.budget, cap, private=first.guarantee.status != "none")
+
     def client(self, keys: KeyRing) -> LayerwiseClient:
         """A client object that serves any simulated client."""
         training = self.recipe.training.local
@@ -144,7 +152,7 @@ class Assembly:
             keys,
             straggler_rate=self.recipe.federation.stragglers,
             threads=self.recipe.run.threads,
-            max_participations=self.recipe.privacy.max_participations,
+            consent=self.consent(),
             device=self.device,
             noise_backend=self.noise_backend,
         )
