@@ -3,7 +3,8 @@
 * 100,000 registered clients against 500, same expected cohort, one optimizer step a client: ratio of peak memory
   (driver and workers) and of the median time of a round;
 * a cohort of 1,000 out of 100,000, against one of 50: peak memory;
-* a two-node Ray cluster on this machine against one node with the same cores: ratio of time per round;
+* a two-node Ray cluster on this machine against one node with the same cores: ratio of time per round, for the
+  simulators' work and for rounds of a few milliseconds;
 * ResNet-18 on 32x32 images, 10 clients of 64 images a round: the share of the workers' time that is not training,
   beside that of Flower's runtime.
 Every measurement runs in a process of its own; ratios are over medians of interleaved repeats.
@@ -12,6 +13,7 @@ Every measurement runs in a process of its own; ratios are over medians of inter
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import statistics
 import subprocess
@@ -47,6 +49,7 @@ def _peak(process: str) -> float:
 
 def federation(clients: int, cohort: int, rounds: int, nodes: int = 1) -> dict[str, Any]:
     """Run a synthetic federation on Ray and return seconds of each round and peak memory."""
+    from benchmarks.contenders.cluster import one_core_nodes
     from simulations import launch
     from simulations import recipe as recipes
     from simulations.engines import ray as ray_engine
@@ -64,15 +67,10 @@ def federation(clients: int, cohort: int, rounds: int, nodes: int = 1) -> dict[s
         "run.checkpoint_every=1000",
         "run.block_size=16",
     ]
-    cluster = None
-    if nodes > 1:
-        from ray.cluster_utils import Cluster
-
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-        for _ in range(nodes - 1):
-            cluster.add_node(num_cpus=1)
-        ray_engine.connect(cluster.address, nodes)
-    with tempfile.TemporaryDirectory() as directory:
+    cluster = one_core_nodes(nodes) if nodes > 1 else contextlib.nullcontext()
+    with cluster as address, tempfile.TemporaryDirectory() as directory:
+        if address is not None:
+            ray_engine.connect(address, nodes)
         peaks = []
         run = Path(directory) / "run"
         launch.simulate(
@@ -80,12 +78,10 @@ def federation(clients: int, cohort: int, rounds: int, nodes: int = 1) -> dict[s
             engine="ray",
             workers=2,
             run_dir=run,
-            ray_address=cluster.address if cluster else None,
+            ray_address=address,
             progress=lambda row: peaks.append(peak_megabytes()) if row["round"] % 10 == 0 else None,
         )
         rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    if cluster is not None:
-        cluster.shutdown()
     return {"seconds": [row["seconds"] for row in rows][2:], "peak_megabytes": max(peaks)}
 
 
@@ -114,11 +110,11 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print JSON (always done; kept for symmetry)")
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--only-resnet18", action="store_true", help="leave the federations out")
+    parser.add_argument("--only", choices=("resnet18", "two-nodes"), help="measure this alone")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.only_resnet18:
-        print(json.dumps(resnet18_shares(arguments.repeats)))
+    if arguments.only is not None:
+        print(json.dumps(resnet18_shares(arguments.repeats) if arguments.only == "resnet18" else two_nodes(9)))
         return
     if arguments.child is not None:
         print(json.dumps(federation(**json.loads(arguments.child))))
@@ -127,7 +123,7 @@ def main() -> None:
         "registered_500": {"clients": 500, "cohort": 50},
         "registered_100000": {"clients": 100_000, "cohort": 50},
         "cohort_1000": {"clients": 100_000, "cohort": 1000},
-        "two_nodes": {"clients": 500, "cohort": 50, "nodes": 2},
+        "small_rounds_two_nodes": {"clients": 500, "cohort": 50, "nodes": 2},
     }
     results: dict[str, list[dict[str, Any]]] = {name: [] for name in jobs}
     for _ in range(arguments.repeats):
@@ -141,11 +137,25 @@ def main() -> None:
         "memory_ratio_100000_to_500": memory["registered_100000"] / memory["registered_500"],
         "time_ratio_100000_to_500": seconds["registered_100000"] / seconds["registered_500"],
         "memory_ratio_cohort_1000_to_50": memory["cohort_1000"] / memory["registered_100000"],
-        "time_ratio_two_nodes_to_one": seconds["two_nodes"] / seconds["registered_500"],
+        "time_ratio_two_nodes_to_one_small_rounds": seconds["small_rounds_two_nodes"] / seconds["registered_500"],
+        "two_nodes": two_nodes(9),
         "resnet18": resnet18_shares(3),
         "torch": torch.__version__,
     }
     print(json.dumps(report))
+
+
+def two_nodes(rounds: int) -> dict[str, Any]:
+    """Seconds of a round of the simulators' benchmark on two nodes with one core each and on one node with two."""
+    contenders = {"one": Contender(["fedlgm_ray"]), "two": Contender(["fedlgm_ray", "two-nodes"])}
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    for number in range(1, rounds + 1):
+        for name, contender in contenders.items():
+            seconds[name].append(contender.round(number)["seconds"])
+    for contender in contenders.values():
+        contender.close()
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    return {"seconds_per_round": medians, "ratio": medians["two"] / medians["one"], "all_seconds": seconds}
 
 
 def _child(job: dict[str, Any]) -> dict[str, Any]:

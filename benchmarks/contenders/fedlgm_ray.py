@@ -1,13 +1,19 @@
-"""fedlgm's own Ray engine, with the private step, the ledger and everything else that a real run does."""
+"""fedlgm's own Ray engine, with the private step, the ledger and everything else that a real run does.
+
+With the argument "two-nodes" it runs on a cluster of two nodes with one core each.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import tempfile
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.contenders import work
+from benchmarks.contenders.cluster import one_core_nodes
 from fedlgm.keys import KeyRing
 from fedlgm.privacy import Ledger
 from fedlgm.transcript import Transcript
@@ -25,9 +31,15 @@ class _Cohorts(CohortSampler):
 
 
 def main() -> None:
+    with one_core_nodes(2) if sys.argv[1:] == ["two-nodes"] else contextlib.nullcontext() as address:
+        run(address)
+
+
+def run(address: str | None) -> None:
+    """Serve rounds on this machine, or on the cluster at `address`."""
     assembly = Assembly(recipes.load("fashion-mnist"))
     keys = KeyRing.from_seed(1)
-    ray_engine.connect(None, work.WORKERS)
+    ray_engine.connect(address, work.WORKERS)
     grid = ray_engine.RayGrid(assembly, keys, work.WORKERS)
     sampler = _Cohorts(assembly.budget.sampling, keys)
     with tempfile.TemporaryDirectory() as directory, Ledger(Path(directory) / "ledger.sqlite", "benchmark") as ledger:
