@@ -19,10 +19,10 @@ venv: .venv/installed
 	touch $@
 
 test: .venv/installed-test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-all: .venv/installed-test
-	$(BIN)/python -m pytest -m 'not gpu'
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not gpu'
 
 lint: .venv/installed-test
 	$(BIN)/ruff check .

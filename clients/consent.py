@@ -8,8 +8,10 @@ from typing import cast
 from flwr.app import ConfigRecord, RecordDict
 
 from fedlgm import wire
+from fedlgm.clipping import side_clip
 from fedlgm.errors import PrivacyError
 from fedlgm.plan import Budget, ReleasePlan
+from fedlgm.privacy.guarantee import Guarantee
 
 _ROUNDING = 1 + 1e-6
 
@@ -24,18 +26,23 @@ class Consent:
     Attributes:
         budget: the run's budget as the client computes it from its own recipe.
         participations: releases at the budget's noise multiplier that may be made in all.
-        private: whether the recipe's mechanism is private at all; published variants that are not promise nothing.
+        guarantee: what the recipe's own mechanism guarantees; published variants that are not private promise nothing.
     """
 
     budget: Budget
     participations: int
-    private: bool = True
+    guarantee: Guarantee
+
+    @property
+    def private(self) -> bool:
+        """Whether there is anything to hold the server to."""
+        return self.guarantee.status != "none"
 
     def check(self, plan: ReleasePlan) -> None:
         """Refuse a plan that protects less than what was agreed to.
 
         Raises:
-            PrivacyError: another trust model, no noise, or too little.
+            PrivacyError: another trust model or unit of privacy, no noise, or too little.
         """
         if plan.budget.trust != "local":
             raise PrivacyError("this client agreed to add its own noise: it refuses a plan for central trust")
@@ -43,11 +50,28 @@ class Consent:
             return
         if plan.guarantee.status == "none":
             raise PrivacyError("this client agreed to private releases: it refuses a plan without a guarantee")
+        unit = self.guarantee.unit
+        if plan.guarantee.unit != unit:  # where it is an example, updates are not bounded here
+            raise PrivacyError(
+                f"this client agreed to {unit}-level privacy: it refuses a plan for {plan.guarantee.unit}s"
+            )
+        for side in plan.sides:
+            if side.clip * _ROUNDING < side_clip(side.name, plan.layers):
+                raise PrivacyError(f"the plan counts less for {side.name!r} than a client contributes: refused")
         if plan.family == "laplace" and plan.effective_multiplier * _ROUNDING < self.budget.noise_multiplier:
             raise PrivacyError(
                 f"this client agreed to a noise multiplier of {self.budget.noise_multiplier:g}: it refuses a plan with "
                 f"{plan.effective_multiplier:g}"
             )
+
+    def check_raw_figures(self) -> None:
+        """Refuse to hand out figures without noise; only published variants that are not private ask for them.
+
+        Raises:
+            PrivacyError: the recipe's mechanism is private.
+        """
+        if self.private:
+            raise PrivacyError("this client agreed to private releases: it hands out no layer norms without noise")
 
     def record(self, state: RecordDict, client: int, key: str, plan: ReleasePlan) -> None:
         """Count a release before it is made; the same noise again is the same release.

@@ -146,6 +146,8 @@ class LayerwiseClient:
 
     def train_norms(self, message: Message, context: Context) -> Message:
         """Reply with each client's raw layer norms [clients, K]. Only published, NOT PRIVATE variants ask for them."""
+        if self._consent is not None:
+            self._consent.check_raw_figures()
         config = message.content.config_records[wire.CONFIG]
         round_ = int(config[wire.ROUND])  # type: ignore[arg-type]
         rows: list[np.ndarray] = []

@@ -199,6 +199,15 @@ def unknown_side(name: str) -> ConfigError:
     return ConfigError(f"unknown side release {name!r}; known: {QUANTILE_SIDE}, {MOVEMENT_SIDE}")
 
 
+def side_clip(name: str, layers: LayerTable) -> float:
+    """l2 bound of what a client contributes to a side, whatever its plan says."""
+    if name == QUANTILE_SIDE:
+        return quantile_side_clip(layers)
+    if name == MOVEMENT_SIDE:
+        return 1.0
+    raise unknown_side(name)
+
+
 def quantile_side_clip(layers: LayerTable) -> float:
     """l2 bound of a client's centred indicator bits: sqrt(K) / 2."""
     return math.sqrt(len(layers)) / 2

@@ -138,7 +138,7 @@ class Assembly:
         if cap is None:
             return None
         first = self.mechanism.plan(self.layers, self.budget, self.start())
-        return Consent(self.budget, cap, private=first.guarantee.status != "none")
+        return Consent(self.budget, cap, first.guarantee)
 
     def client(self, keys: KeyRing) -> LayerwiseClient:
         """A client object that serves any simulated client."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,10 +11,10 @@ from fedlgm.errors import ConfigError, RunError
 from fedlgm.keys import KeyRing
 from simulations.assembly import Assembly, settled
 from simulations.recipe import Recipe
+from simulations.recorder import OnRound
 from simulations.run_folder import RunFolder
 
 Engine = Literal["local", "ray", "flower"]
-OnRound = Callable[[dict[str, Any]], None]
 
 
 def simulate(

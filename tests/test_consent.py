@@ -10,9 +10,10 @@ from flwr.app import RecordDict
 
 from clients import Consent
 from fedlgm import mechanisms
+from fedlgm.clipping import quantile_side_clip
 from fedlgm.errors import PrivacyError
 from fedlgm.layers import LayerTable
-from fedlgm.plan import Budget, ReleasePlan, Sampling
+from fedlgm.plan import Budget, ReleasePlan, Sampling, Side
 from fedlgm.privacy.guarantee import Guarantee
 from fedlgm.transcript import Transcript
 from simulations import recipe as recipes
@@ -20,6 +21,7 @@ from simulations.assembly import Assembly
 
 LAYERS = LayerTable.from_sizes({"a": 3, "b": 5})
 AGREED = Budget(4.0, Sampling("poisson", 10, 1.0), "replace-one", "local", 3)
+PROVEN = Guarantee("proven", "the Gaussian mechanism", "replace-one", "local")
 
 
 def plan_with(budget: Budget, mechanism: str = "snr-consistent") -> ReleasePlan:
@@ -31,12 +33,11 @@ def plan_with(budget: Budget, mechanism: str = "snr-consistent") -> ReleasePlan:
 
 def laplace(multiplier: float) -> ReleasePlan:
     scale = np.full(2, 2.0 * multiplier)  # 1 / (1/b + 1/b)
-    guarantee = Guarantee("proven", "client", "replace-one", "local", "")
-    return ReleasePlan(LAYERS, np.ones(2), scale, AGREED, guarantee, family="laplace")
+    return ReleasePlan(LAYERS, np.ones(2), scale, AGREED, PROVEN, family="laplace")
 
 
 def test_the_agreed_releases_are_made_and_not_one_more() -> None:
-    consent, state, plan = Consent(AGREED, 2), RecordDict(), plan_with(AGREED)
+    consent, state, plan = Consent(AGREED, 2, PROVEN), RecordDict(), plan_with(AGREED)
     consent.check(plan)
     consent.record(state, 7, "first", plan)
     consent.record(state, 7, "first", plan)  # the same noise again
@@ -49,8 +50,8 @@ def test_the_agreed_releases_are_made_and_not_one_more() -> None:
 def test_less_noise_uses_the_budget_up_faster() -> None:
     weak = plan_with(replace(AGREED, noise_multiplier=2.0))
     with pytest.raises(PrivacyError, match="less noise"):
-        Consent(AGREED, 3).record(RecordDict(), 1, "only", weak)
-    state, consent = RecordDict(), Consent(AGREED, 5)
+        Consent(AGREED, 3, PROVEN).record(RecordDict(), 1, "only", weak)
+    state, consent = RecordDict(), Consent(AGREED, 5, PROVEN)
     consent.record(state, 1, "worth four", weak)
     consent.record(state, 1, "the fifth", plan_with(AGREED))
     with pytest.raises(PrivacyError):
@@ -58,7 +59,7 @@ def test_less_noise_uses_the_budget_up_faster() -> None:
 
 
 def test_central_trust_no_guarantee_and_weak_laplace_noise_are_refused() -> None:
-    consent = Consent(AGREED, 5)
+    consent = Consent(AGREED, 5, PROVEN)
     with pytest.raises(PrivacyError, match="central trust"):
         consent.check(plan_with(replace(AGREED, trust="central")))
     with pytest.raises(PrivacyError, match="without a guarantee"):
@@ -66,6 +67,23 @@ def test_central_trust_no_guarantee_and_weak_laplace_noise_are_refused() -> None
     with pytest.raises(PrivacyError, match="noise multiplier of 4"):
         consent.check(laplace(3.9))
     consent.check(laplace(4.0))
+
+
+def test_no_detail_of_a_plan_can_loosen_the_bound() -> None:
+    """Whatever the server writes into it: unbounded updates, or a side that is charged less than it holds."""
+    consent, honest = Consent(AGREED, 5, PROVEN), plan_with(AGREED)
+    with pytest.raises(PrivacyError, match="client-level privacy"):
+        consent.check(replace(honest, guarantee=replace(PROVEN, unit="example")))
+    side = Side("below-bound", 2, quantile_side_clip(LAYERS), 50.0)
+    consent.check(replace(honest, sides=(side,)))
+    with pytest.raises(PrivacyError, match="counts less for 'below-bound'"):
+        consent.check(replace(honest, sides=(replace(side, clip=side.clip / 2),)))
+
+
+def test_raw_norms_are_handed_out_only_where_nothing_was_promised() -> None:
+    with pytest.raises(PrivacyError, match="no layer norms"):
+        Consent(AGREED, 5, PROVEN).check_raw_figures()
+    Consent(AGREED, 5, replace(PROVEN, status="none")).check_raw_figures()
 
 
 def test_a_recipes_clients_agree_to_its_budget() -> None:

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -329,10 +328,8 @@ def test_damage_is_reported(tmp_path: Path, name: str, damage: Callable[[Path], 
 @pytest.mark.parametrize("name", list(sources.FILE_SETS))
 def test_missing_set_says_where_and_what(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "_DEBIAN", tmp_path / "debian")
-    start = time.perf_counter()
     with pytest.raises(DataError) as caught:
         data.load(name, tmp_path)
-    assert time.perf_counter() - start < 1.0
     message = str(caught.value)
     assert message.startswith(f"{name} not found: looked for {sources.FILE_SETS[name].files[0]}")
     for folder in (tmp_path, tmp_path / name, tmp_path / "store" / name, tmp_path / "debian" / name):
@@ -427,7 +424,5 @@ def test_silent_server_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sources, "_TIMEOUT", 0.2)
         monkeypatch.setattr(torchvision.datasets.MNIST, "mirrors", [f"http://127.0.0.1:{silent.getsockname()[1]}/"])
         monkeypatch.delenv("FEDLGM_OFFLINE")
-        start = time.perf_counter()
         with pytest.raises(DataError, match=r"The download failed: .*timed out"):
             data.load("mnist")
-        assert time.perf_counter() - start < 5.0

@@ -131,13 +131,24 @@ def _assert_charged_before_released(run: Path) -> None:
 
 
 def _worker_pids() -> list[int]:
-    pids = []
+    """Ray workers below this process: other tests may run theirs at the same time."""
+    parents, workers = {}, []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
-                if (entry / "cmdline").read_bytes().startswith(b"ray::Worker"):
-                    pids.append(int(entry.name))
-    return pids
+                pid = int(entry.name)
+                parents[pid] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                if (entry / "cmdline").read_bytes().startswith(b"ray::"):
+                    workers.append(pid)
+
+    def ours(pid: int) -> bool:
+        while pid in parents:
+            pid = parents[pid]
+            if pid == os.getpid():
+                return True
+        return False
+
+    return [pid for pid in workers if ours(pid)]
 
 
 def _serve(grid: ray_engine.RayGrid, run: Path, progress: Any = None) -> dict[str, Any]:

@@ -119,6 +119,7 @@ def test_in_single_precision_both_trainers_round_no_worse_than_a_plain_loop(name
         assert _relative(ours, exact) < tolerance
 
 
+@pytest.mark.slow
 def test_resnet18_agrees_in_double_precision() -> None:
     module, layers, shape = _build("resnet18")
     module = module.double()

@@ -12,19 +12,18 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from fedlgm.errors import RunError
+from simulations.recorder import OnRound
 from simulations.run_folder import RunFolder
 
 APP = Path(__file__).resolve().parents[1] / "flower_app"
 _CONNECTION = "fedlgm"
 _STARTUP_S = 60.0
-
-OnRound = Callable[[dict[str, Any]], None]
 
 
 def run_flower(folder: RunFolder, supernodes: int, workers: int, progress: OnRound | None = None) -> dict[str, Any]:
