@@ -11,6 +11,7 @@ import statistics
 import time
 import warnings
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -80,10 +81,11 @@ class Round:
     def sequential(self) -> Trainer:
         return SequentialTrainer(self.module(), self.layers, SETTINGS, self.device)
 
-    def vectorized(self, width: int, compiled: bool) -> VectorizedTrainer:
-        return VectorizedTrainer(
-            self.module(), self.layers, SETTINGS, width=width, compile=compiled, device=self.device
-        )
+    def vectorized(self, width: int, compiled: bool, products: bool = False) -> VectorizedTrainer:
+        module = self.module()
+        if products:
+            _convolve_by_products_(module)
+        return VectorizedTrainer(module, self.layers, SETTINGS, width=width, compile=compiled, device=self.device)
 
     def run(self, trainer: Trainer, clients: np.ndarray) -> Tensor:
         """The next model [D]."""
@@ -96,6 +98,30 @@ class Round:
         return self.model + total / len(clients)
 
 
+def _convolve_by_products_(module: torch.nn.Module) -> None:
+    """Unfold images and multiply matrices, to see what the grouped convolutions of `vmap` cost on this device."""
+
+    def forward(layer: torch.nn.Conv2d, images: Tensor) -> Tensor:
+        (height, width), (down, right) = layer.padding, layer.stride
+        padded = torch.nn.functional.pad(images, (width, width, height, height))
+        rows = (padded.shape[2] - layer.kernel_size[0]) // down + 1
+        columns = (padded.shape[3] - layer.kernel_size[1]) // right + 1
+        # By slices: `vmap` has no rule for the gradient of Tensor.unfold.
+        slices = [
+            padded[:, :, i : i + down * rows : down, j : j + right * columns : right]
+            for i in range(layer.kernel_size[0])
+            for j in range(layer.kernel_size[1])
+        ]
+        examples = images.shape[0]
+        flat = torch.stack(slices, dim=2).flatten(1, 2).permute(0, 2, 3, 1).reshape(examples * rows * columns, -1)
+        products = torch.addmm(layer.bias, flat, layer.weight.reshape(layer.out_channels, -1).t())
+        return products.reshape(examples, rows, columns, -1).permute(0, 3, 1, 2)
+
+    for layer in module.modules():
+        if isinstance(layer, torch.nn.Conv2d):
+            layer.forward = partial(forward, layer)
+
+
 def check(device: torch.device, scale: Scale) -> dict[str, bool]:
     """Whether rounds are reproducible on the device and agree with the CPU's."""
     here, cpu = Round(scale, device), Round(scale, torch.device("cpu"))
@@ -106,6 +132,7 @@ def check(device: torch.device, scale: Scale) -> dict[str, bool]:
     for name, make in (
         ("sequential", here.sequential),
         ("vectorized", lambda: here.vectorized(scale.widths[-1], False)),
+        ("vectorized by matrix products", lambda: here.vectorized(scale.widths[-1], False, products=True)),
     ):
         first, second = (here.run(make(), everyone).cpu() for _ in range(2))
         results[f"{name}: two rounds have the same bits"] = torch.equal(first, second)
@@ -126,7 +153,9 @@ def measure(device: torch.device, scale: Scale, compile_all: bool = False) -> di
     compiled = scale.widths if compile_all else (fastest["width"],)
     if device.type != "cpu":
         plain += [_vectorized(here, width, True, everyone, scale) for width in compiled]
-    rows += plain
+    kinds = (False, True) if device.type != "cpu" else (False,)
+    products = [_vectorized(here, fastest["width"], kind, everyone, scale, products=True) for kind in kinds]
+    rows += plain + products
     best = max(row.get("clients_per_s", 0.0) for row in plain)
     ratio = best / rows[0]["clients_per_s"]
     summary = {
@@ -135,18 +164,22 @@ def measure(device: torch.device, scale: Scale, compile_all: bool = False) -> di
         "examples": int(here.sizes.sum()),
         "largest_client": int(here.sizes[0]),
         "vectorized_over_sequential": ratio,
+        "by_matrix_products_over_sequential": max(row.get("clients_per_s", 0.0) for row in products)
+        / rows[0]["clients_per_s"],
         "vectorized_over_cpu": best / rows[1]["clients_per_s"] if device.type != "cpu" else None,
         "meets_target": ratio >= TARGET if device.type != "cpu" else None,
     }
     return {"rows": rows, "summary": summary}
 
 
-def _vectorized(here: Round, width: int, compiled: bool, clients: np.ndarray, scale: Scale) -> dict[str, Any]:
+def _vectorized(
+    here: Round, width: int, compiled: bool, clients: np.ndarray, scale: Scale, products: bool = False
+) -> dict[str, Any]:
     try:
-        row = _time("vectorized", here, here.vectorized(width, compiled), clients, scale)
+        row = _time("vectorized", here, here.vectorized(width, compiled, products), clients, scale)
     except torch.OutOfMemoryError as error:
         row = {"trainer": "vectorized", "device": here.device.type, "skipped": str(error).splitlines()[0]}
-    return row | {"width": width, "compiled": compiled}
+    return row | {"width": width, "compiled": compiled, "convolutions": "products" if products else "grouped"}
 
 
 def _time(name: str, here: Round, trainer: Trainer, clients: np.ndarray, scale: Scale) -> dict[str, Any]:
