@@ -17,8 +17,8 @@ class Missing(importlib.abc.MetaPathFinder):
 sys.meta_path.insert(0, Missing())
 import torch
 torch.set_num_threads(1)
-import benchmarks.gpu.__main__
-from benchmarks.gpu import rounds
+import benchmarks.gpu
+from benchmarks.gpu_parts import rounds
 
 cpu = torch.device("cpu")
 checks, measured = rounds.check(cpu, rounds.TINY), rounds.measure(cpu, rounds.TINY)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.tables import KEY, models, offsets_of
+from benchmarks.gpu_parts.tables import KEY, models, offsets_of
 from fedlgm import kernels
 from fedlgm.kernels.layout import layout_of
 from fedlgm.kernels.spec import Noise

@@ -21,12 +21,12 @@ from typing import Any, get_args
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.gpu import rounds
-from benchmarks.gpu.checks import check_all, check_no_sync
-from benchmarks.gpu.tables import models
-from benchmarks.gpu.times import Timer, sweep, time_cpu, time_noise, time_private_step
+from benchmarks.gpu_parts import rounds
+from benchmarks.gpu_parts.checks import check_all, check_no_sync
+from benchmarks.gpu_parts.tables import models
+from benchmarks.gpu_parts.times import Timer, sweep, time_cpu, time_noise, time_private_step
 from fedlgm import kernels
 from fedlgm.noise import Family
 

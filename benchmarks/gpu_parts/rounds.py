@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.tables import KEY
+from benchmarks.gpu_parts.tables import KEY
 from fedlgm import kernels, models
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.layers import LayerTable

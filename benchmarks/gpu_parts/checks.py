@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from benchmarks.gpu.tables import KEY, offsets_of
+from benchmarks.gpu_parts.tables import KEY, offsets_of
 from fedlgm import kernels
 from fedlgm.kernels import torch_kernels
 from fedlgm.kernels.layout import layout_of
