@@ -121,13 +121,15 @@ def test_in_single_precision_both_trainers_round_no_worse_than_a_plain_loop(name
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
-@pytest.mark.parametrize("name", ["resnet18", "resnet152"])
+@pytest.mark.parametrize(
+    ("name", "optimizer"),
+    [*(("resnet18", optimizer) for optimizer in ("sgd", "momentum", "adam")), ("resnet152", "sgd")],
+)
 def test_large_models_agree_in_double_precision(name: str, optimizer: str) -> None:
     module, layers, shape = _build(name)
     module = module.double()
-    settings = dataclasses.replace(OPTIMIZERS[optimizer], epochs=1, batch_size=2)
-    sizes = (3, 2) if name == "resnet18" else (2, 1)
+    settings = dataclasses.replace(OPTIMIZERS[optimizer], epochs=1, batch_size=1)
+    sizes = (2, 1)
     model = torch.cat([dict(module.named_parameters())[s.name].detach().reshape(-1) for s in layers.slots()])
     reference = _loop(module, layers, settings, _tasks(shape, 1, sizes, torch.float64))
     trainer = VectorizedTrainer(copy.deepcopy(module), layers, settings, width=2)
