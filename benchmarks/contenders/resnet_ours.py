@@ -22,8 +22,6 @@ from simulations.assembly import Assembly
 from simulations.engines import ray as ray_engine
 from strategies import CohortSampler, LayerwiseFedAvg, ServerOptimizer
 
-spent = [0.0]
-
 
 class _Timed:
     """A trainer with a stopwatch."""
@@ -36,7 +34,7 @@ class _Timed:
         while True:
             started = time.perf_counter()
             update = next(iterator, None)
-            spent[0] += time.perf_counter() - started
+            here.spent[0] += time.perf_counter() - started
             if update is None:
                 return
             yield update
@@ -55,11 +53,15 @@ class _Worker(ray_engine.Worker):
         super().__init__(*arguments)
 
     def run(self, metadata: Any, config: Any, model: np.ndarray | None) -> Message:
-        spent[0] = 0.0
+        here.spent[0] = 0.0
         message = super().run(metadata, config, model)
         for metrics in message.content.metric_records.values():
-            metrics["training"] = spent[0]
+            metrics["training"] = here.spent[0]
         return message
+
+
+class _Grid(ray_engine.RayGrid):
+    worker = _Worker
 
 
 class _Cohorts(CohortSampler):
@@ -81,8 +83,7 @@ def main() -> None:
     assembly = Assembly(recipe).holding(here.dataset(), here.clients())
     keys = KeyRing.from_seed(1)
     ray_engine.connect(None, here.WORKERS)
-    ray_engine.Worker = _Worker  # type: ignore[misc]
-    grid = ray_engine.RayGrid(assembly, keys, here.WORKERS)
+    grid = _Grid(assembly, keys, here.WORKERS)
     deliver, training = grid.deliver, [0.0]
 
     def counted(messages: list[Message]) -> Iterator[Message]:

@@ -13,6 +13,7 @@ from fedlgm.data import DataSet, Partition
 
 CLIENTS, COHORT, IMAGES, BATCH, LR = 20, 10, 64, 32, 0.01
 WORKERS = 2
+spent = [0.0]  # seconds of local training in this process, for a stopwatch
 
 
 @lru_cache(maxsize=1)

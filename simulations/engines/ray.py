@@ -81,6 +81,9 @@ class RayGrid(WorkerGrid):
         gpus: GPU share of an actor.
     """
 
+    worker = Worker
+    """What an actor runs."""
+
     def __init__(self, assembly: Assembly, keys: KeyRing, workers: int, gpus: float = 0.0) -> None:
         super().__init__(workers)
         dataset, partition = assembly.dataset, assembly.partition
@@ -139,7 +142,7 @@ class RayGrid(WorkerGrid):
 
     def _start(self, slot: int) -> None:
         """Start an actor; it gets work once it is up, and others do the work if that never happens."""
-        self._actors[slot] = ray.remote(Worker).options(**self._options).remote(*self._arguments)
+        self._actors[slot] = ray.remote(self.worker).options(**self._options).remote(*self._arguments)
         self._starting[self._actors[slot].ready.remote()] = slot
 
     def _started(self, signal: ray.ObjectRef) -> None:
