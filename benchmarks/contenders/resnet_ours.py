@@ -77,7 +77,7 @@ def main() -> None:
             f"federation.clients={here.CLIENTS}",
             f"federation.rate={here.COHORT / here.CLIENTS}",
             f"training={{optimizer = 'sgd', lr = {here.LR}, epochs = 1, batch_size = {here.BATCH}}}",
-            "run.block_size=1",
+            f"run.block_size={here.COHORT // here.WORKERS}",
         ],
     )
     assembly = Assembly(recipe).holding(here.dataset(), here.clients())
