@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from benchmarks.contenders import resnet_work
-from benchmarks.simulators import Contender
+from benchmarks.simulators import Contender, interleaved
 
 
 def peak_megabytes() -> float:
@@ -87,13 +87,8 @@ def federation(clients: int, cohort: int, rounds: int, nodes: int = 1) -> dict[s
 
 def resnet18_shares(rounds: int) -> dict[str, Any]:
     """Share of the workers' time in a round of ten ResNet-18 clients that is not local training, ours and Flower's."""
-    contenders = {"ours": Contender(["resnet_ours"]), "flower": Contender(["resnet_flower"])}
-    answers: dict[str, list[dict[str, float]]] = {name: [] for name in contenders}
-    for number in range(1, rounds + 1):
-        for name, contender in contenders.items():
-            answers[name].append(contender.round(number))
-    for contender in contenders.values():
-        contender.close()
+    contenders = {"ours": Contender(["resnet_ours"]), "flower": Contender(["flower", "resnet_work"])}
+    answers = interleaved(contenders, rounds)
     shares = {
         name: [1 - answer["training"] / (resnet_work.WORKERS * answer["seconds"]) for answer in rows]
         for name, rows in answers.items()
@@ -148,12 +143,8 @@ def main() -> None:
 def two_nodes(rounds: int) -> dict[str, Any]:
     """Seconds of a round of the simulators' benchmark on two nodes with one core each and on one node with two."""
     contenders = {"one": Contender(["fedlgm_ray"]), "two": Contender(["fedlgm_ray", "two-nodes"])}
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    for number in range(1, rounds + 1):
-        for name, contender in contenders.items():
-            seconds[name].append(contender.round(number)["seconds"])
-    for contender in contenders.values():
-        contender.close()
+    answers = interleaved(contenders, rounds)
+    seconds = {name: [answer["seconds"] for answer in rows] for name, rows in answers.items()}
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     return {"seconds_per_round": medians, "ratio": medians["two"] / medians["one"], "all_seconds": seconds}
 

@@ -18,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -67,6 +68,17 @@ class Contender:
         return [_answer(process) for process in self._processes]
 
 
+def interleaved(contenders: dict[str, Contender], rounds: int) -> dict[str, list[dict[str, float]]]:
+    """Rounds 1 to `rounds` of every contender, in turn; the contenders are closed afterwards."""
+    answers: dict[str, list[dict[str, float]]] = {name: [] for name in contenders}
+    for number in range(1, rounds + 1):
+        for name, contender in contenders.items():
+            answers[name].append(contender.round(number))
+    for contender in contenders.values():
+        contender.close()
+    return answers
+
+
 def _answer(process: subprocess.Popen[str]) -> dict[str, Any]:
     assert process.stdout is not None
     for line in process.stdout:
@@ -76,7 +88,7 @@ def _answer(process: subprocess.Popen[str]) -> dict[str, Any]:
     raise RuntimeError(f"{process.args} ended with status {process.wait()}")
 
 
-def floor_seconds(rounds: list[int]) -> dict[str, float]:
+def floor_seconds(rounds: Iterable[int]) -> dict[str, float]:
     """Floating-point work of a round over the measured matrix-product rate of all cores."""
     module = work.model()
     x, y = torch.randn(work.BATCH, 1, 28, 28), torch.zeros(work.BATCH, dtype=torch.int64)
@@ -104,24 +116,20 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer rounds; ends within three minutes")
     parser.add_argument("--rounds", type=int, help="timed rounds of each contender")
     arguments = parser.parse_args()
-    rounds = list(range(1, 1 + (arguments.rounds or (4 if arguments.quick else 15))))
+    rounds = arguments.rounds or (4 if arguments.quick else 15)
     contenders = {name: Contender(command) for name, command in CONTENDERS.items()}
     pfl_python = os.environ.get("FEDLGM_PFL_PYTHON")
     if pfl_python:
         shares = [["pfl_simulator", str(share)] for share in range(work.WORKERS)]
         contenders["pfl"] = Contender(*shares, python=pfl_python)
-    times: dict[str, list[float]] = {name: [] for name in contenders}
-    for number in rounds:
-        for name, contender in contenders.items():
-            times[name].append(contender.round(number)["seconds"])
-    for contender in contenders.values():
-        contender.close()
-    floor = floor_seconds(rounds)
+    answers = interleaved(contenders, rounds)
+    times = {name: [answer["seconds"] for answer in rows] for name, rows in answers.items()}
+    floor = floor_seconds(range(1, rounds + 1))
     medians = {name: statistics.median(values) for name, values in times.items()} | {"floor": floor["seconds"]}
     result = {
         "work": f"FashionMNIST, {work.CLIENTS} clients, {work.COHORT} a round, CNN 26,010, "
         f"{work.EPOCHS} epochs, batch {work.BATCH}, Adam {work.LR}, {work.WORKERS} workers",
-        "rounds": len(rounds),
+        "rounds": rounds,
         "seconds_per_round": medians,
         "all_seconds": times,
         "ratios": {name: seconds / medians["ours"] for name, seconds in medians.items() if name != "ours"},

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -30,30 +31,35 @@ class _Cohorts(CohortSampler):
         return work.cohort(round - 1)
 
 
-def main() -> None:
-    with one_core_nodes(2) if sys.argv[1:] == ["two-nodes"] else contextlib.nullcontext() as address:
-        run(address)
-
-
-def run(address: str | None) -> None:
-    """Serve rounds on this machine, or on the cluster at `address`."""
-    assembly = Assembly(recipes.load("fashion-mnist"))
-    keys = KeyRing.from_seed(1)
-    ray_engine.connect(address, work.WORKERS)
-    grid = ray_engine.RayGrid(assembly, keys, work.WORKERS)
-    sampler = _Cohorts(assembly.budget.sampling, keys)
+def serve(
+    grid: ray_engine.RayGrid,
+    assembly: Assembly,
+    keys: KeyRing,
+    sampler: type[CohortSampler] = _Cohorts,
+    figures: Callable[[], dict[str, float]] = dict,
+) -> None:
+    """Serve private rounds over `grid`; each answer holds the `figures` of its round."""
     with tempfile.TemporaryDirectory() as directory, Ledger(Path(directory) / "ledger.sqlite", "benchmark") as ledger:
         strategy = LayerwiseFedAvg(
-            assembly.mechanism, assembly.layers, assembly.budget, assembly.start(), sampler,
-            ServerOptimizer("sgd", 1.0), keys, ledger, block_size=assembly.recipe.run.block_size, work=assembly.sizes,
+            assembly.mechanism, assembly.layers, assembly.budget, assembly.start(),
+            sampler(assembly.budget.sampling, keys), ServerOptimizer("sgd", 1.0), keys, ledger,
+            block_size=assembly.recipe.run.block_size, work=assembly.sizes,
         )  # fmt: skip
 
-        def do_round(number: int) -> None:
+        def do_round(number: int) -> dict[str, float]:
             strategy.transcript = Transcript(number, strategy.transcript.models)
             strategy.start(grid, strategy.initial_arrays(), num_rounds=1)
+            return figures()
 
         work.serve(do_round)
     ray_engine.shutdown()
+
+
+def main() -> None:
+    with one_core_nodes(2) if sys.argv[1:] == ["two-nodes"] else contextlib.nullcontext() as address:
+        assembly, keys = Assembly(recipes.load("fashion-mnist")), KeyRing.from_seed(1)
+        ray_engine.connect(address, work.WORKERS)
+        serve(ray_engine.RayGrid(assembly, keys, work.WORKERS), assembly, keys)
 
 
 if __name__ == "__main__":

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from flwr.app import Message
 
+from benchmarks.contenders import fedlgm_ray
 from benchmarks.contenders import resnet_work as here
-from benchmarks.contenders import work
 from fedlgm.keys import KeyRing
-from fedlgm.privacy import Ledger
 from fedlgm.training import Trainer
-from fedlgm.transcript import Transcript
 from simulations import recipe as recipes
 from simulations.assembly import Assembly
 from simulations.engines import ray as ray_engine
-from strategies import CohortSampler, LayerwiseFedAvg, ServerOptimizer
+from strategies import CohortSampler
 
 
 class _Timed:
@@ -87,27 +83,14 @@ def main() -> None:
     deliver, training = grid.deliver, [0.0]
 
     def counted(messages: list[Message]) -> Iterator[Message]:
+        training[0] = 0.0
         for reply in deliver(messages):
             for metrics in reply.content.metric_records.values():
                 training[0] += float(metrics.pop("training"))  # type: ignore[arg-type]
             yield reply
 
     grid.deliver = counted  # type: ignore[method-assign]
-    with tempfile.TemporaryDirectory() as directory, Ledger(Path(directory) / "ledger.sqlite", "benchmark") as ledger:
-        strategy = LayerwiseFedAvg(
-            assembly.mechanism, assembly.layers, assembly.budget, assembly.start(),
-            _Cohorts(assembly.budget.sampling, keys), ServerOptimizer("sgd", 1.0), keys, ledger,
-            block_size=recipe.run.block_size, work=assembly.sizes,
-        )  # fmt: skip
-
-        def do_round(number: int) -> dict[str, float]:
-            training[0] = 0.0
-            strategy.transcript = Transcript(number, strategy.transcript.models)
-            strategy.start(grid, strategy.initial_arrays(), num_rounds=1)
-            return {"training": training[0]}
-
-        work.serve(do_round)
-    ray_engine.shutdown()
+    fedlgm_ray.serve(grid, assembly, keys, _Cohorts, lambda: {"training": training[0]})
 
 
 if __name__ == "__main__":
