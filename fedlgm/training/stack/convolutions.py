@@ -1,0 +1,149 @@
+"""Convolutions of a stack: by a matrix product where that is faster, else by oneDNN."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from fedlgm.training.stack.layers import Parametric, pair
+from fedlgm.training.stack.tape import Tape
+
+aten = torch.ops.aten
+
+_FEW = 4  # input channels up to which oneDNN's gradient of the weights runs at a tenth of the machine's speed
+_RUN = 32  # floats that a copy must find side by side to be fast
+
+
+class ProductConvolution(Parametric):
+    """Convolution as a matrix product over unfolded images: [N, H, W, C] to [N, H', W', out]."""
+
+    @staticmethod
+    def suits(module: nn.Conv2d, first: bool) -> bool:
+        """Whether this is faster than oneDNN; the `first` layer's input needs no gradient.
+
+        It is for images of few channels, and where the kernel is as long as its stride or twice that: then an unfolded
+        batch is at most four times as large, and its gradient folds back in at most four sums.
+        """
+        if module.groups != 1 or module.dilation != (1, 1):
+            return False
+        if first and module.in_channels <= _FEW:
+            return True
+        return all(
+            kernel in (stride, 2 * stride) for kernel, stride in zip(module.kernel_size, module.stride, strict=True)
+        )
+
+    def __init__(self, name: str, module: nn.Conv2d, weight: Tensor, bias: Tensor | None = None) -> None:
+        super().__init__(name, module, weight, bias)
+        self._kernel, self._stride = pair(module.kernel_size), pair(module.stride)
+        self._padding = pair(module.padding)
+
+    def forward(self, tape: Tape, x: Tensor) -> Tensor:
+        """See `Layer`."""
+        out_channels, channels = self._weight.shape[:2]
+        self._padded = self._pad(tape, x)
+        patches = self._unfold(tape, self._padded)
+        examples, rows, columns, size = patches.shape
+        self._patches = patches.view(-1, size)
+        self._packed = tape.memory.take(f"{self._name} weight", out_channels, *self._kernel, channels)
+        tape.apply(self._packed.copy_, self._weight.permute(0, 2, 3, 1))
+        out = self.product(tape, self._patches, self._packed.view(out_channels, size))
+        return out.view(examples, rows, columns, out_channels)
+
+    def backward(self, tape: Tape, gradient: Tensor, wanted: bool) -> Tensor | None:
+        """See `Layer`."""
+        flat = gradient.view(-1, gradient.shape[-1])
+        packed = tape.memory.take(f"{self._name} weight gradient", *self._packed.shape)
+        tape.do(torch.mm, flat.t(), self._patches, out=packed.view(len(packed), -1))
+        tape.apply(self._of_weight.copy_, packed.permute(0, 3, 1, 2))
+        self.sum_bias(tape, flat)
+        return self._fold(tape, gradient) if wanted else None
+
+    def _pad(self, tape: Tape, x: Tensor) -> Tensor:
+        """[N, H + 2 padding, W + 2 padding, C]; nobody writes the border of the buffer, which is zero."""
+        (height, width), (examples, rows, columns, channels) = self._padding, x.shape
+        if height == width == 0 and x.is_contiguous():
+            return x
+        shape = (examples, rows + 2 * height, columns + 2 * width, channels)
+        padded = tape.memory.take(f"{self._name} padded", *shape)
+        tape.apply(padded[:, height : height + rows, width : width + columns].copy_, x)
+        return padded
+
+    def _unfold(self, tape: Tape, images: Tensor) -> Tensor:
+        """Patches [N, H', W', kernel height * kernel width * C] of contiguous images."""
+        (high, wide), (down, right), (examples, height, width, channels) = self._kernel, self._stride, images.shape
+        rows, columns, run = (height - high) // down + 1, (width - wide) // right + 1, wide * channels
+        per_image, per_row, per_column, _ = images.stride()
+        patches = tape.memory.take(f"{self._name} patches", examples, rows, columns, high * run)
+        if run >= _RUN:
+            shape, strides = (
+                (examples, rows, columns, high, run),
+                (per_image, down * per_row, right * per_column, per_row),
+            )
+            tape.apply(patches.view(shape).copy_, images.as_strided(shape, (*strides, 1)))
+            return patches
+        # Short runs are gathered first, column by column, so that a whole patch lies side by side in the second copy.
+        strips = tape.memory.take(f"{self._name} strips", examples, columns, height, run)
+        tape.apply(strips.copy_, images.as_strided(strips.shape, (per_image, right * per_column, per_row, 1)))
+        per_strip = height * run
+        tape.apply(patches.copy_, strips.as_strided(patches.shape, (columns * per_strip, down * run, per_strip, 1)))
+        return patches
+
+    def _fold(self, tape: Tape, gradient: Tensor) -> Tensor:
+        """Gradient of the images: what every patch says of its cells of stride x stride pixels, summed."""
+        examples, rows, columns, out_channels = gradient.shape
+        (high, wide), (down, right), channels = self._kernel, self._stride, self._packed.shape[3]
+        images = tape.memory.take(f"{self._name} gradient", *self._padded.shape)
+        tape.apply(images.zero_)
+        used = images[:, : (rows - 1) * down + high, : (columns - 1) * right + wide]
+        cells = used.unflatten(1, (-1, down)).unflatten(3, (-1, right))
+        said = tape.memory.take(f"{self._name} cells", gradient[..., 0].numel(), down * right * channels)
+        part = tape.memory.take(f"{self._name} weight of cells", out_channels, down * right * channels)
+        addend = said.view(examples, rows, columns, down, right, channels).permute(0, 1, 3, 2, 4, 5)
+        for row in range(high // down):
+            for column in range(wide // right):
+                weight = self._packed[:, row * down : (row + 1) * down, column * right : (column + 1) * right]
+                tape.apply(part.view(weight.shape).copy_, weight)
+                tape.do(torch.mm, gradient.view(-1, out_channels), part, out=said)
+                tape.apply(cells[:, row : row + rows, :, column : column + columns].add_, addend)
+        (top, left), (_, height, width, _) = self._padding, images.shape
+        inner = images[:, top : height - top, left : width - left]
+        if inner.is_contiguous():
+            return inner
+        without_border = tape.memory.take(f"{self._name} gradient without border", *inner.shape)
+        tape.apply(without_border.copy_, inner)
+        return without_border
+
+
+class Convolution(Parametric):
+    """Any other convolution, by oneDNN: [N, H, W, C] to [N, H', W', out]."""
+
+    def __init__(self, name: str, module: nn.Conv2d, weight: Tensor, bias: Tensor | None = None) -> None:
+        super().__init__(name, module, weight, bias)
+        self._options = (module.stride, module.padding, module.dilation, False, [0, 0], module.groups)
+
+    def forward(self, tape: Tape, x: Tensor) -> Tensor:
+        """See `Layer`."""
+        self._x = x
+        shape = self._convolve(x).shape
+        return tape.do(self._convolve, x, out=tape.memory.take(f"{self._name} output", *shape))
+
+    def backward(self, tape: Tape, gradient: Tensor, wanted: bool) -> Tensor | None:
+        """See `Layer`."""
+        of_input = tape.memory.take(f"{self._name} gradient", *self._x.shape) if wanted else None
+        tape.apply(self._differentiate, self._x, gradient, of_input)
+        return of_input
+
+    def _convolve(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        images = aten.convolution(x.permute(0, 3, 1, 2), self._weight, self._bias, *self._options).permute(0, 2, 3, 1)
+        return images if out is None else out.copy_(images)
+
+    def _differentiate(self, x: Tensor, gradient: Tensor, of_input: Tensor | None) -> None:
+        images, outputs = x.permute(0, 3, 1, 2), gradient.permute(0, 3, 1, 2)
+        bias = None if self._bias is None else [len(self._bias)]
+        wanted = [of_input is not None, True, bias is not None]
+        got = aten.convolution_backward(outputs, images, self._weight, bias, *self._options, wanted)
+        self._of_weight.copy_(got[1])
+        if of_input is not None:
+            of_input.copy_(got[0].permute(0, 2, 3, 1))
+        if self._of_bias is not None:
+            self._of_bias.copy_(got[2])

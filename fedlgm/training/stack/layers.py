@@ -1,0 +1,212 @@
+"""Layers that write down their own forward and backward pass.
+
+Images are channels-last [N, H, W, C] throughout: pooling and activations are vectorised in that layout only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, ClassVar, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+
+from fedlgm.training.stack.tape import Tape
+
+aten = torch.ops.aten
+
+
+class Layer(Protocol):
+    """One layer of a `Stack`; `backward` follows `forward` on the same tape."""
+
+    def forward(self, tape: Tape, x: Tensor) -> Tensor:
+        """Write down the output for a batch `x`, perhaps over it; gives where the output will lie."""
+        ...
+
+    def backward(self, tape: Tape, gradient: Tensor, wanted: bool) -> Tensor | None:
+        """Write down the gradients of the parameters, and of the input if it is `wanted`; gives where that will lie.
+
+        `gradient`, that of the output, may be overwritten.
+        """
+        ...
+
+
+class Parametric:
+    """Weight, bias and where their gradients go.
+
+    Args:
+        name: of the layer; its memory is called after it.
+        module: whose parameters are read in place.
+        weight: gradient of the weight, of its shape.
+        bias: gradient of the bias; None without one.
+    """
+
+    def __init__(self, name: str, module: nn.Linear | nn.Conv2d, weight: Tensor, bias: Tensor | None = None) -> None:
+        self._name = name
+        self._weight, self._bias = module.weight.detach(), None if module.bias is None else module.bias.detach()
+        self._of_weight, self._of_bias = weight, bias
+
+    def product(self, tape: Tape, x: Tensor, weight: Tensor) -> Tensor:
+        """[N, out] of [N, in] and [out, in]."""
+        out = tape.memory.take(f"{self._name} output", len(x), len(weight))
+        if self._bias is None:
+            return tape.do(torch.mm, x, weight.t(), out=out)
+        return tape.do(torch.addmm, self._bias, x, weight.t(), out=out)
+
+    def sum_bias(self, tape: Tape, gradient: Tensor) -> None:
+        """Gradient of the bias for that of the output [N, out]."""
+        if self._of_bias is not None:
+            tape.do(torch.sum, gradient, 0, out=self._of_bias)
+
+
+class Linear(Parametric):
+    """Fully connected: [N, in] to [N, out]."""
+
+    def forward(self, tape: Tape, x: Tensor) -> Tensor:
+        """See `Layer`."""
+        self._x = x
+        return self.product(tape, x, self._weight)
+
+    def backward(self, tape: Tape, gradient: Tensor, wanted: bool) -> Tensor | None:
+        """See `Layer`."""
+        tape.do(torch.mm, gradient.t(), self._x, out=self._of_weight)
+        self.sum_bias(tape, gradient)
+        if not wanted:
+            return None
+        return tape.do(torch.mm, gradient, self._weight, out=tape.memory.take(f"{self._name} gradient", *self._x.shape))
+
+
+def _threshold_backward(gradient: Tensor, x: Tensor, grad_input: Tensor) -> None:
+    aten.threshold_backward.grad_input(gradient, x, 0, grad_input=grad_input)
+
+
+class Activation:
+    """Sigmoid, tanh or ReLU, in the place of its input, which nobody else may need."""
+
+    _FORWARD: ClassVar[dict[type[nn.Module], Callable[..., Any]]] = {
+        nn.Sigmoid: torch.sigmoid,
+        nn.Tanh: torch.tanh,
+        nn.ReLU: partial(torch.clamp, min=0),
+    }
+    _BACKWARD: ClassVar[dict[type[nn.Module], Callable[..., Any]]] = {
+        nn.Sigmoid: aten.sigmoid_backward.grad_input,
+        nn.Tanh: aten.tanh_backward.grad_input,
+        nn.ReLU: _threshold_backward,
+    }
+    KINDS = tuple(_FORWARD)
+
+    def __init__(self, module: nn.Module) -> None:
+        self._value, self._derivative = self._FORWARD[type(module)], self._BACKWARD[type(module)]
+
+    def forward(self, tape: Tape, x: Tensor) -> Tensor:
+        """See `Layer`."""
+        self._y = x
+        return tape.do(self._value, x, out=x)
+
+    def backward(self, tape: Tape, gradient: Tensor, wanted: bool) -> Tensor | None:
+        """See `Layer`."""
+        tape.apply(partial(self._derivative, grad_input=gradient), gradient, self._y)
+        return gradient
+
+
+class MaxPool:
+    """Maximum over windows of 2 x 2 in steps of 1 or 2, one axis after the other: [N, H, W, C] to [N, H', W', C].
+
+    Of equal values the first is the maximum, as in torch.
+    """
+
+    @staticmethod
+    def suits(module: nn.MaxPool2d) -> bool:
+        """Whether the windows are such."""
+        plain = pair(module.padding) == (0, 0) and pair(module.dilation) == (1, 1) and not module.ceil_mode
+        return plain and pair(module.kernel_size) == (2, 2) and pair(module.stride) in ((1, 1), (2, 2))
+
+    def __init__(self, name: str, module: nn.MaxPool2d) -> None:
+        self._name, self._stride = name, pair(module.stride)[0]
+
+    def forward(self, tape: Tape, x: Tensor) -> Tensor:
+        """See `Layer`."""
+        self._x = x
+        self._wide = self._maximum(tape, x, 2)
+        return self._maximum(tape, self._wide, 1)
+
+    def backward(self, tape: Tape, gradient: Tensor, wanted: bool) -> Tensor | None:
+        """See `Layer`."""
+        return self._route(tape, self._route(tape, gradient, self._wide, 1), self._x, 2)
+
+    def _maximum(self, tape: Tape, x: Tensor, axis: int) -> Tensor:
+        first, second = self._pairs(x, axis)
+        return tape.do(torch.maximum, first, second, out=tape.memory.take(f"{self._name} maxima {axis}", *first.shape))
+
+    def _route(self, tape: Tape, gradient: Tensor, x: Tensor, axis: int) -> Tensor:
+        """The gradient goes to the greater of each pair."""
+        first, second = self._pairs(x, axis)
+        routed = tape.memory.take(f"{self._name} gradient {axis}", *x.shape)
+        to_first, to_second = self._pairs(routed, axis)
+        greater = tape.memory.take(f"{self._name} greater {axis}", *gradient.shape)
+        tape.do(torch.sub, second, first, out=greater)
+        tape.apply(partial(_threshold_backward, grad_input=greater), gradient, greater)
+        if to_first.shape[axis] * 2 != routed.shape[axis]:
+            tape.apply(routed.zero_)  # pairs overlap, or leave some out
+        tape.do(torch.sub, gradient, greater, out=to_first)
+        tape.apply(to_second.add_ if self._stride == 1 else to_second.copy_, greater)
+        return routed
+
+    def _pairs(self, x: Tensor, axis: int) -> tuple[Tensor, Tensor]:
+        """The first and the second of every pair along an axis."""
+        count = (x.shape[axis] - 2) // self._stride + 1
+        seconds = x.narrow(axis, 1, x.shape[axis] - 1)
+        every = [slice(None)] * axis + [slice(0, (count - 1) * self._stride + 1, self._stride)]
+        return x[tuple(every)], seconds[tuple(every)]
+
+
+class AveragePool:
+    """Any average pooling: [N, H, W, C] to [N, H', W', C]."""
+
+    def __init__(self, name: str, module: nn.AvgPool2d) -> None:
+        windows = [list(pair(size)) for size in (module.kernel_size, module.stride, module.padding)]
+        self._options = (*windows, module.ceil_mode, module.count_include_pad, module.divisor_override)
+        self._name = name
+
+    def forward(self, tape: Tape, x: Tensor) -> Tensor:
+        """See `Layer`."""
+        self._images = x.permute(0, 3, 1, 2)
+        shape = aten.avg_pool2d(self._images, *self._options).permute(0, 2, 3, 1).shape
+        out = tape.memory.take(f"{self._name} output", *shape)
+        tape.do(aten.avg_pool2d.out, self._images, *self._options, out=out.permute(0, 3, 1, 2))
+        return out
+
+    def backward(self, tape: Tape, gradient: Tensor, wanted: bool) -> Tensor | None:
+        """See `Layer`."""
+        out = tape.memory.take(f"{self._name} gradient", *self._images.permute(0, 2, 3, 1).shape)
+        pool = partial(aten.avg_pool2d_backward.grad_input, grad_input=out.permute(0, 3, 1, 2))
+        tape.apply(pool, gradient.permute(0, 3, 1, 2), self._images, *self._options)
+        return out
+
+
+class Flatten:
+    """Images [N, H, W, C] to the vectors [N, C * H * W] that torch makes of them."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def forward(self, tape: Tape, x: Tensor) -> Tensor:
+        """See `Layer`."""
+        self._shape = x.shape
+        return self._copy(tape, x.permute(0, 3, 1, 2), "output").flatten(1) if x.ndim == 4 else x.flatten(1)
+
+    def backward(self, tape: Tape, gradient: Tensor, wanted: bool) -> Tensor | None:
+        """See `Layer`."""
+        examples, rows, columns, channels = self._shape
+        return self._copy(tape, gradient.view(examples, channels, rows, columns).permute(0, 2, 3, 1), "gradient")
+
+    def _copy(self, tape: Tape, view: Tensor, what: str) -> Tensor:
+        copy = tape.memory.take(f"{self._name} {what}", *view.shape)
+        tape.apply(copy.copy_, view)
+        return copy
+
+
+def pair(size: Any) -> tuple[int, int]:
+    """A size for both axes, as torch's modules hold it."""
+    return (size, size) if isinstance(size, int) else cast(tuple[int, int], tuple(size))

@@ -1,0 +1,121 @@
+"""Gradients of plain stacks of layers on the CPU, without autograd.
+
+For one client's small batch autograd's bookkeeping costs as much as the arithmetic. So each layer writes down its
+operations on a tape once for every batch size, and a training step replays it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from fedlgm.training.stack import layers
+from fedlgm.training.stack.convolutions import Convolution, ProductConvolution
+from fedlgm.training.stack.tape import Memory, Tape
+
+
+class Stack:
+    """Mean cross-entropy of a stack of layers, differentiated.
+
+    Agrees with autograd to rounding. Use `Stack.of`.
+
+    Args:
+        stack: the layers, the input's first.
+        dtype: of the parameters.
+    """
+
+    def __init__(self, stack: list[layers.Layer], dtype: torch.dtype) -> None:
+        self._stack, self._dtype = stack, dtype
+        self._first = next(i for i, layer in enumerate(stack) if isinstance(layer, layers.Parametric))
+        self._memories: dict[tuple[int, ...], Memory] = {}
+        self._tapes: dict[tuple[int, ...], tuple[Tensor, Tensor, Tape]] = {}
+
+    @classmethod
+    def of(cls, module: nn.Module, gradients: Mapping[str, Tensor]) -> Stack | None:
+        """The stack that a module is; None for anything else than a sequence of the layers known here.
+
+        Args:
+            module: its parameters are read in place and must stay where they are.
+            gradients: a tensor for the gradient of every parameter, by the parameter's name.
+        """
+        if type(module) is not nn.Sequential or not all(map(_plain, module.modules())) or _shares(module):
+            return None
+        stack: list[layers.Layer] = []
+        for name, child in module.named_children():
+            first = not any(isinstance(layer, layers.Parametric) for layer in stack)
+            layer = _layer(name, child, first, [gradients[f"{name}.{own}"] for own, _ in child.named_parameters()])
+            overwrites = isinstance(layer, layers.Activation) and (
+                not stack or isinstance(stack[-1], layers.Activation)
+            )
+            if layer is None or overwrites:
+                return None
+            stack.append(layer)
+        dtypes = {parameter.dtype for parameter in module.parameters()}
+        return cls(stack, dtypes.pop()) if len(dtypes) == 1 else None
+
+    @torch.no_grad()
+    def differentiate(self, x: Tensor, y: Tensor, rows: Tensor) -> None:
+        """Fill the gradients for the batch `rows` [n] of inputs `x` [N, ...] and integer targets `y` [N]."""
+        shape = (len(rows), *x.shape[1:])
+        if shape not in self._tapes:
+            self._tapes[shape] = self._record(shape)
+        inputs, targets, tape = self._tapes[shape]
+        torch.index_select(x, 0, rows, out=inputs)
+        torch.index_select(y, 0, rows, out=targets)
+        tape.replay()
+
+    def _record(self, shape: tuple[int, ...]) -> tuple[Tensor, Tensor, Tape]:
+        tape = Tape(self._memories.setdefault(shape[1:], Memory(self._dtype)))
+        inputs, targets = tape.memory.take("inputs", *shape), torch.zeros(shape[0], dtype=torch.int64)
+        x = inputs.permute(0, 2, 3, 1) if len(shape) == 4 else inputs
+        for layer in self._stack:
+            x = layer.forward(tape, x)
+        gradient: Tensor | None = _cross_entropy(tape, x, targets)
+        for i in range(len(self._stack) - 1, self._first - 1, -1):
+            assert gradient is not None  # all but the first layer with parameters were asked for one
+            gradient = self._stack[i].backward(tape, gradient, wanted=i > self._first)
+        return inputs, targets, tape
+
+
+def _cross_entropy(tape: Tape, logits: Tensor, targets: Tensor) -> Tensor:
+    """Gradient of the mean cross-entropy: (softmax - one-hot) / n."""
+    gradient = tape.memory.take("loss", *logits.shape)
+    tape.do(torch.softmax, logits, 1, out=gradient)
+    tape.apply(gradient.scatter_add_, 1, targets[:, None], torch.full((len(targets), 1), -1.0, dtype=gradient.dtype))
+    tape.apply(gradient.mul_, 1 / len(targets))
+    return gradient
+
+
+def _layer(name: str, module: nn.Module, first: bool, gradients: Sequence[Tensor]) -> layers.Layer | None:
+    """One layer; `first` if no layer with parameters comes before it."""
+    kind = type(module)
+    if kind in layers.Activation.KINDS:
+        return layers.Activation(module)
+    if kind is nn.Linear:
+        return layers.Linear(name, cast(nn.Linear, module), *gradients)
+    if kind is nn.Conv2d and module.padding_mode == "zeros" and not isinstance(module.padding, str):
+        convolution = cast(nn.Conv2d, module)
+        by_product = ProductConvolution.suits(convolution, first)
+        return (ProductConvolution if by_product else Convolution)(name, convolution, *gradients)
+    if isinstance(module, nn.MaxPool2d) and layers.MaxPool.suits(module):
+        return layers.MaxPool(name, module)
+    if isinstance(module, nn.AvgPool2d):
+        return layers.AveragePool(name, module)
+    if isinstance(module, nn.Flatten) and (module.start_dim, module.end_dim) == (1, -1):
+        return layers.Flatten(name)
+    return None
+
+
+def _plain(module: nn.Module) -> bool:
+    """No hooks, no forward of its own, nothing frozen."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return not any(hooks) and "forward" not in vars(module) and all(p.requires_grad for p in module.parameters())
+
+
+def _shares(module: nn.Sequential) -> bool:
+    """Whether a layer or a parameter stands in it twice."""
+    parameters = [parameter for child in module for parameter in child.parameters()]
+    return len(set(module)) < len(module) or len(set(parameters)) < len(parameters)

@@ -1,0 +1,51 @@
+"""A sequence of tensor operations, prepared once and replayed: nothing is allocated, viewed or looked up again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Memory:
+    """Tensors by name that every tape of a model shares; taken once for the largest batch, zero when taken."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self._held: dict[str, Tensor] = {}
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """A contiguous tensor; the same memory for the same name unless a larger one was needed since."""
+        size = torch.Size(shape).numel()
+        if name not in self._held or self._held[name].numel() < size:
+            self._held[name] = torch.zeros(size, dtype=self._dtype)
+        return self._held[name][:size].view(shape)
+
+
+class Tape:
+    """Operations on fixed tensors.
+
+    Args:
+        memory: where the layers' results lie.
+    """
+
+    def __init__(self, memory: Memory) -> None:
+        self.memory = memory
+        self._calls: list[Callable[[], Any]] = []
+
+    def do(self, operation: Callable[..., Any], *arguments: Any, out: Tensor) -> Tensor:
+        """Append an operation that writes `out`; gives `out`."""
+        self._calls.append(partial(operation, *arguments, out=out))
+        return out
+
+    def apply(self, method: Callable[..., Any], *arguments: Any) -> None:
+        """Append a call that changes a tensor in place."""
+        self._calls.append(partial(method, *arguments))
+
+    def replay(self) -> None:
+        """Do everything once more, on what the tensors hold now."""
+        for call in self._calls:
+            call()
