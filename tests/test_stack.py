@@ -116,6 +116,7 @@ def test_other_ways_to_stack_agree() -> None:
     _agree(nn.Sequential(nn.Conv2d(2, 4, 3, dilation=2), nn.Tanh(), nn.Flatten(), nn.Linear(16, 3)), x, y, rows)
     _agree(nn.Sequential(nn.Flatten(), nn.Tanh(), nn.Linear(72, 3)), x, y, rows)
     _agree(nn.Sequential(nn.Linear(7, 4, bias=False), nn.ReLU(), nn.Linear(4, 3)), *_data(4, 7), rows)
+    _agree(nn.Sequential(nn.Linear(7, 4), nn.Flatten(), nn.Linear(4, 3)), *_data(4, 7), rows)
 
 
 def test_images_of_another_size_get_a_memory_of_their_own() -> None:

@@ -147,8 +147,8 @@ class MaxPool:
         greater = tape.memory.take(f"{self._name} greater {axis}", *gradient.shape)
         tape.do(torch.sub, second, first, out=greater)
         tape.apply(partial(_threshold_backward, grad_input=greater), gradient, greater)
-        if to_first.shape[axis] * 2 != routed.shape[axis]:
-            tape.apply(routed.zero_)  # pairs overlap, or leave some out
+        if self._stride == 1 or x.shape[axis] % 2:
+            tape.apply(routed.narrow(axis, x.shape[axis] - 1, 1).zero_)  # the first of no pair
         tape.do(torch.sub, gradient, greater, out=to_first)
         tape.apply(to_second.add_ if self._stride == 1 else to_second.copy_, greater)
         return routed
@@ -198,6 +198,8 @@ class Flatten:
 
     def backward(self, tape: Tape, gradient: Tensor, wanted: bool) -> Tensor | None:
         """See `Layer`."""
+        if len(self._shape) != 4:
+            return gradient.view(self._shape)
         examples, rows, columns, channels = self._shape
         return self._copy(tape, gradient.view(examples, channels, rows, columns).permute(0, 2, 3, 1), "gradient")
 
