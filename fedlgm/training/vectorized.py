@@ -19,7 +19,7 @@ from fedlgm.training.base import ClientTask, LocalTraining
 from fedlgm.training.schedule import Schedule
 from fedlgm.training.sequential import optimizer_of
 
-Gradients = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+Gradients = Callable[[dict[str, Tensor], Tensor, Tensor, Tensor], dict[str, Tensor]]
 
 
 class VectorizedTrainer:
@@ -50,8 +50,9 @@ class VectorizedTrainer:
         self._device = torch.device(device)
         module = module.to(self._device).train()
 
-        def loss(weights: Tensor, x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
-            logits = functional_call(module, layers.unflatten(weights), (x,))
+        # Of the parameters, not of the flat vector: the gradient of each slice of it would be as long as all of it.
+        def loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+            logits = functional_call(module, parameters, (x,))
             losses = nn.functional.cross_entropy(logits, y, reduction="none")
             return (losses * mask).sum() / mask.sum().clamp(min=1)
 
@@ -93,11 +94,14 @@ class VectorizedTrainer:
         """Updates [clients, D] of one batch."""
         schedule = Schedule.of(batch, orders, self._width, self._settings.batch_size, self._device)
         weights = model.expand(self._width, -1).clone()
+        parameters = self._layers.unflatten(weights)
         gradient = torch.zeros_like(weights)
         optimizer = optimizer_of(self._settings, weights)
         result = torch.empty_like(weights)
         for step in range(schedule.steps):
-            gradient.copy_(self._clipped(self._call(weights, *schedule.batch(step))))
+            gradients = self._call(parameters, *schedule.batch(step))
+            torch.cat([gradients[name].flatten(1) for name in parameters], dim=1, out=gradient)
+            self._clip_(gradient)
             optimizer.step(gradient)
             # Rows that are finished keep being stepped with the rest; their result is the copy made here.
             done = schedule.finished(step)
@@ -105,10 +109,10 @@ class VectorizedTrainer:
                 result[done] = weights[done]
         return result[: len(batch)] - model
 
-    def _call(self, *arguments: Tensor) -> Tensor:
+    def _call(self, parameters: dict[str, Tensor], x: Tensor, y: Tensor, mask: Tensor) -> dict[str, Tensor]:
         if self._compiled:
             try:
-                return self._gradients(*arguments)
+                return self._gradients(parameters, x, y, mask)
             except Exception as error:  # the compiler's failures have no common base
                 if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
                     raise
@@ -116,11 +120,10 @@ class VectorizedTrainer:
                     f"torch.compile does not work here ({type(error).__name__}): running uncompiled", stacklevel=2
                 )
                 self._compiled = False
-        return self._eager(*arguments)
+        return self._eager(parameters, x, y, mask)
 
-    def _clipped(self, gradients: Tensor) -> Tensor:
+    def _clip_(self, gradient: Tensor) -> None:
         bound = self._settings.gradient_clip
-        if bound is None:
-            return gradients
-        norms = torch.linalg.vector_norm(gradients, dim=1, keepdim=True)
-        return gradients * torch.clamp(bound / norms, max=1.0)
+        if bound is not None:
+            norms = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
+            gradient.mul_(torch.clamp(bound / norms, max=1.0))
