@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from fedlgm.errors import ConfigError, RunError
 from fedlgm.keys import KeyRing
@@ -13,6 +15,9 @@ from simulations.assembly import Assembly, settled
 from simulations.recipe import Recipe
 from simulations.recorder import OnRound
 from simulations.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from simulations.engines.ray import RayGrid
 
 Engine = Literal["local", "ray", "flower"]
 
@@ -44,15 +49,15 @@ def simulate(
         possible.
     """
     recipe = settled(recipe)
-    assembly = Assembly(recipe)
-    _check(assembly)
-    if recipe.training.vectorize == "auto":
-        # Settled once and written into the run: the two trainers differ in the last bits.
-        training = recipe.training.model_copy(update={"vectorize": assembly.faster_trainer()})
-        recipe = recipe.model_copy(update={"training": training})
-        assembly = Assembly(recipe).holding(assembly.dataset, assembly.partition)
-    folder = RunFolder.create(Path(run_dir) if run_dir is not None else default_folder(recipe), recipe)
-    return _run(assembly, folder, engine, workers, ray_address, supernodes, progress)
+    assembly, workers = Assembly(recipe), _workers(recipe, workers)
+    with prepared(assembly, engine, workers, ray_address) as actors:
+        if recipe.training.vectorize == "auto":
+            # Settled once and written into the run: the two trainers differ in the last bits.
+            training = recipe.training.model_copy(update={"vectorize": assembly.faster_trainer()})
+            recipe = recipe.model_copy(update={"training": training})
+            assembly = Assembly(recipe).holding(assembly.dataset, assembly.partition)
+        folder = RunFolder.create(Path(run_dir) if run_dir is not None else default_folder(recipe), recipe)
+        return _run(assembly, folder, engine, actors, supernodes or workers, workers, progress)
 
 
 def resume(
@@ -74,12 +79,37 @@ def resume(
         assembly = Assembly(settled(folder.recipe()))
     except ConfigError as error:
         raise RunError(f"{run} can only be resumed where it can draw the same noise: {error}") from error
-    _check(assembly)
-    return _run(assembly, folder, engine, workers, ray_address, supernodes, progress)
+    workers = _workers(assembly.recipe, workers)
+    with prepared(assembly, engine, workers, ray_address) as actors:
+        return _run(assembly, folder, engine, actors, supernodes or workers, workers, progress)
+
+
+@contextmanager
+def prepared(
+    assembly: Assembly, engine: Engine, workers: int, ray_address: str | None = None
+) -> Iterator[RayGrid | None]:
+    """Refuse what cannot run; within the context engine `ray` has its actors, which start meanwhile."""
+    assembly.dataset  # noqa: B018
+    if engine != "ray":
+        _check(assembly)
+        yield None
+        return
+    from simulations.engines import ray as ray_engine
+
+    try:
+        ray_engine.connect(ray_address, workers)
+        actors = ray_engine.RayGrid(workers, ray_engine.gpu_share(assembly.device, workers))
+        _check(assembly)
+        yield actors
+    finally:
+        ray_engine.shutdown()
+
+
+def _workers(recipe: Recipe, workers: int | None) -> int:
+    return workers or recipe.run.workers or os.cpu_count() or 1
 
 
 def _check(assembly: Assembly) -> None:
-    """Everything that can be refused is refused before a folder exists."""
     assembly.partition  # noqa: B018
     assembly.budget  # noqa: B018
     if not assembly.mechanism.needs_private_norms:
@@ -90,32 +120,24 @@ def _run(
     assembly: Assembly,
     folder: RunFolder,
     engine: Engine,
-    workers: int | None,
-    ray_address: str | None,
-    supernodes: int | None,
+    actors: RayGrid | None,
+    supernodes: int,
+    workers: int,
     progress: OnRound | None,
 ) -> dict[str, Any]:
     from simulations.server import serve
 
     keys = KeyRing.from_seed(assembly.recipe.run.seed)
-    workers = workers or assembly.recipe.run.workers or os.cpu_count() or 1
     if engine == "local":
         from simulations.engines.local import LocalGrid
 
         return serve(LocalGrid(assembly.client(keys).as_app()), assembly, folder, keys, engine, progress)
-    if engine == "ray":
-        from simulations.engines import ray as ray_engine
-
-        ray_engine.connect(ray_address, workers)
-        try:
-            gpus = ray_engine.gpu_share(assembly.device, workers)
-            return serve(ray_engine.RayGrid(assembly, keys, workers, gpus), assembly, folder, keys, engine, progress)
-        finally:
-            ray_engine.shutdown()
+    if actors is not None:
+        return serve(actors.holding(assembly, keys), assembly, folder, keys, engine, progress)
     if engine == "flower":
         from simulations.engines.flower import run_flower
 
-        return run_flower(folder, supernodes or workers, workers, progress)
+        return run_flower(folder, supernodes, workers, progress)
     raise RunError(f"unknown engine {engine!r}; known: local, ray, flower")
 
 

@@ -158,7 +158,7 @@ def _serve(grid: ray_engine.RayGrid, run: Path, progress: Any = None) -> dict[st
 def test_killed_actors_do_not_change_the_result(reference: dict[str, Any], tmp_path: Path) -> None:
     ray_engine.connect(None, 2)
     try:
-        grid = ray_engine.RayGrid(Assembly(RECIPE), KeyRing.from_seed(RECIPE.run.seed), 2)
+        grid = ray_engine.RayGrid(2).holding(Assembly(RECIPE), KeyRing.from_seed(RECIPE.run.seed))
         chance, kills = random.Random(3), []
 
         def kill(row: dict[str, Any]) -> None:
@@ -186,7 +186,7 @@ def test_a_lost_node_does_not_change_the_result(reference: dict[str, Any], tmp_p
     second = cluster.add_node(num_cpus=1)
     try:
         ray_engine.connect(cluster.address, 2)
-        grid = ray_engine.RayGrid(Assembly(RECIPE), KeyRing.from_seed(RECIPE.run.seed), 2)
+        grid = ray_engine.RayGrid(2).holding(Assembly(RECIPE), KeyRing.from_seed(RECIPE.run.seed))
         nodes = {actor["NodeID"] for actor in ray.nodes() if actor["Alive"]}
         assert len(nodes) == 2
 

@@ -121,7 +121,13 @@ def test_calibration_is_the_inverse_on_the_safe_side(target, steps, rate, relati
     sigma = calibrate(target, 1e-5, **setting)
     assert epsilon(sigma, 1e-5, **setting) <= target
     assert epsilon(sigma, 1e-5, **setting) == pytest.approx(target, rel=1e-3)
-    assert epsilon(sigma * 0.998, 1e-5, **setting) > target
+    assert epsilon(sigma * (1 - 2e-6), 1e-5, **setting) > target
+
+
+def test_where_the_accountant_is_rough_the_returned_multiplier_is_the_one_that_was_checked():
+    """There epsilon jumps by 1e-5 between multipliers that differ in the eighth digit."""
+    setting = {"steps": 2000, "sampling_rate": 0.002}
+    assert epsilon(calibrate(1, 1e-9, **setting), 1e-9, **setting) <= 1
 
 
 @pytest.mark.parametrize("rate", [1.0, 0.1])

@@ -21,6 +21,7 @@ from fedlgm.transcript import Transcript
 from simulations import recipe as recipes
 from simulations.assembly import Assembly
 from simulations.engines import ray as ray_engine
+from simulations.launch import prepared
 from strategies import CohortSampler, LayerwiseFedAvg, ServerOptimizer
 
 
@@ -52,14 +53,14 @@ def serve(
             return figures()
 
         work.serve(do_round)
-    ray_engine.shutdown()
 
 
 def main() -> None:
     with one_core_nodes(2) if sys.argv[1:] == ["two-nodes"] else contextlib.nullcontext() as address:
         assembly, keys = Assembly(recipes.load("fashion-mnist")), KeyRing.from_seed(1)
-        ray_engine.connect(address, work.WORKERS)
-        serve(ray_engine.RayGrid(assembly, keys, work.WORKERS), assembly, keys)
+        with prepared(assembly, "ray", work.WORKERS, address) as actors:
+            assert actors is not None
+            serve(actors.holding(assembly, keys), assembly, keys)
 
 
 if __name__ == "__main__":

@@ -44,9 +44,9 @@ class _TimedAssembly(Assembly):
 class _Worker(ray_engine.Worker):
     """A worker that tells how long it trained."""
 
-    def __init__(self, *arguments: Any) -> None:
+    def hold(self, *arguments: Any) -> None:
         ray_engine.Assembly = _TimedAssembly  # type: ignore[attr-defined]
-        super().__init__(*arguments)
+        super().hold(*arguments)
 
     def run(self, metadata: Any, config: Any, model: np.ndarray | None) -> Message:
         here.spent[0] = 0.0
@@ -79,7 +79,7 @@ def main() -> None:
     assembly = Assembly(recipe).holding(here.dataset(), here.clients())
     keys = KeyRing.from_seed(1)
     ray_engine.connect(None, here.WORKERS)
-    grid = _Grid(assembly, keys, here.WORKERS)
+    grid = _Grid(here.WORKERS).holding(assembly, keys)
     deliver, training = grid.deliver, [0.0]
 
     def counted(messages: list[Message]) -> Iterator[Message]:
@@ -91,6 +91,7 @@ def main() -> None:
 
     grid.deliver = counted  # type: ignore[method-assign]
     fedlgm_ray.serve(grid, assembly, keys, _Cohorts, lambda: {"training": training[0]})
+    ray_engine.shutdown()
 
 
 if __name__ == "__main__":

@@ -47,12 +47,14 @@ class PldAccountant(PLDAccountant):
 
 
 ACCOUNTANTS: dict[str, Callable[[], dp_accounting.PrivacyAccountant]] = {"pld": PldAccountant, "rdp": RdpAccountant}
+_COARSE = "coarse pld"  # a tenth of the cost; its root is within 1e-4 of the accurate one
+_COARSE_INTERVAL = 1e-3
 SENSITIVITY_FACTOR: dict[str, float] = {"add-remove": 1.0, "replace-one": 2.0}
 
 _LARGEST_MULTIPLIER = 1e7
 _SMALLEST_MULTIPLIER = 0.05  # PLD grids grow with the inverse square
 _TOLERANCE = 1e-6  # relative, on the calibrated multiplier
-_EVENT_ROUNDING = 2e-8  # relative; a plan's event states its multiplier to nine digits, rounded down
+_KEPT = 1e-8  # relative; a plan keeps nine digits of its multiplier, rounded down
 
 
 def epsilon(
@@ -131,12 +133,28 @@ def _calibrate(target: float, delta: float, steps: int, rate: float, accountant:
             low, high = max(low - 0.5, math.log(_SMALLEST_MULTIPLIER)), low
         return float(scipy.optimize.brentq(excess, low, high, args=(kind,), xtol=xtol))
 
+    def polish(root: float) -> float | None:
+        """A root nearby by Newton steps, with the slope that the cheap accountant sees; None if that leads nowhere."""
+        slope = (excess(root + 1e-3, _COARSE) - excess(root - 1e-3, _COARSE)) / 2e-3
+        for _ in range(4):
+            above = excess(root, accountant) / slope if slope < 0 else math.inf
+            if _KEPT <= above <= _TOLERANCE:
+                return root
+            if not abs(above) < 1e-2:
+                return None
+            root += _TOLERANCE / 4 - above
+        return None
+
     # RDP is cheap and close: it brackets the root for the accountant that was asked for.
     start = solve(math.log(0.9), math.log(2.0), "rdp", 1e-3)
-    root = solve(start - 0.2, start + 0.05, accountant, _TOLERANCE / 4)
-    while excess(root, accountant) > 0:
-        root += _TOLERANCE / 2
-    return math.exp(root + 1e-8)  # a plan keeps nine digits of its multiplier, rounded down
+    root = None
+    if accountant == "pld" and rate < 1:
+        root = polish(solve(start - 0.2, start + 0.05, _COARSE, _TOLERANCE))
+    if root is None:
+        root = solve(start - 0.2, start + 0.05, accountant, _TOLERANCE / 4)
+        while max(excess(root, accountant), excess(root - _KEPT, accountant)) > 0:
+            root += _TOLERANCE / 2
+    return math.exp(root)
 
 
 def gaussian_event(multiplier: float, sampling_rate: float = 1.0) -> dp_event.DpEvent:
@@ -220,7 +238,8 @@ def composed_epsilon(events: Iterable[tuple[dp_event.DpEvent, int]], delta: floa
 def _composed_epsilon(events: tuple[tuple[str, int], ...], delta: float, accountant: str) -> float:
     if delta == 0:
         return sum(count * _pure_epsilon(decode(json.loads(name))) for name, count in events)
-    ledger = ACCOUNTANTS[accountant]()
+    coarse = accountant == _COARSE
+    ledger = PldAccountant(value_discretization_interval=_COARSE_INTERVAL) if coarse else ACCOUNTANTS[accountant]()
     for name, count in events:
         event = decode(json.loads(name))
         if isinstance(event, dp_event.NonPrivateDpEvent):

@@ -42,16 +42,17 @@ class _Parcel:
 
 
 class Worker:
-    """Runs inside a Ray actor: a ClientApp with its data, made once.
+    """Runs inside a Ray actor: a ClientApp with its data, made once."""
 
-    Args:
-        recipe: the recipe as plain values.
-        root: root of the key ring.
-        arrays: references to the data set's and the partition's arrays, which are mapped from the object store.
-        classes: number of classes.
-    """
+    def hold(self, recipe: dict[str, Any], root: int, arrays: dict[str, ray.ObjectRef], classes: int) -> None:
+        """Make the app.
 
-    def __init__(self, recipe: dict[str, Any], root: int, arrays: dict[str, ray.ObjectRef], classes: int) -> None:
+        Args:
+            recipe: the recipe as plain values.
+            root: root of the key ring.
+            arrays: references to the data set's and the partition's arrays, which are mapped from the object store.
+            classes: number of classes.
+        """
         parsed = recipes.validate(recipe)
         values = dict(zip(arrays, ray.get(list(arrays.values())), strict=True))
         dataset = DataSet(parsed.data.name, **{name: values[name] for name in _DATA_FIELDS}, classes=classes)
@@ -59,8 +60,8 @@ class Worker:
         self._app = assembly.client(KeyRing(root)).as_app()
         self._context = Context(run_id=1, node_id=2, node_config={}, state=RecordDict(), run_config={})
 
-    def ready(self) -> int:
-        """Process id, once the actor is up."""
+    def process(self) -> int:
+        """Process id."""
         return os.getpid()
 
     def run(self, metadata: Any, config: Any, model: np.ndarray | None) -> Message:
@@ -72,11 +73,9 @@ class Worker:
 
 
 class RayGrid(WorkerGrid):
-    """Grid over resident actors.
+    """Grid over resident actors, which start at once; `holding` hands them what they need to serve.
 
     Args:
-        assembly: the run's objects; its data are shipped once through the object store.
-        keys: key ring of the clients.
         workers: number of actors.
         gpus: GPU share of an actor.
     """
@@ -84,8 +83,22 @@ class RayGrid(WorkerGrid):
     worker = Worker
     """What an actor runs."""
 
-    def __init__(self, assembly: Assembly, keys: KeyRing, workers: int, gpus: float = 0.0) -> None:
+    def __init__(self, workers: int, gpus: float = 0.0) -> None:
         super().__init__(workers)
+        self._options = {"num_cpus": 1, "num_gpus": gpus, "max_restarts": 0}
+        self._actors = [self._actor() for _ in range(workers)]
+        self._arguments: tuple[Any, ...] = ()
+        self._starting: dict[ray.ObjectRef, int] = {}
+        self._idle: list[int] = []
+        self._failed_starts = 0
+
+    def holding(self, assembly: Assembly, keys: KeyRing) -> RayGrid:
+        """Ship the data once through the object store and have the actors make their clients; returns `self`.
+
+        Args:
+            assembly: the run's objects.
+            keys: key ring of the clients.
+        """
         dataset, partition = assembly.dataset, assembly.partition
         arrays = {name: getattr(dataset, name) for name in _DATA_FIELDS}
         arrays |= {"order": partition.order, "offsets": partition.offsets}
@@ -95,13 +108,9 @@ class RayGrid(WorkerGrid):
             {name: ray.put(np.ascontiguousarray(array)) for name, array in arrays.items()},
             dataset.classes,
         )
-        self._options = {"num_cpus": 1, "num_gpus": gpus, "max_restarts": 0}
-        self._actors: list[Any] = [None] * workers
-        self._starting: dict[ray.ObjectRef, int] = {}
-        self._idle: list[int] = []
-        self._failed_starts = 0
-        for slot in range(workers):
-            self._start(slot)
+        for slot in range(len(self._actors)):
+            self._equip(slot)
+        return self
 
     def deliver(self, messages: list[Message]) -> Iterator[Message]:
         """See `WorkerGrid.deliver`: each actor takes the next block when it is free; replies wait for their turn."""
@@ -133,17 +142,23 @@ class RayGrid(WorkerGrid):
                         f"a block of clients was lost {losses[block]} times with its worker: {error}"
                     ) from error
                 waiting.append(block)
-                self._start(slot)
+                self._restart(slot)
             except RayError as error:
                 raise _cause(error) from error
             while turn in done:
                 yield done.pop(turn)
                 turn += 1
 
-    def _start(self, slot: int) -> None:
-        """Start an actor; it gets work once it is up, and others do the work if that never happens."""
-        self._actors[slot] = ray.remote(self.worker).options(**self._options).remote(*self._arguments)
-        self._starting[self._actors[slot].ready.remote()] = slot
+    def _actor(self) -> Any:
+        return ray.remote(self.worker).options(**self._options).remote()
+
+    def _restart(self, slot: int) -> None:
+        self._actors[slot] = self._actor()
+        self._equip(slot)
+
+    def _equip(self, slot: int) -> None:
+        """An actor gets work once it is up, and others do the work if that never happens."""
+        self._starting[self._actors[slot].hold.remote(*self._arguments)] = slot
 
     def _started(self, signal: ray.ObjectRef) -> None:
         slot = self._starting.pop(signal)
@@ -154,7 +169,7 @@ class RayGrid(WorkerGrid):
             self._failed_starts += 1
             if self._failed_starts > _RETRIES:
                 raise RunError(f"workers do not start: {error}") from error
-            self._start(slot)
+            self._restart(slot)
         except RayError as error:
             raise _cause(error) from error
 
