@@ -18,8 +18,8 @@ from simulations.recipe import Recipe
 from simulations.run_folder import RunFolder
 
 ENGINES = [
-    pytest.param({"engine": "ray", "workers": 2}, id="ray, 2 workers", marks=pytest.mark.slow),
-    pytest.param({"engine": "ray", "workers": 1}, id="ray, 1 worker", marks=pytest.mark.slow),
+    pytest.param({"engine": "ray", "workers": 2}, id="ray, 2 workers"),
+    pytest.param({"engine": "ray", "workers": 1}, id="ray, 1 worker"),
     pytest.param({"engine": "ray", "workers": 3}, id="ray, 3 workers"),
     pytest.param({"engine": "flower", "workers": 2}, id="flower"),
     pytest.param(

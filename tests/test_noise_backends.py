@@ -43,10 +43,12 @@ def test_backends_are_reproducible_and_each_has_its_own_bits(digest, trust):
     assert digest(noise_backend="torch", **trust) == drawn["torch"]
 
 
-@pytest.mark.parametrize("workers", [2, pytest.param(1, marks=pytest.mark.slow)])
-def test_workers_draw_the_same_kernel_noise(digest, workers):
+@pytest.mark.parametrize(
+    ("engine", "workers"), [("ray", 2), pytest.param("ray", 1, marks=pytest.mark.slow), ("flower", 2)]
+)
+def test_workers_draw_the_same_kernel_noise(digest, engine, workers):
     expected = digest(noise_backend="torch", **LOCAL)
-    assert digest("ray", workers, noise_backend="torch", **LOCAL) == expected
+    assert digest(engine, workers, noise_backend="torch", **LOCAL) == expected
 
 
 @pytest.mark.skipif(not TRITON, reason="triton is not installed")
