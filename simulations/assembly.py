@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Literal
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -22,7 +21,7 @@ from fedlgm.noise import NoiseBackend
 from fedlgm.plan import Budget
 from fedlgm.training import ClientTask, SequentialTrainer, Trainer, VectorizedTrainer, fastest
 from fedlgm.transcript import Transcript
-from simulations.recipe import Recipe
+from simulations.recipe import Recipe, Training
 
 
 @dataclass(frozen=True)
@@ -102,8 +101,8 @@ class Assembly:
         """The transcript before the first round."""
         return Transcript.start(self.initial_model())
 
-    def trainer(self, vectorized: bool) -> Trainer:
-        """A trainer of its own: sequential (the reference) or vectorised."""
+    def trainer(self, vectorized: bool, compiled: bool) -> Trainer:
+        """A trainer of its own: sequential (the reference) or vectorised, perhaps compiled."""
         section = self.recipe.training
         if not vectorized:
             return SequentialTrainer(self.module(), self.layers, section.local, self.device)
@@ -112,25 +111,33 @@ class Assembly:
             self.layers,
             section.local,
             width=section.width or self.recipe.run.block_size,
-            compile=section.compile,
+            compile=compiled,
             device=self.device,
         )
 
-    def faster_trainer(self) -> Literal["on", "off"]:
-        """Whether vectorising pays on this machine, by a short measurement on a typical block of clients."""
-        source, run = PartitionedSource(self.dataset, self.partition), self.recipe.run
-        middle = np.argsort(self.sizes)[len(self.sizes) // 2 :][: run.block_size]
-        keys = KeyRing.from_seed(0)
+    def faster_training(self, workers: int) -> Training:
+        """[training] with every "auto" of its trainer settled by a short measurement on a typical block of clients."""
+        section, run, federation = self.recipe.training, self.recipe.run, self.recipe.federation
+        compiling = (False, True) if section.compile == "auto" else (section.compile,)
+        choices = {f"vectorised, compiled: {c}": (True, c) for c in compiling}
+        if section.vectorize != "on":
+            choices = {"sequential": (False, False)} | (choices if section.vectorize == "auto" else {})
+        winner = next(iter(choices))
+        if len(choices) > 1:
+            source, keys = PartitionedSource(self.dataset, self.partition), KeyRing.from_seed(0)
+            middle = np.argsort(self.sizes)[len(self.sizes) // 2 :][: run.block_size]
 
-        def tasks() -> list[ClientTask]:
-            epochs = self.recipe.training.epochs
-            orders = ((source(int(c)), keys.torch(Purpose.PROBE, int(c))) for c in middle)
-            return [ClientTask(data.x, data.y, order, epochs) for data, order in orders if len(data)]
+            def tasks() -> list[ClientTask]:
+                orders = ((source(int(c)), keys.torch(Purpose.PROBE, int(c))) for c in middle)
+                return [ClientTask(data.x, data.y, order, section.epochs) for data, order in orders if len(data)]
 
-        makers = {"off": lambda: self.trainer(False), "on": lambda: self.trainer(True)}
-        with torch_threads(run.threads):
-            winner, _ = fastest(makers, self.initial_model(), tasks)
-        return "on" if winner == "on" else "off"
+            makers = {name: partial(self.trainer, *choice) for name, choice in choices.items()}
+            clients = federation.rounds * federation.plan_sampling.rate * federation.clients
+            with torch_threads(run.threads):
+                blocks = max(1.0, clients / run.block_size / workers)
+                winner, _ = fastest(makers, self.initial_model(), tasks, blocks=blocks)
+        vectorized, compiled = choices[winner]
+        return section.model_copy(update={"vectorize": "on" if vectorized else "off", "compile": compiled})
 
     def consent(self) -> Consent | None:
         """What clients under local trust agree to."""
@@ -142,10 +149,10 @@ class Assembly:
 
     def client(self, keys: KeyRing) -> LayerwiseClient:
         """A client object that serves any simulated client."""
-        training = self.recipe.training.local
+        section = self.recipe.training
         return LayerwiseClient(
-            self.trainer(self.recipe.training.vectorize == "on"),
-            training,
+            self.trainer(section.vectorize == "on", section.compile is True),
+            section.local,
             PartitionedSource(self.dataset, self.partition),
             self.mechanism,
             self.layers,

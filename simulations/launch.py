@@ -51,10 +51,9 @@ def simulate(
     recipe = settled(recipe)
     assembly, workers = Assembly(recipe), _workers(recipe, workers)
     with prepared(assembly, engine, workers, ray_address) as actors:
-        if recipe.training.vectorize == "auto":
-            # Settled once and written into the run: the two trainers differ in the last bits.
-            training = recipe.training.model_copy(update={"vectorize": assembly.faster_trainer()})
-            recipe = recipe.model_copy(update={"training": training})
+        if "auto" in (recipe.training.vectorize, recipe.training.compile):
+            # Settled once and written into the run: the trainers differ in the last bits.
+            recipe = recipe.model_copy(update={"training": assembly.faster_training(workers)})
             assembly = Assembly(recipe).holding(assembly.dataset, assembly.partition)
         folder = RunFolder.create(Path(run_dir) if run_dir is not None else default_folder(recipe), recipe)
         return _run(assembly, folder, engine, actors, supernodes or workers, workers, progress)

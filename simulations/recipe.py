@@ -96,7 +96,7 @@ class Training(_Section):
     gradient_clip: float | None = Field(default=None, gt=0)
     vectorize: Literal["off", "on", "auto"] = "off"
     width: int | None = Field(default=None, ge=1)
-    compile: bool = False
+    compile: bool | Literal["auto"] = False
     device: str = Field(default="cpu", pattern=r"^(auto|cpu|cuda(:\d+)?|mps|xpu)$")
 
     @property

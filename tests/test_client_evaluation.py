@@ -34,7 +34,7 @@ def test_a_client_evaluates_only_if_it_was_built_to() -> None:
     training = assembly.recipe.training.local
     source = PartitionedSource(assembly.dataset, assembly.partition)
     client = LayerwiseClient(
-        assembly.trainer(False),
+        assembly.trainer(False, False),
         training,
         source,
         assembly.mechanism,

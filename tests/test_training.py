@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import time
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +19,8 @@ from fedlgm.errors import ConfigError
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.layers import LayerTable
 from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer, VectorizedTrainer, fastest
+from simulations import launch
+from simulations.run_folder import RunFolder
 
 SIZES = (13, 8, 21, 1)  # unequal clients: partial batches, a client with a single example
 OPTIMIZERS = {
@@ -240,8 +245,6 @@ def test_a_straggler_stops_after_its_epochs() -> None:
 def test_the_faster_trainer_is_chosen_by_measurement() -> None:
     class Slow:
         def updates(self, model: Tensor, tasks: list[ClientTask]) -> Iterator[Tensor]:
-            import time
-
             time.sleep(0.02)
             yield model[None]
 
@@ -253,6 +256,43 @@ def test_the_faster_trainer_is_chosen_by_measurement() -> None:
     assert winner == "quick"
     assert times["slow"] > times["quick"]
     assert fastest({"first": Slow, "second": Slow}, torch.zeros(3), list)[0] == "first"
+
+
+def test_what_it_takes_to_compile_must_be_made_up_for() -> None:
+    class Even:
+        def updates(self, model: Tensor, tasks: list[ClientTask]) -> Iterator[Tensor]:
+            time.sleep(0.01)
+            yield model[None]
+
+    class Compiling:
+        started = False
+
+        def updates(self, model: Tensor, tasks: list[ClientTask]) -> Iterator[Tensor]:
+            time.sleep(0.0 if self.started else 0.2)
+            self.started = True
+            yield model[None]
+
+    trainers = {"even": Even, "compiling": Compiling}
+    assert fastest(trainers, torch.zeros(3), list, blocks=5)[0] == "even"
+    assert fastest(trainers, torch.zeros(3), list, blocks=500)[0] == "compiling"
+
+
+@pytest.mark.parametrize(
+    ("vectorize", "compile", "settled"),
+    [
+        ("off", "auto", {("off", False)}),
+        ("on", "auto", {("on", False), ("on", True)}),
+        ("auto", False, {("off", False), ("on", False)}),
+        ("auto", "auto", {("off", False), ("on", False), ("on", True)}),
+    ],
+)
+def test_a_run_records_which_trainer_it_settled_on(
+    tiny: Any, tmp_path: Path, vectorize: str, compile: Any, settled: set[tuple[str, bool]]
+) -> None:
+    recipe = tiny(training={"vectorize": vectorize, "compile": compile}, federation={"rounds": 1})
+    launch.simulate(recipe, run_dir=tmp_path / "run")
+    training = RunFolder.open(tmp_path / "run").recipe().training
+    assert (training.vectorize, training.compile) in settled
 
 
 def test_adam_with_momentum_is_refused() -> None:

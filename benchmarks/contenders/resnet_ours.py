@@ -37,8 +37,8 @@ class _Timed:
 
 
 class _TimedAssembly(Assembly):
-    def trainer(self, vectorized: bool) -> Trainer:
-        return _Timed(super().trainer(vectorized))
+    def trainer(self, vectorized: bool, compiled: bool) -> Trainer:
+        return _Timed(super().trainer(vectorized, compiled))
 
 
 class _Worker(ray_engine.Worker):

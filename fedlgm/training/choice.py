@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -15,6 +16,7 @@ def fastest(
     model: Tensor,
     tasks: Callable[[], Sequence[ClientTask]],
     repeats: int = 2,
+    blocks: float = math.inf,
 ) -> tuple[str, dict[str, float]]:
     """Time every trainer on the same clients.
 
@@ -23,20 +25,24 @@ def fastest(
         model: the global model [D].
         tasks: makes a typical block of clients afresh for each run.
         repeats: timed runs of each, in turn, after one that warms up (and compiles).
+        blocks: such blocks ahead; what a trainer takes to warm up is shared among them.
 
     Returns:
-        The winner's name and the best time of each in seconds.
+        The winner's name and seconds a block of each.
     """
     made = {name: make() for name, make in trainers.items()}
-    best = dict.fromkeys(made, float("inf"))
+    first, best = {}, dict.fromkeys(made, math.inf)
     for turn in range(repeats + 1):
         for name, trainer in made.items():
             work = tasks()
             started = time.perf_counter()
             for update in trainer.updates(model, work):
                 update[:1, :1].cpu()  # waits until the device has done the work
-            if turn > 0:
-                best[name] = min(best[name], time.perf_counter() - started)
-    preferred = next(iter(made))
-    winner = min(best, key=lambda name: best[name])
-    return (winner if best[winner] < 0.9 * best[preferred] else preferred), best
+            seconds = time.perf_counter() - started
+            if turn == 0:
+                first[name] = seconds
+            else:
+                best[name] = min(best[name], seconds)
+    cost = {name: best[name] + max(first[name] - best[name], 0.0) / blocks for name in made}
+    preferred, winner = next(iter(made)), min(cost, key=lambda name: cost[name])
+    return (winner if cost[winner] < 0.9 * cost[preferred] else preferred), cost
