@@ -7,6 +7,8 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+from dp_accounting import dp_event
+from dp_accounting.pld import PLDAccountant
 from opacus.accountants.analysis import rdp as opacus_rdp
 from opacus.accountants.prv import PRVAccountant as OpacusPrv
 
@@ -17,6 +19,7 @@ from fedlgm.mechanisms.inid import gaussian_inid, gaussian_scales, laplace_inid
 from fedlgm.mechanisms.profiles import Profile
 from fedlgm.plan import Budget, Sampling
 from fedlgm.privacy import calibrate, epsilon, gaussian_mu
+from fedlgm.privacy.accounting import PldAccountant
 from fedlgm.privacy.gaussian import gaussian_delta
 from fedlgm.transcript import Transcript
 
@@ -122,6 +125,17 @@ def test_calibration_is_the_inverse_on_the_safe_side(target, steps, rate, relati
     assert epsilon(sigma, 1e-5, **setting) <= target
     assert epsilon(sigma, 1e-5, **setting) == pytest.approx(target, rel=1e-3)
     assert epsilon(sigma * (1 - 2e-6), 1e-5, **setting) > target
+
+
+@pytest.mark.parametrize("count", [1, 7])
+@pytest.mark.parametrize("multiplier", [0.0, 0.8, 3.0])
+@pytest.mark.parametrize("rate", [0.0, 0.1, 1.0])
+def test_remembered_releases_add_up_as_the_accountants_own(rate, multiplier, count):
+    event = dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(multiplier))
+    remembered, fresh = PldAccountant(), PLDAccountant()
+    for accountant in (remembered, fresh):
+        accountant.compose(event, count).compose(dp_event.LaplaceDpEvent(2.0), 2)
+    assert remembered.get_epsilon(1e-5) == fresh.get_epsilon(1e-5)
 
 
 def test_where_the_accountant_is_rough_the_returned_multiplier_is_the_one_that_was_checked():

@@ -29,20 +29,37 @@ from fedlgm.privacy.gaussian import gaussian_epsilon
 Relation = Literal["add-remove", "replace-one"]
 
 
+@lru_cache(maxsize=32)
+def _one_sampled_gaussian(multiplier: float, rate: float, interval: float) -> Any:
+    """Privacy loss distribution of one release; nearly all the time that composing many takes."""
+    return privacy_loss_distribution.from_gaussian_mechanism(
+        standard_deviation=multiplier, value_discretization_interval=interval, sampling_prob=rate
+    )
+
+
 class PldAccountant(PLDAccountant):
-    """Google's PLD accountant, which also composes `pure_event`s among events of add-or-remove-one."""
+    """Google's PLD accountant, which also composes `pure_event`s among events of add-or-remove-one.
+
+    It remembers single sampled Gaussian releases: a run asks for the sum of ever more of the same.
+    """
 
     def _maybe_compose(self, event: dp_event.DpEvent, count: int, do_compose: bool) -> Any:
-        if not isinstance(event, dp_event.RandomizedResponseDpEvent):
-            return super()._maybe_compose(event, count, do_compose)
-        if do_compose:
-            worst = privacy_loss_distribution.from_randomized_response(
-                event.noise_parameter,
-                event.num_buckets,
-                value_discretization_interval=self._value_discretization_interval,
-                neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE,
-            )
-            self._pld = self._pld.compose(worst.self_compose(count))  # type: ignore[has-type]
+        match event:
+            case dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(multiplier)) if rate * multiplier > 0:
+                if do_compose:
+                    one = _one_sampled_gaussian(multiplier, rate, self._value_discretization_interval)
+                    self._pld = self._pld.compose(one.self_compose(count))  # type: ignore[has-type]
+            case dp_event.RandomizedResponseDpEvent(noise, buckets):
+                if do_compose:
+                    worst = privacy_loss_distribution.from_randomized_response(
+                        noise,
+                        buckets,
+                        value_discretization_interval=self._value_discretization_interval,
+                        neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE,
+                    )
+                    self._pld = self._pld.compose(worst.self_compose(count))  # type: ignore[has-type]
+            case _:
+                return super()._maybe_compose(event, count, do_compose)
         return None
 
 
