@@ -281,9 +281,9 @@ def test_what_it_takes_to_compile_must_be_made_up_for() -> None:
     ("vectorize", "compile", "settled"),
     [
         ("off", "auto", {("off", False)}),
-        ("on", "auto", {("on", False), ("on", True)}),
         ("auto", False, {("off", False), ("on", False)}),
-        ("auto", "auto", {("off", False), ("on", False), ("on", True)}),
+        pytest.param("on", "auto", {("on", False), ("on", True)}, marks=pytest.mark.slow),
+        pytest.param("auto", "auto", {("off", False), ("on", False), ("on", True)}, marks=pytest.mark.slow),
     ],
 )
 def test_a_run_records_which_trainer_it_settled_on(
