@@ -56,7 +56,7 @@ def simulate(
             recipe = recipe.model_copy(update={"training": assembly.faster_training(workers)})
             assembly = Assembly(recipe).holding(assembly.dataset, assembly.partition)
         folder = RunFolder.create(Path(run_dir) if run_dir is not None else default_folder(recipe), recipe)
-        return _run(assembly, folder, engine, actors, supernodes or workers, workers, progress)
+        return _run(assembly, folder, engine, actors, supernodes, workers, progress)
 
 
 def resume(
@@ -80,7 +80,7 @@ def resume(
         raise RunError(f"{run} can only be resumed where it can draw the same noise: {error}") from error
     workers = _workers(assembly.recipe, workers)
     with prepared(assembly, engine, workers, ray_address) as actors:
-        return _run(assembly, folder, engine, actors, supernodes or workers, workers, progress)
+        return _run(assembly, folder, engine, actors, supernodes, workers, progress)
 
 
 @contextmanager
@@ -109,6 +109,7 @@ def _workers(recipe: Recipe, workers: int | None) -> int:
 
 
 def _check(assembly: Assembly) -> None:
+    """What can be refused without running is refused before a folder exists."""
     assembly.partition  # noqa: B018
     assembly.budget  # noqa: B018
     if not assembly.mechanism.needs_private_norms:
@@ -120,7 +121,7 @@ def _run(
     folder: RunFolder,
     engine: Engine,
     actors: RayGrid | None,
-    supernodes: int,
+    supernodes: int | None,
     workers: int,
     progress: OnRound | None,
 ) -> dict[str, Any]:
@@ -136,7 +137,7 @@ def _run(
     if engine == "flower":
         from simulations.engines.flower import run_flower
 
-        return run_flower(folder, supernodes, workers, progress)
+        return run_flower(folder, supernodes or workers, workers, progress)
     raise RunError(f"unknown engine {engine!r}; known: local, ray, flower")
 
 

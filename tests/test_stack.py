@@ -30,10 +30,15 @@ def _stack(module: nn.Module) -> tuple[Stack | None, list[Tensor]]:
 
 
 def _agree(module: nn.Module, x: Tensor, y: Tensor, batches: list[Tensor]) -> None:
+    _agree_on_all(module, [(x, y, rows) for rows in batches])
+
+
+def _agree_on_all(module: nn.Module, batches: list[tuple[Tensor, Tensor, Tensor]]) -> None:
+    """One stack for (inputs, targets, rows) after another."""
     module = module.double()
     stack, gradients = _stack(module)
     assert stack is not None
-    for rows in batches:
+    for x, y, rows in batches:
         before = x.clone()
         stack.differentiate(x, y, rows)
         assert torch.equal(x, before)
@@ -123,14 +128,7 @@ def test_images_of_another_size_get_a_memory_of_their_own() -> None:
     """The zero border of padded images must not hold what larger images left there."""
     module = nn.Sequential(nn.Conv2d(1, 2, 4, 2, 2), nn.AvgPool2d(2), nn.Flatten(), nn.LazyLinear(3))
     module(torch.zeros(1, 1, 9, 9))
-    module = module.double()
-    stack, gradients = _stack(module)
-    assert stack is not None
-    for size in (9, 8, 9):
-        x, y = _data(3, 1, size, size)
-        stack.differentiate(x, y, torch.arange(3))
-        for ours, theirs in zip(gradients, _by_autograd(module, x, y, torch.arange(3)), strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+    _agree_on_all(module, [(*_data(3, 1, size, size), torch.arange(3)) for size in (9, 8, 9)])
 
 
 def test_what_it_does_not_know_is_left_to_autograd() -> None:

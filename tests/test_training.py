@@ -6,7 +6,8 @@ import copy
 import dataclasses
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -130,8 +131,8 @@ def test_in_single_precision_both_trainers_round_no_worse_than_a_plain_loop(name
 def test_large_models_agree_in_double_precision(name: str, optimizer: str) -> None:
     module, layers, shape = _build(name)
     module = module.double()
-    settings = dataclasses.replace(OPTIMIZERS[optimizer], epochs=1, batch_size=1)
-    sizes = (2, 1)
+    settings = dataclasses.replace(OPTIMIZERS[optimizer], epochs=1, batch_size=2)
+    sizes = (3, 2) if name == "resnet18" else (2, 1)
     model = torch.cat([dict(module.named_parameters())[s.name].detach().reshape(-1) for s in layers.slots()])
     reference = _loop(module, layers, settings, _tasks(shape, 1, sizes, torch.float64))
     trainer = VectorizedTrainer(copy.deepcopy(module), layers, settings, width=2)
@@ -242,37 +243,27 @@ def test_a_straggler_stops_after_its_epochs() -> None:
     assert _relative(ours[1:], _loop(module, layers, one, _tasks(shape, 1)[1:2])) < 1e-5
 
 
+class _Sleeps:
+    """A trainer that takes these seconds for its runs, the last of them for all that follow."""
+
+    def __init__(self, *seconds: float) -> None:
+        self._seconds = list(seconds)
+
+    def updates(self, model: Tensor, tasks: Iterable[ClientTask]) -> Iterator[Tensor]:
+        time.sleep(self._seconds.pop(0) if len(self._seconds) > 1 else self._seconds[0])
+        yield model[None]
+
+
 def test_the_faster_trainer_is_chosen_by_measurement() -> None:
-    class Slow:
-        def updates(self, model: Tensor, tasks: list[ClientTask]) -> Iterator[Tensor]:
-            time.sleep(0.02)
-            yield model[None]
-
-    class Quick:
-        def updates(self, model: Tensor, tasks: list[ClientTask]) -> Iterator[Tensor]:
-            yield model[None]
-
-    winner, times = fastest({"slow": Slow, "quick": Quick}, torch.zeros(3), list)
+    slow, quick = partial(_Sleeps, 0.02), partial(_Sleeps, 0.0)
+    winner, times = fastest({"slow": slow, "quick": quick}, torch.zeros(3), list)
     assert winner == "quick"
     assert times["slow"] > times["quick"]
-    assert fastest({"first": Slow, "second": Slow}, torch.zeros(3), list)[0] == "first"
+    assert fastest({"first": slow, "second": slow}, torch.zeros(3), list)[0] == "first"
 
 
 def test_what_it_takes_to_compile_must_be_made_up_for() -> None:
-    class Even:
-        def updates(self, model: Tensor, tasks: list[ClientTask]) -> Iterator[Tensor]:
-            time.sleep(0.01)
-            yield model[None]
-
-    class Compiling:
-        started = False
-
-        def updates(self, model: Tensor, tasks: list[ClientTask]) -> Iterator[Tensor]:
-            time.sleep(0.0 if self.started else 0.2)
-            self.started = True
-            yield model[None]
-
-    trainers = {"even": Even, "compiling": Compiling}
+    trainers = {"even": partial(_Sleeps, 0.01), "compiling": partial(_Sleeps, 0.2, 0.0)}
     assert fastest(trainers, torch.zeros(3), list, blocks=5)[0] == "even"
     assert fastest(trainers, torch.zeros(3), list, blocks=500)[0] == "compiling"
 

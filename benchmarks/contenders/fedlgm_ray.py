@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -26,25 +27,28 @@ from strategies import CohortSampler, LayerwiseFedAvg, ServerOptimizer
 
 
 class _Cohorts(CohortSampler):
-    """The benchmark's cohorts."""
+    """The cohorts of a work module."""
+
+    job: Any = work
 
     def cohort(self, round: int, exclude: frozenset[int] = frozenset()) -> np.ndarray:
-        return work.cohort(round - 1)
+        return np.asarray(self.job.cohort(round - 1))
 
 
 def serve(
     grid: ray_engine.RayGrid,
     assembly: Assembly,
     keys: KeyRing,
-    sampler: type[CohortSampler] = _Cohorts,
+    job: Any = work,
     figures: Callable[[], dict[str, float]] = dict,
 ) -> None:
-    """Serve private rounds over `grid`; each answer holds the `figures` of its round."""
+    """Serve private rounds of the work module `job` over `grid`; each answer holds the `figures` of its round."""
+    sampler = _Cohorts(assembly.budget.sampling, keys)
+    sampler.job = job
     with tempfile.TemporaryDirectory() as directory, Ledger(Path(directory) / "ledger.sqlite", "benchmark") as ledger:
         strategy = LayerwiseFedAvg(
-            assembly.mechanism, assembly.layers, assembly.budget, assembly.start(),
-            sampler(assembly.budget.sampling, keys), ServerOptimizer("sgd", 1.0), keys, ledger,
-            block_size=assembly.recipe.run.block_size, work=assembly.sizes,
+            assembly.mechanism, assembly.layers, assembly.budget, assembly.start(), sampler,
+            ServerOptimizer("sgd", 1.0), keys, ledger, block_size=assembly.recipe.run.block_size, work=assembly.sizes,
         )  # fmt: skip
 
         def do_round(number: int) -> dict[str, float]:

@@ -16,7 +16,6 @@ from fedlgm.training import Trainer
 from simulations import recipe as recipes
 from simulations.assembly import Assembly
 from simulations.engines import ray as ray_engine
-from strategies import CohortSampler
 
 
 class _Timed:
@@ -57,12 +56,17 @@ class _Worker(ray_engine.Worker):
 
 
 class _Grid(ray_engine.RayGrid):
+    """Adds up how long the workers trained in a round."""
+
     worker = _Worker
+    training = 0.0
 
-
-class _Cohorts(CohortSampler):
-    def cohort(self, round: int, exclude: frozenset[int] = frozenset()) -> np.ndarray:
-        return here.cohort(round - 1)
+    def deliver(self, messages: list[Message]) -> Iterator[Message]:
+        self.training = 0.0
+        for reply in super().deliver(messages):
+            for metrics in reply.content.metric_records.values():
+                self.training += float(metrics.pop("training"))  # type: ignore[arg-type]
+            yield reply
 
 
 def main() -> None:
@@ -80,17 +84,7 @@ def main() -> None:
     keys = KeyRing.from_seed(1)
     ray_engine.connect(None, here.WORKERS)
     grid = _Grid(here.WORKERS).holding(assembly, keys)
-    deliver, training = grid.deliver, [0.0]
-
-    def counted(messages: list[Message]) -> Iterator[Message]:
-        training[0] = 0.0
-        for reply in deliver(messages):
-            for metrics in reply.content.metric_records.values():
-                training[0] += float(metrics.pop("training"))  # type: ignore[arg-type]
-            yield reply
-
-    grid.deliver = counted  # type: ignore[method-assign]
-    fedlgm_ray.serve(grid, assembly, keys, _Cohorts, lambda: {"training": training[0]})
+    fedlgm_ray.serve(grid, assembly, keys, here, lambda: {"training": grid.training})
     ray_engine.shutdown()
 
 

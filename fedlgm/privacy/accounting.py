@@ -13,7 +13,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Literal
 
 import absl.logging
@@ -65,7 +65,10 @@ class PldAccountant(PLDAccountant):
 
 ACCOUNTANTS: dict[str, Callable[[], dp_accounting.PrivacyAccountant]] = {"pld": PldAccountant, "rdp": RdpAccountant}
 _COARSE = "coarse pld"  # a tenth of the cost; its root is within 1e-4 of the accurate one
-_COARSE_INTERVAL = 1e-3
+_MAKERS: dict[str, Callable[[], dp_accounting.PrivacyAccountant]] = {
+    **ACCOUNTANTS,
+    _COARSE: partial(PldAccountant, value_discretization_interval=1e-3),
+}
 SENSITIVITY_FACTOR: dict[str, float] = {"add-remove": 1.0, "replace-one": 2.0}
 
 _LARGEST_MULTIPLIER = 1e7
@@ -255,8 +258,7 @@ def composed_epsilon(events: Iterable[tuple[dp_event.DpEvent, int]], delta: floa
 def _composed_epsilon(events: tuple[tuple[str, int], ...], delta: float, accountant: str) -> float:
     if delta == 0:
         return sum(count * _pure_epsilon(decode(json.loads(name))) for name, count in events)
-    coarse = accountant == _COARSE
-    ledger = PldAccountant(value_discretization_interval=_COARSE_INTERVAL) if coarse else ACCOUNTANTS[accountant]()
+    ledger = _MAKERS[accountant]()
     for name, count in events:
         event = decode(json.loads(name))
         if isinstance(event, dp_event.NonPrivateDpEvent):

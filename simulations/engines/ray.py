@@ -60,10 +60,6 @@ class Worker:
         self._app = assembly.client(KeyRing(root)).as_app()
         self._context = Context(run_id=1, node_id=2, node_config={}, state=RecordDict(), run_config={})
 
-    def process(self) -> int:
-        """Process id."""
-        return os.getpid()
-
     def run(self, metadata: Any, config: Any, model: np.ndarray | None) -> Message:
         """Serve one message."""
         content = RecordDict({wire.CONFIG: config})
