@@ -14,18 +14,19 @@ import json
 import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from dp_accounting import dp_event
 
+from fedlgm import privacy
 from fedlgm.allocation import effective_multiplier
 from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.layers import LayerTable
 from fedlgm.noise import Family
-from fedlgm.privacy import accounting
-from fedlgm.privacy.accounting import SENSITIVITY_FACTOR, Relation
-from fedlgm.privacy.guarantee import Guarantee, Trust
+from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR, Guarantee, Relation, Trust
+
+if TYPE_CHECKING:
+    from dp_accounting import dp_event
 
 
 @dataclass(frozen=True)
@@ -205,14 +206,13 @@ class ReleasePlan:
     def event(self) -> dp_event.DpEvent:
         """The accounting event of one round (central trust) or of one participation (local trust)."""
         if self.guarantee.status == "none":
-            return dp_event.NonPrivateDpEvent()
+            return privacy.accounting.gaussian_event(0.0)
         multiplier = self.effective_multiplier / SENSITIVITY_FACTOR[self.budget.relation]
         rate = 1.0 if self.budget.trust == "local" else self.budget.sampling.rate
         if self.family == "laplace":
-            if multiplier == 0:
-                return dp_event.NonPrivateDpEvent()
-            return accounting.laplace_event(1.0 / multiplier, rate, self.budget.relation)
-        return accounting.gaussian_event(multiplier, rate)
+            loss = 1.0 / multiplier if multiplier > 0 else math.inf
+            return privacy.accounting.laplace_event(loss, rate, self.budget.relation)
+        return privacy.accounting.gaussian_event(multiplier, rate)
 
     @property
     def shares(self) -> np.ndarray:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from fedlgm.applications import pca
 from fedlgm.errors import ConfigError
 from fedlgm.noise import Family
-from fedlgm.privacy.accounting import Relation
+from fedlgm.privacy.guarantee import Relation
 
 _BUNDLED = Path(__file__).parent / "recipes" / "applications"
 

@@ -31,7 +31,7 @@ from fedlgm.keys import KeyRing, Purpose
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import Mechanism
 from fedlgm.plan import Budget, ReleasePlan, Sampling
-from fedlgm.privacy.accounting import Relation
+from fedlgm.privacy.guarantee import Relation
 from fedlgm.privacy.ledger import Ledger
 from fedlgm.training import LocalTraining, Trainer
 from fedlgm.transcript import Transcript

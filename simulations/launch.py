@@ -95,13 +95,9 @@ def prepared(
         return
     from simulations.engines import ray as ray_engine
 
-    try:
-        ray_engine.connect(ray_address, workers)
-        actors = ray_engine.RayGrid(workers, ray_engine.gpu_share(assembly.device, workers))
+    with ray_engine.starting(ray_address, workers, assembly.device) as actors:
         _check(assembly)
-        yield actors
-    finally:
-        ray_engine.shutdown()
+        yield actors.result()
 
 
 def _workers(recipe: Recipe, workers: int | None) -> int:

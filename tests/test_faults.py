@@ -176,7 +176,7 @@ def test_killed_actors_do_not_change_the_result(reference: dict[str, Any], tmp_p
         assert result["model_sha256"] == reference["model_sha256"]
         assert result["epsilon"] == pytest.approx(reference["epsilon"])
     finally:
-        ray_engine.shutdown()
+        ray.shutdown()
 
 
 def test_a_lost_node_does_not_change_the_result(reference: dict[str, Any], tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_a_lost_node_does_not_change_the_result(reference: dict[str, Any], tmp_p
         result = _serve(grid, tmp_path / "run", lose)
         assert result["model_sha256"] == reference["model_sha256"]
     finally:
-        ray_engine.shutdown()
+        ray.shutdown()
         cluster.shutdown()
 
 

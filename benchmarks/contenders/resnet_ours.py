@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import ray
 from flwr.app import Message
 
 from benchmarks.contenders import fedlgm_ray
@@ -85,7 +86,7 @@ def main() -> None:
     ray_engine.connect(None, here.WORKERS)
     grid = _Grid(here.WORKERS).holding(assembly, keys)
     fedlgm_ray.serve(grid, assembly, keys, here, lambda: {"training": grid.training})
-    ray_engine.shutdown()
+    ray.shutdown()
 
 
 if __name__ == "__main__":

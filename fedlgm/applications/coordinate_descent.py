@@ -32,9 +32,8 @@ from fedlgm.mechanisms.inid import (
     laplace_spr,
 )
 from fedlgm.noise import Family, draw
-from fedlgm.privacy.accounting import SENSITIVITY_FACTOR, Relation
 from fedlgm.privacy.gaussian import gaussian_mu
-from fedlgm.privacy.guarantee import Guarantee
+from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR, Guarantee, Relation
 
 Rule = Literal["inid", "spr", "iid"]
 

@@ -22,7 +22,7 @@ from fedlgm.errors import ConfigError
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.schedules import PaperBaseline
 from fedlgm.plan import Budget, ReleasePlan
-from fedlgm.privacy.accounting import Relation
+from fedlgm.privacy.guarantee import Relation
 from fedlgm.transcript import Transcript
 
 

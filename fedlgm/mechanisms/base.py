@@ -9,12 +9,11 @@ from typing import ClassVar, Literal, Self
 import numpy as np
 from torch import Tensor
 
+from fedlgm import privacy
 from fedlgm.errors import ConfigError
 from fedlgm.layers import LayerTable
 from fedlgm.plan import Budget, ReleasePlan
-from fedlgm.privacy import accounting
-from fedlgm.privacy.accounting import Relation
-from fedlgm.privacy.guarantee import Trust
+from fedlgm.privacy.guarantee import Relation, Trust
 from fedlgm.training.base import LocalTraining
 from fedlgm.transcript import Transcript
 
@@ -78,7 +77,7 @@ class Mechanism:
         self, epsilon: float, delta: float, *, steps: int, sampling_rate: float, relation: Relation, accountant: str
     ) -> float:
         """sigma_* of a round such that `steps` rounds stay within (epsilon, delta); see `privacy.calibrate`."""
-        return accounting.calibrate(
+        return privacy.accounting.calibrate(
             epsilon, delta, steps=steps, sampling_rate=sampling_rate, relation=relation, accountant=accountant
         )
 

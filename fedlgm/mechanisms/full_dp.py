@@ -13,13 +13,14 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
+from fedlgm import privacy
 from fedlgm.errors import ConfigError
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.base import Setting
 from fedlgm.mechanisms.ladp_frame import require
 from fedlgm.mechanisms.schedules import ScheduledGaussian
 from fedlgm.plan import Budget, ReleasePlan
-from fedlgm.privacy.accounting import SENSITIVITY_FACTOR, Relation, encode, gaussian_event
+from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR, Relation
 from fedlgm.transcript import Transcript
 
 
@@ -81,7 +82,7 @@ class FullDP(ScheduledGaussian):
         claim: dict[str, Any] | None = plan.claim
         if claim is None and self._shrink > 1:
             claimed = budget.noise_multiplier * self._shrink / SENSITIVITY_FACTOR[budget.relation]
-            claim = {"event": encode(gaussian_event(claimed))}
+            claim = {"event": privacy.accounting.encode(privacy.accounting.gaussian_event(claimed))}
         return dataclasses.replace(plan, claim=claim, downlink=self._downlink(budget))
 
     @property

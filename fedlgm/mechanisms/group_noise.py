@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-import scipy.optimize
+import scipy
 
+from fedlgm import privacy
 from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import inid
@@ -29,9 +30,7 @@ from fedlgm.mechanisms.base import Mechanism, check_positive
 from fedlgm.mechanisms.profiles import Array, Profile
 from fedlgm.noise import Family
 from fedlgm.plan import Budget, ReleasePlan
-from fedlgm.privacy import accounting
-from fedlgm.privacy.accounting import SENSITIVITY_FACTOR, Relation, composed_epsilon, laplace_event
-from fedlgm.privacy.guarantee import Guarantee
+from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR, Guarantee, Relation
 from fedlgm.transcript import Transcript
 
 _ORDER: dict[Family, int] = {"gaussian": 2, "laplace": 1}
@@ -73,7 +72,7 @@ class GroupNoise(Mechanism):
         self, epsilon: float, delta: float, *, steps: int, sampling_rate: float, relation: Relation, accountant: str
     ) -> float:
         """Gaussian: sigma_* of a round. Laplace: 1 / sum_m C_m / b_m of a round, see `calibrate_laplace`."""
-        solve = accounting.calibrate if self.family == "gaussian" else calibrate_laplace
+        solve = privacy.accounting.calibrate if self.family == "gaussian" else calibrate_laplace
         return solve(epsilon, delta, steps=steps, sampling_rate=sampling_rate, relation=relation, accountant=accountant)
 
     def plan(self, layers: LayerTable, budget: Budget, transcript: Transcript) -> ReleasePlan:
@@ -123,7 +122,7 @@ def calibrate_laplace(
     The counterpart of `privacy.calibrate`: a release whose layers have l1 bounds C_m and scales b_m has the multiplier
     1 / sum_m C_m / b_m, the reciprocal of its pure-DP epsilon under add-or-remove-one (replace-one doubles the bounds).
     With delta = 0 the releases are epsilon-DP by basic composition of what each costs after amplification by sampling,
-    and no accountant is involved; with delta > 0 the accountant composes them, see `accounting.laplace_event`.
+    and no accountant is involved; with delta > 0 the accountant composes them, see `privacy.accounting.laplace_event`.
 
     Args:
         epsilon: target, > 0.
@@ -150,7 +149,7 @@ def calibrate_laplace(
         raise ConfigError(f"sampling_rate must lie in (0, 1], got {sampling_rate}")
     for what, value, known in (
         ("relation", relation, SENSITIVITY_FACTOR),
-        ("accountant", accountant, accounting.ACCOUNTANTS),
+        ("accountant", accountant, privacy.accounting.ACCOUNTANTS),
     ):
         if value not in known:
             raise ConfigError(f"unknown {what} {value!r}; known: {', '.join(known)}")
@@ -167,8 +166,8 @@ def _largest_loss(
 
     def excess(log_loss: float) -> float:
         # A hair more than is returned: plans round their multiplier down to nine digits.
-        event = laplace_event(math.exp(log_loss) * (1 + 2e-8), rate, relation)
-        return min(composed_epsilon([(event, steps)], delta, accountant), 1e6) - target
+        event = privacy.accounting.laplace_event(math.exp(log_loss) * (1 + 2e-8), rate, relation)
+        return min(privacy.accounting.composed_epsilon([(event, steps)], delta, accountant), 1e6) - target
 
     low, high = math.log(pure), math.log(pure) + 0.5
     while excess(low) > 0:  # an accountant's grid may cost a little more than basic composition

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import gammaln
+import scipy
 
 from fedlgm.errors import ConfigError
 from fedlgm.mechanisms.profiles import Array, Counts, Profile, as_profile
@@ -237,9 +237,9 @@ def expected_error(family: Family, scales: npt.ArrayLike, p: float = 2, counts: 
     _check_exponent(p)
     vector = np.asarray(scales, dtype=np.float64)
     if family == "gaussian":
-        log_moment = p / 2 * math.log(2) + float(gammaln((p + 1) / 2)) - math.log(math.pi) / 2
+        log_moment = p / 2 * math.log(2) + float(scipy.special.gammaln((p + 1) / 2)) - math.log(math.pi) / 2
     else:
-        log_moment = float(gammaln(p + 1))
+        log_moment = float(scipy.special.gammaln(p + 1))
     powers = vector**p
     return math.exp(log_moment) * float(powers.sum() if counts is None else powers @ counts)
 

@@ -23,8 +23,7 @@ from fedlgm.mechanisms.base import Mechanism, PrivateDataNotUsed, Setting, Varia
 from fedlgm.mechanisms.ladp_frame import bound_by_training, require, theorem3_constant, theorem3_delta
 from fedlgm.mechanisms.ladp_scores import kl_score, layer_changes, layer_divergences
 from fedlgm.plan import Budget, ReleasePlan, Side
-from fedlgm.privacy.accounting import Relation
-from fedlgm.privacy.guarantee import Guarantee
+from fedlgm.privacy.guarantee import Guarantee, Relation
 from fedlgm.transcript import Transcript
 
 __all__ = ["LaDP", "kl_score", "layer_changes", "layer_divergences", "theorem3_constant", "theorem3_delta"]

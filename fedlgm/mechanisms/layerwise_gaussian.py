@@ -13,14 +13,13 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from fedlgm import clipping
+from fedlgm import clipping, privacy
 from fedlgm.allocation import shares, spread
 from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.base import Mechanism, Variant, check_positive
 from fedlgm.plan import Budget, ReleasePlan, Side
-from fedlgm.privacy.accounting import Relation, encode
-from fedlgm.privacy.guarantee import Guarantee
+from fedlgm.privacy.guarantee import Guarantee, Relation
 from fedlgm.transcript import Transcript
 
 _PROVEN = "every contribution is bounded before noise of a public scale is added to the sum of all layers"
@@ -172,4 +171,4 @@ class NoPrivacy(Mechanism):
 
 def claim_of(plan: ReleasePlan) -> dict[str, object]:
     """Ledger claim that charges `plan`'s event, for a published path that is charged as not private."""
-    return {"event": encode(plan.event)}
+    return {"event": privacy.accounting.encode(plan.event)}

@@ -17,17 +17,16 @@ from functools import lru_cache
 from typing import Any, Literal, Self
 
 import numpy as np
-import scipy.optimize
+import scipy
 
+from fedlgm import privacy
 from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.base import Mechanism, Setting, check_positive
 from fedlgm.mechanisms.ladp_frame import CONSTANTS, Constant, bound_by_training, noise_constant, require
 from fedlgm.plan import Budget, ReleasePlan
-from fedlgm.privacy import accounting
-from fedlgm.privacy.accounting import SENSITIVITY_FACTOR, Relation
 from fedlgm.privacy.gaussian import gaussian_mu
-from fedlgm.privacy.guarantee import Guarantee
+from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR, Guarantee, Relation
 from fedlgm.transcript import Transcript
 
 BudgetRule = Literal["equal-total", "matched"]
@@ -188,7 +187,7 @@ def calibrate_schedule(
     """
     values, counts = np.unique(shape, return_counts=True)
     if len(values) == 1:
-        return float(values[0] ** -1.0) * accounting.calibrate(
+        return float(values[0] ** -1.0) * privacy.accounting.calibrate(
             epsilon, delta, steps=len(shape), sampling_rate=sampling_rate, relation=relation, accountant=accountant
         )
     factor = SENSITIVITY_FACTOR[relation]
@@ -205,12 +204,12 @@ def _calibrate_levels(
 ) -> float:
     def excess(log_scale: float, kind: str) -> float:
         scale = math.exp(log_scale)
-        events = [(accounting.gaussian_event(scale * level, rate), count) for level, count in levels]
-        return min(accounting.composed_epsilon(events, delta, kind), 1e6) - epsilon
+        events = [(privacy.accounting.gaussian_event(scale * level, rate), count) for level, count in levels]
+        return min(privacy.accounting.composed_epsilon(events, delta, kind), 1e6) - epsilon
 
     total = sum(count for _, count in levels)
     # The least and the most noise of the schedule in every round bracket the root.
-    start = accounting.calibrate(epsilon, delta, steps=total, sampling_rate=rate, accountant="rdp")
+    start = privacy.accounting.calibrate(epsilon, delta, steps=total, sampling_rate=rate, accountant="rdp")
     low, high = math.log(start / levels[-1][0]) - 0.1, math.log(start) + 0.1
     root = float(scipy.optimize.brentq(excess, low, high, args=("rdp",), xtol=1e-3))
     if accountant != "rdp":

@@ -19,7 +19,7 @@ from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.base import check_positive
 from fedlgm.mechanisms.schedules import PaperBaseline
 from fedlgm.plan import Budget, ReleasePlan
-from fedlgm.privacy.accounting import Relation
+from fedlgm.privacy.guarantee import Relation
 from fedlgm.transcript import Transcript
 
 

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import brentq
-from scipy.special import expit
+import scipy
 
 from fedlgm.errors import ConfigError
 
@@ -70,7 +69,7 @@ class Staircase(_Steps):
     def optimal(cls, epsilon: float, sensitivity: float = 1.0) -> Staircase:
         """The noise of least mean absolute error: gamma = 1 / (1 + e^(epsilon/2))."""
         _check_epsilon(epsilon)
-        return cls(epsilon, sensitivity, float(expit(-epsilon / 2)))
+        return cls(epsilon, sensitivity, float(scipy.special.expit(-epsilon / 2)))
 
     def density(self, x: npt.ArrayLike) -> Array:
         """Density at `x` (any shape)."""
@@ -168,7 +167,7 @@ def _best_gamma_2d(epsilon: float) -> float:
         def in_t(t: float) -> float:
             return 6 * t * t - 6 * t + 1 + drop * (2 * t - 4 * t**3) + drop**2 * t**4
 
-        return 1 - float(brentq(in_t, 0.0, 0.5, xtol=1e-15))
+        return 1 - float(scipy.optimize.brentq(in_t, 0.0, 0.5, xtol=1e-15))
 
     root = math.cbrt(b)
 
@@ -176,7 +175,7 @@ def _best_gamma_2d(epsilon: float) -> float:
         return x**4 - 2 * (1 + b) * x + 3 * root**2
 
     least = math.cbrt((1 + b) / 2)  # the quartic falls until here and rises after
-    return (root * float(brentq(in_x, least, 2.0, xtol=1e-15)) - b) / drop
+    return (root * float(scipy.optimize.brentq(in_x, least, 2.0, xtol=1e-15)) - b) / drop
 
 
 def _check_epsilon(epsilon: float) -> None:

@@ -1,17 +1,50 @@
-"""Accounting, guarantees and the durable ledger."""
+"""Accounting, guarantees and the durable ledger.
 
-from fedlgm.privacy.accounting import calibrate, composed_epsilon, epsilon
-from fedlgm.privacy.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
-from fedlgm.privacy.guarantee import Guarantee
-from fedlgm.privacy.ledger import Ledger
+Names load when they are first used: processes that only train need no accountant, which takes a second to import.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedlgm.privacy import accounting, gaussian, guarantee, ledger
+    from fedlgm.privacy.accounting import calibrate, composed_epsilon, epsilon
+    from fedlgm.privacy.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
+    from fedlgm.privacy.guarantee import Guarantee
+    from fedlgm.privacy.ledger import Ledger
 
 __all__ = [
     "Guarantee",
     "Ledger",
+    "accounting",
     "calibrate",
     "composed_epsilon",
     "epsilon",
+    "gaussian",
     "gaussian_delta",
     "gaussian_epsilon",
     "gaussian_mu",
+    "guarantee",
+    "ledger",
 ]
+
+_HOMES = {
+    "accounting": ("calibrate", "composed_epsilon", "epsilon"),
+    "gaussian": ("gaussian_delta", "gaussian_epsilon", "gaussian_mu"),
+    "guarantee": ("Guarantee",),
+    "ledger": ("Ledger",),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _HOMES.items():
+        if name == module or name in names:
+            home = importlib.import_module(f"fedlgm.privacy.{module}")
+            return home if name == module else getattr(home, name)
+    raise AttributeError(f"module 'fedlgm.privacy' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache, partial
-from typing import Any, Literal
+from typing import Any
 
 import absl.logging
 import dp_accounting
@@ -25,8 +25,7 @@ from dp_accounting.rdp import RdpAccountant
 
 from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.privacy.gaussian import gaussian_epsilon
-
-Relation = Literal["add-remove", "replace-one"]
+from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR, Relation
 
 
 @lru_cache(maxsize=32)
@@ -69,7 +68,6 @@ _MAKERS: dict[str, Callable[[], dp_accounting.PrivacyAccountant]] = {
     **ACCOUNTANTS,
     _COARSE: partial(PldAccountant, value_discretization_interval=1e-3),
 }
-SENSITIVITY_FACTOR: dict[str, float] = {"add-remove": 1.0, "replace-one": 2.0}
 
 _LARGEST_MULTIPLIER = 1e7
 _SMALLEST_MULTIPLIER = 0.05  # PLD grids grow with the inverse square
@@ -213,6 +211,8 @@ def laplace_event(epsilon: float, sampling_rate: float = 1.0, relation: Relation
     """
     if epsilon == 0:
         return dp_event.NoOpDpEvent()
+    if math.isinf(epsilon):
+        return dp_event.NonPrivateDpEvent()
     if sampling_rate < 1 and relation == "replace-one":
         return pure_event(math.log1p(sampling_rate * math.expm1(epsilon)))
     return sampled(dp_event.LaplaceDpEvent(1.0 / epsilon), sampling_rate)

@@ -9,13 +9,12 @@ which went into mu. Privacy profile: Balle and Wang 2018, Theorem 8; i.n.i.d. no
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
-from scipy.optimize import brentq
-from scipy.special import erfcx, log_ndtr, ndtri
+import scipy
 
 from fedlgm.errors import ConfigError
 
-_XTOL = 1e-300  # brentq stops on its relative tolerance, so that tiny roots keep all their digits
 _RTOL = 1e-14
 
 
@@ -46,7 +45,7 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
         high *= 2
     while _log_delta(low, epsilon) > target:  # rounding only: the bracket is exact on paper
         low *= 1 - 1e-12
-    mu = float(brentq(lambda m: _log_delta(m, epsilon) - target, low, high, xtol=_XTOL, rtol=_RTOL, maxiter=500))
+    mu = _root(lambda m: _log_delta(m, epsilon) - target, low, high)
     return mu if _log_delta(mu, epsilon) <= target else mu * (1 - 2 * _RTOL)
 
 
@@ -90,11 +89,17 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     if math.erf(mu / math.sqrt(8)) <= delta:
         return 0.0
     target = math.log(delta)
-    high = mu * (mu / 2 - float(ndtri(delta)))  # dropping the second term of the profile bounds delta from above
+    # Dropping the second term of the profile bounds delta from above.
+    high = mu * (mu / 2 - float(scipy.special.ndtri(delta)))
     high = max(high, math.ulp(1.0))
     while _log_delta(mu, high) > target:
         high *= 1 + 1e-12
-    return float(brentq(lambda e: _log_delta(mu, e) - target, 0.0, high, xtol=_XTOL, rtol=_RTOL, maxiter=500))
+    return _root(lambda e: _log_delta(mu, e) - target, 0.0, high)
+
+
+def _root(function: Callable[[float], float], low: float, high: float) -> float:
+    # No absolute tolerance to speak of, so that tiny roots keep all their digits.
+    return float(scipy.optimize.brentq(function, low, high, xtol=1e-300, rtol=_RTOL, maxiter=500))
 
 
 def _log_delta(mu: float, epsilon: float) -> float:
@@ -108,19 +113,19 @@ def _log_delta(mu: float, epsilon: float) -> float:
     if a > 0:
         gap = _mills(a) - _mills(b)
         return log_density + math.log(gap) if gap > 0 else -math.inf
-    first = float(log_ndtr(-a))
+    first = float(scipy.special.log_ndtr(-a))
     ratio = math.exp(log_density + math.log(_mills(b)) - first)
     return first + math.log1p(-ratio) if ratio < 1 else -math.inf
 
 
 def _mills(x: float) -> float:
     """Mills ratio Q(x) / density(x) of the standard normal law, for x >= 0."""
-    return math.sqrt(math.pi / 2) * float(erfcx(x / math.sqrt(2)))
+    return math.sqrt(math.pi / 2) * float(scipy.special.erfcx(x / math.sqrt(2)))
 
 
 def _one_term_root(epsilon: float, tail: float) -> float:
     """Root in mu of Q(epsilon/mu - mu/2) = tail, written so that it does not cancel for small tails."""
-    q = -float(ndtri(tail))
+    q = -float(scipy.special.ndtri(tail))
     root = math.sqrt(q * q + 2 * epsilon)
     return 2 * epsilon / (root + q) if q > 0 else root - q
 

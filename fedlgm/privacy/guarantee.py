@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from fedlgm.privacy.accounting import Relation
-
 Status = Literal["proven", "conditional", "none"]
+Relation = Literal["add-remove", "replace-one"]
 Trust = Literal["central", "local"]
 Unit = Literal["client", "example"]
+
+SENSITIVITY_FACTOR: dict[str, float] = {"add-remove": 1.0, "replace-one": 2.0}
+"""By how many of one unit's bounds a sum moves, by neighbouring relation."""
 
 
 @dataclass(frozen=True)

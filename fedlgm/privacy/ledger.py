@@ -13,12 +13,13 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dp_accounting import dp_event
-
+from fedlgm import privacy
 from fedlgm.errors import LedgerError
-from fedlgm.privacy import accounting
+
+if TYPE_CHECKING:
+    from dp_accounting import dp_event
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -114,7 +115,7 @@ class Ledger:
         Raises:
             LedgerError: the row cannot be written, or the key has been charged for this round at another cost.
         """
-        row = (round, client, key, json.dumps(accounting.encode(event)), json.dumps(claim or {}))
+        row = (round, client, key, json.dumps(privacy.accounting.encode(event)), json.dumps(claim or {}))
         with self._translated():
             self._db.execute("INSERT OR IGNORE INTO charges (round, client, key, event, claim) VALUES (?,?,?,?,?)", row)
             (charged,) = self._db.execute(
@@ -131,7 +132,7 @@ class Ledger:
         with self._translated():
             rows = self._db.execute("SELECT round, client, event, claim FROM charges ORDER BY round, client, key")
             for round_, client, event, claim in rows:
-                yield Charge(round_, client, accounting.decode(json.loads(event)), json.loads(claim))
+                yield Charge(round_, client, privacy.accounting.decode(json.loads(event)), json.loads(claim))
 
     def epsilon(self, delta: float, accountant: str = "pld", through: int | None = None) -> float:
         """Proven epsilon at `delta` of everything charged: of the worst-off participant under local trust.
@@ -151,8 +152,8 @@ class Ledger:
             shared = spent.pop(SERVER, {})
             profiles = {frozenset(_sum(shared, own).items()) for own in spent.values()} or {frozenset(shared.items())}
             totals = [
-                accounting.composed_epsilon(
-                    [(accounting.decode(json.loads(event)), count) for event, count in sorted(profile)],
+                privacy.accounting.composed_epsilon(
+                    [(privacy.accounting.decode(json.loads(event)), count) for event, count in sorted(profile)],
                     delta,
                     accountant,
                 )
@@ -181,8 +182,10 @@ class Ledger:
                     own = events.setdefault(client, {})
                     own[stated] = own.get(stated, 0) + count
             composed = {
-                profile: accounting.composed_epsilon(
-                    [(accounting.decode(json.loads(event)), count) for event, count in profile], delta, accountant
+                profile: privacy.accounting.composed_epsilon(
+                    [(privacy.accounting.decode(json.loads(event)), count) for event, count in profile],
+                    delta,
+                    accountant,
                 )
                 for profile in {tuple(sorted(own.items())) for own in events.values()}
             }

@@ -9,7 +9,10 @@ from __future__ import annotations
 import math
 import os
 import socket
+import threading
 from collections.abc import Iterator
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -263,6 +266,33 @@ def _reach(address: str) -> None:
         raise RunError(f"no Ray cluster at {address!r}: {error}") from error
 
 
-def shutdown() -> None:
-    """Leave Ray; a local instance stops with it."""
-    ray.shutdown()
+@contextmanager
+def starting(address: str | None, workers: int, device: torch.device) -> Iterator[Future[RayGrid]]:
+    """Ray with its actors, which start while the caller goes on; at the end of the context Ray is left.
+
+    Args:
+        address: see `connect`.
+        workers: number of actors.
+        device: where they train.
+    """
+    actors: Future[RayGrid] = Future()
+    over = threading.Event()
+
+    def start() -> None:
+        try:
+            connect(address, workers)
+            actors.set_result(RayGrid(workers, gpu_share(device, workers)))
+        except BaseException as error:
+            actors.set_exception(error)
+        # The kernel ends Ray's processes with the thread that started them.
+        over.wait()
+
+    thread = threading.Thread(target=start, name="ray", daemon=True)
+    thread.start()
+    try:
+        yield actors
+    finally:
+        wait([actors])
+        ray.shutdown()
+        over.set()
+        thread.join()
