@@ -88,7 +88,7 @@ def federation(clients: int, cohort: int, rounds: int, nodes: int = 1) -> dict[s
 def resnet18_shares(rounds: int) -> dict[str, Any]:
     """Share of the workers' time in a round of ten ResNet-18 clients that is not local training, ours and Flower's."""
     contenders = {"ours": Contender(["resnet_ours"]), "flower": Contender(["flower", "resnet_work"])}
-    answers = interleaved(contenders, rounds)
+    answers = interleaved(contenders, rounds, warm=1)
     shares = {
         name: [1 - answer["training"] / (resnet_work.WORKERS * answer["seconds"]) for answer in rows]
         for name, rows in answers.items()

@@ -68,11 +68,20 @@ class Contender:
         return [_answer(process) for process in self._processes]
 
 
-def interleaved(contenders: dict[str, Contender], rounds: int) -> dict[str, list[dict[str, float]]]:
-    """Rounds 1 to `rounds` of every contender, in turn; the contenders are closed afterwards."""
+def interleaved(contenders: dict[str, Contender], rounds: int, warm: int = 0) -> dict[str, list[dict[str, float]]]:
+    """Rounds 1 to `rounds` of every contender, in turn; the contenders are closed afterwards.
+
+    Args:
+        contenders: by name.
+        rounds: measured rounds of each.
+        warm: rounds before each measured one that are not counted, for contenders whose memory the machine takes away
+            while it is another's turn.
+    """
     answers: dict[str, list[dict[str, float]]] = {name: [] for name in contenders}
     for number in range(1, rounds + 1):
         for name, contender in contenders.items():
+            for _ in range(warm):
+                contender.round(number)
             answers[name].append(contender.round(number))
     for contender in contenders.values():
         contender.close()

@@ -168,7 +168,7 @@ class LayerwiseFedAvg(FedAvg):
             key = fingerprint(self.keys, pending.round, SERVER, self.noise_backend)
             self.ledger.charge(plan.event, round=pending.round, key=key, claim=plan.claim)
             release(values, plan, self.keys, pending.round, backend=self.noise_backend)
-        mean = add_downlink_(values / plan.denominator, plan, self.keys, pending.round, self.noise_backend).cpu()
+        mean = add_downlink_(values.div_(plan.denominator), plan, self.keys, pending.round, self.noise_backend).cpu()
         model = self.optimizer.step(self.transcript.models[-1], self._expand(mean, plan))
         self.transcript = self.transcript.extend(model, mean, plan)
         discarded = int(total.discarded)
@@ -289,19 +289,21 @@ class LayerwiseFedAvg(FedAvg):
         """Sum of the blocks in order; blocks that arrive client by client are put together first."""
         total, block = BoundedSum.empty(pending.plan), BoundedSum.empty(pending.plan)
         sizes = [len(b) for b in pending.blocks]
-        per_message = [1] * sum(sizes) if pending.single else sizes
         left = iter(sizes)
         room = next(left, 0)
-        for reply in self._in_order(replies, len(per_message)):
+        for reply in self._in_order(replies, sum(sizes) if pending.single else len(sizes)):
             metrics = reply.content.metric_records[wire.METRICS]
             arrays = reply.content.array_records[wire.ARRAYS]
             values = torch.from_numpy(arrays[wire.SUM].numpy())
             for name in (key for key in arrays if key.startswith(wire.NOTE)):
                 pending.notes.setdefault(name.removeprefix(wire.NOTE), []).append(arrays[name].numpy())
-            count = int(metrics[wire.EXAMPLES])  # type: ignore[arg-type]
+            count, discarded = int(metrics[wire.EXAMPLES]), int(metrics[wire.DISCARDED])  # type: ignore[arg-type]
             if values.shape != (pending.plan.size,):
                 raise PrivacyError(f"a reply holds {values.numel()} values where the plan releases {pending.plan.size}")
-            block.merge(values, count, int(metrics[wire.DISCARDED]))  # type: ignore[arg-type]
+            if not pending.single:
+                total.merge(values, count, discarded)
+                continue
+            block.merge(values, count, discarded)
             if block.count >= room:
                 total.merge(block.total, block.count, block.discarded)
                 block, room = BoundedSum.empty(pending.plan), next(left, 0)
@@ -309,6 +311,8 @@ class LayerwiseFedAvg(FedAvg):
 
     def _expand(self, mean: Tensor, plan: ReleasePlan) -> Tensor:
         """The released layers' mean at their places in a flat update [D]; layers that were not released stay put."""
+        if plan.released.all():
+            return mean[: self.layers.size]
         update = torch.zeros(self.layers.size)
         views = self.layers.split(update)
         for j, part in zip(plan.indices, mean.split([size for _, size, _, _ in plan.parts]), strict=False):
