@@ -2,19 +2,23 @@
 
     python -m benchmarks.gpu [--json] [--sweep]
 
-Needs torch, numpy and scipy; Triton for its kernels. Without a GPU it runs the checks and a round on small sizes (in
-Triton's interpreter, if Triton is installed) and says so.
+Needs torch, numpy and scipy; Triton for its kernels. Without a GPU it runs the checks and a round on small sizes and says
+so: in Triton's interpreter, if Triton is installed (that of Triton 3.6 needs NumPy < 2.4). A part that fails is named
+under "failures" (exit status 1) and does not cost the others.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
 import subprocess
 import sys
 import time
+import traceback
+from collections.abc import Callable, Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import Any, get_args
@@ -33,52 +37,82 @@ from fedlgm.noise import Family
 CLIENTS = (1, 32)
 
 
-def without_gpu() -> dict[str, Any]:
+class Attempts:
+    """Runs parts of the benchmark and keeps what went wrong."""
+
+    def __init__(self) -> None:
+        self.failures: list[str] = []
+
+    def __call__(self, part: str, run: Callable[..., Any], *arguments: Any) -> Any:
+        """What `run(*arguments)` returns; an empty dict if it fails."""
+        try:
+            return run(*arguments)
+        except Exception as error:
+            traceback.print_exc()
+            self.failures.append(f"{part}: {error!r}")
+            return {}
+
+    def checks(self, parts: dict[str, tuple[Any, ...]]) -> dict[str, dict[str, bool]]:
+        """Results of each part's checks; one that does not hold is a failure, too."""
+        results = {part: self(part, *call) for part, call in parts.items()}
+        self.failures += [f"{part}: {name}" for part, r in results.items() for name, passed in r.items() if not passed]
+        return results
+
+
+def without_gpu(attempt: Attempts) -> dict[str, Any]:
     os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton
-    small = [7, 1030, 1, 1201, 61]
-    checks = {"torch": check_all(torch.device("cpu"), "torch", small)}
+    cpu, small = torch.device("cpu"), [7, 1030, 1, 1201, 61]
+    checks: dict[str, tuple[Any, ...]] = {"torch": (check_all, cpu, "torch", small)}
     if kernels.has_triton():
-        checks["triton interpreter"] = check_all(torch.device("cpu"), "triton", small)
+        checks["triton interpreter"] = (check_all, cpu, "triton", small)
     return {
         "device": None,
         "reason": "torch finds no CUDA device: kernels were checked on the CPU, nothing was timed on a GPU",
-        "checks": checks | {"private round": rounds.check(torch.device("cpu"), rounds.TINY)},
-        "rounds": rounds.measure(torch.device("cpu"), rounds.TINY),
-        "cpu": time_cpu(models()["resnet18"]),
+        "checks": attempt.checks(checks | {"private round": (rounds.check, cpu, rounds.TINY)}),
+        "rounds": attempt("rounds", rounds.measure, cpu, rounds.TINY),
+        "cpu": attempt("cpu", time_cpu, models()["resnet18"]),
     }
 
 
-def with_gpu(run_sweep: bool) -> dict[str, Any]:
+def with_gpu(attempt: Attempts, run_sweep: bool) -> dict[str, Any]:
     device = torch.device("cuda")
     backend = kernels.backend_for(torch.empty(0, device=device))
-    tables = models()
+    tables, timer = models(), Timer()
     checks = {
-        backend: check_all(device, backend, tables["cnn"]),
-        f"{backend}, odd sizes": check_all(device, backend, [7, 1030, 1, 70_001, 61]),
-        f"{backend}, ResNet-18": check_all(device, backend, tables["resnet18"]),
-        "no host synchronisation": check_no_sync(),
-        "private round": rounds.check(device, rounds.SMALL),
+        backend: (check_all, device, backend, tables["cnn"]),
+        f"{backend}, odd sizes": (check_all, device, backend, [7, 1030, 1, 70_001, 61]),
+        f"{backend}, ResNet-18": (check_all, device, backend, tables["resnet18"]),
+        "no host synchronisation": (check_no_sync,),
+        "private round": (rounds.check, device, rounds.SMALL),
     }
-    timer = Timer()
-    steps = []
-    for name, sizes in tables.items():
-        for clients in CLIENTS:
-            needed = 4 * sum(sizes) * (3.5 * clients + 4)
-            if torch.cuda.mem_get_info()[0] < needed:
-                steps.append({"model": name, "clients": clients, "skipped": f"needs {needed / 2**30:.1f} GiB"})
-                continue
-            steps += [time_private_step(timer, name, sizes, clients, local) for local in (False, True)]
-            torch.cuda.empty_cache()
     report = {
         "device": torch.cuda.get_device_name(),
         "backend": backend,
-        "checks": checks,
-        "private_step": steps,
-        "noise": [time_noise(timer, name, s, f) for name, s in tables.items() for f in get_args(Family)],
-        "rounds": rounds.measure(device, rounds.FULL, compile_all=run_sweep),
-        "cpu": time_cpu(tables["resnet18"]),
+        "checks": attempt.checks(checks),
+        "private_step": list(_private_steps(attempt, timer)),
+        "noise": [
+            attempt(f"noise, {name}, {family}", time_noise, timer, name, sizes, family)
+            for name, sizes in tables.items()
+            for family in get_args(Family)
+        ],
+        "rounds": attempt("rounds", rounds.measure, device, rounds.FULL, run_sweep),
+        "cpu": attempt("cpu", time_cpu, tables["resnet18"]),
     }
-    return report | ({"sweep": sweep(timer)} if run_sweep and backend == "triton" else {})
+    if run_sweep and backend == "triton":
+        report["sweep"] = attempt("sweep", sweep, timer) or []
+    return report
+
+
+def _private_steps(attempt: Attempts, timer: Timer) -> Iterable[dict[str, Any]]:
+    for (name, sizes), clients in itertools.product(models().items(), CLIENTS):
+        needed = 4 * sum(sizes) * (3.5 * clients + 4)
+        if torch.cuda.mem_get_info()[0] < needed:
+            yield {"model": name, "clients": clients, "skipped": f"needs {needed / 2**30:.1f} GiB"}
+            continue
+        for local in (False, True):
+            part = f"private step, {name}, {clients} clients"
+            yield attempt(part, time_private_step, timer, name, sizes, clients, local)
+        torch.cuda.empty_cache()
 
 
 def version(package: str) -> str | None:
@@ -100,19 +134,13 @@ def driver() -> str | None:
 def show(report: dict[str, Any]) -> None:
     print(report["device"] or report["reason"])
     for part, checks in report["checks"].items():
-        failed = [name for name, passed in checks.items() if not passed]
-        print(f"{part}: {len(checks)} checks, failed: {failed or 'none'}")
-    for row in (
-        report.get("private_step", [])
-        + report.get("noise", [])
-        + report.get("sweep", [])
-        + [
-            *report["rounds"]["rows"],
-            report["rounds"]["summary"],
-            report["cpu"],
-        ]
-    ):
+        print(f"{part}: {sum(checks.values())} of {len(checks)} checks passed")
+    parts = [report.get(part, []) for part in ("private_step", "noise", "sweep")]
+    rows = [*itertools.chain(*parts), *report["rounds"].get("rows", [])]
+    for row in filter(None, [*rows, report["rounds"].get("summary"), report["cpu"]]):
         print("  ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in row.items()))
+    for failure in report["failures"]:
+        print(f"failed: {failure}")
 
 
 def main() -> int:
@@ -122,7 +150,9 @@ def main() -> int:
         "--sweep", action="store_true", help="also time other launch configurations, and compile every width of a round"
     )
     options = parser.parse_args()
-    report = with_gpu(options.sweep) if torch.cuda.is_available() else without_gpu()
+    attempt = Attempts()
+    report = with_gpu(attempt, options.sweep) if torch.cuda.is_available() else without_gpu(attempt)
+    report["failures"] = attempt.failures
     report["versions"] = {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -135,7 +165,7 @@ def main() -> int:
         print(json.dumps(report, indent=2))
     else:
         show(report)
-    return 0 if all(passed for checks in report["checks"].values() for passed in checks.values()) else 1
+    return 1 if report["failures"] else 0
 
 
 if __name__ == "__main__":

@@ -206,10 +206,17 @@ def test_no_cluster_at_the_address() -> None:
         ray_engine.connect("127.0.0.1:1", 1)
 
 
-def test_more_workers_than_the_cluster_has_cpus() -> None:
-    ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+def test_more_workers_than_fit() -> None:
+    quiet: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
+    ray.init(address="local", num_cpus=2, _memory=2**30, **quiet)
     try:
-        with pytest.raises(RunError, match="use --workers 1"):
+        with pytest.raises(RunError, match=r"5 workers need 5 CPUs .*, Ray has 2 and 1.0 GiB: use --workers 2"):
+            ray_engine.connect(None, 5)
+    finally:
+        ray.shutdown()
+    ray.init(address="local", num_cpus=5, _memory=2**30, **quiet)
+    try:
+        with pytest.raises(RunError, match=r"at least 2.5 GiB of memory, Ray has 5 and 1.0 GiB: use --workers 2"):
             ray_engine.connect(None, 5)
     finally:
         ray.shutdown()

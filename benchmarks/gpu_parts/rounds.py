@@ -177,8 +177,8 @@ def _vectorized(
 ) -> dict[str, Any]:
     try:
         row = _time("vectorized", here, here.vectorized(width, compiled, products), clients, scale)
-    except torch.OutOfMemoryError as error:
-        row = {"trainer": "vectorized", "device": here.device.type, "skipped": str(error).splitlines()[0]}
+    except Exception as error:  # out of memory, or no compiler: other widths may still run
+        row = {"trainer": "vectorized", "device": here.device.type, "failed": repr(error).splitlines()[0]}
     return row | {"width": width, "compiled": compiled, "convolutions": "products" if products else "grouped"}
 
 

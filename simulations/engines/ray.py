@@ -32,6 +32,7 @@ from simulations.engines.grid import WorkerGrid
 
 _RETRIES = 8  # losses of one block, and failed starts of workers, before the run gives up
 _START_S = 180.0  # for the first of several workers to start
+_WORKER_GIB = 0.5  # of a worker that has imported everything, with a small model
 _DATA_FIELDS = ("train_x", "train_y", "test_x", "test_y")
 
 
@@ -205,7 +206,7 @@ def connect(address: str | None, workers: int) -> None:
     """Start Ray on this machine, or join the cluster at `address`.
 
     Raises:
-        RunError: no cluster there, or too few CPUs for the workers.
+        RunError: no cluster there, or too few CPUs or too little memory for the workers.
     """
     options: dict[str, Any] = {
         "include_dashboard": False,
@@ -224,9 +225,14 @@ def connect(address: str | None, workers: int) -> None:
                 ray.init(address=address, **{k: v for k, v in options.items() if k != "include_dashboard"})
             except (ConnectionError, RuntimeError, ValueError) as error:
                 raise RunError(f"no Ray cluster at {address!r}: {error}") from error
-    available = int(ray.cluster_resources().get("CPU", 0))
-    if workers > available:
-        raise RunError(f"{workers} workers need {workers} CPUs, Ray has {available}: use --workers {max(available, 1)}")
+    resources = ray.cluster_resources()
+    cpus, memory = int(resources.get("CPU", 0)), resources.get("memory", math.inf) / 2**30
+    fitting = max(1, int(min(cpus, memory / _WORKER_GIB)))
+    if workers > fitting:
+        raise RunError(
+            f"{workers} workers need {workers} CPUs and at least {workers * _WORKER_GIB:g} GiB of memory, Ray has "
+            f"{cpus} and {memory:.1f} GiB: use --workers {fitting}"
+        )
 
 
 def gpu_share(device: torch.device, workers: int, gpus: float | None = None) -> float:
