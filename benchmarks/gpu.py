@@ -2,9 +2,9 @@
 
     python -m benchmarks.gpu [--json] [--sweep]
 
-Needs torch, numpy and scipy; Triton for its kernels. Without a GPU it runs the checks and a round on small sizes and says
-so: in Triton's interpreter, if Triton is installed (that of Triton 3.6 needs NumPy < 2.4). A part that fails is named
-under "failures" (exit status 1) and does not cost the others.
+Needs torch, numpy and scipy; Triton for its kernels. Without a GPU it runs the checks and a round on small sizes and
+says so: in Triton's interpreter, if Triton is installed (that of Triton 3.6 needs NumPy < 2.4). A part that fails is
+named under "failures" (exit status 1) and does not cost the others.
 """
 
 from __future__ import annotations
