@@ -395,23 +395,7 @@ def test_negative_seed_is_refused() -> None:
         partition(balanced(5, 20), 2, "iid", seed=-1)
 
 
-# --- Flower Datasets, scale ---
-
-
-def test_scheme_partitioner_has_flowers_interface() -> None:
-    from datasets import Dataset
-    from flwr_datasets.partitioner import Partitioner
-
-    from fedlgm.data.partitioner import SchemePartitioner
-
-    y = np.random.default_rng(2).integers(0, 10, 500)
-    ours = SchemePartitioner(8, "label", "hsu", seed=4, alpha=0.3)
-    assert isinstance(ours, Partitioner)
-    ours.dataset = Dataset.from_dict({"label": y, "row": np.arange(500)})
-    expected = partition(y, 8, "hsu", seed=4, alpha=0.3)
-    assert ours.num_partitions == 8
-    for i in range(8):
-        assert list(ours.load_partition(i)["row"]) == expected[i].tolist()
+# --- scale ---
 
 
 @pytest.mark.parametrize("scheme", sorted(set(EXAMPLES) - {"natural"}))

@@ -167,14 +167,13 @@ def _seed(ring: KeyRing, attempt: int) -> int:
 
 def _owners(partitioner: Partitioner, labels: np.ndarray, ring: KeyRing) -> np.ndarray:
     """Run `partitioner` on shuffled rows, as `FederatedDataset` does, and read back who got which sample."""
-    from datasets import Dataset
+    from fedlgm.data.rows import LabelledRows
 
     rows = ring.numpy(Purpose.PARTITION, _ROWS).permutation(len(labels))
-    # Columns of Arrow format come as arrays; any other format is read row by row, which takes seconds.
-    partitioner.dataset = Dataset.from_dict({"label": labels[rows], "row": rows}).with_format("arrow")
+    partitioner.dataset = LabelledRows.of(labels[rows], rows)
     owner = np.full(len(labels), -1, dtype=np.int64)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # retries and unused classes are told in our words
         for client in range(partitioner.num_partitions):
-            owner[np.asarray(partitioner.load_partition(client)[:]["row"])] = client
+            owner[partitioner.load_partition(client)] = client
     return owner

@@ -1,0 +1,33 @@
+"""Labels as the partitioners of `flwr-datasets` want them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+
+
+class LabelledRows(Dataset):
+    """Rows with labels whose selections are plain arrays of row numbers.
+
+    A view of a `Dataset` takes two milliseconds to make: ten seconds for 5,000 clients of whom only the rows are asked.
+    """
+
+    @classmethod
+    def of(cls, labels: np.ndarray, rows: np.ndarray) -> LabelledRows:
+        """Row `rows[i]` has the label `labels[i]`."""
+        # Columns of Arrow format come as arrays; any other format is read row by row, which takes seconds.
+        table: LabelledRows = cls.from_dict({"label": labels, "row": rows}).with_format("arrow")
+        return table
+
+    def select(self, indices: Iterable[int], *_: Any, **__: Any) -> np.ndarray:  # type: ignore[override]
+        """Row numbers at `indices`."""
+        return np.asarray(self["row"])[np.fromiter(indices, np.int64)]
+
+    def sort(self, *_: Any, **__: Any) -> LabelledRows:  # type: ignore[override]
+        """Sorted by label; rows of one label keep their order."""
+        labels = np.asarray(self["label"])
+        order = np.argsort(labels, kind="stable")
+        return self.of(labels[order], np.asarray(self["row"])[order])
