@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import warnings
 from pathlib import Path
@@ -62,14 +63,20 @@ def simulate(
     if resume is not None:
         if recipe is not None or overrides or rounds is not None or seed is not None or run_dir is not None:
             raise ConfigError("--resume continues a run as it was started: leave out the recipe and every override")
-        parsed = RunFolder.open(resume).recipe()
+        folder, parsed = resume, RunFolder.open(resume).recipe()
     else:
         parsed = _recipe(recipe, overrides, rounds, seed)
-    with display.progress(parsed, shown=not as_json) as on_round:
-        if resume is not None:
-            result = launch.resume(resume, progress=on_round, **options)
-        else:
-            result = launch.simulate(parsed, run_dir=run_dir, progress=on_round, **options)
+        folder = run_dir or launch.default_folder(parsed)
+    try:
+        with display.progress(parsed, shown=not as_json) as on_round:
+            if resume is not None:
+                result = launch.resume(folder, progress=on_round, **options)
+            else:
+                result = launch.simulate(parsed, run_dir=folder, progress=on_round, **options)
+    except (KeyboardInterrupt, SystemExit):
+        if folder.exists():
+            _err.print(f"interrupted; continue with: fedlgm simulate --resume {folder}", style="yellow", markup=False)
+        raise
     if as_json:
         _print_json(result)
     else:
@@ -101,8 +108,12 @@ def compare(
     names = [name.strip() for name in methods.split(",") if name.strip()]
     todo = comparing.jobs(recipe, names, seeds, overrides or (), epsilons or (), partitions or ())
     folder = out or Path("runs") / f"compare-{Path(recipe or 'digits').stem}"
-    with comparison_figures.progress(todo, shown=not as_json) as on_row:
-        comparing.run(todo, folder, engine, on_row)  # type: ignore[arg-type]
+    try:
+        with comparison_figures.progress(todo, shown=not as_json) as on_row:
+            comparing.run(todo, folder, engine, on_row)  # type: ignore[arg-type]
+    except (KeyboardInterrupt, SystemExit):
+        _err.print("interrupted; the same command goes on from here", style="yellow")
+        raise
     summary = comparing.summarise(todo, folder)
     summary["pictures"] = comparison_figures.draw(todo, folder)
     if as_json:
@@ -295,10 +306,17 @@ def _plain(value: Any) -> Any:
     return value
 
 
+def _stop(number: int, frame: Any) -> None:
+    """End in order, with every `finally`."""
+    signal.alarm(0)  # set by a handler of Ray's, which aborts the process after three seconds
+    sys.exit(128 + number)
+
+
 def main() -> None:
-    """Entry point: user errors end with one message and status 2, an interruption with status 130."""
+    """Entry point: user errors end with one message and status 2, an interruption with status 130 or 143."""
     from fedlgm.errors import FedlgmError
 
+    signal.signal(signal.SIGTERM, _stop)
     warnings.showwarning = lambda message, *_, **__: _err.print(f"warning: {message}", style="yellow")
     try:
         app(standalone_mode=True)
@@ -306,9 +324,6 @@ def main() -> None:
         _err.print("error: ", style="bold red", end="")
         _err.print(str(error), markup=False)
         sys.exit(2)
-    except KeyboardInterrupt:
-        _err.print("interrupted; continue with: fedlgm simulate --resume RUN", style="yellow")
-        sys.exit(130)
 
 
 if __name__ == "__main__":

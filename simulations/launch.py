@@ -88,16 +88,21 @@ def prepared(
     assembly: Assembly, engine: Engine, workers: int, ray_address: str | None = None
 ) -> Iterator[RayGrid | None]:
     """Refuse what cannot run; within the context engine `ray` has its actors, which start meanwhile."""
-    assembly.dataset  # noqa: B018
     if engine != "ray":
         _check(assembly)
         yield None
         return
-    from simulations.engines import ray as ray_engine
+    from simulations.engines import cluster
+    from simulations.engines.ray import RayGrid, gpu_share
 
-    with ray_engine.starting(ray_address, workers, assembly.device) as actors:
+    def start_actors() -> RayGrid:
+        return RayGrid(workers, gpu_share(assembly.device, workers))
+
+    with cluster.session(ray_address, workers, start_actors) as ready:
+        if ray_address is not None:
+            ready()  # joining takes no time worth using: a wrong address is told at once
         _check(assembly)
-        yield actors.result()
+        yield ready()
 
 
 def _workers(recipe: Recipe, workers: int | None) -> int:

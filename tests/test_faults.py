@@ -24,6 +24,7 @@ from simulations import launch
 from simulations import recipe as recipes
 from simulations.assembly import Assembly
 from simulations.engines import ray as ray_engine
+from simulations.engines.cluster import connect
 from simulations.run_folder import RunFolder
 from simulations.server import serve
 
@@ -156,7 +157,7 @@ def _serve(grid: ray_engine.RayGrid, run: Path, progress: Any = None) -> dict[st
 
 
 def test_killed_actors_do_not_change_the_result(reference: dict[str, Any], tmp_path: Path) -> None:
-    ray_engine.connect(None, 2)
+    connect(None, 2)
     try:
         grid = ray_engine.RayGrid(2).holding(Assembly(RECIPE), KeyRing.from_seed(RECIPE.run.seed))
         chance, kills = random.Random(3), []
@@ -185,7 +186,7 @@ def test_a_lost_node_does_not_change_the_result(reference: dict[str, Any], tmp_p
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     second = cluster.add_node(num_cpus=1)
     try:
-        ray_engine.connect(cluster.address, 2)
+        connect(cluster.address, 2)
         grid = ray_engine.RayGrid(2).holding(Assembly(RECIPE), KeyRing.from_seed(RECIPE.run.seed))
         nodes = {actor["NodeID"] for actor in ray.nodes() if actor["Alive"]}
         assert len(nodes) == 2
@@ -203,7 +204,7 @@ def test_a_lost_node_does_not_change_the_result(reference: dict[str, Any], tmp_p
 
 def test_no_cluster_at_the_address() -> None:
     with pytest.raises(RunError, match="no Ray cluster at"):
-        ray_engine.connect("127.0.0.1:1", 1)
+        connect("127.0.0.1:1", 1)
 
 
 def test_more_workers_than_fit() -> None:
@@ -211,12 +212,12 @@ def test_more_workers_than_fit() -> None:
     ray.init(address="local", num_cpus=2, _memory=2**30, **quiet)
     try:
         with pytest.raises(RunError, match=r"5 workers need 5 CPUs .*, Ray has 2 and 1.0 GiB: use --workers 2"):
-            ray_engine.connect(None, 5)
+            connect(None, 5)
     finally:
         ray.shutdown()
     ray.init(address="local", num_cpus=5, _memory=2**30, **quiet)
     try:
         with pytest.raises(RunError, match=r"at least 2.5 GiB of memory, Ray has 5 and 1.0 GiB: use --workers 2"):
-            ray_engine.connect(None, 5)
+            connect(None, 5)
     finally:
         ray.shutdown()

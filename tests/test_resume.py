@@ -194,3 +194,33 @@ def test_an_existing_folder_is_never_touched(tiny, tmp_path):
         launch.simulate(tiny(), run_dir=tmp_path / "run")
     assert contents(tmp_path / "run") == {"thesis.txt": b"mine"}
     shutil.rmtree(tmp_path / "run")
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_the_command_is_stopped_and_says_how_to_go_on(tiny, tmp_path, number, status):
+    recipe = tiny(data={"partition": "hsu"}, federation={"rounds": 40}, run={"evaluate_every": 40})
+    path, run = tmp_path / "slow.toml", tmp_path / "run"
+    path.write_text(recipe.to_toml(), encoding="utf-8")
+    command = [
+        sys.executable,
+        "-m",
+        "simulations.cli",
+        "simulate",
+        str(path),
+        "--engine",
+        "local",
+        "--run-dir",
+        str(run),
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    rows = run / "metrics.jsonl"
+    while process.poll() is None and not (rows.exists() and rows.read_text().count("\n") >= 2):
+        time.sleep(0.01)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == status
+    assert f"continue with: fedlgm simulate --resume {run}" in err
+    assert "Traceback" not in err
+    assert not (run / "result.json").exists()
+    resumed = launch.resume(run)
+    assert resumed["model_sha256"] == launch.simulate(recipe, run_dir=tmp_path / "whole")["model_sha256"]

@@ -17,6 +17,7 @@ from fedlgm.training import Trainer
 from simulations import recipe as recipes
 from simulations.assembly import Assembly
 from simulations.engines import ray as ray_engine
+from simulations.engines.cluster import connect
 
 
 class _Timed:
@@ -83,7 +84,7 @@ def main() -> None:
     )
     assembly = Assembly(recipe).holding(here.dataset(), here.clients())
     keys = KeyRing.from_seed(1)
-    ray_engine.connect(None, here.WORKERS)
+    connect(None, here.WORKERS)
     grid = _Grid(here.WORKERS).holding(assembly, keys)
     fedlgm_ray.serve(grid, assembly, keys, here, lambda: {"training": grid.training})
     ray.shutdown()

@@ -7,12 +7,7 @@ copy. A block lost with its actor is done again elsewhere with the same keys, so
 from __future__ import annotations
 
 import math
-import os
-import socket
-import threading
 from collections.abc import Iterator
-from concurrent.futures import Future, wait
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +27,6 @@ from simulations.engines.grid import WorkerGrid
 
 _RETRIES = 8  # losses of one block, and failed starts of workers, before the run gives up
 _START_S = 180.0  # for the first of several workers to start
-_WORKER_GIB = 0.5  # of a worker that has imported everything, with a small model
 _DATA_FIELDS = ("train_x", "train_y", "test_x", "test_y")
 
 
@@ -202,39 +196,6 @@ def _cause(error: RayError) -> Exception:
     return cause if isinstance(cause, Exception) else error
 
 
-def connect(address: str | None, workers: int) -> None:
-    """Start Ray on this machine, or join the cluster at `address`.
-
-    Raises:
-        RunError: no cluster there, or too few CPUs or too little memory for the workers.
-    """
-    options: dict[str, Any] = {
-        "include_dashboard": False,
-        "log_to_driver": False,
-        "logging_level": "ERROR",
-        "configure_logging": True,
-    }
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    if not ray.is_initialized():
-        if address is None:
-            ray.init(address="local", num_cpus=workers, **options)  # never somebody else's cluster
-        else:
-            _reach(address)
-            try:
-                ray.init(address=address, **{k: v for k, v in options.items() if k != "include_dashboard"})
-            except (ConnectionError, RuntimeError, ValueError) as error:
-                raise RunError(f"no Ray cluster at {address!r}: {error}") from error
-    resources = ray.cluster_resources()
-    cpus, memory = int(resources.get("CPU", 0)), resources.get("memory", math.inf) / 2**30
-    fitting = max(1, int(min(cpus, memory / _WORKER_GIB)))
-    if workers > fitting:
-        raise RunError(
-            f"{workers} workers need {workers} CPUs and at least {workers * _WORKER_GIB:g} GiB of memory, Ray has "
-            f"{cpus} and {memory:.1f} GiB: use --workers {fitting}"
-        )
-
-
 def gpu_share(device: torch.device, workers: int, gpus: float | None = None) -> float:
     """GPU share of each of `workers` actors that train on `device`; 0 where no GPU is needed.
 
@@ -258,47 +219,3 @@ def gpu_share(device: torch.device, workers: int, gpus: float | None = None) -> 
         )
     # So many on each GPU that all find a place; Ray counts ten-thousandths.
     return math.floor(1e4 / math.ceil(workers / gpus)) / 1e4
-
-
-def _reach(address: str) -> None:
-    """Ray itself retries an address for minutes where nothing listens."""
-    host, colon, port = address.rpartition(":")
-    if not colon or "/" in host or not port.isdigit():
-        return  # "auto" and client addresses: Ray knows
-    try:
-        with socket.create_connection((host, int(port)), timeout=10):
-            return
-    except OSError as error:
-        raise RunError(f"no Ray cluster at {address!r}: {error}") from error
-
-
-@contextmanager
-def starting(address: str | None, workers: int, device: torch.device) -> Iterator[Future[RayGrid]]:
-    """Ray with its actors, which start while the caller goes on; at the end of the context Ray is left.
-
-    Args:
-        address: see `connect`.
-        workers: number of actors.
-        device: where they train.
-    """
-    actors: Future[RayGrid] = Future()
-    over = threading.Event()
-
-    def start() -> None:
-        try:
-            connect(address, workers)
-            actors.set_result(RayGrid(workers, gpu_share(device, workers)))
-        except BaseException as error:
-            actors.set_exception(error)
-        # The kernel ends Ray's processes with the thread that started them.
-        over.wait()
-
-    thread = threading.Thread(target=start, name="ray", daemon=True)
-    thread.start()
-    try:
-        yield actors
-    finally:
-        wait([actors])
-        ray.shutdown()
-        over.set()
-        thread.join()
