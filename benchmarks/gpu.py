@@ -2,9 +2,10 @@
 
     python -m benchmarks.gpu [--json] [--sweep]
 
-Needs torch, numpy and scipy; Triton for its kernels. Without a GPU it runs the checks and a round on small sizes and
-says so: in Triton's interpreter, if Triton is installed (that of Triton 3.6 needs NumPy < 2.4). A part that fails is
-named under "failures" (exit status 1) and does not cost the others.
+Needs torch, numpy and scipy; for its kernels Triton, with a C compiler and Python's headers. Without a GPU it runs the
+checks and a round on small sizes and says so: in Triton's interpreter, if Triton is installed (that of Triton 3.6 needs
+NumPy < 2.4). A part that fails is named under "failures" (exit status 1) and does not cost the others; standard error
+shows each part's figures as soon as they are there.
 """
 
 from __future__ import annotations
@@ -44,9 +45,11 @@ class Attempts:
         self.failures: list[str] = []
 
     def __call__(self, part: str, run: Callable[..., Any], *arguments: Any) -> Any:
-        """What `run(*arguments)` returns; an empty dict if it fails."""
+        """What `run(*arguments)` returns, or an empty dict; shown at once, in case the machine is taken away."""
         try:
-            return run(*arguments)
+            result = run(*arguments)
+            print(json.dumps({part: result}), file=sys.stderr, flush=True)
+            return result
         except Exception as error:
             traceback.print_exc()
             self.failures.append(f"{part}: {error!r}")

@@ -80,7 +80,9 @@ class DeviceSum(BoundedSum):
         rows = updates
         if not self._whole:
             norms = moments.sqrt() if plan.family == "gaussian" else moments
-            rows = torch.cat([*self._kept(updates), *(self._side(side.name, norms) for side in plan.sides)], dim=1)
+            parts = [*self._kept(updates), *(self._side(side.name, norms) for side in plan.sides)]
+            rows = kernels.empty_block(len(updates), plan.size, updates.device)
+            torch.cat(parts, dim=1, out=rows)
             sides = accepted[:, None].expand(-1, len(plan.sides)).to(factors.dtype)
             factors = torch.cat([factors[:, self._released], sides], dim=1)
         self._accumulate(rows, factors, noise)
@@ -89,7 +91,7 @@ class DeviceSum(BoundedSum):
         """Count clients without data: they contribute zero, and their noise if there is some."""
         self.count += clients
         if noise is not None and self.plan.size > 0:
-            rows = self.total.new_zeros(clients, self.plan.size)
+            rows = self.total.new_zeros(1, self.plan.size).expand(clients, -1)  # a factor of 0 reads none of it
             self._accumulate(rows, self.total.new_zeros(clients, len(self.plan.parts)), noise)
 
     def _accumulate(self, rows: Tensor, factors: Tensor, noise: ClientNoise | None) -> None:

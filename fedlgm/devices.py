@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Literal, get_args
+from contextlib import contextmanager, suppress
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -94,11 +94,33 @@ def exact_arithmetic(device: torch.device) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    matmul = torch.backends.cuda.matmul
-    before = matmul.allow_tf32
-    matmul.allow_tf32 = False
+    cudnn: Any = torch.backends.cudnn
+    precisions: list[Any] = [torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn]
+    before = [switch.fp32_precision for switch in precisions]
+    choices = cudnn.deterministic, cudnn.benchmark
+    matmul, convolutions = _older_switches()
+    # torch has two sets of switches for one thing, and refuses to compute while they contradict each other.
+    torch.set_float32_matmul_precision("highest")
+    cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = False, True, False
+    for switch in precisions:
+        switch.fp32_precision = "ieee"
     try:
-        with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
-            yield
+        yield
     finally:
-        matmul.allow_tf32 = before
+        cudnn.deterministic, cudnn.benchmark = choices
+        if matmul is not None:
+            torch.set_float32_matmul_precision(matmul)
+        if convolutions is not None:
+            cudnn.allow_tf32 = convolutions
+        for switch, precision in zip(precisions, before, strict=True):
+            switch.fp32_precision = precision
+
+
+def _older_switches() -> tuple[str | None, bool | None]:
+    """Precision of matrix products and of convolutions; None where the program has set the newer switch alone."""
+    matmul, convolutions = None, None
+    with suppress(RuntimeError):
+        matmul = torch.get_float32_matmul_precision()
+    with suppress(RuntimeError):
+        convolutions = torch.backends.cudnn.allow_tf32
+    return matmul, convolutions

@@ -20,11 +20,12 @@ from fedlgm.kernels import (
     backend_for,
     clip_scale_noise_sum,
     clip_scale_sum,
+    empty_block,
     l1_norms,
     private_step,
     squared_norms,
 )
-from fedlgm.kernels.layout import Layout
+from fedlgm.kernels.layout import Layout, aligned
 from fedlgm.kernels.spec import SAFETY
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
@@ -225,6 +226,22 @@ def test_tiles_and_segments_cover_every_layer_once(sizes, tile):
             np.testing.assert_array_equal(s.group[s.pick // 4], index_in_layer[inside] // 4)
             np.testing.assert_array_equal(s.group_layer[s.pick // 4], layer_of[inside])
             np.testing.assert_array_equal(s.pick % 4, index_in_layer[inside] % 4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_begin_where_wide_accesses_can(dtype):
+    fitting = empty_block(3, 5, dtype=dtype)
+    assert fitting.shape == (3, 5)
+    assert fitting.stride() == (16, 1)
+    assert aligned(fitting) is fitting
+    assert aligned(fitting[1:]).data_ptr() == fitting[1:].data_ptr()
+    rows = block(4, 35, dtype)
+    assert aligned(rows[:1]).data_ptr() == rows.data_ptr()
+    for elsewhere in (rows, rows[1:2], rows[:, 1:6]):
+        copy = aligned(elsewhere)
+        assert torch.equal(copy, elsewhere)
+        assert copy.stride(0) % 16 == 0
+        assert copy.data_ptr() % (16 * elsewhere.element_size()) == 0
 
 
 def test_torch_backend_reads_no_value_back():

@@ -59,12 +59,14 @@ def test_triton_draws_a_runs_noise_in_its_interpreter(tmp_path):
     code = (
         "import pathlib, sys; from simulations import launch, recipe; from simulations.assembly import Assembly\n"
         "from simulations.run_folder import RunFolder\n"
-        "for trust in ([], ['privacy.trust=local', 'privacy.max_participations=3']):\n"
+        # Clients derive their noise from the model they are sent, to the last bit: one round, then.
+        "for trust in (['federation.rounds=2'],\n"
+        "              ['federation.rounds=1', 'privacy.trust=local', 'privacy.max_participations=3']):\n"
         "    models, digests = [], []\n"
         "    for i, backend in enumerate(('torch', 'triton', 'triton')):\n"
         "        path = pathlib.Path(sys.argv[2]) / f'{len(trust)}-{i}'\n"
         "        drawn = f'privacy.noise_backend={backend}'\n"
-        "        parsed = recipe.load(sys.argv[1], [drawn, 'federation.rounds=2', *trust])\n"
+        "        parsed = recipe.load(sys.argv[1], [drawn, *trust])\n"
         "        digests.append(launch.simulate(parsed, run_dir=path)['model_sha256'])\n"
         "        models.append(RunFolder.open(path).latest(Assembly(parsed).layers).transcript.models[-1])\n"
         "    assert digests[1] == digests[2]\n"
@@ -120,6 +122,40 @@ def test_an_accelerators_sums_are_not_noised_on_the_cpu():
         devices.resolve_noise("triton", metal)
 
 
+@pytest.mark.parametrize("program", ["nothing", "older switch", "newer switch", "newer switch for all"])
+def test_exact_arithmetic_leaves_no_trace(program, request):
+    backends = torch.backends
+
+    def usual() -> None:
+        torch.set_float32_matmul_precision("highest")
+        backends.cudnn.allow_tf32 = True
+        backends.fp32_precision = backends.cuda.matmul.fp32_precision = "none"
+        backends.cudnn.conv.fp32_precision = backends.cudnn.rnn.fp32_precision = "tf32"
+
+    def state() -> list:
+        found = [backends.cudnn.deterministic, backends.cudnn.benchmark]
+        found += [s.fp32_precision for s in (backends, backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn)]
+        for getter in (torch.get_float32_matmul_precision, lambda: backends.cudnn.allow_tf32):
+            try:
+                found.append(getter())
+            except RuntimeError:  # torch's own complaint about contradicting switches
+                found.append("contradiction")
+        return found
+
+    request.addfinalizer(usual)
+    if program == "older switch":
+        torch.set_float32_matmul_precision("high")
+    elif program == "newer switch":
+        backends.cuda.matmul.fp32_precision = "tf32"
+    elif program == "newer switch for all":
+        backends.fp32_precision = "tf32"
+    before = state()
+    with devices.exact_arithmetic(torch.device("cuda")):
+        assert state()[:2] == [True, False]
+        assert state()[3:] == ["ieee", "ieee", "ieee", "highest", False]
+    assert state() == before
+
+
 def test_ray_workers_share_the_gpus_there_are():
     cuda = torch.device("cuda")
     assert gpu_share(torch.device("cpu"), 3, 0) == 0
@@ -141,6 +177,8 @@ def test_a_gpu_run_is_reproducible_and_close_to_the_cpus(tiny, tmp_path, trust, 
     models, digests = [], []
     for number, device in enumerate(("cuda", "cuda", "cpu")):
         parsed = tiny(
+            # Clients derive their noise from the model they are sent: after one round it is another model's on a GPU.
+            federation={"rounds": 1 if trust else 3},
             training={"device": device, "vectorize": vectorize},
             privacy={"noise_backend": "torch" if device == "cpu" else "auto", **trust},
         )

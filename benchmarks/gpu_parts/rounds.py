@@ -10,6 +10,7 @@ from __future__ import annotations
 import statistics
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -129,11 +130,14 @@ def check(device: torch.device, scale: Scale) -> dict[str, bool]:
     reference = cpu.run(cpu.sequential(), everyone)
     moved = (reference - cpu.model).norm()
     results = {}
-    for name, make in (
-        ("sequential", here.sequential),
-        ("vectorized", lambda: here.vectorized(scale.widths[-1], False)),
-        ("vectorized by matrix products", lambda: here.vectorized(scale.widths[-1], False, products=True)),
-    ):
+    ways: dict[str, Callable[[], Trainer]] = {
+        "sequential": here.sequential,
+        "vectorized": lambda: here.vectorized(scale.widths[-1], False),
+        "vectorized by matrix products": lambda: here.vectorized(scale.widths[-1], False, products=True),
+    }
+    if device.type != "cpu":  # there, compilation takes longer than everything else together
+        ways["vectorized, compiled"] = lambda: here.vectorized(scale.widths[-1], True)
+    for name, make in ways.items():
         first, second = (here.run(make(), everyone).cpu() for _ in range(2))
         results[f"{name}: two rounds have the same bits"] = torch.equal(first, second)
         results[f"{name}: as one by one on the CPU"] = bool((first - reference).norm() < 1e-2 * moved)

@@ -32,8 +32,9 @@ class Timer:
     def __init__(self, repeats: int = 30) -> None:
         self.repeats = repeats
         self.flush = torch.empty(2**28, dtype=torch.uint8, device="cuda")
-        torch.cuda._sleep(1000)
-        self.cycles_per_ms = 1e7 / self._between(lambda: torch.cuda._sleep(10_000_000))
+        # Clocks rise under load only, and a spin that is too short would let the host's launches into `device_ms`.
+        spins = [self._between(lambda: torch.cuda._sleep(20_000_000)) for _ in range(40)]
+        self.cycles_per_ms = 2e7 / min(spins)
 
     def _between(self, run: Callable[[], object]) -> float:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -96,12 +97,13 @@ def time_copy(timer: Timer, size: int) -> float:
 
 def time_private_step(timer: Timer, name: str, sizes: list[int], clients: int, local: bool) -> dict[str, Any]:
     size, offsets = sum(sizes), offsets_of(sizes)
-    updates = torch.randn(clients, size, device="cuda")
+    updates = kernels.empty_block(clients, size, "cuda").normal_()
     clip = torch.full((len(sizes),), 1.0, device="cuda")
     scale = torch.full((len(sizes),), 0.1, device="cuda")
     streams = torch.arange(clients, device="cuda") if local else None
     step = timer(lambda: kernels.private_step(updates, offsets, clip, scale, key=KEY, streams=streams))
-    # Two passes over the block and one write of the sum; a copy reads and writes every byte it copies.
+    # Two passes over the block and one write of the sum; a copy reads and writes every byte it copies. Where the block
+    # fits into the L2 cache (one ResNet-18 client on an H100, just), the second pass costs less than memory's speed.
     moved = 4 * size * (2 * clients + 1)
     copy = time_copy(timer, moved // 2)
     block_copy = time_copy(timer, 4 * size * clients)
@@ -121,10 +123,9 @@ def time_private_step(timer: Timer, name: str, sizes: list[int], clients: int, l
     if not local:
         loop = timer(lambda: torch_loop(updates, sizes, clip, scale))
         row |= {
-            "torch_loop_device_ms": loop["device_ms"],
+            # Not its `device_ms`: thousands of launches do not fit into the queue, the device waits for the host.
             "torch_loop_elapsed_ms": loop["elapsed_ms"],
             "speedup_over_torch_loop": loop["elapsed_ms"] / step["elapsed_ms"],
-            "speedup_over_torch_loop_device": loop["device_ms"] / step["device_ms"],
         }
     if size >= 11_000_000:
         row["meets_copy_target"] = row["over_copy"] <= COPY_TARGET
@@ -155,7 +156,6 @@ def time_noise(timer: Timer, name: str, sizes: list[int], family: Family) -> dic
             "per_parameter_noise": label,
             "per_parameter_elapsed_ms": theirs["elapsed_ms"],
             "speedup_over_per_parameter": theirs["elapsed_ms"] / ours["elapsed_ms"],
-            "speedup_over_per_parameter_device": theirs["device_ms"] / ours["device_ms"],
         }
     return row
 

@@ -19,6 +19,7 @@ from fedlgm.kernels.doors import (
     squared_norms,
     triton_interprets,
 )
+from fedlgm.kernels.layout import empty_block
 from fedlgm.kernels.philox import DOWNLINK_STREAM, SERVER_STREAM, noise_key, philox4x32
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "clip_factors",
     "clip_scale_noise_sum",
     "clip_scale_sum",
+    "empty_block",
     "has_triton",
     "l1_norms",
     "noise_key",

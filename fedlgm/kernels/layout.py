@@ -147,6 +147,23 @@ class Layout:
         )
 
 
+def empty_block(
+    clients: int, size: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Room for updates [clients, size] as the kernels like to read them: every row begins at a multiple of 16."""
+    pitch = -(-size // _MAX_ALIGNMENT) * _MAX_ALIGNMENT
+    return torch.empty(clients, pitch, device=device, dtype=dtype)[:, :size]
+
+
+def aligned(updates: Tensor) -> Tensor:
+    """`updates` [B, D], or a copy in an `empty_block` where a row begins elsewhere."""
+    bits = updates.data_ptr() // updates.element_size() | (updates.stride(0) if len(updates) > 1 else 0)
+    if bits % _MAX_ALIGNMENT == 0:
+        return updates
+    clients, size = updates.shape
+    return empty_block(clients, size, updates.device, updates.dtype).copy_(updates)
+
+
 @lru_cache(maxsize=64)
 def _layout(raw: bytes) -> Layout:
     return Layout(np.frombuffer(raw, dtype=np.int64))

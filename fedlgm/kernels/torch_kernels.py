@@ -1,12 +1,13 @@
 """The private step in plain torch: for CPUs and for accelerators without Triton.
 
 It follows the Triton kernels operation by operation: sums without noise agree bit for bit, Philox words too, noise to
-float32 rounding. Pieces of the flat vector are small enough to stay in a CPU's cache.
+float32 rounding.
 """
 
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -17,7 +18,10 @@ from fedlgm.kernels.philox import TAIL, UNIFORM_MAX, UNIFORM_STEP, philox4x32
 from fedlgm.kernels.spec import GRID_BITS, SAFETY, Noise
 from fedlgm.noise import Family
 
-CHUNK = 1 << 16
+
+def _chunk(device: torch.device) -> int:
+    """Elements handled at once: few enough for a CPU's cache, enough to keep an accelerator busy."""
+    return 1 << (16 if device.type == "cpu" else 22)
 
 
 def layer_moments(
@@ -40,14 +44,13 @@ def layer_moments(
     wide = torch.float32 if device.type == "mps" else torch.float64
     sums = torch.zeros(clients, layout.layers, dtype=wide, device=device)
     nonfinite = torch.zeros(clients, dtype=torch.int64, device=device)
-    for segment in layout.segments(CHUNK, device):
-        piece = updates[:, segment.start : segment.stop].float()
-        terms = piece.square() if power == 2 else piece.abs()
-        nonfinite += (~(terms < math.inf)).sum(dim=1)
-        if isinstance(segment.layer, int):
-            sums[:, segment.layer] += terms.sum(dim=1, dtype=wide)
-        else:
-            sums.index_add_(1, segment.layer, terms.to(wide))
+    # Layer by layer also where they are small: adding by index has no fixed order on a GPU.
+    for layer, (begin, end) in enumerate(pairwise(layout.offsets.tolist())):
+        for start in range(begin, end, _chunk(device)):
+            piece = updates[:, start : min(start + _chunk(device), end)].float()
+            terms = piece.square() if power == 2 else piece.abs()
+            nonfinite += (~(terms < math.inf)).sum(dim=1)
+            sums[:, layer] += terms.sum(dim=1, dtype=wide)
     moments = sums.float()
     return moments, nonfinite, None if clip is None else _factors(moments, nonfinite, clip, power)
 
@@ -67,7 +70,7 @@ def accumulate(
     factors: Tensor | None = None,
     noise: Noise | None = None,
     fresh: bool = False,
-    chunk: int = CHUNK,
+    chunk: int | None = None,
 ) -> None:
     """Add sum_b factors[b, layer] * updates[b] and noise to `out`, in client order, float32.
 
@@ -78,9 +81,10 @@ def accumulate(
         factors: [B, K] float32.
         noise: central or local noise, or None.
         fresh: ignore what `out` holds.
-        chunk: elements handled at once, a multiple of 4, at least 2048; no bit of the result depends on it.
+        chunk: elements handled at once, a multiple of 4, at least 2048; by default what suits the device. No bit of the
+            result depends on it.
     """
-    for segment in layout.segments(chunk, out.device):
+    for segment in layout.segments(chunk or _chunk(out.device), out.device):
         target = out[segment.start : segment.stop]
         if fresh:
             target.zero_()

@@ -1,8 +1,10 @@
 """The private step as three Triton kernels: moments of each tile, clip factors of each layer, scaled sum with noise.
 
 Every program handles one tile of elements within one layer, read from a table in device memory, so one launch covers
-all layers. Full tiles take an unmasked path with wide accesses. Contraction to fused multiply-adds is off: the
-arithmetic, and so every bit of the sum and of the noise, does not depend on the launch configuration.
+all layers. Rows of a block begin at multiples of 16 elements (others are copied first): how wide a program reads, and
+so in which order it adds up a norm, is then the same for one client and for many. Full tiles take an unmasked path with
+wide accesses. Contraction to fused multiply-adds is off: the arithmetic, and so every bit of the sum and of the noise,
+does not depend on the launch configuration.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs
 # Triton gives the parameters of a kernel their types at launch.
@@ -17,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fedlgm.kernels.layout import Layout
+from fedlgm.kernels.layout import Layout, aligned
 from fedlgm.kernels.spec import SAFETY, Noise
 from fedlgm.kernels.triton_noise import noise_tile, snap
 
@@ -205,6 +207,7 @@ def layer_moments(
     factors = None if clip is None else torch.empty_like(moments)
     nonfinite = torch.zeros(clients, dtype=torch.int64, device=device)
     if clients:
+        updates = aligned(updates)
         partials = torch.empty(clients, tiles.count, device=device)
         row = updates.stride(0)
         with _on(device):
@@ -216,7 +219,7 @@ def layer_moments(
                 tiles.count,
                 row,
                 TILE=tile,
-                ALIGN=_alignment(tiles.alignment, clients, row),
+                ALIGN=tiles.alignment,
                 POWER=power,
                 num_warps=_MOMENT_WARPS,
                 enable_fp_fusion=False,
@@ -260,7 +263,10 @@ def accumulate(
         warps: warps of one program; no bit of the result depends on it.
     """
     tiles = layout.tiles(tile, out.device)
-    clients, row = (0, 0) if updates is None else (updates.shape[0], updates.stride(0))
+    clients, row = 0, 0
+    if updates is not None:
+        updates = aligned(updates)
+        clients, row = updates.shape[0], updates.stride(0)
     scale, streams, stream, key, kind = None, None, 0, (0, 0), 0
     if noise is not None:
         scale, streams, stream, key = noise.scale, noise.streams, noise.stream, noise.key
@@ -281,7 +287,7 @@ def accumulate(
             _signed(key[1]),
             TILE=tile,
             # Four elements are what one Philox call serves; wider accesses would part them from their noise.
-            ALIGN=min(4, _alignment(tiles.alignment, clients, row)),
+            ALIGN=min(4, tiles.alignment),
             NOISE=kind,
             LAPLACE=noise is not None and noise.family == "laplace",
             GRID=noise is not None and noise.grid,
@@ -289,12 +295,6 @@ def accumulate(
             num_warps=warps,
             enable_fp_fusion=False,
         )
-
-
-def _alignment(alignment: int, clients: int, row: int) -> int:
-    """Power of two that divides every position in the block: rows count only where there are several."""
-    bits = alignment | (row if clients > 1 else 0)
-    return bits & -bits
 
 
 def _signed(word: int) -> int:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from fedlgm.devices import exact_arithmetic
+from fedlgm.kernels import empty_block
 from fedlgm.layers import LayerTable
 from fedlgm.training.base import ClientTask, LocalTraining
 from fedlgm.training.schedule import Schedule
@@ -57,7 +59,11 @@ class VectorizedTrainer:
             return (losses * mask).sum() / mask.sum().clamp(min=1)
 
         self._eager: Gradients = vmap(grad(loss))
-        self._gradients: Gradients = torch.compile(self._eager, dynamic=False) if compile else self._eager
+        # Where the compiler would choose by stopwatch, it chooses by rule: bits must not depend on the time of day.
+        options: dict[str, Any] | None = {"deterministic": True} if self._device.type == "cuda" else None
+        self._gradients: Gradients = self._eager
+        if compile:
+            self._gradients = torch.compile(self._eager, dynamic=False, options=options)
         self._compiled = compile
 
     @property
@@ -82,8 +88,9 @@ class VectorizedTrainer:
                     raise
                 self._halve()
                 continue
-            yield updates
             position += len(updates)
+            yield updates
+            del updates  # before the next ones need the room
 
     def _halve(self) -> None:
         half = (self._width + 1) // 2
@@ -97,7 +104,7 @@ class VectorizedTrainer:
         parameters = self._layers.unflatten(weights)
         gradient = torch.zeros_like(weights)
         optimizer = optimizer_of(self._settings, weights)
-        result = torch.empty_like(weights)
+        result = empty_block(self._width, self._layers.size, self._device, weights.dtype)
         for step in range(schedule.steps):
             gradients = self._call(parameters, *schedule.batch(step))
             torch.cat([gradients[name].flatten(1) for name in parameters], dim=1, out=gradient)
@@ -107,7 +114,7 @@ class VectorizedTrainer:
             done = schedule.finished(step)
             if len(done):
                 result[done] = weights[done]
-        return result[: len(batch)] - model
+        return result[: len(batch)].sub_(model)
 
     def _call(self, parameters: dict[str, Tensor], x: Tensor, y: Tensor, mask: Tensor) -> dict[str, Tensor]:
         if self._compiled:
