@@ -296,6 +296,22 @@ def test_the_process_itself(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_workers_do_not_import_what_only_the_driver_needs():
+    """Every worker would pay for it with a second or two of its start."""
+    unneeded = {
+        "dp_accounting",
+        "scipy.optimize",
+        "scipy.stats",
+        "flwr_datasets",
+        "datasets",
+        "torchvision",
+        "torch._dynamo",
+    }
+    program = f"import sys, simulations.engines.ray; print(sorted({unneeded} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
 def test_the_library_needs_neither_flower_nor_ray():
     program = textwrap.dedent(
         """
