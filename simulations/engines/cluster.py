@@ -41,7 +41,7 @@ def session(address: str | None, workers: int, then: Callable[[], T]) -> Iterato
         connect(address, workers)
         return then()
 
-    on_sigterm = signal.getsignal(signal.SIGTERM)
+    on_sigterm = signal.getsignal(signal.SIGTERM) or signal.SIG_DFL
     started = thread.submit(start)
 
     def ready() -> T:
