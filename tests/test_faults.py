@@ -23,6 +23,7 @@ from fedlgm.privacy import Ledger
 from simulations import launch
 from simulations import recipe as recipes
 from simulations.assembly import Assembly
+from simulations.engines import cluster
 from simulations.engines import ray as ray_engine
 from simulations.engines.cluster import connect
 from simulations.run_folder import RunFolder
@@ -183,23 +184,22 @@ def test_killed_actors_do_not_change_the_result(reference: dict[str, Any], tmp_p
 def test_a_lost_node_does_not_change_the_result(reference: dict[str, Any], tmp_path: Path) -> None:
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    second = cluster.add_node(num_cpus=1)
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    second = nodes.add_node(num_cpus=1)
     try:
-        connect(cluster.address, 2)
+        connect(nodes.address, 2)
         grid = ray_engine.RayGrid(2).holding(Assembly(RECIPE), KeyRing.from_seed(RECIPE.run.seed))
-        nodes = {actor["NodeID"] for actor in ray.nodes() if actor["Alive"]}
-        assert len(nodes) == 2
+        assert len({node["NodeID"] for node in ray.nodes() if node["Alive"]}) == 2
 
         def lose(row: dict[str, Any]) -> None:
             if row["round"] == 5:
-                cluster.remove_node(second, allow_graceful=False)
+                nodes.remove_node(second, allow_graceful=False)
 
         result = _serve(grid, tmp_path / "run", lose)
         assert result["model_sha256"] == reference["model_sha256"]
     finally:
         ray.shutdown()
-        cluster.shutdown()
+        nodes.shutdown()
 
 
 def test_no_cluster_at_the_address() -> None:
@@ -207,17 +207,15 @@ def test_no_cluster_at_the_address() -> None:
         connect("127.0.0.1:1", 1)
 
 
-def test_more_workers_than_fit() -> None:
+def test_more_workers_than_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     quiet: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
-    ray.init(address="local", num_cpus=2, _memory=2**30, **quiet)
+    ray.init(address="local", num_cpus=3, _memory=2**30, **quiet)
     try:
-        with pytest.raises(RunError, match=r"5 workers need 5 CPUs .*, Ray has 2 and 1.0 GiB: use --workers 2"):
+        with pytest.raises(RunError, match=r"at least 1.5 GiB of memory, Ray has 3 and 1.0 GiB: use --workers 2"):
+            connect(None, 3)
+        monkeypatch.setattr(cluster, "_WORKER_GIB", 0.1)
+        with pytest.raises(RunError, match=r"5 workers need 5 CPUs .*, Ray has 3 and 1.0 GiB: use --workers 3"):
             connect(None, 5)
-    finally:
-        ray.shutdown()
-    ray.init(address="local", num_cpus=5, _memory=2**30, **quiet)
-    try:
-        with pytest.raises(RunError, match=r"at least 2.5 GiB of memory, Ray has 5 and 1.0 GiB: use --workers 2"):
-            connect(None, 5)
+        connect(None, 3)
     finally:
         ray.shutdown()

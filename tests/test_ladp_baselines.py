@@ -59,7 +59,9 @@ def matched(name: str, rounds: int = 40, **options: object) -> tuple[Mechanism, 
 # -- equal total -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "accountant"), [*((name, "rdp") for name in NAMES), ("dpa", "pld")])
+@pytest.mark.parametrize(
+    ("name", "accountant"), [*((name, "rdp") for name in NAMES), pytest.param("dpa", "pld", marks=pytest.mark.slow)]
+)
 def test_all_spend_one_total_under_sampling(name: str, accountant: str) -> None:
     rounds = 12
     mechanism = mechanisms.get(name, bound=0.5, **({"levels": 2} if name in ("time-varying", "dpa") else {}))
