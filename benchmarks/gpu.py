@@ -113,7 +113,7 @@ def _private_steps(attempt: Attempts, timer: Timer) -> Iterable[dict[str, Any]]:
             yield {"model": name, "clients": clients, "skipped": f"needs {needed / 2**30:.1f} GiB"}
             continue
         for local in (False, True):
-            part = f"private step, {name}, {clients} clients"
+            part = f"private step, {name}, {clients} clients, {'local' if local else 'central'} trust"
             yield attempt(part, time_private_step, timer, name, sizes, clients, local)
         torch.cuda.empty_cache()
 

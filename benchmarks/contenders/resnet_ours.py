@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import ray
 from flwr.app import Message
 
 from benchmarks.contenders import fedlgm_ray
@@ -16,8 +15,8 @@ from fedlgm.keys import KeyRing
 from fedlgm.training import Trainer
 from simulations import recipe as recipes
 from simulations.assembly import Assembly
+from simulations.engines import cluster
 from simulations.engines import ray as ray_engine
-from simulations.engines.cluster import connect
 
 
 class _Timed:
@@ -84,10 +83,9 @@ def main() -> None:
     )
     assembly = Assembly(recipe).holding(here.dataset(), here.clients())
     keys = KeyRing.from_seed(1)
-    connect(None, here.WORKERS)
-    grid = _Grid(here.WORKERS).holding(assembly, keys)
-    fedlgm_ray.serve(grid, assembly, keys, here, lambda: {"training": grid.training})
-    ray.shutdown()
+    with cluster.session(None, here.WORKERS, lambda: _Grid(here.WORKERS)) as ready:
+        grid = ready()
+        fedlgm_ray.serve(grid.holding(assembly, keys), assembly, keys, here, lambda: {"training": grid.training})
 
 
 if __name__ == "__main__":

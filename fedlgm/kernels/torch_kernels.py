@@ -45,9 +45,10 @@ def layer_moments(
     sums = torch.zeros(clients, layout.layers, dtype=wide, device=device)
     nonfinite = torch.zeros(clients, dtype=torch.int64, device=device)
     # Layer by layer also where they are small: adding by index has no fixed order on a GPU.
+    chunk = _chunk(device)
     for layer, (begin, end) in enumerate(pairwise(layout.offsets.tolist())):
-        for start in range(begin, end, _chunk(device)):
-            piece = updates[:, start : min(start + _chunk(device), end)].float()
+        for start in range(begin, end, chunk):
+            piece = updates[:, start : min(start + chunk, end)].float()
             terms = piece.square() if power == 2 else piece.abs()
             nonfinite += (~(terms < math.inf)).sum(dim=1)
             sums[:, layer] += terms.sum(dim=1, dtype=wide)
