@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,10 +18,10 @@ from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.base import Mechanism, Setting
 from fedlgm.mechanisms.full_dp import downlink_factor
-from fedlgm.mechanisms.schedules import calibrate_schedule, staircase
+from fedlgm.mechanisms.schedules import staircase
 from fedlgm.plan import Budget, ReleasePlan, Sampling
 from fedlgm.privacy import calibrate, composed_epsilon, epsilon, gaussian_epsilon
-from fedlgm.privacy.accounting import decode, gaussian_event
+from fedlgm.privacy.accounting import calibrate_levels, decode, gaussian_event
 from fedlgm.release import add_downlink_
 from fedlgm.training import LocalTraining
 from fedlgm.transcript import Transcript
@@ -70,7 +72,7 @@ def test_all_spend_one_total_under_sampling(name: str, accountant: str) -> None:
     )
     made = plans(mechanism, Budget(multiplier, SAMPLING, rounds=rounds), rounds)
     spent = composed_epsilon([(plan.event, 1) for plan in made], 1e-3, accountant)
-    assert 7.97 <= spent <= 8.0 + 1e-6
+    assert 8.0 * (1 - 1e-5) <= spent <= 8.0
     assert all(plan.guarantee.status == "proven" and plan.claim is None for plan in made)
     if name != "full-dp":
         assert "econstruction" in made[0].guarantee.reason
@@ -85,7 +87,7 @@ def test_all_spend_one_total_under_local_trust(name: str) -> None:
     made = plans(mechanism, Budget(multiplier, SAMPLING, "replace-one", "local", rounds), rounds)
     last = composed_epsilon([(plan.event, 1) for plan in made[-cap:]], 1e-5)
     early = composed_epsilon([(plan.event, 1) for plan in made[:cap]], 1e-5)
-    assert 7.95 <= last <= 8.0 + 1e-6
+    assert 8.0 * (1 - 1e-5) <= last <= 8.0
     assert early <= last + 1e-6
 
 
@@ -103,10 +105,22 @@ def test_without_a_known_run_the_least_noise_is_assumed() -> None:
     st.sampled_from(["add-remove", "replace-one"]),
 )
 def test_unsampled_schedules_are_one_gaussian(shape: list[float], target: float, relation: str) -> None:
-    scale = calibrate_schedule(np.array(shape), target, 1e-5, 1.0, relation, "pld")
+    scale = calibrate_levels(Counter(shape), target, 1e-5, relation=relation)
     factor = 2.0 if relation == "replace-one" else 1.0
     mu = math.sqrt(sum((factor / (scale * level)) ** 2 for level in shape))
-    assert target * 0.995 <= gaussian_epsilon(mu, 1e-5) <= target
+    assert target * (1 - 1e-5) <= gaussian_epsilon(mu, 1e-5) <= target
+
+
+def test_levels_are_relative_and_must_make_sense() -> None:
+    budget: dict[str, Any] = {"epsilon": 2.0, "delta": 1e-5, "sampling_rate": 0.2, "accountant": "rdp"}
+    scale = calibrate_levels({1.0: 5, 3.0: 5}, **budget)
+    assert calibrate_levels({2.0: 5, 6.0: 5}, **budget) == pytest.approx(scale / 2, rel=1e-9)
+    assert calibrate_levels({1.0: 10}, **budget) > scale > calibrate_levels({1.0: 5}, **budget)
+    events = [(gaussian_event(scale * level, 0.2), 5) for level in (1.0, 3.0)]
+    assert 2.0 * (1 - 1e-5) <= composed_epsilon(events, 1e-5, "rdp") <= 2.0
+    for wrong in ({}, {0.0: 1}, {-1.0: 1}, {math.nan: 1}, {math.inf: 1}, {1.0: 0}):
+        with pytest.raises(ConfigError, match="levels must be positive"):
+            calibrate_levels(wrong, **budget)
 
 
 def test_a_constant_schedule_is_the_plain_calibration() -> None:

@@ -13,25 +13,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Literal, Self
 
 import numpy as np
-import scipy
 
 from fedlgm import privacy
-from fedlgm.errors import ConfigError, PrivacyError
+from fedlgm.errors import ConfigError
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.base import Mechanism, Setting, check_positive
 from fedlgm.mechanisms.ladp_frame import CONSTANTS, Constant, bound_by_training, noise_constant, require
 from fedlgm.plan import Budget, ReleasePlan
-from fedlgm.privacy.gaussian import gaussian_mu
-from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR, Guarantee, Relation
+from fedlgm.privacy.guarantee import Guarantee, Relation
 from fedlgm.transcript import Transcript
 
 BudgetRule = Literal["equal-total", "matched"]
-_TOLERANCE = 5e-4  # relative, on the calibrated scale
-_LARGEST_SCALE = 1e7
 
 
 @dataclass(frozen=True)
@@ -134,7 +129,10 @@ class ScheduledGaussian(PaperBaseline):
             least = np.sort(self.shape(self.setting.rounds))[:steps]
         else:
             least = self.shape(steps) if sampling_rate < 1 else np.ones(steps)
-        return calibrate_schedule(least, epsilon, delta, sampling_rate, relation, accountant)
+        levels = {float(level): int(count) for level, count in zip(*np.unique(least, return_counts=True), strict=True)}
+        return privacy.accounting.calibrate_levels(
+            levels, epsilon, delta, sampling_rate=sampling_rate, relation=relation, accountant=accountant
+        )
 
     def plan(self, layers: LayerTable, budget: Budget, transcript: Transcript) -> ReleasePlan:
         """The round's place in the schedule."""
@@ -163,65 +161,3 @@ def staircase(schedule: np.ndarray, levels: int) -> np.ndarray:
     steps = np.array_split(np.asarray(schedule, dtype=np.float64), min(levels, len(schedule)))
     flat = np.concatenate([np.full(len(step), np.mean(step**-2.0) ** -0.5) for step in steps])
     return flat / flat.min()
-
-
-def calibrate_schedule(
-    shape: np.ndarray, epsilon: float, delta: float, sampling_rate: float, relation: Relation, accountant: str
-) -> float:
-    """Smallest a such that releases of noise multiplier a shape_t, t = 1..T, stay within (epsilon, delta).
-
-    Without sampling all of them together are one Gaussian release, whose scale is known in closed form; otherwise the
-    accountant composes the distinct levels and a root is searched, to 5e-4 on the safe side.
-
-    Args:
-        shape: relative noise levels, [T].
-        epsilon: budget of all T releases.
-        delta: its delta.
-        sampling_rate: Poisson rate q of each release.
-        relation: neighbouring relation (replace-one doubles the result).
-        accountant: "pld" or "rdp".
-
-    Raises:
-        ConfigError: a budget outside its range.
-        PrivacyError: no finite noise meets the budget.
-    """
-    values, counts = np.unique(shape, return_counts=True)
-    if len(values) == 1:
-        return float(values[0] ** -1.0) * privacy.accounting.calibrate(
-            epsilon, delta, steps=len(shape), sampling_rate=sampling_rate, relation=relation, accountant=accountant
-        )
-    factor = SENSITIVITY_FACTOR[relation]
-    if sampling_rate == 1 and accountant == "pld":
-        # A hair above the exact root: the accountant's own grid rounds up.
-        return factor * math.sqrt(float(np.sum(counts / values**2))) / gaussian_mu(epsilon, delta) * (1 + _TOLERANCE)
-    levels = tuple((float(v), int(c)) for v, c in zip(values, counts, strict=True))
-    return factor * _calibrate_levels(levels, float(epsilon), float(delta), float(sampling_rate), accountant)
-
-
-@lru_cache(maxsize=256)
-def _calibrate_levels(
-    levels: tuple[tuple[float, int], ...], epsilon: float, delta: float, rate: float, accountant: str
-) -> float:
-    def excess(log_scale: float, kind: str) -> float:
-        scale = math.exp(log_scale)
-        events = [(privacy.accounting.gaussian_event(scale * level, rate), count) for level, count in levels]
-        return min(privacy.accounting.composed_epsilon(events, delta, kind), 1e6) - epsilon
-
-    total = sum(count for _, count in levels)
-    # The least and the most noise of the schedule in every round bracket the root.
-    start = privacy.accounting.calibrate(epsilon, delta, steps=total, sampling_rate=rate, accountant="rdp")
-    low, high = math.log(start / levels[-1][0]) - 0.1, math.log(start) + 0.1
-    root = float(scipy.optimize.brentq(excess, low, high, args=("rdp",), xtol=1e-3))
-    if accountant != "rdp":
-        # PLD needs somewhat less noise than RDP and changes as fast: a few Newton steps with the slope of RDP.
-        slope = (excess(root + 0.01, "rdp") - excess(root - 0.01, "rdp")) / 0.02
-        step = math.inf
-        while abs(step) > _TOLERANCE / 2:
-            step = excess(root, accountant) / slope
-            root -= step
-    root += _TOLERANCE / 2
-    while excess(root, accountant) > 0:
-        root += _TOLERANCE
-        if root > math.log(_LARGEST_SCALE):
-            raise PrivacyError(f"no noise scale meets epsilon={epsilon:g}, delta={delta:g} over {total} rounds")
-    return math.exp(root)

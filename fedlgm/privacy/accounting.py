@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from typing import Any
@@ -122,28 +122,70 @@ def calibrate(
         PrivacyError: no finite noise meets the budget.
     """
     _check(delta=delta, steps=steps, sampling_rate=sampling_rate, relation=relation, accountant=accountant)
-    if not (math.isfinite(epsilon) and epsilon > 0):
-        raise ConfigError(f"epsilon must be finite and positive, got {epsilon}")
     if steps == 0:
         raise ConfigError("steps must be at least 1: there is nothing to calibrate for no release")
-    unit = _calibrate(float(epsilon), float(delta), int(steps), float(sampling_rate), accountant)
-    return unit * SENSITIVITY_FACTOR[relation]
+    return calibrate_levels(
+        {1.0: int(steps)}, epsilon, delta, sampling_rate=sampling_rate, relation=relation, accountant=accountant
+    )
+
+
+def calibrate_levels(
+    levels: Mapping[float, int],
+    epsilon: float,
+    delta: float,
+    *,
+    sampling_rate: float = 1.0,
+    relation: Relation = "add-remove",
+    accountant: str = "pld",
+) -> float:
+    """Smallest a such that releases whose noise multipliers are a times given levels stay within (epsilon, delta).
+
+    Args:
+        levels: number of releases at each relative noise level; levels are positive, numbers at least 1.
+        epsilon: budget of all releases.
+        delta: its delta.
+        sampling_rate: Poisson rate q of each release.
+        relation: neighbouring relation (replace-one doubles the result).
+        accountant: "pld" or "rdp".
+
+    Returns:
+        The factor a, to a relative accuracy of 1e-6 on the safe side.
+
+    Raises:
+        ConfigError: an argument outside its range.
+        PrivacyError: no finite noise meets the budget.
+    """
+    _check(
+        delta=delta, steps=sum(levels.values()), sampling_rate=sampling_rate, relation=relation, accountant=accountant
+    )
+    if not (math.isfinite(epsilon) and epsilon > 0):
+        raise ConfigError(f"epsilon must be finite and positive, got {epsilon}")
+    if not levels or not all(math.isfinite(level) and level > 0 and count >= 1 for level, count in levels.items()):
+        raise ConfigError(f"levels must be positive, with at least one release each, got {dict(levels)}")
+    least = min(levels)
+    over_least = tuple(sorted((float(level / least), int(count)) for level, count in levels.items()))
+    unit = _calibrate(float(epsilon), float(delta), over_least, float(sampling_rate), accountant)
+    return unit / least * SENSITIVITY_FACTOR[relation]
 
 
 @lru_cache(maxsize=256)
-def _calibrate(target: float, delta: float, steps: int, rate: float, accountant: str) -> float:
+def _calibrate(
+    target: float, delta: float, levels: tuple[tuple[float, int], ...], rate: float, accountant: str
+) -> float:
     def excess(log_multiplier: float, kind: str) -> float:
-        event = gaussian_event(math.exp(log_multiplier), rate)
+        multiplier = math.exp(log_multiplier)
+        events = [(gaussian_event(multiplier * level, rate), count) for level, count in levels]
         # PLD may report infinity for very little noise; any large number keeps the bracket's sign.
-        return min(composed_epsilon([(event, steps)], delta, kind), 1e6) - target
+        return min(composed_epsilon(events, delta, kind), 1e6) - target
 
     def solve(low: float, high: float, kind: str, xtol: float) -> float:
         while excess(high, kind) > 0:
             low, high = high, high + 1.0
             if high > math.log(_LARGEST_MULTIPLIER):
+                releases = sum(count for _, count in levels)
                 raise PrivacyError(
                     f"no noise multiplier below {_LARGEST_MULTIPLIER:g} meets epsilon={target:g}, delta={delta:g} "
-                    f"after {steps} releases: raise epsilon or delta, or release fewer times"
+                    f"after {releases} releases: raise epsilon or delta, or release fewer times"
                 )
         while excess(low, kind) < 0:
             if low <= math.log(_SMALLEST_MULTIPLIER):
