@@ -23,7 +23,9 @@ from simulations.run_folder import RunFolder
 
 APP = Path(__file__).resolve().parents[1] / "flower_app"
 _CONNECTION = "fedlgm"
+_LOG = "flower.log"  # of the SuperLink, in the run folder
 _STARTUP_S = 60.0
+_SILENCE_S = 20.0  # of the log, until the SuperLink is asked all the same
 
 
 def run_flower(folder: RunFolder, supernodes: int, workers: int, progress: OnRound | None = None) -> dict[str, Any]:
@@ -105,7 +107,7 @@ def _superlink(home: Path, folder: RunFolder) -> Iterator[_Flwr]:
         *(_command("flower-superlink"), "--insecure", "--simulation", "--host", "127.0.0.1"),
         *("--port", str(port)),
     ]
-    with (folder.path / "flower.log").open("wb") as log:
+    with (folder.path / _LOG).open("wb") as log:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
         try:
             _wait_until_healthy(process, port, folder)
@@ -123,7 +125,7 @@ def _wait_until_healthy(process: subprocess.Popen[bytes], port: int, folder: Run
                 return
         except (urllib.error.URLError, OSError):
             time.sleep(0.1)
-    raise RunError(f"Flower's SuperLink did not start; see {folder.path / 'flower.log'}")
+    raise RunError(f"Flower's SuperLink did not start; see {folder.path / _LOG}")
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
@@ -140,14 +142,17 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 def _follow(flwr: _Flwr, run_id: str, folder: RunFolder, progress: OnRound | None) -> str:
     """Wait for the run's end and pass on its metrics meanwhile; returns Flower's status."""
     seen = len(folder.rows())
-    asked = 0.0
+    asked, logged = 0.0, -1
     status = "pending"
     while not status.startswith("finished"):
         time.sleep(0.25)
         seen = _pass_on(folder, seen, progress)
-        if time.monotonic() - asked > 3 or folder.result() is not None:
+        # Asking takes seconds of a core, and whatever becomes of a run shows in the SuperLink's log first.
+        patience = 3.0 if folder.result() is not None else _SILENCE_S
+        if (folder.path / _LOG).stat().st_size != logged or time.monotonic() - asked > patience:
             runs = flwr("list", _CONNECTION, "--run-id", run_id, "--format", "json")["runs"]
             status, asked = str(runs[0]["status"]), time.monotonic()
+            logged = (folder.path / _LOG).stat().st_size
     _pass_on(folder, seen, progress)
     return status
 
