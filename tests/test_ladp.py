@@ -1,38 +1,25 @@
-"""LaDP-FL: scores, Theorem 3, both variants, and what tells the sound one from the published one."""
+"""LaDP-FL's plans: both variants, and what tells the sound one from the published one."""
 
 from __future__ import annotations
 
 import math
-import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, MessageType, RecordDict
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
-from scipy.special import logsumexp
-from torch import nn
 
-from fedlgm import mechanisms, wire
+from fedlgm import mechanisms
 from fedlgm.clipping import MOVEMENT_SIDE, BoundedSum, bound_update
-from fedlgm.errors import ConfigError, PrivacyError
-from fedlgm.keys import KeyRing, Purpose
+from fedlgm.errors import ConfigError
+from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.base import Mechanism, PrivateDataNotUsed, Setting
-from fedlgm.mechanisms.ladp import kl_score, layer_divergences, theorem3_constant, theorem3_delta
-from fedlgm.mechanisms.ladp_frame import bound_by_training, noise_constant
+from fedlgm.mechanisms.ladp import layer_divergences
 from fedlgm.plan import Budget, ReleasePlan, Sampling
-from fedlgm.privacy import Ledger, composed_epsilon, epsilon, gaussian_delta
+from fedlgm.privacy import composed_epsilon, epsilon
 from fedlgm.release import release
-from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer
+from fedlgm.training import LocalTraining
 from fedlgm.transcript import Transcript
-from simulations import launch, recipe
-from simulations.assembly import Assembly
-from simulations.engines.local import LocalGrid
-from simulations.run_folder import RunFolder, model_digest
 
 LAYERS = LayerTable.from_sizes({"a": 40, "b": 200, "c": 10})
 BUDGET = Budget(1.3, Sampling("poisson", 100, 0.1))
@@ -71,132 +58,6 @@ def history(mechanism: Mechanism, rounds: int = 2, budget: Budget = BUDGET) -> T
 
 def published(**options: object) -> Mechanism:
     return mechanisms.get("ladp", variant="published", score_cap=1e-6, **options).under(SETTING)
-
-
-# -- scores ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("local", "reference", "expected"),
-    [
-        ([1, 2, 3], [1, 1, 1], 0.266216707),
-        ([1, 2, 3], [3, 2, 1], 1.150420766),
-        ([1, 2, 3], [11, 12, 13], 0.0),
-        ([[1, 2], [3, 1]], [[1, 2], [3, 1]], 0.0),
-        ([1000.0, 0.0], [0.0, 1000.0], 1000.0),  # beyond the range of exp
-        ([0.0, 1000.0], [0.0, -1000.0], 1000.0),
-    ],
-)
-def test_known_divergences(local: list, reference: list, expected: float) -> None:
-    assert kl_score(np.array(local, float), np.array(reference, float)) == pytest.approx(expected, abs=1e-9)
-    assert kl_score(torch.tensor(local).float(), torch.tensor(reference).float()) == pytest.approx(expected, abs=1e-6)
-
-
-@given(
-    hnp.arrays(np.float64, st.integers(1, 50), elements=st.floats(-300, 300)), st.integers(0, 2**16), st.floats(0, 50)
-)
-def test_divergence_is_that_of_the_softmaxes(weights: np.ndarray, seed: int, spread: float) -> None:
-    other = weights + spread * np.random.default_rng(seed).normal(size=weights.shape)
-    before = weights.copy()
-    log_p, log_q = weights - logsumexp(weights), other - logsumexp(other)
-    expected = float(np.sum(np.exp(log_p) * (log_p - log_q)))
-    assert kl_score(weights, other) == pytest.approx(expected, abs=1e-9, rel=1e-9)
-    assert kl_score(weights, other) >= 0
-    np.testing.assert_array_equal(weights, before)
-
-
-@pytest.mark.parametrize(("size", "rms"), [(1728, 0.01), (36_864, 0.005), (2_359_296, 0.0002)])
-def test_divergence_is_half_the_variance_of_a_small_change(size: int, rms: float) -> None:
-    generator = torch.Generator().manual_seed(3)
-    reference = torch.randn(size, generator=generator, dtype=torch.float64) * 0.05
-    change = torch.randn(size, generator=generator, dtype=torch.float64) * rms
-    weights = torch.softmax(reference, 0)
-    variance = float((weights * change**2).sum() - (weights * change).sum() ** 2)
-    score = kl_score(reference + change, reference)
-    assert score == pytest.approx(variance / 2, rel=0.01)
-    # The naive difference of logarithms, which keeps half the digits, is told apart.
-    if size > 1_000_000:
-        single = torch.softmax((reference + change).float(), 0)
-        naive = float((single * (single.log() - reference.float().log_softmax(0))).sum())
-        assert abs(naive / score - 1) > 0.01
-
-
-def test_scores_by_layer_and_bad_input() -> None:
-    local, reference = flat(1, 1.0, 1.0, 1.0), flat(2, 1.0, 1.0, 1.0)
-    by_hand = [kl_score(a, b) for a, b in zip(LAYERS.split(local), LAYERS.split(reference), strict=True)]
-    assert layer_divergences(LAYERS, local, reference).tolist() == by_hand
-    assert math.isnan(kl_score([1.0, math.nan], [0.0, 0.0]))
-    with pytest.raises(ValueError, match="equally many"):
-        kl_score([1.0], [1.0, 2.0])
-    with pytest.raises(ValueError, match="equally many"):
-        kl_score([], [])
-
-
-# -- Theorem 3 and the sensitivity -------------------------------------------------------------------------------------
-
-
-def test_theorem3_constants() -> None:
-    assert theorem3_constant(0.2, 0.02) == pytest.approx(1.427659, abs=1e-6)
-    assert theorem3_constant(0.3, 0.02) == pytest.approx(1.460330, abs=1e-6)
-    assert theorem3_constant(0.2, 0.02) / 0.2 * 8 == pytest.approx(57.1064, abs=1e-4)
-    assert theorem3_constant(0.3, 0.02) / 0.3 * 8 == pytest.approx(38.9421, abs=1e-4)
-    assert theorem3_constant(0.5, 0.2) == pytest.approx((1 + math.sqrt(2)) / 2)  # the theorem's other case
-    with pytest.raises(ConfigError, match="epsilon"):
-        theorem3_constant(0.0, 0.02)
-    with pytest.raises(ConfigError, match="delta"):
-        theorem3_constant(0.2, 1.0)
-
-
-def test_theorem3_is_false_for_small_delta() -> None:
-    assert theorem3_delta(0.2, 0.02) == pytest.approx(0.005331, abs=1e-6)
-    assert theorem3_delta(0.3, 0.02) == pytest.approx(0.007623, abs=1e-6)
-    assert theorem3_delta(0.2, 1e-5) == pytest.approx(2.36e-4, abs=1e-6)
-    assert noise_constant("theorem3", 0.2, 0.02) == theorem3_constant(0.2, 0.02)
-    with pytest.raises(PrivacyError, match=r"0\.000236"):
-        noise_constant("theorem3", 0.2, 1e-5)
-    assert gaussian_delta(0.2 / noise_constant("classical", 0.2, 1e-5), 0.2) < 1e-5
-    small = Setting(0.2, 1e-5, 40, "local", TRAINING)
-    told = mechanisms.get("ladp", variant="published").under(small)
-    assert "0.000236" in told.plan(LAYERS, LOCAL, Transcript.start(flat(0, 1, 1, 1))).guarantee.reason
-
-
-@pytest.mark.parametrize(("steps", "distance"), [(2, 8.0), (3, 12.0), (20, 80.0)])
-def test_opposite_gradients_reach_the_bound_of_all_steps(steps: int, distance: float) -> None:
-    """Two clients whose clipped gradients point in opposite directions end 2 eta steps G_c apart."""
-
-    class Saturated(nn.Module):
-        """Its loss is linear in the weights: huge gradients of a constant direction."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.weights = nn.Parameter(torch.zeros(16))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            score = (x * self.weights).sum(dim=1)
-            return torch.stack([score, -score], dim=1) - torch.tensor([1e6, 0.0])
-
-    settings = LocalTraining(lr=0.1, epochs=1, batch_size=50, gradient_clip=20.0)
-    module = Saturated()
-    layers = LayerTable.from_module(module)
-    trainer = SequentialTrainer(module, layers, settings)
-    keys = KeyRing.from_seed(0)
-    x = torch.full((50 * steps, 16), 100.0)
-    y = torch.zeros(50 * steps, dtype=torch.long)
-    ends = [
-        next(trainer.updates(torch.zeros(16), [ClientTask(sign * x, y, keys.torch(Purpose.TRAIN, 1), 1)]))[0].clone()
-        for sign in (1.0, -1.0)
-    ]
-    assert float((ends[0] - ends[1]).norm()) == pytest.approx(distance, rel=1e-5)
-    counted = LocalTraining(lr=0.1, epochs=2, batch_size=50, gradient_clip=20.0)
-    assert 2 * bound_by_training(counted, steps) == pytest.approx(distance)
-    assert 2 * bound_by_training(counted) == pytest.approx(8.0)  # what the paper counts, whatever the steps
-
-
-def test_only_clipped_plain_sgd_has_the_papers_sensitivity() -> None:
-    with pytest.raises(ConfigError, match="gradient_clip"):
-        bound_by_training(LocalTraining(lr=0.1))
-    with pytest.raises(ConfigError, match="momentum"):
-        bound_by_training(LocalTraining(lr=0.1, momentum=0.9, gradient_clip=1.0))
 
 
 # -- the sound variant -------------------------------------------------------------------------------------------------
@@ -452,100 +313,3 @@ def test_the_published_cost_is_infinite_and_the_claim_small() -> None:
     assert composed_epsilon([(frame.event, 1)], 0.02) == math.inf
     # What their noise would reach if every layer had it and steps were counted: one participation of twenty steps.
     assert epsilon(2 * 57.1064 / 80, 0.02, steps=1, relation="replace-one") == pytest.approx(3.2536, abs=1e-3)
-
-
-# -- in a run ----------------------------------------------------------------------------------------------------------
-
-SMALL = [
-    "federation.clients=20", "federation.rounds=4", "federation.rate=0.5", "federation.server_optimizer=sgd",
-    "federation.server_lr=1.0", "training.epochs=2", "training.lr=0.1", "training.gradient_clip=20.0",
-    "model.hidden=[4]", "mechanism.name=ladp",
-]  # fmt: skip
-IN_THE_FRAME = [
-    *SMALL, "mechanism.variant=published", "mechanism.score_cap=1e-6", "privacy.epsilon=0.2", "privacy.delta=0.02",
-    "privacy.trust=local",
-]  # fmt: skip
-
-
-def simulate(tmp_path: Path, *overrides: str) -> tuple[dict, list[dict]]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # delta = 0.02 is the paper's, and too large
-        parsed = recipe.load("digits", overrides)
-    result = launch.simulate(parsed, run_dir=tmp_path / "run")
-    return result, RunFolder.open(tmp_path / "run").rows()
-
-
-def test_a_run_that_selects_nothing_releases_nothing(tmp_path: Path) -> None:
-    result, rows = simulate(tmp_path, *SMALL, "mechanism.threshold=1000.0")
-    assert all(row["skipped"] and row["released"] == 0 and row["noise_scale"] == 0 for row in rows)
-    assert result["epsilon"] == 0
-    assert "nothing is released" in result["guarantee"]
-    with Ledger(tmp_path / "run" / "ledger.sqlite") as ledger:
-        assert list(ledger.charges()) == []
-    initial = Assembly(recipe.load(tmp_path / "run" / "recipe.toml")).initial_model()
-    assert result["model_sha256"] == model_digest(initial)
-
-
-def test_a_skipped_round_uses_up_no_participation(tmp_path: Path) -> None:
-    local = [
-        "privacy.trust=local",
-        "privacy.max_participations=2",
-        "privacy.epsilon=50.0",
-        "mechanism.threshold=1000.0",
-    ]
-    simulate(tmp_path, *SMALL, *local)
-    with Ledger(tmp_path / "run" / "ledger.sqlite") as ledger:
-        assert ledger.participations() == {}
-
-
-def test_a_frozen_layer_never_moves(tmp_path: Path) -> None:
-    _, rows = simulate(tmp_path, *SMALL, "mechanism.threshold=2.0")
-    assembly = Assembly(recipe.load(tmp_path / "run" / "recipe.toml"))
-    start = assembly.initial_model()
-    end = RunFolder.open(tmp_path / "run").latest(assembly.layers).transcript.models[-1]
-    kept = assembly.layers.norms(start).numpy() < 2.0
-    moved = assembly.layers.norms(end - start).numpy()
-    assert kept.any()
-    assert (moved[kept] == 0).all()
-    assert (moved[~kept] > 0).all()
-    assert rows[-1]["sigma"][int(np.flatnonzero(kept)[0])] is None
-
-
-def test_the_published_run_logs_every_clients_noise(tmp_path: Path) -> None:
-    result, rows = simulate(tmp_path, *IN_THE_FRAME, "privacy.max_participations=4", "mechanism.threshold=1.5")
-    assert result["epsilon"] == math.inf
-    with Ledger(tmp_path / "run" / "ledger.sqlite") as ledger:
-        most = max(ledger.participations().values())
-    assert result["claimed_epsilon"] == pytest.approx(0.1 * 0.2 * most)  # q T epsilon over a client's participations
-    for row in rows:
-        clients = row["clients"]
-        assert set(clients) == {"score", "sigma", "selected", "noise_norm"}
-        assert len(clients["sigma"]) == row["cohort"]
-        squares = sum(norm**2 for client in clients["noise_norm"] for norm in client)
-        assert row["noise_scale"] == pytest.approx(math.sqrt(squares) / 10, rel=1e-3)
-
-
-def test_the_participation_cap_holds(tmp_path: Path) -> None:
-    local = ["privacy.trust=local", "privacy.max_participations=1", "privacy.epsilon=50.0"]
-    simulate(tmp_path, *SMALL, *local)
-    with Ledger(tmp_path / "run" / "ledger.sqlite") as ledger:
-        assert max(ledger.participations().values()) == 1
-        assert ledger.epsilon(1e-5) <= 50.0
-
-
-def test_a_client_refuses_more_than_it_agreed_to() -> None:
-    local = ["privacy.trust=local", "privacy.max_participations=2", "privacy.epsilon=50.0"]
-    assembly = Assembly(recipe.load("digits", [*SMALL, *local]))
-    grid = LocalGrid(assembly.client(KeyRing.from_seed(0)).as_app())
-    plan = assembly.mechanism.plan(assembly.layers, assembly.budget, assembly.start())
-    model = ArrayRecord({wire.MODEL: Array(assembly.initial_model().numpy())})
-
-    def ask(round_: int) -> None:
-        values = {wire.ROUND: round_, wire.BLOCK: 0, wire.CLIENTS: [3], wire.PLAN: plan.to_json()}
-        content = RecordDict({wire.ARRAYS: model, wire.CONFIG: ConfigRecord(values)})
-        list(grid.send_and_receive([grid.create_message(content, MessageType.TRAIN, 2, str(round_))]))
-
-    for round_ in (1, 2, 2):  # a repeated round is the same release
-        ask(round_)
-    with pytest.raises(PrivacyError, match="agreed"):
-        ask(3)
