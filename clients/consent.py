@@ -10,6 +10,7 @@ from flwr.app import ConfigRecord, RecordDict
 from fedlgm import wire
 from fedlgm.clipping import side_clip
 from fedlgm.errors import PrivacyError
+from fedlgm.noise import Family
 from fedlgm.plan import Budget, ReleasePlan
 from fedlgm.privacy.guarantee import Guarantee
 
@@ -25,13 +26,18 @@ class Consent:
 
     Attributes:
         budget: the run's budget as the client computes it from its own recipe.
-        participations: releases at the budget's noise multiplier that may be made in all.
+        participations: releases that may be made in all.
         guarantee: what the recipe's own mechanism guarantees; published variants that are not private promise nothing.
+        family: law of the recipe's noise; multipliers of different laws cannot be compared.
+        allowance: what these releases may cost together, in releases at the budget's noise multiplier (see
+            `Mechanism.allowance`); by default as many as there are.
     """
 
     budget: Budget
     participations: int
     guarantee: Guarantee
+    family: Family = "gaussian"
+    allowance: float | None = None
 
     @property
     def private(self) -> bool:
@@ -42,7 +48,7 @@ class Consent:
         """Refuse a plan that protects less than what was agreed to.
 
         Raises:
-            PrivacyError: another trust model or unit of privacy, no noise, or too little.
+            PrivacyError: another trust model, unit of privacy or law of noise, no noise, or too little.
         """
         if plan.budget.trust != "local":
             raise PrivacyError("this client agreed to add its own noise: it refuses a plan for central trust")
@@ -55,8 +61,11 @@ class Consent:
             raise PrivacyError(
                 f"this client agreed to {unit}-level privacy: it refuses a plan for {plan.guarantee.unit}s"
             )
+        if plan.family != self.family:
+            raise PrivacyError(f"this client agreed to {self.family} noise: it refuses a plan with {plan.family} noise")
         for side in plan.sides:
-            if side.clip * _ROUNDING < side_clip(side.name, plan.layers):
+            whole = side.size == len(plan.layers)
+            if not whole or side.clip * _ROUNDING < side_clip(side.name, plan.layers):
                 raise PrivacyError(f"the plan counts less for {side.name!r} than a client contributes: refused")
         if plan.family == "laplace" and plan.effective_multiplier * _ROUNDING < self.budget.noise_multiplier:
             raise PrivacyError(
@@ -91,7 +100,8 @@ class Consent:
         keys, costs = f"{client}.keys", f"{client}.costs"
         made = dict(zip(cast(list[str], record.get(keys, [])), cast(list[float], record.get(costs, [])), strict=True))
         made[key] = self._cost(plan)
-        if len(made) > self.participations or sum(made.values()) > self.participations * _ROUNDING:
+        allowance = self.participations if self.allowance is None else self.allowance
+        if len(made) > self.participations or sum(made.values()) > allowance * _ROUNDING:
             raise PrivacyError(
                 f"client {client} has made the {self.participations} releases it agreed to "
                 "(privacy.max_participations), or fewer with less noise, and refuses another"

@@ -41,6 +41,8 @@ class LayerwiseClient:
         threads: torch threads while training; results depend on it, so it is part of a recipe.
         evaluator: a model of its own for `evaluate`; without one the client refuses to evaluate.
         consent: under local trust, what a client agrees to; it refuses more, whatever the server asks.
+        population: number N of registered clients. A node whose config says that it is one of N partitions answers for
+            that client alone; any other node answers for every client that it is asked for.
         device: where the trainer leaves its updates, and so where they are bounded and added up.
         noise_backend: who draws the clients' noise under local trust, see `fedlgm.release`.
     """
@@ -58,13 +60,14 @@ class LayerwiseClient:
         threads: int = 1,
         evaluator: nn.Module | None = None,
         consent: Consent | None = None,
+        population: int | None = None,
         device: torch.device | str = "cpu",
         noise_backend: NoiseBackend = "cpu",
     ) -> None:
         self._trainer, self._settings, self._source = trainer, settings, source
         self._mechanism, self._layers, self._keys = mechanism, layers, keys
         self._straggler_rate, self._threads, self._evaluator = straggler_rate, threads, evaluator
-        self._consent = consent
+        self._consent, self._population = consent, population
         self._device, self._noise_backend = torch.device(device), noise_backend
 
     def as_app(self) -> ClientApp:
@@ -99,7 +102,7 @@ class LayerwiseClient:
         # Another model or plan in the same round is another release: its noise must not be the same.
         noise_keys = self._keys.derive(model.numpy().tobytes(), plan.to_json().encode()) if local else None
         notes: list[dict[str, np.ndarray]] = []
-        for clients, updates in self._updates(message, model, round_):
+        for clients, updates in self._updates(self._members(message, context), model, round_):
             own_plans = [plan]
             if self._mechanism.plans_from_private_updates and updates is not None:
                 own = [self._mechanism.plan_from_private_update(plan, update, model) for update in updates.cpu()]
@@ -133,8 +136,7 @@ class LayerwiseClient:
         if self._evaluator is None:
             raise PrivacyError("this client does not evaluate: unprotected figures of its data would leave it")
         self._layers.load_(self._evaluator, _model(message))
-        members = [int(c) for c in message.content.config_records[wire.CONFIG][wire.CLIENTS]]  # type: ignore[union-attr]
-        data = [own for own in map(self._source, members) if len(own)]
+        data = [own for own in map(self._source, self._members(message, context)) if len(own)]
         examples = sum(len(own) for own in data)
         scores = [(*evaluate(self._evaluator, own.x, own.y), len(own) / examples) for own in data]
         figures: dict[str, Any] = {
@@ -151,7 +153,7 @@ class LayerwiseClient:
         config = message.content.config_records[wire.CONFIG]
         round_ = int(config[wire.ROUND])  # type: ignore[arg-type]
         rows: list[np.ndarray] = []
-        for clients, updates in self._updates(message, _model(message), round_):
+        for clients, updates in self._updates(self._members(message, context), _model(message), round_):
             if updates is None:
                 rows += [np.zeros(len(self._layers)) for _ in clients]
             else:
@@ -159,9 +161,18 @@ class LayerwiseClient:
         metrics = {wire.BLOCK: int(config[wire.BLOCK]), wire.EXAMPLES: len(rows)}  # type: ignore[arg-type]
         return _reply(message, {wire.NORMS: np.stack(rows)}, metrics)
 
-    def _updates(self, message: Message, model: Tensor, round_: int) -> Iterator[tuple[list[int], Tensor | None]]:
-        """(clients, their updates [b, D]) of the block in the order of the message; None for those without data."""
+    def _members(self, message: Message, context: Context) -> list[int]:
+        """The clients that the message asks for."""
         clients = [int(c) for c in message.content.config_records[wire.CONFIG][wire.CLIENTS]]  # type: ignore[union-attr]
+        config = context.node_config
+        own = int(config.get(wire.PARTITION, wire.ANY_CLIENT))
+        if int(config.get(wire.PARTITIONS, wire.ANY_CLIENT)) == self._population and clients != [own]:
+            # Under other numbers a client's data would count more than once.
+            raise PrivacyError(f"this node is client {own} of {self._population}: it does not answer for {clients}")
+        return clients
+
+    def _updates(self, clients: list[int], model: Tensor, round_: int) -> Iterator[tuple[list[int], Tensor | None]]:
+        """(clients, their updates [b, D]) of the block in the order of the message; None for those without data."""
         tasks = {client: self._task(client, round_) for client in clients}
         with torch_threads(self._threads):
             blocks = self._trainer.updates(model, [task for task in tasks.values() if task is not None])

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlgm.errors import ConfigError
-from fedlgm.layers import LayerTable
+from fedlgm.errors import ConfigError, PrivacyError
+from fedlgm.layers import SAFETY, LayerTable
 from fedlgm.plan import ReleasePlan
 
-# float32 rounding in a norm and a product must not carry a bounded layer above s_j.
-SAFETY = 1 - 2.0**-18
+# Squares of float32 numbers vanish below 1e-19: a layer's norm is only known to 5e-15.
+LEAST_CLIP = 2.0**-36
 
 
 def eq_clip(bound: float, layers: int) -> np.ndarray:
@@ -122,12 +122,25 @@ class BoundedSum:
         count: contributions added, the discarded ones included.
         discarded: contributions that held NaN or Inf and counted as zero; a number on the device where updates are
             bounded on one.
+
+    Raises:
+        PrivacyError: a bound too small for norms in float32.
     """
 
     plan: ReleasePlan
     total: Tensor
     count: int = 0
     discarded: int | Tensor = 0
+
+    def __post_init__(self) -> None:
+        clip = self.plan.clip
+        if self._per_client and ((clip > 0) & (clip < LEAST_CLIP)).any():
+            raise PrivacyError(f"clip bounds must be 0 or at least 2^-36, got {clip.tolist()}")
+
+    @property
+    def _per_client(self) -> bool:
+        """Whether updates are bounded here; where the unit is an example, the trainer has bounded every example's."""
+        return self.plan.guarantee.unit == "client"
 
     @classmethod
     def empty(cls, plan: ReleasePlan) -> BoundedSum:
@@ -146,9 +159,7 @@ class BoundedSum:
         if not np.isfinite(norms).all():
             self.discarded += 1
             return
-        per_client = self.plan.guarantee.unit == "client"
-        # Where the unit is an example, the trainer has bounded every example's share before adding them up.
-        factors = clip_factors(norms, self.plan.clip) if per_client else np.ones(len(norms))
+        factors = clip_factors(norms, self.plan.clip) if self._per_client else np.ones(len(norms))
         position = 0
         views = layers.split(update)
         for j in self.plan.indices:
@@ -156,7 +167,10 @@ class BoundedSum:
             self.total[position : position + size].add_(views[j], alpha=float(factors[j]))
             position += size
         for side in self.plan.sides:
-            self.total[position : position + side.size] += _side_value(side.name, norms, self.plan)
+            value = _side_value(side.name, norms, self.plan)
+            if len(value) != side.size:
+                raise PrivacyError(f"the plan asks for {side.size} values of {side.name!r}, a client has {len(value)}")
+            self.total[position : position + side.size] += value
             position += side.size
 
     def skip(self, clients: int) -> None:
@@ -171,9 +185,10 @@ class BoundedSum:
 
 
 def clip_factors(norms: np.ndarray, clip: np.ndarray) -> np.ndarray:
-    """min(1, s_j / ||g_j||), a hair smaller where it cuts; 1 for a zero norm and for an infinite bound."""
+    """min(1, s_j / ||g_j||), a hair smaller where it cuts; 1 for an infinite bound, 0 for a bound of 0."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(norms <= clip * SAFETY, 1.0, SAFETY * clip / norms)
+        # A norm of 0 may be that of numbers whose squares vanish.
+        return np.where(norms <= clip * SAFETY, np.sign(clip), SAFETY * clip / norms)
 
 
 def bound_update(update: Tensor, plan: ReleasePlan) -> Tensor:

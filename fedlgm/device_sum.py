@@ -10,12 +10,9 @@ import torch
 from torch import Tensor
 
 from fedlgm import kernels
-from fedlgm.clipping import MOVEMENT_SIDE, QUANTILE_SIDE, SAFETY, BoundedSum, unknown_side
-from fedlgm.errors import PrivacyError
+from fedlgm.clipping import MOVEMENT_SIDE, QUANTILE_SIDE, BoundedSum, unknown_side
+from fedlgm.layers import SAFETY
 from fedlgm.plan import ReleasePlan
-
-# Squares of float32 numbers vanish below 1e-19: a layer's norm is only known to 5e-15.
-_LEAST_CLIP = 2.0**-36
 
 
 @dataclass(frozen=True)
@@ -49,14 +46,10 @@ class DeviceSum(BoundedSum):
 
     def __init__(self, plan: ReleasePlan, device: torch.device, backend: kernels.Backend | None = None) -> None:
         super().__init__(plan, torch.zeros(plan.size, device=device))
-        per_client = plan.guarantee.unit == "client"
-        if per_client and ((plan.clip > 0) & (plan.clip < _LEAST_CLIP)).any():
-            raise PrivacyError(f"clip bounds on an accelerator must be 0 or at least 2^-36, got {plan.clip.tolist()}")
         self._backend = backend
         self._offsets = torch.from_numpy(plan.layers.offsets)
         self._parts = part_offsets(plan)
-        # Where the unit is an example, the trainer has bounded every example's share before adding them up.
-        bound = plan.clip if per_client else np.full(len(plan.layers), np.inf)
+        bound = plan.clip if self._per_client else np.full(len(plan.layers), np.inf)
         self._bound, self._clip = (torch.tensor(c, dtype=torch.float32, device=device) for c in (bound, plan.clip))
         self._whole = bool(plan.released.all()) and not plan.sides
         self._released = torch.tensor(plan.indices, device=device)
@@ -76,7 +69,7 @@ class DeviceSum(BoundedSum):
         self.discarded = self.discarded + (~accepted).sum()
         if plan.size == 0:
             return
-        factors = torch.where(accepted[:, None], factors, 0.0)
+        factors = torch.where(accepted[:, None] & (self._bound > 0), factors, 0.0)
         rows = updates
         if not self._whole:
             norms = moments.sqrt() if plan.family == "gaussian" else moments

@@ -14,7 +14,7 @@ import json
 import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
@@ -153,6 +153,12 @@ class ReleasePlan:
             object.__setattr__(self, name, array)
         if np.isnan(clip).any() or np.isnan(sigma).any() or (clip < 0).any() or (sigma < 0).any():
             raise ConfigError(f"bounds and noise must be non-negative numbers, got {clip.tolist()}, {sigma.tolist()}")
+        if self.family not in get_args(Family):
+            raise ConfigError(f"unknown noise family {self.family!r}; known: {', '.join(get_args(Family))}")
+        if self.sides and self.family != "gaussian":
+            raise ConfigError("a side is bounded in l2 norm: only Gaussian releases can have one")
+        if any(not (side.clip >= 0 and side.sigma >= 0) for side in self.sides):
+            raise ConfigError(f"bounds and noise must be non-negative numbers, got {self.sides}")
         if np.isinf(sigma[released]).any():
             raise PrivacyError("a released layer has infinite noise: mark it as not released")
         object.__setattr__(self, "guarantee", self._qualified())
@@ -204,10 +210,15 @@ class ReleasePlan:
 
     @property
     def event(self) -> dp_event.DpEvent:
-        """The accounting event of one round (central trust) or of one participation (local trust)."""
+        """The accounting event of one round (central trust) or of one participation (local trust).
+
+        A plan that releases nothing has that of a whole release: where it follows from earlier releases that there is
+        none, composition is proven only if the number of releases does not depend on them.
+        """
         if self.guarantee.status == "none":
             return privacy.accounting.gaussian_event(0.0)
-        multiplier = self.effective_multiplier / SENSITIVITY_FACTOR[self.budget.relation]
+        own = self.effective_multiplier if self.size > 0 else self.budget.noise_multiplier
+        multiplier = own / SENSITIVITY_FACTOR[self.budget.relation]
         rate = 1.0 if self.budget.trust == "local" else self.budget.sampling.rate
         if self.family == "laplace":
             loss = 1.0 / multiplier if multiplier > 0 else math.inf

@@ -145,7 +145,8 @@ class Assembly:
         if cap is None:
             return None
         first = self.mechanism.plan(self.layers, self.budget, self.start())
-        return Consent(self.budget, cap, first.guarantee)
+        allowance = self.mechanism.allowance(self.layers, cap)
+        return Consent(self.budget, cap, first.guarantee, first.family, allowance)
 
     def client(self, keys: KeyRing) -> LayerwiseClient:
         """A client object that serves any simulated client."""
@@ -160,6 +161,7 @@ class Assembly:
             straggler_rate=self.recipe.federation.stragglers,
             threads=self.recipe.run.threads,
             consent=self.consent(),
+            population=self.recipe.federation.clients,
             device=self.device,
             noise_backend=self.noise_backend,
         )

@@ -34,13 +34,19 @@ class Recorder:
         folder: where to write.
         optimizer: server optimizer, whose state goes into checkpoints.
         progress: called with each row.
+        abandoned: see `Ledger.epsilon`.
     """
 
     def __init__(
-        self, assembly: Assembly, folder: RunFolder, optimizer: ServerOptimizer, progress: OnRound | None = None
+        self,
+        assembly: Assembly,
+        folder: RunFolder,
+        optimizer: ServerOptimizer,
+        progress: OnRound | None = None,
+        abandoned: int = 0,
     ) -> None:
         self._assembly, self._folder, self._optimizer, self._progress = assembly, folder, optimizer, progress
-        self._module = assembly.module()
+        self._module, self._abandoned = assembly.module(), abandoned
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="recorder")
         self._pending: deque[Future[None]] = deque()
         self._board: Any = None
@@ -72,12 +78,13 @@ class Recorder:
         data, privacy = self._assembly.dataset, self._assembly.recipe.privacy
         self._assembly.layers.load_(self._module, transcript.models[-1])
         loss, accuracy = evaluate(self._module, torch.from_numpy(data.test_x), torch.from_numpy(data.test_y))
+        spent = (privacy.delta, privacy.accountant, transcript.rounds, self._abandoned)
         with Ledger(self._folder.ledger_file) as ledger:  # a reader of its own: the next round is charging already
             return {
                 "loss": loss,
                 "accuracy": accuracy,
-                "epsilon": ledger.epsilon(privacy.delta, privacy.accountant, transcript.rounds),
-                "claimed_epsilon": ledger.claimed_epsilon(privacy.delta, privacy.accountant, transcript.rounds),
+                "epsilon": ledger.epsilon(*spent),
+                "claimed_epsilon": ledger.claimed_epsilon(*spent),
             }
 
     def _record(self, record: RoundRecord, transcript: Transcript, optimizer: dict[str, Tensor]) -> None:

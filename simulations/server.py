@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from statistics import median_high
 from typing import Any
 
@@ -10,7 +11,9 @@ from flwr.serverapp import Grid
 
 from fedlgm.keys import KeyRing
 from fedlgm.privacy.ledger import Ledger
+from fedlgm.transcript import Transcript
 from simulations.assembly import Assembly
+from simulations.recipe import Recipe
 from simulations.recorder import OnRound, Recorder
 from simulations.run_folder import RunFolder, model_digest
 from strategies import CohortSampler, LayerwiseFedAvg, ServerOptimizer
@@ -40,7 +43,7 @@ def serve(
     folder.truncate(transcript.rounds)
     started = time.perf_counter()
     with Ledger(folder.ledger_file, folder.owner()) as ledger:
-        recorder = Recorder(assembly, folder, optimizer, progress)
+        recorder = Recorder(assembly, folder, optimizer, progress, _abandoned(ledger, recipe, transcript))
         strategy = LayerwiseFedAvg(
             assembly.mechanism,
             layers,
@@ -85,3 +88,17 @@ def serve(
         }
     folder.finish(result)
     return result
+
+
+def _abandoned(ledger: Ledger, recipe: Recipe, transcript: Transcript) -> int:
+    """Position up to which the ledger's rows will not be repeated: all that a run without a seed has made so far."""
+    if recipe.run.seed is not None:
+        return 0
+    again = ledger.rounds() - transcript.rounds
+    if again > 0:
+        warnings.warn(
+            f"without a seed, {again} rounds that had been released are released again with fresh noise: the run will "
+            "cost more than its budget, and reports what it costs (run.checkpoint_every = 1 keeps this small)",
+            stacklevel=2,
+        )
+    return ledger.position()

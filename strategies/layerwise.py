@@ -139,9 +139,7 @@ class LayerwiseFedAvg(FedAvg):
         cut = blocks(self.sampler.present(round_, drawn), self.block_size, self.work)
         nodes = self._discover(grid)
         plan = self._plan(round_, cut, arrays, grid, nodes)
-        if plan.size == 0:
-            cut = []  # nothing is released: no client is asked, and no participation is used up
-        if plan.budget.trust == "local":
+        if plan.budget.trust == "local" and self._costs(plan):
             for client in (int(c) for block in cut for c in block):
                 # The clients release as soon as they are asked.
                 self.ledger.charge(
@@ -151,6 +149,8 @@ class LayerwiseFedAvg(FedAvg):
                     key=fingerprint(self.keys, round_, client, self.noise_backend),
                     claim=plan.claim,
                 )
+        if plan.size == 0:
+            cut = []  # nothing is released: no client is asked
         single = isinstance(nodes, dict)
         self._pending = _Pending(round_, plan, cut, started, len(drawn), single)
         extra = {wire.PLAN: plan.to_json()}
@@ -164,9 +164,10 @@ class LayerwiseFedAvg(FedAvg):
         plan, trust = pending.plan, pending.plan.budget.trust
         total = self._sum(pending, replies)
         values = total.total.to(self.device)
-        if trust == "central" and plan.size > 0:
+        if trust == "central" and self._costs(plan):
             key = fingerprint(self.keys, pending.round, SERVER, self.noise_backend)
             self.ledger.charge(plan.event, round=pending.round, key=key, claim=plan.claim)
+        if trust == "central":
             release(values, plan, self.keys, pending.round, backend=self.noise_backend)
         mean = add_downlink_(values.div_(plan.denominator), plan, self.keys, pending.round, self.noise_backend).cpu()
         model = self.optimizer.step(self.transcript.models[-1], self._expand(mean, plan))
@@ -208,6 +209,10 @@ class LayerwiseFedAvg(FedAvg):
         ]
         norms = np.concatenate(rows) if rows else np.ones((1, len(self.layers)))
         return self.mechanism.plan_from_private_norms(self.layers, self.budget, norms)
+
+    def _costs(self, plan: ReleasePlan) -> bool:
+        """Whether the round is charged: not if nothing is released and nothing ever was, see `ReleasePlan.event`."""
+        return plan.size > 0 or self.ledger.rounds() > 0
 
     def _exhausted(self, round_: int) -> frozenset[int]:
         """Clients at their cap before `round_`."""

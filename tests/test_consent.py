@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from flwr.app import RecordDict
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, RecordDict
 
 from clients import Consent
-from fedlgm import mechanisms
+from fedlgm import mechanisms, wire
 from fedlgm.clipping import quantile_side_clip
 from fedlgm.errors import PrivacyError
+from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
 from fedlgm.plan import Budget, ReleasePlan, Sampling, Side
+from fedlgm.privacy import gaussian_epsilon
 from fedlgm.privacy.guarantee import Guarantee
 from fedlgm.transcript import Transcript
 from simulations import recipe as recipes
 from simulations.assembly import Assembly
+from simulations.engines.local import LocalGrid
 
 LAYERS = LayerTable.from_sizes({"a": 3, "b": 5})
 AGREED = Budget(4.0, Sampling("poisson", 10, 1.0), "replace-one", "local", 3)
+LOCAL = ["privacy.trust=local", "privacy.max_participations=3"]
 PROVEN = Guarantee("proven", "the Gaussian mechanism", "replace-one", "local")
 
 
 def plan_with(budget: Budget, mechanism: str = "snr-consistent") -> ReleasePlan:
-    import torch
-
     method = mechanisms.get(mechanism)
     return method.plan(method.table(LAYERS), budget, Transcript.start(torch.zeros(8)))
 
@@ -65,8 +69,8 @@ def test_central_trust_no_guarantee_and_weak_laplace_noise_are_refused() -> None
     with pytest.raises(PrivacyError, match="without a guarantee"):
         consent.check(plan_with(replace(AGREED, noise_multiplier=0.0), "none"))
     with pytest.raises(PrivacyError, match="noise multiplier of 4"):
-        consent.check(laplace(3.9))
-    consent.check(laplace(4.0))
+        replace(consent, family="laplace").check(laplace(3.9))
+    replace(consent, family="laplace").check(laplace(4.0))
 
 
 def test_no_detail_of_a_plan_can_loosen_the_bound() -> None:
@@ -76,8 +80,88 @@ def test_no_detail_of_a_plan_can_loosen_the_bound() -> None:
         consent.check(replace(honest, guarantee=replace(PROVEN, unit="example")))
     side = Side("below-bound", 2, quantile_side_clip(LAYERS), 50.0)
     consent.check(replace(honest, sides=(side,)))
-    with pytest.raises(PrivacyError, match="counts less for 'below-bound'"):
-        consent.check(replace(honest, sides=(replace(side, clip=side.clip / 2),)))
+    for wrong in (replace(side, clip=side.clip / 2), replace(side, size=10**6), replace(side, size=1)):
+        with pytest.raises(PrivacyError, match="counts less for 'below-bound'"):
+            consent.check(replace(honest, sides=(wrong,)))
+
+
+def test_multipliers_of_another_law_are_not_compared() -> None:
+    """1 / (epsilon of pure DP) and a Gaussian's sigma over its bound are different things."""
+    with pytest.raises(PrivacyError, match="agreed to laplace noise: it refuses a plan with gaussian"):
+        Consent(AGREED, 5, PROVEN, "laplace").check(plan_with(AGREED))
+    with pytest.raises(PrivacyError, match="agreed to gaussian noise: it refuses a plan with laplace"):
+        Consent(AGREED, 5, PROVEN).check(laplace(4.0))
+    laplace_client = Assembly(recipes.load("digits", [*LOCAL, "mechanism={name = 'laplace-inid'}"])).consent()
+    assert laplace_client is not None
+    assert laplace_client.family == "laplace"
+
+
+BASELINES = ("time-varying", "dpa", "full-dp", "sensitive", "adapldp")
+HONEST = [(name, "equal-total") for name in (*BASELINES, "ladp", "snr-consistent", "gaussian-inid")]
+
+
+@pytest.mark.parametrize(("mechanism", "rule"), [*HONEST, *((name, "matched") for name in BASELINES)])
+def test_an_honest_run_is_agreed_to_and_the_cheapest_plan_over_and_over_is_not(mechanism: str, rule: str) -> None:
+    rounds = 12
+    options = [*LOCAL[:1], f"privacy.max_participations={rounds}", f"federation.rounds={rounds}"]
+    options += ["training={optimizer = 'sgd', lr = 0.1, epochs = 1, batch_size = 16, gradient_clip = 1.0}"]
+    options.append(f"mechanism={{name = '{mechanism}'" + (f", budget = '{rule}'}}" if mechanism in BASELINES else "}"))
+    if rule == "matched":
+        options += ["privacy.epsilon=0.2", "privacy.delta=0.02"]
+    assembly = Assembly(recipes.load("digits", options))
+    consent, transcript, state = assembly.consent(), assembly.start(), RecordDict()
+    assert consent is not None
+    plans = []
+    for number in range(rounds):
+        plan = assembly.mechanism.plan(assembly.layers, assembly.budget, transcript)
+        consent.check(plan)
+        consent.record(state, 0, str(number), plan)
+        plans.append(plan)
+        mean = torch.full((plan.size,), 1e-3)
+        transcript = transcript.extend(transcript.models[-1] + 1e-3, mean, plan)
+    with pytest.raises(PrivacyError, match="refuses another"):
+        consent.record(state, 0, "one more", plans[-1])
+    worst = min(plans, key=lambda plan: plan.effective_multiplier)
+    spent = (assembly.budget.noise_multiplier / worst.effective_multiplier) ** 2
+    within = math.floor(consent.allowance * (1 + 1e-6) / spent)
+    state = RecordDict()
+    for number in range(within):
+        consent.record(state, 0, str(number), worst)
+    with pytest.raises(PrivacyError, match="refuses another"):
+        consent.record(state, 0, "one more", worst)
+    if mechanism in ("time-varying", "dpa"):
+        assert within < rounds
+
+
+def test_the_allowance_is_the_recipes_epsilon() -> None:
+    """A server that asks for the least noise again and again gets what the recipe's epsilon allows, and not more."""
+    options = [*LOCAL[:1], "privacy.max_participations=12", "federation.rounds=12", "mechanism={name = 'time-varying'}"]
+    assembly = Assembly(recipes.load("digits", options))
+    consent, least = assembly.consent(), assembly.budget.noise_multiplier / 2  # replace-one
+    assert consent is not None
+    assert consent.allowance is not None
+    whole = gaussian_epsilon(math.sqrt(consent.allowance) / least, assembly.recipe.privacy.delta)
+    assert whole == pytest.approx(assembly.recipe.privacy.epsilon, rel=1e-4)
+
+
+def test_a_node_of_one_client_answers_for_no_other() -> None:
+    assembly = Assembly(recipes.load("digits", ["federation.clients=20", "privacy.accountant='rdp'"]))
+    client = assembly.client(KeyRing(1))
+    plan = assembly.mechanism.plan(assembly.layers, assembly.budget, assembly.start())
+
+    def ask(members: list[int], **node: int) -> int:
+        context = Context(1, 2, {name.replace("_", "-"): value for name, value in node.items()}, RecordDict(), {})
+        values = {wire.ROUND: 1, wire.BLOCK: 0, wire.CLIENTS: members, wire.PLAN: plan.to_json()}
+        model = ArrayRecord({wire.MODEL: Array(assembly.initial_model().numpy())})
+        content = RecordDict({wire.ARRAYS: model, wire.CONFIG: ConfigRecord(values)})
+        reply = client.train(LocalGrid(client.as_app()).create_message(content, "train", 2, "1"), context)
+        return int(reply.content.metric_records[wire.METRICS][wire.EXAMPLES])  # type: ignore[arg-type]
+
+    assert ask([3], partition_id=3, num_partitions=20) == 1
+    assert ask([3, 4], partition_id=0, num_partitions=2) == 2  # a worker that simulates any client
+    for members in ([4], [3, 4], [3, 3]):
+        with pytest.raises(PrivacyError, match="this node is client 3 of 20: it does not answer for"):
+            ask(members, partition_id=3, num_partitions=20)
 
 
 def test_raw_norms_are_handed_out_only_where_nothing_was_promised() -> None:
@@ -87,12 +171,11 @@ def test_raw_norms_are_handed_out_only_where_nothing_was_promised() -> None:
 
 
 def test_a_recipes_clients_agree_to_its_budget() -> None:
-    local = ["privacy.trust=local", "privacy.max_participations=3"]
-    consent = Assembly(recipes.load("digits", local)).consent()
+    consent = Assembly(recipes.load("digits", LOCAL)).consent()
     assert consent is not None
     assert consent.private
     assert consent.participations == 3
     assert Assembly(recipes.load("digits")).consent() is None
-    nothing = Assembly(recipes.load("digits", [*local, "mechanism={name = 'none'}"])).consent()
+    nothing = Assembly(recipes.load("digits", [*LOCAL, "mechanism={name = 'none'}"])).consent()
     assert nothing is not None
     assert not nothing.private

@@ -26,7 +26,7 @@ from fedlgm.kernels import (
     squared_norms,
 )
 from fedlgm.kernels.layout import Layout, aligned
-from fedlgm.kernels.spec import SAFETY
+from fedlgm.layers import SAFETY
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 

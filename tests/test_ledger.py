@@ -19,8 +19,8 @@ from dp_accounting import dp_event
 from fedlgm.errors import LedgerError
 from fedlgm.keys import KeyRing
 from fedlgm.plan import Sampling
-from fedlgm.privacy import Ledger, epsilon
-from fedlgm.privacy.accounting import composed_epsilon
+from fedlgm.privacy import Ledger, epsilon, gaussian_epsilon
+from fedlgm.privacy.accounting import composed_epsilon, gaussian_event
 
 GAUSS = dp_event.GaussianDpEvent(2.0)
 
@@ -73,6 +73,19 @@ def test_local_trust_reports_the_worst_client(path):
         ledger.charge(GAUSS, round=1, key="server")
         together = [(dp_event.GaussianDpEvent(0.9), 1), (GAUSS, 1)]
         assert ledger.epsilon(1e-5) == pytest.approx(max(epsilon(2.0, 1e-5, steps=6), composed_epsilon(together, 1e-5)))
+
+
+def test_rows_of_an_abandoned_attempt_count_in_every_round(path):
+    with Ledger(path, "run") as ledger:
+        for round_ in (1, 2, 3):
+            ledger.charge(gaussian_event(5.0), round=round_, key=f"first {round_}", claim={"epsilon": 0.1})
+        position = ledger.position()
+        for round_ in (1, 2):
+            ledger.charge(gaussian_event(5.0), round=round_, key=f"second {round_}", claim={"epsilon": 0.1})
+        four = gaussian_epsilon(math.sqrt(4) / 5.0, 1e-5)
+        assert ledger.epsilon(1e-5, through=1, abandoned=position) == pytest.approx(four, rel=1e-6)
+        assert ledger.epsilon(1e-5, through=1) < four
+        assert ledger.claimed_epsilon(1e-5, through=1, abandoned=position) == pytest.approx(0.4)
 
 
 def test_claims(path):

@@ -81,6 +81,25 @@ def test_malformed_plans_are_refused(sigma, clip):
         plan(sigma=sigma, clip=clip)
 
 
+@pytest.mark.parametrize("side", [Side("bits", 3, -0.5, 4.0), Side("bits", 3, 0.5, float("nan"))])
+def test_malformed_sides_are_refused(side):
+    with pytest.raises(ConfigError, match="non-negative"):
+        plan(sides=(side,))
+
+
+def test_laplace_plans_have_no_sides_and_families_are_known():
+    with pytest.raises(ConfigError, match="l2 norm"):
+        plan(family="laplace", sides=(Side("bits", 3, 0.5, 4.0),))
+    with pytest.raises(ConfigError, match="unknown noise family 'cauchy'"):
+        plan(family="cauchy")
+
+
+def test_a_plan_that_releases_nothing_counts_as_a_whole_release():
+    nothing = plan(sigma=(math.inf,) * 3, clip=(0.0,) * 3)
+    assert nothing.size == 0
+    assert nothing.event == plan(sigma=(math.inf, math.inf, 3.0), budget=Budget(1.0, POISSON)).event
+
+
 def test_plans_cannot_be_changed():
     made = plan()
     with pytest.raises(ValueError, match="read-only"):

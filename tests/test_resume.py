@@ -176,10 +176,15 @@ def test_an_unseeded_run_pays_for_repeated_rounds(tiny, tmp_path):
         launch.simulate(recipe, run_dir=tmp_path / "run", progress=interrupt_at(2))
     with Ledger(tmp_path / "run" / "ledger.sqlite") as ledger:
         before = len(list(ledger.charges()))
-    result = launch.resume(tmp_path / "run")
+    with pytest.warns(UserWarning, match=r"without a seed, \d rounds .* will cost more than its budget"):
+        result = launch.resume(tmp_path / "run")
     with Ledger(tmp_path / "run" / "ledger.sqlite") as ledger:
         assert len(list(ledger.charges())) == before + 5
+        first_attempt = ledger.epsilon(1e-5, "rdp", 0, before)
     assert result["epsilon"] > recipe.privacy.epsilon
+    rows = RunFolder(tmp_path / "run").rows()
+    assert rows[0]["epsilon"] > first_attempt > 0  # the rounds that were not repeated count from the start
+    assert rows[-1]["epsilon"] == result["epsilon"]
 
 
 def test_not_a_run(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -14,6 +15,7 @@ from scipy import stats
 from fedlgm import wire
 from fedlgm.errors import PrivacyError, RunError
 from fedlgm.keys import KeyRing
+from fedlgm.mechanisms.layerwise_gaussian import FlatGaussian
 from fedlgm.plan import Sampling
 from simulations.engines.local import LocalGrid
 from strategies import CohortSampler, ServerOptimizer
@@ -157,6 +159,29 @@ def test_layers_that_are_not_released_stay_where_they_are(federate):
     model = federation.run(1)
     assert not model[3:].any()
     assert model[:3].all()
+
+
+@dataclass(frozen=True)
+class Pausing(FlatGaussian):
+    """Releases in rounds 2 and 4 only."""
+
+    def plan(self, layers, budget, transcript):
+        plan = super().plan(layers, budget, transcript)
+        if transcript.rounds in (1, 3):
+            return plan
+        return replace(plan, clip=np.zeros(1), sigma=np.full(1, math.inf), released=None)
+
+
+@pytest.mark.parametrize(("trust", "relation"), [("central", "add-remove"), ("local", "replace-one")])
+def test_a_skipped_round_is_charged_once_anything_was_released(federate, trust, relation):
+    """That it is skipped may follow from what was released; before that it follows from public facts."""
+    federation = federate(ones, {"a": 4}, mechanism=Pausing("gaussian"), sampling=ALL, trust=trust, relation=relation)
+    federation.run(5)
+    charges = list(federation.ledger.charges())
+    assert sorted({charge.round for charge in charges}) == [2, 3, 4, 5]
+    assert len({str(charge.event) for charge in charges}) == 1
+    models = [record.plan.size for record in federation.records]
+    assert models == [0, 4, 0, 4, 0]
 
 
 class TestParticipationCap:

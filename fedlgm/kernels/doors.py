@@ -241,7 +241,7 @@ def private_step(
     """Bound every client's layers, add the clients up and add noise, without waiting for the device.
 
     A layer's norm (l2 for Gaussian, l1 for Laplace noise) is cut to its bound by the factor min(1, bound / norm), with
-    the bound taken a share of 2^-18 smaller so that float32 rounding cannot exceed it. One client added or removed then
+    the bound taken a share of 2^-16 smaller so that float32 rounding cannot exceed it. One client added or removed then
     changes layer k of the sum by at most clip[k]. A client with NaN or Inf contributes zero (under local trust: zero
     and its noise).
 

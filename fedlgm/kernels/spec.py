@@ -9,9 +9,6 @@ from torch import Tensor
 from fedlgm.kernels.philox import SERVER_STREAM
 from fedlgm.noise import Family
 
-SAFETY = 1 - 2.0**-18
-"""Factors cut to this share of the bound: float32 rounding then cannot carry a cut layer above it."""
-
 GRID_BITS = 10
 """Released values are multiples of 2^(floor(log2 scale) - GRID_BITS)."""
 

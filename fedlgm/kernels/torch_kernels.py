@@ -15,7 +15,8 @@ from torch import Tensor
 
 from fedlgm.kernels.layout import Layout, Segment
 from fedlgm.kernels.philox import TAIL, UNIFORM_MAX, UNIFORM_STEP, philox4x32
-from fedlgm.kernels.spec import GRID_BITS, SAFETY, Noise
+from fedlgm.kernels.spec import GRID_BITS, Noise
+from fedlgm.layers import SAFETY
 from fedlgm.noise import Family
 
 

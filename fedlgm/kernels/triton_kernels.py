@@ -20,8 +20,9 @@ import triton.language as tl
 from torch import Tensor
 
 from fedlgm.kernels.layout import Layout, aligned
-from fedlgm.kernels.spec import SAFETY, Noise
+from fedlgm.kernels.spec import Noise
 from fedlgm.kernels.triton_noise import noise_tile, snap
+from fedlgm.layers import SAFETY
 
 MOMENT_TILE = 8192
 SUM_TILE = 2048

@@ -81,6 +81,15 @@ class Mechanism:
             epsilon, delta, steps=steps, sampling_rate=sampling_rate, relation=relation, accountant=accountant
         )
 
+    def allowance(self, layers: LayerTable, participations: int) -> float:
+        """What a client's releases may cost together, as a number of releases at the budget's noise multiplier.
+
+        Args:
+            layers: `self.table(...)` of the model's layers.
+            participations: releases that a client may make in a run.
+        """
+        return float(participations)
+
     def plan(self, layers: LayerTable, budget: Budget, transcript: Transcript) -> ReleasePlan:
         """The next round's release.
 

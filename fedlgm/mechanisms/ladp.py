@@ -46,7 +46,8 @@ class LaDP(Mechanism):
 
     so sum_j s_j^2 / sigma_j^2 = 1 / sigma_*^2 whatever the scores are. Only ratios of scores matter; unless `relative`
     is off they are taken over their geometric mean in A before they are cut to [score_floor, score_cap]. Layers outside
-    A are not uploaded. If A is empty nothing is released in that round, and nothing charged.
+    A are not uploaded. If A is empty nothing is released in that round; it is charged all the same once anything
+    has been released, since its being skipped may then follow from that.
 
     Published variant (local trust). sigma_j = c Delta_f / (epsilon P_j) with P_j = min(KL, B), Delta_f = 2 eta E G_c
     and c / B of Theorem 3, all per client and from its own weights; the recipe's epsilon and delta are those of one

@@ -70,6 +70,8 @@ class LayerwiseGaussian(Mechanism):
                 raise ConfigError(f"{self.name}: {option} must lie in (0, 1), got {share}")
         if not 0 <= self.floor <= 1:
             raise ConfigError(f"{self.name}: floor must lie in [0, 1], got {self.floor}")
+        if self.clip == "med" and self.norms == "stale" and self.floor == 0:
+            raise ConfigError(f"{self.name}: norms = 'stale' needs floor > 0: a layer may come out as noise alone")
         if any(not (math.isfinite(m) and m >= 0) for m in self.public_norms):
             raise ConfigError(f"{self.name}: public_norms must be finite and non-negative, got {self.public_norms}")
         if self.variant == "published" and self.clip != "med":
@@ -100,7 +102,7 @@ class LayerwiseGaussian(Mechanism):
         """MedClip as printed: bounds from the cohort's own norms [clients, K]. Claimed as if they were public."""
         finite = norms[np.isfinite(norms).all(axis=1)]
         clip = clipping.med_clip_published(self.bound, finite if len(finite) else np.ones((1, len(layers))))
-        clip = np.maximum(clip, 1e-12 * self.bound)
+        clip = np.maximum(clip, clipping.LEAST_CLIP)
         sigma = spread(shares(self._allocation, clip, layers.sizes), clip, budget.noise_multiplier)
         sound = ReleasePlan(layers, clip, sigma, budget, Guarantee("proven", _PROVEN, budget.relation, budget.trust))
         guarantee = Guarantee("none", _MEDCLIP, budget.relation, budget.trust)

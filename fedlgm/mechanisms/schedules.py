@@ -134,16 +134,23 @@ class ScheduledGaussian(PaperBaseline):
             levels, epsilon, delta, sampling_rate=sampling_rate, relation=relation, accountant=accountant
         )
 
+    def allowance(self, layers: LayerTable, participations: int) -> float:
+        """See `Mechanism.allowance`: a client may be drawn in the least noisy rounds."""
+        levels = np.sort(self._levels(require(self.setting, self.name).rounds))
+        return float(np.sum(levels[:participations] ** -2.0))
+
     def plan(self, layers: LayerTable, budget: Budget, transcript: Transcript) -> ReleasePlan:
         """The round's place in the schedule."""
-        shape = self.shape(budget.rounds)
-        level = float(shape[min(transcript.rounds, budget.rounds - 1)])
-        if self.budget == "matched":
-            level /= float(shape[0])
+        level = float(self._levels(budget.rounds)[min(transcript.rounds, budget.rounds - 1)])
         clip = np.full(len(layers), self.client_bound / math.sqrt(len(layers)))
         sigma = np.full(len(layers), self.client_bound * budget.noise_multiplier * level)
         claim = self.matched_claim(level)
         return ReleasePlan(layers, clip, sigma, budget, self.guarantee(budget, self.reason), claim=claim)
+
+    def _levels(self, rounds: int) -> np.ndarray:
+        """Noise of each round over that which `calibrate` gives, float64 [rounds]."""
+        shape = self.shape(rounds)
+        return shape / shape[0] if self.budget == "matched" else shape
 
     @property
     def reason(self) -> str:

@@ -54,6 +54,10 @@ class SensitiveDP(PaperBaseline):
             epsilon, delta, steps=steps, sampling_rate=sampling_rate, relation=relation, accountant=accountant
         )
 
+    def allowance(self, layers: LayerTable, participations: int) -> float:
+        """See `Mechanism.allowance`: under "matched" every layer costs as much as a whole release."""
+        return float(participations * (len(layers) if self.budget == "matched" else 1))
+
     def plan(self, layers: LayerTable, budget: Budget, transcript: Transcript) -> ReleasePlan:
         """Bounds and noise from the last released mean; S_max in the first round."""
         clip = self._sensitivities(layers, transcript)

@@ -33,6 +33,7 @@ CREATE TABLE IF NOT EXISTS charges (
     PRIMARY KEY (round, client, key)
 );
 """
+_COUNTED = "(round <= ? OR rowid <= ?)"
 SERVER = -1  # the releasing party under central trust; clients are numbered from 0
 
 
@@ -134,17 +135,20 @@ class Ledger:
             for round_, client, event, claim in rows:
                 yield Charge(round_, client, privacy.accounting.decode(json.loads(event)), json.loads(claim))
 
-    def epsilon(self, delta: float, accountant: str = "pld", through: int | None = None) -> float:
+    def epsilon(self, delta: float, accountant: str = "pld", through: int | None = None, abandoned: int = 0) -> float:
         """Proven epsilon at `delta` of everything charged: of the worst-off participant under local trust.
 
         Args:
             delta: target delta.
             accountant: "pld" or "rdp".
             through: last round to count; all if left out.
+            abandoned: `position()` up to which rows count whatever their round: those of attempts that later ones do
+                not repeat.
         """
         with self._translated():
             rows = self._db.execute(
-                "SELECT client, event, COUNT(*) FROM charges WHERE round <= ? GROUP BY client, event", (_last(through),)
+                f"SELECT client, event, COUNT(*) FROM charges WHERE {_COUNTED} GROUP BY client, event",
+                (_last(through), abandoned),
             ).fetchall()
             spent: dict[int, dict[str, int]] = {}
             for client, event, count in rows:
@@ -161,17 +165,20 @@ class Ledger:
             ]
         return max(totals, default=0.0)
 
-    def claimed_epsilon(self, delta: float, accountant: str = "pld", through: int | None = None) -> float:
+    def claimed_epsilon(
+        self, delta: float, accountant: str = "pld", through: int | None = None, abandoned: int = 0
+    ) -> float:
         """Epsilon as the methods' authors would state it: naive sums where they sum naively, else as charged.
 
         A claim is {"epsilon": e} (adds up over a participant's rows) or {"event": ...} (composed by the accountant).
+        Arguments as for `epsilon`.
         """
         naive: dict[int, float] = {}
         events: dict[int, dict[str, int]] = {}
         with self._translated():
             rows = self._db.execute(
-                "SELECT client, event, claim, COUNT(*) FROM charges WHERE round <= ? GROUP BY client, event, claim",
-                (_last(through),),
+                f"SELECT client, event, claim, COUNT(*) FROM charges WHERE {_COUNTED} GROUP BY client, event, claim",
+                (_last(through), abandoned),
             ).fetchall()
             for client, event, claim_text, count in rows:
                 claim = json.loads(claim_text)
@@ -199,6 +206,11 @@ class Ledger:
         """Last round that was charged; 0 for an empty ledger."""
         with self._translated():
             return int(self._db.execute("SELECT COALESCE(MAX(round), 0) FROM charges").fetchone()[0])
+
+    def position(self) -> int:
+        """Where the next row will follow: later rows have greater positions."""
+        with self._translated():
+            return int(self._db.execute("SELECT COALESCE(MAX(rowid), 0) FROM charges").fetchone()[0])
 
     def participations(self) -> dict[int, int]:
         """Number of rows of each client under local trust."""
