@@ -42,9 +42,10 @@ from strategies import CohortSampler, LayerwiseFedAvg, ServerOptimizer
 from strategies.server_optimizer import ServerStep
 
 _PUBLIC_FACTS = (
-    "every release is a sum of clipped derivatives plus noise; it holds if the features' scaling and smoothness "
-    "constants are public, and here they come from the data"
+    "every release is a sum of clipped derivatives plus noise; it holds if the number of rows, the scaling of features "
+    "and targets and the smoothness constants are public, and here they come from the data"
 )
+_PUBLIC_ROWS = "it holds if the number of rows is public: it is printed, and delta may follow from it"
 
 
 @dataclass(frozen=True)
@@ -207,6 +208,9 @@ def principal_components(settings: PcaSettings, out: Path | None = None) -> dict
         raise ConfigError(f"rank: must be at most the {dimension} features of {settings.data}, got {settings.rank}")
     delta = settings.delta_of(rows)
     plan = pca.covariance_plan(settings.method, dimension, settings.epsilon, delta)
+    if plan.guarantee.status == "proven":
+        reason = f"{plan.guarantee.reason}; {_PUBLIC_ROWS}"
+        plan = replace(plan, guarantee=replace(plan.guarantee, status="conditional", reason=reason))
     exact = x.T @ x
     if truth is None:
         truth = pca.top_subspace(exact, settings.rank)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fedlgm import mechanisms
 from fedlgm.devices import NoiseChoice
@@ -64,9 +64,19 @@ class Federation(_Section):
     server_optimizer: Literal["sgd", "momentum", "adam"] = "sgd"
     server_lr: float = Field(default=1.0, gt=0)
     server_momentum: float = Field(default=0.9, ge=0, lt=1)
-    weighting: Literal["uniform", "num-examples"] = "uniform"
+    weighting: Literal["uniform"] = "uniform"
     dropout: float = Field(default=0.0, ge=0, lt=1)
     stragglers: float = Field(default=0.0, ge=0, le=1)
+
+    @field_validator("weighting", mode="before")
+    @classmethod
+    def _weights_are_uniform(cls, value: object) -> object:
+        if value == "num-examples":
+            raise ValueError(
+                "weights by example counts let one client's weight exceed its bound and reveal its size: clients weigh "
+                "alike, 'uniform'"
+            )
+        return value
 
     @model_validator(mode="after")
     def _one_size(self) -> Federation:
@@ -156,11 +166,6 @@ class Recipe(_Section):
     @model_validator(mode="after")
     def _fits(self) -> Recipe:
         federation, privacy = self.federation, self.privacy
-        if federation.weighting != "uniform" and self.mechanism.name != "none":
-            raise ValueError(
-                "federation.weighting = 'num-examples' lets one client's weight exceed its bound and reveals its size: "
-                "client-level privacy needs 'uniform'"
-            )
         if privacy.trust == "local" and privacy.max_participations is None:
             raise ValueError("privacy.max_participations is needed under local trust: every participation costs")
         if privacy.trust == "central" and privacy.max_participations is not None:
