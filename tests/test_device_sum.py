@@ -35,7 +35,6 @@ PLANS = {
     "laplace": plan("laplace"),
     "two layers": plan(skipped=("b", "d")),
     "sides": plan(sides=SIDES, skipped=("a",)),
-    "laplace sides": plan("laplace", sides=SIDES),
     "examples": plan(unit="example"),
     "nothing": plan(skipped=LAYERS.names),
 }

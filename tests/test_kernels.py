@@ -194,7 +194,7 @@ def test_a_thousand_layers_with_a_nan_client(backend):
     step = private_step(on(updates, backend), offsets, on(clip, backend), backend=backend)
     assert step.nonfinite.tolist() == [0, 1]
     expected = [raw * min(1, 1.5 / np.linalg.norm(raw)) for raw in per_layer(updates[0], sizes)]
-    np.testing.assert_allclose(step.total.cpu(), np.concatenate(expected), rtol=1e-5)
+    np.testing.assert_allclose(step.total.cpu(), np.concatenate(expected), rtol=3e-5)
     if INTERPRETED:
         return  # half a minute more; the layer's place in the counter does not depend on how many there are
     values = noise(backend, sizes, 2.0)
