@@ -30,7 +30,7 @@ class Consent:
         guarantee: what the recipe's own mechanism guarantees; published variants that are not private promise nothing.
         family: law of the recipe's noise; multipliers of different laws cannot be compared.
         allowance: what these releases may cost together, in releases at the budget's noise multiplier (see
-            `Mechanism.allowance`); by default as many as there are.
+            `Mechanism.costs`); by default as many as there are.
     """
 
     budget: Budget

@@ -145,8 +145,9 @@ class Assembly:
         if cap is None:
             return None
         first = self.mechanism.plan(self.layers, self.budget, self.start())
-        allowance = self.mechanism.allowance(self.layers, cap)
-        return Consent(self.budget, cap, first.guarantee, first.family, allowance)
+        costs = np.sort(self.mechanism.costs(self.layers, self.budget.rounds))
+        # Nobody knows in which rounds a client will be drawn.
+        return Consent(self.budget, cap, first.guarantee, first.family, float(costs[-cap:].sum()))
 
     def client(self, keys: KeyRing) -> LayerwiseClient:
         """A client object that serves any simulated client."""

@@ -250,7 +250,13 @@ def _sorted_overrides(
 
 def _same(stored: Recipe, wanted: Recipe) -> bool:
     """Whether a stored run is the one asked for; what was "auto" may have been settled when it started."""
-    for section, key in (("training", "vectorize"), ("training", "device"), ("privacy", "noise_backend")):
+    settled_at_start = (
+        ("training", "vectorize"),
+        ("training", "compile"),
+        ("training", "device"),
+        ("privacy", "noise_backend"),
+    )
+    for section, key in settled_at_start:
         own = getattr(wanted, section)
         if getattr(own, key) == "auto":
             settled = own.model_copy(update={key: getattr(getattr(stored, section), key)})

@@ -10,7 +10,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from clients import LayerwiseClient
-from fedlgm.errors import FedlgmError
+from fedlgm.errors import ConfigError, FedlgmError
 from fedlgm.keys import KeyRing
 from simulations import recipe as recipes
 from simulations.assembly import Assembly, settled
@@ -74,7 +74,13 @@ def print_row(row: dict[str, float]) -> None:
 
 def _recipe(config: UserConfig) -> Recipe:
     overrides = [part for part in str(config.get("set", "")).split(";") if part.strip()]
-    return recipes.load(str(config.get("recipe", "")) or None, overrides)
+    recipe = recipes.load(str(config.get("recipe", "")) or None, overrides)
+    if "auto" in (recipe.training.vectorize, recipe.training.compile):
+        raise ConfigError(
+            "training.vectorize = 'auto' and training.compile = 'auto' are settled by a measurement that only "
+            "`fedlgm simulate` makes: say 'on' or 'off', true or false"
+        )
+    return recipe
 
 
 def _client(config: UserConfig) -> LayerwiseClient:

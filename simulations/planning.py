@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,9 @@ def plan_report(recipe: Recipe) -> dict[str, Any]:
     else:
         plan = mechanism.plan(layers, budget, assembly.start())
     sampling, privacy = budget.sampling, recipe.privacy
-    releases = privacy.max_participations or recipe.federation.rounds
+    costs = mechanism.costs(layers, budget.rounds)
+    # Under local trust a client may be drawn in the dearest rounds.
+    releases = np.sort(costs)[-(privacy.max_participations or budget.rounds) :] / costs[0]
     return {
         "recipe": recipe.name,
         "mechanism": recipe.mechanism.name,
@@ -45,11 +48,15 @@ def plan_report(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def _epsilon(plan: ReleasePlan, releases: int, delta: float, accountant: str) -> float:
-    """Cost of all releases; `inf` where the accountant has no bound for them (RDP: sampled Laplace noise)."""
+def _epsilon(first: ReleasePlan, releases: np.ndarray, delta: float, accountant: str) -> float:
+    """Cost of releases that cost so much each beside the first; `inf` where the accountant has no bound for them."""
+    events = [
+        (replace(first, sigma=first.sigma / math.sqrt(cost)).event, int(count))
+        for cost, count in zip(*np.unique(releases, return_counts=True), strict=True)
+    ]
     try:
-        return composed_epsilon([(plan.event, releases)], delta, accountant)
-    except PrivacyError:
+        return composed_epsilon(events, delta, accountant)
+    except PrivacyError:  # RDP: sampled Laplace noise
         return math.inf
 
 

@@ -106,6 +106,14 @@ def test_finished_runs_are_not_repeated(finished: tuple[list[comparing.Job], Pat
     assert all(seen == [1, 2, 3, 4, 5, 6] for seen in rounds.values())  # progress still covers the whole set
 
 
+@pytest.mark.parametrize(("key", "was", "now"), [("vectorize", "auto", "on"), ("compile", "auto", False)])
+def test_what_was_auto_may_have_been_settled(key: str, was: str, now: object) -> None:
+    wanted = recipe.load("digits", [f"training.{key}={was}"])
+    stored = wanted.model_copy(update={"training": wanted.training.model_copy(update={key: now})})
+    assert comparing._same(stored, wanted)
+    assert not comparing._same(stored, recipe.load("digits", [f"training.{key}={was}", "training.lr=0.77"]))
+
+
 def test_an_interrupted_set_ends_like_an_uninterrupted_one(
     finished: tuple[list[comparing.Job], Path], tmp_path: Path
 ) -> None:

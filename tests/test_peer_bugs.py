@@ -117,12 +117,14 @@ def test_scalars_are_bounded_and_noised(federate):
     federation = federate(
         lambda c: torch.full((1,), 2.0), {"temperature": 1}, multiplier=0.5, sampling=Sampling("poisson", 1, 1.0)
     )
-    federation.run(1)
+    federation.run(400)
     plan = federation.records[0].plan
-    assert bound_update(torch.tensor([2.0]), plan).abs().item() <= 1.0
-    # From (1, 2]: 2.0 would mean that it was neither bounded nor noised.
-    assert federation.means[0].item() != 1.0
     assert plan.sigma[0] == 0.5
+    bounded = bound_update(torch.tensor([2.0]), plan).item()
+    assert 0.9999 < bounded <= 1.0
+    released = torch.cat(federation.means)
+    assert released.mean().item() == pytest.approx(bounded, abs=4 * 0.5 / 20)  # 2.0 were it not bounded
+    assert released.std().item() == pytest.approx(0.5, rel=0.15)  # 0 were it not noised
 
 
 def test_buffers_are_not_aggregated():

@@ -81,14 +81,16 @@ class Mechanism:
             epsilon, delta, steps=steps, sampling_rate=sampling_rate, relation=relation, accountant=accountant
         )
 
-    def allowance(self, layers: LayerTable, participations: int) -> float:
-        """What a client's releases may cost together, as a number of releases at the budget's noise multiplier.
+    def costs(self, layers: LayerTable, rounds: int) -> np.ndarray:
+        """(sigma_* / sigma_eff)^2 of each round: what its release costs beside one at the budget's multiplier, [rounds].
+
+        To be given by mechanisms whose plans differ from the budget's multiplier; clients under local trust go by it.
 
         Args:
             layers: `self.table(...)` of the model's layers.
-            participations: releases that a client may make in a run.
+            rounds: number T of rounds.
         """
-        return float(participations)
+        return np.ones(rounds)
 
     def plan(self, layers: LayerTable, budget: Budget, transcript: Transcript) -> ReleasePlan:
         """The next round's release.

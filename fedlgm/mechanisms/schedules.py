@@ -134,10 +134,9 @@ class ScheduledGaussian(PaperBaseline):
             levels, epsilon, delta, sampling_rate=sampling_rate, relation=relation, accountant=accountant
         )
 
-    def allowance(self, layers: LayerTable, participations: int) -> float:
-        """See `Mechanism.allowance`: a client may be drawn in the least noisy rounds."""
-        levels = np.sort(self._levels(require(self.setting, self.name).rounds))
-        return float(np.sum(levels[:participations] ** -2.0))
+    def costs(self, layers: LayerTable, rounds: int) -> np.ndarray:
+        """See `Mechanism.costs`."""
+        return np.asarray(self._levels(rounds) ** -2.0)
 
     def plan(self, layers: LayerTable, budget: Budget, transcript: Transcript) -> ReleasePlan:
         """The round's place in the schedule."""

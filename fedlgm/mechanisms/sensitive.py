@@ -54,9 +54,9 @@ class SensitiveDP(PaperBaseline):
             epsilon, delta, steps=steps, sampling_rate=sampling_rate, relation=relation, accountant=accountant
         )
 
-    def allowance(self, layers: LayerTable, participations: int) -> float:
-        """See `Mechanism.allowance`: under "matched" every layer costs as much as a whole release."""
-        return float(participations * (len(layers) if self.budget == "matched" else 1))
+    def costs(self, layers: LayerTable, rounds: int) -> np.ndarray:
+        """See `Mechanism.costs`: under "matched" every layer costs as much as a whole release."""
+        return np.full(rounds, float(len(layers) if self.budget == "matched" else 1))
 
     def plan(self, layers: LayerTable, budget: Budget, transcript: Transcript) -> ReleasePlan:
         """Bounds and noise from the last released mean; S_max in the first round."""
