@@ -69,7 +69,7 @@ class DeviceSum(BoundedSum):
         self.discarded = self.discarded + (~accepted).sum()
         if plan.size == 0:
             return
-        factors = torch.where(accepted[:, None] & (self._bound > 0), factors, 0.0)
+        factors = torch.where(accepted[:, None], factors, 0.0)
         rows = updates
         if not self._whole:
             norms = moments.sqrt() if plan.family == "gaussian" else moments

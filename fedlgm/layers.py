@@ -170,7 +170,13 @@ class LayerTable:
         return torch.stack([_squared_norm(layer) for layer in self.split(flat)])
 
     def norms(self, flat: Tensor, p: int = 2) -> Tensor:
-        """l2 (p=2) or l1 (p=1) norm of each layer, float64 [K] for `flat` [D]."""
+        """l2 (p=2) or l1 (p=1) norm of each layer, float64 [K] for `flat` [D].
+
+        Raises:
+            ValueError: another p, or a vector of another length.
+        """
+        if p not in (1, 2):
+            raise ValueError(f"norms are l1 or l2, got p = {p}")
         if p == 2:
             return self.squared_norms(flat).sqrt()
         return torch.stack([_chunks(layer).abs().sum(dim=-1).sum(dtype=torch.float64) for layer in self.split(flat)])

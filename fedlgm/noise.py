@@ -18,6 +18,8 @@ from torch import Tensor
 Family = Literal["gaussian", "laplace"]
 NoiseBackend = Literal["cpu", "torch", "triton"]
 """Who draws noise: this module ("cpu"), or the kernels in torch (any device) or in Triton (GPUs)."""
+GRID_BITS = 10
+"""Released values are multiples of 2^(floor(log2 scale) - GRID_BITS)."""
 
 
 def draw(
@@ -49,7 +51,7 @@ def add_noise_(
     """Add independent noise to each part of a flat vector, in place.
 
     The result is rounded to a grid of 2^-10 of the part's noise scale (a power of two): the low bits of a
-    floating-point sum would otherwise tell the summand from the noise (see docs/decisions.md).
+    floating-point sum would otherwise tell the summand from the noise (see docs/decisions-floating-point.md).
 
     Args:
         total: float32 vector [sum of sizes] on the CPU.
@@ -78,11 +80,10 @@ def add_noise_(
 
 def grid_step(scale: float) -> float:
     """Step of the grid that released values lie on: the power of two in (scale / 2048, scale / 1024]."""
-    return 2.0 ** (math.floor(math.log2(scale)) - _GRID_BITS)
+    return 2.0 ** (math.floor(math.log2(scale)) - GRID_BITS)
 
 
 _CHUNK = 1 << 15
-_GRID_BITS = 10
 
 
 def _round_to_grid_(piece: Tensor, scale: float) -> None:

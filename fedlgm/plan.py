@@ -3,7 +3,7 @@
     plan  = mechanism.plan(layers, budget, transcript)   # pure: public configuration and past released outputs only
     total = sum of plan-bounded contributions            # fedlgm.clipping
     ledger.charge(plan.event, ...)                       # before anything noisy leaves the process
-    noisy = release(total, plan, keys, round)            # fedlgm.noise
+    noisy = release(total, plan, keys, round)            # fedlgm.release
 
 The plan owns both the noise that is added and the event that is accounted for, so the two cannot differ.
 """

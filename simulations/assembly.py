@@ -13,6 +13,7 @@ from clients import Consent, LayerwiseClient, PartitionedSource
 from clients.layerwise import torch_threads
 from fedlgm import data, devices, models
 from fedlgm.data import DataSet, Partition
+from fedlgm.errors import ConfigError
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import Mechanism
@@ -50,7 +51,14 @@ class Assembly:
         section = self.recipe.data
         labels = self.dataset.train_y
         clients = self.recipe.federation.clients
-        return data.partition(labels, clients, section.partition, seed=section.partition_seed, **section.options)
+        options = section.options
+        if section.partition == "natural":
+            if self.dataset.train_user is None:
+                raise ConfigError(
+                    f"data.partition = 'natural' needs a set with users of its own: {section.name} has none"
+                )
+            options["users"] = self.dataset.train_user
+        return data.partition(labels, clients, section.partition, seed=section.partition_seed, **options)
 
     @property
     def sizes(self) -> np.ndarray:

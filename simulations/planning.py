@@ -50,6 +50,8 @@ def plan_report(recipe: Recipe) -> dict[str, Any]:
 
 def _epsilon(first: ReleasePlan, releases: np.ndarray, delta: float, accountant: str) -> float:
     """Cost of releases that cost so much each beside the first; `inf` where the accountant has no bound for them."""
+    if first.size == 0:
+        return 0.0  # nothing is released, so the model does not move and nothing ever will be
     events = [
         (replace(first, sigma=first.sigma / math.sqrt(cost)).event, int(count))
         for cost, count in zip(*np.unique(releases, return_counts=True), strict=True)

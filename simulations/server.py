@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 import warnings
 from statistics import median_high
@@ -32,6 +33,7 @@ def serve(
         engine: name of the engine, for the summary.
         progress: called with each round's metrics row.
     """
+    logging.getLogger("flwr").setLevel(logging.ERROR)  # what a run does shows in its rows
     folder.verify()
     recipe, layers = assembly.recipe, assembly.layers
     federation = recipe.federation

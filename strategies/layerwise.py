@@ -6,7 +6,6 @@ charge the ledger -> noise -> divide by the public denominator -> server step ->
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -83,7 +82,6 @@ class LayerwiseFedAvg(FedAvg):
         block_size: clients whose bounded updates are added up before they join the sum. Part of the result's bits.
         work: expected effort of each client (simulations only), see `blocks`.
         max_participations: under local trust, releases a client may make in total; clients at the cap are not drawn.
-        local_keys: under local trust, fingerprint source of the clients' noise for the ledger.
         on_round: called with each finished round and the new transcript.
         wait_for_nodes: seconds to wait until nodes connect.
         device: where the sum lies while noise is drawn for it.
@@ -109,7 +107,6 @@ class LayerwiseFedAvg(FedAvg):
         device: torch.device | str = "cpu",
         noise_backend: NoiseBackend = "cpu",
     ) -> None:
-        logging.getLogger("flwr").setLevel(logging.ERROR)
         super().__init__(fraction_evaluate=0.0, arrayrecord_key=wire.ARRAYS, configrecord_key=wire.CONFIG)
         if layers.size != transcript.models[-1].numel():
             raise ValueError("the transcript's model does not fit the layer table")

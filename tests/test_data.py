@@ -20,6 +20,8 @@ from scipy.io import savemat
 from fedlgm import data
 from fedlgm.data import sources
 from fedlgm.errors import ConfigError, DataError
+from simulations import recipe
+from simulations.assembly import Assembly
 
 IDX_NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 DEBIAN_FASHION = Path("/usr/share/datasets/fashion-mnist")
@@ -258,6 +260,13 @@ def test_femnist_keeps_users(tmp_path: Path) -> None:
     assert np.all(femnist.train_x == 0.5)  # a quarter of the way from ink = 1 to paper = -1
     clients = data.partition(femnist.train_y, 3, "natural", users=femnist.train_user)
     assert clients.sizes.tolist() == [1, 2, 3]
+    of_a_recipe = recipe.load(
+        "digits", [f"data={{name = 'femnist', dir = '{tmp_path}', partition = 'natural'}}", "federation.clients=3"]
+    )
+    assert Assembly(of_a_recipe).partition.sizes.tolist() == [1, 2, 3]
+    other = Assembly(recipe.load("digits", ["data={name = 'digits', partition = 'natural'}"]))
+    with pytest.raises(ConfigError, match="digits has none"):
+        other.partition  # noqa: B018
 
 
 # --- damage: the message names the file ---

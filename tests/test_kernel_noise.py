@@ -21,8 +21,9 @@ from fedlgm.kernels import (
 from fedlgm.kernels import torch_kernels as torch_backend
 from fedlgm.kernels.layout import layout_of
 from fedlgm.kernels.philox import TAIL
-from fedlgm.kernels.spec import GRID_BITS, Noise
+from fedlgm.kernels.spec import Noise
 from fedlgm.keys import KeyRing
+from fedlgm.noise import GRID_BITS
 
 if INTERPRETED or (GPU and TRITON):
     from fedlgm.kernels import triton_kernels as triton_backend

@@ -156,7 +156,7 @@ def test_private_step_is_its_parts(backend, family):
     assert torch.equal(step.moments[[0, 1, 3]], moments[[0, 1, 3]])
     assert step.nonfinite.tolist() == nonfinite.tolist() == [0, 0, 1, 0]
     assert (step.factors[2] == 0).all()
-    assert step.factors[3].tolist() == [1.0] * len(sizes)
+    assert torch.equal(step.factors[3], clip.sign())
     length = (moments.sqrt() if family == "gaussian" else moments)[0]
     expected = torch.where(length > clip * SAFETY, clip * SAFETY / length, 1.0)
     np.testing.assert_allclose(step.factors[0].cpu(), expected.cpu(), rtol=1e-6)
@@ -175,6 +175,14 @@ def test_private_step_is_its_parts(backend, family):
     fused = on(torch.zeros(size), backend)
     clip_scale_noise_sum(updates, offsets, step.factors, fused, scale, family, KEY, streams, backend=backend)
     assert torch.equal(local.total, fused)
+
+
+def test_a_bound_of_zero_lets_nothing_through(backend):
+    """Not even numbers whose squares vanish, so that their norm is 0."""
+    updates = on(torch.cat([torch.full((3, 5), 1e-23), block(3, 2)], dim=1), backend)
+    step = private_step(updates, offsets_of([5, 2]), on(torch.tensor([0.0, 1e6]), backend), backend=backend)
+    assert step.factors.tolist() == [[0.0, 1.0]] * 3
+    assert step.total[:5].tolist() == [0.0] * 5
 
 
 def test_no_clients_still_release_noise(backend):

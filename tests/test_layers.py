@@ -161,6 +161,11 @@ def test_norms_show_what_is_not_finite(value, p):
     assert norms[1] == 0
 
 
+def test_norms_are_l1_or_l2():
+    with pytest.raises(ValueError, match="l1 or l2"):
+        LayerTable.from_sizes({"a": 2}).norms(torch.tensor([3.0, 4.0]), 3)
+
+
 def test_a_vector_of_another_model_is_refused():
     table = LayerTable.from_sizes({"a": 3})
     for call in (lambda flat: table.norms(flat), lambda flat: table.load_(nn.Linear(1, 1), flat)):

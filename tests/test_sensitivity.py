@@ -30,7 +30,12 @@ SETTINGS = {
 }
 CASES: list[tuple[str, dict]] = [(name, {}) for name in mechanisms.names() if name != "none"]
 CASES += [("snr-consistent", {"clip": "med", "norms": norms}) for norms in ("public", "stale", "quantile")]
-CASES += [("ladp", {"local_share": 0.05}), ("ladp", {"threshold": 0.5}), ("sensitive", {"least": 0.01})]
+CASES += [
+    ("ladp", {"score": "kl"}),
+    ("ladp", {"local_share": 0.05}),
+    ("ladp", {"threshold": 0.5}),
+    ("sensitive", {"least": 0.01}),
+]
 IDS = [" ".join([name, *(f"{k}={v}" for k, v in options.items())]) for name, options in CASES]
 
 
@@ -100,7 +105,8 @@ def test_one_client_moves_the_whitened_sum_by_no_more_than_is_accounted_for(name
             moved = [whitened(plan, bounded_sum(plan, [x, *others]) - before) for x in canaries]
             assert max(moved) <= limit
             # Power: the limit is reached, or the noise would be too much.
-            assert max(moved) >= 0.9 / plan.effective_multiplier or len(plan.sides) > 0
+            # With sides their bounds cannot all be reached at once.
+            assert max(moved) >= (0.6 if plan.sides else 0.9) / plan.effective_multiplier
             replaced = [whitened(plan, bounded_sum(plan, [x]) - bounded_sum(plan, [-x])) for x in canaries]
             assert max(replaced) <= 2 * limit
 

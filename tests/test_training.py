@@ -34,6 +34,13 @@ SHAPES = {"cifar-cnn": (3, 32, 32), "resnet20": (3, 32, 32), "resnet18": (3, 32,
 SMALL = [name for name in models.names() if name not in ("resnet18", "resnet152")]
 
 
+@pytest.mark.parametrize("trainer", [SequentialTrainer, VectorizedTrainer])
+def test_models_with_a_state_of_their_own_are_refused(trainer: type) -> None:
+    module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    with pytest.raises(ConfigError, match=r"buffer '1.running_mean' .* GroupNorm"):
+        trainer(module, LayerTable.from_module(module), OPTIMIZERS["sgd"])
+
+
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
     before = torch.get_num_threads()

@@ -9,9 +9,6 @@ from torch import Tensor
 from fedlgm.kernels.philox import SERVER_STREAM
 from fedlgm.noise import Family
 
-GRID_BITS = 10
-"""Released values are multiples of 2^(floor(log2 scale) - GRID_BITS)."""
-
 
 @dataclass(frozen=True)
 class Noise:

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from fedlgm.kernels.layout import Layout, Segment
 from fedlgm.kernels.philox import TAIL, UNIFORM_MAX, UNIFORM_STEP, philox4x32
-from fedlgm.kernels.spec import GRID_BITS, Noise
+from fedlgm.kernels.spec import Noise
 from fedlgm.layers import SAFETY
-from fedlgm.noise import Family
+from fedlgm.noise import GRID_BITS, Family
 
 
 def _chunk(device: torch.device) -> int:
@@ -61,7 +61,7 @@ def _factors(moments: Tensor, nonfinite: Tensor, clip: Tensor, power: int) -> Te
     norms = moments.sqrt() if power == 2 else moments
     limit = clip * SAFETY
     # The divisor's floor only spares the branch that is not taken a division by zero.
-    factors = torch.where(norms > limit, limit / norms.clamp(min=torch.finfo(torch.float32).tiny), 1.0)
+    factors = torch.where(norms > limit, limit / norms.clamp(min=torch.finfo(torch.float32).tiny), limit.sign())
     return torch.where((nonfinite[:, None] > 0) | ~(norms < math.inf), 0.0, factors)
 
 

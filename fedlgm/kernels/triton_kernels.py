@@ -84,6 +84,7 @@ def _factor_kernel(
         limit = tl.load(clip + layer) * _SAFETY
         # The divisor's floor only spares the branch that is not taken a division by zero.
         factor = tl.where(norm > limit, tl.div_rn(limit, tl.maximum(norm, 1.1754943508222875e-38)), 1.0)
+        factor = tl.where(limit > 0, factor, 0.0)
         accepted = (norm < float("inf")) & (tl.load(nonfinite + client) == 0)
         tl.store(factors + program, tl.where(accepted, factor, 0.0))
 

@@ -13,8 +13,10 @@ import triton
 import triton.language as tl
 
 from fedlgm.kernels.philox import TAIL
+from fedlgm.noise import GRID_BITS
 
 _TAIL = tl.constexpr(TAIL)
+_STEPS = tl.constexpr((23 - GRID_BITS) << 23)  # added to an exponent: 2^23 steps of the grid
 
 
 @triton.jit
@@ -139,7 +141,7 @@ def noise_tile(group, layer, stream, key0, key1, scale, LAPLACE: tl.constexpr, T
 def snap(values, scale):
     """Values rounded to multiples of 2^(floor(log2 scale) - 10), ties to even; scale 0 leaves them."""
     exponent = scale.to(tl.int32, bitcast=True) & 0x7F800000
-    limit = tl.where(scale > 0, (exponent + (13 << 23)).to(tl.float32, bitcast=True), 0.0)  # 2^23 steps
+    limit = tl.where(scale > 0, (exponent + _STEPS).to(tl.float32, bitcast=True), 0.0)
     magnitude = tl.abs(values)
     # Adding 2^23 steps rounds float32 to a multiple of the step; larger values are multiples already.
     rounded = (magnitude + limit) - limit

@@ -66,7 +66,9 @@ def _check_type(option: str, value: Any, default: Any) -> None:
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if isinstance(default, bool):
         fits, kind = isinstance(value, bool), "true or false"
-    elif isinstance(default, (int, float)):
+    elif isinstance(default, int):
+        fits, kind = number and value == int(value), "a whole number"
+    elif isinstance(default, float):
         fits, kind = number, "a number"
     elif isinstance(default, str):
         fits, kind = isinstance(value, str), "a string"

@@ -82,7 +82,7 @@ class Mechanism:
         )
 
     def costs(self, layers: LayerTable, rounds: int) -> np.ndarray:
-        """(sigma_* / sigma_eff)^2 of each round: what its release costs beside one at the budget's multiplier, [rounds].
+        """(sigma_* / sigma_eff)^2 of each round: its cost beside a release at the budget's multiplier, [rounds].
 
         To be given by mechanisms whose plans differ from the budget's multiplier; clients under local trust go by it.
 

@@ -7,9 +7,23 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedlgm.errors import ConfigError
+
+
+def require_stateless(module: nn.Module) -> None:
+    """Refuse a module with buffers: what clients keep in them is neither bounded nor noised, and never aggregated.
+
+    Raises:
+        ConfigError: the module has buffers; the message names the first.
+    """
+    name = next((name for name, _ in module.named_buffers()), None)
+    if name is not None:
+        raise ConfigError(
+            f"the model's buffer {name!r} would follow private data unbounded: use layers without state, for example "
+            "GroupNorm in place of BatchNorm"
+        )
 
 
 @dataclass(frozen=True)

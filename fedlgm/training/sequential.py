@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedlgm.devices import exact_arithmetic
 from fedlgm.layers import LayerTable
-from fedlgm.training.base import ClientTask, LocalTraining
+from fedlgm.training.base import ClientTask, LocalTraining, require_stateless
 from fedlgm.training.layout import prefer_channels_last_
 from fedlgm.training.optimizers import FlatOptimizer
 from fedlgm.training.stack import Stack
@@ -31,6 +31,7 @@ class SequentialTrainer:
     def __init__(
         self, module: nn.Module, layers: LayerTable, settings: LocalTraining, device: torch.device | str = "cpu"
     ) -> None:
+        require_stateless(module)
         self._device = torch.device(device)
         self._module, self._settings = module.to(self._device), settings
         self._weights = layers.bind_(self._module)

@@ -17,7 +17,7 @@ from torch.func import functional_call, grad, vmap
 from fedlgm.devices import exact_arithmetic
 from fedlgm.kernels import empty_block
 from fedlgm.layers import LayerTable
-from fedlgm.training.base import ClientTask, LocalTraining
+from fedlgm.training.base import ClientTask, LocalTraining, require_stateless
 from fedlgm.training.schedule import Schedule
 from fedlgm.training.sequential import optimizer_of
 
@@ -48,6 +48,7 @@ class VectorizedTrainer:
         compile: bool = False,
         device: torch.device | str = "cpu",
     ) -> None:
+        require_stateless(module)
         self._layers, self._settings, self._width = layers, settings, width
         self._device = torch.device(device)
         module = module.to(self._device).train()
