@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from clients.layerwise import torch_threads
 from fedlgm import data, mechanisms, models
 from fedlgm.clipping import BoundedSum
+from fedlgm.devices import torch_threads
 from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
 from fedlgm.plan import Budget, Sampling

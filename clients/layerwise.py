@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import groupby
 from typing import Any
 
@@ -17,6 +16,7 @@ from clients.consent import Consent
 from clients.source import ClientSource
 from fedlgm import wire
 from fedlgm.device_sum import sum_on
+from fedlgm.devices import torch_threads
 from fedlgm.errors import PrivacyError
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.layers import LayerTable
@@ -208,14 +208,3 @@ def _reply(message: Message, arrays: dict[str, np.ndarray], metrics: dict[str, i
     record = ArrayRecord({name: Array(array) for name, array in arrays.items()})
     content = RecordDict({wire.ARRAYS: record, wire.METRICS: MetricRecord(dict(metrics))})
     return Message(content=content, reply_to=message)
-
-
-@contextmanager
-def torch_threads(count: int) -> Iterator[None]:
-    """Run with `count` torch threads: float sums depend on how they are split."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

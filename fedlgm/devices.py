@@ -124,3 +124,14 @@ def _older_switches() -> tuple[str | None, bool | None]:
     with suppress(RuntimeError):
         convolutions = torch.backends.cudnn.allow_tf32
     return matmul, convolutions
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Run with `count` torch threads: float sums depend on how they are split."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

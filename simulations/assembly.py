@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from clients import Consent, LayerwiseClient, PartitionedSource
-from clients.layerwise import torch_threads
 from fedlgm import data, devices, models
 from fedlgm.data import DataSet, Partition
+from fedlgm.devices import torch_threads
 from fedlgm.errors import ConfigError
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.layers import LayerTable
@@ -133,11 +133,13 @@ class Assembly:
         winner = next(iter(choices))
         if len(choices) > 1:
             source, keys = PartitionedSource(self.dataset, self.partition), KeyRing.from_seed(0)
-            middle = np.argsort(self.sizes)[len(self.sizes) // 2 :][: run.block_size]
+            order = np.argsort(self.sizes)
+            order = order[self.sizes[order] > 0]
+            middle = order[len(order) // 2 :][: run.block_size]
 
             def tasks() -> list[ClientTask]:
                 orders = ((source(int(c)), keys.torch(Purpose.PROBE, int(c))) for c in middle)
-                return [ClientTask(data.x, data.y, order, section.epochs) for data, order in orders if len(data)]
+                return [ClientTask(data.x, data.y, order, section.epochs) for data, order in orders]
 
             makers = {name: partial(self.trainer, *choice) for name, choice in choices.items()}
             clients = federation.rounds * federation.plan_sampling.rate * federation.clients

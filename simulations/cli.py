@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 import sys
 import warnings
@@ -67,6 +68,7 @@ def simulate(
     else:
         parsed = _recipe(recipe, overrides, rounds, seed)
         folder = run_dir or launch.default_folder(parsed)
+    foreign = resume is None and folder.exists()
     try:
         with display.progress(parsed, shown=not as_json) as on_round:
             if resume is not None:
@@ -74,7 +76,7 @@ def simulate(
             else:
                 result = launch.simulate(parsed, run_dir=folder, progress=on_round, **options)
     except (KeyboardInterrupt, SystemExit):
-        if folder.exists():
+        if folder.exists() and not foreign:
             _err.print(f"interrupted; continue with: fedlgm simulate --resume {folder}", style="yellow", markup=False)
         raise
     if as_json:
@@ -292,13 +294,13 @@ def _recipe(recipe: str | None, overrides: list[str] | None, rounds: int | None 
 
 
 def _print_json(value: Any) -> None:
-    # Infinity is not JSON: the one place where it arises is a release that is not private.
+    # Infinity is not JSON: the epsilon of a release that is not private. Neither is NaN: the loss of a lost model.
     sys.stdout.write(json.dumps(_plain(value), allow_nan=False) + "\n")
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, float) and value in (float("inf"), float("-inf")):
-        return "inf" if value > 0 else "-inf"
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -320,9 +322,9 @@ def main() -> None:
     warnings.showwarning = lambda message, *_, **__: _err.print(f"warning: {message}", style="yellow")
     try:
         app(standalone_mode=True)
-    except FedlgmError as error:
+    except (FedlgmError, OSError, MemoryError) as error:
         _err.print("error: ", style="bold red", end="")
-        _err.print(str(error), markup=False)
+        _err.print(str(error) or "out of memory", markup=False)
         sys.exit(2)
 
 

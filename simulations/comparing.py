@@ -87,8 +87,9 @@ def jobs(
             raise ConfigError(f"--set {text}: none of {', '.join(methods)} has the option {option}")
     made = []
     for method in methods:
-        for epsilon in (None,) if method == "none" else tuple(epsilons) or (base.privacy.epsilon,):
-            for partition in tuple(partitions) or (base.data.partition,):
+        # A value that is given twice is one cell, not twice as many seeds.
+        for epsilon in (None,) if method == "none" else tuple(dict.fromkeys(epsilons)) or (base.privacy.epsilon,):
+            for partition in tuple(dict.fromkeys(partitions)) or (base.data.partition,):
                 for seed in range(base.run.seed or 0, (base.run.seed or 0) + seeds):
                     raw = _raw(base, method, known[method], mechanism)
                     for text in own[method]:

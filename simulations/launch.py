@@ -48,6 +48,8 @@ def simulate(
         ConfigError, DataError, PrivacyError, RunError: with one clear message, before anything is written where
         possible.
     """
+    if run_dir is not None:
+        RunFolder.refuse_existing(Path(run_dir))
     recipe = settled(recipe)
     assembly, workers = Assembly(recipe), _workers(recipe, workers)
     with prepared(assembly, engine, workers, ray_address) as actors:
@@ -102,7 +104,11 @@ def prepared(
         if ray_address is not None:
             ready()  # joining takes no time worth using: a wrong address is told at once
         _check(assembly)
-        yield ready()
+        actors = ready()
+        try:
+            yield actors
+        finally:
+            actors.close()
 
 
 def _workers(recipe: Recipe, workers: int | None) -> int:

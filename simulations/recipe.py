@@ -6,7 +6,7 @@ import tomllib
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -31,6 +31,16 @@ class _OpenSection(BaseModel):
     """A section whose further keys are options of the thing it names."""
 
     model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
+    taken: ClassVar[frozenset[str]] = frozenset()  # arguments that are not options
+
+    @model_validator(mode="after")
+    def _options_are_options(self) -> Self:
+        wrong = sorted(self.options.keys() & self.taken)
+        if wrong:
+            raise ValueError(
+                f"{wrong[0]!r} is not an option; known here: {', '.join(type(self).model_fields)}, and more"
+            )
+        return self
 
     @property
     def options(self) -> dict[str, Any]:
@@ -41,6 +51,8 @@ class _OpenSection(BaseModel):
 class Data(_OpenSection):
     """[data]: the data set and how it is split; further keys are options of the partition scheme."""
 
+    taken: ClassVar[frozenset[str]] = frozenset({"labels", "clients", "ring", "scheme", "seed", "users", "self"})
+
     name: str
     dir: str | None = None
     partition: str = "dirichlet"
@@ -49,6 +61,8 @@ class Data(_OpenSection):
 
 class Model(_OpenSection):
     """[model]: name; further keys are options of the model."""
+
+    taken: ClassVar[frozenset[str]] = frozenset({"in_shape", "classes", "seed", "self"})
 
     name: str
 

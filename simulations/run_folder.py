@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,8 +49,7 @@ class RunFolder:
         Raises:
             RunError: it exists already (nothing is touched) or cannot be made.
         """
-        if path.exists():
-            raise RunError(f"{path} exists already: choose another --run-dir, or continue it with --resume {path}")
+        cls.refuse_existing(path)
         try:
             (path / "checkpoints").mkdir(parents=True)
         except OSError as error:
@@ -56,6 +57,12 @@ class RunFolder:
         folder = cls(path)
         _write(folder.recipe_file, recipe.to_toml().encode())
         return folder
+
+    @staticmethod
+    def refuse_existing(path: Path) -> None:
+        """Raise RunError if there is something at `path`."""
+        if path.exists():
+            raise RunError(f"{path} exists already: choose another --run-dir, or continue it with --resume {path}")
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
@@ -101,16 +108,37 @@ class RunFolder:
         """Check that what the run has spent is known, before anything is done or changed.
 
         Raises:
-            LedgerError: the ledger is damaged, belongs to another recipe, or is missing where rounds have been
-                released.
+            LedgerError: the ledger is damaged, belongs to another recipe, or is missing or behind where rounds have
+                been released.
         """
         if self.ledger_file.exists():
-            Ledger(self.ledger_file, self.owner()).close()
+            with Ledger(self.ledger_file, self.owner()) as ledger:
+                shown = ledger.position()
+            charged = max((int(meta.get("charged", 0)) for meta in map(_metadata, self._checkpoints())), default=0)
+            if shown < charged:
+                raise LedgerError(
+                    f"{self.ledger_file} shows {shown} releases, there were {charged} when the last checkpoint was "
+                    "written: it is an older copy; restore a newer one or start a new run"
+                )
         elif self._checkpoints():
             raise LedgerError(
                 f"{self.path} has checkpoints but no {self.ledger_file.name}: what its rounds have spent is not known; "
                 "restore the ledger from a backup or start a new run"
             )
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep every other process from working on this run; the kernel lets go of it when this process ends.
+
+        Raises:
+            RunError: another process works on it.
+        """
+        with (self.path / ".lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RunError(f"another process is working on the run {self.path}: wait for it, or stop it") from None
+            yield
 
     # -- metrics -------------------------------------------------------------------------------------------------------
 
@@ -126,11 +154,14 @@ class RunFolder:
     def _rows(self) -> Iterator[dict[str, Any]]:
         if not self.metrics_file.is_file():
             return
-        for line in self.metrics_file.read_text(encoding="utf-8").splitlines():
+        for line in self.metrics_file.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
-                yield json.loads(line)
+                row = json.loads(line)
             except json.JSONDecodeError:
                 return
+            if not isinstance(row, dict) or "round" not in row:
+                return
+            yield row
 
     def truncate(self, round: int) -> None:
         """Forget rows after `round`: those rounds are done again."""
@@ -142,8 +173,20 @@ class RunFolder:
         _write(self.result_file, (json.dumps(result, indent=2) + "\n").encode())
 
     def result(self) -> dict[str, Any] | None:
-        """The final summary of a finished run, else None."""
-        return json.loads(self.result_file.read_text()) if self.result_file.is_file() else None
+        """The final summary of a finished run, else None.
+
+        Raises:
+            RunError: the file is damaged.
+        """
+        if not self.result_file.is_file():
+            return None
+        try:
+            result = json.loads(self.result_file.read_text(encoding="utf-8"))
+        except ValueError:
+            result = None
+        if not isinstance(result, dict) or not result:
+            raise RunError(f"{self.result_file} is damaged: delete it, and --resume writes it again")
+        return result
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
@@ -153,7 +196,12 @@ class RunFolder:
         tensors |= {f"optimizer.{name}": value for name, value in optimizer.items()}
         if transcript.mean is not None:
             tensors["mean"] = transcript.mean
-        meta = {"rounds": str(transcript.rounds), "plan": transcript.plan.to_json() if transcript.plan else ""}
+        charged = 0
+        if self.ledger_file.is_file():
+            with Ledger(self.ledger_file) as ledger:
+                charged = ledger.position()
+        plan = transcript.plan.to_json() if transcript.plan else ""
+        meta = {"rounds": str(transcript.rounds), "plan": plan, "charged": str(charged)}
         target = self.path / "checkpoints" / f"round-{transcript.rounds:06d}.safetensors"
         partial = target.with_suffix(".partial")
         save_file({name: t.contiguous().clone() for name, t in tensors.items()}, partial, metadata=meta)
@@ -175,12 +223,13 @@ class RunFolder:
                 with safe_open(file, framework="pt") as stored:  # type: ignore[no-untyped-call]
                     meta = stored.metadata()
                     tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
-            except (SafetensorError, OSError):
+                rounds, described = int(meta["rounds"]), meta["plan"]
+            except (SafetensorError, OSError, TypeError, KeyError, ValueError):
                 continue
             models = tuple(tensors[f"models.{i}"] for i in range(sum(n.startswith("models.") for n in tensors)))
-            plan = ReleasePlan.from_json(layers, meta["plan"]) if meta["plan"] else None
+            plan = ReleasePlan.from_json(layers, described) if described else None
             optimizer = {n.removeprefix("optimizer."): t for n, t in tensors.items() if n.startswith("optimizer.")}
-            return Checkpoint(Transcript(int(meta["rounds"]), models, tensors.get("mean"), plan), optimizer)
+            return Checkpoint(Transcript(rounds, models, tensors.get("mean"), plan), optimizer)
         if files:
             raise RunError(f"no checkpoint in {self.path / 'checkpoints'} can be read")
         return None
@@ -192,6 +241,15 @@ class RunFolder:
 def model_digest(model: Tensor) -> str:
     """SHA-256 of a flat float32 model."""
     return hashlib.sha256(model.to(torch.float32).contiguous().numpy().tobytes()).hexdigest()
+
+
+def _metadata(checkpoint: Path) -> dict[str, str]:
+    """What a checkpoint says of itself; nothing if it cannot be read."""
+    try:
+        with safe_open(checkpoint, framework="pt") as stored:  # type: ignore[no-untyped-call]
+            return dict(stored.metadata() or {})
+    except (SafetensorError, OSError):
+        return {}
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -44,7 +44,7 @@ def serve(
         optimizer.restore(transcript.models[-1], checkpoint.optimizer)
     folder.truncate(transcript.rounds)
     started = time.perf_counter()
-    with Ledger(folder.ledger_file, folder.owner()) as ledger:
+    with folder.locked(), Ledger(folder.ledger_file, folder.owner()) as ledger:
         recorder = Recorder(assembly, folder, optimizer, progress, _abandoned(ledger, recipe, transcript))
         strategy = LayerwiseFedAvg(
             assembly.mechanism,
@@ -59,6 +59,7 @@ def serve(
             work=assembly.sizes,
             max_participations=recipe.privacy.max_participations,
             on_round=recorder,
+            threads=recipe.run.threads,
             device=assembly.device,
             noise_backend=assembly.noise_backend,
         )

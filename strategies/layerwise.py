@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fedlgm import wire
 from fedlgm.clipping import BoundedSum
+from fedlgm.devices import torch_threads
 from fedlgm.errors import PrivacyError, RunError
 from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
@@ -84,6 +85,7 @@ class LayerwiseFedAvg(FedAvg):
         max_participations: under local trust, releases a client may make in total; clients at the cap are not drawn.
         on_round: called with each finished round and the new transcript.
         wait_for_nodes: seconds to wait until nodes connect.
+        threads: torch threads while a plan is made; sums over a layer depend on it.
         device: where the sum lies while noise is drawn for it.
         noise_backend: who draws the noise, see `fedlgm.release`.
     """
@@ -104,6 +106,7 @@ class LayerwiseFedAvg(FedAvg):
         max_participations: int | None = None,
         on_round: Callable[[RoundRecord, Transcript], None] | None = None,
         wait_for_nodes: float = 120.0,
+        threads: int = 1,
         device: torch.device | str = "cpu",
         noise_backend: NoiseBackend = "cpu",
     ) -> None:
@@ -114,7 +117,7 @@ class LayerwiseFedAvg(FedAvg):
         self.sampler, self.optimizer, self.keys, self.ledger = sampler, optimizer, keys, ledger
         self.block_size, self.work = block_size, work
         self.max_participations, self.on_round = max_participations, on_round
-        self.wait_for_nodes = wait_for_nodes
+        self.wait_for_nodes, self.threads = wait_for_nodes, threads
         self.device, self.noise_backend = torch.device(device), noise_backend
         self._pending: _Pending | None = None
         self._nodes: dict[int, int] | list[int] | None = None
@@ -198,7 +201,8 @@ class LayerwiseFedAvg(FedAvg):
         self, round_: int, cut: list[np.ndarray], arrays: ArrayRecord, grid: Grid, nodes: dict[int, int] | list[int]
     ) -> ReleasePlan:
         if not self.mechanism.needs_private_norms:
-            return self.mechanism.plan(self.layers, self.budget, self.transcript)
+            with torch_threads(self.threads):
+                return self.mechanism.plan(self.layers, self.budget, self.transcript)
         messages = self._messages(grid, nodes, cut, round_, arrays, wire.TRAIN_NORMS, {})
         rows = [
             m.content.array_records[wire.ARRAYS][wire.NORMS].numpy()

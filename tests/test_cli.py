@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 import textwrap
@@ -90,6 +91,18 @@ def test_a_run_without_privacy_prints_infinity_as_json(run, tiny_file):
     result = json.loads(out)
     assert result["epsilon"] == "inf"
     assert result["guarantee"].startswith("NOT PRIVATE")
+
+
+def test_what_is_not_json_is_printed_as_words():
+    values = {"loss": math.nan, "epsilon": math.inf, "rows": [-math.inf, 1.5, (2,)]}
+    assert cli._plain(values) == {"loss": "nan", "epsilon": "inf", "rows": ["-inf", 1.5, [2]]}
+
+
+def test_an_existing_folder_is_refused_at_once_and_not_offered_for_resuming(run, tiny_file, tmp_path):
+    (tmp_path / "mine").mkdir()
+    status, _, err = run("simulate", tiny_file, "--engine", "local", "--run-dir", tmp_path / "mine")
+    assert status == 2
+    assert "exists already" in err
 
 
 def test_published_medclip_prints_claim_and_proof_side_by_side(run, tiny_file):

@@ -106,6 +106,10 @@ def test_finished_runs_are_not_repeated(finished: tuple[list[comparing.Job], Pat
     assert all(seen == [1, 2, 3, 4, 5, 6] for seen in rounds.values())  # progress still covers the whole set
 
 
+def test_a_budget_given_twice_is_not_twice_as_many_seeds() -> None:
+    assert len(comparing.jobs("digits", ["uniform"], 2, (), (8.0, 8.0), ("iid", "iid"))) == 2
+
+
 @pytest.mark.parametrize(("key", "was", "now"), [("vectorize", "auto", "on"), ("compile", "auto", False)])
 def test_what_was_auto_may_have_been_settled(key: str, was: str, now: object) -> None:
     wanted = recipe.load("digits", [f"training.{key}={was}"])

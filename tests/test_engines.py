@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -97,6 +98,50 @@ def test_engines_agree_bit_by_bit(recipe, reference, tmp_path, nothing_left, opt
     assert result["engine"] == options["engine"]
     assert [row["round"] for row in rows] == [1, 2, 3]
     assert [row["cohort"] for row in rows] == [row["cohort"] for row in RunFolder(Path(reference["run"])).rows()]
+
+
+def test_an_interrupted_flower_run_ends_and_can_be_continued(recipe, tmp_path, nothing_left):
+    """Flower starts its processes in sessions of their own: they would go on training."""
+    long = recipe.model_copy(update={"federation": recipe.federation.model_copy(update={"rounds": 5000})})
+    file, run = tmp_path / "long.toml", tmp_path / "run"
+    file.write_text(long.to_toml(), encoding="utf-8")
+    command = [sys.executable, "-m", "simulations.cli", "simulate", str(file), "--engine", "flower"]
+    command += ["--run-dir", str(run), "--workers", "2"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    while process.poll() is None and len(RunFolder(run).rows()) < 2:
+        time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "continue with" in err
+    rows = (run / "metrics.jsonl").read_bytes()
+    time.sleep(2)
+    assert (run / "metrics.jsonl").read_bytes() == rows
+    with RunFolder(run).locked():
+        pass  # nobody else works on it
+
+
+def test_a_callers_own_ray_is_used_and_stays(recipe, reference, tmp_path):
+    code = """
+        import sys, time
+        import ray
+        from simulations import launch, recipe
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+        kept = ray.put(123)
+        result = launch.simulate(recipe.load(sys.argv[1]), engine="ray", workers=2, run_dir=sys.argv[2])
+        assert ray.get(kept) == 123
+        deadline = time.monotonic() + 20
+        while ray.available_resources().get("CPU") != 2:
+            assert time.monotonic() < deadline, "actors are left"
+            time.sleep(0.1)
+        print(result["model_sha256"])
+    """
+    file = tmp_path / "recipe.toml"
+    file.write_text(recipe.to_toml(), encoding="utf-8")
+    command = [sys.executable, "-c", textwrap.dedent(code), str(file), str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[-1] == reference["model_sha256"]
 
 
 def test_another_seed_is_another_model(recipe, reference, tmp_path):

@@ -59,6 +59,8 @@ REFUSED = {
     "unknown variant": ({"mechanism": {"variant": "draft"}}, ["mechanism.variant", "sound", "published"]),
     "no published variant": ({"mechanism": {"variant": "published"}}, ["published"]),
     "unknown accountant": ({"privacy": {"accountant": "gdp"}}, ["privacy.accountant", "pld", "rdp", "'gdp'"]),
+    "an argument as an option": ({"data": {"seed": 1}}, ["data", "'seed' is not an option", "partition_seed"]),
+    "a model's argument": ({"model": {"classes": 3}}, ["model", "'classes' is not an option"]),
     "weights": ({"federation": {"weighting": "num-examples"}}, ["uniform"]),
     "local without a cap": ({"privacy": {"trust": "local"}}, ["privacy.max_participations"]),
     "cap without local": ({"privacy": {"max_participations": 3}}, ["trust = 'local'"]),

@@ -161,6 +161,54 @@ def test_a_changed_recipe_is_refused_and_nothing_changes(cut):
     assert contents(cut) == before
 
 
+@pytest.mark.parametrize("damage", ["emptied", "an older copy"])
+def test_a_ledger_behind_its_checkpoint_is_not_forgiven(tiny, tmp_path, damage):
+    """The rounds that it has forgotten would be reported as free."""
+    run = tmp_path / "run"
+    recipe = five_rounds(tiny, {"run": {"checkpoint_every": 2}})
+    older: list[bytes] = []
+
+    def on_round(row):
+        if row["round"] == 1:
+            with Ledger(run / "ledger.sqlite") as ledger:  # closing writes the log into the file
+                assert ledger.position() >= 1
+            older.append((run / "ledger.sqlite").read_bytes())
+        if row["round"] == 4:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        launch.simulate(recipe, run_dir=run, progress=on_round)
+    for file in run.glob("ledger.sqlite*"):
+        file.unlink()
+    (run / "ledger.sqlite").write_bytes(b"" if damage == "emptied" else older[0])
+    before = (run / "metrics.jsonl").read_bytes()
+    with pytest.raises(LedgerError, match=r"shows \d releases, there were [45]"):
+        launch.resume(run)
+    assert (run / "metrics.jsonl").read_bytes() == before
+
+
+def test_two_processes_cannot_continue_one_run(cut):
+    with RunFolder(cut).locked(), pytest.raises(RunError, match="another process is working on the run"):
+        launch.resume(cut)
+    assert launch.resume(cut)["rounds"] == 5
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", "5"])
+def test_a_damaged_result_is_one_message(tiny, tmp_path, content):
+    launch.simulate(tiny(), run_dir=tmp_path / "run")
+    (tmp_path / "run" / "result.json").write_text(content)
+    with pytest.raises(RunError, match=r"result.json is damaged"):
+        launch.resume(tmp_path / "run")
+
+
+@pytest.mark.parametrize("line", [b"\xff\xfe", b"5", b"[1]", b"{}"])
+def test_damaged_rows_are_done_again(cut, line):
+    with (cut / "metrics.jsonl").open("ab") as file:
+        file.write(line + b"\n")
+    assert launch.resume(cut)["rounds"] == 5
+    assert [row["round"] for row in RunFolder(cut).rows()] == [1, 2, 3, 4, 5]
+
+
 def test_a_lost_ledger_is_not_forgiven(cut):
     """An empty ledger in its place would report the rounds before it as free."""
     for file in cut.glob("ledger.sqlite*"):

@@ -161,6 +161,23 @@ def test_layers_that_are_not_released_stay_where_they_are(federate):
     assert model[:3].all()
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_plans_are_made_with_the_recipes_threads(federate, monkeypatch, threads):
+    """Sums over a large layer depend on how many threads split it, and under local trust the noise on the plan."""
+    seen = []
+    made = FlatGaussian.plan
+
+    def watched(self, *arguments):
+        seen.append(torch.get_num_threads())
+        return made(self, *arguments)
+
+    monkeypatch.setattr(FlatGaussian, "plan", watched)
+    before = torch.get_num_threads()
+    federate(ones, {"a": 4}, mechanism="gaussian", sampling=ALL, threads=threads).run(1)
+    assert seen == [threads]
+    assert torch.get_num_threads() == before
+
+
 @dataclass(frozen=True)
 class Pausing(FlatGaussian):
     """Releases in rounds 2 and 4 only."""

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,8 @@ from fedlgm.errors import ConfigError
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.layers import LayerTable
 from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer, VectorizedTrainer, fastest
-from simulations import launch
+from simulations import assembly, launch
+from simulations import recipe as recipes
 from simulations.run_folder import RunFolder
 
 SIZES = (13, 8, 21, 1)  # unequal clients: partial batches, a client with a single example
@@ -39,6 +41,22 @@ def test_models_with_a_state_of_their_own_are_refused(trainer: type) -> None:
     module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     with pytest.raises(ConfigError, match=r"buffer '1.running_mean' .* GroupNorm"):
         trainer(module, LayerTable.from_module(module), OPTIMIZERS["sgd"])
+
+
+def test_auto_is_settled_on_clients_that_have_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def watched(makers: Any, model: Tensor, tasks: Any, **more: Any) -> Any:
+        seen.extend(len(task.y) for task in tasks())
+        return fastest(makers, model, tasks, **more)
+
+    monkeypatch.setattr(assembly, "fastest", watched)
+    options = ["data={name = 'digits', partition = 'dirichlet-large', alpha = 0.5}", "federation.clients=5000"]
+    sparse = assembly.Assembly(recipes.load("digits", [*options, "training.vectorize=auto", "run.block_size=6"]))
+    assert np.median(sparse.sizes) == 0
+    assert sparse.faster_training(2).vectorize in ("on", "off")
+    assert len(seen) == 6
+    assert min(seen) > 0
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,7 @@
 """Every mechanism under one registry: `get(name, **options)`, `names()`.
 
-To add one: write a frozen dataclass derived from `Mechanism` in a file of its own and register it below. If its plans have
-another multiplier than the budget's, it overrides `costs`, too. What the papers' names stand for: docs/references.md.
+To add one: write a frozen dataclass derived from `Mechanism` in a file of its own and register it below. If its plans
+have another multiplier than the budget's, it overrides `costs`, too. The papers' names: docs/references.md.
 """
 
 from __future__ import annotations

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import absl.logging
@@ -62,15 +62,24 @@ class PldAccountant(PLDAccountant):
         return None
 
 
-ACCOUNTANTS: dict[str, Callable[[], dp_accounting.PrivacyAccountant]] = {"pld": PldAccountant, "rdp": RdpAccountant}
+ACCOUNTANTS = ("pld", "rdp")
 _COARSE = "coarse pld"  # a tenth of the cost; its root is within 1e-4 of the accurate one
-_MAKERS: dict[str, Callable[[], dp_accounting.PrivacyAccountant]] = {
-    **ACCOUNTANTS,
-    _COARSE: partial(PldAccountant, value_discretization_interval=1e-3),
-}
+_INTERVALS = {"pld": 1e-4, _COARSE: 1e-3}
+_LITTLE_NOISE = 0.3  # below it, grids would grow with the inverse square of the multiplier: they get coarser instead
+
+
+def _accountant(name: str, events: Iterable[dp_event.DpEvent]) -> dp_accounting.PrivacyAccountant:
+    """An accountant for these events; a coarser grid errs on the safe side."""
+    if name not in _INTERVALS:
+        return RdpAccountant()
+    gaussians = (getattr(event, "event", event) for event in events)
+    noise = [event.noise_multiplier for event in gaussians if isinstance(event, dp_event.GaussianDpEvent)]
+    coarser = max(1.0, (_LITTLE_NOISE / min(noise)) ** 2) if noise else 1.0
+    return PldAccountant(value_discretization_interval=_INTERVALS[name] * coarser)
+
 
 _LARGEST_MULTIPLIER = 1e7
-_SMALLEST_MULTIPLIER = 0.05  # PLD grids grow with the inverse square
+_SMALLEST_MULTIPLIER = 0.05  # a budget that allows less noise than this gets this
 _TOLERANCE = 1e-6  # relative, on the calibrated multiplier
 _KEPT = 1e-8  # relative; a plan keeps nine digits of its multiplier, rounded down
 
@@ -300,11 +309,11 @@ def composed_epsilon(events: Iterable[tuple[dp_event.DpEvent, int]], delta: floa
 def _composed_epsilon(events: tuple[tuple[str, int], ...], delta: float, accountant: str) -> float:
     if delta == 0:
         return sum(count * _pure_epsilon(decode(json.loads(name))) for name, count in events)
-    ledger = _MAKERS[accountant]()
-    for name, count in events:
-        event = decode(json.loads(name))
-        if isinstance(event, dp_event.NonPrivateDpEvent):
-            return math.inf
+    decoded = [(decode(json.loads(name)), count) for name, count in events]
+    if any(isinstance(event, dp_event.NonPrivateDpEvent) for event, _ in decoded):
+        return math.inf
+    ledger = _accountant(accountant, [event for event, _ in decoded])
+    for event, count in decoded:
         if not ledger.supports(event):
             raise PrivacyError(f"the {accountant} accountant cannot account for {event}; use accountant = 'pld'")
         with _quiet():

@@ -26,6 +26,8 @@ T = TypeVar("T")
 def session(address: str | None, workers: int, then: Callable[[], T]) -> Iterator[Callable[[], T]]:
     """Ray within a context: it takes seconds to start, in which the caller goes on; at the end Ray is left.
 
+    A Ray that the caller has started, or joined, is used and stays.
+
     Args:
         address: see `connect`.
         workers: see `connect`.
@@ -41,6 +43,7 @@ def session(address: str | None, workers: int, then: Callable[[], T]) -> Iterato
         connect(address, workers)
         return then()
 
+    ours = not ray.is_initialized()
     on_sigterm = signal.getsignal(signal.SIGTERM) or signal.SIG_DFL
     started = thread.submit(start)
 
@@ -54,7 +57,8 @@ def session(address: str | None, workers: int, then: Callable[[], T]) -> Iterato
     try:
         yield ready
     finally:
-        thread.submit(ray.shutdown).result()
+        if ours:
+            thread.submit(ray.shutdown).result()
         thread.shutdown()
 
 

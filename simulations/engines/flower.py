@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -17,6 +16,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from fedlgm.errors import RunError
 from simulations.recorder import OnRound
 from simulations.run_folder import RunFolder
@@ -25,6 +26,7 @@ APP = Path(__file__).resolve().parents[1] / "flower_app"
 _CONNECTION = "fedlgm"
 _LOG = "flower.log"  # of the SuperLink, in the run folder
 _STARTUP_S = 60.0
+_ENDING_S = 10.0
 _SILENCE_S = 20.0  # of the log, until the SuperLink is asked all the same
 
 
@@ -113,7 +115,7 @@ def _superlink(home: Path, folder: RunFolder) -> Iterator[_Flwr]:
             _wait_until_healthy(process, port, folder)
             yield _Flwr(environment)
         finally:
-            _stop(process)
+            _stop(process, home)
 
 
 def _wait_until_healthy(process: subprocess.Popen[bytes], port: int, folder: RunFolder) -> None:
@@ -128,15 +130,35 @@ def _wait_until_healthy(process: subprocess.Popen[bytes], port: int, folder: Run
     raise RunError(f"Flower's SuperLink did not start; see {folder.path / _LOG}")
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End the SuperLink with its SuperExec, ServerApp and Ray processes: they share its process group."""
+def _stop(process: subprocess.Popen[bytes], home: Path) -> None:
+    """End the SuperLink and all that it started: SuperExec, ServerApp and Ray are in sessions of their own.
+
+    An interrupted run is ended first, or it would go on writing.
+    """
+    for one in _started_under(home):
+        with suppress(psutil.Error):
+            one.terminate()
     if process.poll() is None:
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
             process.wait(timeout=20)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    gently, at_all = (time.monotonic() + seconds for seconds in (_ENDING_S, 2 * _ENDING_S))
+    # Again and again: Ray replaces workers that end before it does.
+    while (left := _started_under(home)) and time.monotonic() < at_all:
+        for one in left if time.monotonic() > gently else ():
+            with suppress(psutil.Error):
+                one.kill()
+        time.sleep(0.1)
+
+
+def _started_under(home: Path) -> list[psutil.Process]:
+    """Processes that were started with this FLWR_HOME, directly or not."""
+    found = []
+    for one in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            if one.status() != psutil.STATUS_ZOMBIE and one.environ().get("FLWR_HOME") == str(home):
+                found.append(one)
+    return found
 
 
 def _follow(flwr: _Flwr, run_id: str, folder: RunFolder, progress: OnRound | None) -> str:
