@@ -100,15 +100,11 @@ def prepared(
     def start_actors() -> RayGrid:
         return RayGrid(workers, gpu_share(assembly.device, workers))
 
-    with cluster.session(ray_address, workers, start_actors) as ready:
+    with cluster.session(ray_address, workers, start_actors, leave=RayGrid.close) as ready:
         if ray_address is not None:
             ready()  # joining takes no time worth using: a wrong address is told at once
         _check(assembly)
-        actors = ready()
-        try:
-            yield actors
-        finally:
-            actors.close()
+        yield ready()
 
 
 def _workers(recipe: Recipe, workers: int | None) -> int:

@@ -23,7 +23,9 @@ T = TypeVar("T")
 
 
 @contextmanager
-def session(address: str | None, workers: int, then: Callable[[], T]) -> Iterator[Callable[[], T]]:
+def session(
+    address: str | None, workers: int, then: Callable[[], T], leave: Callable[[T], None] = lambda made: None
+) -> Iterator[Callable[[], T]]:
     """Ray within a context: it takes seconds to start, in which the caller goes on; at the end Ray is left.
 
     A Ray that the caller has started, or joined, is used and stays.
@@ -32,6 +34,7 @@ def session(address: str | None, workers: int, then: Callable[[], T]) -> Iterato
         address: see `connect`.
         workers: see `connect`.
         then: what to make as soon as Ray is there.
+        leave: how to undo it where Ray stays.
 
     Yields:
         Function that waits for what `then` returns, or raises what it or `connect` raised.
@@ -59,6 +62,8 @@ def session(address: str | None, workers: int, then: Callable[[], T]) -> Iterato
     finally:
         if ours:
             thread.submit(ray.shutdown).result()
+        elif not (started.exception() or started.cancelled()):
+            leave(started.result())
         thread.shutdown()
 
 

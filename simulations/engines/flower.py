@@ -135,7 +135,8 @@ def _stop(process: subprocess.Popen[bytes], home: Path) -> None:
 
     An interrupted run is ended first, or it would go on writing.
     """
-    for one in _started_under(home):
+    family = _started_under(home)
+    for one in family:
         with suppress(psutil.Error):
             one.terminate()
     if process.poll() is None:
@@ -144,21 +145,28 @@ def _stop(process: subprocess.Popen[bytes], home: Path) -> None:
             process.wait(timeout=20)
     gently, at_all = (time.monotonic() + seconds for seconds in (_ENDING_S, 2 * _ENDING_S))
     # Again and again: Ray replaces workers that end before it does.
-    while (left := _started_under(home)) and time.monotonic() < at_all:
+    while (left := {one for one in family if _alive(one)}) and time.monotonic() < at_all:
         for one in left if time.monotonic() > gently else ():
             with suppress(psutil.Error):
                 one.kill()
         time.sleep(0.1)
+        family = left | _started_under(home)
 
 
-def _started_under(home: Path) -> list[psutil.Process]:
+def _started_under(home: Path) -> set[psutil.Process]:
     """Processes that were started with this FLWR_HOME, directly or not."""
-    found = []
+    found = set()
     for one in psutil.process_iter():
         with suppress(psutil.Error, OSError):
-            if one.status() != psutil.STATUS_ZOMBIE and one.environ().get("FLWR_HOME") == str(home):
-                found.append(one)
-    return found
+            if one.environ().get("FLWR_HOME") == str(home):
+                found |= {one, *one.children(recursive=True)}  # Ray's workers write their names over their environment
+    return {one for one in found if _alive(one)}
+
+
+def _alive(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    return False
 
 
 def _follow(flwr: _Flwr, run_id: str, folder: RunFolder, progress: OnRound | None) -> str:
