@@ -61,6 +61,9 @@ REFUSED = {
     "unknown accountant": ({"privacy": {"accountant": "gdp"}}, ["privacy.accountant", "pld", "rdp", "'gdp'"]),
     "an argument as an option": ({"data": {"seed": 1}}, ["data", "'seed' is not an option", "partition_seed"]),
     "a model's argument": ({"model": {"classes": 3}}, ["model", "'classes' is not an option"]),
+    "stale norms without a floor": (
+        {"mechanism": {"clip": "med", "norms": "stale", "floor": 0.0}}, ["'stale' needs floor > 0"],
+    ),
     "weights": ({"federation": {"weighting": "num-examples"}}, ["uniform"]),
     "local without a cap": ({"privacy": {"trust": "local"}}, ["privacy.max_participations"]),
     "cap without local": ({"privacy": {"max_participations": 3}}, ["trust = 'local'"]),
