@@ -82,11 +82,8 @@ class LayerwiseClient:
     @staticmethod
     def query(message: Message, context: Context) -> Message:
         """Tell the strategy which client lives here: this node's partition, or any client."""
-        config = context.node_config
-        answer: dict[str, Any] = {
-            wire.PARTITION: int(config.get(wire.PARTITION, wire.ANY_CLIENT)),
-            wire.PARTITIONS: int(config.get(wire.PARTITIONS, wire.ANY_CLIENT)),
-        }
+        own, partitions = _place(context)
+        answer: dict[str, Any] = {wire.PARTITION: own, wire.PARTITIONS: partitions}
         return Message(content=RecordDict({wire.CONFIG: ConfigRecord(answer)}), reply_to=message)
 
     def train(self, message: Message, context: Context) -> Message:
@@ -164,9 +161,8 @@ class LayerwiseClient:
     def _members(self, message: Message, context: Context) -> list[int]:
         """The clients that the message asks for."""
         clients = [int(c) for c in message.content.config_records[wire.CONFIG][wire.CLIENTS]]  # type: ignore[union-attr]
-        config = context.node_config
-        own = int(config.get(wire.PARTITION, wire.ANY_CLIENT))
-        if int(config.get(wire.PARTITIONS, wire.ANY_CLIENT)) == self._population and clients != [own]:
+        own, partitions = _place(context)
+        if partitions == self._population and clients != [own]:
             # Under other numbers a client's data would count more than once.
             raise PrivacyError(f"this node is client {own} of {self._population}: it does not answer for {clients}")
         return clients
@@ -198,6 +194,12 @@ class LayerwiseClient:
             late = self._keys.numpy(Purpose.DROPOUT, round_, client, 1).random() < self._straggler_rate
             epochs = 1 if late else epochs
         return ClientTask(data.x, data.y, self._keys.torch(Purpose.TRAIN, round_, client), epochs)
+
+
+def _place(context: Context) -> tuple[int, int]:
+    """The node's own client and how many it is one of, or `wire.ANY_CLIENT` where its config does not say."""
+    own, partitions = (context.node_config.get(key, wire.ANY_CLIENT) for key in (wire.PARTITION, wire.PARTITIONS))
+    return int(own), int(partitions)
 
 
 def _model(message: Message) -> Tensor:

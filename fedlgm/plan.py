@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -169,9 +169,9 @@ class ReleasePlan:
         """The guarantee, with the condition that sampled Gaussian releases carry under replace-one."""
         given, budget = self.guarantee, self.budget
         amplified = budget.trust == "central" and budget.sampling.rate < 1
-        if given.status != "proven" or self.family != "gaussian" or given.relation != "replace-one" or not amplified:
+        if self.family != "gaussian" or given.relation != "replace-one" or not amplified:
             return given
-        return replace(given, status="conditional", reason=f"{given.reason}; {_SAMPLED_REPLACE_ONE}")
+        return given.provided(_SAMPLED_REPLACE_ONE)
 
     @cached_property
     def indices(self) -> np.ndarray:

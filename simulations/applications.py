@@ -208,9 +208,7 @@ def principal_components(settings: PcaSettings, out: Path | None = None) -> dict
         raise ConfigError(f"rank: must be at most the {dimension} features of {settings.data}, got {settings.rank}")
     delta = settings.delta_of(rows)
     plan = pca.covariance_plan(settings.method, dimension, settings.epsilon, delta)
-    if plan.guarantee.status == "proven":
-        reason = f"{plan.guarantee.reason}; {_PUBLIC_ROWS}"
-        plan = replace(plan, guarantee=replace(plan.guarantee, status="conditional", reason=reason))
+    plan = replace(plan, guarantee=plan.guarantee.provided(_PUBLIC_ROWS))
     exact = x.T @ x
     if truth is None:
         truth = pca.top_subspace(exact, settings.rank)

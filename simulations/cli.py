@@ -68,7 +68,6 @@ def simulate(
     else:
         parsed = _recipe(recipe, overrides, rounds, seed)
         folder = run_dir or launch.default_folder(parsed)
-    foreign = resume is None and folder.exists()
     try:
         with display.progress(parsed, shown=not as_json) as on_round:
             if resume is not None:
@@ -76,7 +75,7 @@ def simulate(
             else:
                 result = launch.simulate(parsed, run_dir=folder, progress=on_round, **options)
     except (KeyboardInterrupt, SystemExit):
-        if folder.exists() and not foreign:
+        if folder.exists():
             _err.print(f"interrupted; continue with: fedlgm simulate --resume {folder}", style="yellow", markup=False)
         raise
     if as_json:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fedlgm.errors import LedgerError, RunError
@@ -219,12 +219,10 @@ class RunFolder:
         """
         files = self._checkpoints()
         for file in reversed(files):
+            meta = _metadata(file)
             try:
-                with safe_open(file, framework="pt") as stored:  # type: ignore[no-untyped-call]
-                    meta = stored.metadata()
-                    tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
-                rounds, described = int(meta["rounds"]), meta["plan"]
-            except (SafetensorError, OSError, TypeError, KeyError, ValueError):
+                rounds, described, tensors = int(meta["rounds"]), meta["plan"], load_file(file)
+            except (SafetensorError, OSError, KeyError, ValueError):
                 continue
             models = tuple(tensors[f"models.{i}"] for i in range(sum(n.startswith("models.") for n in tensors)))
             plan = ReleasePlan.from_json(layers, described) if described else None

@@ -130,11 +130,10 @@ def calibrate(
         ConfigError: an argument outside its range.
         PrivacyError: no finite noise meets the budget.
     """
-    _check(delta=delta, steps=steps, sampling_rate=sampling_rate, relation=relation, accountant=accountant)
     if steps == 0:
         raise ConfigError("steps must be at least 1: there is nothing to calibrate for no release")
     return calibrate_levels(
-        {1.0: int(steps)}, epsilon, delta, sampling_rate=sampling_rate, relation=relation, accountant=accountant
+        {1.0: steps}, epsilon, delta, sampling_rate=sampling_rate, relation=relation, accountant=accountant
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 Status = Literal["proven", "conditional", "none"]
@@ -39,6 +39,12 @@ class Guarantee:
         if self.status == "none":
             return f"NOT PRIVATE: {self.reason} [{frame}]"
         return f"{self.status} ({frame}): {self.reason}"
+
+    def provided(self, condition: str) -> Guarantee:
+        """What is proven becomes conditional on what `condition` says; anything else stays as it is."""
+        if self.status != "proven":
+            return self
+        return replace(self, status="conditional", reason=f"{self.reason}; {condition}")
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form."""

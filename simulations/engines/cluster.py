@@ -62,7 +62,7 @@ def session(
     finally:
         if ours:
             thread.submit(ray.shutdown).result()
-        elif not (started.exception() or started.cancelled()):
+        elif started.exception() is None:
             leave(started.result())
         thread.shutdown()
 

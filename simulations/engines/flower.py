@@ -139,10 +139,6 @@ def _stop(process: subprocess.Popen[bytes], home: Path) -> None:
     for one in family:
         with suppress(psutil.Error):
             one.terminate()
-    if process.poll() is None:
-        process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=20)
     gently, at_all = (time.monotonic() + seconds for seconds in (_ENDING_S, 2 * _ENDING_S))
     # Again and again: Ray replaces workers that end before it does.
     while (left := {one for one in family if _alive(one)}) and time.monotonic() < at_all:
@@ -151,6 +147,8 @@ def _stop(process: subprocess.Popen[bytes], home: Path) -> None:
                 one.kill()
         time.sleep(0.1)
         family = left | _started_under(home)
+    process.kill()
+    process.wait()
 
 
 def _started_under(home: Path) -> set[psutil.Process]:
