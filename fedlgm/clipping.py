@@ -19,6 +19,7 @@ from fedlgm.plan import ReleasePlan
 
 # Squares of float32 numbers vanish below 1e-19: a layer's norm is only known to 5e-15.
 LEAST_CLIP = 2.0**-36
+_CHUNK = 1 << 15
 
 
 def eq_clip(bound: float, layers: int) -> np.ndarray:
@@ -116,9 +117,12 @@ MOVEMENT_SIDE = "layer-movement"
 class BoundedSum:
     """Running sum of bounded contributions, always added up in the order they are given.
 
+    In float64: rounding moves the difference of two sums of n contributions by at most n^2 2^-52 of their bound, which
+    up to 100,000 clients is less than half of what contributions are cut short by (`fedlgm.layers.SAFETY`).
+
     Attributes:
         plan: bounds and released parts.
-        total: [plan.size] float32, layers then sides.
+        total: [plan.size] float64, layers then sides.
         count: contributions added, the discarded ones included.
         discarded: contributions that held NaN or Inf and counted as zero; a number on the device where updates are
             bounded on one.
@@ -145,7 +149,7 @@ class BoundedSum:
     @classmethod
     def empty(cls, plan: ReleasePlan) -> BoundedSum:
         """The sum of nothing."""
-        return cls(plan, torch.zeros(plan.size))
+        return cls(plan, torch.zeros(plan.size, dtype=torch.float64))
 
     def add(self, updates: Tensor) -> None:
         """Bound clients' flat updates [b, D] (or one client's [D]) on the CPU and add them, one after another."""
@@ -164,7 +168,7 @@ class BoundedSum:
         views = layers.split(update)
         for j in self.plan.indices:
             size = int(layers.sizes[j])
-            self.total[position : position + size].add_(views[j], alpha=float(factors[j]))
+            _add_scaled_(self.total[position : position + size], views[j], float(factors[j]))
             position += size
         for side in self.plan.sides:
             value = _side_value(side.name, norms, self.plan)
@@ -184,6 +188,14 @@ class BoundedSum:
         self.discarded += discarded
 
 
+def _add_scaled_(total: Tensor, part: Tensor, factor: float) -> None:
+    """Add factor * part (float32) to `total` (float64): in pieces, four times as fast as torch's mixed arithmetic."""
+    wide = torch.empty(min(_CHUNK, len(part)), dtype=total.dtype)
+    for low in range(0, len(part), _CHUNK):
+        piece = part[low : low + _CHUNK]
+        total[low : low + _CHUNK].add_(wide[: len(piece)].copy_(piece), alpha=factor)
+
+
 def clip_factors(norms: np.ndarray, clip: np.ndarray) -> np.ndarray:
     """min(1, s_j / ||g_j||), a hair smaller where it cuts; 1 for an infinite bound, 0 for a bound of 0."""
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -192,7 +204,7 @@ def clip_factors(norms: np.ndarray, clip: np.ndarray) -> np.ndarray:
 
 
 def bound_update(update: Tensor, plan: ReleasePlan) -> Tensor:
-    """One client's bounded contribution [plan.size]; zeros if the update holds NaN or Inf."""
+    """One client's bounded contribution [plan.size], float64; zeros if the update holds NaN or Inf."""
     single = BoundedSum.empty(plan)
     single.add(update)
     return single.total

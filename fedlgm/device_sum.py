@@ -33,7 +33,7 @@ class ClientNoise:
 class DeviceSum(BoundedSum):
     """A `BoundedSum` over the kernels: sum, counts and sides stay on the device until they are asked for.
 
-    Factors and sums are float32; they differ from the CPU's in the last bits.
+    Factors and products are float32, so they differ from the CPU's in the last bits; on Metal the sum is, too.
 
     Args:
         plan: bounds and released parts.
@@ -45,7 +45,7 @@ class DeviceSum(BoundedSum):
     """
 
     def __init__(self, plan: ReleasePlan, device: torch.device, backend: kernels.Backend | None = None) -> None:
-        super().__init__(plan, torch.zeros(plan.size, device=device))
+        super().__init__(plan, torch.zeros(plan.size, device=device, dtype=kernels.widest(device)))
         self._backend = backend
         self._offsets = torch.from_numpy(plan.layers.offsets)
         self._parts = part_offsets(plan)
@@ -84,8 +84,8 @@ class DeviceSum(BoundedSum):
         """Count clients without data: they contribute zero, and their noise if there is some."""
         self.count += clients
         if noise is not None and self.plan.size > 0:
-            rows = self.total.new_zeros(1, self.plan.size).expand(clients, -1)  # a factor of 0 reads none of it
-            self._accumulate(rows, self.total.new_zeros(clients, len(self.plan.parts)), noise)
+            rows = self._sizes.new_zeros(1, self.plan.size).expand(clients, -1)  # a factor of 0 reads none of it
+            self._accumulate(rows, self._sizes.new_zeros(clients, len(self.plan.parts)), noise)
 
     def _accumulate(self, rows: Tensor, factors: Tensor, noise: ClientNoise | None) -> None:
         if noise is None:

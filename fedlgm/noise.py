@@ -54,7 +54,7 @@ def add_noise_(
     floating-point sum would otherwise tell the summand from the noise (see docs/decisions-floating-point.md).
 
     Args:
-        total: float32 vector [sum of sizes] on the CPU.
+        total: float32 or float64 vector [sum of sizes] on the CPU.
         parts: (size, scale) of each part in order; scale is the std (Gaussian) or b (Laplace); 0 adds nothing.
         streams: one generator for each part.
         family: "gaussian" or "laplace".
@@ -68,12 +68,12 @@ def add_noise_(
     start = 0
     for (size, scale), stream in zip(parts, streams, strict=True):
         if scale > 0:
-            # In pieces that stay in the cache: the whole step costs little more than drawing the numbers.
+            # In pieces that stay in the cache, not so small that drawing their tails anew is mostly overhead.
             for low in range(start, start + size, _CHUNK):
                 piece = total[low : min(low + _CHUNK, start + size)]
                 noise = buffer[: piece.numel()]
                 _fill(noise, family, stream)
-                _round_to_grid_(piece.add_(noise, alpha=scale), scale)
+                _round_to_grid_(piece.add_(noise.to(piece.dtype), alpha=scale), scale)
         start += size
     return total
 
@@ -83,7 +83,7 @@ def grid_step(scale: float) -> float:
     return 2.0 ** (math.floor(math.log2(scale)) - GRID_BITS)
 
 
-_CHUNK = 1 << 15
+_CHUNK = 1 << 18
 
 
 def _round_to_grid_(piece: Tensor, scale: float) -> None:

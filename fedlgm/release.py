@@ -27,7 +27,8 @@ def release(
     """Add the plan's noise to a bounded sum, in place. Charge the ledger with `plan.event` BEFORE calling this.
 
     Args:
-        total: sum of bounded contributions (central trust) or one client's own (local trust), [plan.size] float32.
+        total: sum of bounded contributions (central trust) or one client's own (local trust), [plan.size] float64 (or
+            float32, if the sum is exact in it).
         plan: the round's plan.
         keys: secret key ring of the noising party.
         round: round number, from 1.
@@ -94,7 +95,7 @@ def add_released(
             own.skip(1)
         else:
             own.add(updates[row].cpu())
-        noisy = release(own.total.to(block.total.device), own.plan, keys, round, client, backend)
+        noisy = release(own.total.to(block.total), own.plan, keys, round, client, backend)
         block.merge(noisy, own.count, own.discarded)
 
 

@@ -22,6 +22,7 @@ from fedlgm import wire
 from fedlgm.clipping import BoundedSum
 from fedlgm.devices import torch_threads
 from fedlgm.errors import PrivacyError, RunError
+from fedlgm.kernels import widest
 from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import Mechanism
@@ -163,13 +164,14 @@ class LayerwiseFedAvg(FedAvg):
             raise RunError("aggregate_train was called without configure_train")
         plan, trust = pending.plan, pending.plan.budget.trust
         total = self._sum(pending, replies)
-        values = total.total.to(self.device)
+        values = total.total.to(self.device, widest(self.device))
         if trust == "central" and self._costs(plan):
             key = fingerprint(self.keys, pending.round, SERVER, self.noise_backend)
             self.ledger.charge(plan.event, round=pending.round, key=key, claim=plan.claim)
         if trust == "central":
             release(values, plan, self.keys, pending.round, backend=self.noise_backend)
-        mean = add_downlink_(values.div_(plan.denominator), plan, self.keys, pending.round, self.noise_backend).cpu()
+        mean = add_downlink_(values.div_(plan.denominator), plan, self.keys, pending.round, self.noise_backend)
+        mean = mean.cpu().float()
         model = self.optimizer.step(self.transcript.models[-1], self._expand(mean, plan))
         self.transcript = self.transcript.extend(model, mean, plan)
         discarded = int(total.discarded)

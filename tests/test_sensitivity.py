@@ -14,6 +14,7 @@ import torch
 
 from fedlgm import mechanisms
 from fedlgm.clipping import BoundedSum
+from fedlgm.device_sum import DeviceSum
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.base import Setting
 from fedlgm.plan import Budget, Sampling
@@ -205,3 +206,28 @@ class TestPublishedMedClip:
         assert plans[0].guarantee.status == "none"
         assert composed_epsilon([(plans[0].event, 1)], DELTA) == math.inf
         assert "NOT PRIVATE" in plans[0].guarantee.sentence()
+
+
+@pytest.mark.parametrize("on_device", [False, True], ids=["cpu", "kernels"])
+def test_rounding_of_the_sum_stays_below_what_the_bound_was_cut_short_by(on_device):
+    """One client is cut to its bound; float32 would round the sum up with it, and not at all without it."""
+    side, ulp = 64, 2.0**-18  # of float32 numbers from 32 to 64; half of it from 16 to 32
+    layers = LayerTable.from_sizes({"a": side**2})
+    budget = Budget(1.0, Sampling("poisson", 300, 0.5))
+    plan = mechanisms.get("gaussian").plan(layers, budget, Transcript.start(torch.zeros(side**2)))
+    bound = float(plan.clip[0])
+    others = [0.98] * 32 + [(2**16 + 1.5) * ulp, -(2**16 + 0.5) * ulp] * 100
+    others = [round(c / ulp * 2) * ulp / 2 for c in others]
+
+    def moved(dtype: torch.dtype) -> float:
+        sums = []
+        for present in (True, False):
+            block = DeviceSum(plan, torch.device("cpu"), "torch") if on_device else BoundedSum.empty(plan)
+            block.total = block.total.to(dtype)
+            for c in [1.01] * present + others:
+                block.add(torch.full((side**2,), c * bound / side))
+            sums.append(block.total.double())
+        return float(torch.linalg.vector_norm(sums[0] - sums[1]))
+
+    assert moved(torch.float32) > (1 + 1e-4) * bound  # power
+    assert (1 - 2**-15) * bound < moved(torch.float64) <= bound

@@ -21,6 +21,7 @@ from fedlgm.kernels.doors import (
 )
 from fedlgm.kernels.layout import empty_block
 from fedlgm.kernels.philox import DOWNLINK_STREAM, SERVER_STREAM, noise_key, philox4x32
+from fedlgm.kernels.spec import widest
 
 __all__ = [
     "DOWNLINK_STREAM",
@@ -40,4 +41,5 @@ __all__ = [
     "private_step",
     "squared_norms",
     "triton_interprets",
+    "widest",
 ]

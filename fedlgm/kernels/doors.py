@@ -24,6 +24,8 @@ from fedlgm.noise import Family
 Backend = Literal["triton", "torch"]
 
 _WORD = 2**32
+_FLOAT32 = (torch.float32,)
+_TOTALS = (torch.float32, torch.float64)
 
 
 class _Kernels(Protocol):
@@ -46,7 +48,7 @@ class PrivateSum(NamedTuple):
     """Result of `private_step`.
 
     Attributes:
-        total: sum of the bounded (and noised) updates, [D] float32.
+        total: sum of the bounded (and noised) updates, [D], of the type of `out`.
         moments: sum of |u|^p over each layer (p = 2 for Gaussian, 1 for Laplace noise), [B, K] float32. PRIVATE.
         factors: what each layer was multiplied by, [B, K] float32. PRIVATE.
         nonfinite: number of each client's elements that count as not finite, [B] int64; such a client contributes zero.
@@ -116,7 +118,7 @@ def clip_factors(
         ConfigError: tensors of another shape, type or device, an unknown family.
     """
     layout = _check_updates(updates, offsets)
-    _check("clip", clip, (layout.layers,), torch.float32, updates)
+    _check("clip", clip, (layout.layers,), _FLOAT32, updates)
     _check_family(family)
     power = 2 if family == "gaussian" else 1
     moments, nonfinite, factors = _kernels(backend, updates).layer_moments(updates, layout, power, clip)
@@ -127,23 +129,24 @@ def clip_factors(
 def clip_scale_sum(
     updates: Tensor, offsets: Tensor, factors: Tensor, out: Tensor, *, backend: Backend | None = None
 ) -> None:
-    """Add sum_b factors[b, layer] * updates[b] to `out`, in client order and float32 arithmetic.
+    """Add sum_b factors[b, layer] * updates[b] to `out`, in client order.
 
-    The result has the same bits on every backend. A factor of 0 gives exactly 0, even for NaN and Inf.
+    Products are float32, the sum is of the type of `out`: float64 keeps rounding out of the sensitivity. The result has
+    the same bits on every backend. A factor of 0 gives exactly 0, even for NaN and Inf.
 
     Args:
         updates: [B, D] float32 or bfloat16; elements of a row side by side.
         offsets: layer boundaries [K + 1] int64 on the CPU.
         factors: [B, K] float32.
-        out: [D] float32, changed in place.
+        out: [D] float32 or float64, changed in place.
         backend: overrides `backend_for(updates)`.
 
     Raises:
         ConfigError: tensors of another shape, type or device.
     """
     layout = _check_updates(updates, offsets)
-    _check("factors", factors, (updates.shape[0], layout.layers), torch.float32, updates)
-    _check("out", out, (layout.size,), torch.float32, updates)
+    _check("factors", factors, (updates.shape[0], layout.layers), _FLOAT32, updates)
+    _check("out", out, (layout.size,), _TOTALS, updates)
     _kernels(backend, out).accumulate(out, layout, updates, factors)
 
 
@@ -161,7 +164,7 @@ def add_noise_(
     """Add independent noise to every layer of a flat vector, in place.
 
     Args:
-        vector: [D] float32.
+        vector: [D] float32 or float64.
         offsets: layer boundaries [K + 1] int64 on the CPU.
         scale: std (Gaussian) or b (Laplace) of each layer's noise, [K] float32, 0 (adds nothing) or in [2^-100, 2^100].
         family: "gaussian" or "laplace".
@@ -178,7 +181,7 @@ def add_noise_(
         ConfigError: tensors of another shape, type or device, an unknown family, words outside [0, 2**32).
     """
     layout = layout_of(offsets)
-    _check("vector", vector, (layout.size,), torch.float32, vector)
+    _check("vector", vector, (layout.size,), _TOTALS, vector)
     noise = _noise(layout, scale, family, key, grid, None, stream, vector)
     _kernels(backend, vector).accumulate(vector, layout, noise=noise)
     return vector
@@ -206,7 +209,7 @@ def clip_scale_noise_sum(
         updates: [B, D] float32 or bfloat16; elements of a row side by side.
         offsets: layer boundaries [K + 1] int64 on the CPU.
         factors: [B, K] float32.
-        out: [D] float32, changed in place.
+        out: [D] float32 or float64, changed in place.
         scale: see `add_noise_`; noise of ONE client.
         family: "gaussian" or "laplace".
         key: see `add_noise_`.
@@ -218,8 +221,8 @@ def clip_scale_noise_sum(
         ConfigError: tensors of another shape, type or device, an unknown family, words outside [0, 2**32).
     """
     layout = _check_updates(updates, offsets)
-    _check("factors", factors, (updates.shape[0], layout.layers), torch.float32, updates)
-    _check("out", out, (layout.size,), torch.float32, updates)
+    _check("factors", factors, (updates.shape[0], layout.layers), _FLOAT32, updates)
+    _check("out", out, (layout.size,), _TOTALS, updates)
     noise = _noise(layout, scale, family, key, grid, streams, SERVER_STREAM, updates)
     _kernels(backend, out).accumulate(out, layout, updates, factors, noise)
 
@@ -242,8 +245,8 @@ def private_step(
 
     A layer's norm (l2 for Gaussian, l1 for Laplace noise) is cut to its bound by the factor min(1, bound / norm), with
     the bound taken a share of 2^-16 smaller so that float32 rounding cannot exceed it. One client added or removed then
-    changes layer k of the sum by at most clip[k]. A client with NaN or Inf contributes zero (under local trust: zero
-    and its noise).
+    changes layer k of the sum by at most clip[k], up to the rounding of the sum itself, which a float64 `out` keeps
+    below that share. A client with NaN or Inf contributes zero (under local trust: zero and its noise).
 
     Args:
         updates: [B, D] float32 or bfloat16; elements of a row side by side.
@@ -257,14 +260,14 @@ def private_step(
             and call `add_noise_` at the end).
         stream: stream of central noise.
         grid: see `add_noise_`.
-        out: [D] float32 to which the sum is added; by default the sum starts at 0.
+        out: [D] float32 or float64 to which the sum is added; by default the sum starts at 0, in float32.
         backend: overrides `backend_for(updates)`.
 
     Raises:
         ConfigError: tensors of another shape, type or device, an unknown family, noise without a key.
     """
     layout = _check_updates(updates, offsets)
-    _check("clip", clip, (layout.layers,), torch.float32, updates)
+    _check("clip", clip, (layout.layers,), _FLOAT32, updates)
     _check_family(family)
     noise = None
     if scale is not None:
@@ -276,7 +279,7 @@ def private_step(
     if out is None:
         out = torch.empty(layout.size, device=updates.device)
     else:
-        _check("out", out, (layout.size,), torch.float32, updates)
+        _check("out", out, (layout.size,), _TOTALS, updates)
     moments, nonfinite, factors = kernels.layer_moments(updates, layout, 2 if family == "gaussian" else 1, clip)
     assert factors is not None
     kernels.accumulate(out, layout, updates, factors, noise, fresh)
@@ -318,10 +321,10 @@ def _check_updates(updates: Tensor, offsets: Tensor) -> Layout:
     return layout
 
 
-def _check(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype, like: Tensor) -> None:
-    if tensor.shape != shape or tensor.dtype != dtype or tensor.device != like.device or not tensor.is_contiguous():
+def _check(name: str, tensor: Tensor, shape: tuple[int, ...], types: tuple[torch.dtype, ...], like: Tensor) -> None:
+    if tensor.shape != shape or tensor.dtype not in types or tensor.device != like.device or not tensor.is_contiguous():
         raise ConfigError(
-            f"{name} must be contiguous {dtype} {list(shape)} on {like.device}, "
+            f"{name} must be contiguous {' or '.join(map(str, types))} {list(shape)} on {like.device}, "
             f"got {tensor.dtype} {list(tensor.shape)} on {tensor.device}"
         )
 
@@ -341,10 +344,10 @@ def _noise(
     stream: int,
     like: Tensor,
 ) -> Noise:
-    _check("scale", scale, (layout.layers,), torch.float32, like)
+    _check("scale", scale, (layout.layers,), _FLOAT32, like)
     _check_family(family)
     if len(key) != 2 or any(not 0 <= word < _WORD for word in (*key, stream)):
         raise ConfigError("key must be two words in [0, 2**32) and stream a word in [0, 2**32)")
     if streams is not None:
-        _check("streams", streams, (like.shape[0],), torch.int64, like)
+        _check("streams", streams, (like.shape[0],), (torch.int64,), like)
     return Noise(scale, family, key, grid, streams, stream)

@@ -1,9 +1,10 @@
-"""What noise a sum receives, as plain data that both backends read."""
+"""What noise a sum receives, as plain data that both backends read, and what sums are stored in."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from fedlgm.kernels.philox import SERVER_STREAM
@@ -30,3 +31,8 @@ class Noise:
     grid: bool = True
     streams: Tensor | None = None
     stream: int = SERVER_STREAM
+
+
+def widest(device: torch.device) -> torch.dtype:
+    """The type for sums on a device: float64, or float32 on Metal, which has nothing wider."""
+    return torch.float32 if device.type == "mps" else torch.float64

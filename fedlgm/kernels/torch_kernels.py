@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedlgm.kernels.layout import Layout, Segment
 from fedlgm.kernels.philox import TAIL, UNIFORM_MAX, UNIFORM_STEP, philox4x32
-from fedlgm.kernels.spec import Noise
+from fedlgm.kernels.spec import Noise, widest
 from fedlgm.layers import SAFETY
 from fedlgm.noise import GRID_BITS, Family
 
@@ -41,8 +41,7 @@ def layer_moments(
         min(1, bound / norm) [B, K] float32 (0 for a client with an overflow), or None.
     """
     clients, device = updates.shape[0], updates.device
-    # Metal has no float64; elsewhere it makes the sum's order immaterial.
-    wide = torch.float32 if device.type == "mps" else torch.float64
+    wide = widest(device)  # makes the sum's order immaterial
     sums = torch.zeros(clients, layout.layers, dtype=wide, device=device)
     nonfinite = torch.zeros(clients, dtype=torch.int64, device=device)
     # Layer by layer also where they are small: adding by index has no fixed order on a GPU.
@@ -74,10 +73,10 @@ def accumulate(
     fresh: bool = False,
     chunk: int | None = None,
 ) -> None:
-    """Add sum_b factors[b, layer] * updates[b] and noise to `out`, in client order, float32.
+    """Add sum_b factors[b, layer] * updates[b] and noise to `out`, in client order; the terms are float32.
 
     Args:
-        out: [D] float32, changed in place.
+        out: [D] float32 or float64, changed in place.
         layout: layer boundaries.
         updates: [B, D] float32 or bfloat16, or None for no clients.
         factors: [B, K] float32.
@@ -185,10 +184,13 @@ def laplace(u: Tensor, x: Tensor) -> Tensor:
 def snap_(values: Tensor, scale: Tensor) -> None:
     """Round values in place to multiples of 2^(floor(log2 scale) - GRID_BITS), ties to even; scale 0 leaves them.
 
-    Adding and subtracting 2^23 steps rounds float32 to a multiple of the step; larger values are multiples already.
+    Adding and subtracting 2^23 steps rounds float32 to a multiple of the step (float64: 2^52); larger values are
+    multiples already.
     """
     limit = ((scale.view(torch.int32) & 0x7F800000) + ((23 - GRID_BITS) << 23)).view(torch.float32)
-    limit = torch.where(scale > 0, limit, 0.0)
+    limit = torch.where(scale > 0, limit, 0.0).to(values.dtype)
+    if values.dtype == torch.float64:
+        limit = limit * 2.0**29
     magnitude = values.abs()
     rounded = ((magnitude + limit) - limit).copysign_(values)
     values.copy_(torch.where(magnitude < limit, rounded, values))

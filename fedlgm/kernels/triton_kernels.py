@@ -117,9 +117,11 @@ def _sum_tile(
     index = tl.arange(0, TILE)
     group = (start // 4).to(tl.uint32) + tl.arange(0, TILE // 4).to(tl.uint32)
     if FRESH:
-        total = tl.zeros((TILE,), tl.float32)
+        total = tl.zeros((TILE,), out.dtype.element_ty)
+    elif FULL:
+        total = tl.load(out + position + index)
     else:
-        total = _load(out + position, index, length, FULL)
+        total = tl.load(out + position + index, mask=index < length, other=0.0)
     if updates is not None:
         for client in range(clients):
             factor = tl.load(factors + client * layers + layer)
@@ -255,7 +257,7 @@ def accumulate(
     """Add sum_b factors[b, layer] * updates[b] and noise to `out`; see `torch_kernels.accumulate`.
 
     Args:
-        out: [D] float32, changed in place.
+        out: [D] float32 or float64, changed in place.
         layout: layer boundaries.
         updates: [B, D] float32 or bfloat16, unit stride along D, or None for no clients.
         factors: [B, K] float32.

@@ -142,7 +142,9 @@ def snap(values, scale):
     """Values rounded to multiples of 2^(floor(log2 scale) - 10), ties to even; scale 0 leaves them."""
     exponent = scale.to(tl.int32, bitcast=True) & 0x7F800000
     limit = tl.where(scale > 0, (exponent + _STEPS).to(tl.float32, bitcast=True), 0.0)
+    if values.dtype == tl.float64:
+        limit = limit.to(tl.float64) * 536870912.0  # 2^29
     magnitude = tl.abs(values)
-    # Adding 2^23 steps rounds float32 to a multiple of the step; larger values are multiples already.
+    # Adding 2^23 steps (float64: 2^52) rounds to a multiple of the step; larger values are multiples already.
     rounded = (magnitude + limit) - limit
-    return tl.where(magnitude < limit, _flip(rounded, values.to(tl.uint32, bitcast=True)), values)
+    return tl.where(magnitude < limit, tl.where(values < 0, -rounded, rounded), values)
