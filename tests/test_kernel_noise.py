@@ -127,6 +127,22 @@ def test_released_values_lie_on_the_grid(backend, family):
         np.testing.assert_array_equal(coarse / step, np.round(fine / step))
 
 
+@pytest.mark.parametrize("family", ["gaussian", "laplace"])
+def test_a_sum_in_float64_gets_the_same_noise_and_grid(backend, family):
+    """Sums whose low bits float32 does not hold, rounded to the grid only once."""
+    sizes, scale = [2500, 40, 7], [0.7, 0.0, 5e8]
+    vector = 1e6 * block(1, sum(sizes))[0].double() + block(1, sum(sizes), seed=1)[0]
+    there = on(torch.tensor(scale), backend)
+    zero = on(torch.zeros(sum(sizes)), backend)
+    unit = add_noise_(zero, offsets_of(sizes), there, family, KEY, grid=False, backend=backend)
+    out = add_noise_(on(vector.clone(), backend), offsets_of(sizes), there, family, KEY, backend=backend)
+    assert out.dtype == torch.float64
+    expected = vector + unit.cpu().double()
+    for b, exact, snapped in zip(scale, per_layer(expected, sizes), per_layer(out, sizes), strict=True):
+        step = 2.0 ** (math.floor(math.log2(np.float32(b))) - GRID_BITS) if b else 1.0
+        np.testing.assert_array_equal(snapped, np.round(exact / step) * step if b else exact)
+
+
 def test_large_values_survive_the_grid(backend):
     """Beyond 2^23 steps float32 has no finer values than the grid: nothing may change or overflow."""
     vector = torch.tensor([1e4, -3e7, 3e38, -1e30, 8191.99])

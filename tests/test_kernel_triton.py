@@ -90,7 +90,8 @@ def test_triton_interpreter():
 
 @pytest.mark.skipif(not TRITON or INTERPRETED, reason="needs Triton's compiler")
 @pytest.mark.parametrize(("mode", "laplace"), [(0, False), (1, False), (1, True), (2, False), (2, True)])
-def test_sum_kernel_compiles_to_wide_accesses(mode, laplace, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("total", "store"), [("*fp32", "st.global.v4.b32"), ("*fp64", "st.global.v2.b64")])
+def test_sum_kernel_compiles_to_wide_accesses(mode, laplace, total, store, tmp_path, monkeypatch):
     """Without any GPU: full tiles read and write 16 bytes at a time and nothing spills to local memory."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     from triton import compile
@@ -99,7 +100,7 @@ def test_sum_kernel_compiles_to_wide_accesses(mode, laplace, tmp_path, monkeypat
 
     from fedlgm.kernels.triton_kernels import SUM_TILE, _sum_kernel
 
-    types = {"updates": "*fp32", "factors": "*fp32", "out": "*fp32", "table": "*i64", "clients": "i32", "layers": "i32"}
+    types = {"updates": "*fp32", "factors": "*fp32", "out": total, "table": "*i64", "clients": "i32", "layers": "i32"}
     types |= dict.fromkeys(("row", "stream", "key0", "key1"), "i32")
     types |= {"scales": "*fp32"} if mode else {}
     types |= {"streams": "*i64"} if mode == 2 else {}
@@ -114,6 +115,6 @@ def test_sum_kernel_compiles_to_wide_accesses(mode, laplace, tmp_path, monkeypat
     options = {"num_warps": 4, "enable_fp_fusion": False}
     ptx = compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
     assert "ld.global.v4" in ptx
-    assert "st.global.v4" in ptx
+    assert store in ptx
     assert ".local" not in ptx
     assert ("mul.wide.u32" in ptx or "mul.hi" in ptx) == (mode > 0)

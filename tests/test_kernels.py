@@ -66,10 +66,11 @@ def test_nonfinite_clients_are_counted(backend):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("clients", [0, 1, 3])
 @pytest.mark.parametrize("name", SIZES)
-def test_sum_against_float64(backend, name, clients, dtype):
+@pytest.mark.parametrize("total", [torch.float32, torch.float64])
+def test_sum_against_float64(backend, total, name, clients, dtype):
     sizes = SIZES[name]
     updates, factors = block(clients, sum(sizes), dtype), block(clients, len(sizes), seed=1).abs()
-    start = block(1, sum(sizes), seed=2)[0]
+    start = block(1, sum(sizes), seed=2)[0].to(total)
     out = on(start.clone(), backend)
     clip_scale_sum(on(updates, backend), offsets_of(sizes), on(factors, backend), out, backend=backend)
     spread = np.repeat(factors.double().numpy(), sizes, axis=1)
