@@ -196,10 +196,10 @@ def test_no_clients_still_release_noise(backend):
 
 
 def test_a_thousand_layers_with_a_nan_client(backend):
-    sizes = [1, 2, 3, 2, 1] * 200
-    offsets, clip = offsets_of(sizes), torch.full((1000,), 1.5)
+    sizes = [1, 2, 3, 2, 1] * (20 if INTERPRETED else 200)  # interpreted, a thousand take 40 s
+    offsets, clip = offsets_of(sizes), torch.full((len(sizes),), 1.5)
     updates = block(2, sum(sizes))
-    updates[1, 900] = math.nan
+    updates[1, 90] = math.nan
     step = private_step(on(updates, backend), offsets, on(clip, backend), backend=backend)
     assert step.nonfinite.tolist() == [0, 1]
     expected = [raw * min(1, 1.5 / np.linalg.norm(raw)) for raw in per_layer(updates[0], sizes)]
