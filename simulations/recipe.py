@@ -21,6 +21,7 @@ from fedlgm.training import LocalTraining
 BUNDLED = Path(__file__).parent / "recipes"
 DEFAULT = "digits"
 _DEEPEST = 8
+_LARGEST = 1e9  # float32 still multiplies with it
 
 
 class _Section(BaseModel):
@@ -76,7 +77,7 @@ class Federation(_Section):
     rate: float | None = Field(default=None, gt=0, le=1)
     cohort: int | None = Field(default=None, ge=1)
     server_optimizer: Literal["sgd", "momentum", "adam"] = "sgd"
-    server_lr: float = Field(default=1.0, gt=0)
+    server_lr: float = Field(default=1.0, gt=0, le=_LARGEST)
     server_momentum: float = Field(default=0.9, ge=0, lt=1)
     weighting: Literal["uniform"] = "uniform"
     dropout: float = Field(default=0.0, ge=0, lt=1)
@@ -113,11 +114,11 @@ class Training(_Section):
     """[training]: what a client does locally."""
 
     optimizer: Literal["sgd", "adam"] = "sgd"
-    lr: float = Field(default=0.1, gt=0)
+    lr: float = Field(default=0.1, gt=0, le=_LARGEST)
     momentum: float = Field(default=0.0, ge=0, lt=1)
     epochs: int = Field(default=1, ge=1)
     batch_size: int = Field(default=32, ge=1)
-    gradient_clip: float | None = Field(default=None, gt=0)
+    gradient_clip: float | None = Field(default=None, gt=0, le=_LARGEST)
     vectorize: Literal["off", "on", "auto"] = "off"
     width: int | None = Field(default=None, ge=1)
     compile: bool | Literal["auto"] = False

@@ -46,6 +46,7 @@ REFUSED = {
     "wrong type": ({"federation": {"rounds": "many"}}, ["federation.rounds", "'many'"]),
     "fraction of a client": ({"federation": {"clients": 2.5}}, ["federation.clients", "2.5"]),
     "no rounds": ({"federation": {"rounds": 0}}, ["federation.rounds", "1"]),
+    "learning rate absurd": ({"training": {"lr": 1e300}}, ["training.lr", "less than or equal to 1000000000"]),
     "epsilon zero": ({"privacy": {"epsilon": 0}}, ["privacy.epsilon", "greater than 0"]),
     "epsilon negative": ({"privacy": {"epsilon": -1.0}}, ["privacy.epsilon", "greater than 0"]),
     "epsilon nan": ({"privacy": {"epsilon": float("nan")}}, ["privacy.epsilon", "finite"]),
