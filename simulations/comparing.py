@@ -25,6 +25,14 @@ from simulations.run_folder import RunFolder
 
 LAST = 5  # evaluated rounds that a run's figures are taken from, as in the LaDP-FL paper's significance tests
 _OWN_KEYS = ("name", "variant", "group_by")
+_COMMON = {  # what tells the runs of a comparison apart, and the option that sets it
+    "name": "--out",
+    "mechanism.name": "--methods",
+    "mechanism.variant": "--methods",
+    "privacy.epsilon": "--epsilon",
+    "data.partition": "--partition",
+    "run.seed": "--seeds and run.seed of all methods",
+}
 OnRow = Callable[["Job", dict[str, Any]], None]
 
 
@@ -69,7 +77,7 @@ def jobs(
         overrides: "section.key=value" for all methods, "METHOD/section.key=value" for one of them. Keys of [mechanism]
             reach the methods that have such an option.
         epsilons: budgets; the recipe's own if empty.
-        partitions: partition schemes; the recipe's own if empty. Options of the recipe's scheme stay with it.
+        partitions: partition schemes; the recipe's own if empty. Other schemes take the options that they know.
 
     Raises:
         ConfigError: an unknown method, key or value.
@@ -92,13 +100,10 @@ def jobs(
             for partition in tuple(dict.fromkeys(partitions)) or (base.data.partition,):
                 for seed in range(base.run.seed or 0, (base.run.seed or 0) + seeds):
                     raw = _raw(base, method, known[method], mechanism)
-                    for text in own[method]:
-                        recipes.override(raw, text)
+                    recipes.override(raw, own[method])
                     if epsilon is not None:
                         raw["privacy"]["epsilon"] = epsilon
-                    if partition != base.data.partition:
-                        keep = {"name", "dir", "partition_seed"}
-                        raw["data"] = {k: v for k, v in raw["data"].items() if k in keep} | {"partition": partition}
+                    recipes.override(raw, [f"data.partition={partition}"])
                     raw["run"]["seed"] = seed
                     budget = "" if epsilon is None else f"-eps{epsilon:g}"
                     raw["name"] = f"{method.replace(':', '-')}{budget}-{partition}-seed{seed}"
@@ -222,11 +227,9 @@ def _raw(base: Recipe, method: str, known: set[str], overrides: list[str]) -> di
     """The base recipe with another mechanism, which keeps the options it knows."""
     raw = base.model_dump(exclude_none=True)
     name, _, variant = method.partition(":")
-    kept = {key: value for key, value in raw["mechanism"].items() if key in known and key != "variant"}
-    raw["mechanism"] = kept | {"name": name} | ({"variant": variant} if variant else {})
-    for text in overrides:
-        if text.partition("=")[0].removeprefix("mechanism.").strip() in known:
-            recipes.override(raw, text)
+    raw["mechanism"].pop("variant")
+    own = [text for text in overrides if text.partition("=")[0].removeprefix("mechanism.").strip() in known]
+    recipes.override(raw, [f"mechanism.name={name}", *([f"mechanism.variant={variant}"] if variant else []), *own])
     return raw
 
 
@@ -243,7 +246,11 @@ def _sorted_overrides(
         if slash:
             if method not in own:
                 raise ConfigError(f"--set {text}: {method!r} is not among the methods {', '.join(methods)}")
-            own[method].append(text.removeprefix(f"{method}/"))
+            single = text.removeprefix(f"{method}/")
+            option = next((o for key, o in _COMMON.items() if single.partition("=")[0].strip() == key), None)
+            if option is not None:
+                raise ConfigError(f"--set {text}: the runs of a comparison are named by it, so it comes from {option}")
+            own[method].append(single)
         else:
             (mechanism if key.strip().startswith("mechanism.") else common).append(text)
     return common, mechanism, own

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import tomllib
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from fedlgm import mechanisms
+from fedlgm import data, mechanisms, models
 from fedlgm.devices import NoiseChoice
 from fedlgm.errors import ConfigError
 from fedlgm.mechanisms import Mechanism
@@ -204,6 +205,16 @@ class Recipe(_Section):
         return tomli_w.dumps(self.model_dump(exclude_none=True))
 
 
+_SIZES = frozenset({"rate", "cohort"})
+_NAMING = {"mechanism": "name", "model": "name", "data": "partition"}
+_SECTIONS: dict[str, type[BaseModel]] = {"mechanism": MechanismSection, "model": Model, "data": Data}
+_OPTIONS: dict[str, Callable[[str], Iterable[str]]] = {
+    "mechanism": mechanisms.options,
+    "model": models.options,
+    "data": data.scheme_options,
+}
+
+
 def names() -> tuple[str, ...]:
     """Bundled recipes."""
     return tuple(sorted(path.stem for path in BUNDLED.glob("*.toml")))
@@ -214,15 +225,14 @@ def load(recipe: str | Path | None = None, overrides: Iterable[str] = ()) -> Rec
 
     Args:
         recipe: a bundled name, a path of a TOML file, or None for the default.
-        overrides: "section.key=value" with a TOML value; a value that is not TOML is taken as a string.
+        overrides: see `override`.
 
     Raises:
         ConfigError: no such recipe, not TOML, an unknown key, a wrong type or value: with the key's path and the
             reason.
     """
     raw = _read(_locate(str(recipe or DEFAULT)), depth=0)
-    for text in overrides:
-        override(raw, text)
+    override(raw, overrides)
     return validate(raw)
 
 
@@ -253,8 +263,21 @@ def _read(path: Path, depth: int) -> dict[str, Any]:
     merged = {} if base is None else _read(_locate(str(base)), depth + 1)
     for key, value in raw.items():
         both = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = merged[key] | value if both else value
+        merged[key] = _laid_over(key, merged[key], value) if both else value
     return merged | {"name": raw.get("name", path.stem)}
+
+
+def _laid_over(section: str, below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """A section's values over those it had: whatever only the thing named before could use is left behind."""
+    kept = dict(below)
+    if section == "federation" and above.keys() & _SIZES:
+        kept = {key: value for key, value in kept.items() if key not in _SIZES}
+    naming = _NAMING.get(section)
+    if naming and above.get(naming, below.get(naming)) != below.get(naming):
+        with suppress(ConfigError):  # an unknown name is told with the whole recipe
+            known = {*_SECTIONS[section].model_fields, *_OPTIONS[section](above[naming])}
+            kept = {key: value for key, value in kept.items() if key in known}
+    return kept | above
 
 
 def _locate(recipe: str) -> Path:
@@ -267,22 +290,38 @@ def _locate(recipe: str) -> Path:
     raise ConfigError(f"no recipe {recipe!r}: neither a file nor bundled; bundled: {', '.join(names())}")
 
 
-def override(raw: dict[str, Any], text: str) -> None:
-    """Set "section.key=value" in a recipe's plain values; a value that is not TOML is taken as a string."""
-    path, equals, value = text.partition("=")
-    keys = path.strip().split(".")
-    if not equals or not all(keys):
-        raise ConfigError(f"--set takes section.key=value, got {text!r}")
-    try:
-        parsed = tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        parsed = value.strip()
-    section = raw
-    for key in keys[:-1]:
-        section = section.setdefault(key, {})
-        if not isinstance(section, dict):
-            raise ConfigError(f"--set {text!r}: {key} is not a section")
-    section[keys[-1]] = parsed
+def override(raw: dict[str, Any], texts: Iterable[str]) -> None:
+    """Set values in a recipe's plain values.
+
+    With another mechanism, model or partition scheme, options that it does not know fall away; `rate` and `cohort` of
+    [federation] replace each other.
+
+    Args:
+        raw: changed in place.
+        texts: "section.key=value" with a TOML value, or "key=value" at the top; a value that is not TOML is taken as a
+            string.
+
+    Raises:
+        ConfigError: not of that form, or a section that is none.
+    """
+    sections: dict[str, dict[str, Any]] = {}
+    for text in texts:
+        path, equals, value = text.partition("=")
+        section, *keys = path.strip().split(".")
+        if not equals or not section or len(keys) > 1 or not all(keys):
+            raise ConfigError(f"--set takes section.key=value, got {text!r}")
+        try:
+            parsed = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            parsed = value.strip()
+        if not keys:
+            raw[section] = parsed
+            continue
+        if not isinstance(raw.get(section, {}), dict):
+            raise ConfigError(f"--set {text!r}: {section} is not a section")
+        sections.setdefault(section, {})[keys[0]] = parsed
+    for section, values in sections.items():
+        raw[section] = _laid_over(section, raw.get(section, {}), values)
 
 
 def _explain(item: Any) -> str:

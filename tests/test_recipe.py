@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from fedlgm import mechanisms
@@ -121,6 +123,39 @@ def test_no_such_recipe_lists_the_bundled_ones(tmp_path):
 def test_malformed_overrides(text):
     with pytest.raises(ConfigError, match="--set"):
         recipes.load("digits", [text])
+
+
+class TestAnotherChoice:
+    """Options that only the thing named before could use fall away, those that both know stay."""
+
+    def test_by_override(self):
+        recipe = recipes.load("fashion-mnist", ["mechanism.name=gaussian"])
+        assert recipe.mechanism.options == {"bound": recipes.load("fashion-mnist").mechanism.options["bound"]}
+        assert recipes.load("digits", ["mechanism.name=none"]).mechanism.options == {}
+        assert recipes.load("digits", ["data.partition=iid"]).data.options == {}
+        assert recipes.load("digits", ["federation.cohort=20"]).federation.rate is None
+        assert recipes.load("digits", ["model.name=logistic"]).model.options == {}
+
+    @pytest.mark.parametrize("order", [1, -1])
+    def test_options_given_with_it_must_fit(self, order):
+        fitting = ["data.partition=dirichlet-large", "data.alpha=2"][::order]
+        assert recipes.load("digits", fitting).data.options == {"alpha": 2}
+        with pytest.raises(ConfigError, match="none has no option bound"):
+            recipes.load("digits", ["mechanism.name=none", "mechanism.bound=2"][::order])
+        with pytest.raises(ConfigError, match="exactly one"):
+            recipes.load("digits", ["federation.cohort=20", "federation.rate=0.1"][::order])
+
+    def test_by_another_recipe(self, tmp_path):
+        path = tmp_path / "mine.toml"
+        path.write_text('extends = "digits"\n[data]\npartition = "iid"\n[mechanism]\nname = "gaussian"\n')
+        recipe = recipes.load(path)
+        assert (recipe.data.options, recipe.mechanism.name) == ({}, "gaussian")
+
+    @pytest.mark.parametrize("bundled", recipes.names())
+    def test_what_recipes_suggest_is_valid(self, bundled):
+        text = (recipes.BUNDLED / f"{bundled}.toml").read_text(encoding="utf-8")
+        for suggestion in re.findall(r"^#\s+--set (\S+)", text, re.MULTILINE):
+            recipes.load(bundled, [suggestion])
 
 
 def test_a_fixed_cohort_is_rounded_before_it_is_accounted_for(tiny):

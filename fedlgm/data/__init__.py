@@ -14,10 +14,11 @@ from pathlib import Path
 from fedlgm.data.bundled import digits, synthetic
 from fedlgm.data.dataset import DataSet
 from fedlgm.data.partition import Partition, partition, schemes
+from fedlgm.data.partition import options as scheme_options
 from fedlgm.data.sources import FILE_SETS, locate, read
 from fedlgm.errors import ConfigError
 
-__all__ = ["DataSet", "Partition", "load", "names", "partition", "schemes", "synthetic"]
+__all__ = ["DataSet", "Partition", "load", "names", "partition", "scheme_options", "schemes", "synthetic"]
 
 _synthetic = cache(synthetic)
 

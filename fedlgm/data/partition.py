@@ -82,7 +82,19 @@ def schemes() -> tuple[str, ...]:
     return tuple(_SCHEMES)
 
 
-def partition(labels: np.ndarray, clients: int, scheme: str, *, seed: int = 0, **options: Any) -> Partition:
+def options(scheme: str) -> dict[str, bool]:
+    """Options of a scheme, each with whether it must be given.
+
+    Raises:
+        ConfigError: for an unknown scheme.
+    """
+    if scheme not in _SCHEMES:
+        raise ConfigError(f"unknown partition scheme {scheme!r}; known: {', '.join(_SCHEMES)}")
+    parameters = inspect.signature(_SCHEMES[scheme]).parameters.values()
+    return {p.name: p.default is p.empty for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def partition(labels: np.ndarray, clients: int, scheme: str, *, seed: int = 0, **values: Any) -> Partition:
     """Divide samples among clients.
 
     The result depends on the arguments only, never on a global random generator. No sample goes to two clients; clients
@@ -93,7 +105,7 @@ def partition(labels: np.ndarray, clients: int, scheme: str, *, seed: int = 0, *
         clients: number of clients, at least 1.
         scheme: one of `schemes()`; their functions in `flower` and `assignment` describe them and their options.
         seed: public seed, 0 <= seed < 2**128.
-        **options: options of the scheme.
+        **values: options of the scheme.
 
     Returns:
         The partition.
@@ -105,15 +117,11 @@ def partition(labels: np.ndarray, clients: int, scheme: str, *, seed: int = 0, *
     if labels.ndim != 1 or not len(labels) or not np.issubdtype(labels.dtype, np.integer) or labels.min() < 0:
         raise ConfigError(f"labels must be integers >= 0 of shape [n], n > 0; got {labels.dtype} {labels.shape}")
     assignment.require_count("clients", clients)
-    if scheme not in _SCHEMES:
-        raise ConfigError(f"unknown partition scheme {scheme!r}; known: {', '.join(_SCHEMES)}")
-    assign = _SCHEMES[scheme]
-    parameters = [p for p in inspect.signature(assign).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    known = [p.name for p in parameters]
-    missing = [p.name for p in parameters if p.default is p.empty and p.name not in options]
-    unknown = [name for name in options if name not in known]
+    known = options(scheme)
+    missing = [name for name, needed in known.items() if needed and name not in values]
+    unknown = [name for name in values if name not in known]
     if missing or unknown:
         problem = f"unknown option {unknown[0]!r}" if unknown else f"option {missing[0]!r} is missing"
         raise ConfigError(f"partition scheme {scheme!r}: {problem}; its options: {', '.join(known) or 'none'}")
-    owner = assign(labels, clients, KeyRing.from_seed(seed), **options)
+    owner = _SCHEMES[scheme](labels, clients, KeyRing.from_seed(seed), **values)
     return Partition.from_owner(owner, clients)

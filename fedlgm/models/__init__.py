@@ -19,7 +19,7 @@ from fedlgm.models.convolutional import cifar_cnn, cnn, cnn_small
 from fedlgm.models.dense import logistic, mlp
 from fedlgm.models.residual import resnet18, resnet20, resnet152
 
-__all__ = ["build", "names"]
+__all__ = ["build", "names", "options"]
 
 _MODELS: dict[str, Callable[..., nn.Module]] = {
     "logistic": logistic,
@@ -38,7 +38,19 @@ def names() -> tuple[str, ...]:
     return tuple(_MODELS)
 
 
-def build(name: str, *, in_shape: tuple[int, int, int], classes: int, seed: int = 0, **options: Any) -> nn.Module:
+def options(name: str) -> tuple[str, ...]:
+    """Option names of a model.
+
+    Raises:
+        ConfigError: for an unknown name.
+    """
+    if name not in _MODELS:
+        raise ConfigError(f"unknown model {name!r}; known: {', '.join(_MODELS)}")
+    parameters = inspect.signature(_MODELS[name]).parameters.values()
+    return tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
+
+
+def build(name: str, *, in_shape: tuple[int, int, int], classes: int, seed: int = 0, **values: Any) -> nn.Module:
     """Build a model whose initial weights depend on `seed` only.
 
     Global random generators are neither read nor changed. Weights are drawn on the CPU whatever the default device, and
@@ -49,7 +61,7 @@ def build(name: str, *, in_shape: tuple[int, int, int], classes: int, seed: int 
         in_shape: shape (C, H, W) of one input.
         classes: number of outputs.
         seed: public seed, 0 <= seed < 2**128.
-        **options: options of the model.
+        **values: options of the model.
 
     Returns:
         The model: inputs float32 [batch, C, H, W] to logits [batch, classes].
@@ -57,17 +69,14 @@ def build(name: str, *, in_shape: tuple[int, int, int], classes: int, seed: int 
     Raises:
         ConfigError: for an unknown name or option, a value out of range, or inputs too small for the layers.
     """
-    if name not in _MODELS:
-        raise ConfigError(f"unknown model {name!r}; known: {', '.join(_MODELS)}")
+    known = options(name)
     if len(in_shape) != 3 or min(in_shape) < 1 or classes < 1:
         raise ConfigError(f"a model needs in_shape (C, H, W) and classes of at least 1, got {in_shape} and {classes}")
-    constructor = _MODELS[name]
-    known = [p.name for p in inspect.signature(constructor).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    unknown = [option for option in options if option not in known]
+    unknown = [option for option in values if option not in known]
     if unknown:
         raise ConfigError(f"model {name!r}: unknown option {unknown[0]!r}; its options: {', '.join(known) or 'none'}")
     device = torch.get_default_device()
     with torch.random.fork_rng(devices=[]), torch.device("meta" if device.type == "meta" else "cpu"):
         torch.set_rng_state(KeyRing.from_seed(seed).torch(Purpose.MODEL).get_state())
-        model = constructor(tuple(in_shape), classes, **options)
+        model = _MODELS[name](tuple(in_shape), classes, **values)
     return model.to(device)
