@@ -26,3 +26,14 @@ class LedgerError(FedlgmError):
 
 class RunError(FedlgmError):
     """A run folder that cannot be created, resumed or read, or a run that failed."""
+
+
+class MemoryWarning(UserWarning):
+    """Work goes on in smaller pieces because there was not enough memory."""
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out, on the CPU or on a GPU: PyTorch's allocators have no common error."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)

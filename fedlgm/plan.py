@@ -116,7 +116,8 @@ class ReleasePlan:
     Attributes:
         layers: the model's layers.
         clip: bound s_j of one unit's contribution to each layer (l2, or l1 for Laplace noise), [K].
-        sigma: noise of the SUM in each layer (std, or Laplace scale b), [K]; `inf` where not released.
+        sigma: noise that one noising party adds to each layer (std, or Laplace scale b), [K]; `inf` where not
+            released. Under central trust it is the noise of the SUM, under local trust each client's.
         budget: sampling, relation and trust.
         guarantee: standing of the privacy claim.
         family: "gaussian" or "laplace".
@@ -246,11 +247,23 @@ class ReleasePlan:
             return np.where(self.released, self.clip**2 / (self.layers.sizes * self.sigma**2), 0.0)
 
     @property
-    def noise_norms(self) -> np.ndarray:
-        """Root mean square l2 norm of each layer's noise on the MEAN update, [K]; 0 where not released."""
+    def party_noise_norms(self) -> np.ndarray:
+        """Root mean square l2 norm of the noise that one noising party adds to each layer, [K]; 0 where not released.
+
+        That party is the server under central trust, each client under local trust.
+        """
         per_coordinate = self.sigma * (math.sqrt(2.0) if self.family == "laplace" else 1.0)
         with np.errstate(invalid="ignore"):
-            return np.where(self.released, per_coordinate * np.sqrt(self.layers.sizes), 0.0) / self.denominator
+            return np.where(self.released, per_coordinate * np.sqrt(self.layers.sizes), 0.0)
+
+    @property
+    def noise_norms(self) -> np.ndarray:
+        """Root mean square l2 norm of each layer's noise on the MEAN update, [K]; 0 where not released.
+
+        Under local trust as many clients as are expected add theirs.
+        """
+        parties = self.denominator if self.budget.trust == "local" else 1.0
+        return self.party_noise_norms * math.sqrt(parties) / self.denominator
 
     def to_json(self) -> str:
         """What a client needs to bound (and, under local trust, noise) its contribution."""

@@ -6,6 +6,7 @@ the non-private optimum look at the data again: they are diagnostics for a simul
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -118,6 +119,7 @@ def federate(
         ledger,
         on_round=None if on_model is None else lambda record, past: on_model(record.round, past.models[-1]),
     )
+    logging.getLogger("flwr").setLevel(logging.ERROR)  # the summary says what was done
     strategy.start(LocalGrid(client.as_app()), strategy.initial_arrays(), num_rounds=rounds)
     transcript = strategy.transcript
     assert transcript.plan is not None

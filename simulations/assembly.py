@@ -151,8 +151,8 @@ class Assembly:
 
     def consent(self) -> Consent | None:
         """What clients under local trust agree to."""
-        cap = self.recipe.privacy.max_participations
-        if cap is None:
+        cap = participations(self.recipe)
+        if self.recipe.privacy.trust == "central":
             return None
         first = self.mechanism.plan(self.layers, self.budget, self.start())
         costs = np.sort(self.mechanism.costs(self.layers, self.budget.rounds))
@@ -197,6 +197,12 @@ def setting_of(recipe: Recipe) -> Setting:
     return Setting(privacy.epsilon, privacy.delta, recipe.federation.rounds, privacy.trust, training)
 
 
+def participations(recipe: Recipe) -> int:
+    """Most releases that a client's data can be in."""
+    rounds = recipe.federation.rounds
+    return min(recipe.privacy.max_participations or rounds, rounds)
+
+
 def budget_of(recipe: Recipe, mechanism: Mechanism) -> Budget:
     """See `Assembly.budget`."""
     privacy, federation = recipe.privacy, recipe.federation
@@ -205,7 +211,7 @@ def budget_of(recipe: Recipe, mechanism: Mechanism) -> Budget:
     multiplier = mechanism.calibrate(
         privacy.epsilon,
         privacy.delta,
-        steps=privacy.max_participations or federation.rounds,
+        steps=participations(recipe),
         # Whoever receives a client's own noisy update knows that the client takes part: no amplification by sampling.
         sampling_rate=1.0 if local else sampling.rate,
         relation=recipe.relation,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import math
+import contextlib
+import os
 import signal
 import sys
 import warnings
@@ -52,7 +52,7 @@ def simulate(
     as_json: JsonOption = False,
 ) -> None:
     """Simulate a private federation."""
-    from fedlgm.errors import ConfigError
+    from fedlgm.errors import ConfigError, FedlgmError
     from simulations import display, launch
     from simulations.run_folder import RunFolder
 
@@ -64,18 +64,21 @@ def simulate(
     if resume is not None:
         if recipe is not None or overrides or rounds is not None or seed is not None or run_dir is not None:
             raise ConfigError("--resume continues a run as it was started: leave out the recipe and every override")
-        folder, parsed = resume, RunFolder.open(resume).recipe()
+        parsed = RunFolder.open(resume).recipe()
     else:
         parsed = _recipe(recipe, overrides, rounds, seed)
-        folder = run_dir or launch.default_folder(parsed)
+    folders = [resume] if resume is not None else []
     try:
-        with display.progress(parsed, shown=not as_json) as on_round:
+        # What Ray prints when it loses a worker is not this command's output.
+        with contextlib.redirect_stdout(sys.stderr), display.progress(parsed, shown=not as_json) as on_round:
             if resume is not None:
-                result = launch.resume(folder, progress=on_round, **options)
+                result = launch.resume(resume, progress=on_round, **options)
             else:
-                result = launch.simulate(parsed, run_dir=folder, progress=on_round, **options)
-    except (KeyboardInterrupt, SystemExit):
-        if folder.exists():
+                result = launch.simulate(
+                    parsed, run_dir=run_dir, progress=on_round, on_folder=folders.append, **options
+                )
+    except BaseException as error:
+        for folder in () if isinstance(error, FedlgmError) and resume is not None else folders:
             _err.print(f"interrupted; continue with: fedlgm simulate --resume {folder}", style="yellow", markup=False)
         raise
     if as_json:
@@ -110,7 +113,7 @@ def compare(
     todo = comparing.jobs(recipe, names, seeds, overrides or (), epsilons or (), partitions or ())
     folder = out or Path("runs") / f"compare-{Path(recipe or 'digits').stem}"
     try:
-        with comparison_figures.progress(todo, shown=not as_json) as on_row:
+        with contextlib.redirect_stdout(sys.stderr), comparison_figures.progress(todo, not as_json) as on_row:
             comparing.run(todo, folder, engine, on_row)  # type: ignore[arg-type]
     except (KeyboardInterrupt, SystemExit):
         _err.print("interrupted; the same command goes on from here", style="yellow")
@@ -193,7 +196,7 @@ def report(run: Annotated[Path, typer.Argument(help="Run folder.")], as_json: Js
 
 @app.command()
 def ledger(run: Annotated[Path, typer.Argument(help="Run folder.")], as_json: JsonOption = False) -> None:
-    """What a run has spent: proven and claimed, after every charge."""
+    """What a run has spent: charged and claimed, release by release."""
     from simulations import display, reporting
 
     summary = reporting.ledger_report(run)
@@ -293,18 +296,9 @@ def _recipe(recipe: str | None, overrides: list[str] | None, rounds: int | None 
 
 
 def _print_json(value: Any) -> None:
-    # Infinity is not JSON: the epsilon of a release that is not private. Neither is NaN: the loss of a lost model.
-    sys.stdout.write(json.dumps(_plain(value), allow_nan=False) + "\n")
+    from simulations import strict_json
 
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return value
+    sys.stdout.write(strict_json.dumps(value) + "\n")
 
 
 def _stop(number: int, frame: Any) -> None:
@@ -315,16 +309,37 @@ def _stop(number: int, frame: Any) -> None:
 
 def main() -> None:
     """Entry point: user errors end with one message and status 2, an interruption with status 130 or 143."""
-    from fedlgm.errors import FedlgmError
+    from fedlgm.errors import FedlgmError, out_of_memory
 
     signal.signal(signal.SIGTERM, _stop)
     warnings.showwarning = lambda message, *_, **__: _err.print(f"warning: {message}", style="yellow")
     try:
         app(standalone_mode=True)
-    except (FedlgmError, OSError, MemoryError) as error:
+    except SystemExit as stop:
+        cluster = sys.modules.get("simulations.engines.cluster")
+        if cluster is not None and cluster.left_behind.is_set():
+            os._exit(int(stop.code or 0))
+        raise
+    except Exception as error:
+        status = _stopped_by(error)
+        if status is not None:
+            sys.exit(status)
+        if not isinstance(error, (FedlgmError, OSError)) and not out_of_memory(error):
+            raise
         _err.print("error: ", style="bold red", end="")
         _err.print(str(error) or "out of memory", markup=False)
         sys.exit(2)
+
+
+def _stopped_by(error: BaseException | None) -> int | None:
+    """Status of the interruption behind an error, if there is one: compiled code turns it into an error of its own."""
+    while error is not None:
+        if isinstance(error, SystemExit):
+            return int(error.code or 0)
+        if isinstance(error, KeyboardInterrupt):
+            return 130
+        error = error.__cause__ or error.__context__
+    return None
 
 
 if __name__ == "__main__":

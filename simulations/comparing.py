@@ -6,7 +6,6 @@ one is continued, the rest is run.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from scipy.stats import mannwhitneyu
 
 from fedlgm import mechanisms
 from fedlgm.errors import ConfigError
-from simulations import launch
+from simulations import launch, strict_json
 from simulations import recipe as recipes
 from simulations.recipe import Recipe
 from simulations.run_folder import RunFolder
@@ -178,7 +177,7 @@ def summarise(done: Sequence[Job], out: Path) -> dict[str, Any]:
         "runs": runs,
         "cells": cells,
     }
-    (out / "compare.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    (out / "compare.json").write_text(strict_json.dumps(summary, indent=1) + "\n", encoding="utf-8")
     return summary
 
 

@@ -64,7 +64,7 @@ def summary(result: dict[str, Any]) -> Group:
     table.add_row("rounds", f"{result['rounds']}  ({result['seconds_per_round']:.3f} s each)")
     table.add_row("test accuracy", f"[bold]{result['accuracy']:.2%}[/bold]  (loss {result['loss']:.4f})")
     table.add_row("epsilon claimed", f"{number(result['claimed_epsilon'])}  at delta {result['delta']:g}")
-    table.add_row("epsilon proven", f"[bold]{number(result['epsilon'])}[/bold]  at delta {result['delta']:g}")
+    table.add_row(*_proven(result))
     table.add_row("guarantee", result["guarantee"])
     if result["seeded"]:
         table.add_row("", "simulation: the seed is public, and with it the noise can be drawn again")
@@ -76,15 +76,24 @@ def summary(result: dict[str, Any]) -> Group:
     return Group(Panel(table, title="fedlgm", title_align="left", expand=False))
 
 
+def epsilon_label(status: str) -> str:
+    """What an accountant's epsilon is called under a guarantee of this status; without any it is infinite."""
+    return "epsilon conditional" if status == "conditional" else "epsilon proven"
+
+
+def _proven(result: dict[str, Any]) -> tuple[str, str]:
+    figure = f"[bold]{number(result['epsilon'])}[/bold]  at delta {result['delta']:g}"
+    return epsilon_label(result["guarantee_status"]), figure
+
+
 def application(result: dict[str, Any]) -> Panel:
     """Figures of an application: what was spent, then what a simulation may compare."""
     figures = result["diagnostics"]
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_row("data", f"{result['data']}: {result['rows']:,} rows over {result['clients']} clients")
     table.add_row("method", result.get("method") or f"{result['rule']}, {result['family']}")
-    standing = "conditional" if result["guarantee_status"] == "conditional" else "proven"
     table.add_row("epsilon claimed", f"{number(result['claimed_epsilon'])}  at delta {result['delta']:g}")
-    table.add_row(f"epsilon {standing}", f"[bold]{number(result['epsilon'])}[/bold]  at delta {result['delta']:g}")
+    table.add_row(*_proven(result))
     table.add_row("guarantee", result["guarantee"])
     for name in ("objective", "optimum", "relative_error", "recovery_error", "variance_kept"):
         if name in figures:
@@ -144,7 +153,7 @@ def ledger_table(report: dict[str, Any]) -> Group:
     for row in report["events"]:
         table.add_row(f"{row['first']}-{row['last']}", str(row["count"]), row["event"])
     totals = (
-        f"epsilon proven {number(report['epsilon'])}, claimed {number(report['claimed_epsilon'])} "
+        f"epsilon charged {number(report['epsilon'])}, claimed {number(report['claimed_epsilon'])} "
         f"at delta {report['delta']:g} ({report['accountant']} accountant, budget {report['budget']:g})"
     )
     return Group(table, totals)

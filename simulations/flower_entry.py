@@ -35,9 +35,13 @@ def make_server_app() -> ServerApp:
         if given is not None and (given / "recipe.toml").is_file():
             folder = RunFolder.open(given)
             recipe = folder.recipe()
+            if recipe != settled(_recipe(context.run_config)):
+                raise FedlgmError(
+                    f"the run in {given} has another recipe than the run config: its clients would train by theirs; "
+                    f"say recipe='{given / 'recipe.toml'}', or the recipe and set that the run was started with"
+                )
         else:
-            recipe = _recipe(context.run_config)
-            recipe = settled(recipe)
+            recipe = settled(_recipe(context.run_config))
             folder = RunFolder.create(given or default_folder(recipe).resolve(), recipe)
         result = serve(grid, Assembly(recipe), folder, KeyRing.from_seed(recipe.run.seed), "flower", print_row)
         print(

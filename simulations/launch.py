@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from fedlgm.errors import ConfigError, RunError
 from fedlgm.keys import KeyRing
@@ -31,6 +31,7 @@ def simulate(
     ray_address: str | None = None,
     supernodes: int | None = None,
     progress: OnRound | None = None,
+    on_folder: Callable[[Path], None] | None = None,
 ) -> dict[str, Any]:
     """Simulate a federation in a new run folder and return its summary (see `server.serve`).
 
@@ -43,11 +44,13 @@ def simulate(
         supernodes: for "flower", simulated SuperNodes: by default one a worker, each serving whole blocks; with as many
             as there are clients every client is a node of its own, as in a deployment.
         progress: called with each round's metrics row.
+        on_folder: called with the run folder as soon as it exists.
 
     Raises:
         ConfigError, DataError, PrivacyError, RunError: with one clear message, before anything is written where
         possible.
     """
+    _check_options(engine, workers, ray_address, supernodes)
     if run_dir is not None:
         RunFolder.refuse_existing(Path(run_dir))
     recipe = settled(recipe)
@@ -57,7 +60,9 @@ def simulate(
             # Settled once and written into the run: the trainers differ in the last bits.
             recipe = recipe.model_copy(update={"training": assembly.faster_training(workers)})
             assembly = Assembly(recipe).holding(assembly.dataset, assembly.partition)
-        folder = RunFolder.create(Path(run_dir) if run_dir is not None else default_folder(recipe), recipe)
+        folder = RunFolder.create(Path(run_dir), recipe) if run_dir is not None else _fresh_folder(recipe)
+        if on_folder is not None:
+            on_folder(folder.path)
         return _run(assembly, folder, engine, actors, supernodes, workers, progress)
 
 
@@ -71,6 +76,7 @@ def resume(
     progress: OnRound | None = None,
 ) -> dict[str, Any]:
     """Continue an interrupted run to the model that an uninterrupted one would have reached."""
+    _check_options(engine, workers, ray_address, supernodes)
     folder = RunFolder.open(Path(run))
     finished = folder.result()
     if finished is not None:
@@ -107,6 +113,18 @@ def prepared(
         yield ready()
 
 
+def _check_options(engine: str, workers: int | None, ray_address: str | None, supernodes: int | None) -> None:
+    for name, number in (("workers", workers), ("supernodes", supernodes)):
+        if number is not None and number < 1:
+            raise ConfigError(f"{name} must be at least 1, got {number}")
+    if engine not in get_args(Engine):
+        raise ConfigError(f"unknown engine {engine!r}; known: {', '.join(get_args(Engine))}")
+    if ray_address is not None and engine != "ray":
+        raise ConfigError(f"a Ray address is for engine 'ray', not {engine!r}")
+    if supernodes is not None and engine != "flower":
+        raise ConfigError(f"a number of SuperNodes is for engine 'flower', not {engine!r}")
+
+
 def _workers(recipe: Recipe, workers: int | None) -> int:
     return workers or recipe.run.workers or os.cpu_count() or 1
 
@@ -137,11 +155,20 @@ def _run(
         return serve(LocalGrid(assembly.client(keys).as_app()), assembly, folder, keys, engine, progress)
     if actors is not None:
         return serve(actors.holding(assembly, keys), assembly, folder, keys, engine, progress)
-    if engine == "flower":
-        from simulations.engines.flower import run_flower
+    from simulations.engines.flower import run_flower
 
-        return run_flower(folder, supernodes or workers, workers, progress)
-    raise RunError(f"unknown engine {engine!r}; known: local, ray, flower")
+    return run_flower(folder, supernodes or workers, workers, progress)
+
+
+def _fresh_folder(recipe: Recipe) -> RunFolder:
+    """A new folder of the default name; another process may take the same name in the same second."""
+    while True:
+        path = default_folder(recipe)
+        try:
+            return RunFolder.create(path, recipe)
+        except RunError:
+            if not path.exists():
+                raise
 
 
 def default_folder(recipe: Recipe) -> Path:

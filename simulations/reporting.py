@@ -11,7 +11,7 @@ from typing import Any
 
 from fedlgm.errors import RunError
 from fedlgm.privacy.ledger import Ledger
-from simulations.display import number
+from simulations.display import epsilon_label, number
 from simulations.run_folder import RunFolder
 
 _PAGE = """<!doctype html>
@@ -44,7 +44,7 @@ def write_report(run: Path) -> dict[str, Any]:
     figures = {
         "test accuracy": f"{result['accuracy']:.2%}",
         "epsilon claimed": number(result["claimed_epsilon"]),
-        "epsilon proven": number(result["epsilon"]),
+        epsilon_label(str(result["guarantee_status"])): number(result["epsilon"]),
         "delta": f"{result['delta']:g}",
         "rounds": str(result["rounds"]),
         "mechanism": f"{result['mechanism']} ({result['variant']})",
@@ -65,7 +65,7 @@ def write_report(run: Path) -> dict[str, Any]:
 
 
 def ledger_report(run: Path) -> dict[str, Any]:
-    """Charges of a run, grouped by event, with proven and claimed totals."""
+    """Charges of a run, grouped by event, with the accountant's and the claimed totals."""
     folder = RunFolder.open(run)
     privacy = folder.recipe().privacy
     with Ledger(folder.ledger_file) as ledger:

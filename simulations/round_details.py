@@ -21,8 +21,7 @@ def details(record: RoundRecord) -> dict[str, Any]:
     skipped: present and true where nothing was released.
     """
     plan = record.plan
-    noise = np.where(plan.released, plan.noise_norms, 0.0) * plan.denominator
-    row: dict[str, Any] = {"noise_scale": noise_scale(record), "layer_noise": _compact(noise)}
+    row: dict[str, Any] = {"noise_scale": noise_scale(record), "layer_noise": _compact(plan.party_noise_norms)}
     if "score" in plan.notes:
         row["score"] = _compact(plan.notes["score"])
     if record.notes:
@@ -37,8 +36,8 @@ def noise_scale(record: RoundRecord) -> float:
     plan = record.plan
     if "noise_norm" in record.notes:
         return math.sqrt(float(np.square(record.notes["noise_norm"]).sum())) / plan.denominator
-    once = math.sqrt(float(np.square(plan.noise_norms).sum()))
-    return once * math.sqrt(record.cohort) if plan.budget.trust == "local" else once
+    parties = record.present if plan.budget.trust == "local" else 1
+    return math.sqrt(parties * float(np.square(plan.party_noise_norms).sum())) / plan.denominator
 
 
 def _compact(values: np.ndarray) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.ledger import Ledger
 from fedlgm.transcript import Transcript
 from simulations import recipe as recipes
+from simulations import strict_json
 from simulations.recipe import Recipe
 
 _KEPT = 2  # checkpoints; the last could be the one that a crash cut short on a failing disk
@@ -145,7 +145,7 @@ class RunFolder:
     def append(self, row: dict[str, Any]) -> None:
         """Add one round's row."""
         with self.metrics_file.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+            file.write(strict_json.dumps(row) + "\n")
 
     def rows(self) -> list[dict[str, Any]]:
         """All complete rows; a row cut short by a crash is left out."""
@@ -156,8 +156,8 @@ class RunFolder:
             return
         for line in self.metrics_file.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
-                row = json.loads(line)
-            except json.JSONDecodeError:
+                row = strict_json.loads(line)
+            except ValueError:
                 return
             if not isinstance(row, dict) or "round" not in row:
                 return
@@ -166,11 +166,11 @@ class RunFolder:
     def truncate(self, round: int) -> None:
         """Forget rows after `round`: those rounds are done again."""
         kept = [row for row in self.rows() if row["round"] <= round]
-        _write(self.metrics_file, "".join(json.dumps(row) + "\n" for row in kept).encode())
+        _write(self.metrics_file, "".join(strict_json.dumps(row) + "\n" for row in kept).encode())
 
     def finish(self, result: dict[str, Any]) -> None:
         """Write the final summary."""
-        _write(self.result_file, (json.dumps(result, indent=2) + "\n").encode())
+        _write(self.result_file, (strict_json.dumps(result, indent=2) + "\n").encode())
 
     def result(self) -> dict[str, Any] | None:
         """The final summary of a finished run, else None.
@@ -181,7 +181,7 @@ class RunFolder:
         if not self.result_file.is_file():
             return None
         try:
-            result = json.loads(self.result_file.read_text(encoding="utf-8"))
+            result = strict_json.loads(self.result_file.read_text(encoding="utf-8"))
         except ValueError:
             result = None
         if not isinstance(result, dict) or not result:
@@ -204,10 +204,14 @@ class RunFolder:
         meta = {"rounds": str(transcript.rounds), "plan": plan, "charged": str(charged)}
         target = self.path / "checkpoints" / f"round-{transcript.rounds:06d}.safetensors"
         partial = target.with_suffix(".partial")
-        save_file({name: t.contiguous().clone() for name, t in tensors.items()}, partial, metadata=meta)
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())
-        partial.replace(target)
+        try:
+            save_file({name: t.contiguous().clone() for name, t in tensors.items()}, partial, metadata=meta)
+            with partial.open("rb") as file:
+                os.fsync(file.fileno())
+            partial.replace(target)
+        except (SafetensorError, OSError) as error:
+            partial.unlink(missing_ok=True)
+            raise RunError(f"cannot write the checkpoint {target}: {error}") from error
         for old in self._checkpoints()[:-_KEPT]:
             old.unlink()
 

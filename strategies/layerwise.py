@@ -43,6 +43,7 @@ class RoundRecord:
         round: number, from 1.
         plan: what was released.
         cohort: clients drawn (secret in a deployment: amplification needs it).
+        present: clients that took part: drawn, not dropped out, and asked for something.
         discarded: contributions with NaN or Inf that counted as zero (diagnostic; not noised).
         seconds: wall time of the round without evaluation.
         notes: figures that published, NOT PRIVATE variants report, each [clients, K].
@@ -51,6 +52,7 @@ class RoundRecord:
     round: int
     plan: ReleasePlan
     cohort: int
+    present: int
     discarded: int
     seconds: float
     notes: dict[str, np.ndarray] = field(default_factory=dict)
@@ -179,6 +181,7 @@ class LayerwiseFedAvg(FedAvg):
             pending.round,
             plan,
             pending.cohort,
+            sum(len(block) for block in pending.blocks),
             discarded,
             time.perf_counter() - pending.started,
             {name: np.concatenate(rows) for name, rows in pending.notes.items()},
@@ -234,27 +237,37 @@ class LayerwiseFedAvg(FedAvg):
         if self._nodes is not None:
             return self._nodes
         population, deadline = self.budget.sampling.population, time.monotonic() + self.wait_for_nodes
-        while not (node_ids := list(grid.get_node_ids())):
-            if time.monotonic() > deadline:
-                raise RunError(f"no node connected within {self.wait_for_nodes:.0f} s")
-            time.sleep(0.1)
+        answers: dict[int, ConfigRecord] = {}
+        while self._nodes is None:
+            answers |= self._ask(grid, [node for node in grid.get_node_ids() if node not in answers])
+            owner = {int(a[wire.PARTITION]): node for node, a in answers.items()}  # type: ignore[arg-type]
+            sizes = {int(a[wire.PARTITIONS]) for a in answers.values()}  # type: ignore[arg-type]
+            missing = sorted(set(range(population)) - owner.keys())
+            if answers and sizes != {population}:
+                self._nodes = sorted(answers)
+            elif not missing:
+                self._nodes = owner
+            elif time.monotonic() > deadline:
+                if not answers:
+                    raise RunError(f"no node connected within {self.wait_for_nodes:.0f} s")
+                raise RunError(
+                    f"{len(missing)} of {population} clients have no node after {self.wait_for_nodes:.0f} s, the first "
+                    f"is {missing[0]}"
+                )
+            else:
+                time.sleep(0.1)
+        return self._nodes
+
+    def _ask(self, grid: Grid, nodes: list[int]) -> dict[int, ConfigRecord]:
+        """What each node says of the client that lives there."""
         content = RecordDict({wire.CONFIG: ConfigRecord()})
-        queries = [grid.create_message(content, MessageType.QUERY, node, "query") for node in node_ids]
+        queries = [grid.create_message(content, MessageType.QUERY, node, "query") for node in nodes]
         answers = {}
-        for reply in grid.send_and_receive(queries, timeout=self.wait_for_nodes):
+        for reply in grid.send_and_receive(queries, timeout=self.wait_for_nodes) if queries else ():
             if reply.has_error():
                 raise RunError(f"node {reply.metadata.src_node_id} did not start: {reply.error.reason}")
             answers[reply.metadata.src_node_id] = reply.content.config_records[wire.CONFIG]
-        sizes = {int(a[wire.PARTITIONS]) for a in answers.values()}  # type: ignore[arg-type]
-        if sizes == {population}:
-            owner = {int(a[wire.PARTITION]): node for node, a in answers.items()}  # type: ignore[arg-type]
-            missing = sorted(set(range(population)) - owner.keys())
-            if missing:
-                raise RunError(f"{len(missing)} of {population} clients have no node, the first is {missing[0]}")
-            self._nodes = owner
-        else:
-            self._nodes = sorted(answers)
-        return self._nodes
+        return answers
 
     def _messages(
         self,

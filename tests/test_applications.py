@@ -275,6 +275,7 @@ def test_the_command_line_writes_a_folder_and_json(monkeypatch, capsys, tmp_path
     code, text = command(monkeypatch, capsys, "coordinate-descent", "--passes", 2, "--out", out, "--json")
     result = json.loads(text.out)
     assert code == 0
+    assert "INFO" not in text.err  # Flower's own account of every round
     assert result["epsilon"] == pytest.approx(1.0, rel=1e-3)
     assert result["guarantee"].startswith("conditional (example-level, replace-one")
     assert {p.name for p in out.iterdir()} >= {"settings.toml", "ledger.sqlite", "metrics.jsonl", "result.json"}

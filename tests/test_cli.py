@@ -15,7 +15,7 @@ import torch
 
 from fedlgm import allocation, mechanisms
 from fedlgm.privacy import calibrate
-from simulations import cli
+from simulations import cli, strict_json
 from simulations.planning import plan_report
 
 
@@ -79,6 +79,15 @@ def test_simulate_for_people(run, tiny_file, tmp_path):
     assert "Traceback" not in err
 
 
+def test_a_condition_is_not_called_a_proof(run, tiny_file, tmp_path):
+    options = ("--engine", "local", "--set", "federation.sampling=fixed")
+    _, out, _ = run("simulate", tiny_file, *options, "--run-dir", tmp_path / "r")
+    run("report", tmp_path / "r")
+    for text in (out, (tmp_path / "r" / "report.html").read_text(encoding="utf-8")):
+        assert "epsilon conditional" in text
+        assert "epsilon proven" not in text
+
+
 def test_runs_go_into_a_folder_of_their_own(run, tiny_file):
     for _ in range(2):
         assert run("simulate", tiny_file, "--engine", "local", "--rounds", 1, "--json")[0] == 0
@@ -95,7 +104,10 @@ def test_a_run_without_privacy_prints_infinity_as_json(run, tiny_file):
 
 def test_what_is_not_json_is_printed_as_words():
     values = {"loss": math.nan, "epsilon": math.inf, "rows": [-math.inf, 1.5, (2,)]}
-    assert cli._plain(values) == {"loss": "nan", "epsilon": "inf", "rows": ["-inf", 1.5, [2]]}
+    text = strict_json.dumps(values)
+    assert json.loads(text) == {"loss": "nan", "epsilon": "inf", "rows": ["-inf", 1.5, [2]]}
+    assert strict_json.loads(text)["rows"] == [-math.inf, 1.5, [2]]
+    assert strict_json.loads("[Infinity]") == [math.inf]  # as written by earlier versions
 
 
 def test_an_existing_folder_is_refused_at_once_and_not_offered_for_resuming(run, tiny_file, tmp_path):
@@ -194,6 +206,8 @@ def test_help(run, command):
 
 SIMULATE = ("simulate", "RECIPE", "--engine", "local", "--run-dir", "new")
 BAD = {
+    "address": ((*SIMULATE, "--ray-address", "127.0.0.1:1"), ["a Ray address is for engine 'ray', not 'local'"]),
+    "supernodes": ((*SIMULATE, "--supernodes", "3"), ["SuperNodes is for engine 'flower', not 'local'"]),
     "unknown key": ((*SIMULATE, "--set", "federation.round=3"), ["federation.round: unknown key", "rounds"]),
     "wrong type": ((*SIMULATE, "--set", "federation.rounds=many"), ["federation.rounds", "many"]),
     "epsilon zero": ((*SIMULATE, "--set", "privacy.epsilon=0"), ["privacy.epsilon", "greater than 0"]),

@@ -119,14 +119,24 @@ def test_bounds_add_up_to_the_total(bound, norms, floor):
         )
 
 
-def test_norms_of_a_release_lose_their_noise():
+@pytest.mark.parametrize("trust", ["central", "local"])
+def test_norms_of_a_release_lose_their_noise(trust):
     layers = LayerTable.from_sizes({"a": 100_000, "b": 100_000, "c": 10})
-    budget = Budget(1.0, Sampling("poisson", 100, 0.5))
+    relation = "replace-one" if trust == "local" else "add-remove"
+    budget = Budget(1.0, Sampling("poisson", 100, 0.5), relation, trust)
     made = ReleasePlan(layers, np.ones(3), np.array([2.0, 2.0, math.inf]), budget, Guarantee("proven", "test"))
     generator = torch.Generator().manual_seed(0)
     signal = torch.cat([torch.full((100_000,), 0.05), torch.zeros(100_000)])
-    mean = signal + torch.randn(200_000, generator=generator) * 2.0 / 50
+    # Under local trust each of the fifty expected clients adds its own.
+    spread = 2.0 * math.sqrt(50) if trust == "local" else 2.0
+    noise = torch.randn(200_000, generator=generator) * spread / 50
+    assert made.noise_norms[:2] == pytest.approx([float(part.norm()) for part in noise.split(100_000)], rel=0.01)
+    mean = signal + noise
     found = released_norms(mean, made)
+    if trust == "local":
+        assert found[0] == pytest.approx(0.05 * math.sqrt(100_000), rel=0.06)
+        assert found[1] < 12  # its noise alone has norm 89
+        return
     assert found[0] == pytest.approx(0.05 * math.sqrt(100_000), rel=0.01)
     assert found[1] < 2.0  # its noise alone has norm 12.6
     assert found[2] == 0
@@ -166,3 +176,7 @@ def test_quantile_bounds_keep_the_total():
     assert math.sqrt(np.sum(moved**2)) == pytest.approx(1.0)
     # Shares outside [0, 1] are noise: the first bound shrinks, the second grows, both by at most one step.
     assert moved[0] / moved[1] == pytest.approx(0.75 * math.exp(-0.2))
+    # Half of the clients below: too many for the lower quartile, too few for the upper one.
+    for target, step in ((0.25, -0.05), (0.75, 0.05)):
+        one = next_quantile_bounds(np.array([0.6, 0.8]), np.array([0.5, target]), 1.0, target, 0.2)
+        assert one[0] / one[1] == pytest.approx(0.75 * math.exp(step))

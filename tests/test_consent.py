@@ -144,6 +144,27 @@ def test_the_allowance_is_the_recipes_epsilon() -> None:
     assert whole == pytest.approx(assembly.recipe.privacy.epsilon, rel=1e-4)
 
 
+@pytest.mark.parametrize(("cap", "last"), [(3, 3), (400, 12)])
+def test_no_more_is_calibrated_for_than_a_client_can_take_part_in(cap: int, last: int) -> None:
+    """Nobody knows in which rounds a client will be drawn: any of them must be agreed to, the costliest included."""
+    options = [*LOCAL[:1], f"privacy.max_participations={cap}", "federation.rounds=12"]
+    assembly = Assembly(recipes.load("digits", [*options, "mechanism={name = 'time-varying'}"]))
+    plain = Assembly(recipes.load("digits", [*options, f"privacy.max_participations={last}"]))
+    assert Assembly(recipes.load("digits", options)).budget == plain.budget
+    consent, transcript, plans = assembly.consent(), assembly.start(), []
+    assert consent is not None
+    assert consent.participations == last
+    for _ in range(12):
+        plans.append(assembly.mechanism.plan(assembly.layers, assembly.budget, transcript))
+        transcript = transcript.extend(transcript.models[-1], torch.zeros(plans[-1].size), plans[-1])
+    for order in (plans, plans[::-1]):
+        state = RecordDict()
+        for number, plan in enumerate(order[:last]):
+            consent.record(state, 0, str(number), plan)
+        with pytest.raises(PrivacyError, match="refuses another"):
+            consent.record(state, 0, "one more", order[0])
+
+
 def test_a_node_of_one_client_answers_for_no_other() -> None:
     assembly = Assembly(recipes.load("digits", ["federation.clients=20", "privacy.accountant='rdp'"]))
     client = assembly.client(KeyRing(1))

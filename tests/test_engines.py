@@ -11,10 +11,14 @@ import time
 from pathlib import Path
 
 import pytest
+from flwr.app import Context, RecordDict
 
-from fedlgm.errors import RunError
+from fedlgm.errors import FedlgmError, RunError
 from simulations import launch
 from simulations import recipe as recipes
+from simulations.assembly import settled
+from simulations.engines.local import LocalGrid
+from simulations.flower_entry import make_server_app
 from simulations.recipe import Recipe
 from simulations.run_folder import RunFolder
 
@@ -200,3 +204,13 @@ def test_failing_clients_fail_the_run(recipe, tmp_path, failing_clients, nothing
     if engine == "flower":
         assert done.returncode == 2
         assert "Flower reports" in done.stderr
+
+
+def test_the_flower_app_continues_a_run_with_its_own_recipe_only(tmp_path):
+    """Clients build themselves from the run config: they would train by another recipe than the server's."""
+    folder = RunFolder.create(tmp_path / "run", settled(recipes.load("digits", ["training.lr=0.01"])))
+    config = {"run-dir": str(folder.path), "recipe": "digits", "set": ""}
+    context = Context(run_id=1, node_id=2, node_config={}, state=RecordDict(), run_config=config)
+    with pytest.raises(FedlgmError, match="another recipe than the run config"):
+        make_server_app()(LocalGrid(None), context)
+    assert not folder.metrics_file.exists()

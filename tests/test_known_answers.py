@@ -13,6 +13,7 @@ from opacus.accountants.analysis import rdp as opacus_rdp
 from opacus.accountants.prv import PRVAccountant as OpacusPrv
 
 from fedlgm.allocation import allocate, shares
+from fedlgm.errors import PrivacyError
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import get
 from fedlgm.mechanisms.inid import gaussian_inid, gaussian_scales, laplace_inid
@@ -114,6 +115,18 @@ def test_one_sampled_step(delta, expected):
 )
 def test_calibrated_multipliers(target, delta, setting, sigma):
     assert calibrate(target, delta, **setting) == pytest.approx(sigma, rel=1.5e-3)
+
+
+@pytest.mark.parametrize(
+    ("target", "setting", "sigma"),
+    [(0.01, {"steps": 1}, 412.36), (1e-3, {"steps": 3}, 6268.6), (1e-3, {"steps": 10, "sampling_rate": 0.01}, None)],
+)
+def test_little_epsilon_at_little_delta_where_renyi_accounting_finds_nothing(target, setting, sigma):
+    found = calibrate(target, 1e-8, **setting)
+    assert target * (1 - 1e-3) < epsilon(found, 1e-8, **setting) <= target
+    assert sigma is None or found == pytest.approx(sigma, rel=1e-4)
+    with pytest.raises(PrivacyError, match="the rdp accountant finds no noise multiplier below 1e"):
+        calibrate(target, 1e-8, accountant="rdp", **setting)
 
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])

@@ -64,14 +64,14 @@ def test_local_trust_reports_the_worst_client(path):
     with Ledger(path, "run") as ledger:
         for round_ in range(1, 6):
             ledger.charge(GAUSS, round=round_, key=str(round_), client=0)
-        ledger.charge(dp_event.GaussianDpEvent(0.9), round=1, key="x", client=1)
+        ledger.charge(dp_event.GaussianDpEvent(0.8), round=1, key="x", client=1)
         ledger.charge(GAUSS, round=1, key="x", client=2)
         assert ledger.participations() == {0: 5, 1: 1, 2: 1}
-        worst = max(epsilon(2.0, 1e-5, steps=5), epsilon(0.9, 1e-5, steps=1))
+        worst = max(epsilon(2.0, 1e-5, steps=5), epsilon(0.8, 1e-5, steps=1))
         assert ledger.epsilon(1e-5) == pytest.approx(worst)
         # What the server releases about everybody comes on top of each client's own.
         ledger.charge(GAUSS, round=1, key="server")
-        together = [(dp_event.GaussianDpEvent(0.9), 1), (GAUSS, 1)]
+        together = [(dp_event.GaussianDpEvent(0.8), 1), (GAUSS, 1)]
         assert ledger.epsilon(1e-5) == pytest.approx(max(epsilon(2.0, 1e-5, steps=6), composed_epsilon(together, 1e-5)))
 
 

@@ -134,14 +134,22 @@ def test_gaussian_tails_do_not_end_where_single_precision_does():
     Every coordinate then lacks mass 8e-9, and a neighbour's shift spread over D coordinates moves about
     2e-8 sqrt(D) / sigma_* of it across that edge in each release: more than a usual delta over a training run.
     """
+    assert largest("gaussian") > 8
+
+
+def test_laplace_tails_do_not_end_there_either():
+    """Exponentials of 24-bit uniforms end at 16.6."""
+    assert largest("laplace") > 30
+
+
+def largest(family: str) -> float:
+    """Largest magnitude of unit noise from a generator whose next words have all bits set."""
     state = mt19937_state(np.full(624, untempered(2**32 - 1), dtype=np.uint32))
     state[8:12].view(torch.int32)[:] = 624  # words left before the next twist
     state[16:24].view(torch.int64)[:] = 0  # position of the next word
     generator = torch.Generator()
     generator.set_state(state)
-    total = torch.zeros(64)
-    add_noise_(total, [(64, 1.0)], [generator])
-    assert float(total.abs().max()) > 8
+    return float(add_noise_(torch.zeros(64), [(64, 1.0)], [generator], family).abs().max())
 
 
 def test_streams_must_fit_the_parts():

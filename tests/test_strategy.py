@@ -16,7 +16,7 @@ from fedlgm import wire
 from fedlgm.errors import PrivacyError, RunError
 from fedlgm.keys import KeyRing
 from fedlgm.mechanisms.layerwise_gaussian import FlatGaussian
-from fedlgm.plan import Sampling
+from fedlgm.plan import Budget, Sampling
 from simulations.engines.local import LocalGrid
 from strategies import CohortSampler, ServerOptimizer
 from strategies.cohort import blocks
@@ -26,6 +26,10 @@ ALL = Sampling("poisson", 10, 1.0)
 
 def ones(client: int) -> torch.Tensor:
     return torch.ones(4)
+
+
+def zeros(client: int) -> torch.Tensor:
+    return torch.zeros(20_000)
 
 
 def spread(client: int) -> torch.Tensor:
@@ -244,9 +248,9 @@ class TestAskedTwice:
     """A server that resumes, errs or cheats may ask a client for the same round again."""
 
     @staticmethod
-    def ask(federation, model: float = 0.0) -> torch.Tensor:
+    def ask(federation, model: float = 0.0, budget: Budget | None = None) -> torch.Tensor:
         strategy, grid = federation.strategy, federation.grid
-        plan = strategy.mechanism.plan(strategy.layers, strategy.budget, strategy.transcript)
+        plan = strategy.mechanism.plan(strategy.layers, budget or strategy.budget, strategy.transcript)
         arrays = ArrayRecord({wire.MODEL: Array(np.full(strategy.layers.size, model, dtype=np.float32))})
         config = ConfigRecord({wire.ROUND: 1, wire.BLOCK: 0, wire.CLIENTS: [4], wire.PLAN: plan.to_json()})
         content = RecordDict({wire.ARRAYS: arrays, wire.CONFIG: config})
@@ -264,6 +268,15 @@ class TestAskedTwice:
     def test_another_model_has_other_noise(self, federation):
         """The same noise on two updates would cancel in their difference."""
         assert not torch.equal(self.ask(federation), self.ask(federation, model=1.0))
+
+    def test_another_plan_has_other_noise(self, federation):
+        """The same noise at two scales would cancel in a weighted difference."""
+        budget = federation.strategy.budget
+        louder = replace(budget, noise_multiplier=3 * budget.noise_multiplier)
+        silent = replace(budget, noise_multiplier=1e-3)
+        signal = self.ask(federation, budget=silent)
+        ratios = (self.ask(federation, budget=louder) - signal) / (self.ask(federation) - signal)
+        assert (ratios - 3).abs().min() > 0.05
 
 
 class Shuffled(LocalGrid):
@@ -311,6 +324,16 @@ class OneNodeEach(LocalGrid):
             yield self._app(message, context)
 
 
+class Late(OneNodeEach):
+    """The nodes connect one after another."""
+
+    here = 0
+
+    def get_node_ids(self):
+        self.here = min(self.here + 1, self.CLIENTS)
+        return super().get_node_ids()[: self.here]
+
+
 class Half(OneNodeEach):
     def get_node_ids(self):
         return super().get_node_ids()[::2]
@@ -323,6 +346,23 @@ def test_neither_order_nor_addressing_changes_a_bit(federate, grid, trust, relat
     expected = federate(spread, {"a": 5, "b": 4}, owner="plain", **setting).run(3)
     found = federate(spread, {"a": 5, "b": 4}, grid=grid, owner="other", **setting).run(3)
     assert torch.equal(found, expected)
+
+
+def test_clients_may_connect_one_after_another(federate):
+    expected = federate(spread, {"a": 9}, sampling=ALL, owner="all at once").run(1)
+    assert torch.equal(federate(spread, {"a": 9}, sampling=ALL, grid=Late, owner="late").run(1), expected)
+
+
+def test_clients_without_data_add_their_noise_under_local_trust(federate):
+    """Else the spread of what they send would tell who has data."""
+    setting = {"sampling": ALL, "trust": "local", "relation": "replace-one"}
+    spreads = {}
+    for nobody in (frozenset(), frozenset(range(10))):
+        federation = federate(zeros, {"a": 20_000}, empty=nobody, owner=str(len(nobody)), **setting)
+        federation.run(1)
+        spreads[len(nobody)] = float(federation.means[0].std())
+        assert spreads[len(nobody)] * 10 == pytest.approx(math.sqrt(10) * federation.records[0].plan.sigma[0], rel=0.03)
+    assert spreads[10] == pytest.approx(spreads[0], rel=0.04)
 
 
 def test_sums_depend_on_the_blocks(federate):
@@ -348,8 +388,8 @@ def test_failed_blocks_end_the_run_with_their_reason(federate):
 
 
 def test_clients_without_a_node_are_reported(federate):
-    federation = federate(ones, {"a": 4}, grid=Half, sampling=ALL)
-    with pytest.raises(RunError, match="5 of 10 clients have no node, the first is 1"):
+    federation = federate(ones, {"a": 4}, grid=Half, sampling=ALL, wait_for_nodes=0.3)
+    with pytest.raises(RunError, match="5 of 10 clients have no node after 0 s, the first is 1"):
         federation.run(1)
 
 

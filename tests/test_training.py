@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import subprocess
+import sys
 import time
 import warnings
 from collections.abc import Iterable, Iterator
@@ -211,6 +213,34 @@ def test_a_block_that_does_not_fit_is_halved_and_said_once() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         list(cramped.updates(model, _tasks(shape, 2)))
+
+
+def test_real_want_of_memory_on_the_cpu_is_halved() -> None:
+    """PyTorch's CPU allocator raises a plain RuntimeError; the limit lets eight clients through, and not 64."""
+    code = """
+import resource, warnings
+import psutil, torch
+from fedlgm import models
+from fedlgm.keys import KeyRing
+from fedlgm.layers import LayerTable
+from fedlgm.training import ClientTask, LocalTraining, VectorizedTrainer
+
+torch.set_num_threads(1)
+module = models.build("cnn", in_shape=(1, 28, 28), classes=10)
+layers = LayerTable.from_module(module)
+x, y = torch.zeros(256, 1, 28, 28), torch.zeros(256, dtype=torch.int64)
+trainer = VectorizedTrainer(module, layers, LocalTraining(batch_size=256), width=64)
+tasks = [ClientTask(x, y, torch.Generator().manual_seed(c), 1) for c in range(64)]
+limit = psutil.Process().memory_info().vms + 2**30
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    rows = sum(len(updates) for updates in trainer.updates(layers.flatten(module), tasks))
+assert rows == 64 and 1 <= trainer.width < 64, (rows, trainer.width)
+assert "64 clients at once do not fit into memory: continuing with 32" in str(caught[0].message)
+"""
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert child.returncode == 0, child.stderr[-2000:]
 
 
 class _Tiny(VectorizedTrainer):

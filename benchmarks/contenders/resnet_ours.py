@@ -48,12 +48,12 @@ class _Worker(ray_engine.Worker):
         ray_engine.Assembly = _TimedAssembly  # type: ignore[attr-defined]
         super().hold(*arguments)
 
-    def run(self, metadata: Any, config: Any, model: np.ndarray | None) -> Message:
+    def run(self, metadata: Any, config: Any, model: np.ndarray | None) -> tuple[Message, list[str]]:
         here.spent[0] = 0.0
-        message = super().run(metadata, config, model)
+        message, said = super().run(metadata, config, model)
         for metrics in message.content.metric_records.values():
             metrics["training"] = here.spent[0]
-        return message
+        return message, said
 
 
 class _Grid(ray_engine.RayGrid):

@@ -192,8 +192,9 @@ def _calibrate(
             if high > math.log(_LARGEST_MULTIPLIER):
                 releases = sum(count for _, count in levels)
                 raise PrivacyError(
-                    f"no noise multiplier below {_LARGEST_MULTIPLIER:g} meets epsilon={target:g}, delta={delta:g} "
-                    f"after {releases} releases: raise epsilon or delta, or release fewer times"
+                    f"the {accountant} accountant finds no noise multiplier below {_LARGEST_MULTIPLIER:g} that meets "
+                    f"epsilon={target:g}, delta={delta:g} after {releases} releases: raise epsilon or delta, or "
+                    "release fewer times"
                 )
         while excess(low, kind) < 0:
             if low <= math.log(_SMALLEST_MULTIPLIER):
@@ -214,7 +215,13 @@ def _calibrate(
         return None
 
     # RDP is cheap and close: it brackets the root for the accountant that was asked for.
-    start = solve(math.log(0.9), math.log(2.0), "rdp", 1e-3)
+    guess = (math.log(0.9), math.log(2.0))
+    try:
+        start = solve(*guess, "rdp", 1e-3)
+    except PrivacyError:  # it has no answer for little epsilon at little delta
+        if accountant == "rdp":
+            raise
+        start = solve(*guess, accountant if rate == 1 else _COARSE, 1e-3)
     root = None
     if accountant == "pld" and rate < 1:
         root = polish(solve(start - 0.2, start + 0.05, _COARSE, _TOLERANCE))
@@ -317,7 +324,8 @@ def _composed_epsilon(events: tuple[tuple[str, int], ...], delta: float, account
             raise PrivacyError(f"the {accountant} accountant cannot account for {event}; use accountant = 'pld'")
         with _quiet():
             ledger.compose(event, count)
-    return float(ledger.get_epsilon(delta)) if events else 0.0
+    with _quiet():
+        return float(ledger.get_epsilon(delta)) if events else 0.0
 
 
 def _pure_epsilon(event: dp_event.DpEvent) -> float:

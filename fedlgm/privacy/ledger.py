@@ -91,9 +91,10 @@ class Ledger:
         try:
             yield
         except (sqlite3.Error, json.JSONDecodeError, ValueError) as error:
-            raise LedgerError(
-                f"the ledger {self.path} cannot be used ({error}); restore it from a backup or start a new run"
-            ) from error
+            remedy = "restore it from a backup or start a new run"
+            if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+                remedy = "it is whole: free some space and continue the run"
+            raise LedgerError(f"the ledger {self.path} cannot be used ({error}); {remedy}") from error
 
     def charge(
         self,

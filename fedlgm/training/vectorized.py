@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from fedlgm.devices import exact_arithmetic
+from fedlgm.errors import MemoryWarning, out_of_memory
 from fedlgm.kernels import empty_block
 from fedlgm.layers import LayerTable
 from fedlgm.training.base import ClientTask, LocalTraining, require_stateless
@@ -84,8 +85,8 @@ class VectorizedTrainer:
             try:
                 with exact_arithmetic(self._device):
                     updates = self._train(model, waiting[part], orders[part])
-            except (torch.OutOfMemoryError, MemoryError):
-                if self._width == 1:
+            except (RuntimeError, MemoryError) as error:
+                if not out_of_memory(error) or self._width == 1:
                     raise
                 self._halve()
                 continue
@@ -95,7 +96,8 @@ class VectorizedTrainer:
 
     def _halve(self) -> None:
         half = (self._width + 1) // 2
-        warnings.warn(f"{self._width} clients at once do not fit into memory: continuing with {half}", stacklevel=3)
+        text = f"{self._width} clients at once do not fit into memory: continuing with {half}"
+        warnings.warn(text, MemoryWarning, stacklevel=3)
         self._width = half
 
     def _train(self, model: Tensor, batch: list[ClientTask], orders: list[Tensor]) -> Tensor:
@@ -122,7 +124,7 @@ class VectorizedTrainer:
             try:
                 return self._gradients(parameters, x, y, mask)
             except Exception as error:  # the compiler's failures have no common base
-                if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+                if out_of_memory(error):
                     raise
                 warnings.warn(
                     f"torch.compile does not work here ({type(error).__name__}): running uncompiled", stacklevel=2

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import math
 import os
+import queue
 import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import Future, wait
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
+import psutil
 import ray
 
 from fedlgm.errors import RunError
 
+left_behind = threading.Event()
+"""Set where Ray was stopped under us and does not come to an end: so will its handler at the end of Python."""
 _WORKER_GIB = 0.5  # of a worker that has imported everything, with a small model
+_LOOK_S = 0.2
+_PATIENCE_S, _GONE_S = 15.0, 3.0  # with Ray's start or end: while its control store lives, and once it is gone
 _QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": True}
 
 T = TypeVar("T")
@@ -39,8 +45,7 @@ def session(
     Yields:
         Function that waits for what `then` returns, or raises what it or `connect` raised.
     """
-    # The kernel ends Ray's processes with the thread that started them, so one thread does everything and stays.
-    thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ray")
+    thread = _Thread()
 
     def start() -> T:
         connect(address, workers)
@@ -60,11 +65,58 @@ def session(
     try:
         yield ready
     finally:
-        if ours:
-            thread.submit(ray.shutdown).result()
-        elif started.exception() is None:
-            leave(started.result())
-        thread.shutdown()
+        if not ours:
+            if started.exception() is None:
+                leave(started.result())
+        elif not (_ends(started) and _ends(thread.submit(ray.shutdown))):
+            left_behind.set()
+
+
+def _is_gcs(process: psutil.Process) -> bool:
+    """Whether this is Ray's control store, and alive."""
+    with suppress(psutil.Error):
+        return process.name() == "gcs_server" and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+class _Thread:
+    """One thread for everything that Ray is asked to do, to the end of the process.
+
+    The kernel ends Ray's processes with the thread that started them. Python does not wait for it at its end.
+    """
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
+        threading.Thread(target=self._serve, name="ray", daemon=True).start()
+
+    def submit(self, call: Callable[[], T]) -> Future[T]:
+        """Have `call` made after those before it."""
+        future: Future[T] = Future()
+        self._calls.put((future, call))
+        return future
+
+    def _serve(self) -> None:
+        while True:
+            future, call = self._calls.get()
+            try:
+                future.set_result(call())
+            except BaseException as error:
+                future.set_exception(error)
+            del future, call
+
+
+def _ends(call: Future[Any]) -> bool:
+    """Wait for what Ray was asked; False where that is in vain, because Ray itself was stopped.
+
+    A signal to the process group ends Ray's own processes, too; Ray would wait for them for minutes.
+    """
+    patience = _PATIENCE_S
+    while not wait([call], timeout=_LOOK_S).done:
+        alive = any(map(_is_gcs, psutil.Process().children()))
+        patience -= _LOOK_S if alive else _LOOK_S * _PATIENCE_S / _GONE_S
+        if patience <= 0:
+            return False
+    return True
 
 
 def connect(address: str | None, workers: int) -> None:
@@ -81,6 +133,7 @@ def connect(address: str | None, workers: int) -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     if not ray.is_initialized():
         if address is None:
+            _fits_here(workers)
             ray.init(address="local", num_cpus=workers, include_dashboard=False, **_QUIET)
         else:
             _reach(address)
@@ -95,6 +148,16 @@ def connect(address: str | None, workers: int) -> None:
         raise RunError(
             f"{workers} workers need {workers} CPUs and at least {workers * _WORKER_GIB:g} GiB of memory, Ray has "
             f"{cpus} and {memory:.1f} GiB: use --workers {fitting}"
+        )
+
+
+def _fits_here(workers: int) -> None:
+    """Refuse more workers than this machine's memory holds, before anything starts; CPUs may be shared."""
+    cores, memory = os.cpu_count() or 1, psutil.virtual_memory().total / 2**30
+    if workers * _WORKER_GIB > memory:
+        raise RunError(
+            f"{workers} workers need at least {workers * _WORKER_GIB:g} GiB of memory, this machine has {memory:.1f} "
+            f"GiB and {cores} cores: use --workers {min(cores, max(1, int(memory / _WORKER_GIB)))}"
         )
 
 

@@ -7,6 +7,7 @@ copy. A block lost with its actor is done again elsewhere with the same keys, so
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,7 @@ from ray.exceptions import OutOfMemoryError, RayActorError, RayError
 
 from fedlgm import wire
 from fedlgm.data import DataSet, Partition
-from fedlgm.errors import RunError
+from fedlgm.errors import MemoryWarning, RunError
 from fedlgm.keys import KeyRing
 from simulations import recipe as recipes
 from simulations.assembly import Assembly
@@ -58,12 +59,15 @@ class Worker:
         self._app = assembly.client(KeyRing(root)).as_app()
         self._context = Context(run_id=1, node_id=2, node_config={}, state=RecordDict(), run_config={})
 
-    def run(self, metadata: Any, config: Any, model: np.ndarray | None) -> Message:
-        """Serve one message."""
+    def run(self, metadata: Any, config: Any, model: np.ndarray | None) -> tuple[Message, list[str]]:
+        """Serve one message; also returns what the driver should say, since nobody reads a worker's warnings."""
         content = RecordDict({wire.CONFIG: config})
         if model is not None:
             content[wire.ARRAYS] = ArrayRecord({wire.MODEL: Array(model)})
-        return self._app(Message(content=content, metadata=metadata), self._context)  # type: ignore[call-overload]
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", MemoryWarning)
+            reply = self._app(Message(content=content, metadata=metadata), self._context)  # type: ignore[call-overload]
+        return reply, [str(w.message) for w in caught if issubclass(w.category, MemoryWarning)]
 
 
 class RayGrid(WorkerGrid):
@@ -127,8 +131,10 @@ class RayGrid(WorkerGrid):
                 continue
             block, slot = running.pop(finished)
             try:
-                done[block] = ray.get(finished)
+                done[block], said = ray.get(finished)
                 self._idle.append(slot)
+                for text in said:
+                    warnings.warn(text, MemoryWarning, stacklevel=2)
             except (RayActorError, OutOfMemoryError) as error:
                 losses[block] += 1
                 if losses[block] > _RETRIES:

@@ -1,0 +1,46 @@
+"""JSON that every reader takes: infinity and NaN are strings.
+
+An epsilon is infinite where a release is not private, a loss is NaN where a model is lost.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+_NUMBERS = {text: float(text) for text in ("inf", "-inf", "nan")}
+
+
+def dumps(value: Any, indent: int | None = None) -> str:
+    """`value` as strict JSON."""
+    return json.dumps(_plain(value), indent=indent, allow_nan=False)
+
+
+def loads(text: str) -> Any:
+    """Inverse of `dumps`; also reads the bare Infinity and NaN that earlier versions wrote.
+
+    Raises:
+        ValueError: not JSON.
+    """
+    return _numbers(json.loads(text))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _numbers(value: Any) -> Any:
+    if isinstance(value, str):
+        return _NUMBERS.get(value, value)
+    if isinstance(value, dict):
+        return {key: _numbers(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_numbers(item) for item in value]
+    return value
