@@ -131,6 +131,8 @@ def main() -> None:
     if pfl_python:
         shares = [["pfl_simulator", str(share)] for share in range(work.WORKERS)]
         contenders["pfl"] = Contender(*shares, python=pfl_python)
+    else:
+        print("pfl does not take part: FEDLGM_PFL_PYTHON names no interpreter that has it", file=sys.stderr)
     answers = interleaved(contenders, rounds)
     times = {name: [answer["seconds"] for answer in rows] for name, rows in answers.items()}
     floor = floor_seconds(range(1, rounds + 1))
@@ -139,9 +141,9 @@ def main() -> None:
         "work": f"FashionMNIST, {work.CLIENTS} clients, {work.COHORT} a round, CNN 26,010, "
         f"{work.EPOCHS} epochs, batch {work.BATCH}, Adam {work.LR}, {work.WORKERS} workers",
         "rounds": rounds,
-        "seconds_per_round": medians,
+        "seconds_per_round": {"pfl": None} | medians,
         "all_seconds": times,
-        "ratios": {name: seconds / medians["ours"] for name, seconds in medians.items() if name != "ours"},
+        "ratios": {"pfl": None} | {name: s / medians["ours"] for name, s in medians.items() if name != "ours"},
         "start_to_first_round": {name: contender.start_to_first_round for name, contender in contenders.items()},
         "floor": floor,
         "machine": {"cores": os.cpu_count(), "processor": platform.processor() or platform.machine()},

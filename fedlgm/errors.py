@@ -3,6 +3,11 @@
 The command line prints the message and exits with status 2; anything else is a bug and keeps its traceback.
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class FedlgmError(Exception):
     """Base of every error caused by input rather than by a defect of fedlgm."""
@@ -10,6 +15,15 @@ class FedlgmError(Exception):
 
 class ConfigError(FedlgmError, ValueError):
     """A recipe key, an option or an argument that cannot be used."""
+
+
+@contextmanager
+def told_with(path: str) -> Iterator[None]:
+    """Put a key's path before the message of a ConfigError."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
 
 
 class DataError(FedlgmError):

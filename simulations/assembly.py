@@ -13,7 +13,7 @@ from clients import Consent, LayerwiseClient, PartitionedSource
 from fedlgm import data, devices, models
 from fedlgm.data import DataSet, Partition
 from fedlgm.devices import torch_threads
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, told_with
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import Mechanism
@@ -43,7 +43,8 @@ class Assembly:
     @cached_property
     def dataset(self) -> DataSet:
         """The data, held once per process."""
-        return data.load(self.recipe.data.name, self.recipe.data.dir)
+        with told_with("data"):
+            return data.load(self.recipe.data.name, self.recipe.data.dir)
 
     @cached_property
     def partition(self) -> Partition:
@@ -58,7 +59,8 @@ class Assembly:
                     f"data.partition = 'natural' needs a set with users of its own: {section.name} has none"
                 )
             options["users"] = self.dataset.train_user
-        return data.partition(labels, clients, section.partition, seed=section.partition_seed, **options)
+        with told_with("data.partition"):
+            return data.partition(labels, clients, section.partition, seed=section.partition_seed, **options)
 
     @property
     def sizes(self) -> np.ndarray:
@@ -78,13 +80,14 @@ class Assembly:
     def module(self) -> nn.Module:
         """A fresh model, initialised from the recipe's seed (0 without one: the initial model is public)."""
         section = self.recipe.model
-        return models.build(
-            section.name,
-            in_shape=self.dataset.shape,
-            classes=self.dataset.classes,
-            seed=self.recipe.run.seed or 0,
-            **section.options,
-        )
+        with told_with("model"):
+            return models.build(
+                section.name,
+                in_shape=self.dataset.shape,
+                classes=self.dataset.classes,
+                seed=self.recipe.run.seed or 0,
+                **section.options,
+            )
 
     @cached_property
     def mechanism(self) -> Mechanism:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from fedlgm import data, mechanisms, models
 from fedlgm.devices import NoiseChoice
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, told_with
 from fedlgm.mechanisms import Mechanism
 from fedlgm.plan import Sampling
 from fedlgm.training import LocalTraining
@@ -190,7 +190,8 @@ class Recipe(_Section):
             raise ValueError("privacy.relation must be 'replace-one' under local trust: participation is visible")
         if self.relation == "add-remove" and federation.sampling == "fixed":
             raise ValueError("privacy.relation must be 'replace-one' for fixed-size sampling")
-        self.mechanism.build()
+        with told_with("mechanism"):
+            self.mechanism.build()
         return self
 
     @property

@@ -75,7 +75,13 @@ def test_a_signal_to_all_processes_ends_the_command_while_ray_starts(tmp_path: P
 
 def test_a_full_disk_is_said_and_the_run_goes_on_later(tmp_path: Path) -> None:
     """A limit on the size of files stands for the disk; the checkpoint is the largest."""
-    options = ["model.hidden=[512]", "federation.clients=20", "federation.rounds=4", "privacy.delta=1e-3"]
+    options = [
+        "model.hidden=[512]",
+        "federation.clients=20",
+        "federation.rounds=4",
+        "privacy.delta=1e-3",
+        "privacy.accountant=rdp",
+    ]
     sets = [text for option in options for text in ("--set", option)]
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))"
     process = start("simulate", "digits", "--engine", "local", *sets, "--run-dir", tmp_path / "run", prelude=limit)
@@ -91,7 +97,9 @@ def test_a_full_disk_is_said_and_the_run_goes_on_later(tmp_path: Path) -> None:
 def test_runs_of_the_same_second_have_folders_of_their_own(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(
-        recipes.load("digits", ["federation.clients=20", "federation.rounds=1", "privacy.delta=1e-3"]).to_toml()
+        recipes.load(
+            "digits", ["federation.clients=20", "federation.rounds=1", "privacy.delta=1e-3", "privacy.accountant=rdp"]
+        ).to_toml()
     )
     code = (
         "import time; frozen = time.strftime; time.strftime = lambda *a: '20260101-000000'; "

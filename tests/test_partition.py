@@ -155,7 +155,7 @@ def test_class_shares_follow_the_dirichlet_law(scheme: str, alpha: float) -> Non
 def test_min_size_is_met_or_refused(scheme: str) -> None:
     y = balanced(10, 200)
     assert partition(y, 10, scheme, alpha=1.0, min_size=50, seed=3).sizes.min() >= 50
-    with pytest.raises(ConfigError, match=r"use min_size=0 .*a larger alpha or fewer clients"):
+    with pytest.raises(ConfigError, match=r"use min_size=0.*a larger alpha or fewer clients"):
         partition(y, 100, scheme, alpha=0.01, min_size=10)
 
 

@@ -82,8 +82,8 @@ def dirichlet(
         except ValueError as error:
             raise ConfigError(
                 f"partition scheme 'dirichlet' cannot divide {len(labels)} samples among {clients} clients with "
-                f"alpha={alpha} and min_size={min_size}: use min_size=0 (empty clients are skipped), a larger alpha or "
-                f"fewer clients (at most one a sample)"
+                f"alpha={alpha} and min_size={min_size}: use min_size=0, a larger alpha or fewer clients (at most one "
+                f"a sample), or the scheme 'dirichlet-large', which takes any number of clients"
             ) from error
     raise ConfigError(
         f"partition scheme 'dirichlet' with self_balancing found no division in {_ATTEMPTS} draws at alpha={alpha}: "
