@@ -331,7 +331,7 @@ class LayerwiseFedAvg(FedAvg):
         return total
 
     def _expand(self, mean: Tensor, plan: ReleasePlan) -> Tensor:
-        """The released layers' mean at their places in a flat update [D]; layers that were not released stay put."""
+        """The released layers' mean at their places in a flat update [D]; 0 for layers that were not released."""
         if plan.released.all():
             return mean[: self.layers.size]
         update = torch.zeros(self.layers.size)

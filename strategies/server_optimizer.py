@@ -27,7 +27,8 @@ class ServerOptimizer:
     Works on released values only, so it is post-processing and costs no privacy.
 
     Args:
-        name: "sgd" (FedAvg: model + lr * mean), "momentum" (FedAvgM) or "adam" (FedAdam).
+        name: "sgd" (FedAvg: model + lr * mean), "momentum" (FedAvgM) or "adam" (FedAdam with PyTorch's Adam: bias
+            correction, betas 0.9 and 0.999, eps 1e-8; every coordinate moves by about `lr`, so 1 is far too much).
         lr: server learning rate.
         momentum: for "momentum".
     """

@@ -208,6 +208,11 @@ def test_tables_and_pictures(finished: tuple[list[comparing.Job], Path]) -> None
         for ladp, full in ([c for c in summary["cells"] if c["epsilon_budget"] == budget] for budget in (8.0, 2.0))
     ]
     assert f"{np.mean(gains):+.2%}" in text
+    reductions = [
+        1 - ladp["noise_scale"] / full["noise_scale"]
+        for ladp, full in ([c for c in summary["cells"] if c["epsilon_budget"] == budget] for budget in (8.0, 2.0))
+    ]
+    assert f"{np.mean(reductions):+.2%}" in text
     assert second["method"] == "full-dp"
 
 

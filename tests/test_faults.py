@@ -17,9 +17,10 @@ import ray
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedlgm.errors import LedgerError, RunError
+from fedlgm.errors import LedgerError, MemoryWarning, RunError
 from fedlgm.keys import KeyRing
 from fedlgm.privacy import Ledger
+from fedlgm.training import VectorizedTrainer
 from simulations import launch
 from simulations import recipe as recipes
 from simulations.assembly import Assembly
@@ -219,3 +220,30 @@ def test_more_workers_than_fit(monkeypatch: pytest.MonkeyPatch) -> None:
         connect(None, 3)
     finally:
         ray.shutdown()
+
+
+def test_want_of_memory_in_a_worker_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nobody reads what a worker's process warns of."""
+
+    class Cramped(ray_engine.Worker):
+        def hold(self, *arguments: Any) -> None:
+            train = VectorizedTrainer._train
+
+            def cramped(self: VectorizedTrainer, model: Any, batch: list, *more: Any) -> Any:
+                if len(batch) > 2:
+                    raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+                return train(self, model, batch, *more)
+
+            VectorizedTrainer._train = cramped  # type: ignore[method-assign]
+            super().hold(*arguments)
+
+    monkeypatch.setattr(ray_engine.RayGrid, "worker", Cramped)
+    recipe = RECIPE.model_copy(
+        update={
+            "training": RECIPE.training.model_copy(update={"vectorize": "on"}),
+            "federation": RECIPE.federation.model_copy(update={"rounds": 2}),
+        }
+    )
+    with pytest.warns(MemoryWarning, match="4 clients at once do not fit into memory: continuing with 2") as caught:
+        launch.simulate(recipe, engine="ray", workers=1, run_dir=tmp_path / "run")
+    assert sum(issubclass(w.category, MemoryWarning) for w in caught) == 1

@@ -60,6 +60,11 @@ def test_one_key_cannot_stand_for_two_costs(path):
             ledger.charge(dp_event.GaussianDpEvent(0.5), round=1, key="same")
 
 
+def test_a_charge_is_on_disk_before_anything_is_released(path):
+    with Ledger(path, "run") as ledger:
+        assert ledger._db.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL: every commit waits for the disk
+
+
 def test_local_trust_reports_the_worst_client(path):
     with Ledger(path, "run") as ledger:
         for round_ in range(1, 6):
