@@ -8,7 +8,7 @@ import signal
 import sys
 import warnings
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -316,19 +316,26 @@ def main() -> None:
     try:
         app(standalone_mode=True)
     except SystemExit as stop:
-        cluster = sys.modules.get("simulations.engines.cluster")
-        if cluster is not None and cluster.left_behind.is_set():
-            os._exit(int(stop.code or 0))
-        raise
+        _leave(int(stop.code or 0))
     except Exception as error:
         status = _stopped_by(error)
         if status is not None:
-            sys.exit(status)
+            _leave(status)
         if not isinstance(error, (FedlgmError, OSError)) and not out_of_memory(error):
             raise
         _err.print("error: ", style="bold red", end="")
         _err.print(str(error) or "out of memory", markup=False)
-        sys.exit(2)
+        _leave(2)
+
+
+def _leave(status: int) -> NoReturn:
+    """Exit; without Python's own end where Ray was left behind, since its handler there would wait for it."""
+    cluster = sys.modules.get("simulations.engines.cluster")
+    if cluster is not None and cluster.left_behind.is_set():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
 
 
 def _stopped_by(error: BaseException | None) -> int | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from flwr.app import Context, RecordDict
 
-from fedlgm.errors import FedlgmError, RunError
+from fedlgm.errors import FedlgmError
 from simulations import launch
 from simulations import recipe as recipes
 from simulations.assembly import settled
@@ -153,9 +153,20 @@ def test_another_seed_is_another_model(recipe, reference, tmp_path):
     assert launch.simulate(other, run_dir=tmp_path / "run")["model_sha256"] != reference["model_sha256"]
 
 
-def test_unknown_engine(recipe, tmp_path):
-    with pytest.raises(RunError, match="local, ray, flower"):
-        launch.simulate(recipe, engine="spark", run_dir=tmp_path / "run")
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"engine": "spark"}, "unknown engine 'spark'; known: local, ray, flower"),
+        ({"engine": "local", "ray_address": "auto"}, "a Ray address is for engine 'ray'"),
+        ({"engine": "ray", "supernodes": 3}, "SuperNodes is for engine 'flower'"),
+        ({"engine": "ray", "workers": 0}, "workers must be at least 1, got 0"),
+        ({"engine": "ray", "workers": 10_000}, r"10000 workers need at least 5000 GiB .* cores: use --workers \d+$"),
+    ],
+)
+def test_what_cannot_run_leaves_nothing(recipe, tmp_path, options, words):
+    with pytest.raises(FedlgmError, match=words):
+        launch.simulate(recipe, run_dir=tmp_path / "run", **options)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.fixture

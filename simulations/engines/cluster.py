@@ -22,7 +22,7 @@ left_behind = threading.Event()
 """Set where Ray was stopped under us and does not come to an end: so will its handler at the end of Python."""
 _WORKER_GIB = 0.5  # of a worker that has imported everything, with a small model
 _LOOK_S = 0.2
-_PATIENCE_S, _GONE_S = 15.0, 3.0  # with Ray's start or end: while its control store lives, and once it is gone
+_PATIENCE_S, _GONE_S = 15.0, 3.0  # with Ray's start and end; with a start whose control store is gone
 _QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": True}
 
 T = TypeVar("T")
@@ -62,14 +62,19 @@ def session(
             signal.signal(signal.SIGTERM, on_sigterm)
         return result
 
+    in_order = False
     try:
         yield ready
+        in_order = True
     finally:
         if not ours:
             if started.exception() is None:
                 leave(started.result())
-        elif not (_ends(started) and _ends(thread.submit(ray.shutdown))):
+        elif in_order:
+            thread.submit(ray.shutdown).result()
+        elif not (_ends(started, starting=True) and _ends(thread.submit(ray.shutdown))):
             left_behind.set()
+        thread.end()
 
 
 def _is_gcs(process: psutil.Process) -> bool:
@@ -80,13 +85,13 @@ def _is_gcs(process: psutil.Process) -> bool:
 
 
 class _Thread:
-    """One thread for everything that Ray is asked to do, to the end of the process.
+    """One thread for everything that Ray is asked to do, for which Python does not wait at its end.
 
-    The kernel ends Ray's processes with the thread that started them. Python does not wait for it at its end.
+    The kernel ends Ray's processes with the thread that started them, so it stays as long as Ray does.
     """
 
     def __init__(self) -> None:
-        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
         threading.Thread(target=self._serve, name="ray", daemon=True).start()
 
     def submit(self, call: Callable[[], T]) -> Future[T]:
@@ -95,25 +100,29 @@ class _Thread:
         self._calls.put((future, call))
         return future
 
+    def end(self) -> None:
+        """No more calls after those that were submitted."""
+        self._calls.put(None)
+
     def _serve(self) -> None:
-        while True:
-            future, call = self._calls.get()
+        while (item := self._calls.get()) is not None:
+            future, call = item
             try:
                 future.set_result(call())
             except BaseException as error:
                 future.set_exception(error)
-            del future, call
+            del item, future, call
 
 
-def _ends(call: Future[Any]) -> bool:
-    """Wait for what Ray was asked; False where that is in vain, because Ray itself was stopped.
+def _ends(call: Future[Any], starting: bool = False) -> bool:
+    """Wait a while for what Ray was asked; False where that is in vain, because Ray itself was stopped.
 
     A signal to the process group ends Ray's own processes, too; Ray would wait for them for minutes.
     """
     patience = _PATIENCE_S
     while not wait([call], timeout=_LOOK_S).done:
-        alive = any(map(_is_gcs, psutil.Process().children()))
-        patience -= _LOOK_S if alive else _LOOK_S * _PATIENCE_S / _GONE_S
+        gone = starting and not any(map(_is_gcs, psutil.Process().children()))
+        patience -= _LOOK_S * _PATIENCE_S / _GONE_S if gone else _LOOK_S
         if patience <= 0:
             return False
     return True
