@@ -246,7 +246,7 @@ def _sorted_overrides(
             if method not in own:
                 raise ConfigError(f"--set {text}: {method!r} is not among the methods {', '.join(methods)}")
             single = text.removeprefix(f"{method}/")
-            option = next((o for key, o in _COMMON.items() if single.partition("=")[0].strip() == key), None)
+            option = _COMMON.get(single.partition("=")[0].strip())
             if option is not None:
                 raise ConfigError(f"--set {text}: the runs of a comparison are named by it, so it comes from {option}")
             own[method].append(single)

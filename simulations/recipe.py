@@ -273,10 +273,11 @@ def _laid_over(section: str, below: dict[str, Any], above: dict[str, Any]) -> di
     kept = dict(below)
     if section == "federation" and above.keys() & _SIZES:
         kept = {key: value for key, value in kept.items() if key not in _SIZES}
-    naming = _NAMING.get(section)
-    if naming and above.get(naming, below.get(naming)) != below.get(naming):
+    naming = _NAMING.get(section, "")
+    name = above.get(naming, below.get(naming))
+    if name != below.get(naming):
         with suppress(ConfigError):  # an unknown name is told with the whole recipe
-            known = {*_SECTIONS[section].model_fields, *_OPTIONS[section](above[naming])}
+            known = {*_SECTIONS[section].model_fields, *_OPTIONS[section](str(name))}
             kept = {key: value for key, value in kept.items() if key in known}
     return kept | above
 

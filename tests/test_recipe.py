@@ -48,6 +48,7 @@ REFUSED = {
     "wrong type": ({"federation": {"rounds": "many"}}, ["federation.rounds", "'many'"]),
     "fraction of a client": ({"federation": {"clients": 2.5}}, ["federation.clients", "2.5"]),
     "no rounds": ({"federation": {"rounds": 0}}, ["federation.rounds", "1"]),
+    "name of another type": ({"mechanism": {"name": [1]}}, ["mechanism.name", "valid string"]),
     "learning rate absurd": ({"training": {"lr": 1e300}}, ["training.lr", "less than or equal to 1000000000"]),
     "epsilon zero": ({"privacy": {"epsilon": 0}}, ["privacy.epsilon", "greater than 0"]),
     "epsilon negative": ({"privacy": {"epsilon": -1.0}}, ["privacy.epsilon", "greater than 0"]),
@@ -119,10 +120,12 @@ def test_no_such_recipe_lists_the_bundled_ones(tmp_path):
         recipes.load(broken)
 
 
-@pytest.mark.parametrize("text", ["rounds", "=3", "federation..rounds=3", "name.deep=3"])
+@pytest.mark.parametrize("text", ["rounds", "=3", "federation..rounds=3", "name.deep=3", "data.alpha.deep=3"])
 def test_malformed_overrides(text):
     with pytest.raises(ConfigError, match="--set"):
         recipes.load("digits", [text])
+    with pytest.raises(ConfigError, match=r"mechanism\.name"):
+        recipes.load("digits", ["mechanism.name=[1]"])
 
 
 class TestAnotherChoice:
