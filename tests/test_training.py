@@ -216,7 +216,7 @@ def test_a_block_that_does_not_fit_is_halved_and_said_once() -> None:
 
 
 def test_real_want_of_memory_on_the_cpu_is_halved() -> None:
-    """PyTorch's CPU allocator raises a plain RuntimeError; the limit lets eight clients through, and not 64."""
+    """PyTorch's CPU allocator raises a plain RuntimeError; the limit has room for one copy of 64 clients' weights."""
     code = """
 import resource, warnings
 import psutil, torch
@@ -226,10 +226,10 @@ from fedlgm.layers import LayerTable
 from fedlgm.training import ClientTask, LocalTraining, VectorizedTrainer
 
 torch.set_num_threads(1)
-module = models.build("cnn", in_shape=(1, 28, 28), classes=10)
+module = models.build("mlp", in_shape=(1, 28, 28), classes=10, hidden=[4096])
 layers = LayerTable.from_module(module)
-x, y = torch.zeros(256, 1, 28, 28), torch.zeros(256, dtype=torch.int64)
-trainer = VectorizedTrainer(module, layers, LocalTraining(batch_size=256), width=64)
+x, y = torch.zeros(64, 1, 28, 28), torch.zeros(64, dtype=torch.int64)
+trainer = VectorizedTrainer(module, layers, LocalTraining(batch_size=64), width=64)
 tasks = [ClientTask(x, y, torch.Generator().manual_seed(c), 1) for c in range(64)]
 limit = psutil.Process().memory_info().vms + 2**30
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
