@@ -240,12 +240,13 @@ class LayerwiseFedAvg(FedAvg):
         answers: dict[int, ConfigRecord] = {}
         while self._nodes is None:
             answers |= self._ask(grid, [node for node in grid.get_node_ids() if node not in answers])
-            owner = {int(a[wire.PARTITION]): node for node, a in answers.items()}  # type: ignore[arg-type]
             sizes = {int(a[wire.PARTITIONS]) for a in answers.values()}  # type: ignore[arg-type]
-            missing = sorted(set(range(population)) - owner.keys())
             if answers and sizes != {population}:
                 self._nodes = sorted(answers)
-            elif not missing:
+                break
+            owner = {int(a[wire.PARTITION]): node for node, a in answers.items()}  # type: ignore[arg-type]
+            missing = sorted(set(range(population)) - owner.keys())
+            if not missing:
                 self._nodes = owner
             elif time.monotonic() > deadline:
                 if not answers:
