@@ -203,10 +203,10 @@ def _place(context: Context) -> tuple[int, int]:
 
 
 def _model(message: Message) -> Tensor:
-    return torch.from_numpy(message.content.array_records[wire.ARRAYS][wire.MODEL].numpy())
+    return torch.from_numpy(wire.view(message.content.array_records[wire.ARRAYS][wire.MODEL].data).copy())
 
 
 def _reply(message: Message, arrays: dict[str, np.ndarray], metrics: dict[str, int]) -> Message:
-    record = ArrayRecord({name: Array(array) for name, array in arrays.items()})
+    record = ArrayRecord({name: Array(**wire.fields(array)) for name, array in arrays.items()})
     content = RecordDict({wire.ARRAYS: record, wire.METRICS: MetricRecord(dict(metrics))})
     return Message(content=content, reply_to=message)

@@ -7,6 +7,7 @@ charge the ledger -> noise -> divide by the public denominator -> server step ->
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -309,24 +310,25 @@ class LayerwiseFedAvg(FedAvg):
 
     def _sum(self, pending: _Pending, replies: Iterable[Message]) -> BoundedSum:
         """Sum of the blocks in order; blocks that arrive client by client are put together first."""
-        total, block = BoundedSum.empty(pending.plan), BoundedSum.empty(pending.plan)
+        total = BoundedSum.empty(pending.plan)
+        block = BoundedSum.empty(pending.plan) if pending.single else total
         sizes = [len(b) for b in pending.blocks]
         left = iter(sizes)
         room = next(left, 0)
         for reply in self._in_order(replies, sum(sizes) if pending.single else len(sizes)):
             metrics = reply.content.metric_records[wire.METRICS]
             arrays = reply.content.array_records[wire.ARRAYS]
-            values = torch.from_numpy(arrays[wire.SUM].numpy())
+            values = wire.view(arrays[wire.SUM].data)
             for name in (key for key in arrays if key.startswith(wire.NOTE)):
                 pending.notes.setdefault(name.removeprefix(wire.NOTE), []).append(arrays[name].numpy())
             count, discarded = int(metrics[wire.EXAMPLES]), int(metrics[wire.DISCARDED])  # type: ignore[arg-type]
-            if values.shape != (pending.plan.size,):
-                raise PrivacyError(f"a reply holds {values.numel()} values where the plan releases {pending.plan.size}")
-            if not pending.single:
-                total.merge(values, count, discarded)
-                continue
-            block.merge(values, count, discarded)
-            if block.count >= room:
+            if values.shape != (pending.plan.size,) or values.dtype not in (np.float32, np.float64):
+                raise PrivacyError(
+                    f"a reply holds {values.size} values of {values.dtype} as {values.shape} where the plan releases "
+                    f"{pending.plan.size} numbers"
+                )
+            block.merge(_shared(values), count, discarded)
+            if pending.single and block.count >= room:
                 total.merge(block.total, block.count, block.discarded)
                 block, room = BoundedSum.empty(pending.plan), next(left, 0)
         return total
@@ -342,5 +344,12 @@ class LayerwiseFedAvg(FedAvg):
         return update
 
 
+def _shared(values: np.ndarray) -> Tensor:
+    """A tensor over numbers that nobody writes to, which is what torch warns of."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.from_numpy(values)
+
+
 def _record(model: Tensor) -> ArrayRecord:
-    return ArrayRecord({wire.MODEL: Array(model.numpy())})
+    return ArrayRecord({wire.MODEL: Array(**wire.fields(model.numpy()))})

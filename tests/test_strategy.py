@@ -9,15 +9,13 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from scipy import stats
 
 from fedlgm import wire
-from fedlgm.errors import PrivacyError, RunError
 from fedlgm.keys import KeyRing
 from fedlgm.mechanisms.layerwise_gaussian import FlatGaussian
 from fedlgm.plan import Budget, Sampling
-from simulations.engines.local import LocalGrid
 from strategies import CohortSampler, ServerOptimizer
 from strategies.cohort import blocks
 
@@ -34,10 +32,6 @@ def zeros(client: int) -> torch.Tensor:
 
 def spread(client: int) -> torch.Tensor:
     return torch.randn(9, generator=torch.Generator().manual_seed(client)) * 10.0 ** (client % 5 - 2)
-
-
-def cancelling(client: int) -> torch.Tensor:
-    return spread(client) + 1e17 * ((client == 0) - (client == 9))
 
 
 class TestCohorts:
@@ -103,6 +97,18 @@ def test_clients_without_data_are_counted_and_send_nothing(federate):
     some = federate(ones, {"a": 4}, mechanism="none", sampling=ALL, owner="b", empty=frozenset({0, 3, 7}))
     assert everybody.run(1).tolist() == pytest.approx([1.0] * 4)
     assert some.run(1).tolist() == pytest.approx([0.7] * 4)
+
+
+def test_clients_without_data_add_their_noise_under_local_trust(federate):
+    """Else the spread of what they send would tell who has data."""
+    setting = {"sampling": ALL, "trust": "local", "relation": "replace-one"}
+    spreads = {}
+    for nobody in (frozenset(), frozenset(range(10))):
+        federation = federate(zeros, {"a": 20_000}, empty=nobody, owner=str(len(nobody)), **setting)
+        federation.run(1)
+        spreads[len(nobody)] = float(federation.means[0].std())
+        assert spreads[len(nobody)] * 10 == pytest.approx(math.sqrt(10) * federation.records[0].plan.sigma[0], rel=0.03)
+    assert spreads[10] == pytest.approx(spreads[0], rel=0.04)
 
 
 def test_clients_with_nan_count_as_zero_and_are_reported(federate):
@@ -277,132 +283,3 @@ class TestAskedTwice:
         signal = self.ask(federation, budget=silent)
         ratios = (self.ask(federation, budget=louder) - signal) / (self.ask(federation) - signal)
         assert (ratios - 3).abs().min() > 0.05
-
-
-class Shuffled(LocalGrid):
-    """Replies in any order."""
-
-    def deliver(self, messages):
-        replies = list(super().deliver(messages))
-        yield from (replies[i] for i in np.random.default_rng(len(replies)).permutation(len(replies)))
-
-
-class Lossy(LocalGrid):
-    """One reply is missing."""
-
-    def deliver(self, messages):
-        replies = list(super().deliver(messages))
-        yield from (replies[1:] if len(replies) > 1 else replies)
-
-
-class Failing(LocalGrid):
-    """One block reports an error."""
-
-    def deliver(self, messages):
-        for message in messages:
-            if message.metadata.message_type == "train" and message.metadata.message_id.endswith("3"):
-                yield Message(Error(code=1, reason="out of memory"), reply_to=message)
-            else:
-                yield self._app(message, self._context)
-
-
-class OneNodeEach(LocalGrid):
-    """Every client has a node of its own, with a random-looking id, as in a deployment."""
-
-    CLIENTS = 10
-
-    def get_node_ids(self):
-        return [1000 - 7 * client for client in range(self.CLIENTS)]
-
-    def deliver(self, messages):
-        for message in messages:
-            client = (1000 - message.metadata.dst_node_id) // 7
-            config = {wire.PARTITION: client, wire.PARTITIONS: self.CLIENTS}
-            context = Context(run_id=1, node_id=2, node_config=config, state=RecordDict(), run_config={})
-            if wire.CLIENTS in message.content.config_records[wire.CONFIG]:
-                assert list(message.content.config_records[wire.CONFIG][wire.CLIENTS]) == [client]
-            yield self._app(message, context)
-
-
-class Late(OneNodeEach):
-    """The nodes connect one after another."""
-
-    here = 0
-
-    def get_node_ids(self):
-        self.here = min(self.here + 1, self.CLIENTS)
-        return super().get_node_ids()[: self.here]
-
-
-class Half(OneNodeEach):
-    def get_node_ids(self):
-        return super().get_node_ids()[::2]
-
-
-@pytest.mark.parametrize(("trust", "relation"), [("central", "add-remove"), ("local", "replace-one")])
-@pytest.mark.parametrize("grid", [Shuffled, OneNodeEach])
-def test_neither_order_nor_addressing_changes_a_bit(federate, grid, trust, relation):
-    setting = {"sampling": Sampling("poisson", 10, 0.8), "trust": trust, "relation": relation, "block_size": 3}
-    expected = federate(spread, {"a": 5, "b": 4}, owner="plain", **setting).run(3)
-    found = federate(spread, {"a": 5, "b": 4}, grid=grid, owner="other", **setting).run(3)
-    assert torch.equal(found, expected)
-
-
-def test_clients_may_connect_one_after_another(federate):
-    expected = federate(spread, {"a": 9}, sampling=ALL, owner="all at once").run(1)
-    assert torch.equal(federate(spread, {"a": 9}, sampling=ALL, grid=Late, owner="late").run(1), expected)
-
-
-def test_clients_without_data_add_their_noise_under_local_trust(federate):
-    """Else the spread of what they send would tell who has data."""
-    setting = {"sampling": ALL, "trust": "local", "relation": "replace-one"}
-    spreads = {}
-    for nobody in (frozenset(), frozenset(range(10))):
-        federation = federate(zeros, {"a": 20_000}, empty=nobody, owner=str(len(nobody)), **setting)
-        federation.run(1)
-        spreads[len(nobody)] = float(federation.means[0].std())
-        assert spreads[len(nobody)] * 10 == pytest.approx(math.sqrt(10) * federation.records[0].plan.sigma[0], rel=0.03)
-    assert spreads[10] == pytest.approx(spreads[0], rel=0.04)
-
-
-def test_sums_depend_on_the_blocks(federate):
-    """Power of the test above: float64 sums do notice another order, where most of them cancels out."""
-    models = [
-        federate(cancelling, {"a": 9}, mechanism="none", sampling=ALL, block_size=size, owner=str(size)).run(1)
-        for size in (1, 2, 3, 4)
-    ]
-    assert len({tuple(model.tolist()) for model in models}) > 1
-
-
-def test_missing_replies_end_the_run(federate):
-    federation = federate(ones, {"a": 4}, grid=Lossy, sampling=ALL, block_size=2)
-    with pytest.raises(RunError, match="only 4 of 5"):
-        federation.run(1)
-    assert not list(federation.ledger.charges())
-
-
-def test_failed_blocks_end_the_run_with_their_reason(federate):
-    federation = federate(ones, {"a": 4}, grid=Failing, sampling=ALL, block_size=2)
-    with pytest.raises(RunError, match="out of memory"):
-        federation.run(1)
-
-
-def test_clients_without_a_node_are_reported(federate):
-    federation = federate(ones, {"a": 4}, grid=Half, sampling=ALL, wait_for_nodes=0.3)
-    with pytest.raises(RunError, match="5 of 10 clients have no node after 0 s, the first is 1"):
-        federation.run(1)
-
-
-def test_replies_that_do_not_fit_the_plan_are_refused(federate):
-    federation = federate(ones, {"a": 4}, sampling=ALL)
-    original = federation.strategy._messages
-
-    def other_plan(grid, nodes, cut, round_, arrays, kind, extra):
-        options = {"clip": "med", "norms": "quantile"}
-        fewer = federate(ones, {"a": 4}, mechanism="snr-consistent", options=options, owner="b").strategy
-        plan = fewer.mechanism.plan(fewer.layers, fewer.budget, fewer.transcript)
-        return original(grid, nodes, cut, round_, arrays, kind, {wire.PLAN: plan.to_json()})
-
-    federation.strategy._messages = other_plan
-    with pytest.raises(PrivacyError, match="holds 5 values where the plan releases 4"):
-        federation.run(1)

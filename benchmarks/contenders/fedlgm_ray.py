@@ -51,9 +51,12 @@ def serve(
             ServerOptimizer("sgd", 1.0), keys, ledger, block_size=assembly.recipe.run.block_size, work=assembly.sizes,
         )  # fmt: skip
 
+        arrays = strategy.initial_arrays()
+
         def do_round(number: int) -> dict[str, float]:
+            nonlocal arrays
             strategy.transcript = Transcript(number, strategy.transcript.models)
-            strategy.start(grid, strategy.initial_arrays(), num_rounds=1)
+            arrays = strategy.start(grid, arrays, num_rounds=1).arrays
             return figures()
 
         work.serve(do_round)

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 from flwr.app import Message
 
 from benchmarks.contenders import fedlgm_ray
@@ -48,12 +47,12 @@ class _Worker(ray_engine.Worker):
         ray_engine.Assembly = _TimedAssembly  # type: ignore[attr-defined]
         super().hold(*arguments)
 
-    def run(self, metadata: Any, config: Any, model: np.ndarray | None) -> tuple[Message, list[str]]:
+    def run(self, *arguments: Any) -> Any:
         here.spent[0] = 0.0
-        message, said = super().run(metadata, config, model)
+        message, *more = super().run(*arguments)
         for metrics in message.content.metric_records.values():
             metrics["training"] = here.spent[0]
-        return message, said
+        return message, *more
 
 
 class _Grid(ray_engine.RayGrid):

@@ -31,6 +31,9 @@ _START_S = 180.0  # for the first of several workers to start
 _DATA_FIELDS = ("train_x", "train_y", "test_x", "test_y")
 
 
+_Arrays = dict[str, tuple[str, tuple[int, ...], str, np.ndarray]]
+
+
 @dataclass(frozen=True)
 class _Parcel:
     """A message taken apart so that its model travels once a round."""
@@ -59,15 +62,16 @@ class Worker:
         self._app = assembly.client(KeyRing(root)).as_app()
         self._context = Context(run_id=1, node_id=2, node_config={}, state=RecordDict(), run_config={})
 
-    def run(self, metadata: Any, config: Any, model: np.ndarray | None) -> tuple[Message, list[str]]:
-        """Serve one message; also returns what the driver should say, since nobody reads a worker's warnings."""
+    def run(self, metadata: Any, config: Any, model: _Arrays | None) -> tuple[Message, _Arrays, list[str]]:
+        """Serve one message: the reply, its arrays, and what the driver should say: nobody reads our warnings."""
         content = RecordDict({wire.CONFIG: config})
         if model is not None:
-            content[wire.ARRAYS] = ArrayRecord({wire.MODEL: Array(model)})
+            content[wire.ARRAYS] = _record(model)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", MemoryWarning)
             reply = self._app(Message(content=content, metadata=metadata), self._context)  # type: ignore[call-overload]
-        return reply, [str(w.message) for w in caught if issubclass(w.category, MemoryWarning)]
+        arrays = _apart(reply.content.pop(wire.ARRAYS, ArrayRecord()))  # type: ignore[arg-type]
+        return reply, arrays, [str(w.message) for w in caught if issubclass(w.category, MemoryWarning)]
 
 
 class RayGrid(WorkerGrid):
@@ -131,7 +135,10 @@ class RayGrid(WorkerGrid):
                 continue
             block, slot = running.pop(finished)
             try:
-                done[block], said = ray.get(finished)
+                reply, arrays, said = ray.get(finished)
+                if arrays:
+                    reply.content[wire.ARRAYS] = _record(arrays)
+                done[block] = reply
                 self._idle.append(slot)
                 for text in said:
                     warnings.warn(text, MemoryWarning, stacklevel=2)
@@ -186,7 +193,7 @@ class RayGrid(WorkerGrid):
         model = None
         if arrays is not None:
             if id(arrays) not in models:
-                models[id(arrays)] = ray.put(arrays[wire.MODEL].numpy())
+                models[id(arrays)] = ray.put(_apart(arrays))
             model = models[id(arrays)]
         return _Parcel(message.metadata, message.content.config_records[wire.CONFIG], model)
 
@@ -194,6 +201,20 @@ class RayGrid(WorkerGrid):
         """Stop the actors."""
         for actor in self._actors:
             ray.kill(actor)
+
+
+def _apart(record: ArrayRecord) -> _Arrays:
+    """A record's arrays with their bytes as NumPy arrays: these Ray writes into its object store without detours."""
+    return {name: (a.dtype, a.shape, a.stype, np.frombuffer(a.data, np.uint8)) for name, a in record.items()}
+
+
+def _record(arrays: _Arrays) -> ArrayRecord:
+    """The record that was taken apart; its bytes stay where they are, in Ray's object store."""
+    record = ArrayRecord()
+    for name, (dtype, shape, stype, data) in arrays.items():
+        record[name] = Array(dtype, shape, stype, b"")
+        record[name].data = data.data  # type: ignore[assignment]
+    return record
 
 
 def _cause(error: RayError) -> Exception:
