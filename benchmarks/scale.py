@@ -52,7 +52,6 @@ def federation(clients: int, cohort: int, rounds: int, nodes: int = 1) -> dict[s
     from benchmarks.contenders.cluster import one_core_nodes
     from simulations import launch
     from simulations import recipe as recipes
-    from simulations.engines.cluster import connect
 
     overrides = [
         "data={name = 'synthetic-100000', partition = 'dirichlet-large', alpha = 0.5}",
@@ -69,8 +68,6 @@ def federation(clients: int, cohort: int, rounds: int, nodes: int = 1) -> dict[s
     ]
     cluster = one_core_nodes(nodes) if nodes > 1 else contextlib.nullcontext()
     with cluster as address, tempfile.TemporaryDirectory() as directory:
-        if address is not None:
-            connect(address, nodes)
         peaks = []
         run = Path(directory) / "run"
         launch.simulate(

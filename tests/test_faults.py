@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import psutil
 import pytest
 import ray
 from hypothesis import given, settings
@@ -220,6 +222,39 @@ def test_more_workers_than_fit(monkeypatch: pytest.MonkeyPatch) -> None:
         connect(None, 3)
     finally:
         ray.shutdown()
+
+
+@pytest.mark.slow  # it needs a few GiB that nobody else takes meanwhile
+def test_a_worker_that_ray_ends_for_want_of_memory_gets_smaller_blocks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Hungry(ray_engine.Worker):
+        def hold(self, *arguments: Any) -> None:
+            train = VectorizedTrainer._train
+
+            def hungry(self: VectorizedTrainer, *everything: Any) -> Any:
+                if self.width > 2:
+                    eaten = []
+                    for _ in range(32):
+                        eaten.append(np.ones(2**28, np.uint8))
+                        time.sleep(0.2)
+                return train(self, *everything)
+
+            VectorizedTrainer._train = hungry  # type: ignore[method-assign]
+            super().hold(*arguments)
+
+    memory = psutil.virtual_memory()
+    monkeypatch.setenv("RAY_memory_usage_threshold", f"{1 - (memory.available - 4 * 2**30) / memory.total:.3f}")
+    monkeypatch.setattr(ray_engine.RayGrid, "worker", Hungry)
+    training = RECIPE.training.model_copy(update={"vectorize": "on"})
+    federation = RECIPE.federation.model_copy(update={"rounds": 2})
+    recipe = RECIPE.model_copy(update={"training": training, "federation": federation})
+    with pytest.warns(MemoryWarning, match="4 clients at once did not fit into memory: continuing with 2") as caught:
+        narrowed = launch.simulate(recipe, engine="ray", workers=1, run_dir=tmp_path / "run")
+    assert sum(issubclass(w.category, MemoryWarning) for w in caught) == 1
+    monkeypatch.setattr(ray_engine.RayGrid, "worker", ray_engine.Worker)
+    plain = launch.simulate(recipe, engine="local", run_dir=tmp_path / "plain")
+    assert narrowed["model_sha256"] == plain["model_sha256"]
 
 
 def test_want_of_memory_in_a_worker_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

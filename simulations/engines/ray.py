@@ -28,6 +28,7 @@ from simulations.engines.grid import WorkerGrid
 
 _RETRIES = 8  # losses of one block, and failed starts of workers, before the run gives up
 _START_S = 180.0  # for the first of several workers to start
+_LOST = (RayActorError, OutOfMemoryError)  # a worker, not its code
 _DATA_FIELDS = ("train_x", "train_y", "test_x", "test_y")
 
 
@@ -142,13 +143,15 @@ class RayGrid(WorkerGrid):
                 self._idle.append(slot)
                 for text in said:
                     warnings.warn(text, MemoryWarning, stacklevel=2)
-            except (RayActorError, OutOfMemoryError) as error:
+            except _LOST as error:
                 losses[block] += 1
                 if losses[block] > _RETRIES:
                     raise RunError(
                         f"a block of clients was lost {losses[block]} times with its worker: {error}"
                     ) from error
                 waiting.append(block)
+                if isinstance(error, OutOfMemoryError):
+                    self._narrow()
                 self._restart(slot)
             except RayError as error:
                 raise _cause(error) from error
@@ -163,6 +166,20 @@ class RayGrid(WorkerGrid):
         self._actors[slot] = self._actor()
         self._equip(slot)
 
+    def _narrow(self) -> None:
+        """Workers that start from now on train half as many clients at once: Ray ended one for want of memory."""
+        recipe, *others = self._arguments
+        training = recipe["training"]
+        width = training.get("width", recipe["run"]["block_size"])
+        if training["vectorize"] == "on" and width > 1:
+            half = (width + 1) // 2
+            warnings.warn(
+                f"a worker with {width} clients at once did not fit into memory: continuing with {half}",
+                MemoryWarning,
+                stacklevel=3,
+            )
+            self._arguments = (recipe | {"training": training | {"width": half}}, *others)
+
     def _equip(self, slot: int) -> None:
         """An actor gets work once it is up, and others do the work if that never happens."""
         self._starting[self._actors[slot].hold.remote(*self._arguments)] = slot
@@ -172,7 +189,7 @@ class RayGrid(WorkerGrid):
         try:
             ray.get(signal)
             self._idle.append(slot)
-        except RayActorError as error:
+        except _LOST as error:
             self._failed_starts += 1
             if self._failed_starts > _RETRIES:
                 raise RunError(f"workers do not start: {error}") from error
