@@ -56,8 +56,6 @@ def simulate(
     from simulations import display, launch
     from simulations.run_folder import RunFolder
 
-    if engine not in ("local", "ray", "flower"):
-        raise ConfigError(f"--engine: unknown {engine!r}; known: local, ray, flower")
     options: dict[str, Any] = {
         "engine": engine, "workers": workers, "ray_address": ray_address, "supernodes": supernodes,
     }  # fmt: skip
@@ -104,11 +102,9 @@ def compare(
     as_json: JsonOption = False,
 ) -> None:
     """Run mechanisms side by side and compare accuracy, noise and privacy; finished runs are not repeated."""
-    from fedlgm.errors import ConfigError
-    from simulations import comparing, comparison_figures
+    from simulations import comparing, comparison_figures, launch
 
-    if engine not in ("local", "ray", "flower"):
-        raise ConfigError(f"--engine: unknown {engine!r}; known: local, ray, flower")
+    launch.check_engine(engine)
     names = [name.strip() for name in methods.split(",") if name.strip()]
     todo = comparing.jobs(recipe, names, seeds, overrides or (), epsilons or (), partitions or ())
     folder = out or Path("runs") / f"compare-{Path(recipe or 'digits').stem}"

@@ -113,12 +113,21 @@ def prepared(
         yield ready()
 
 
+def check_engine(engine: str) -> None:
+    """Refuse an engine that is not there.
+
+    Raises:
+        ConfigError: with those that are.
+    """
+    if engine not in get_args(Engine):
+        raise ConfigError(f"unknown engine {engine!r}; known: {', '.join(get_args(Engine))}")
+
+
 def _check_options(engine: str, workers: int | None, ray_address: str | None, supernodes: int | None) -> None:
     for name, number in (("workers", workers), ("supernodes", supernodes)):
         if number is not None and number < 1:
             raise ConfigError(f"{name} must be at least 1, got {number}")
-    if engine not in get_args(Engine):
-        raise ConfigError(f"unknown engine {engine!r}; known: {', '.join(get_args(Engine))}")
+    check_engine(engine)
     if ray_address is not None and engine != "ray":
         raise ConfigError(f"a Ray address is for engine 'ray', not {engine!r}")
     if supernodes is not None and engine != "flower":

@@ -232,7 +232,7 @@ BAD = {
     "partition option": ((*SIMULATE, "--set", "data.beta=3"), ["beta"]),
     "missing data": ((*SIMULATE, "--set", "data.name=mnist", "--set", "data.dir=EMPTY"), ["mnist", "EMPTY"]),
     "recipe": (("simulate", "nothing", "--engine", "local"), ["no recipe 'nothing'", "digits"]),
-    "engine": (("simulate", "RECIPE", "--engine", "spark"), ["unknown 'spark'", "local, ray, flower"]),
+    "engine": (("simulate", "RECIPE", "--engine", "spark"), ["unknown engine 'spark'", "local, ray, flower"]),
     "no folder": (("simulate", "--resume", "nowhere"), ["not a run folder"]),
     "report": (("report", "nowhere"), ["not a run folder"]),
     "ledger": (("ledger", "nowhere"), ["not a run folder"]),

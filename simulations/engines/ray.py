@@ -31,8 +31,8 @@ _START_S = 180.0  # for the first of several workers to start
 _LOST = (RayActorError, OutOfMemoryError)  # a worker, not its code
 _DATA_FIELDS = ("train_x", "train_y", "test_x", "test_y")
 
-
 _Arrays = dict[str, tuple[str, tuple[int, ...], str, np.ndarray]]
+"""A record taken apart: name -> dtype, shape, stype and data of Flower's `Array`, the data as uint8."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,7 @@ class RayGrid(WorkerGrid):
         self._options = {"num_cpus": 1, "num_gpus": gpus, "max_restarts": 0}
         self._actors = [self._actor() for _ in range(workers)]
         self._arguments: tuple[Any, ...] = ()
+        self._held: dict[int, tuple[Any, ...]] = {}  # with which arguments each actor started
         self._starting: dict[ray.ObjectRef, int] = {}
         self._idle: list[int] = []
         self._failed_starts = 0
@@ -151,7 +152,7 @@ class RayGrid(WorkerGrid):
                     ) from error
                 waiting.append(block)
                 if isinstance(error, OutOfMemoryError):
-                    self._narrow()
+                    self._narrow(slot)
                 self._restart(slot)
             except RayError as error:
                 raise _cause(error) from error
@@ -166,8 +167,10 @@ class RayGrid(WorkerGrid):
         self._actors[slot] = self._actor()
         self._equip(slot)
 
-    def _narrow(self) -> None:
-        """Workers that start from now on train half as many clients at once: Ray ended one for want of memory."""
+    def _narrow(self, slot: int) -> None:
+        """Workers train half as many clients at once as the one that Ray ended here for want of memory."""
+        if self._held[slot] is not self._arguments:
+            return  # another one ended before: those that start now do already
         recipe, *others = self._arguments
         training = recipe["training"]
         width = training.get("width", recipe["run"]["block_size"])
@@ -182,6 +185,7 @@ class RayGrid(WorkerGrid):
 
     def _equip(self, slot: int) -> None:
         """An actor gets work once it is up, and others do the work if that never happens."""
+        self._held[slot] = self._arguments
         self._starting[self._actors[slot].hold.remote(*self._arguments)] = slot
 
     def _started(self, signal: ray.ObjectRef) -> None:
