@@ -1,8 +1,8 @@
 """Cross-device scale: `python -m benchmarks.scale --json`.
 
-* 100,000 registered clients against 500, same expected cohort, one optimizer step a client: ratio of peak memory
-  (driver and workers) and of the median time of a round;
-* a cohort of 1,000 out of 100,000, against one of 50: peak memory;
+* 100,000 registered clients against 500, four examples and one optimizer step each, same expected cohort: ratio of
+  peak memory (driver and workers) and of the median time of a round;
+* a cohort of 1,000 out of 100,000, against one of 50, with a model whose 63 sums of blocks are 280 MB: peak memory;
 * a two-node Ray cluster on this machine against one node with the same cores: ratio of time per round, for the
   simulators' work and for rounds of a few milliseconds;
 * ResNet-18 on 32x32 images, 10 clients of 64 images a round: the share of the workers' time that is not training,
@@ -27,6 +27,9 @@ import torch
 from benchmarks.contenders import resnet_work
 from benchmarks.simulators import Contender, interleaved
 
+EXAMPLES = 4  # of each client
+LOGISTIC, WIDE = "{name = 'logistic'}", "{name = 'mlp', hidden = [1024, 512]}"
+
 
 def peak_megabytes() -> float:
     """Sum of the peak resident sizes of this process and of the Ray workers it started."""
@@ -47,15 +50,15 @@ def _peak(process: str) -> float:
     return 0.0
 
 
-def federation(clients: int, cohort: int, rounds: int, nodes: int = 1) -> dict[str, Any]:
+def federation(clients: int, cohort: int, rounds: int, nodes: int = 1, model: str = LOGISTIC) -> dict[str, Any]:
     """Run a synthetic federation on Ray and return seconds of each round and peak memory."""
     from benchmarks.contenders.cluster import one_core_nodes
     from simulations import launch
     from simulations import recipe as recipes
 
     overrides = [
-        "data={name = 'synthetic-100000', partition = 'dirichlet-large', alpha = 0.5}",
-        "model={name = 'logistic'}",
+        f"data={{name = 'synthetic-{EXAMPLES * clients}', partition = 'iid'}}",
+        f"model={model}",
         f"federation.clients={clients}",
         f"federation.rate={cohort / clients}",
         f"federation.rounds={rounds}",
@@ -76,7 +79,7 @@ def federation(clients: int, cohort: int, rounds: int, nodes: int = 1) -> dict[s
             workers=2,
             run_dir=run,
             ray_address=address,
-            progress=lambda row: peaks.append(peak_megabytes()) if row["round"] % 10 == 0 else None,
+            progress=lambda row: peaks.append(peak_megabytes()) if row["round"] % 5 == 0 else None,
         )
         rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return {"seconds": [row["seconds"] for row in rows][2:], "peak_megabytes": max(peaks)}
@@ -97,44 +100,29 @@ def resnet18_shares(rounds: int) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print JSON (always done; kept for symmetry)")
-    parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--only", choices=("resnet18", "two-nodes"), help="measure this alone")
-    parser.add_argument("--child", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.only is not None:
-        print(json.dumps(resnet18_shares(arguments.repeats) if arguments.only == "resnet18" else two_nodes(9)))
-        return
-    if arguments.child is not None:
-        print(json.dumps(federation(**json.loads(arguments.child))))
-        return
+def registered(rounds: int, repeats: int) -> dict[str, Any]:
+    """Memory and time of federations of unlike size, over `repeats` interleaved runs of `rounds` rounds."""
     jobs = {
         "registered_500": {"clients": 500, "cohort": 50},
         "registered_100000": {"clients": 100_000, "cohort": 50},
-        "cohort_1000": {"clients": 100_000, "cohort": 1000},
+        "wide_model_50": {"clients": 100_000, "cohort": 50, "model": WIDE, "rounds": 6},
+        "wide_model_1000": {"clients": 100_000, "cohort": 1000, "model": WIDE, "rounds": 6},
         "small_rounds_two_nodes": {"clients": 500, "cohort": 50, "nodes": 2},
     }
     results: dict[str, list[dict[str, Any]]] = {name: [] for name in jobs}
-    for _ in range(arguments.repeats):
+    for _ in range(repeats):
         for name, job in jobs.items():
-            results[name].append(_child(job | {"rounds": arguments.rounds}))
+            results[name].append(_child({"rounds": rounds} | job))
     seconds = {n: statistics.median(s for run in runs for s in run["seconds"]) for n, runs in results.items()}
     memory = {name: statistics.median(run["peak_megabytes"] for run in runs) for name, runs in results.items()}
-    report = {
+    return {
         "seconds_per_round": seconds,
         "peak_megabytes": memory,
         "memory_ratio_100000_to_500": memory["registered_100000"] / memory["registered_500"],
         "time_ratio_100000_to_500": seconds["registered_100000"] / seconds["registered_500"],
-        "memory_ratio_cohort_1000_to_50": memory["cohort_1000"] / memory["registered_100000"],
+        "memory_ratio_cohort_1000_to_50": memory["wide_model_1000"] / memory["wide_model_50"],
         "time_ratio_two_nodes_to_one_small_rounds": seconds["small_rounds_two_nodes"] / seconds["registered_500"],
-        "two_nodes": two_nodes(9),
-        "resnet18": resnet18_shares(3),
-        "torch": torch.__version__,
     }
-    print(json.dumps(report))
 
 
 def two_nodes(rounds: int) -> dict[str, Any]:
@@ -153,6 +141,26 @@ def _child(job: dict[str, Any]) -> dict[str, Any]:
         raise RuntimeError(done.stderr)
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return answer
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print JSON (always done; kept for symmetry)")
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--only", choices=("registered", "two-nodes", "resnet18"), help="measure this alone")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child is not None:
+        print(json.dumps(federation(**json.loads(arguments.child))))
+        return
+    measurements = {
+        "registered": lambda: registered(arguments.rounds, arguments.repeats),
+        "two-nodes": lambda: two_nodes(9),
+        "resnet18": lambda: resnet18_shares(arguments.repeats),
+    }
+    names = [arguments.only] if arguments.only else list(measurements)
+    print(json.dumps({name: measurements[name]() for name in names} | {"torch": torch.__version__}))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -88,6 +89,20 @@ def interleaved(contenders: dict[str, Contender], rounds: int, warm: int = 0) ->
     return answers
 
 
+def starts(makers: dict[str, Callable[[], Contender]], times: int) -> dict[str, list[float]]:
+    """Seconds from the start to the end of the first round, `times` starts of each contender, in turn, back and forth.
+
+    The very first also reads what all of them need from the disk.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in makers}
+    for turn in range(times):
+        for name in list(makers)[:: -1 if turn % 2 else 1]:
+            contender = makers[name]()
+            seconds[name].append(contender.start_to_first_round)
+            contender.close()
+    return seconds
+
+
 def _answer(process: subprocess.Popen[str]) -> dict[str, Any]:
     assert process.stdout is not None
     for line in process.stdout:
@@ -124,15 +139,20 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print JSON (always done; kept for symmetry)")
     parser.add_argument("--quick", action="store_true", help="fewer rounds; ends within three minutes")
     parser.add_argument("--rounds", type=int, help="timed rounds of each contender")
+    parser.add_argument("--starts", type=int, help="timed starts of each contender, one of them for its rounds")
     arguments = parser.parse_args()
     rounds = arguments.rounds or (4 if arguments.quick else 15)
-    contenders = {name: Contender(command) for name, command in CONTENDERS.items()}
+    makers = {name: partial(Contender, command) for name, command in CONTENDERS.items()}
     pfl_python = os.environ.get("FEDLGM_PFL_PYTHON")
     if pfl_python:
         shares = [["pfl_simulator", str(share)] for share in range(work.WORKERS)]
-        contenders["pfl"] = Contender(*shares, python=pfl_python)
+        makers["pfl"] = partial(Contender, *shares, python=pfl_python)
     else:
         print("pfl does not take part: FEDLGM_PFL_PYTHON names no interpreter that has it", file=sys.stderr)
+    started = starts(makers, (arguments.starts or (1 if arguments.quick else 3)) - 1)
+    contenders = {name: make() for name, make in makers.items()}
+    for name, contender in contenders.items():
+        started[name].append(contender.start_to_first_round)
     answers = interleaved(contenders, rounds)
     times = {name: [answer["seconds"] for answer in rows] for name, rows in answers.items()}
     floor = floor_seconds(range(1, rounds + 1))
@@ -144,7 +164,8 @@ def main() -> None:
         "seconds_per_round": {"pfl": None} | medians,
         "all_seconds": times,
         "ratios": {"pfl": None} | {name: s / medians["ours"] for name, s in medians.items() if name != "ours"},
-        "start_to_first_round": {name: contender.start_to_first_round for name, contender in contenders.items()},
+        "start_to_first_round": {name: statistics.median(seconds) for name, seconds in started.items()},
+        "all_starts": started,
         "floor": floor,
         "machine": {"cores": os.cpu_count(), "processor": platform.processor() or platform.machine()},
         "versions": {"torch": torch.__version__, "python": platform.python_version()},

@@ -42,7 +42,11 @@ class RunError(FedlgmError):
     """A run folder that cannot be created, resumed or read, or a run that failed."""
 
 
-class MemoryWarning(UserWarning):
+class Notice(UserWarning):
+    """What whoever started a run should hear, whichever process it happens in."""
+
+
+class MemoryWarning(Notice):
     """Work goes on in smaller pieces because there was not enough memory."""
 
 

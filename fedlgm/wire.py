@@ -65,5 +65,5 @@ def view(data: bytes | memoryview) -> np.ndarray:
         np.lib.format.read_magic(head)
         shape, fortran, dtype = np.lib.format.read_array_header_1_0(head)
         return np.frombuffer(data, dtype, offset=head.tell()).reshape(shape, order="F" if fortran else "C")
-    except ValueError as error:
+    except Exception as error:  # NumPy's parser raises what Python's tokenizer does
         raise RunError(f"an array in a message cannot be read: {error}") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -44,19 +45,22 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, recipe: Recipe) -> RunFolder:
-        """Make a new folder.
+        """Make a new folder, which has its recipe as soon as it is there.
 
         Raises:
             RunError: it exists already (nothing is touched) or cannot be made.
         """
         cls.refuse_existing(path)
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
         try:
-            (path / "checkpoints").mkdir(parents=True)
+            (draft / "checkpoints").mkdir(parents=True)
+            _write(cls(draft).recipe_file, recipe.to_toml().encode())
+            draft.rename(path)
         except OSError as error:
             raise RunError(f"cannot create the run folder {path}: {error}") from error
-        folder = cls(path)
-        _write(folder.recipe_file, recipe.to_toml().encode())
-        return folder
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+        return cls(path)
 
     @staticmethod
     def refuse_existing(path: Path) -> None:

@@ -35,6 +35,9 @@ from fedlgm.transcript import Transcript
 from strategies.cohort import CohortSampler, blocks
 from strategies.server_optimizer import ServerStep
 
+# Sums are read where their messages lie, and only read.
+warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
+
 
 @dataclass
 class RoundRecord:
@@ -327,7 +330,7 @@ class LayerwiseFedAvg(FedAvg):
                     f"a reply holds {values.size} values of {values.dtype} as {values.shape} where the plan releases "
                     f"{pending.plan.size} numbers"
                 )
-            block.merge(_shared(values), count, discarded)
+            block.merge(torch.from_numpy(values), count, discarded)
             if pending.single and block.count >= room:
                 total.merge(block.total, block.count, block.discarded)
                 block, room = BoundedSum.empty(pending.plan), next(left, 0)
@@ -342,13 +345,6 @@ class LayerwiseFedAvg(FedAvg):
         for j, part in zip(plan.indices, mean.split([size for _, size, _, _ in plan.parts]), strict=False):
             views[j].copy_(part)
         return update
-
-
-def _shared(values: np.ndarray) -> Tensor:
-    """A tensor over numbers that nobody writes to, which is what torch warns of."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        return torch.from_numpy(values)
 
 
 def _record(model: Tensor) -> ArrayRecord:

@@ -57,6 +57,34 @@ def test_what_ray_says_of_a_lost_worker_is_not_output(tmp_path: Path) -> None:
     assert json.loads(out)["rounds"] == 30
 
 
+def test_without_a_compiler_a_run_goes_on_and_says_so_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two workers find out, which are processes of their own."""
+    monkeypatch.setenv("CXX", "/nonexistent-compiler")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    compiled = ("--set", "training.vectorize=on", "--set", "training.compile=true")
+    command = ("simulate", "digits", "--workers", 2, "--rounds", 2, *SLOW, "--set", "training.epochs=1")
+    process = start(*command, *compiled, "--run-dir", tmp_path / "run")
+    _, err = process.communicate(timeout=200)
+    assert process.returncode == 0, err
+    assert err.count("torch.compile does not work here") == 1
+
+
+def test_a_killed_command_on_ray_resumes_to_the_model_of_an_unbroken_run(tmp_path: Path) -> None:
+    options = ("--rounds", 12, *SLOW, "--set", "run.checkpoint_every=1", "--run-dir")
+    process = start("simulate", "digits", "--workers", 2, *options, tmp_path / "run")
+    rows = tmp_path / "run" / "metrics.jsonl"
+    while process.poll() is None and not (rows.exists() and rows.read_text().count("\n") >= 3):
+        time.sleep(0.05)
+    process.kill()
+    process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL
+    whole = start("simulate", "digits", "--engine", "local", *options, tmp_path / "whole", "--json")
+    again = start("simulate", "--resume", tmp_path / "run", "--workers", 2, "--json")
+    expected, resumed = (json.loads(one.communicate(timeout=300)[0]) for one in (whole, again))
+    assert resumed["model_sha256"] == expected["model_sha256"]
+    assert resumed["epsilon"] >= expected["epsilon"]
+
+
 @pytest.mark.parametrize("later", [0.0, 2.5])
 def test_a_signal_to_all_processes_ends_the_command_while_ray_starts(tmp_path: Path, later: float) -> None:
     """As `timeout`, Slurm and containers send it; Ray would wait for its own processes for more than a minute."""

@@ -199,7 +199,7 @@ def failing_clients(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "engine", ["flower", pytest.param("ray", marks=pytest.mark.slow), pytest.param("local", marks=pytest.mark.slow)]
+    "engine", ["ray", pytest.param("flower", marks=pytest.mark.slow), pytest.param("local", marks=pytest.mark.slow)]
 )
 def test_failing_clients_fail_the_run(recipe, tmp_path, failing_clients, nothing_left, engine):
     """Flower's own exit code would be 0."""

@@ -33,21 +33,19 @@ from simulations.run_folder import RunFolder
 from simulations.server import serve
 
 ROUNDS = 20
-RECIPE = recipes.load(
-    "digits",
-    [
-        "federation.clients=60",
-        "federation.rate=0.3",
-        f"federation.rounds={ROUNDS}",
-        "privacy.delta=1e-3",
-        "privacy.accountant='rdp'",
-        "data.partition='hsu'",
-        "training.epochs=2",
-        "run.block_size=4",
-        "run.evaluate_every=20",
-        "run.checkpoint_every=1",
-    ],
-)
+OVERRIDES = [
+    "federation.clients=60",
+    "federation.rate=0.3",
+    f"federation.rounds={ROUNDS}",
+    "privacy.delta=1e-3",
+    "privacy.accountant='rdp'",
+    "data.partition='hsu'",
+    "training.epochs=2",
+    "run.block_size=4",
+    "run.evaluate_every=20",
+    "run.checkpoint_every=1",
+]
+RECIPE = recipes.load("digits", OVERRIDES)
 
 
 @pytest.fixture(scope="module")
@@ -108,8 +106,7 @@ def test_a_killed_driver_resumes_to_the_same_model(
         shutil.rmtree(run, ignore_errors=True)
         for moment in moments:
             kills += _run_for(drivers, run, moment * min(durations))
-            if run.exists() and not (run / "recipe.toml").exists():
-                shutil.rmtree(run)  # killed between making the folder and writing the recipe: nothing to resume
+            assert not run.exists() or (run / "recipe.toml").exists()  # else nobody could resume it
             _assert_charged_before_released(run)
         assert not _run_for(drivers, run, 300)
         result = RunFolder.open(run).result()
@@ -200,6 +197,46 @@ def test_a_lost_node_does_not_change_the_result(reference: dict[str, Any], tmp_p
 
         result = _serve(grid, tmp_path / "run", lose)
         assert result["model_sha256"] == reference["model_sha256"]
+        assert _ledger_epsilon(tmp_path / "run") >= reference["epsilon"] - 1e-12
+    finally:
+        ray.shutdown()
+        nodes.shutdown()
+
+
+class _Losing(ray_engine.RayGrid):
+    """Removes a node whose worker has finished a block, before the block's sum has left it."""
+
+    node: Any = None
+    remove: Any = None
+    lost = 0
+
+    def _next(self, signals: list[ray.ObjectRef]) -> ray.ObjectRef:
+        (finished, *_), _ = ray.wait(signals, num_returns=1, fetch_local=False)
+        places = ray.experimental.get_object_locations([finished])[finished]["node_ids"] if self.remove else []
+        if self.node in places and ray.get_runtime_context().get_node_id() not in places:
+            self.remove()
+            self.remove, self.lost = None, self.lost + 1
+        return finished
+
+
+def test_a_sum_lost_with_its_node_is_made_again(tmp_path: Path) -> None:
+    """Sums of more than 100 kB stay in the object store of their worker's node until they are fetched."""
+    from ray.cluster_utils import Cluster
+
+    wide = recipes.load("digits", [*OVERRIDES, "federation.rounds=3", "model.hidden=[512]"])
+    reference = launch.simulate(wide, engine="local", run_dir=tmp_path / "reference")
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    second = nodes.add_node(num_cpus=1)
+    try:
+        connect(nodes.address, 2)
+        keys, assembly = KeyRing.from_seed(wide.run.seed), Assembly(wide)
+        grid = _Losing(2)
+        grid.node, grid.remove = second.node_id, lambda: nodes.remove_node(second, allow_graceful=False)
+        folder = RunFolder.create(tmp_path / "run", wide)
+        result = serve(grid.holding(assembly, keys), assembly, folder, keys, "ray", None)
+        assert grid.lost == 1
+        assert result["model_sha256"] == reference["model_sha256"]
+        assert result["epsilon"] >= reference["epsilon"]
     finally:
         ray.shutdown()
         nodes.shutdown()
@@ -280,5 +317,5 @@ def test_want_of_memory_in_a_worker_is_said(monkeypatch: pytest.MonkeyPatch, tmp
         }
     )
     with pytest.warns(MemoryWarning, match="4 clients at once do not fit into memory: continuing with 2") as caught:
-        launch.simulate(recipe, engine="ray", workers=1, run_dir=tmp_path / "run")
+        launch.simulate(recipe, engine="ray", workers=2, run_dir=tmp_path / "run")
     assert sum(issubclass(w.category, MemoryWarning) for w in caught) == 1

@@ -75,6 +75,13 @@ class TestCohorts:
         assert [len(block) for block in cut] == [2, 2, 1]
         assert blocks(np.array([], dtype=np.int64), 2) == []
 
+    def test_longest_clients_come_first(self):
+        """So that a block holds equally long ones, and what is left at the end of a round is short."""
+        work = np.array([3, 1, 4, 1, 5, 9, 2, 6])
+        cut = blocks(np.arange(8), 3, work)
+        assert work[np.concatenate(cut)].tolist() == sorted(work, reverse=True)
+        assert np.concatenate(blocks(np.arange(8), 3)).tolist() == list(range(8))
+
 
 def test_the_denominator_is_public(federate):
     federation = federate(ones, {"a": 4}, mechanism="none", sampling=Sampling("poisson", 40, 0.25))

@@ -167,6 +167,21 @@ def test_large_models_agree_in_double_precision(name: str, optimizer: str) -> No
     assert _relative(ours, reference) < 1e-7
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum"])
+@pytest.mark.parametrize("name", ["resnet20", "resnet18", "cnn-small", "cifar-cnn"])
+def test_sequential_training_equals_a_plain_loop(name: str, optimizer: str) -> None:
+    """In single precision, with steps so small that hardly an activation crosses zero."""
+    module, layers, shape = _build(name)
+    settings = dataclasses.replace(OPTIMIZERS[optimizer], lr=1e-4, epochs=2, batch_size=4)
+    tasks = partial(_tasks, shape, 2, (6, 3))
+    reference = _loop(module, layers, settings, tasks())
+    trainer = SequentialTrainer(copy.deepcopy(module), layers, settings)
+    ours = torch.cat([u.clone() for u in trainer.updates(layers.flatten(module), tasks())])
+    assert _relative(ours, reference) < 1e-2
+    wrong = torch.cat([u.clone() for u in trainer.updates(layers.flatten(module), tasks()[::-1])])
+    assert _relative(wrong, reference) > 0.1
+
+
 def test_a_wrong_trainer_would_be_caught() -> None:
     """Power: another learning rate, or the order of another client, is far outside the tolerance."""
     module, layers, shape = _build("mlp")

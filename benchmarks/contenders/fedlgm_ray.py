@@ -1,4 +1,4 @@
-"""fedlgm's own Ray engine, with the private step, the ledger and everything else that a real run does.
+"""fedlgm's own Ray engine: plan, bounds, ledger on disk and noise of a real run, without its evaluation and files.
 
 With the argument "two-nodes" it runs on a cluster of two nodes with one core each.
 """

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from fedlgm.devices import exact_arithmetic
-from fedlgm.errors import MemoryWarning, out_of_memory
+from fedlgm.errors import MemoryWarning, Notice, out_of_memory
 from fedlgm.kernels import empty_block
 from fedlgm.layers import LayerTable
 from fedlgm.training.base import ClientTask, LocalTraining, require_stateless
@@ -126,9 +126,8 @@ class VectorizedTrainer:
             except Exception as error:  # the compiler's failures have no common base
                 if out_of_memory(error):
                     raise
-                warnings.warn(
-                    f"torch.compile does not work here ({type(error).__name__}): running uncompiled", stacklevel=2
-                )
+                text = f"torch.compile does not work here ({type(error).__name__}): running uncompiled"
+                warnings.warn(text, Notice, stacklevel=2)
                 self._compiled = False
         return self._eager(parameters, x, y, mask)
 

@@ -16,19 +16,19 @@ import numpy as np
 import ray
 import torch
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
-from ray.exceptions import OutOfMemoryError, RayActorError, RayError
+from ray.exceptions import ObjectLostError, OutOfMemoryError, RayActorError, RayError
 
 from fedlgm import wire
 from fedlgm.data import DataSet, Partition
-from fedlgm.errors import MemoryWarning, RunError
+from fedlgm.errors import MemoryWarning, Notice, RunError
 from fedlgm.keys import KeyRing
 from simulations import recipe as recipes
 from simulations.assembly import Assembly
 from simulations.engines.grid import WorkerGrid
 
-_RETRIES = 8  # losses of one block, and failed starts of workers, before the run gives up
+_RETRIES = 8  # losses of one block beyond one a worker, and failed starts in a row, before the run gives up
 _START_S = 180.0  # for the first of several workers to start
-_LOST = (RayActorError, OutOfMemoryError)  # a worker, not its code
+_LOST = (RayActorError, OutOfMemoryError, ObjectLostError)  # a worker or its node, not its code
 _DATA_FIELDS = ("train_x", "train_y", "test_x", "test_y")
 
 _Arrays = dict[str, tuple[str, tuple[int, ...], str, np.ndarray]]
@@ -63,16 +63,16 @@ class Worker:
         self._app = assembly.client(KeyRing(root)).as_app()
         self._context = Context(run_id=1, node_id=2, node_config={}, state=RecordDict(), run_config={})
 
-    def run(self, metadata: Any, config: Any, model: _Arrays | None) -> tuple[Message, _Arrays, list[str]]:
+    def run(self, metadata: Any, config: Any, model: _Arrays | None) -> tuple[Message, _Arrays, list[Notice]]:
         """Serve one message: the reply, its arrays, and what the driver should say: nobody reads our warnings."""
         content = RecordDict({wire.CONFIG: config})
         if model is not None:
             content[wire.ARRAYS] = _record(model)
         with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", MemoryWarning)
+            warnings.simplefilter("always", Notice)
             reply = self._app(Message(content=content, metadata=metadata), self._context)  # type: ignore[call-overload]
         arrays = _apart(reply.content.pop(wire.ARRAYS, ArrayRecord()))  # type: ignore[arg-type]
-        return reply, arrays, [str(w.message) for w in caught if issubclass(w.category, MemoryWarning)]
+        return reply, arrays, [w.message for w in caught if isinstance(w.message, Notice)]
 
 
 class RayGrid(WorkerGrid):
@@ -95,6 +95,7 @@ class RayGrid(WorkerGrid):
         self._starting: dict[ray.ObjectRef, int] = {}
         self._idle: list[int] = []
         self._failed_starts = 0
+        self._said: set[str] = set()
 
     def holding(self, assembly: Assembly, keys: KeyRing) -> RayGrid:
         """Ship the data once through the object store and have the actors make their clients; returns `self`.
@@ -142,13 +143,15 @@ class RayGrid(WorkerGrid):
                     reply.content[wire.ARRAYS] = _record(arrays)
                 done[block] = reply
                 self._idle.append(slot)
-                for text in said:
-                    warnings.warn(text, MemoryWarning, stacklevel=2)
+                for notice in said:
+                    self._say(notice)
             except _LOST as error:
                 losses[block] += 1
-                if losses[block] > _RETRIES:
+                # A lost node's idle workers are noticed one by one, each by a block that it is given.
+                if losses[block] > _RETRIES + len(self._actors):
                     raise RunError(
-                        f"a block of clients was lost {losses[block]} times with its worker: {error}"
+                        f"a block of clients was lost {losses[block]} times with its worker (if memory ran out: use "
+                        f"a smaller training.width, or fewer workers): {error}"
                     ) from error
                 waiting.append(block)
                 if isinstance(error, OutOfMemoryError):
@@ -164,6 +167,7 @@ class RayGrid(WorkerGrid):
         return ray.remote(self.worker).options(**self._options).remote()
 
     def _restart(self, slot: int) -> None:
+        ray.kill(self._actors[slot])  # where it is not gone, but what it made is
         self._actors[slot] = self._actor()
         self._equip(slot)
 
@@ -176,12 +180,16 @@ class RayGrid(WorkerGrid):
         width = training.get("width", recipe["run"]["block_size"])
         if training["vectorize"] == "on" and width > 1:
             half = (width + 1) // 2
-            warnings.warn(
-                f"a worker with {width} clients at once did not fit into memory: continuing with {half}",
-                MemoryWarning,
-                stacklevel=3,
+            self._say(
+                MemoryWarning(f"a worker with {width} clients at once did not fit into memory: continuing with {half}")
             )
             self._arguments = (recipe | {"training": training | {"width": half}}, *others)
+
+    def _say(self, notice: Notice) -> None:
+        """Once, however many workers say it."""
+        if str(notice) not in self._said:
+            self._said.add(str(notice))
+            warnings.warn(notice, stacklevel=4)
 
     def _equip(self, slot: int) -> None:
         """An actor gets work once it is up, and others do the work if that never happens."""
@@ -192,6 +200,7 @@ class RayGrid(WorkerGrid):
         slot = self._starting.pop(signal)
         try:
             ray.get(signal)
+            self._failed_starts = 0
             self._idle.append(slot)
         except _LOST as error:
             self._failed_starts += 1
