@@ -231,9 +231,11 @@ def test_a_sum_lost_with_its_node_is_made_again(tmp_path: Path) -> None:
         connect(nodes.address, 2)
         keys, assembly = KeyRing.from_seed(wide.run.seed), Assembly(wide)
         grid = _Losing(2)
+        grid.holding(assembly, keys)
+        while grid._starting:  # both are up: each gets a block of the first round
+            grid._started(grid._next(list(grid._starting)))
         grid.node, grid.remove = second.node_id, lambda: nodes.remove_node(second, allow_graceful=False)
-        folder = RunFolder.create(tmp_path / "run", wide)
-        result = serve(grid.holding(assembly, keys), assembly, folder, keys, "ray", None)
+        result = serve(grid, assembly, RunFolder.create(tmp_path / "run", wide), keys, "ray", None)
         assert grid.lost == 1
         assert result["model_sha256"] == reference["model_sha256"]
         assert result["epsilon"] >= reference["epsilon"]
