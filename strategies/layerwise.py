@@ -214,7 +214,7 @@ class LayerwiseFedAvg(FedAvg):
                 return self.mechanism.plan(self.layers, self.budget, self.transcript)
         messages = self._messages(grid, nodes, cut, round_, arrays, wire.TRAIN_NORMS, {})
         rows = [
-            m.content.array_records[wire.ARRAYS][wire.NORMS].numpy()
+            wire.view(m.content.array_records[wire.ARRAYS][wire.NORMS].data)
             for m in self._in_order(grid.send_and_receive(messages), len(messages))
         ]
         norms = np.concatenate(rows) if rows else np.ones((1, len(self.layers)))

@@ -43,12 +43,16 @@ def descendants(process: subprocess.Popen[str], name: str) -> list[psutil.Proces
     return found
 
 
+def wait_for_three_rounds(process: subprocess.Popen[str], run: Path) -> None:
+    rows = run / "metrics.jsonl"
+    while process.poll() is None and not (rows.exists() and rows.read_text().count("\n") >= 3):
+        time.sleep(0.05)
+
+
 def test_what_ray_says_of_a_lost_worker_is_not_output(tmp_path: Path) -> None:
     command = ("simulate", "digits", "--workers", 2, "--rounds", 30, *SLOW, "--run-dir", tmp_path / "run", "--json")
     process = start(*command)
-    rows = tmp_path / "run" / "metrics.jsonl"
-    while process.poll() is None and not (rows.exists() and rows.read_text().count("\n") >= 3):
-        time.sleep(0.05)
+    wait_for_three_rounds(process, tmp_path / "run")
     workers = descendants(process, "ray::Worker")
     assert workers
     workers[0].kill()
@@ -72,9 +76,7 @@ def test_without_a_compiler_a_run_goes_on_and_says_so_once(tmp_path: Path, monke
 def test_a_killed_command_on_ray_resumes_to_the_model_of_an_unbroken_run(tmp_path: Path) -> None:
     options = ("--rounds", 12, *SLOW, "--set", "run.checkpoint_every=1", "--run-dir")
     process = start("simulate", "digits", "--workers", 2, *options, tmp_path / "run")
-    rows = tmp_path / "run" / "metrics.jsonl"
-    while process.poll() is None and not (rows.exists() and rows.read_text().count("\n") >= 3):
-        time.sleep(0.05)
+    wait_for_three_rounds(process, tmp_path / "run")
     process.kill()
     process.communicate(timeout=60)
     assert process.returncode == -signal.SIGKILL

@@ -46,6 +46,7 @@ OVERRIDES = [
     "run.checkpoint_every=1",
 ]
 RECIPE = recipes.load("digits", OVERRIDES)
+VECTORIZED = recipes.load("digits", [*OVERRIDES, "training.vectorize='on'", "federation.rounds=2"])
 
 
 @pytest.fixture(scope="module")
@@ -285,14 +286,11 @@ def test_a_worker_that_ray_ends_for_want_of_memory_gets_smaller_blocks(
     memory = psutil.virtual_memory()
     monkeypatch.setenv("RAY_memory_usage_threshold", f"{1 - (memory.available - 4 * 2**30) / memory.total:.3f}")
     monkeypatch.setattr(ray_engine.RayGrid, "worker", Hungry)
-    training = RECIPE.training.model_copy(update={"vectorize": "on"})
-    federation = RECIPE.federation.model_copy(update={"rounds": 2})
-    recipe = RECIPE.model_copy(update={"training": training, "federation": federation})
     with pytest.warns(MemoryWarning, match="4 clients at once did not fit into memory: continuing with 2") as caught:
-        narrowed = launch.simulate(recipe, engine="ray", workers=1, run_dir=tmp_path / "run")
+        narrowed = launch.simulate(VECTORIZED, engine="ray", workers=1, run_dir=tmp_path / "run")
     assert sum(issubclass(w.category, MemoryWarning) for w in caught) == 1
     monkeypatch.setattr(ray_engine.RayGrid, "worker", ray_engine.Worker)
-    plain = launch.simulate(recipe, engine="local", run_dir=tmp_path / "plain")
+    plain = launch.simulate(VECTORIZED, engine="local", run_dir=tmp_path / "plain")
     assert narrowed["model_sha256"] == plain["model_sha256"]
 
 
@@ -312,12 +310,6 @@ def test_want_of_memory_in_a_worker_is_said(monkeypatch: pytest.MonkeyPatch, tmp
             super().hold(*arguments)
 
     monkeypatch.setattr(ray_engine.RayGrid, "worker", Cramped)
-    recipe = RECIPE.model_copy(
-        update={
-            "training": RECIPE.training.model_copy(update={"vectorize": "on"}),
-            "federation": RECIPE.federation.model_copy(update={"rounds": 2}),
-        }
-    )
     with pytest.warns(MemoryWarning, match="4 clients at once do not fit into memory: continuing with 2") as caught:
-        launch.simulate(recipe, engine="ray", workers=2, run_dir=tmp_path / "run")
+        launch.simulate(VECTORIZED, engine="ray", workers=2, run_dir=tmp_path / "run")
     assert sum(issubclass(w.category, MemoryWarning) for w in caught) == 1
