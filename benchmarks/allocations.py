@@ -13,7 +13,7 @@ from pathlib import Path
 import matplotlib as mpl
 
 from simulations import launch
-from simulations import recipe as recipes
+from simulations.config import recipe as recipes
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt

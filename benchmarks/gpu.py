@@ -32,7 +32,7 @@ from benchmarks.gpu_parts import rounds
 from benchmarks.gpu_parts.checks import check_all, check_no_sync
 from benchmarks.gpu_parts.tables import models
 from benchmarks.gpu_parts.times import Timer, sweep, time_cpu, time_noise, time_private_step
-from fedlgm import kernels
+from fedlgm.aggregation import kernels
 from fedlgm.noise import Family
 
 CLIENTS = (1, 32)

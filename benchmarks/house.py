@@ -79,8 +79,8 @@ def private_round(repeats: int) -> dict[str, float]:
     from flwr.app import ConfigRecord
 
     from fedlgm.privacy import Ledger
-    from simulations import recipe as recipes
-    from simulations.assembly import Assembly
+    from simulations.config import recipe as recipes
+    from simulations.config.assembly import Assembly
     from simulations.engines.local import LocalGrid
     from strategies import CohortSampler, LayerwiseFedAvg, ServerOptimizer
 

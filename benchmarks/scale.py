@@ -54,7 +54,7 @@ def federation(clients: int, cohort: int, rounds: int, nodes: int = 1, model: st
     """Run a synthetic federation on Ray and return seconds of each round and peak memory."""
     from benchmarks.contenders.cluster import one_core_nodes
     from simulations import launch
-    from simulations import recipe as recipes
+    from simulations.config import recipe as recipes
 
     overrides = [
         f"data={{name = 'synthetic-{EXAMPLES * clients}', partition = 'iid'}}",

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from clients.consent import Consent
 from clients.source import ClientSource
 from fedlgm import wire
-from fedlgm.device_sum import sum_on
+from fedlgm.aggregation.device_sum import sum_on
 from fedlgm.devices import torch_threads
 from fedlgm.errors import PrivacyError
 from fedlgm.keys import KeyRing, Purpose

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from fedlgm import kernels
+from fedlgm.aggregation import kernels
 from fedlgm.errors import ConfigError
 from fedlgm.noise import NoiseBackend
 

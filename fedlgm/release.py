@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlgm import kernels
+from fedlgm.aggregation import kernels
+from fedlgm.aggregation.device_sum import ClientNoise, DeviceSum, part_offsets
 from fedlgm.clipping import BoundedSum
-from fedlgm.device_sum import ClientNoise, DeviceSum, part_offsets
 from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.noise import NoiseBackend, add_noise_

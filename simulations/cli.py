@@ -53,8 +53,9 @@ def simulate(
 ) -> None:
     """Simulate a private federation."""
     from fedlgm.errors import ConfigError, FedlgmError
-    from simulations import display, launch
-    from simulations.run_folder import RunFolder
+    from simulations import launch
+    from simulations.reports import terminal as display
+    from simulations.runs.folder import RunFolder
 
     options: dict[str, Any] = {
         "engine": engine, "workers": workers, "ray_address": ray_address, "supernodes": supernodes,
@@ -102,7 +103,9 @@ def compare(
     as_json: JsonOption = False,
 ) -> None:
     """Run mechanisms side by side and compare accuracy, noise and privacy; finished runs are not repeated."""
-    from simulations import comparing, comparison_figures, launch
+    from simulations import launch
+    from simulations.compare import comparison as comparing
+    from simulations.compare import figures as comparison_figures
 
     launch.check_engine(engine)
     names = [name.strip() for name in methods.split(",") if name.strip()]
@@ -125,7 +128,8 @@ def compare(
 @app.command()
 def plan(recipe: RecipeArgument = None, overrides: SetOption = None, as_json: JsonOption = False) -> None:
     """Show what a recipe would release, layer by layer, without training."""
-    from simulations import display, planning
+    from simulations.reports import planning
+    from simulations.reports import terminal as display
 
     report = planning.plan_report(_recipe(recipe, overrides))
     if as_json:
@@ -169,7 +173,8 @@ def partition(
     as_json: JsonOption = False,
 ) -> None:
     """Label histogram of every client, as a picture and a table."""
-    from simulations import display, planning
+    from simulations.reports import planning
+    from simulations.reports import terminal as display
 
     report = planning.partition_report(_recipe(recipe, overrides), out)
     if as_json:
@@ -181,7 +186,8 @@ def partition(
 @app.command()
 def report(run: Annotated[Path, typer.Argument(help="Run folder.")], as_json: JsonOption = False) -> None:
     """Write a run's report.html and print its summary."""
-    from simulations import display, reporting
+    from simulations.reports import report as reporting
+    from simulations.reports import terminal as display
 
     summary = reporting.write_report(run)
     if as_json:
@@ -193,7 +199,8 @@ def report(run: Annotated[Path, typer.Argument(help="Run folder.")], as_json: Js
 @app.command()
 def ledger(run: Annotated[Path, typer.Argument(help="Run folder.")], as_json: JsonOption = False) -> None:
     """What a run has spent: charged and claimed, release by release."""
-    from simulations import display, reporting
+    from simulations.reports import report as reporting
+    from simulations.reports import terminal as display
 
     summary = reporting.ledger_report(run)
     if as_json:
@@ -227,8 +234,8 @@ def apply_coordinate_descent(
         "delta": delta, "clients": clients, "passes": passes, "clip": clip, "rate": rate, "strength": strength,
         "seed": seed,
     }  # fmt: skip
-    from simulations import applications as apps
-    from simulations.application_settings import DescentSettings
+    from simulations.applications import runs as apps
+    from simulations.applications.settings import DescentSettings
 
     _print_application(
         apps.coordinate_descent(DescentSettings.load("coordinate-descent", settings, values), out), as_json
@@ -255,14 +262,14 @@ def apply_pca(
         "data": data, "method": method, "epsilon": epsilon, "delta": delta, "clients": clients, "rank": rank,
         "dimension": dimension, "rows": rows, "seed": seed,
     }  # fmt: skip
-    from simulations import applications as apps
-    from simulations.application_settings import PcaSettings
+    from simulations.applications import runs as apps
+    from simulations.applications.settings import PcaSettings
 
     _print_application(apps.principal_components(PcaSettings.load("pca", settings, values), out), as_json)
 
 
 def _print_application(result: dict[str, Any], as_json: bool) -> None:
-    from simulations import display
+    from simulations.reports import terminal as display
 
     if as_json:
         _print_json(result)
@@ -273,7 +280,8 @@ def _print_application(result: dict[str, Any], as_json: bool) -> None:
 @app.command()
 def doctor(as_json: JsonOption = False) -> None:
     """Check this machine: versions, cores, devices, data sets, noise backend."""
-    from simulations import display, health
+    from simulations.reports import doctor as health
+    from simulations.reports import terminal as display
 
     findings = health.examine()
     if as_json:
@@ -283,7 +291,7 @@ def doctor(as_json: JsonOption = False) -> None:
 
 
 def _recipe(recipe: str | None, overrides: list[str] | None, rounds: int | None = None, seed: int | None = None) -> Any:
-    from simulations import recipe as recipes
+    from simulations.config import recipe as recipes
 
     extra = list(overrides or [])
     extra += [f"federation.rounds={rounds}"] if rounds is not None else []
@@ -292,7 +300,7 @@ def _recipe(recipe: str | None, overrides: list[str] | None, rounds: int | None 
 
 
 def _print_json(value: Any) -> None:
-    from simulations import strict_json
+    from simulations.runs import strict_json
 
     sys.stdout.write(strict_json.dumps(value) + "\n")
 

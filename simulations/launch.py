@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from fedlgm.errors import ConfigError, RunError
 from fedlgm.keys import KeyRing
-from simulations.assembly import Assembly, settled
-from simulations.recipe import Recipe
-from simulations.recorder import OnRound
-from simulations.run_folder import RunFolder
+from simulations.config.assembly import Assembly, settled
+from simulations.config.recipe import Recipe
+from simulations.runs.folder import RunFolder
+from simulations.runs.recorder import OnRound
 
 if TYPE_CHECKING:
     from simulations.engines.ray import RayGrid
@@ -155,7 +155,7 @@ def _run(
     workers: int,
     progress: OnRound | None,
 ) -> dict[str, Any]:
-    from simulations.server import serve
+    from simulations.runs.server import serve
 
     keys = KeyRing.from_seed(assembly.recipe.run.seed)
     if engine == "local":

@@ -20,10 +20,10 @@ from flwr.serverapp.strategy import FedAvg
 from torch import Tensor
 
 from fedlgm import wire
+from fedlgm.aggregation.kernels import widest
 from fedlgm.clipping import BoundedSum
 from fedlgm.devices import torch_threads
 from fedlgm.errors import PrivacyError, RunError
-from fedlgm.kernels import widest
 from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import Mechanism

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import urllib.request
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import hypothesis
 import pytest
 import torch
+from federations import Federation, GivenUpdates, tiny_values
 from torch import Tensor
 
 from clients import ClientData, LayerwiseClient
@@ -22,11 +22,11 @@ from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
 from fedlgm.plan import Budget, Sampling
 from fedlgm.privacy.ledger import Ledger
-from fedlgm.training import ClientTask, LocalTraining
+from fedlgm.training import LocalTraining
 from fedlgm.transcript import Transcript
-from simulations import recipe as recipes
+from simulations.config import recipe as recipes
+from simulations.config.recipe import Recipe
 from simulations.engines.local import LocalGrid
-from simulations.recipe import Recipe
 from strategies import CohortSampler, LayerwiseFedAvg, ServerOptimizer
 
 torch.set_num_threads(1)
@@ -39,20 +39,6 @@ def _fresh_url_opener() -> Iterator[None]:
     """urllib keeps the proxies of its first call for good; a test that sets some must not pass them on."""
     yield
     urllib.request.install_opener(None)  # type: ignore[arg-type]
-
-
-def tiny_values() -> dict[str, Any]:
-    """Twenty clients, three rounds, a small network on the bundled digits: under a second in one process."""
-    return {
-        "name": "tiny",
-        "data": {"name": "digits", "partition": "dirichlet", "alpha": 0.5},
-        "model": {"name": "mlp", "hidden": [8], "activation": "tanh"},
-        "federation": {"clients": 20, "rounds": 3, "rate": 0.5},
-        "training": {"lr": 0.5, "epochs": 1, "batch_size": 16},
-        "mechanism": {"name": "snr-consistent"},
-        "privacy": {"epsilon": 8.0, "delta": 1e-5, "accountant": "rdp"},
-        "run": {"seed": 3, "block_size": 3},
-    }
 
 
 @pytest.fixture
@@ -77,39 +63,6 @@ def tiny_file(tmp_path: Path) -> Path:
     path = tmp_path / "tiny.toml"
     path.write_text(recipes.validate(tiny_values()).to_toml(), encoding="utf-8")
     return path
-
-
-class GivenUpdates:
-    """A trainer whose clients' updates are given: client c is recognised by its only example, which holds c."""
-
-    def __init__(self, updates: Callable[[int], Tensor]) -> None:
-        self._updates = updates
-
-    def updates(self, model: Tensor, tasks: Iterable[ClientTask]) -> Iterator[Tensor]:
-        for task in tasks:
-            yield self._updates(int(task.x[0]))[None]
-
-
-@dataclass
-class Federation:
-    """A strategy with clients in this process.
-
-    Attributes:
-        strategy: the strategy, not yet started.
-        grid: its clients.
-        ledger: what it charges.
-    """
-
-    strategy: LayerwiseFedAvg
-    grid: LocalGrid
-    ledger: Ledger
-    means: list[Tensor] = field(default_factory=list)
-    records: list[Any] = field(default_factory=list)
-
-    def run(self, rounds: int) -> Tensor:
-        """The model after `rounds` more rounds."""
-        self.strategy.start(self.grid, self.strategy.initial_arrays(), num_rounds=rounds)
-        return self.strategy.transcript.models[-1]
 
 
 @pytest.fixture

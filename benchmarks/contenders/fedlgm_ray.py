@@ -19,8 +19,8 @@ from benchmarks.contenders.cluster import one_core_nodes
 from fedlgm.keys import KeyRing
 from fedlgm.privacy import Ledger
 from fedlgm.transcript import Transcript
-from simulations import recipe as recipes
-from simulations.assembly import Assembly
+from simulations.config import recipe as recipes
+from simulations.config.assembly import Assembly
 from simulations.engines import ray as ray_engine
 from simulations.launch import prepared
 from strategies import CohortSampler, LayerwiseFedAvg, ServerOptimizer

@@ -12,8 +12,8 @@ from benchmarks.contenders import fedlgm_ray
 from benchmarks.contenders import resnet_work as here
 from fedlgm.keys import KeyRing
 from fedlgm.training import Trainer
-from simulations import recipe as recipes
-from simulations.assembly import Assembly
+from simulations.config import recipe as recipes
+from simulations.config.assembly import Assembly
 from simulations.engines import cluster
 from simulations.engines import ray as ray_engine
 

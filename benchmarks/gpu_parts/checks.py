@@ -11,10 +11,10 @@ from scipy import stats
 from torch import Tensor
 
 from benchmarks.gpu_parts.tables import KEY, offsets_of
-from fedlgm import kernels
-from fedlgm.kernels import torch_kernels
-from fedlgm.kernels.layout import layout_of
-from fedlgm.kernels.spec import Noise
+from fedlgm.aggregation import kernels
+from fedlgm.aggregation.kernels import torch_kernels
+from fedlgm.aggregation.kernels.layout import layout_of
+from fedlgm.aggregation.kernels.spec import Noise
 from fedlgm.noise import Family
 
 
@@ -85,7 +85,7 @@ def _check_noise(
 def _accumulate(backend: kernels.Backend) -> Callable[..., None]:
     if backend == "torch":
         return torch_kernels.accumulate
-    from fedlgm.kernels import triton_kernels
+    from fedlgm.aggregation.kernels import triton_kernels
 
     return triton_kernels.accumulate
 

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu_parts.tables import KEY
-from fedlgm import kernels, models
+from fedlgm import models
+from fedlgm.aggregation import kernels
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.layers import LayerTable
 from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer, Trainer, VectorizedTrainer

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu_parts.tables import KEY, models, offsets_of
-from fedlgm import kernels
-from fedlgm.kernels.layout import layout_of
-from fedlgm.kernels.spec import Noise
+from fedlgm.aggregation import kernels
+from fedlgm.aggregation.kernels.layout import layout_of
+from fedlgm.aggregation.kernels.spec import Noise
 from fedlgm.noise import Family
 
 COPY_TARGET = 1.3  # private step over a copy that moves the same bytes, from 11 M parameters
@@ -162,7 +162,7 @@ def time_noise(timer: Timer, name: str, sizes: list[int], family: Family) -> dic
 
 def sweep(timer: Timer) -> list[dict[str, Any]]:
     """Fused sum with central noise on ResNet-18, one client, for several launch configurations."""
-    from fedlgm.kernels import triton_kernels
+    from fedlgm.aggregation.kernels import triton_kernels
 
     sizes = models()["resnet18"]
     layout = layout_of(offsets_of(sizes))

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from fedlgm.aggregation.kernels import empty_block
 from fedlgm.devices import exact_arithmetic
 from fedlgm.errors import MemoryWarning, Notice, out_of_memory
-from fedlgm.kernels import empty_block
 from fedlgm.layers import LayerTable
 from fedlgm.training.base import ClientTask, LocalTraining, require_stateless
 from fedlgm.training.schedule import Schedule

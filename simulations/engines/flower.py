@@ -19,8 +19,8 @@ from typing import Any
 import psutil
 
 from fedlgm.errors import RunError
-from simulations.recorder import OnRound
-from simulations.run_folder import RunFolder
+from simulations.runs.folder import RunFolder
+from simulations.runs.recorder import OnRound
 
 APP = Path(__file__).resolve().parents[1] / "flower_app"
 _CONNECTION = "fedlgm"

@@ -22,8 +22,8 @@ from fedlgm import wire
 from fedlgm.data import DataSet, Partition
 from fedlgm.errors import MemoryWarning, Notice, RunError
 from fedlgm.keys import KeyRing
-from simulations import recipe as recipes
-from simulations.assembly import Assembly
+from simulations.config import recipe as recipes
+from simulations.config.assembly import Assembly
 from simulations.engines.grid import WorkerGrid
 
 _RETRIES = 8  # losses of one block beyond one a worker, and failed starts in a row, before the run gives up

@@ -1,5 +1,5 @@
 """The ClientApp that `flwr run` and `flower-simulation` load."""
 
-from simulations.flower_entry import make_client_app
+from simulations.engines.flower_entry import make_client_app
 
 app = make_client_app()

@@ -1,5 +1,5 @@
 """The ServerApp that `flwr run` and `flower-simulation` load."""
 
-from simulations.flower_entry import make_server_app
+from simulations.engines.flower_entry import make_server_app
 
 app = make_server_app()

@@ -1,0 +1,353 @@
+"""Public functions of the private step; each checks its arguments and runs on the backend that fits the tensors.
+
+No door waits for the device: shapes, types and host-side boundaries are checked, values on the device are not. Only
+the first call for given `offsets` and device copies a small table there.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from functools import lru_cache
+from typing import Literal, NamedTuple, Protocol, cast, get_args
+
+import torch
+from torch import Tensor
+
+from fedlgm.aggregation.kernels import torch_kernels
+from fedlgm.aggregation.kernels.layout import Layout, layout_of
+from fedlgm.aggregation.kernels.philox import SERVER_STREAM
+from fedlgm.aggregation.kernels.spec import Noise
+from fedlgm.errors import ConfigError
+from fedlgm.noise import Family
+
+Backend = Literal["triton", "torch"]
+
+_WORD = 2**32
+_FLOAT32 = (torch.float32,)
+_TOTALS = (torch.float32, torch.float64)
+
+
+class _Kernels(Protocol):
+    def layer_moments(
+        self, updates: Tensor, layout: Layout, power: int, clip: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor | None]: ...
+
+    def accumulate(
+        self,
+        out: Tensor,
+        layout: Layout,
+        updates: Tensor | None = None,
+        factors: Tensor | None = None,
+        noise: Noise | None = None,
+        fresh: bool = False,
+    ) -> None: ...
+
+
+class PrivateSum(NamedTuple):
+    """Result of `private_step`.
+
+    Attributes:
+        total: sum of the bounded (and noised) updates, [D], of the type of `out`.
+        moments: sum of |u|^p over each layer (p = 2 for Gaussian, 1 for Laplace noise), [B, K] float32. PRIVATE.
+        factors: what each layer was multiplied by, [B, K] float32. PRIVATE.
+        nonfinite: number of each client's elements that count as not finite, [B] int64; such a client contributes zero.
+            PRIVATE.
+    """
+
+    total: Tensor
+    moments: Tensor
+    factors: Tensor
+    nonfinite: Tensor
+
+
+def backend_for(tensor: Tensor) -> Backend:
+    """Backend of a tensor: "triton" on a CUDA or ROCm device if Triton is installed, "torch" anywhere else."""
+    return "triton" if tensor.is_cuda and has_triton() else "torch"
+
+
+def squared_norms(updates: Tensor, offsets: Tensor, *, backend: Backend | None = None) -> tuple[Tensor, Tensor]:
+    """Squared l2 norm of every client's layers, in one pass over memory.
+
+    Args:
+        updates: [B, D] float32 or bfloat16; elements of a row side by side.
+        offsets: layer boundaries [K + 1] int64 on the CPU.
+        backend: overrides `backend_for(updates)`.
+
+    Returns:
+        Squared norms [B, K] float32; number of each client's elements whose square is NaN or overflows float32 (above
+        1.8e19 in magnitude), [B] int64.
+
+    Raises:
+        ConfigError: tensors of another shape, type or device.
+    """
+    layout = _check_updates(updates, offsets)
+    moments, nonfinite, _ = _kernels(backend, updates).layer_moments(updates, layout, 2)
+    return moments, nonfinite
+
+
+def l1_norms(updates: Tensor, offsets: Tensor, *, backend: Backend | None = None) -> tuple[Tensor, Tensor]:
+    """l1 norm of every client's layers: the sensitivity that Laplace noise needs.
+
+    Arguments, second result and errors are those of `squared_norms`.
+
+    Returns:
+        l1 norms [B, K] float32; number of each client's elements that are NaN or infinite, [B] int64.
+    """
+    layout = _check_updates(updates, offsets)
+    moments, nonfinite, _ = _kernels(backend, updates).layer_moments(updates, layout, 1)
+    return moments, nonfinite
+
+
+def clip_factors(
+    updates: Tensor, offsets: Tensor, clip: Tensor, family: Family = "gaussian", *, backend: Backend | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What `private_step` multiplies every client's layers by, without adding anything up.
+
+    Args:
+        updates: [B, D] float32 or bfloat16; elements of a row side by side.
+        offsets: layer boundaries [K + 1] int64 on the CPU.
+        clip: see `private_step`.
+        family: "gaussian" bounds l2 norms, "laplace" l1 norms.
+        backend: overrides `backend_for(updates)`.
+
+    Returns:
+        Moments [B, K], factors [B, K] and non-finite elements [B], see `PrivateSum`.
+
+    Raises:
+        ConfigError: tensors of another shape, type or device, an unknown family.
+    """
+    layout = _check_updates(updates, offsets)
+    _check("clip", clip, (layout.layers,), _FLOAT32, updates)
+    _check_family(family)
+    power = 2 if family == "gaussian" else 1
+    moments, nonfinite, factors = _kernels(backend, updates).layer_moments(updates, layout, power, clip)
+    assert factors is not None
+    return moments, factors, nonfinite
+
+
+def clip_scale_sum(
+    updates: Tensor, offsets: Tensor, factors: Tensor, out: Tensor, *, backend: Backend | None = None
+) -> None:
+    """Add sum_b factors[b, layer] * updates[b] to `out`, in client order.
+
+    Products are float32, the sum is of the type of `out`: float64 keeps rounding out of the sensitivity. The result has
+    the same bits on every backend. A factor of 0 gives exactly 0, even for NaN and Inf.
+
+    Args:
+        updates: [B, D] float32 or bfloat16; elements of a row side by side.
+        offsets: layer boundaries [K + 1] int64 on the CPU.
+        factors: [B, K] float32.
+        out: [D] float32 or float64, changed in place.
+        backend: overrides `backend_for(updates)`.
+
+    Raises:
+        ConfigError: tensors of another shape, type or device.
+    """
+    layout = _check_updates(updates, offsets)
+    _check("factors", factors, (updates.shape[0], layout.layers), _FLOAT32, updates)
+    _check("out", out, (layout.size,), _TOTALS, updates)
+    _kernels(backend, out).accumulate(out, layout, updates, factors)
+
+
+def add_noise_(
+    vector: Tensor,
+    offsets: Tensor,
+    scale: Tensor,
+    family: Family,
+    key: tuple[int, int],
+    stream: int = SERVER_STREAM,
+    *,
+    grid: bool = True,
+    backend: Backend | None = None,
+) -> Tensor:
+    """Add independent noise to every layer of a flat vector, in place.
+
+    Args:
+        vector: [D] float32 or float64.
+        offsets: layer boundaries [K + 1] int64 on the CPU.
+        scale: std (Gaussian) or b (Laplace) of each layer's noise, [K] float32, 0 (adds nothing) or in [2^-100, 2^100].
+        family: "gaussian" or "laplace".
+        key: Philox key, from `noise_key`; one key serves one round. A CUDA graph that captured this call would replay
+            the same noise.
+        stream: the noising party, in [0, 2**32). Two calls with equal key and stream add equal noise.
+        grid: round the result to multiples of 2^(floor(log2 scale) - 10), against attacks on its low bits.
+        backend: overrides `backend_for(vector)`.
+
+    Returns:
+        `vector`.
+
+    Raises:
+        ConfigError: tensors of another shape, type or device, an unknown family, words outside [0, 2**32).
+    """
+    layout = layout_of(offsets)
+    _check("vector", vector, (layout.size,), _TOTALS, vector)
+    noise = _noise(layout, scale, family, key, grid, None, stream, vector)
+    _kernels(backend, vector).accumulate(vector, layout, noise=noise)
+    return vector
+
+
+def clip_scale_noise_sum(
+    updates: Tensor,
+    offsets: Tensor,
+    factors: Tensor,
+    out: Tensor,
+    scale: Tensor,
+    family: Family,
+    key: tuple[int, int],
+    streams: Tensor,
+    *,
+    grid: bool = True,
+    backend: Backend | None = None,
+) -> None:
+    """Add sum_b (factors[b, layer] * updates[b] + noise of client b) to `out`: local trust, no noise tensor is stored.
+
+    Every client's term equals what `add_noise_` with that client's stream gives, and is rounded to the grid by itself.
+    A client with factor 0 still adds noise.
+
+    Args:
+        updates: [B, D] float32 or bfloat16; elements of a row side by side.
+        offsets: layer boundaries [K + 1] int64 on the CPU.
+        factors: [B, K] float32.
+        out: [D] float32 or float64, changed in place.
+        scale: see `add_noise_`; noise of ONE client.
+        family: "gaussian" or "laplace".
+        key: see `add_noise_`.
+        streams: client ids, [B] int64 in [0, 2**32 - 2), all different.
+        grid: see `add_noise_`.
+        backend: overrides `backend_for(updates)`.
+
+    Raises:
+        ConfigError: tensors of another shape, type or device, an unknown family, words outside [0, 2**32).
+    """
+    layout = _check_updates(updates, offsets)
+    _check("factors", factors, (updates.shape[0], layout.layers), _FLOAT32, updates)
+    _check("out", out, (layout.size,), _TOTALS, updates)
+    noise = _noise(layout, scale, family, key, grid, streams, SERVER_STREAM, updates)
+    _kernels(backend, out).accumulate(out, layout, updates, factors, noise)
+
+
+def private_step(
+    updates: Tensor,
+    offsets: Tensor,
+    clip: Tensor,
+    scale: Tensor | None = None,
+    *,
+    family: Family = "gaussian",
+    key: tuple[int, int] | None = None,
+    streams: Tensor | None = None,
+    stream: int = SERVER_STREAM,
+    grid: bool = True,
+    out: Tensor | None = None,
+    backend: Backend | None = None,
+) -> PrivateSum:
+    """Bound every client's layers, add the clients up and add noise, without waiting for the device.
+
+    A layer's norm (l2 for Gaussian, l1 for Laplace noise) is cut to its bound by the factor min(1, bound / norm), with
+    the bound taken a share of 2^-16 smaller so that float32 rounding cannot exceed it. One client added or removed then
+    changes layer k of the sum by at most clip[k], up to the rounding of the sum itself, which a float64 `out` keeps
+    below that share. A client with NaN or Inf contributes zero (under local trust: zero and its noise).
+
+    Args:
+        updates: [B, D] float32 or bfloat16; elements of a row side by side.
+        offsets: layer boundaries [K + 1] int64 on the CPU.
+        clip: bound of each layer's norm, [K] float32, non-negative; `inf` bounds nothing.
+        scale: see `add_noise_`; None adds no noise.
+        family: "gaussian" or "laplace"; also chooses the norm when `scale` is None.
+        key: Philox key; needed with `scale`.
+        streams: client ids [B] for noise on every client's own contribution (local trust); None adds noise once, to the
+            sum (central trust: right if this block and `out` hold all clients; to sum several blocks, leave `scale` out
+            and call `add_noise_` at the end).
+        stream: stream of central noise.
+        grid: see `add_noise_`.
+        out: [D] float32 or float64 to which the sum is added; by default the sum starts at 0, in float32.
+        backend: overrides `backend_for(updates)`.
+
+    Raises:
+        ConfigError: tensors of another shape, type or device, an unknown family, noise without a key.
+    """
+    layout = _check_updates(updates, offsets)
+    _check("clip", clip, (layout.layers,), _FLOAT32, updates)
+    _check_family(family)
+    noise = None
+    if scale is not None:
+        if key is None:
+            raise ConfigError("noise needs a key: pass key=noise_key(ring, round)")
+        noise = _noise(layout, scale, family, key, grid, streams, stream, updates)
+    kernels = _kernels(backend, updates)
+    fresh = out is None
+    if out is None:
+        out = torch.empty(layout.size, device=updates.device)
+    else:
+        _check("out", out, (layout.size,), _TOTALS, updates)
+    moments, nonfinite, factors = kernels.layer_moments(updates, layout, 2 if family == "gaussian" else 1, clip)
+    assert factors is not None
+    kernels.accumulate(out, layout, updates, factors, noise, fresh)
+    return PrivateSum(out, moments, factors, nonfinite)
+
+
+@lru_cache(maxsize=1)
+def has_triton() -> bool:
+    """Whether the package triton is installed."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def triton_interprets() -> bool:
+    """Whether Triton runs in its interpreter, on the CPU (for tests: it is some 10,000 times slower)."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def _kernels(backend: Backend | None, tensor: Tensor) -> _Kernels:
+    name = backend or backend_for(tensor)
+    if name == "torch":
+        return torch_kernels
+    if name != "triton":
+        raise ConfigError(f"unknown backend {name!r}; known: {', '.join(get_args(Backend))}")
+    if not has_triton():
+        raise ConfigError("backend 'triton' needs the package triton; use backend 'torch'")
+    if tensor.device.type == "cpu" and not triton_interprets():
+        raise ConfigError("backend 'triton' needs tensors on a GPU (or TRITON_INTERPRET=1); use backend 'torch'")
+    return cast(_Kernels, importlib.import_module("fedlgm.aggregation.kernels.triton_kernels"))
+
+
+def _check_updates(updates: Tensor, offsets: Tensor) -> Layout:
+    layout = layout_of(offsets)
+    if updates.ndim != 2 or updates.shape[1] != layout.size or updates.dtype not in (torch.float32, torch.bfloat16):
+        raise ConfigError(
+            f"updates must be float32 or bfloat16 [clients, {layout.size}], got {updates.dtype} {tuple(updates.shape)}"
+        )
+    if layout.size > 1 and updates.stride(1) != 1:
+        raise ConfigError("the elements of each row of updates must lie side by side: call .contiguous()")
+    return layout
+
+
+def _check(name: str, tensor: Tensor, shape: tuple[int, ...], types: tuple[torch.dtype, ...], like: Tensor) -> None:
+    if tensor.shape != shape or tensor.dtype not in types or tensor.device != like.device or not tensor.is_contiguous():
+        raise ConfigError(
+            f"{name} must be contiguous {' or '.join(map(str, types))} {list(shape)} on {like.device}, "
+            f"got {tensor.dtype} {list(tensor.shape)} on {tensor.device}"
+        )
+
+
+def _check_family(family: str) -> None:
+    if family not in get_args(Family):
+        raise ConfigError(f"unknown noise family {family!r}; known: {', '.join(get_args(Family))}")
+
+
+def _noise(
+    layout: Layout,
+    scale: Tensor,
+    family: Family,
+    key: tuple[int, int],
+    grid: bool,
+    streams: Tensor | None,
+    stream: int,
+    like: Tensor,
+) -> Noise:
+    _check("scale", scale, (layout.layers,), _FLOAT32, like)
+    _check_family(family)
+    if len(key) != 2 or any(not 0 <= word < _WORD for word in (*key, stream)):
+        raise ConfigError("key must be two words in [0, 2**32) and stream a word in [0, 2**32)")
+    if streams is not None:
+        _check("streams", streams, (like.shape[0],), (torch.int64,), like)
+    return Noise(scale, family, key, grid, streams, stream)

@@ -1,0 +1,38 @@
+"""What noise a sum receives, as plain data that both backends read, and what sums are stored in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedlgm.aggregation.kernels.philox import SERVER_STREAM
+from fedlgm.noise import Family
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Noise for one sum.
+
+    Attributes:
+        scale: std (Gaussian) or b (Laplace) for each layer, [K] float32 on the sum's device; 0 adds nothing.
+        family: "gaussian" or "laplace".
+        key: Philox key, two 32-bit words.
+        grid: round value + noise to the layer's grid.
+        streams: [B] int64, each client's stream (local trust: each client's contribution is noised); None means central
+            trust: the sum is noised once.
+        stream: stream of central noise.
+    """
+
+    scale: Tensor
+    family: Family
+    key: tuple[int, int]
+    grid: bool = True
+    streams: Tensor | None = None
+    stream: int = SERVER_STREAM
+
+
+def widest(device: torch.device) -> torch.dtype:
+    """The type for sums on a device: float64, or float32 on Metal, which has nothing wider."""
+    return torch.float32 if device.type == "mps" else torch.float64

@@ -1,0 +1,196 @@
+"""The private step in plain torch: for CPUs and for accelerators without Triton.
+
+It follows the Triton kernels operation by operation: sums without noise agree bit for bit, Philox words too, noise to
+float32 rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlgm.aggregation.kernels.layout import Layout, Segment
+from fedlgm.aggregation.kernels.philox import TAIL, UNIFORM_MAX, UNIFORM_STEP, philox4x32
+from fedlgm.aggregation.kernels.spec import Noise, widest
+from fedlgm.layers import SAFETY
+from fedlgm.noise import GRID_BITS, Family
+
+
+def _chunk(device: torch.device) -> int:
+    """Elements handled at once: few enough for a CPU's cache, enough to keep an accelerator busy."""
+    return 1 << (16 if device.type == "cpu" else 22)
+
+
+def layer_moments(
+    updates: Tensor, layout: Layout, power: int, clip: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Sums of |u|^power over each client's layers, and from them the factors that bound the layers.
+
+    Args:
+        updates: [B, D] float32 or bfloat16.
+        layout: layer boundaries.
+        power: 2 (squared l2 norms) or 1 (l1 norms).
+        clip: bound of each layer's norm, [K] float32, or None for no factors.
+
+    Returns:
+        Moments [B, K] float32; number of each client's elements whose |u|^power is NaN or overflows, [B] int64; factors
+        min(1, bound / norm) [B, K] float32 (0 for a client with an overflow), or None.
+    """
+    clients, device = updates.shape[0], updates.device
+    wide = widest(device)  # makes the sum's order immaterial
+    sums = torch.zeros(clients, layout.layers, dtype=wide, device=device)
+    nonfinite = torch.zeros(clients, dtype=torch.int64, device=device)
+    # Layer by layer also where they are small: adding by index has no fixed order on a GPU.
+    chunk = _chunk(device)
+    for layer, (begin, end) in enumerate(pairwise(layout.offsets.tolist())):
+        for start in range(begin, end, chunk):
+            piece = updates[:, start : min(start + chunk, end)].float()
+            terms = piece.square() if power == 2 else piece.abs()
+            nonfinite += (~(terms < math.inf)).sum(dim=1)
+            sums[:, layer] += terms.sum(dim=1, dtype=wide)
+    moments = sums.float()
+    return moments, nonfinite, None if clip is None else _factors(moments, nonfinite, clip, power)
+
+
+def _factors(moments: Tensor, nonfinite: Tensor, clip: Tensor, power: int) -> Tensor:
+    norms = moments.sqrt() if power == 2 else moments
+    limit = clip * SAFETY
+    # The divisor's floor only spares the branch that is not taken a division by zero.
+    factors = torch.where(norms > limit, limit / norms.clamp(min=torch.finfo(torch.float32).tiny), limit.sign())
+    return torch.where((nonfinite[:, None] > 0) | ~(norms < math.inf), 0.0, factors)
+
+
+def accumulate(
+    out: Tensor,
+    layout: Layout,
+    updates: Tensor | None = None,
+    factors: Tensor | None = None,
+    noise: Noise | None = None,
+    fresh: bool = False,
+    chunk: int | None = None,
+) -> None:
+    """Add sum_b factors[b, layer] * updates[b] and noise to `out`, in client order; the terms are float32.
+
+    Args:
+        out: [D] float32 or float64, changed in place.
+        layout: layer boundaries.
+        updates: [B, D] float32 or bfloat16, or None for no clients.
+        factors: [B, K] float32.
+        noise: central or local noise, or None.
+        fresh: ignore what `out` holds.
+        chunk: elements handled at once, a multiple of 4, at least 2048; by default what suits the device. No bit of the
+            result depends on it.
+    """
+    for segment in layout.segments(chunk or _chunk(out.device), out.device):
+        target = out[segment.start : segment.stop]
+        if fresh:
+            target.zero_()
+        scale = noise.scale[segment.layer] if noise else None
+        if updates is not None and factors is not None:
+            for client in range(updates.shape[0]):
+                factor = factors[client, segment.layer]
+                term = updates[client, segment.start : segment.stop].float() * factor
+                term = torch.where(factor != 0, term, 0.0)
+                if noise and noise.streams is not None and scale is not None:
+                    _add_noise(term, segment, scale, noise, noise.streams[client])
+                target += term
+        if noise and noise.streams is None and scale is not None:
+            _add_noise(target, segment, scale, noise, noise.stream)
+
+
+def _add_noise(values: Tensor, segment: Segment, scale: Tensor, noise: Noise, stream: int | Tensor) -> None:
+    values += unit_noise(segment, noise.family, noise.key, stream, values.device).mul_(scale)
+    if noise.grid:
+        snap_(values, scale)
+
+
+def unit_noise(
+    segment: Segment, family: Family, key: tuple[int, int], stream: int | Tensor, device: torch.device
+) -> Tensor:
+    """Noise of scale 1 for the elements of a segment, [stop - start] float32 (see `philox`)."""
+    length = segment.stop - segment.start
+    group = segment.group
+    if isinstance(group, int):
+        group = torch.arange(group, group + -(-length // 4), device=device)
+    counter = (group, segment.group_layer, stream)
+    words = philox4x32((*counter, 0), key)
+    values = torch.empty(len(group), 4, device=device)
+    if family == "gaussian":
+        u0, u2 = _uniforms(words, (0, 2), counter, key)
+        values[:, 0], values[:, 1] = gaussian_pair(u0, words[1])
+        values[:, 2], values[:, 3] = gaussian_pair(u2, words[3])
+    else:
+        for i, u in enumerate(_uniforms(words, (0, 1, 2, 3), counter, key)):
+            values[:, i] = laplace(u, words[i])
+    flat = values.view(-1)
+    return flat[:length] if segment.pick is None else flat[segment.pick]
+
+
+def _uniforms(
+    words: tuple[Tensor, ...],
+    picked: tuple[int, ...],
+    counter: tuple[Tensor, int | Tensor, int | Tensor],
+    key: tuple[int, int],
+) -> list[Tensor]:
+    """Uniforms of the picked words, with more bits in the tail."""
+    if words[0].device.type != "cpu":
+        # Selecting the few would make the host wait for the device to count them.
+        more = philox4x32((*counter, 1), key)
+        return [torch.where(words[i] < TAIL, tail_uniform(words[i], more[i]), uniform(words[i])) for i in picked]
+    uniforms = []
+    for i in picked:
+        u = uniform(words[i])
+        tail = torch.from_numpy(np.flatnonzero(words[i].numpy() < TAIL))
+        if len(tail):
+            group, layer, stream = counter
+            layer = layer if isinstance(layer, int) else layer[tail]
+            u[tail] = tail_uniform(words[i][tail], philox4x32((group[tail], layer, stream, 1), key)[i])
+        uniforms.append(u)
+    return uniforms
+
+
+def uniform(word: Tensor) -> Tensor:
+    """Uniforms in (0, 1) from 32-bit words, float32."""
+    return (word | 1).float().mul_(UNIFORM_STEP).clamp_(max=UNIFORM_MAX)
+
+
+def tail_uniform(word: Tensor, more: Tensor) -> Tensor:
+    """Uniforms in (0, 2^-16) from words below `TAIL` and 32 more bits each, float32."""
+    fine = more.float().add_(0.5).mul_(2 * UNIFORM_STEP)
+    return fine.add_((word & ~1).float()).mul_(UNIFORM_STEP)
+
+
+def gaussian_pair(u: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Two standard normal vectors from uniforms and a vector of 32-bit words, float32."""
+    bits = y.to(torch.int32)  # wraps: the same 32 bits, signed
+    radius = u.log().mul_(-2.0).sqrt_()
+    radius.view(torch.int32).bitwise_xor_(bits & -(1 << 31))
+    angle = (bits << 2).bitwise_or_(2).float().mul_(math.pi / 4 * 2.0**-31)
+    cosine, sine = angle.cos().mul_(radius), angle.sin().mul_(radius)
+    swap = (bits & (1 << 30)) != 0
+    return torch.where(swap, sine, cosine), torch.where(swap, cosine, sine)
+
+
+def laplace(u: Tensor, x: Tensor) -> Tensor:
+    """Laplace values of scale 1 from uniforms and the words whose bit 0 is the sign, float32."""
+    magnitude = u.log()
+    return torch.where((x & 1) != 0, magnitude, -magnitude)
+
+
+def snap_(values: Tensor, scale: Tensor) -> None:
+    """Round values in place to multiples of 2^(floor(log2 scale) - GRID_BITS), ties to even; scale 0 leaves them.
+
+    Adding and subtracting 2^23 steps rounds float32 to a multiple of the step (float64: 2^52); larger values are
+    multiples already.
+    """
+    limit = ((scale.view(torch.int32) & 0x7F800000) + ((23 - GRID_BITS) << 23)).view(torch.float32)
+    limit = torch.where(scale > 0, limit, 0.0).to(values.dtype)
+    if values.dtype == torch.float64:
+        limit = limit * 2.0**29
+    magnitude = values.abs()
+    rounded = ((magnitude + limit) - limit).copysign_(values)
+    values.copy_(torch.where(magnitude < limit, rounded, values))

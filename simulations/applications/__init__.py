@@ -1,0 +1,1 @@
+"""Coordinate descent and PCA as federations."""

@@ -1,0 +1,305 @@
+"""Coordinate descent and PCA as real federations: the same strategy, client and ledger as a model's training.
+
+A run's folder holds settings.toml, metrics.jsonl, ledger.sqlite, result.json and a picture. Figures that compare with
+the non-private optimum look at the data again: they are diagnostics for a simulation and are marked as such.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clients import ClientData, LayerwiseClient
+from fedlgm.applications import coordinate_descent as cd
+from fedlgm.applications import pca
+from fedlgm.applications.datasets import load_tabular
+from fedlgm.applications.federated_descent import CoordinateRelease, CoordinateSums, ProximalStep, coordinate_table
+from fedlgm.applications.federated_pca import CovarianceRelease, CovarianceSums, covariance_table, unpack
+from fedlgm.applications.objectives import Array, Lasso, Logistic, Objective
+from fedlgm.applications.pca_trials import fully_random_rows
+from fedlgm.applications.smoothness import smoothness
+from fedlgm.errors import ConfigError, RunError
+from fedlgm.keys import KeyRing, Purpose
+from fedlgm.layers import LayerTable
+from fedlgm.mechanisms import Mechanism
+from fedlgm.plan import Budget, ReleasePlan, Sampling
+from fedlgm.privacy.guarantee import Relation
+from fedlgm.privacy.ledger import Ledger
+from fedlgm.training import LocalTraining, Trainer
+from fedlgm.transcript import Transcript
+from simulations.applications.settings import DescentSettings, PcaSettings, Settings
+from simulations.engines.local import LocalGrid
+from simulations.runs.folder import RunFolder
+from strategies import CohortSampler, LayerwiseFedAvg, ServerOptimizer
+from strategies.server_optimizer import ServerStep
+
+_PUBLIC_FACTS = (
+    "every release is a sum of clipped derivatives plus noise; it holds if the number of rows, the scaling of features "
+    "and targets and the smoothness constants are public, and here they come from the data"
+)
+_PUBLIC_ROWS = "it holds if the number of rows is public: it is printed, and delta may follow from it"
+
+
+@dataclass(frozen=True)
+class RowSource:
+    """Clients that hold the rows of one table.
+
+    Attributes:
+        x: all rows, float64 [N, K].
+        y: their targets, float64 [N].
+        members: row numbers of each client.
+    """
+
+    x: Tensor
+    y: Tensor
+    members: tuple[np.ndarray, ...]
+
+    @classmethod
+    def deal(cls, x: Array, y: Array, clients: int, keys: KeyRing) -> RowSource:
+        """Deal the rows out to `clients` clients at random, as evenly as possible; some get none if rows are few."""
+        order = keys.numpy(Purpose.PARTITION).permutation(len(y))
+        return cls(torch.from_numpy(x), torch.from_numpy(y), tuple(np.array_split(order, clients)))
+
+    def __call__(self, client: int) -> ClientData:
+        """Rows of client number `client`."""
+        rows = self.members[client]
+        return ClientData(self.x[rows], self.y[rows])
+
+
+def federate(
+    mechanism: Mechanism,
+    trainer: Trainer,
+    layers: LayerTable,
+    source: RowSource,
+    optimizer: ServerStep,
+    *,
+    rounds: int,
+    relation: Relation,
+    keys: KeyRing,
+    ledger: Ledger,
+    on_model: Callable[[int, Tensor], None] | None = None,
+) -> tuple[Tensor, ReleasePlan]:
+    """Release `rounds` rounds over an in-process grid, every client in every round, from a zero model.
+
+    Args:
+        mechanism: the plans.
+        trainer: what clients compute.
+        layers: the released vector's layers.
+        source: the clients' rows.
+        optimizer: the server's step.
+        rounds: number of rounds.
+        relation: neighbouring relation of one row.
+        keys: noise.
+        ledger: charged before each release.
+        on_model: called with each finished round's number and model.
+
+    Returns:
+        The last model and the last plan.
+    """
+    clients = len(source.members)
+    budget = Budget(0.0, Sampling("poisson", clients, 1.0), relation, rounds=rounds)
+    client = LayerwiseClient(trainer, LocalTraining(), source, mechanism, layers, keys)
+    strategy = LayerwiseFedAvg(
+        mechanism,
+        layers,
+        budget,
+        Transcript.start(torch.zeros(layers.size)),
+        CohortSampler(budget.sampling, keys),
+        optimizer,
+        keys,
+        ledger,
+        on_round=None if on_model is None else lambda record, past: on_model(record.round, past.models[-1]),
+    )
+    logging.getLogger("flwr").setLevel(logging.ERROR)  # the summary says what was done
+    strategy.start(LocalGrid(client.as_app()), strategy.initial_arrays(), num_rounds=rounds)
+    transcript = strategy.transcript
+    assert transcript.plan is not None
+    return transcript.models[-1], transcript.plan
+
+
+def coordinate_descent(settings: DescentSettings, out: Path | None = None) -> dict[str, Any]:
+    """Private coordinate descent over a federation of row holders.
+
+    Args:
+        settings: what to run.
+        out: folder to create for the run; nothing is kept without one.
+
+    Returns:
+        The summary: budget spent, guarantee, errors, and the objective after each pass.
+
+    Raises:
+        ConfigError, DataError, PrivacyError, RunError: with one clear message.
+    """
+    data = load_tabular(settings.data, scaling=settings.scaling)
+    x, y, rows = data.features, data.targets, len(data.targets)
+    objective: Objective = (Logistic if data.classification else Lasso)(settings.strength)
+    delta, keys = settings.delta_of(rows), KeyRing.from_seed(settings.seed)
+    constants = smoothness(objective, x)
+    plan = cd.plan_descent(
+        constants,
+        budget=cd.pass_budget(settings.family, settings.epsilon, delta, settings.passes),
+        rule=settings.rule,
+        clip=settings.clip,
+        rate=settings.rate,
+        passes=settings.passes,
+        rows=rows,
+        family=settings.family,
+        relation=settings.relation,
+    )
+    plan = replace(plan, guarantee=replace(plan.guarantee, status="conditional", reason=_PUBLIC_FACTS))
+    source, layers = RowSource.deal(x, y, settings.clients, keys), coordinate_table(len(constants))
+    best = _optimum(objective, x, y, constants)
+    values = [objective.value(np.zeros(len(constants)), x, y)]
+    with _run_folder(out, settings) as (folder, ledger):
+
+        def on_model(round_: int, theta: Tensor) -> None:
+            if round_ % len(constants) == 0:
+                values.append(objective.value(theta.double().numpy(), x, y))
+                folder.append({"round": round_, "pass": round_ // len(constants), "objective": values[-1]})
+
+        theta, released = federate(
+            CoordinateRelease("coordinate-descent", descent=plan),
+            CoordinateSums(objective, plan),
+            layers,
+            source,
+            ProximalStep(objective, plan, settings.clients),
+            rounds=settings.passes * len(constants),
+            relation=settings.relation,
+            keys=keys,
+            ledger=ledger,
+            on_model=on_model,
+        )
+        result = {
+            "application": "coordinate-descent",
+            **settings.model_dump(exclude={"delta", "epsilon"}),
+            **_spent(ledger, settings.epsilon, delta, released),
+            "rows": rows,
+            "coordinates": len(constants),
+            "theta": theta.tolist(),
+            "diagnostics": {
+                "objective": values[-1],
+                "optimum": best,
+                "relative_error": values[-1] / best - 1,
+                "objective_by_pass": values,
+            },
+        }
+        if out is not None:
+            from simulations.reports.figures import draw_descent
+
+            draw_descent(values, best, f"{settings.data}, {settings.rule}, {settings.family}", out / "objective.png")
+            result["run"] = str(out)
+        folder.finish(result)
+    return result
+
+
+def principal_components(settings: PcaSettings, out: Path | None = None) -> dict[str, Any]:
+    """Private PCA over a federation of row holders: one release. Arguments and errors as in `coordinate_descent`."""
+    keys = KeyRing.from_seed(settings.seed)
+    x, truth = _pca_rows(settings, keys)
+    rows, dimension = x.shape
+    if settings.rank > dimension:
+        raise ConfigError(f"rank: must be at most the {dimension} features of {settings.data}, got {settings.rank}")
+    delta = settings.delta_of(rows)
+    plan = pca.covariance_plan(settings.method, dimension, settings.epsilon, delta)
+    plan = replace(plan, guarantee=plan.guarantee.provided(_PUBLIC_ROWS))
+    exact = x.T @ x
+    if truth is None:
+        truth = pca.top_subspace(exact, settings.rank)
+    layers = covariance_table(plan)
+    claimed = settings.epsilon if plan.guarantee.status == "none" else None
+    with _run_folder(out, settings) as (folder, ledger):
+        vector, released = federate(
+            CovarianceRelease("pca", covariance=plan, claimed_epsilon=claimed),
+            CovarianceSums(plan),
+            layers,
+            RowSource.deal(x, np.zeros(rows), settings.clients, keys),
+            ServerOptimizer("sgd", float(settings.clients)),  # undoes the mean: the "model" is the released sum
+            rounds=1,
+            relation=plan.guarantee.relation,
+            keys=keys,
+            ledger=ledger,
+        )
+        noisy = unpack(vector, plan)
+        basis = pca.top_subspace(noisy, settings.rank)
+        error = float(pca.subspace_recovery_error(basis, truth))
+        result = {
+            "application": "pca",
+            **settings.model_dump(exclude={"delta", "epsilon", "rows", "dimension"}),
+            **_spent(ledger, settings.epsilon, delta, released),
+            "rows": rows,
+            "dimension": dimension,
+            "spectrum": np.linalg.eigvalsh(noisy)[::-1].tolist(),
+            "diagnostics": {
+                "recovery_error": error,
+                "variance_kept": float(np.trace(basis.T @ exact @ basis)) / _kept(exact, settings.rank),
+                "spectrum": np.linalg.eigvalsh(exact)[::-1].tolist(),
+            },
+        }
+        folder.append({"round": 1, "recovery_error": error})
+        if out is not None:
+            from simulations.reports.figures import draw_spectrum
+
+            title = f"{settings.data}, {settings.method}: recovery error {error:.3f}"
+            draw_spectrum(result["diagnostics"]["spectrum"], result["spectrum"], title, out / "spectrum.png")
+            np.save(out / "components.npy", basis)
+            result["run"] = str(out)
+        folder.finish(result)
+    return result
+
+
+def _spent(ledger: Ledger, budget: float, delta: float, plan: ReleasePlan) -> dict[str, Any]:
+    return {
+        "budget": budget,
+        "delta": delta,
+        "epsilon": ledger.epsilon(delta),
+        "claimed_epsilon": ledger.claimed_epsilon(delta),
+        "guarantee": plan.guarantee.sentence(),
+        "guarantee_status": plan.guarantee.status,
+    }
+
+
+def _optimum(objective: Objective, x: Array, y: Array, constants: Array) -> float:
+    """The non-private optimum, by unclipped, noiseless descent."""
+    plan = cd.plan_descent(constants, budget=1.0, rule="spr", clip=1.0, rate=1.0, passes=500, rows=len(y))
+    exact = replace(plan, clip=np.full(constants.size, np.inf), noise=np.zeros(constants.size))
+    return objective.value(cd.descend(objective, x, y, exact, KeyRing(0).numpy(Purpose.PROBE))[-1], x, y)
+
+
+def _kept(exact: Array, rank: int) -> float:
+    return float(np.linalg.eigvalsh(exact)[-rank:].sum())
+
+
+def _pca_rows(settings: PcaSettings, keys: KeyRing) -> tuple[Array, Array | None]:
+    if settings.data == "synthetic":
+        return fully_random_rows(settings.dimension, settings.rank, settings.rows, keys.numpy(Purpose.PROBE))
+    from sklearn.datasets import load_digits
+
+    x = load_digits().data
+    return x / np.linalg.norm(x, axis=1, keepdims=True), None
+
+
+@contextmanager
+def _run_folder(out: Path | None, settings: Settings) -> Iterator[tuple[RunFolder, Ledger]]:
+    """A new folder with the settings and an open ledger; a temporary one without `out`."""
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch) if out is None else out
+        if out is not None:
+            if out.exists():
+                raise RunError(f"{out} exists already: choose another --out")
+            try:
+                out.mkdir(parents=True)
+            except OSError as error:
+                raise RunError(f"cannot create the folder {out}: {error}") from error
+        text = settings.to_toml()
+        (path / "settings.toml").write_text(text, encoding="utf-8")
+        with Ledger(path / "ledger.sqlite", owner=text) as ledger:
+            yield RunFolder(path), ledger

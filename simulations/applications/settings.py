@@ -1,0 +1,151 @@
+"""Settings of the applications: small TOML files of their own, checked like recipes."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from fedlgm.applications import pca
+from fedlgm.errors import ConfigError
+from fedlgm.noise import Family
+from fedlgm.privacy.guarantee import Relation
+
+_BUNDLED = Path(__file__).parents[1] / "recipes" / "applications"
+
+
+class Settings(BaseModel):
+    """What both applications share.
+
+    Attributes:
+        epsilon: budget of the whole run.
+        delta: its delta; left out, 0 for Laplace noise and 1/N^2 of N rows for Gaussian noise.
+        clients: number of clients that the rows are dealt out to.
+        seed: public seed of a simulation.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    epsilon: float = Field(gt=0)
+    delta: float | None = Field(default=None, ge=0, lt=1)
+    clients: int = Field(ge=1)
+    seed: int = Field(default=0, ge=0, lt=2**128)
+
+    @classmethod
+    def load(cls, default: str, path: Path | None, values: dict[str, Any]) -> Self:
+        """Bundled defaults, overridden by the file `path`, overridden by those of `values` that are not None.
+
+        Raises:
+            ConfigError: no such file, not TOML, an unknown key or a value out of range.
+        """
+        raw = _read(_BUNDLED / f"{default}.toml") | ({} if path is None else _read(path))
+        raw |= {key: value for key, value in values.items() if value is not None}
+        try:
+            return cls.model_validate(raw)
+        except ValidationError as error:
+            raise ConfigError("\n".join(_explain(item, cls) for item in error.errors())) from error
+
+    @property
+    def pure(self) -> bool:
+        """Whether the noise is Laplace noise."""
+        raise NotImplementedError
+
+    @model_validator(mode="after")
+    def _delta_fits(self) -> Self:
+        if self.delta is not None and (self.delta == 0) != self.pure:
+            raise ValueError(
+                "delta must be 0 for Laplace noise (its releases are pure and their epsilons add up)"
+                if self.pure
+                else "delta must be > 0 for Gaussian noise"
+            )
+        return self
+
+    def delta_of(self, rows: int) -> float:
+        """The delta to be met on `rows` rows."""
+        if self.delta is not None:
+            return self.delta
+        return 0.0 if self.pure else 1 / rows**2
+
+    def to_toml(self) -> str:
+        """All settings, defaults included."""
+        return tomli_w.dumps(self.model_dump(exclude_none=True))
+
+
+class DescentSettings(Settings):
+    """`fedlgm apply coordinate-descent`.
+
+    Attributes:
+        data: set of `applications.datasets`.
+        scaling: its scaling.
+        rule: how a pass's budget is spread over the coordinates.
+        family: law of the noise.
+        relation: how a neighbour's row differs.
+        passes: number of passes over the coordinates.
+        clip: l2 bound of a row's gradient.
+        rate: learning rate relative to 1 / M_i.
+        strength: of the regulariser: l1 (regression) or squared l2 (two classes).
+    """
+
+    data: Literal["diabetes", "breast-cancer", "california", "electricity"]
+    scaling: Literal["range", "standardized", "centered"]
+    rule: Literal["inid", "spr", "iid"]
+    family: Family
+    relation: Relation
+    passes: int = Field(ge=1)
+    clip: float = Field(gt=0)
+    rate: float = Field(gt=0)
+    strength: float = Field(ge=0)
+
+    @property
+    def pure(self) -> bool:
+        """Whether the noise is Laplace noise."""
+        return self.family == "laplace"
+
+
+class PcaSettings(Settings):
+    """`fedlgm apply pca`.
+
+    Attributes:
+        data: "synthetic" (`pca_trials.fully_random_rows`) or "digits" (scikit-learn's, rows of unit length).
+        method: one of `pca.methods()`.
+        rank: number of components.
+        dimension: features of synthetic data.
+        rows: rows of synthetic data.
+    """
+
+    data: Literal["synthetic", "digits"]
+    method: str
+    rank: int = Field(ge=1)
+    dimension: int = Field(ge=1)
+    rows: int = Field(ge=1)
+
+    @property
+    def pure(self) -> bool:
+        """Whether the noise is Laplace noise."""
+        return self.method.startswith("laplace")
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        if self.method not in pca.methods():
+            raise ValueError(f"method: unknown {self.method!r}; known: {', '.join(pca.methods())}")
+        return self
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the settings {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+
+
+def _explain(item: Any, model: type[BaseModel]) -> str:
+    path = ".".join(str(part) for part in item["loc"])
+    if item["type"] == "extra_forbidden":
+        return f"{path}: unknown key; known here: {', '.join(model.model_fields)}"
+    message = item["msg"].removeprefix("Value error, ")
+    return f"{path}: {message}, got {item['input']!r}" if path else message

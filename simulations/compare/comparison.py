@@ -1,0 +1,272 @@
+"""A set of runs that differ in mechanism, budget, partition and seed, and what it shows side by side.
+
+Every run is a folder of its own. The set is started again with the same command: finished runs are read, an interrupted
+one is continued, the rest is run.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.stats import mannwhitneyu
+
+from fedlgm import mechanisms
+from fedlgm.errors import ConfigError
+from simulations import launch
+from simulations.config import recipe as recipes
+from simulations.config.recipe import Recipe
+from simulations.runs import strict_json
+from simulations.runs.folder import RunFolder
+
+LAST = 5  # evaluated rounds that a run's figures are taken from, as in the LaDP-FL paper's significance tests
+_OWN_KEYS = ("name", "variant", "group_by")
+_COMMON = {  # what tells the runs of a comparison apart, and the option that sets it
+    "name": "--out",
+    "mechanism.name": "--methods",
+    "mechanism.variant": "--methods",
+    "privacy.epsilon": "--epsilon",
+    "data.partition": "--partition",
+    "run.seed": "--seeds and run.seed of all methods",
+}
+OnRow = Callable[["Job", dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a set.
+
+    Attributes:
+        method: "mechanism" or "mechanism:variant".
+        epsilon: budget; None for runs without privacy, which no budget changes.
+        partition: partition scheme.
+        seed: the run's seed.
+        recipe: everything that the run does.
+    """
+
+    method: str
+    epsilon: float | None
+    partition: str
+    seed: int
+    recipe: Recipe
+
+    @property
+    def folder(self) -> str:
+        """Name of the run's folder."""
+        return self.recipe.name
+
+
+def jobs(
+    recipe: str | None,
+    methods: Sequence[str],
+    seeds: int,
+    overrides: Iterable[str] = (),
+    epsilons: Sequence[float] = (),
+    partitions: Sequence[str] = (),
+) -> list[Job]:
+    """Every run of a set, the first method's first.
+
+    Args:
+        recipe: bundled name or path; its mechanism section gives options to every method that knows them.
+        methods: "mechanism" or "mechanism:variant".
+        seeds: runs of each method; their seeds count up from the recipe's (0 if it has none).
+        overrides: "section.key=value" for all methods, "METHOD/section.key=value" for one of them. Keys of [mechanism]
+            reach the methods that have such an option.
+        epsilons: budgets; the recipe's own if empty.
+        partitions: partition schemes; the recipe's own if empty. Other schemes take the options that they know.
+
+    Raises:
+        ConfigError: an unknown method, key or value.
+    """
+    if not methods or len(set(methods)) != len(methods):
+        raise ConfigError(f"--methods takes different mechanisms, got {', '.join(methods) or 'none'}")
+    if seeds < 1:
+        raise ConfigError(f"--seeds must be at least 1, got {seeds}")
+    common, mechanism, own = _sorted_overrides(methods, overrides)
+    base = recipes.load(recipe, common)
+    known = {m: {*_OWN_KEYS, *mechanisms.options(m.partition(":")[0])} for m in methods}
+    for text in mechanism:
+        option = text.partition("=")[0].removeprefix("mechanism.").strip()
+        if not any(option in options for options in known.values()):
+            raise ConfigError(f"--set {text}: none of {', '.join(methods)} has the option {option}")
+    made = []
+    for method in methods:
+        # A value that is given twice is one cell, not twice as many seeds.
+        for epsilon in (None,) if method == "none" else tuple(dict.fromkeys(epsilons)) or (base.privacy.epsilon,):
+            for partition in tuple(dict.fromkeys(partitions)) or (base.data.partition,):
+                for seed in range(base.run.seed or 0, (base.run.seed or 0) + seeds):
+                    raw = _raw(base, method, known[method], mechanism)
+                    recipes.override(raw, own[method])
+                    if epsilon is not None:
+                        raw["privacy"]["epsilon"] = epsilon
+                    recipes.override(raw, [f"data.partition={partition}"])
+                    raw["run"]["seed"] = seed
+                    budget = "" if epsilon is None else f"-eps{epsilon:g}"
+                    raw["name"] = f"{method.replace(':', '-')}{budget}-{partition}-seed{seed}"
+                    made.append(Job(method, epsilon, partition, seed, recipes.validate(raw)))
+    return made
+
+
+def run(todo: Sequence[Job], out: Path, engine: launch.Engine = "local", on_row: OnRow | None = None) -> None:
+    """Bring every run of a set to its end.
+
+    Args:
+        todo: the set.
+        out: folder of the run folders.
+        engine: what trains.
+        on_row: called with each round's metrics row; finished runs report their rows too.
+
+    Raises:
+        ConfigError: `out` holds a run of the same name that does something else.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    for job in todo:
+        path = out / job.folder
+        if path.is_dir() and not (path / "recipe.toml").is_file():
+            shutil.rmtree(path)  # killed between making the folder and writing the recipe: there is nothing in it
+
+        def report(row: dict[str, Any], job: Job = job) -> None:
+            if on_row is not None:
+                on_row(job, row)
+
+        if not path.exists():
+            launch.simulate(job.recipe, engine=engine, run_dir=path, progress=report)
+            continue
+        folder = RunFolder.open(path)
+        if not _same(folder.recipe(), job.recipe):
+            raise ConfigError(f"{path} holds another run than the one asked for: choose another --out")
+        for row in folder.rows():
+            report(row)
+        launch.resume(path, engine=engine, progress=report)
+
+
+def summarise(done: Sequence[Job], out: Path) -> dict[str, Any]:
+    """Figures of a finished set: every run, every cell (method, budget, partition) and tests against the first method.
+
+    A run's accuracy is the mean over its last five evaluated rounds, its noise scale the sum over the rounds of the l2
+    norm of the noise in the round's mean. A cell has mean and standard deviation over its seeds. The p-values are those
+    of the LaDP-FL paper's test: two-sided Mann-Whitney U on the last five evaluated rounds of all seeds. Rounds of one
+    run are not independent, so they are an indication, no more.
+    """
+    runs = [_run_figures(job, out / job.folder) for job in done]
+    cells = []
+    for method, epsilon, partition in dict.fromkeys((r["method"], r["epsilon_budget"], r["partition"]) for r in runs):
+        own = [r for r in runs if (r["method"], r["epsilon_budget"], r["partition"]) == (method, epsilon, partition)]
+        cell = {"method": method, "epsilon_budget": epsilon, "partition": partition, "seeds": len(own)}
+        for name in ("accuracy", "noise_scale", "seconds"):
+            values = [r[name] for r in own]
+            cell |= {name: float(np.mean(values)), f"{name}_std": float(np.std(values, ddof=1)) if own[1:] else 0.0}
+        cell |= {name: max(r[name] for r in own) for name in ("epsilon", "claimed_epsilon")}
+        cell |= {name: own[0][name] for name in ("delta", "guarantee", "guarantee_status")}
+        cell["last"] = {name: [value for r in own for value in r["last"][name]] for name in own[0]["last"]}
+        cells.append(cell)
+    for cell in cells:
+        reference = _reference(cells, cell)
+        cell["p_values"] = {
+            name: _p_value(reference["last"][name], values) if reference is not None else None
+            for name, values in cell["last"].items()
+        }
+    for record in (*runs, *cells):
+        record.pop("last")
+    summary = {
+        "methods": list(dict.fromkeys(job.method for job in done)),
+        "out": str(out),
+        "runs": runs,
+        "cells": cells,
+    }
+    (out / "compare.json").write_text(strict_json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    return summary
+
+
+def _run_figures(job: Job, path: Path) -> dict[str, Any]:
+    folder = RunFolder.open(path)
+    rows, result = folder.rows(), folder.result() or {}
+    noise = np.cumsum([row["noise_scale"] for row in rows])
+    seen = [(row, float(total)) for row, total in zip(rows, noise, strict=True) if "accuracy" in row][-LAST:]
+    return {
+        "method": job.method,
+        "epsilon_budget": job.epsilon,
+        "partition": job.partition,
+        "seed": job.seed,
+        "accuracy": float(np.mean([row["accuracy"] for row, _ in seen])),
+        "final_accuracy": result["accuracy"],
+        "noise_scale": float(noise[-1]),
+        "seconds": float(np.median([row["seconds"] for row in rows])),
+        "skipped_rounds": sum(bool(row.get("skipped")) for row in rows),
+        **{name: result[name] for name in ("epsilon", "claimed_epsilon", "delta", "guarantee", "guarantee_status")},
+        "run": str(path),
+        "last": {
+            "accuracy": [row["accuracy"] for row, _ in seen],
+            "noise_scale": [total for _, total in seen],
+            "claimed_epsilon": [row["claimed_epsilon"] for row, _ in seen],
+        },
+    }
+
+
+def _reference(cells: list[dict[str, Any]], cell: dict[str, Any]) -> dict[str, Any] | None:
+    """The first method's cell of the same budget and partition; None for that cell itself."""
+    first = cells[0]["method"]
+    for other in cells:
+        same = other["partition"] == cell["partition"] and other["epsilon_budget"] == cell["epsilon_budget"]
+        if other["method"] == first and same:
+            return None if other is cell else other
+    return None
+
+
+def _p_value(reference: list[float], values: list[float]) -> float | None:
+    if not np.isfinite([*reference, *values]).all():
+        return None
+    return float(mannwhitneyu(reference, values, alternative="two-sided").pvalue)
+
+
+def _raw(base: Recipe, method: str, known: set[str], overrides: list[str]) -> dict[str, Any]:
+    """The base recipe with another mechanism, which keeps the options it knows."""
+    raw = base.model_dump(exclude_none=True)
+    name, _, variant = method.partition(":")
+    raw["mechanism"].pop("variant")
+    own = [text for text in overrides if text.partition("=")[0].removeprefix("mechanism.").strip() in known]
+    recipes.override(raw, [f"mechanism.name={name}", *([f"mechanism.variant={variant}"] if variant else []), *own])
+    return raw
+
+
+def _sorted_overrides(
+    methods: Sequence[str], overrides: Iterable[str]
+) -> tuple[list[str], list[str], dict[str, list[str]]]:
+    """Overrides for everything, for the mechanism sections of all methods, and for single methods."""
+    common: list[str] = []
+    mechanism: list[str] = []
+    own: dict[str, list[str]] = {method: [] for method in methods}
+    for text in overrides:
+        key = text.partition("=")[0]
+        method, slash, _ = key.partition("/")
+        if slash:
+            if method not in own:
+                raise ConfigError(f"--set {text}: {method!r} is not among the methods {', '.join(methods)}")
+            single = text.removeprefix(f"{method}/")
+            option = _COMMON.get(single.partition("=")[0].strip())
+            if option is not None:
+                raise ConfigError(f"--set {text}: the runs of a comparison are named by it, so it comes from {option}")
+            own[method].append(single)
+        else:
+            (mechanism if key.strip().startswith("mechanism.") else common).append(text)
+    return common, mechanism, own
+
+
+def _same(stored: Recipe, wanted: Recipe) -> bool:
+    """Whether a stored run is the one asked for; what was "auto" may have been settled when it started."""
+    settled_at_start = (
+        ("training", "vectorize"),
+        ("training", "compile"),
+        ("training", "device"),
+        ("privacy", "noise_backend"),
+    )
+    for section, key in settled_at_start:
+        own = getattr(wanted, section)
+        if getattr(own, key) == "auto":
+            settled = own.model_copy(update={key: getattr(getattr(stored, section), key)})
+            wanted = wanted.model_copy(update={section: settled})
+    return stored == wanted

@@ -1,0 +1,215 @@
+"""Tables, curves and the progress bar of a compared set of runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console, Group
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from simulations.compare.comparison import LAST, Job
+from simulations.reports.terminal import number
+from simulations.runs.folder import RunFolder
+
+Cell = dict[str, Any]
+_CURVES = {
+    "accuracy": "test accuracy",
+    "noise": "noise scale, cumulated",
+    "epsilon": "epsilon (solid: proven, dashed: claimed)",
+}
+
+
+@contextmanager
+def progress(todo: Sequence[Job], shown: bool = True) -> Iterator[Callable[[Job, dict[str, Any]], None]]:
+    """Progress over the rounds of the whole set, on standard error, with the current run's figures."""
+    if not shown:
+        yield lambda job, row: None
+        return
+    columns = (
+        TextColumn("[bold]{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("rounds  {task.fields[figures]}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    ends = np.cumsum([job.recipe.federation.rounds for job in todo])
+    starts = {job.folder: int(end) - job.recipe.federation.rounds for job, end in zip(todo, ends, strict=True)}
+    numbers = {job.folder: i for i, job in enumerate(todo, start=1)}
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("compare", total=int(ends[-1]), figures="starting")
+
+        def on_row(job: Job, row: dict[str, Any]) -> None:
+            figures = f"run {numbers[job.folder]}/{len(todo)} {job.folder}"
+            if "accuracy" in row:
+                figures += f"  accuracy {row['accuracy']:.3f}"
+            bar.update(task, completed=starts[job.folder] + row["round"], figures=figures)
+
+        yield on_row
+
+
+def tables(summary: dict[str, Any]) -> Group:
+    """The LaDP-FL paper's Tables II (accuracy), III (noise), V (by partition) and VIII (p-values); privacy spent."""
+    cells, methods = summary["cells"], summary["methods"]
+    partitions = list(dict.fromkeys(cell["partition"] for cell in cells))
+    parts: list[Any] = []
+    for partition in partitions:
+        here = [cell for cell in cells if cell["partition"] == partition]
+        parts.append(_by_budget(here, methods, f"Accuracy in % ({partition})", _accuracy, _improvement))
+        parts.append(_by_budget(here, methods, f"Noise scale ({partition})", _noise, _reduction))
+    parts += [_by_partition(cells, methods, partitions), _privacy(cells), _significance(cells)]
+    notes = (
+        f"accuracy: mean of the last {LAST} evaluated rounds, then mean and standard deviation over the seeds; noise "
+        "scale: l2 norm of the noise in each round's mean, summed over the rounds; improvement and reduction: of the "
+        "first method over the column's, averaged over the budgets; p-values: two-sided Mann-Whitney U on the last "
+        f"{LAST} evaluated rounds of all seeds (rounds of a run depend on each other: an indication only)"
+    )
+    pictures = "\n".join(f"picture: {path}" for path in summary.get("pictures", {}).values())
+    guarantees = {cell["method"]: cell["guarantee"] for cell in cells}
+    sentences = "\n".join(f"{method}: {sentence}" for method, sentence in guarantees.items())
+    return Group(*parts, sentences, "", notes, pictures)
+
+
+def draw(done: Sequence[Job], out: Path) -> dict[str, str]:
+    """Curves over the rounds, one PNG each for accuracy, noise and epsilon: mean over the seeds, range shaded.
+
+    Returns:
+        Name of the figure -> path.
+    """
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    everything = list(dict.fromkeys((job.epsilon, job.partition) for job in done))
+    scenes = [scene for scene in everything if scene[0] is not None] or everything
+    rows = {job.folder: RunFolder.open(out / job.folder).rows() for job in done}
+    paths = {}
+    for name, label in _CURVES.items():
+        figure, grid = plt.subplots(1, len(scenes), figsize=(5.5 * len(scenes), 4), squeeze=False)
+        for axes, (epsilon, partition) in zip(grid[0], scenes, strict=True):
+            here = [job for job in done if job.partition == partition and job.epsilon in (epsilon, None)]
+            for index, method in enumerate(dict.fromkeys(job.method for job in here)):
+                runs = [rows[job.folder] for job in here if job.method == method]
+                _curve(axes, name, runs, method, f"C{index}")
+            title = partition if epsilon is None else f"{partition}, epsilon = {epsilon:g}"
+            axes.set(xlabel="round", ylabel=label, title=title)
+            axes.grid(alpha=0.3)
+            axes.legend(fontsize="small")
+        path = out / f"{name}.png"
+        figure.tight_layout()
+        figure.savefig(path, dpi=110)
+        plt.close(figure)
+        paths[name] = str(path)
+    return paths
+
+
+def _curve(axes: Any, name: str, runs: list[list[dict[str, Any]]], label: str, colour: str) -> None:
+    """One method's line: mean over its runs, with the range between them."""
+    if name == "noise":
+        rounds = [row["round"] for row in runs[0]]
+        values = np.array([np.cumsum([row["noise_scale"] for row in run]) for run in runs])
+    else:
+        seen = [[row for row in run if "accuracy" in row] for run in runs]
+        rounds = [row["round"] for row in seen[0]]
+        values = np.array([[row[name] for row in run] for run in seen])
+        if name == "epsilon":
+            claimed = np.array([[row["claimed_epsilon"] for row in run] for run in seen])
+            axes.plot(rounds, claimed.mean(axis=0), color=colour, linestyle="--", alpha=0.7)
+    if np.isfinite(values).all():
+        axes.plot(rounds, values.mean(axis=0), color=colour, label=label)
+        axes.fill_between(rounds, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.15, linewidth=0)
+    else:
+        axes.plot([], [], color=colour, label=f"{label} (proven: none)")
+
+
+def _by_budget(
+    cells: list[Cell],
+    methods: list[str],
+    title: str,
+    show: Callable[[Cell], str],
+    gain: Callable[[Cell, Cell], float | None],
+) -> Table:
+    """Tables II and III: a row a budget, a column a method, then the reference's average gain over each method."""
+    table = Table(title=title, title_justify="left")
+    table.add_column("epsilon", justify="right")
+    for method in methods:
+        table.add_column(method, justify="right")
+    at = {(cell["epsilon_budget"], cell["method"]): cell for cell in cells}
+    budgets = list(dict.fromkeys(cell["epsilon_budget"] for cell in cells if cell["epsilon_budget"] is not None))
+    gains: dict[str, list[float]] = {method: [] for method in methods}
+    for budget in budgets or [None]:
+        found = {m: at.get((budget, m)) or at.get((None, m)) for m in methods}
+        table.add_row("-" if budget is None else f"{budget:g}", *(show(c) if c else "-" for c in found.values()))
+        reference = found[methods[0]]
+        for method, cell in found.items():
+            value = gain(reference, cell) if reference and cell and cell is not reference else None
+            if value is not None:
+                gains[method].append(value)
+    table.add_section()
+    means = [f"{np.mean(values):+.2%}" if values else "-" for values in gains.values()]
+    table.add_row("improvement" if show is _accuracy else "reduction", *means)
+    return table
+
+
+def _by_partition(cells: list[Cell], methods: list[str], partitions: list[str]) -> Table:
+    """Table V: a row a budget and method, accuracy and noise for every partition."""
+    table = Table(title="By partition", title_justify="left")
+    table.add_column("epsilon", justify="right")
+    table.add_column("method")
+    for partition in partitions:
+        table.add_column(f"{partition}: acc. (%)", justify="right")
+        table.add_column("noise scale", justify="right")
+    at = {(c["epsilon_budget"], c["method"], c["partition"]): c for c in cells}
+    for budget, method in dict.fromkeys((c["epsilon_budget"], c["method"]) for c in cells):
+        found = [at.get((budget, method, partition)) for partition in partitions]
+        shown = [text for cell in found for text in ((_accuracy(cell), _noise(cell)) if cell else ("-", "-"))]
+        name = "no protection" if method == "none" else method
+        table.add_row("-" if budget is None else f"{budget:g}", name, *shown)
+    return table
+
+
+def _privacy(cells: list[Cell]) -> Table:
+    table = Table(title="Privacy spent", title_justify="left")
+    for name in ("method", "budget", "guarantee", "proven", "claimed", "delta", "s/round"):
+        table.add_column(name, justify="left" if name in ("method", "guarantee") else "right")
+    for cell in cells:
+        budget = "-" if cell["epsilon_budget"] is None else f"{cell['epsilon_budget']:g}"
+        figures = [number(cell["epsilon"]), number(cell["claimed_epsilon"]), f"{cell['delta']:g}"]
+        table.add_row(cell["method"], budget, cell["guarantee_status"], *figures, f"{cell['seconds']:.2f}")
+    return table
+
+
+def _significance(cells: list[Cell]) -> Table:
+    table = Table(title=f"p-values against {cells[0]['method']}", title_justify="left")
+    for name in ("method", "budget", "partition", "accuracy", "noise scale", "claimed epsilon"):
+        table.add_column(name, justify="left" if name in ("method", "partition") else "right")
+    for cell in cells:
+        budget = "-" if cell["epsilon_budget"] is None else f"{cell['epsilon_budget']:g}"
+        shown = ["-" if p is None else f"{p:.3g}" for p in cell["p_values"].values()]
+        table.add_row(cell["method"], budget, cell["partition"], *shown)
+    return table
+
+
+def _accuracy(cell: Cell) -> str:
+    return f"{100 * cell['accuracy']:.2f} ± {100 * cell['accuracy_std']:.2f}"
+
+
+def _noise(cell: Cell) -> str:
+    if cell["noise_scale"] == 0:
+        return "-"
+    return f"{cell['noise_scale']:,.1f} ± {cell['noise_scale_std']:,.1f}"
+
+
+def _improvement(reference: Cell, cell: Cell) -> float | None:
+    return float(reference["accuracy"] / cell["accuracy"] - 1) if cell["accuracy"] > 0 else None
+
+
+def _reduction(reference: Cell, cell: Cell) -> float | None:
+    return float(1 - reference["noise_scale"] / cell["noise_scale"]) if cell["noise_scale"] > 0 else None

@@ -1,0 +1,1 @@
+"""Recipes and the objects that they define."""

@@ -1,0 +1,223 @@
+"""From a recipe to the objects of a run: the same ones for every engine and for a deployment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from clients import Consent, LayerwiseClient, PartitionedSource
+from fedlgm import data, devices, models
+from fedlgm.data import DataSet, Partition
+from fedlgm.devices import torch_threads
+from fedlgm.errors import ConfigError, told_with
+from fedlgm.keys import KeyRing, Purpose
+from fedlgm.layers import LayerTable
+from fedlgm.mechanisms import Mechanism
+from fedlgm.mechanisms.base import Setting
+from fedlgm.noise import NoiseBackend
+from fedlgm.plan import Budget
+from fedlgm.training import ClientTask, SequentialTrainer, Trainer, VectorizedTrainer, fastest
+from fedlgm.transcript import Transcript
+from simulations.config.recipe import Recipe, Training
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """Everything that a recipe defines, made when it is first needed.
+
+    Attributes:
+        recipe: the recipe.
+    """
+
+    recipe: Recipe
+
+    def holding(self, dataset: DataSet, partition: Partition) -> Assembly:
+        """Use these instead of loading and dividing again, as a worker does that is handed both; returns `self`."""
+        self.__dict__.update(dataset=dataset, partition=partition)
+        return self
+
+    @cached_property
+    def dataset(self) -> DataSet:
+        """The data, held once per process."""
+        with told_with("data"):
+            return data.load(self.recipe.data.name, self.recipe.data.dir)
+
+    @cached_property
+    def partition(self) -> Partition:
+        """Whose data is whose; it depends on the recipe only."""
+        section = self.recipe.data
+        labels = self.dataset.train_y
+        clients = self.recipe.federation.clients
+        options = section.options
+        if section.partition == "natural":
+            if self.dataset.train_user is None:
+                raise ConfigError(
+                    f"data.partition = 'natural' needs a set with users of its own: {section.name} has none"
+                )
+            options["users"] = self.dataset.train_user
+        with told_with("data.partition"):
+            return data.partition(labels, clients, section.partition, seed=section.partition_seed, **options)
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Examples of each client, [clients]."""
+        return self.partition.sizes
+
+    @cached_property
+    def device(self) -> torch.device:
+        """Where clients train, and where sums lie while they are bounded and noised."""
+        return devices.resolve(self.recipe.training.device)
+
+    @cached_property
+    def noise_backend(self) -> NoiseBackend:
+        """Who draws the noise."""
+        return devices.resolve_noise(self.recipe.privacy.noise_backend, self.device)
+
+    def module(self) -> nn.Module:
+        """A fresh model, initialised from the recipe's seed (0 without one: the initial model is public)."""
+        section = self.recipe.model
+        with told_with("model"):
+            return models.build(
+                section.name,
+                in_shape=self.dataset.shape,
+                classes=self.dataset.classes,
+                seed=self.recipe.run.seed or 0,
+                **section.options,
+            )
+
+    @cached_property
+    def mechanism(self) -> Mechanism:
+        """The mechanism."""
+        return self.recipe.mechanism.build().under(setting_of(self.recipe))
+
+    @cached_property
+    def layers(self) -> LayerTable:
+        """The model's layers as the mechanism sees them."""
+        return self.mechanism.table(LayerTable.from_module(self.module(), self.recipe.mechanism.group_by))
+
+    @cached_property
+    def budget(self) -> Budget:
+        """What one round may spend so that the whole run stays within the recipe's (epsilon, delta)."""
+        return budget_of(self.recipe, self.mechanism)
+
+    def initial_model(self) -> Tensor:
+        """The initial global model [D]."""
+        return self.layers.flatten(self.module())
+
+    def start(self) -> Transcript:
+        """The transcript before the first round."""
+        return Transcript.start(self.initial_model())
+
+    def trainer(self, vectorized: bool, compiled: bool) -> Trainer:
+        """A trainer of its own: sequential (the reference) or vectorised, perhaps compiled."""
+        section = self.recipe.training
+        if not vectorized:
+            return SequentialTrainer(self.module(), self.layers, section.local, self.device)
+        return VectorizedTrainer(
+            self.module(),
+            self.layers,
+            section.local,
+            width=section.width or self.recipe.run.block_size,
+            compile=compiled,
+            device=self.device,
+        )
+
+    def faster_training(self, workers: int) -> Training:
+        """[training] with every "auto" of its trainer settled by a short measurement on a typical block of clients."""
+        section, run, federation = self.recipe.training, self.recipe.run, self.recipe.federation
+        compiling = (False, True) if section.compile == "auto" else (section.compile,)
+        choices = {f"vectorised, compiled: {c}": (True, c) for c in compiling}
+        if section.vectorize != "on":
+            choices = {"sequential": (False, False)} | (choices if section.vectorize == "auto" else {})
+        winner = next(iter(choices))
+        if len(choices) > 1:
+            source, keys = PartitionedSource(self.dataset, self.partition), KeyRing.from_seed(0)
+            order = np.argsort(self.sizes)
+            order = order[self.sizes[order] > 0]
+            middle = order[len(order) // 2 :][: run.block_size]
+
+            def tasks() -> list[ClientTask]:
+                orders = ((source(int(c)), keys.torch(Purpose.PROBE, int(c))) for c in middle)
+                return [ClientTask(data.x, data.y, order, section.epochs) for data, order in orders]
+
+            makers = {name: partial(self.trainer, *choice) for name, choice in choices.items()}
+            clients = federation.rounds * federation.plan_sampling.rate * federation.clients
+            with torch_threads(run.threads):
+                blocks = max(1.0, clients / run.block_size / workers)
+                winner, _ = fastest(makers, self.initial_model(), tasks, blocks=blocks)
+        vectorized, compiled = choices[winner]
+        return section.model_copy(update={"vectorize": "on" if vectorized else "off", "compile": compiled})
+
+    def consent(self) -> Consent | None:
+        """What clients under local trust agree to."""
+        cap = participations(self.recipe)
+        if self.recipe.privacy.trust == "central":
+            return None
+        first = self.mechanism.plan(self.layers, self.budget, self.start())
+        costs = np.sort(self.mechanism.costs(self.layers, self.budget.rounds))
+        # Nobody knows in which rounds a client will be drawn.
+        return Consent(self.budget, cap, first.guarantee, first.family, float(costs[-cap:].sum()))
+
+    def client(self, keys: KeyRing) -> LayerwiseClient:
+        """A client object that serves any simulated client."""
+        section = self.recipe.training
+        return LayerwiseClient(
+            self.trainer(section.vectorize == "on", section.compile is True),
+            section.local,
+            PartitionedSource(self.dataset, self.partition),
+            self.mechanism,
+            self.layers,
+            keys,
+            straggler_rate=self.recipe.federation.stragglers,
+            threads=self.recipe.run.threads,
+            consent=self.consent(),
+            population=self.recipe.federation.clients,
+            device=self.device,
+            noise_backend=self.noise_backend,
+        )
+
+
+def settled(recipe: Recipe) -> Recipe:
+    """The recipe with device and noise backend as they are on this machine: a run's own recipe says who drew its noise.
+
+    Raises:
+        ConfigError: a device or backend that is not available here.
+    """
+    device = devices.resolve(recipe.training.device)
+    backend = devices.resolve_noise(recipe.privacy.noise_backend, device)
+    training = recipe.training.model_copy(update={"device": str(device)})
+    privacy = recipe.privacy.model_copy(update={"noise_backend": backend})
+    return recipe.model_copy(update={"training": training, "privacy": privacy})
+
+
+def setting_of(recipe: Recipe) -> Setting:
+    """The public facts of a run that a mechanism may ask for."""
+    privacy, training = recipe.privacy, recipe.training.local
+    return Setting(privacy.epsilon, privacy.delta, recipe.federation.rounds, privacy.trust, training)
+
+
+def participations(recipe: Recipe) -> int:
+    """Most releases that a client's data can be in."""
+    rounds = recipe.federation.rounds
+    return min(recipe.privacy.max_participations or rounds, rounds)
+
+
+def budget_of(recipe: Recipe, mechanism: Mechanism) -> Budget:
+    """See `Assembly.budget`."""
+    privacy, federation = recipe.privacy, recipe.federation
+    sampling = federation.plan_sampling
+    local = privacy.trust == "local"
+    multiplier = mechanism.calibrate(
+        privacy.epsilon,
+        privacy.delta,
+        steps=participations(recipe),
+        # Whoever receives a client's own noisy update knows that the client takes part: no amplification by sampling.
+        sampling_rate=1.0 if local else sampling.rate,
+        relation=recipe.relation,
+        accountant=privacy.accountant,
+    )
+    return Budget(multiplier, sampling, recipe.relation, privacy.trust, federation.rounds)

@@ -1,0 +1,343 @@
+"""The recipe: one TOML file that says everything about a run, for CLI, notebooks and the Flower app alike."""
+
+from __future__ import annotations
+
+import tomllib
+import warnings
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from fedlgm import data, mechanisms, models
+from fedlgm.devices import NoiseChoice
+from fedlgm.errors import ConfigError, told_with
+from fedlgm.mechanisms import Mechanism
+from fedlgm.plan import Sampling
+from fedlgm.training import LocalTraining
+
+BUNDLED = Path(__file__).parents[1] / "recipes"
+DEFAULT = "digits"
+_DEEPEST = 8
+_LARGEST = 1e9  # float32 still multiplies with it
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class _OpenSection(BaseModel):
+    """A section whose further keys are options of the thing it names."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
+    taken: ClassVar[frozenset[str]] = frozenset()  # arguments that are not options
+
+    @model_validator(mode="after")
+    def _options_are_options(self) -> Self:
+        wrong = sorted(self.options.keys() & self.taken)
+        if wrong:
+            raise ValueError(
+                f"{wrong[0]!r} is not an option; known here: {', '.join(type(self).model_fields)}, and more"
+            )
+        return self
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The further keys."""
+        return dict(self.model_extra or {})
+
+
+class Data(_OpenSection):
+    """[data]: the data set and how it is split; further keys are options of the partition scheme."""
+
+    taken: ClassVar[frozenset[str]] = frozenset({"labels", "clients", "ring", "scheme", "seed", "users", "self"})
+
+    name: str
+    dir: str | None = None
+    partition: str = "dirichlet"
+    partition_seed: int = 0
+
+
+class Model(_OpenSection):
+    """[model]: name; further keys are options of the model."""
+
+    taken: ClassVar[frozenset[str]] = frozenset({"in_shape", "classes", "seed", "self"})
+
+    name: str
+
+
+class Federation(_Section):
+    """[federation]: who takes part and what the server does."""
+
+    clients: int = Field(ge=1)
+    rounds: int = Field(ge=1)
+    sampling: Literal["poisson", "fixed"] = "poisson"
+    rate: float | None = Field(default=None, gt=0, le=1)
+    cohort: int | None = Field(default=None, ge=1)
+    server_optimizer: Literal["sgd", "momentum", "adam"] = "sgd"
+    server_lr: float = Field(default=1.0, gt=0, le=_LARGEST)
+    server_momentum: float = Field(default=0.9, ge=0, lt=1)
+    weighting: Literal["uniform"] = "uniform"
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    stragglers: float = Field(default=0.0, ge=0, le=1)
+
+    @field_validator("weighting", mode="before")
+    @classmethod
+    def _weights_are_uniform(cls, value: object) -> object:
+        if value == "num-examples":
+            raise ValueError(
+                "weights by example counts let one client's weight exceed its bound and reveal its size: clients weigh "
+                "alike, 'uniform'"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _one_size(self) -> Federation:
+        if (self.rate is None) == (self.cohort is None):
+            raise ValueError("give exactly one of rate (share of clients) and cohort (number of clients)")
+        if self.cohort is not None and self.cohort > self.clients:
+            raise ValueError(f"cohort = {self.cohort} is more than the {self.clients} clients there are")
+        return self
+
+    @property
+    def plan_sampling(self) -> Sampling:
+        """As the library sees it."""
+        rate = self.rate if self.rate is not None else (self.cohort or 0) / self.clients
+        if self.sampling == "fixed":
+            rate = max(1, round(rate * self.clients)) / self.clients
+        return Sampling(self.sampling, self.clients, rate)
+
+
+class Training(_Section):
+    """[training]: what a client does locally."""
+
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    lr: float = Field(default=0.1, gt=0, le=_LARGEST)
+    momentum: float = Field(default=0.0, ge=0, lt=1)
+    epochs: int = Field(default=1, ge=1)
+    batch_size: int = Field(default=32, ge=1)
+    gradient_clip: float | None = Field(default=None, gt=0, le=_LARGEST)
+    vectorize: Literal["off", "on", "auto"] = "off"
+    width: int | None = Field(default=None, ge=1)
+    compile: bool | Literal["auto"] = False
+    device: str = Field(default="cpu", pattern=r"^(auto|cpu|cuda(:\d+)?|mps|xpu)$")
+
+    @property
+    def local(self) -> LocalTraining:
+        """As the library sees it."""
+        return LocalTraining(**self.model_dump(include=set(LocalTraining.__dataclass_fields__)))
+
+
+class MechanismSection(_OpenSection):
+    """[mechanism]: name, variant and the layer grouping; further keys are options of the mechanism."""
+
+    name: str
+    variant: Literal["sound", "published"] = "sound"
+    group_by: Literal["module", "tensor"] = "module"
+
+    def build(self) -> Mechanism:
+        """The mechanism itself."""
+        return mechanisms.get(self.name, variant=self.variant, **self.options)
+
+
+class Privacy(_Section):
+    """[privacy]: the budget of the whole run."""
+
+    epsilon: float = Field(gt=0)
+    delta: float = Field(gt=0, lt=1)
+    accountant: Literal["pld", "rdp"] = "pld"
+    trust: Literal["central", "local"] = "central"
+    relation: Literal["add-remove", "replace-one"] | None = None
+    max_participations: int | None = Field(default=None, ge=1)
+    noise_backend: NoiseChoice = "auto"
+
+
+class Run(_Section):
+    """[run]: seed and engine settings. `seed`, `block_size` and `threads` are part of the result's bits."""
+
+    seed: int | None = Field(default=None, ge=0, lt=2**128)
+    block_size: int = Field(default=8, ge=1)
+    threads: int = Field(default=1, ge=1)
+    evaluate_every: int = Field(default=1, ge=1)
+    checkpoint_every: int = Field(default=1, ge=1)
+    workers: int | None = Field(default=None, ge=1)
+
+
+class Recipe(_Section):
+    """A validated recipe."""
+
+    name: str = "custom"
+    title: str = ""
+    data: Data
+    model: Model
+    federation: Federation
+    training: Training = Training()
+    mechanism: MechanismSection
+    privacy: Privacy
+    run: Run = Run()
+
+    @model_validator(mode="after")
+    def _fits(self) -> Recipe:
+        federation, privacy = self.federation, self.privacy
+        if privacy.trust == "local" and privacy.max_participations is None:
+            raise ValueError("privacy.max_participations is needed under local trust: every participation costs")
+        if privacy.trust == "central" and privacy.max_participations is not None:
+            raise ValueError("privacy.max_participations belongs to trust = 'local'")
+        if self.relation == "add-remove" and privacy.trust == "local":
+            raise ValueError("privacy.relation must be 'replace-one' under local trust: participation is visible")
+        if self.relation == "add-remove" and federation.sampling == "fixed":
+            raise ValueError("privacy.relation must be 'replace-one' for fixed-size sampling")
+        with told_with("mechanism"):
+            self.mechanism.build()
+        return self
+
+    @property
+    def relation(self) -> Literal["add-remove", "replace-one"]:
+        """The neighbouring relation: as written, else what sampling and trust call for."""
+        if self.privacy.relation is not None:
+            return self.privacy.relation
+        return "replace-one" if self.privacy.trust == "local" or self.federation.sampling == "fixed" else "add-remove"
+
+    def to_toml(self) -> str:
+        """The whole recipe, defaults included."""
+        return tomli_w.dumps(self.model_dump(exclude_none=True))
+
+
+_SIZES = frozenset({"rate", "cohort"})
+_NAMING = {"mechanism": "name", "model": "name", "data": "partition"}
+_SECTIONS: dict[str, type[BaseModel]] = {"mechanism": MechanismSection, "model": Model, "data": Data}
+_OPTIONS: dict[str, Callable[[str], Iterable[str]]] = {
+    "mechanism": mechanisms.options,
+    "model": models.options,
+    "data": data.scheme_options,
+}
+
+
+def names() -> tuple[str, ...]:
+    """Bundled recipes."""
+    return tuple(sorted(path.stem for path in BUNDLED.glob("*.toml")))
+
+
+def load(recipe: str | Path | None = None, overrides: Iterable[str] = ()) -> Recipe:
+    """Read a recipe.
+
+    Args:
+        recipe: a bundled name, a path of a TOML file, or None for the default.
+        overrides: see `override`.
+
+    Raises:
+        ConfigError: no such recipe, not TOML, an unknown key, a wrong type or value: with the key's path and the
+            reason.
+    """
+    raw = _read(_locate(str(recipe or DEFAULT)), depth=0)
+    override(raw, overrides)
+    return validate(raw)
+
+
+def validate(raw: dict[str, Any]) -> Recipe:
+    """Recipe of plain values; see `load` for the errors."""
+    try:
+        recipe = Recipe.model_validate(raw)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(item) for item in error.errors())) from error
+    if recipe.privacy.delta >= 1 / recipe.federation.clients and recipe.mechanism.name != "none":
+        warnings.warn(
+            f"privacy.delta = {recipe.privacy.delta:g} is not below 1/{recipe.federation.clients}, one over the number "
+            "of clients: such a guarantee allows one client to be given away entirely",
+            stacklevel=2,
+        )
+    return recipe
+
+
+def _read(path: Path, depth: int) -> dict[str, Any]:
+    """Raw values of a recipe file on top of those of the recipe that it `extends`."""
+    if depth > _DEEPEST:
+        raise ConfigError(f"{path}: `extends` goes deeper than {_DEEPEST} recipes; does one extend itself?")
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    base = raw.pop("extends", None)
+    merged = {} if base is None else _read(_locate(str(base)), depth + 1)
+    for key, value in raw.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _laid_over(key, merged[key], value) if both else value
+    return merged | {"name": raw.get("name", path.stem)}
+
+
+def _laid_over(section: str, below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """A section's values over those it had: whatever only the thing named before could use is left behind."""
+    kept = dict(below)
+    if section == "federation" and above.keys() & _SIZES:
+        kept = {key: value for key, value in kept.items() if key not in _SIZES}
+    naming = _NAMING.get(section, "")
+    name = above.get(naming, below.get(naming))
+    if name != below.get(naming):
+        with suppress(ConfigError):  # an unknown name is told with the whole recipe
+            known = {*_SECTIONS[section].model_fields, *_OPTIONS[section](str(name))}
+            kept = {key: value for key, value in kept.items() if key in known}
+    return kept | above
+
+
+def _locate(recipe: str) -> Path:
+    bundled = BUNDLED / f"{recipe}.toml"
+    if bundled.is_file():
+        return bundled
+    path = Path(recipe)
+    if path.is_file():
+        return path
+    raise ConfigError(f"no recipe {recipe!r}: neither a file nor bundled; bundled: {', '.join(names())}")
+
+
+def override(raw: dict[str, Any], texts: Iterable[str]) -> None:
+    """Set values in a recipe's plain values.
+
+    With another mechanism, model or partition scheme, options that it does not know fall away; `rate` and `cohort` of
+    [federation] replace each other.
+
+    Args:
+        raw: changed in place.
+        texts: "section.key=value" with a TOML value, or "key=value" at the top; a value that is not TOML is taken as a
+            string.
+
+    Raises:
+        ConfigError: not of that form, or a section that is none.
+    """
+    sections: dict[str, dict[str, Any]] = {}
+    for text in texts:
+        path, equals, value = text.partition("=")
+        section, *keys = path.strip().split(".")
+        if not equals or not section or len(keys) > 1 or not all(keys):
+            raise ConfigError(f"--set takes section.key=value, got {text!r}")
+        try:
+            parsed = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            parsed = value.strip()
+        if not keys:
+            raw[section] = parsed
+            continue
+        if not isinstance(raw.get(section, {}), dict):
+            raise ConfigError(f"--set {text!r}: {section} is not a section")
+        sections.setdefault(section, {})[keys[0]] = parsed
+    for section, values in sections.items():
+        raw[section] = _laid_over(section, raw.get(section, {}), values)
+
+
+def _explain(item: Any) -> str:
+    path = ".".join(str(part) for part in item["loc"])
+    message = item["msg"].removeprefix("Value error, ")
+    if item["type"] == "extra_forbidden":
+        sections: dict[str, type[BaseModel]] = {
+            name: field.annotation  # type: ignore[misc]
+            for name, field in Recipe.model_fields.items()
+            if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+        }
+        owner: type[BaseModel] = sections.get(str(item["loc"][0]), Recipe) if len(item["loc"]) > 1 else Recipe
+        return f"{path}: unknown key; known here: {', '.join(owner.model_fields)}"
+    if item["type"] == "string_pattern_mismatch" and path == "training.device":
+        message = "must be auto, cpu, cuda, cuda:N, mps or xpu"
+    given = f", got {item['input']!r}" if path and not isinstance(item["input"], dict) else ""
+    return f"{path}: {message}{given}" if path else message

@@ -1,0 +1,63 @@
+"""`fedlgm doctor`: what this machine offers."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib import metadata
+from typing import Any
+
+import torch
+
+from fedlgm import devices
+from fedlgm.aggregation import kernels
+
+_PACKAGES = ("fedlgm", "flwr", "ray", "torch", "torchvision", "dp-accounting", "opacus", "flwr-datasets", "numpy")
+
+
+def examine() -> dict[str, Any]:
+    """Findings by name."""
+    from fedlgm import data, mechanisms, models
+    from fedlgm.errors import DataError
+    from simulations.config import recipe as recipes
+
+    available = []
+    for name in data.names():
+        try:
+            data.load(name, download=False)
+        except DataError:
+            continue
+        available.append(name)
+    findings: dict[str, Any] = {package: _version(package) for package in _PACKAGES}
+    return {
+        "python": platform.python_version(),
+        **findings,
+        "cores": os.cpu_count(),
+        "devices": [f"{name} ({what})" for name, what in devices.found().items()],
+        "noise backends": [_noise(name) for name in devices.found()],
+        "triton": _triton(),
+        "data sets here": available,
+        "recipes": list(recipes.names()),
+        "mechanisms": list(mechanisms.names()),
+        "models": list(models.names()),
+    }
+
+
+def _noise(name: str) -> str:
+    """What draws noise for a run on a device, and why."""
+    device = torch.device(name)
+    return f"{name}: {devices.resolve_noise('auto', device)} ({devices.reason(device)})"
+
+
+def _triton() -> str:
+    if not kernels.has_triton():
+        return "missing"
+    how = "in its interpreter: TRITON_INTERPRET=1" if kernels.triton_interprets() else "not used: no CUDA device"
+    return f"{_version('triton')} ({'compiled' if torch.cuda.is_available() else how})"
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "missing"

@@ -1,0 +1,107 @@
+"""What a recipe would do, without training: its plan and its partition."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedlgm.errors import PrivacyError
+from fedlgm.plan import ReleasePlan
+from fedlgm.privacy.accounting import composed_epsilon
+from simulations.config.assembly import Assembly
+from simulations.config.recipe import Recipe
+
+
+def plan_report(recipe: Recipe) -> dict[str, Any]:
+    """First round's plan of a recipe as plain values, with the cost of all rounds by both accountants."""
+    assembly = Assembly(recipe)
+    mechanism, layers, budget = assembly.mechanism, assembly.layers, assembly.budget
+    if mechanism.needs_private_norms:
+        # What the published rule does on a cohort whose layers all have the same norm.
+        plan = mechanism.plan_from_private_norms(layers, budget, np.ones((1, len(layers))))
+    else:
+        plan = mechanism.plan(layers, budget, assembly.start())
+    sampling, privacy = budget.sampling, recipe.privacy
+    costs = mechanism.costs(layers, budget.rounds)
+    # Under local trust a client may be drawn in the dearest rounds.
+    releases = np.sort(costs)[-(privacy.max_participations or budget.rounds) :] / costs[0]
+    return {
+        "recipe": recipe.name,
+        "mechanism": recipe.mechanism.name,
+        "variant": recipe.mechanism.variant,
+        "layers": layer_rows(plan),
+        "parameters": layers.size,
+        "bound": float(np.linalg.norm(plan.clip[plan.released], ord=2 if plan.family == "gaussian" else 1)),
+        "noise_norm": math.sqrt(float((plan.noise_norms**2).sum())),
+        "noise_multiplier": budget.noise_multiplier,
+        "effective_multiplier": plan.effective_multiplier,
+        "rounds": recipe.federation.rounds,
+        "sampling": f"{sampling.scheme} {sampling.rate:g} of {sampling.population} clients, {budget.relation}",
+        "delta": privacy.delta,
+        "epsilon_pld": _epsilon(plan, releases, privacy.delta, "pld"),
+        "epsilon_rdp": _epsilon(plan, releases, privacy.delta, "rdp"),
+        "guarantee": plan.guarantee.sentence(),
+    }
+
+
+def _epsilon(first: ReleasePlan, releases: np.ndarray, delta: float, accountant: str) -> float:
+    """Cost of releases that cost so much each beside the first; `inf` where the accountant has no bound for them."""
+    if first.size == 0:
+        return 0.0  # nothing is released, so the model does not move and nothing ever will be
+    events = [
+        (replace(first, sigma=first.sigma / math.sqrt(cost)).event, int(count))
+        for cost, count in zip(*np.unique(releases, return_counts=True), strict=True)
+    ]
+    try:
+        return composed_epsilon(events, delta, accountant)
+    except PrivacyError:  # RDP: sampled Laplace noise
+        return math.inf
+
+
+def layer_rows(plan: ReleasePlan) -> list[dict[str, Any]]:
+    """One row a layer: sizes, bound, noise, share, SNR."""
+    columns = zip(
+        plan.layers.names, plan.layers.sizes, plan.clip, plan.sigma, plan.shares, plan.snr, plan.noise_norms,
+        plan.released, strict=True,
+    )  # fmt: skip
+    return [
+        {
+            "layer": name,
+            "size": int(size),
+            "clip": float(clip),
+            "sigma": float(sigma),
+            "share": float(share),
+            "snr": float(snr),
+            "noise_norm": float(noise),
+            "released": bool(released),
+        }
+        for name, size, clip, sigma, share, snr, noise, released in columns
+    ]
+
+
+def partition_report(recipe: Recipe, picture: Path) -> dict[str, Any]:
+    """Label histogram of every client; draws it to `picture`."""
+    from simulations.reports.figures import draw_partition
+
+    assembly = Assembly(recipe)
+    dataset, sizes = assembly.dataset, assembly.sizes
+    histogram = assembly.partition.label_histogram(dataset.train_y, dataset.classes)
+    draw_partition(histogram, f"{dataset.name}, {recipe.data.partition}", picture)
+    return {
+        "recipe": recipe.name,
+        "scheme": recipe.data.partition,
+        "clients": len(sizes),
+        "classes": dataset.classes,
+        "sizes": {
+            "min": int(sizes.min()),
+            "median": float(np.median(sizes)),
+            "max": int(sizes.max()),
+            "empty": int((sizes == 0).sum()),
+        },
+        "histogram": histogram.tolist(),
+        "picture": str(picture),
+    }

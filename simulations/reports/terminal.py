@@ -1,0 +1,167 @@
+"""Progress bars and tables for the terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console, Group
+from rich.panel import Panel
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from simulations.config.recipe import Recipe
+
+
+@contextmanager
+def progress(recipe: Recipe, shown: bool = True) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Progress bar on standard error: rounds, accuracy, epsilon spent, time left."""
+    if not shown:
+        yield lambda row: None
+        return
+    columns = (
+        TextColumn("[bold]{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[figures]}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    console = Console(stderr=True)
+    bar = Progress(*columns, console=console)
+    task = bar.add_task(recipe.name, total=recipe.federation.rounds, figures="starting")
+
+    def on_round(row: dict[str, Any]) -> None:
+        figures = bar.tasks[task].fields["figures"]
+        if "accuracy" in row:
+            figures = f"accuracy {row['accuracy']:.3f}  epsilon {number(row['epsilon'])}"
+        bar.start()
+        bar.update(task, completed=row["round"], figures=figures)
+
+    if console.is_terminal:  # elsewhere an error before the first round stands alone
+        bar.start()
+    try:
+        yield on_round
+    finally:
+        if bar.live.is_started:
+            bar.stop()
+
+
+def number(value: float) -> str:
+    """A figure for people: infinity stays infinity."""
+    return "inf" if math.isinf(value) else f"{value:.4g}"
+
+
+def summary(result: dict[str, Any]) -> Group:
+    """Final table: claimed and proven side by side."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_row(
+        "recipe", f"{result['recipe']}  ({result['mechanism']}, {result['variant']}; engine {result['engine']})"
+    )
+    table.add_row("rounds", f"{result['rounds']}  ({result['seconds_per_round']:.3f} s each)")
+    table.add_row("test accuracy", f"[bold]{result['accuracy']:.2%}[/bold]  (loss {result['loss']:.4f})")
+    table.add_row("epsilon claimed", f"{number(result['claimed_epsilon'])}  at delta {result['delta']:g}")
+    table.add_row(*_proven(result))
+    table.add_row("guarantee", result["guarantee"])
+    if result["seeded"]:
+        table.add_row("", "simulation: the seed is public, and with it the noise can be drawn again")
+    table.add_row("noise multiplier", f"{result['noise_multiplier']:.4f}")
+    if "noise_backend" in result:  # runs of earlier versions have none
+        table.add_row("noise drawn by", f"{result['noise_backend']}; trained on {result['device']}")
+    table.add_row("model sha256", result["model_sha256"])
+    table.add_row("run folder", result["run"])
+    return Group(Panel(table, title="fedlgm", title_align="left", expand=False))
+
+
+def epsilon_label(status: str) -> str:
+    """What an accountant's epsilon is called under a guarantee of this status; without any it is infinite."""
+    return "epsilon conditional" if status == "conditional" else "epsilon proven"
+
+
+def _proven(result: dict[str, Any]) -> tuple[str, str]:
+    figure = f"[bold]{number(result['epsilon'])}[/bold]  at delta {result['delta']:g}"
+    return epsilon_label(result["guarantee_status"]), figure
+
+
+def application(result: dict[str, Any]) -> Panel:
+    """Figures of an application: what was spent, then what a simulation may compare."""
+    figures = result["diagnostics"]
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_row("data", f"{result['data']}: {result['rows']:,} rows over {result['clients']} clients")
+    table.add_row("method", result.get("method") or f"{result['rule']}, {result['family']}")
+    table.add_row("epsilon claimed", f"{number(result['claimed_epsilon'])}  at delta {result['delta']:g}")
+    table.add_row(*_proven(result))
+    table.add_row("guarantee", result["guarantee"])
+    for name in ("objective", "optimum", "relative_error", "recovery_error", "variance_kept"):
+        if name in figures:
+            table.add_row(f"{name.replace('_', ' ')} *", number(figures[name]))
+    table.add_row("", "* compared with the data themselves: not released, not private")
+    if "run" in result:
+        table.add_row("folder", result["run"])
+    return Panel(table, title=result["application"], title_align="left", expand=False)
+
+
+def plan_table(report: dict[str, Any]) -> Group:
+    """Layers of a plan, then the cost of the whole run."""
+    table = Table(title=f"{report['recipe']}: one round of {report['mechanism']}", title_justify="left")
+    for name in ("layer", "d_j", "s_j", "sigma_j", "share p_j", "SNR_j", "noise norm on the mean"):
+        table.add_column(name, justify="left" if name == "layer" else "right")
+    for row in report["layers"]:
+        cells = [row["layer"], f"{row['size']:,}", f"{row['clip']:.5g}"]
+        if row["released"]:
+            cells += [f"{row['sigma']:.5g}", f"{row['share']:.4f}", f"{row['snr']:.3e}", f"{row['noise_norm']:.4g}"]
+        else:
+            cells += ["not released", "-", "-", "-"]
+        table.add_row(*cells)
+    total = f"{report['parameters']:,}"
+    table.add_row("all", total, f"{report['bound']:.5g}", "", "1", "", f"{report['noise_norm']:.4g}", style="bold")
+    cost = Table(show_header=False, box=None, pad_edge=False)
+    cost.add_row("noise multiplier", f"{report['noise_multiplier']:.6f}")
+    cost.add_row("rounds", f"{report['rounds']}, {report['sampling']}")
+    cost.add_row("epsilon (PLD)", f"{number(report['epsilon_pld'])} at delta {report['delta']:g}")
+    cost.add_row("epsilon (RDP)", f"{number(report['epsilon_rdp'])} at delta {report['delta']:g}")
+    cost.add_row("guarantee", report["guarantee"])
+    return Group(table, cost)
+
+
+def partition_table(report: dict[str, Any]) -> Group:
+    """Sizes of a partition and its first clients."""
+    table = Table(title=f"{report['scheme']} over {report['clients']} clients", title_justify="left")
+    table.add_column("client", justify="right")
+    table.add_column("examples", justify="right")
+    for label in range(report["classes"]):
+        table.add_column(str(label), justify="right")
+    for client, row in enumerate(report["histogram"][:20]):
+        table.add_row(str(client), str(sum(row)), *(str(count) for count in row))
+    more = report["clients"] - 20
+    sizes = report["sizes"]
+    text = (
+        f"{f'... and {more} more. ' if more > 0 else ''}examples a client: min {sizes['min']}, median "
+        f"{sizes['median']:g}, max {sizes['max']}; {sizes['empty']} clients without data\npicture: {report['picture']}"
+    )
+    return Group(table, text)
+
+
+def ledger_table(report: dict[str, Any]) -> Group:
+    """Charges, then totals."""
+    table = Table(title=f"ledger of {report['run']}", title_justify="left")
+    for name in ("rounds", "releases", "event"):
+        table.add_column(name, justify="left" if name == "event" else "right")
+    for row in report["events"]:
+        table.add_row(f"{row['first']}-{row['last']}", str(row["count"]), row["event"])
+    totals = (
+        f"epsilon charged {number(report['epsilon'])}, claimed {number(report['claimed_epsilon'])} "
+        f"at delta {report['delta']:g} ({report['accountant']} accountant, budget {report['budget']:g})"
+    )
+    return Group(table, totals)
+
+
+def doctor_table(findings: dict[str, Any]) -> Table:
+    """One line a finding."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for name, value in findings.items():
+        table.add_row(name, ", ".join(value) if isinstance(value, list) else str(value))
+    return table

@@ -1,0 +1,126 @@
+"""Turns finished rounds into metrics, checkpoints, TensorBoard events and progress, while the next round trains."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedlgm.privacy.ledger import Ledger
+from fedlgm.training import evaluate
+from fedlgm.transcript import Transcript
+from simulations.config.assembly import Assembly
+from simulations.runs.rows import details
+from simulations.runs.folder import RunFolder
+from strategies import RoundRecord, ServerOptimizer
+
+OnRound = Callable[[dict[str, Any]], None]
+_IN_FLIGHT = 2  # rounds that may wait for their evaluation: it must not fall behind without bound
+
+
+class Recorder:
+    """Receives each finished round and records it in a thread of its own, in order.
+
+    A round's metrics are written before its checkpoint, so a run that is resumed from a checkpoint has all rows up to
+    it.
+
+    Args:
+        assembly: the run's objects.
+        folder: where to write.
+        optimizer: server optimizer, whose state goes into checkpoints.
+        progress: called with each row.
+        abandoned: see `Ledger.epsilon`.
+    """
+
+    def __init__(
+        self,
+        assembly: Assembly,
+        folder: RunFolder,
+        optimizer: ServerOptimizer,
+        progress: OnRound | None = None,
+        abandoned: int = 0,
+    ) -> None:
+        self._assembly, self._folder, self._optimizer, self._progress = assembly, folder, optimizer, progress
+        self._module, self._abandoned = assembly.module(), abandoned
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="recorder")
+        self._pending: deque[Future[None]] = deque()
+        self._board: Any = None
+        self._latest: tuple[int, dict[str, Any]] = (-1, {})
+
+    def __call__(self, record: RoundRecord, transcript: Transcript) -> None:
+        """Take over one finished round."""
+        self._pending.append(self._thread.submit(self._record, record, transcript, self._optimizer.state()))
+        while len(self._pending) > _IN_FLIGHT:
+            self._pending.popleft().result()
+
+    def close(self) -> None:
+        """Wait until everything is written; raises what recording raised."""
+        try:
+            while self._pending:
+                self._pending.popleft().result()
+        finally:
+            self._thread.shutdown(wait=True)
+            if self._board is not None:
+                self._board.close()
+
+    def figures(self, transcript: Transcript) -> dict[str, Any]:
+        """Loss and accuracy of the current model on the test set; epsilon proven and claimed so far."""
+        if self._latest[0] != transcript.rounds:
+            self._latest = transcript.rounds, self._measure(transcript)
+        return dict(self._latest[1])
+
+    def _measure(self, transcript: Transcript) -> dict[str, Any]:
+        data, privacy = self._assembly.dataset, self._assembly.recipe.privacy
+        self._assembly.layers.load_(self._module, transcript.models[-1])
+        loss, accuracy = evaluate(self._module, torch.from_numpy(data.test_x), torch.from_numpy(data.test_y))
+        spent = (privacy.delta, privacy.accountant, transcript.rounds, self._abandoned)
+        with Ledger(self._folder.ledger_file) as ledger:  # a reader of its own: the next round is charging already
+            return {
+                "loss": loss,
+                "accuracy": accuracy,
+                "epsilon": ledger.epsilon(*spent),
+                "claimed_epsilon": ledger.claimed_epsilon(*spent),
+            }
+
+    def _record(self, record: RoundRecord, transcript: Transcript, optimizer: dict[str, Tensor]) -> None:
+        run = self._assembly.recipe.run
+        last = record.round == self._assembly.recipe.federation.rounds
+        row = round_row(record)
+        if last or record.round % run.evaluate_every == 0:
+            row |= self.figures(transcript)
+            self._show(row)
+        self._folder.append(row)
+        if last or record.round % run.checkpoint_every == 0:
+            self._folder.save(transcript, optimizer)
+        if self._progress is not None:
+            self._progress(row)
+
+    def _show(self, row: dict[str, Any]) -> None:
+        if self._board is None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._board = SummaryWriter(str(self._folder.path / "tensorboard"), flush_secs=5)
+        for name in ("accuracy", "loss", "epsilon", "claimed_epsilon", "noise_norm", "seconds"):
+            if math.isfinite(row[name]):
+                self._board.add_scalar(name, row[name], row["round"])
+
+
+def round_row(record: RoundRecord) -> dict[str, Any]:
+    """Public figures of a round, and the diagnostics of published variants."""
+    plan = record.plan
+    return {
+        "round": record.round,
+        "cohort": record.cohort,
+        "discarded": record.discarded,
+        "seconds": record.seconds,
+        "noise_norm": math.sqrt(float((plan.noise_norms**2).sum())),
+        "clip": plan.clip.tolist(),
+        "sigma": [sigma if math.isfinite(sigma) else None for sigma in plan.sigma.tolist()],
+        "released": int(plan.released.sum()),
+        **details(record),
+    }

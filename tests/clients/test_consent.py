@@ -1,0 +1,202 @@
+"""A client under local trust refuses what it did not agree to, whoever asks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, RecordDict
+
+from clients import Consent
+from fedlgm import mechanisms, wire
+from fedlgm.clipping import quantile_side_clip
+from fedlgm.errors import PrivacyError
+from fedlgm.keys import KeyRing
+from fedlgm.layers import LayerTable
+from fedlgm.plan import Budget, ReleasePlan, Sampling, Side
+from fedlgm.privacy import gaussian_epsilon
+from fedlgm.privacy.guarantee import Guarantee
+from fedlgm.transcript import Transcript
+from simulations.config import recipe as recipes
+from simulations.config.assembly import Assembly
+from simulations.engines.local import LocalGrid
+
+LAYERS = LayerTable.from_sizes({"a": 3, "b": 5})
+AGREED = Budget(4.0, Sampling("poisson", 10, 1.0), "replace-one", "local", 3)
+LOCAL = ["privacy.trust=local", "privacy.max_participations=3"]
+PROVEN = Guarantee("proven", "the Gaussian mechanism", "replace-one", "local")
+
+
+def plan_with(budget: Budget, mechanism: str = "snr-consistent") -> ReleasePlan:
+    method = mechanisms.get(mechanism)
+    return method.plan(method.table(LAYERS), budget, Transcript.start(torch.zeros(8)))
+
+
+def laplace(multiplier: float) -> ReleasePlan:
+    scale = np.full(2, 2.0 * multiplier)  # 1 / (1/b + 1/b)
+    return ReleasePlan(LAYERS, np.ones(2), scale, AGREED, PROVEN, family="laplace")
+
+
+def test_the_agreed_releases_are_made_and_not_one_more() -> None:
+    consent, state, plan = Consent(AGREED, 2, PROVEN), RecordDict(), plan_with(AGREED)
+    consent.check(plan)
+    consent.record(state, 7, "first", plan)
+    consent.record(state, 7, "first", plan)  # the same noise again
+    consent.record(state, 7, "second", plan)
+    consent.record(state, 8, "first", plan)  # another client of the node
+    with pytest.raises(PrivacyError, match="client 7 has made the 2 releases"):
+        consent.record(state, 7, "third", plan)
+
+
+def test_less_noise_uses_the_budget_up_faster() -> None:
+    weak = plan_with(replace(AGREED, noise_multiplier=2.0))
+    with pytest.raises(PrivacyError, match="less noise"):
+        Consent(AGREED, 3, PROVEN).record(RecordDict(), 1, "only", weak)
+    state, consent = RecordDict(), Consent(AGREED, 5, PROVEN)
+    consent.record(state, 1, "worth four", weak)
+    consent.record(state, 1, "the fifth", plan_with(AGREED))
+    with pytest.raises(PrivacyError):
+        consent.record(state, 1, "one too many", plan_with(replace(AGREED, noise_multiplier=40.0)))
+
+
+def test_central_trust_no_guarantee_and_weak_laplace_noise_are_refused() -> None:
+    consent = Consent(AGREED, 5, PROVEN)
+    with pytest.raises(PrivacyError, match="central trust"):
+        consent.check(plan_with(replace(AGREED, trust="central")))
+    with pytest.raises(PrivacyError, match="without a guarantee"):
+        consent.check(plan_with(replace(AGREED, noise_multiplier=0.0), "none"))
+    with pytest.raises(PrivacyError, match="noise multiplier of 4"):
+        replace(consent, family="laplace").check(laplace(3.9))
+    replace(consent, family="laplace").check(laplace(4.0))
+
+
+def test_no_detail_of_a_plan_can_loosen_the_bound() -> None:
+    """Whatever the server writes into it: unbounded updates, or a side that is charged less than it holds."""
+    consent, honest = Consent(AGREED, 5, PROVEN), plan_with(AGREED)
+    with pytest.raises(PrivacyError, match="client-level privacy"):
+        consent.check(replace(honest, guarantee=replace(PROVEN, unit="example")))
+    side = Side("below-bound", 2, quantile_side_clip(LAYERS), 50.0)
+    consent.check(replace(honest, sides=(side,)))
+    for wrong in (replace(side, clip=side.clip / 2), replace(side, size=10**6), replace(side, size=1)):
+        with pytest.raises(PrivacyError, match="counts less for 'below-bound'"):
+            consent.check(replace(honest, sides=(wrong,)))
+
+
+def test_multipliers_of_another_law_are_not_compared() -> None:
+    """1 / (epsilon of pure DP) and a Gaussian's sigma over its bound are different things."""
+    with pytest.raises(PrivacyError, match="agreed to laplace noise: it refuses a plan with gaussian"):
+        Consent(AGREED, 5, PROVEN, "laplace").check(plan_with(AGREED))
+    with pytest.raises(PrivacyError, match="agreed to gaussian noise: it refuses a plan with laplace"):
+        Consent(AGREED, 5, PROVEN).check(laplace(4.0))
+    laplace_client = Assembly(recipes.load("digits", [*LOCAL, "mechanism={name = 'laplace-inid'}"])).consent()
+    assert laplace_client is not None
+    assert laplace_client.family == "laplace"
+
+
+BASELINES = ("time-varying", "dpa", "full-dp", "sensitive", "adapldp")
+HONEST = [(name, "equal-total") for name in (*BASELINES, "ladp", "snr-consistent", "gaussian-inid")]
+
+
+@pytest.mark.parametrize(("mechanism", "rule"), [*HONEST, *((name, "matched") for name in BASELINES)])
+def test_an_honest_run_is_agreed_to_and_the_cheapest_plan_over_and_over_is_not(mechanism: str, rule: str) -> None:
+    rounds = 12
+    options = [*LOCAL[:1], f"privacy.max_participations={rounds}", f"federation.rounds={rounds}"]
+    options += ["training={optimizer = 'sgd', lr = 0.1, epochs = 1, batch_size = 16, gradient_clip = 1.0}"]
+    options.append(f"mechanism={{name = '{mechanism}'" + (f", budget = '{rule}'}}" if mechanism in BASELINES else "}"))
+    if rule == "matched":
+        options += ["privacy.epsilon=0.2", "privacy.delta=0.02"]
+    assembly = Assembly(recipes.load("digits", options))
+    consent, transcript, state = assembly.consent(), assembly.start(), RecordDict()
+    assert consent is not None
+    plans = []
+    for number in range(rounds):
+        plan = assembly.mechanism.plan(assembly.layers, assembly.budget, transcript)
+        consent.check(plan)
+        consent.record(state, 0, str(number), plan)
+        plans.append(plan)
+        mean = torch.full((plan.size,), 1e-3)
+        transcript = transcript.extend(transcript.models[-1] + 1e-3, mean, plan)
+    with pytest.raises(PrivacyError, match="refuses another"):
+        consent.record(state, 0, "one more", plans[-1])
+    worst = min(plans, key=lambda plan: plan.effective_multiplier)
+    spent = (assembly.budget.noise_multiplier / worst.effective_multiplier) ** 2
+    within = math.floor(consent.allowance * (1 + 1e-6) / spent)
+    state = RecordDict()
+    for number in range(within):
+        consent.record(state, 0, str(number), worst)
+    with pytest.raises(PrivacyError, match="refuses another"):
+        consent.record(state, 0, "one more", worst)
+    if mechanism in ("time-varying", "dpa"):
+        assert within < rounds
+
+
+def test_the_allowance_is_the_recipes_epsilon() -> None:
+    """A server that asks for the least noise again and again gets what the recipe's epsilon allows, and not more."""
+    options = [*LOCAL[:1], "privacy.max_participations=12", "federation.rounds=12", "mechanism={name = 'time-varying'}"]
+    assembly = Assembly(recipes.load("digits", options))
+    consent, least = assembly.consent(), assembly.budget.noise_multiplier / 2  # replace-one
+    assert consent is not None
+    assert consent.allowance is not None
+    whole = gaussian_epsilon(math.sqrt(consent.allowance) / least, assembly.recipe.privacy.delta)
+    assert whole == pytest.approx(assembly.recipe.privacy.epsilon, rel=1e-4)
+
+
+@pytest.mark.parametrize(("cap", "last"), [(3, 3), (400, 12)])
+def test_no_more_is_calibrated_for_than_a_client_can_take_part_in(cap: int, last: int) -> None:
+    """Nobody knows in which rounds a client will be drawn: any of them must be agreed to, the costliest included."""
+    options = [*LOCAL[:1], f"privacy.max_participations={cap}", "federation.rounds=12"]
+    assembly = Assembly(recipes.load("digits", [*options, "mechanism={name = 'time-varying'}"]))
+    plain = Assembly(recipes.load("digits", [*options, f"privacy.max_participations={last}"]))
+    assert Assembly(recipes.load("digits", options)).budget == plain.budget
+    consent, transcript, plans = assembly.consent(), assembly.start(), []
+    assert consent is not None
+    assert consent.participations == last
+    for _ in range(12):
+        plans.append(assembly.mechanism.plan(assembly.layers, assembly.budget, transcript))
+        transcript = transcript.extend(transcript.models[-1], torch.zeros(plans[-1].size), plans[-1])
+    for order in (plans, plans[::-1]):
+        state = RecordDict()
+        for number, plan in enumerate(order[:last]):
+            consent.record(state, 0, str(number), plan)
+        with pytest.raises(PrivacyError, match="refuses another"):
+            consent.record(state, 0, "one more", order[0])
+
+
+def test_a_node_of_one_client_answers_for_no_other() -> None:
+    assembly = Assembly(recipes.load("digits", ["federation.clients=20", "privacy.accountant='rdp'"]))
+    client = assembly.client(KeyRing(1))
+    plan = assembly.mechanism.plan(assembly.layers, assembly.budget, assembly.start())
+
+    def ask(members: list[int], **node: int) -> int:
+        context = Context(1, 2, {name.replace("_", "-"): value for name, value in node.items()}, RecordDict(), {})
+        values = {wire.ROUND: 1, wire.BLOCK: 0, wire.CLIENTS: members, wire.PLAN: plan.to_json()}
+        model = ArrayRecord({wire.MODEL: Array(assembly.initial_model().numpy())})
+        content = RecordDict({wire.ARRAYS: model, wire.CONFIG: ConfigRecord(values)})
+        reply = client.train(LocalGrid(client.as_app()).create_message(content, "train", 2, "1"), context)
+        return int(reply.content.metric_records[wire.METRICS][wire.EXAMPLES])  # type: ignore[arg-type]
+
+    assert ask([3], partition_id=3, num_partitions=20) == 1
+    assert ask([3, 4], partition_id=0, num_partitions=2) == 2  # a worker that simulates any client
+    for members in ([4], [3, 4], [3, 3]):
+        with pytest.raises(PrivacyError, match="this node is client 3 of 20: it does not answer for"):
+            ask(members, partition_id=3, num_partitions=20)
+
+
+def test_raw_norms_are_handed_out_only_where_nothing_was_promised() -> None:
+    with pytest.raises(PrivacyError, match="no layer norms"):
+        Consent(AGREED, 5, PROVEN).check_raw_figures()
+    Consent(AGREED, 5, replace(PROVEN, status="none")).check_raw_figures()
+
+
+def test_a_recipes_clients_agree_to_its_budget() -> None:
+    consent = Assembly(recipes.load("digits", LOCAL)).consent()
+    assert consent is not None
+    assert consent.private
+    assert consent.participations == 3
+    assert Assembly(recipes.load("digits")).consent() is None
+    nothing = Assembly(recipes.load("digits", [*LOCAL, "mechanism={name = 'none'}"])).consent()
+    assert nothing is not None
+    assert not nothing.private

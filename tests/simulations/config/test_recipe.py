@@ -1,0 +1,170 @@
+"""Recipes: bundled ones, overrides, and what is refused with which words."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from fedlgm import mechanisms
+from fedlgm.errors import ConfigError
+from simulations.config import recipe as recipes
+
+
+@pytest.mark.parametrize("name", recipes.names())
+def test_bundled_recipes_are_valid_and_survive_a_round_trip(name, tmp_path):
+    recipe = recipes.load(name)
+    path = tmp_path / "again.toml"
+    path.write_text(recipe.to_toml(), encoding="utf-8")
+    assert recipes.load(path) == recipe
+
+
+def test_the_default_recipe():
+    assert recipes.load().name == "digits"
+    assert recipes.load() == recipes.load("digits")
+
+
+def test_overrides_are_toml_values_or_strings():
+    overrides = ["federation.rounds=5", "mechanism.name=uniform", "model.hidden=[4, 5]", "run.seed=0"]
+    recipe = recipes.load("digits", overrides)
+    assert (recipe.federation.rounds, recipe.mechanism.name, recipe.run.seed) == (5, "uniform", 0)
+    assert recipe.model.options["hidden"] == [4, 5]
+
+
+def test_extends(tmp_path):
+    base = tmp_path / "mine.toml"
+    base.write_text('extends = "digits"\n[federation]\nrounds = 7\n', encoding="utf-8")
+    recipe = recipes.load(base)
+    assert (recipe.name, recipe.federation.rounds, recipe.federation.clients) == ("mine", 7, 500)
+    base.write_text(f'extends = "{base}"\n', encoding="utf-8")
+    with pytest.raises(ConfigError, match="extend itself"):
+        recipes.load(base)
+
+
+REFUSED = {
+    "unknown key": ({"federation": {"round": 3}}, ["federation.round: unknown key", "rounds"]),
+    "unknown section": ({"federations": {}}, ["federations: unknown key", "federation"]),
+    "unknown option of a mechanism": ({"mechanism": {"bounds": 1.0}}, ["no option bounds", "bound"]),
+    "wrong type": ({"federation": {"rounds": "many"}}, ["federation.rounds", "'many'"]),
+    "fraction of a client": ({"federation": {"clients": 2.5}}, ["federation.clients", "2.5"]),
+    "no rounds": ({"federation": {"rounds": 0}}, ["federation.rounds", "1"]),
+    "name of another type": ({"mechanism": {"name": [1]}}, ["mechanism.name", "valid string"]),
+    "learning rate absurd": ({"training": {"lr": 1e300}}, ["training.lr", "less than or equal to 1000000000"]),
+    "epsilon zero": ({"privacy": {"epsilon": 0}}, ["privacy.epsilon", "greater than 0"]),
+    "epsilon negative": ({"privacy": {"epsilon": -1.0}}, ["privacy.epsilon", "greater than 0"]),
+    "epsilon nan": ({"privacy": {"epsilon": float("nan")}}, ["privacy.epsilon", "finite"]),
+    "epsilon infinite": ({"privacy": {"epsilon": float("inf")}}, ["privacy.epsilon", "finite"]),
+    "delta one": ({"privacy": {"delta": 1.0}}, ["privacy.delta", "less than 1"]),
+    "cohort too large": ({"federation": {"cohort": 21, "rate": None}}, ["cohort = 21", "20 clients"]),
+    "rate and cohort": ({"federation": {"cohort": 5}}, ["federation: give exactly one of rate", "cohort"]),
+    "neither": ({"federation": {"rate": None}}, ["exactly one of rate"]),
+    "rate above one": ({"federation": {"rate": 1.5}}, ["federation.rate", "1"]),
+    "unknown mechanism": ({"mechanism": {"name": "typo"}}, ["unknown mechanism 'typo'", *mechanisms.names()]),
+    "unknown variant": ({"mechanism": {"variant": "draft"}}, ["mechanism.variant", "sound", "published"]),
+    "no published variant": ({"mechanism": {"variant": "published"}}, ["published"]),
+    "unknown accountant": ({"privacy": {"accountant": "gdp"}}, ["privacy.accountant", "pld", "rdp", "'gdp'"]),
+    "an argument as an option": ({"data": {"seed": 1}}, ["data", "'seed' is not an option", "partition_seed"]),
+    "a model's argument": ({"model": {"classes": 3}}, ["model", "'classes' is not an option"]),
+    "stale norms without a floor": (
+        {"mechanism": {"clip": "med", "norms": "stale", "floor": 0.0}}, ["'stale' needs floor > 0"],
+    ),
+    "weights": ({"federation": {"weighting": "num-examples"}}, ["uniform"]),
+    "local without a cap": ({"privacy": {"trust": "local"}}, ["privacy.max_participations"]),
+    "cap without local": ({"privacy": {"max_participations": 3}}, ["trust = 'local'"]),
+    "fixed add-remove": (
+        {"federation": {"sampling": "fixed"}, "privacy": {"relation": "add-remove"}}, ["'replace-one'", "fixed"],
+    ),
+    "local add-remove": (
+        {"privacy": {"trust": "local", "max_participations": 3, "relation": "add-remove"}}, ["'replace-one'", "local"],
+    ),
+    "seed": ({"run": {"seed": -1}}, ["run.seed", "0"]),
+    "missing key": ({"privacy": {"epsilon": None}}, ["privacy.epsilon", "required"]),
+    "wrong type of an option": ({"mechanism": {"bound": "big"}}, ["bound"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("sections", "words"), REFUSED.values(), ids=REFUSED)
+def test_refusals_name_the_key_and_the_reason(tiny, sections, words):
+    values = dict(sections)
+    if "federations" in values:
+        with pytest.raises(ConfigError) as caught:
+            recipes.load("digits", ["federations.rounds=3"])
+    else:
+        with pytest.raises(ConfigError) as caught:
+            tiny(**values)
+    message = str(caught.value)
+    for word in words:
+        assert word in message
+    assert "pydantic" not in message
+    assert "Value error" not in message
+    assert "\n" not in message
+
+
+def test_several_mistakes_are_listed_together(tiny):
+    with pytest.raises(ConfigError) as caught:
+        tiny(federation={"rounds": 0}, privacy={"epsilon": -1})
+    assert len(str(caught.value).splitlines()) == 2
+
+
+def test_a_delta_that_gives_clients_away_is_warned_of(tiny_file):
+    with pytest.warns(UserWarning, match="not below 1/20"):
+        recipes.load(tiny_file, ["privacy.delta=0.05"])
+
+
+def test_no_such_recipe_lists_the_bundled_ones(tmp_path):
+    with pytest.raises(ConfigError, match="digits"):
+        recipes.load("nothing")
+    broken = tmp_path / "broken.toml"
+    broken.write_text("[data\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        recipes.load(broken)
+
+
+@pytest.mark.parametrize("text", ["rounds", "=3", "federation..rounds=3", "name.deep=3", "data.alpha.deep=3"])
+def test_malformed_overrides(text):
+    with pytest.raises(ConfigError, match="--set"):
+        recipes.load("digits", [text])
+    with pytest.raises(ConfigError, match=r"mechanism\.name"):
+        recipes.load("digits", ["mechanism.name=[1]"])
+
+
+class TestAnotherChoice:
+    """Options that only the thing named before could use fall away, those that both know stay."""
+
+    def test_by_override(self):
+        recipe = recipes.load("fashion-mnist", ["mechanism.name=gaussian"])
+        assert recipe.mechanism.options == {"bound": recipes.load("fashion-mnist").mechanism.options["bound"]}
+        assert recipes.load("digits", ["mechanism.name=none"]).mechanism.options == {}
+        assert recipes.load("digits", ["data.partition=iid"]).data.options == {}
+        assert recipes.load("digits", ["federation.cohort=20"]).federation.rate is None
+        assert recipes.load("digits", ["model.name=logistic"]).model.options == {}
+
+    @pytest.mark.parametrize("order", [1, -1])
+    def test_options_given_with_it_must_fit(self, order):
+        fitting = ["data.partition=dirichlet-large", "data.alpha=2"][::order]
+        assert recipes.load("digits", fitting).data.options == {"alpha": 2}
+        with pytest.raises(ConfigError, match="none has no option bound"):
+            recipes.load("digits", ["mechanism.name=none", "mechanism.bound=2"][::order])
+        with pytest.raises(ConfigError, match="exactly one"):
+            recipes.load("digits", ["federation.cohort=20", "federation.rate=0.1"][::order])
+
+    def test_by_another_recipe(self, tmp_path):
+        path = tmp_path / "mine.toml"
+        path.write_text('extends = "digits"\n[data]\npartition = "iid"\n[mechanism]\nname = "gaussian"\n')
+        recipe = recipes.load(path)
+        assert (recipe.data.options, recipe.mechanism.name) == ({}, "gaussian")
+
+    @pytest.mark.parametrize("bundled", recipes.names())
+    def test_what_recipes_suggest_is_valid(self, bundled):
+        text = (recipes.BUNDLED / f"{bundled}.toml").read_text(encoding="utf-8")
+        for suggestion in re.findall(r"^#\s+--set (\S+)", text, re.MULTILINE):
+            recipes.load(bundled, [suggestion])
+
+
+def test_a_fixed_cohort_is_rounded_before_it_is_accounted_for(tiny):
+    recipe = tiny(federation={"clients": 21, "sampling": "fixed", "rate": 0.5})
+    sampling = recipe.federation.plan_sampling
+    assert sampling.expected == 10.0
+    assert sampling.rate == 10 / 21
+    assert recipe.relation == "replace-one"
+    assert tiny(federation={"clients": 21, "rate": 0.5}).federation.plan_sampling.expected == 10.5

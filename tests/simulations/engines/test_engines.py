@@ -1,0 +1,228 @@
+"""One recipe, one model: every engine and any number of workers give the same bits, and leave nothing running."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+from flwr.app import Context, RecordDict
+
+from fedlgm.errors import FedlgmError
+from simulations import launch
+from simulations.config import recipe as recipes
+from simulations.config.assembly import settled
+from simulations.config.recipe import Recipe
+from simulations.engines.flower_entry import make_server_app
+from simulations.engines.local import LocalGrid
+from simulations.runs.folder import RunFolder
+
+ENGINES = [
+    pytest.param({"engine": "ray", "workers": 2}, id="ray, 2 workers"),
+    pytest.param({"engine": "ray", "workers": 1}, id="ray, 1 worker"),
+    pytest.param({"engine": "ray", "workers": 3}, id="ray, 3 workers"),
+    pytest.param({"engine": "flower", "workers": 2}, id="flower"),
+    pytest.param(
+        {"engine": "flower", "workers": 2, "supernodes": 20}, id="flower, a node a client", marks=pytest.mark.slow
+    ),
+]
+SAME = ("model_sha256", "accuracy", "epsilon", "claimed_epsilon", "rounds", "noise_multiplier", "guarantee")
+
+
+@pytest.fixture(scope="module")
+def recipe() -> Recipe:
+    return recipes.load(
+        "digits",
+        [
+            "federation.clients=20",
+            "federation.rounds=3",
+            "federation.rate=0.6",
+            "federation.dropout=0.2",
+            "mechanism.clip=med",
+            "mechanism.norms=quantile",
+            "privacy.accountant=rdp",
+            "run.block_size=2",
+        ],
+    )
+
+
+@pytest.fixture(scope="module")
+def reference(recipe, tmp_path_factory):
+    return launch.simulate(recipe, engine="local", run_dir=tmp_path_factory.mktemp("local") / "run")
+
+
+def processes() -> set[tuple[int, str]]:
+    """(pid, command line) of Flower's and Ray's processes."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                command = (entry / "cmdline").read_bytes().replace(b"\x00", b" ").decode(errors="replace")
+            except OSError:
+                continue
+            if any(name in command for name in ("flower-super", "flwr-", "raylet", "gcs_server", "ray::")):
+                found.add((int(entry.name), command))
+    return found
+
+
+def descendants(found: set[tuple[int, str]], marker: str) -> set[tuple[int, str]]:
+    """Those whose environment carries our marker: others may be running something of their own."""
+    ours = set()
+    for pid, command in found:
+        try:
+            if marker.encode() in Path(f"/proc/{pid}/environ").read_bytes():
+                ours.add((pid, command))
+        except OSError:
+            continue
+    return ours
+
+
+@pytest.fixture
+def nothing_left(monkeypatch):
+    """Fails if a process that the test started, at any depth, outlives it by more than its last moments."""
+    marker = f"FEDLGM_TEST_{os.getpid()}_{os.urandom(4).hex()}"
+    monkeypatch.setenv(marker, "1")
+    yield
+    deadline = time.monotonic() + 15
+    while (left := descendants(processes(), marker)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert left == set()
+
+
+@pytest.mark.parametrize("options", ENGINES)
+def test_engines_agree_bit_by_bit(recipe, reference, tmp_path, nothing_left, options):
+    rows = []
+    result = launch.simulate(recipe, run_dir=tmp_path / "run", progress=rows.append, **options)
+    assert {name: result[name] for name in SAME} == {name: reference[name] for name in SAME}
+    assert result["engine"] == options["engine"]
+    assert [row["round"] for row in rows] == [1, 2, 3]
+    assert [row["cohort"] for row in rows] == [row["cohort"] for row in RunFolder(Path(reference["run"])).rows()]
+
+
+def test_an_interrupted_flower_run_ends_and_can_be_continued(recipe, tmp_path, nothing_left):
+    """Flower starts its processes in sessions of their own: they would go on training."""
+    long = recipe.model_copy(update={"federation": recipe.federation.model_copy(update={"rounds": 5000})})
+    file, run = tmp_path / "long.toml", tmp_path / "run"
+    file.write_text(long.to_toml(), encoding="utf-8")
+    command = [sys.executable, "-m", "simulations.cli", "simulate", str(file), "--engine", "flower"]
+    command += ["--run-dir", str(run), "--workers", "2"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    while process.poll() is None and len(RunFolder(run).rows()) < 2:
+        time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "continue with" in err
+    rows = (run / "metrics.jsonl").read_bytes()
+    time.sleep(2)
+    assert (run / "metrics.jsonl").read_bytes() == rows
+    with RunFolder(run).locked():
+        pass  # nobody else works on it
+
+
+def test_a_callers_own_ray_is_used_and_stays(recipe, reference, tmp_path):
+    code = """
+        import sys, time
+        import ray
+        from simulations import launch
+        from simulations.config import recipe
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+        kept = ray.put(123)
+        result = launch.simulate(recipe.load(sys.argv[1]), engine="ray", workers=2, run_dir=sys.argv[2])
+        assert ray.get(kept) == 123
+        deadline = time.monotonic() + 20
+        while ray.available_resources().get("CPU") != 2:
+            assert time.monotonic() < deadline, "actors are left"
+            time.sleep(0.1)
+        print(result["model_sha256"])
+    """
+    file = tmp_path / "recipe.toml"
+    file.write_text(recipe.to_toml(), encoding="utf-8")
+    command = [sys.executable, "-c", textwrap.dedent(code), str(file), str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[-1] == reference["model_sha256"]
+
+
+def test_another_seed_is_another_model(recipe, reference, tmp_path):
+    other = recipe.model_copy(update={"run": recipe.run.model_copy(update={"seed": 8})})
+    assert launch.simulate(other, run_dir=tmp_path / "run")["model_sha256"] != reference["model_sha256"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"engine": "spark"}, "unknown engine 'spark'; known: local, ray, flower"),
+        ({"engine": "local", "ray_address": "auto"}, "a Ray address is for engine 'ray'"),
+        ({"engine": "ray", "supernodes": 3}, "SuperNodes is for engine 'flower'"),
+        ({"engine": "ray", "workers": 0}, "workers must be at least 1, got 0"),
+        ({"engine": "ray", "workers": 10_000}, r"10000 workers need at least 5000 GiB .* cores: use --workers \d+$"),
+    ],
+)
+def test_what_cannot_run_leaves_nothing(recipe, tmp_path, options, words):
+    with pytest.raises(FedlgmError, match=words):
+        launch.simulate(recipe, run_dir=tmp_path / "run", **options)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture
+def failing_clients(tmp_path, monkeypatch):
+    """Every process started from now on has clients that raise when they train."""
+    (tmp_path / "sitecustomize.py").write_text(
+        textwrap.dedent(
+            """
+            import importlib.abc, importlib.machinery, sys
+
+            class Patched(importlib.abc.MetaPathFinder):
+                def find_spec(self, name, path=None, target=None):
+                    if name != "clients.layerwise":
+                        return None
+                    spec = importlib.machinery.PathFinder.find_spec(name, path)
+                    run = spec.loader.exec_module
+                    def exec_module(module):
+                        run(module)
+                        def train(self, message, context):
+                            raise MemoryError("the client ran out of memory")
+                        module.LayerwiseClient.train = train
+                    spec.loader.exec_module = exec_module
+                    return spec
+
+            sys.meta_path.insert(0, Patched())
+            """
+        )
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+
+
+@pytest.mark.parametrize(
+    "engine", ["ray", pytest.param("flower", marks=pytest.mark.slow), pytest.param("local", marks=pytest.mark.slow)]
+)
+def test_failing_clients_fail_the_run(recipe, tmp_path, failing_clients, nothing_left, engine):
+    """Flower's own exit code would be 0."""
+    file = tmp_path / "recipe.toml"
+    file.write_text(recipe.to_toml(), encoding="utf-8")
+    command = [sys.executable, "-m", "simulations.cli", "simulate", str(file), "--engine", engine]
+    done = subprocess.run(
+        [*command, "--run-dir", str(tmp_path / "run"), "--workers", "2"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode != 0
+    assert "ran out of memory" in done.stderr
+    assert not (tmp_path / "run" / "result.json").exists()
+    if engine == "flower":
+        assert done.returncode == 2
+        assert "Flower reports" in done.stderr
+
+
+def test_the_flower_app_continues_a_run_with_its_own_recipe_only(tmp_path):
+    """Clients build themselves from the run config: they would train by another recipe than the server's."""
+    folder = RunFolder.create(tmp_path / "run", settled(recipes.load("digits", ["training.lr=0.01"])))
+    config = {"run-dir": str(folder.path), "recipe": "digits", "set": ""}
+    context = Context(run_id=1, node_id=2, node_config={}, state=RecordDict(), run_config=config)
+    with pytest.raises(FedlgmError, match="another recipe than the run config"):
+        make_server_app()(LocalGrid(None), context)
+    assert not folder.metrics_file.exists()

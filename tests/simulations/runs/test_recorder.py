@@ -1,0 +1,99 @@
+"""What is recorded of a run while it goes on."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import threading
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from fedlgm.privacy import Ledger
+from simulations import launch
+from simulations.runs import recorder
+from simulations.config.recipe import Recipe
+from simulations.runs.folder import RunFolder
+from strategies import LayerwiseFedAvg
+
+
+def test_tensorboard_shows_the_rows(tiny: Callable[..., Recipe], tmp_path: Path) -> None:
+    launch.simulate(tiny(), run_dir=tmp_path / "run")
+    board = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    board.Reload()
+    rows = RunFolder.open(tmp_path / "run").rows()
+    assert len(rows) == 3
+    for name in ("accuracy", "loss", "epsilon", "claimed_epsilon", "noise_norm"):
+        assert [(event.step, event.value) for event in board.Scalars(name)] == [
+            (row["round"], pytest.approx(row[name], rel=1e-6)) for row in rows
+        ]
+
+
+def test_a_round_is_evaluated_while_the_next_one_trains(
+    tiny: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: defaultdict[int, threading.Event] = defaultdict(threading.Event)
+    rounds, configure, evaluate = itertools.count(1), LayerwiseFedAvg.configure_train, recorder.evaluate
+
+    def configure_train(self: LayerwiseFedAvg, *arguments: Any) -> Any:
+        started[self.transcript.rounds + 1].set()
+        return configure(self, *arguments)
+
+    def evaluate_late(*arguments: Any) -> tuple[float, float]:
+        following = next(rounds) + 1
+        assert following > 3 or started[following].wait(30)
+        return evaluate(*arguments)
+
+    monkeypatch.setattr(LayerwiseFedAvg, "configure_train", configure_train)
+    monkeypatch.setattr(recorder, "evaluate", evaluate_late)
+    shown: list[int] = []
+    launch.simulate(tiny(), run_dir=tmp_path / "run", progress=lambda row: shown.append(row["round"]))
+    assert shown == [1, 2, 3]
+    assert all("accuracy" in row for row in RunFolder.open(tmp_path / "run").rows())
+
+
+def test_noise_under_local_trust_is_that_of_the_clients_who_took_part(
+    tiny: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    recipe = tiny(federation={"dropout": 0.5}, privacy={"trust": "local", "max_participations": 3})
+    launch.simulate(recipe, run_dir=tmp_path / "run")
+    with Ledger(tmp_path / "run" / "ledger.sqlite") as ledger:
+        taking_part = [charge.round for charge in ledger.charges()]
+    for row in RunFolder.open(tmp_path / "run").rows():
+        each = math.sqrt(sum(norm**2 for norm in row["layer_noise"])) / 10
+        present = taking_part.count(row["round"])
+        assert 0 < present < row["cohort"]
+        assert row["noise_scale"] == pytest.approx(each * math.sqrt(present), rel=1e-4)
+        assert row["noise_norm"] == pytest.approx(each * math.sqrt(10), rel=1e-4)  # as many as are expected
+
+
+def test_stragglers_train_less(tiny: Callable[..., Recipe], tmp_path: Path) -> None:
+    digests = {
+        launch.simulate(
+            tiny(federation={"stragglers": rate}, training={"epochs": epochs}), run_dir=tmp_path / f"{rate} {epochs}"
+        )["model_sha256"]: (rate, epochs)
+        for rate, epochs in ((0.0, 2), (0.5, 2), (1.0, 2), (0.0, 1))
+    }
+    # A straggler trains for one epoch; where all do, it is as if the recipe said so.
+    assert set(digests.values()) == {(0.0, 2), (0.5, 2), (0.0, 1)}
+
+
+def test_files_are_strict_json(tiny: Callable[..., Recipe], tmp_path: Path) -> None:
+    """Epsilon is infinite without privacy."""
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    launch.simulate(tiny(mechanism={"name": "none"}), run_dir=tmp_path / "run")
+    for name in ("result.json", "metrics.jsonl"):
+        lines = (tmp_path / "run" / name).read_text(encoding="utf-8")
+        for text in [lines] if name == "result.json" else lines.splitlines():
+            assert json.loads(text, parse_constant=refuse)["epsilon"] == "inf"
+    folder = RunFolder.open(tmp_path / "run")
+    assert [row["epsilon"] for row in folder.rows()] == [math.inf] * 3
+    assert (folder.result() or {})["epsilon"] == math.inf

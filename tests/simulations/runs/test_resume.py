@@ -1,0 +1,283 @@
+"""An interrupted run, resumed, is the uninterrupted run."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from fedlgm.errors import LedgerError, RunError
+from fedlgm.privacy import Ledger
+from simulations import launch
+from simulations.runs.folder import RunFolder
+
+SAME = ("model_sha256", "accuracy", "loss", "epsilon", "claimed_epsilon", "rounds", "noise_multiplier", "guarantee")
+CASES = {
+    "sgd": {"federation": {"server_optimizer": "sgd"}},
+    "momentum": {"federation": {"server_optimizer": "momentum"}},
+    "adam": {"federation": {"server_optimizer": "adam", "server_lr": 0.01}},
+    "stale": {"mechanism": {"clip": "med", "norms": "stale"}},
+    "quantile": {"mechanism": {"clip": "med", "norms": "quantile"}, "federation": {"server_optimizer": "momentum"}},
+    "ladp": {"mechanism": {"name": "ladp"}},
+    "sparse checkpoints": {"run": {"checkpoint_every": 2, "evaluate_every": 2}},
+    "capped": {"privacy": {"trust": "local", "max_participations": 2}, "run": {"checkpoint_every": 3}},
+    "dropouts": {"federation": {"dropout": 0.3, "stragglers": 0.5}, "training": {"epochs": 2}},
+}
+
+
+def five_rounds(tiny, sections):
+    merged = {"federation": {"rounds": 5}}
+    for section, values in sections.items():
+        merged[section] = merged.get(section, {}) | values
+    return tiny(**merged)
+
+
+class Interrupted(Exception):
+    """What a user's callback may raise."""
+
+
+def interrupt_at(round_):
+    def on_round(row):
+        if row["round"] == round_:
+            raise Interrupted
+
+    return on_round
+
+
+def figures(folder: RunFolder) -> list[dict]:
+    """Rows without wall times."""
+    return [{name: value for name, value in row.items() if name != "seconds"} for row in folder.rows()]
+
+
+def assert_same(result, run, reference, whole):
+    assert {name: result[name] for name in SAME} == {name: reference[name] for name in SAME}
+    assert figures(RunFolder(run)) == figures(RunFolder(whole))
+    assert [row["round"] for row in RunFolder(run).rows()] == [1, 2, 3, 4, 5]
+    with Ledger(run / "ledger.sqlite") as one, Ledger(whole / "ledger.sqlite") as other:
+        assert list(one.charges()) == list(other.charges())
+
+
+@pytest.mark.parametrize("at", [1, 3])
+@pytest.mark.parametrize("sections", CASES.values(), ids=CASES)
+def test_an_exception_in_a_callback(tiny, tmp_path, sections, at):
+    recipe = five_rounds(tiny, sections)
+    reference = launch.simulate(recipe, run_dir=tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        launch.simulate(recipe, run_dir=tmp_path / "cut", progress=interrupt_at(at))
+    assert RunFolder(tmp_path / "cut").result() is None
+    result = launch.resume(tmp_path / "cut")
+    assert_same(result, tmp_path / "cut", reference, tmp_path / "whole")
+
+
+def test_several_interruptions(tiny, tmp_path):
+    recipe = five_rounds(tiny, CASES["quantile"])
+    reference = launch.simulate(recipe, run_dir=tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        launch.simulate(recipe, run_dir=tmp_path / "cut", progress=interrupt_at(1))
+    for at in (4, 5):
+        (tmp_path / "cut" / "checkpoints" / "round-000005.safetensors").unlink(missing_ok=True)
+        with pytest.raises(Interrupted):
+            launch.resume(tmp_path / "cut", progress=interrupt_at(at))
+    assert_same(launch.resume(tmp_path / "cut"), tmp_path / "cut", reference, tmp_path / "whole")
+
+
+def test_a_kill(tiny, tmp_path):
+    recipe = five_rounds(
+        tiny, {"federation": {"rounds": 5, "server_optimizer": "momentum"}, "training": {"epochs": 30}}
+    )
+    reference = launch.simulate(recipe, run_dir=tmp_path / "whole")
+    file = tmp_path / "recipe.toml"
+    file.write_text(recipe.to_toml(), encoding="utf-8")
+    run = tmp_path / "cut"
+    command = [
+        *(sys.executable, "-m", "simulations.cli", "simulate", str(file)),
+        *("--engine", "local", "--run-dir", str(run)),
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while len(RunFolder(run).rows()) < 2 and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.005)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert RunFolder(run).result() is None
+    assert_same(launch.resume(run), run, reference, tmp_path / "whole")
+
+
+@pytest.fixture
+def cut(tiny, tmp_path):
+    """An interrupted run."""
+    with pytest.raises(Interrupted):
+        launch.simulate(five_rounds(tiny, {}), run_dir=tmp_path / "cut", progress=interrupt_at(2))
+    return tmp_path / "cut"
+
+
+def contents(folder):
+    return {
+        path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file() and "tfevents" not in path.name
+    }
+
+
+def test_a_finished_run_gives_its_result(tiny, tmp_path):
+    result = launch.simulate(five_rounds(tiny, {}), run_dir=tmp_path / "run")
+    before = contents(tmp_path / "run")
+    assert launch.resume(tmp_path / "run") == json.loads((tmp_path / "run" / "result.json").read_text())
+    assert launch.resume(tmp_path / "run")["model_sha256"] == result["model_sha256"]
+    assert contents(tmp_path / "run") == before
+
+
+def test_all_rounds_done_but_no_result_yet(tiny, tmp_path):
+    result = launch.simulate(five_rounds(tiny, {}), run_dir=tmp_path / "run")
+    (tmp_path / "run" / "result.json").unlink()
+    assert launch.resume(tmp_path / "run")["model_sha256"] == result["model_sha256"]
+
+
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(tiny, tmp_path, cut):
+    whole = tmp_path / "whole"
+    reference = launch.simulate(five_rounds(tiny, {}), run_dir=whole)
+    newest = sorted((cut / "checkpoints").glob("*.safetensors"))[-1]
+    newest.write_bytes(newest.read_bytes()[:100])
+    assert_same(launch.resume(cut), cut, reference, whole)
+
+
+def test_no_readable_checkpoint(cut):
+    for file in (cut / "checkpoints").glob("*.safetensors"):
+        file.write_bytes(b"")
+    with pytest.raises(RunError, match="no checkpoint"):
+        launch.resume(cut)
+
+
+def test_a_changed_recipe_is_refused_and_nothing_changes(cut):
+    file = cut / "recipe.toml"
+    file.write_text(file.read_text().replace("epsilon = 8.0", "epsilon = 1.0"))
+    before = contents(cut)
+    with pytest.raises(LedgerError, match="belongs to another run"):
+        launch.resume(cut)
+    assert contents(cut) == before
+
+
+@pytest.mark.parametrize("damage", ["emptied", "an older copy"])
+def test_a_ledger_behind_its_checkpoint_is_not_forgiven(tiny, tmp_path, damage):
+    """The rounds that it has forgotten would be reported as free."""
+    run = tmp_path / "run"
+    recipe = five_rounds(tiny, {"run": {"checkpoint_every": 2}})
+    older: list[bytes] = []
+
+    def on_round(row):
+        if row["round"] == 1:
+            with Ledger(run / "ledger.sqlite") as ledger:  # closing writes the log into the file
+                assert ledger.position() >= 1
+            older.append((run / "ledger.sqlite").read_bytes())
+        if row["round"] == 4:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        launch.simulate(recipe, run_dir=run, progress=on_round)
+    for file in run.glob("ledger.sqlite*"):
+        file.unlink()
+    (run / "ledger.sqlite").write_bytes(b"" if damage == "emptied" else older[0])
+    before = (run / "metrics.jsonl").read_bytes()
+    with pytest.raises(LedgerError, match=r"shows \d releases, there were [45]"):
+        launch.resume(run)
+    assert (run / "metrics.jsonl").read_bytes() == before
+
+
+def test_two_processes_cannot_continue_one_run(cut):
+    with (cut / "metrics.jsonl").open("a") as file:  # a round that has no checkpoint yet
+        file.write(json.dumps({"round": 99}) + "\n")
+    before = contents(cut)
+    with RunFolder(cut).locked(), pytest.raises(RunError, match="another process is working on the run"):
+        launch.resume(cut)
+    assert (cut / "metrics.jsonl").read_bytes() == before["metrics.jsonl"]
+    assert launch.resume(cut)["rounds"] == 5
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", "5"])
+def test_a_damaged_result_is_one_message(tiny, tmp_path, content):
+    launch.simulate(tiny(), run_dir=tmp_path / "run")
+    (tmp_path / "run" / "result.json").write_text(content)
+    with pytest.raises(RunError, match=r"result.json is damaged"):
+        launch.resume(tmp_path / "run")
+
+
+@pytest.mark.parametrize("line", [b"\xff\xfe", b"5", b"[1]", b"{}"])
+def test_damaged_rows_are_done_again(cut, line):
+    with (cut / "metrics.jsonl").open("ab") as file:
+        file.write(line + b"\n")
+    assert launch.resume(cut)["rounds"] == 5
+    assert [row["round"] for row in RunFolder(cut).rows()] == [1, 2, 3, 4, 5]
+
+
+def test_a_lost_ledger_is_not_forgiven(cut):
+    """An empty ledger in its place would report the rounds before it as free."""
+    for file in cut.glob("ledger.sqlite*"):
+        file.unlink()
+    with pytest.raises(LedgerError, match="not known"):
+        launch.resume(cut)
+    assert not (cut / "ledger.sqlite").exists()
+
+
+def test_an_unseeded_run_pays_for_repeated_rounds(tiny, tmp_path):
+    recipe = five_rounds(tiny, {"run": {"seed": None, "checkpoint_every": 5}})
+    with pytest.raises(Interrupted):
+        launch.simulate(recipe, run_dir=tmp_path / "run", progress=interrupt_at(2))
+    with Ledger(tmp_path / "run" / "ledger.sqlite") as ledger:
+        before = len(list(ledger.charges()))
+    with pytest.warns(UserWarning, match=r"without a seed, \d rounds .* will cost more than its budget"):
+        result = launch.resume(tmp_path / "run")
+    with Ledger(tmp_path / "run" / "ledger.sqlite") as ledger:
+        assert len(list(ledger.charges())) == before + 5
+        first_attempt = ledger.epsilon(1e-5, "rdp", 0, before)
+    assert result["epsilon"] > recipe.privacy.epsilon
+    rows = RunFolder(tmp_path / "run").rows()
+    assert rows[0]["epsilon"] > first_attempt > 0  # the rounds that were not repeated count from the start
+    assert rows[-1]["epsilon"] == result["epsilon"]
+
+
+def test_not_a_run(tmp_path):
+    with pytest.raises(RunError, match="not a run folder"):
+        launch.resume(tmp_path)
+
+
+def test_an_existing_folder_is_never_touched(tiny, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.txt").write_text("mine")
+    with pytest.raises(RunError, match="exists already"):
+        launch.simulate(tiny(), run_dir=tmp_path / "run")
+    assert contents(tmp_path / "run") == {"thesis.txt": b"mine"}
+    shutil.rmtree(tmp_path / "run")
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_the_command_is_stopped_and_says_how_to_go_on(tiny, tmp_path, number, status):
+    recipe = tiny(data={"partition": "hsu"}, federation={"rounds": 40}, run={"evaluate_every": 40})
+    path, run = tmp_path / "slow.toml", tmp_path / "run"
+    path.write_text(recipe.to_toml(), encoding="utf-8")
+    command = [
+        sys.executable,
+        "-m",
+        "simulations.cli",
+        "simulate",
+        str(path),
+        "--engine",
+        "local",
+        "--run-dir",
+        str(run),
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    rows = run / "metrics.jsonl"
+    while process.poll() is None and not (rows.exists() and rows.read_text().count("\n") >= 2):
+        time.sleep(0.01)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == status
+    assert f"continue with: fedlgm simulate --resume {run}" in err
+    assert "Traceback" not in err
+    assert not (run / "result.json").exists()
+    resumed = launch.resume(run)
+    assert resumed["model_sha256"] == launch.simulate(recipe, run_dir=tmp_path / "whole")["model_sha256"]

@@ -1,0 +1,377 @@
+"""The command line: figures as JSON, and bad input ends with one message and status 2."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+import textwrap
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedlgm import allocation, mechanisms
+from fedlgm.privacy import calibrate
+from simulations import cli
+from simulations.reports.planning import plan_report
+from simulations.runs import strict_json
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, tmp_path):
+    """Run `fedlgm ...` in this process, in an empty folder: status, standard output, standard error."""
+    here = tmp_path / "cwd"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # the command replaces it
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fedlgm", *map(str, arguments)])
+        try:
+            cli.main()
+            status = 0
+        except SystemExit as end:
+            status = int(end.code or 0)
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return call
+
+
+@pytest.fixture
+def finished(run, tiny_file, tmp_path) -> Path:
+    """A finished run."""
+    status, _, err = run("simulate", tiny_file, "--engine", "local", "--run-dir", tmp_path / "run", "--json")
+    assert status == 0, err
+    return tmp_path / "run"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_simulate(run, tiny_file, tmp_path):
+    status, out, err = run(
+        "simulate", tiny_file, "--engine", "local", "--rounds", 2, "--seed", 5, "--run-dir", tmp_path / "r", "--json"
+    )
+    assert (status, err) == (0, "")
+    result = json.loads(out)
+    assert {
+        "run", "engine", "rounds", "accuracy", "loss", "epsilon", "claimed_epsilon", "delta", "guarantee",
+        "noise_multiplier", "model_sha256", "seconds_per_round",
+    } <= result.keys()  # fmt: skip
+    assert (result["engine"], result["rounds"], result["delta"]) == ("local", 2, 1e-5)
+    assert 0 < result["epsilon"] <= 8.0
+    assert len(result["model_sha256"]) == 64
+    assert 0 <= result["accuracy"] <= 1
+    assert result["guarantee"].startswith("proven (client-level, add-remove")
+    stored = json.loads((tmp_path / "r" / "result.json").read_text())
+    assert stored["model_sha256"] == result["model_sha256"]
+
+
+def test_simulate_for_people(run, tiny_file, tmp_path):
+    status, out, err = run("simulate", tiny_file, "--engine", "local", "--run-dir", tmp_path / "r")
+    assert status == 0
+    for word in ("epsilon claimed", "epsilon proven", "test accuracy", "guarantee", "model sha256"):
+        assert word in out
+    assert "Traceback" not in err
+
+
+def test_a_condition_is_not_called_a_proof(run, tiny_file, tmp_path):
+    options = ("--engine", "local", "--set", "federation.sampling=fixed")
+    _, out, _ = run("simulate", tiny_file, *options, "--run-dir", tmp_path / "r")
+    run("report", tmp_path / "r")
+    for text in (out, (tmp_path / "r" / "report.html").read_text(encoding="utf-8")):
+        assert "epsilon conditional" in text
+        assert "epsilon proven" not in text
+
+
+def test_runs_go_into_a_folder_of_their_own(run, tiny_file):
+    for _ in range(2):
+        assert run("simulate", tiny_file, "--engine", "local", "--rounds", 1, "--json")[0] == 0
+    assert len(list(Path("runs").iterdir())) == 2
+
+
+def test_a_run_without_privacy_prints_infinity_as_json(run, tiny_file):
+    status, out, _ = run("simulate", tiny_file, "--engine", "local", "--set", "mechanism.name=none", "--json")
+    assert status == 0
+    result = json.loads(out)
+    assert result["epsilon"] == "inf"
+    assert result["guarantee"].startswith("NOT PRIVATE")
+
+
+def test_what_is_not_json_is_printed_as_words():
+    values = {"loss": math.nan, "epsilon": math.inf, "rows": [-math.inf, 1.5, (2,)]}
+    text = strict_json.dumps(values)
+    assert json.loads(text) == {"loss": "nan", "epsilon": "inf", "rows": ["-inf", 1.5, [2]]}
+    assert strict_json.loads(text)["rows"] == [-math.inf, 1.5, [2]]
+    assert strict_json.loads("[Infinity]") == [math.inf]  # as written by earlier versions
+
+
+def test_an_existing_folder_is_refused_at_once_and_not_offered_for_resuming(run, tiny_file, tmp_path):
+    (tmp_path / "mine").mkdir()
+    status, _, err = run("simulate", tiny_file, "--engine", "local", "--run-dir", tmp_path / "mine")
+    assert status == 2
+    assert "exists already" in err
+
+
+def test_published_medclip_prints_claim_and_proof_side_by_side(run, tiny_file):
+    overrides = ["--set", "mechanism.clip=med", "--set", "mechanism.variant=published"]
+    result = json.loads(run("simulate", tiny_file, "--engine", "local", *overrides, "--json")[1])
+    assert result["epsilon"] == "inf"
+    assert 7 < result["claimed_epsilon"] <= 8
+    assert "MedClip" in result["guarantee"]
+
+
+def test_plan(run, tiny_file):
+    status, out, _ = run("plan", tiny_file, "--json")
+    assert status == 0
+    report = json.loads(out)
+    assert {"layers", "epsilon_pld", "epsilon_rdp", "noise_multiplier", "guarantee"} <= report.keys()
+    assert sum(row["share"] for row in report["layers"]) == pytest.approx(1, rel=1e-6)
+    assert report["epsilon_pld"] < report["epsilon_rdp"] <= 8
+    assert run("plan", tiny_file)[0] == 0
+
+
+@pytest.mark.parametrize("trust", ["central", "local"])
+@pytest.mark.parametrize("name", sorted(set(mechanisms.names()) - {"none"}))
+def test_a_plans_epsilon_is_that_of_all_its_rounds(tiny, name, trust):
+    """Also where the rounds differ: a schedule's first round is its cheapest."""
+    federation = {"rate": 1.0, "rounds": 7}
+    local = {"trust": "local", "max_participations": 4} if trust == "local" else {}
+    report = plan_report(tiny(mechanism={"name": name}, federation=federation, privacy={"accountant": "pld", **local}))
+    assert 8 * (1 - 1e-4) <= report["epsilon_pld"] <= 8 * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("relation", ["add-remove", "replace-one"])
+def test_calibrate(run, relation):
+    status, out, _ = run(
+        "calibrate", "--epsilon", 3, "--delta", 1e-5, "--steps", 20, "--sampling-rate", 0.5, "--relation", relation,
+        "--accountant", "rdp", "--json",
+    )  # fmt: skip
+    assert status == 0
+    report = json.loads(out)
+    expected = calibrate(3, 1e-5, steps=20, sampling_rate=0.5, relation=relation, accountant="rdp")
+    assert report["noise_multiplier"] == pytest.approx(expected)
+    assert report["epsilon"] <= 3
+
+
+def test_partition(run, tiny_file):
+    status, out, _ = run("partition", tiny_file, "--out", "picture.png", "--json")
+    assert status == 0
+    report = json.loads(out)
+    assert report["clients"] == len(report["histogram"]) == 20
+    assert Path("picture.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_report_and_ledger(run, finished):
+    status, out, _ = run("report", finished, "--json")
+    assert status == 0
+    assert json.loads(out)["rounds"] == 3
+    page = (finished / "report.html").read_text()
+    assert "epsilon proven" in page
+    assert "data:image/png;base64" in page
+    status, out, _ = run("ledger", finished, "--json")
+    assert status == 0
+    report = json.loads(out)
+    assert report["epsilon"] <= report["budget"] == 8.0
+    assert sum(event["count"] for event in report["events"]) == 3
+    assert run("ledger", finished)[0] == run("report", finished)[0] == 0
+
+
+def test_doctor(run):
+    status, out, _ = run("doctor", "--json")
+    assert status == 0
+    report = json.loads(out)
+    assert set(mechanisms.names()) == set(report["mechanisms"])
+    assert "digits" in report["data sets here"]
+    names = [device.split(" ")[0] for device in report["devices"]]
+    assert ("cuda" in names) == torch.cuda.is_available()
+    assert names[-1] == "cpu"
+    assert report["noise backends"][-1] == "cpu: cpu (fastest on a CPU)"
+    assert report["triton"].startswith(("missing", "3."))
+    status, out, _ = run("doctor")
+    assert status == 0
+    assert "noise backends" in out
+
+
+@pytest.mark.parametrize("command", ["simulate", "plan", "calibrate", "partition", "report", "ledger", "doctor"])
+def test_help(run, command):
+    status, out, _ = run(command, "--help")
+    assert status == 0
+    assert "--json" in out
+
+
+SIMULATE = ("simulate", "RECIPE", "--engine", "local", "--run-dir", "new")
+BAD = {
+    "address": ((*SIMULATE, "--ray-address", "127.0.0.1:1"), ["a Ray address is for engine 'ray', not 'local'"]),
+    "supernodes": ((*SIMULATE, "--supernodes", "3"), ["SuperNodes is for engine 'flower', not 'local'"]),
+    "unknown key": ((*SIMULATE, "--set", "federation.round=3"), ["federation.round: unknown key", "rounds"]),
+    "wrong type": ((*SIMULATE, "--set", "federation.rounds=many"), ["federation.rounds", "many"]),
+    "epsilon zero": ((*SIMULATE, "--set", "privacy.epsilon=0"), ["privacy.epsilon", "greater than 0"]),
+    "epsilon below zero": ((*SIMULATE, "--set", "privacy.epsilon=-3"), ["privacy.epsilon", "greater than 0"]),
+    "delta": ((*SIMULATE, "--set", "privacy.delta=2"), ["privacy.delta", "less than 1"]),
+    "rounds": ((*SIMULATE, "--rounds", "0"), ["federation.rounds"]),
+    "cohort": (
+        (*SIMULATE, "--set", "federation.cohort=21", "--set", "federation.rate=0.5"),
+        ["exactly one of rate"],
+    ),
+    "mechanism": ((*SIMULATE, "--set", "mechanism.name=typo"), ["unknown mechanism 'typo'", *allocation.names()]),
+    "option": ((*SIMULATE, "--set", "mechanism.bounds=1"), ["no option bounds", "quantile"]),
+    "bound": ((*SIMULATE, "--set", "mechanism.bound=-1"), ["bound must be finite and positive"]),
+    "norms": (
+        (*SIMULATE, "--set", "mechanism.clip=med", "--set", "mechanism.public_norms=[1.0]"),
+        ["public_norms has 1 entries for 2 layers"],
+    ),
+    "model": ((*SIMULATE, "--set", "model.name=typo"), ["typo", "mlp"]),
+    "model option": ((*SIMULATE, "--set", "model.depth=3"), ["depth"]),
+    "data set": ((*SIMULATE, "--set", "data.name=typo"), ["typo", "digits"]),
+    "partition": ((*SIMULATE, "--set", "data.partition=typo"), ["typo", "dirichlet"]),
+    "partition option": ((*SIMULATE, "--set", "data.beta=3"), ["beta"]),
+    "missing data": ((*SIMULATE, "--set", "data.name=mnist", "--set", "data.dir=EMPTY"), ["mnist", "EMPTY"]),
+    "recipe": (("simulate", "nothing", "--engine", "local"), ["no recipe 'nothing'", "digits"]),
+    "engine": (("simulate", "RECIPE", "--engine", "spark"), ["unknown engine 'spark'", "local, ray, flower"]),
+    "no folder": (("simulate", "--resume", "nowhere"), ["not a run folder"]),
+    "report": (("report", "nowhere"), ["not a run folder"]),
+    "ledger": (("ledger", "nowhere"), ["not a run folder"]),
+    "calibrate epsilon": (("calibrate", "--epsilon", "0", "--delta", "1e-5", "--steps", "5"), ["epsilon"]),
+    "calibrate delta": (("calibrate", "--epsilon", "1", "--delta", "0", "--steps", "5"), ["delta"]),
+    "calibrate steps": (("calibrate", "--epsilon", "1", "--delta", "1e-5", "--steps", "0"), ["steps"]),
+    "calibrate rate": (
+        ("calibrate", "--epsilon", "1", "--delta", "1e-5", "--steps", "5", "--sampling-rate", "2"), ["sampling_rate"],
+    ),
+    "calibrate relation": (
+        ("calibrate", "--epsilon", "1", "--delta", "1e-5", "--steps", "5", "--relation", "zero-out"),
+        ["zero-out", "replace-one"],
+    ),
+    "calibrate accountant": (
+        ("calibrate", "--epsilon", "1", "--delta", "1e-5", "--steps", "5", "--accountant", "gdp"), ["gdp", "pld, rdp"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("arguments", "words"), BAD.values(), ids=BAD)
+def test_bad_input(run, tiny_file, tmp_path, monkeypatch, arguments, words):
+    monkeypatch.setenv("FEDLGM_OFFLINE", "1")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    filled = [a.replace("RECIPE", str(tiny_file)).replace("EMPTY", str(empty)) for a in arguments]
+    status, out, err = run(*filled)
+    assert status == 2
+    assert out == ""
+    for word in words:
+        assert word.replace("EMPTY", str(empty)) in err
+    assert err.startswith("error: ")
+    assert "Traceback" not in err
+    assert len(err.strip().splitlines()) == 1
+    assert list(Path().iterdir()) == []
+
+
+def test_a_cohort_larger_than_the_population(run, tiny_file, tmp_path):
+    text = tiny_file.read_text().replace("rate = 0.5", "cohort = 21")
+    tiny_file.write_text(text)
+    status, _, err = run("simulate", tiny_file, "--engine", "local")
+    assert status == 2
+    assert "federation: cohort = 21 is more than the 20 clients there are" in err
+
+
+def test_a_large_delta_is_warned_of_and_run(run, tiny_file):
+    status, out, err = run("simulate", tiny_file, "--engine", "local", "--set", "privacy.delta=0.1", "--json")
+    assert status == 0
+    assert "warning: privacy.delta = 0.1 is not below 1/20" in err
+    assert json.loads(out)["delta"] == 0.1
+
+
+def test_an_existing_folder(run, finished, tiny_file):
+    before = contents(finished)
+    status, _, err = run("simulate", tiny_file, "--engine", "local", "--run-dir", finished)
+    assert status == 2
+    assert "exists already" in err
+    assert "--resume" in err
+    assert contents(finished) == before
+
+
+def test_a_damaged_ledger(run, finished):
+    (finished / "ledger.sqlite").write_bytes(b"x" * 5000)
+    (finished / "result.json").unlink()
+    for arguments in (("ledger", finished), ("simulate", "--resume", finished, "--engine", "local")):
+        status, out, err = run(*arguments)
+        assert (status, out) == (2, "")
+        assert "ledger.sqlite cannot be used" in err
+        assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    "extra", [("--rounds", "9"), ("--seed", "1"), ("--set", "privacy.epsilon=9"), ("--run-dir", "x")]
+)
+def test_a_resumed_run_takes_no_overrides(run, finished, extra):
+    status, _, err = run("simulate", "--resume", finished, "--engine", "local", *extra)
+    assert status == 2
+    assert "leave out the recipe and every override" in err
+
+
+def test_a_resumed_run_keeps_its_recipe(run, finished):
+    (finished / "result.json").unlink()
+    recipe = finished / "recipe.toml"
+    recipe.write_text(recipe.read_text().replace("rounds = 3", "rounds = 4"))
+    before = contents(finished)
+    status, _, err = run("simulate", "--resume", finished, "--engine", "local")
+    assert status == 2
+    assert "belongs to another run" in err
+    assert contents(finished) == before
+
+
+def test_the_process_itself(tmp_path):
+    """Status and streams as a shell sees them."""
+    command = [sys.executable, "-m", "simulations.cli", "simulate", "--set", "privacy.epsilon=-1", "--engine", "local"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: privacy.epsilon")
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_workers_do_not_import_what_only_the_driver_needs():
+    """Every worker would pay for it with a second or two of its start."""
+    unneeded = {
+        "dp_accounting",
+        "scipy.optimize",
+        "scipy.stats",
+        "flwr_datasets",
+        "datasets",
+        "torchvision",
+        "torch._dynamo",
+    }
+    program = f"import sys, simulations.engines.ray; print(sorted({unneeded} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_the_library_needs_neither_flower_nor_ray():
+    program = textwrap.dedent(
+        """
+        import importlib, pkgutil, sys
+
+        class Block:
+            def find_spec(self, name, path=None, target=None):
+                if name.partition(".")[0] in ("flwr", "ray"):
+                    raise ImportError(f"{name} is blocked")
+
+        sys.meta_path.insert(0, Block())
+        import fedlgm
+        # Triton's kernels need Triton; flwr-datasets does not import flwr.
+        names = [m.name for m in pkgutil.walk_packages(fedlgm.__path__, "fedlgm.") if "triton" not in m.name]
+        for name in names:
+            importlib.import_module(name)
+        for name in dir(fedlgm):
+            getattr(fedlgm, name)
+        print(len(names))
+        """
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 40

@@ -1,0 +1,140 @@
+"""The command when workers die, disks are full or a signal reaches every process of the group."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from simulations import launch
+from simulations.config import recipe as recipes
+
+SLOW = ("--set", "federation.clients=40", "--set", "privacy.delta=1e-3", "--set", "training.epochs=10")
+
+
+def start(*arguments: object, prelude: str = "") -> subprocess.Popen[str]:
+    """The command in a session of its own."""
+    code = f"{prelude}\nimport sys; sys.argv[0] = 'fedlgm'\nfrom simulations.cli import main\nmain()"
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def descendants(process: subprocess.Popen[str], name: str) -> list[psutil.Process]:
+    """Living descendants whose command line holds `name`."""
+    found = []
+    for child in psutil.Process(process.pid).children(recursive=True):
+        try:
+            found += [child] if name in " ".join(child.cmdline()) else []
+        except psutil.Error:
+            continue
+    return found
+
+
+def wait_for_three_rounds(process: subprocess.Popen[str], run: Path) -> None:
+    rows = run / "metrics.jsonl"
+    while process.poll() is None and not (rows.exists() and rows.read_text().count("\n") >= 3):
+        time.sleep(0.05)
+
+
+def test_what_ray_says_of_a_lost_worker_is_not_output(tmp_path: Path) -> None:
+    command = ("simulate", "digits", "--workers", 2, "--rounds", 30, *SLOW, "--run-dir", tmp_path / "run", "--json")
+    process = start(*command)
+    wait_for_three_rounds(process, tmp_path / "run")
+    workers = descendants(process, "ray::Worker")
+    assert workers
+    workers[0].kill()
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == 0, err
+    assert json.loads(out)["rounds"] == 30
+
+
+def test_without_a_compiler_a_run_goes_on_and_says_so_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two workers find out, which are processes of their own."""
+    monkeypatch.setenv("CXX", "/nonexistent-compiler")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    compiled = ("--set", "training.vectorize=on", "--set", "training.compile=true")
+    command = ("simulate", "digits", "--workers", 2, "--rounds", 2, *SLOW, "--set", "training.epochs=1")
+    process = start(*command, *compiled, "--run-dir", tmp_path / "run")
+    _, err = process.communicate(timeout=200)
+    assert process.returncode == 0, err
+    assert err.count("torch.compile does not work here") == 1
+
+
+def test_a_killed_command_on_ray_resumes_to_the_model_of_an_unbroken_run(tmp_path: Path) -> None:
+    options = ("--rounds", 12, *SLOW, "--set", "run.checkpoint_every=1", "--run-dir")
+    process = start("simulate", "digits", "--workers", 2, *options, tmp_path / "run")
+    wait_for_three_rounds(process, tmp_path / "run")
+    process.kill()
+    process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL
+    whole = start("simulate", "digits", "--engine", "local", *options, tmp_path / "whole", "--json")
+    again = start("simulate", "--resume", tmp_path / "run", "--workers", 2, "--json")
+    expected, resumed = (json.loads(one.communicate(timeout=300)[0]) for one in (whole, again))
+    assert resumed["model_sha256"] == expected["model_sha256"]
+    assert resumed["epsilon"] >= expected["epsilon"]
+
+
+@pytest.mark.parametrize("later", [0.0, 2.5])
+def test_a_signal_to_all_processes_ends_the_command_while_ray_starts(tmp_path: Path, later: float) -> None:
+    """As `timeout`, Slurm and containers send it; Ray would wait for its own processes for more than a minute."""
+    process = start("simulate", "digits", *SLOW, "--run-dir", tmp_path / "run")
+    while process.poll() is None and not descendants(process, "gcs_server"):
+        time.sleep(0.05)
+    time.sleep(later + random.random())
+    os.killpg(process.pid, signal.SIGTERM)
+    sent = time.monotonic()
+    process.communicate(timeout=100)
+    # 134: Ray's own handler aborts, for the moment between Ray's start and ours taking the signal back.
+    assert process.returncode in (143, -signal.SIGABRT)
+    assert time.monotonic() - sent < 45
+    assert not (tmp_path / "run").exists() or (tmp_path / "run" / "recipe.toml").exists()
+
+
+def test_a_full_disk_is_said_and_the_run_goes_on_later(tmp_path: Path) -> None:
+    """A limit on the size of files stands for the disk; the checkpoint is the largest."""
+    options = [
+        "model.hidden=[512]",
+        "federation.clients=20",
+        "federation.rounds=4",
+        "privacy.delta=1e-3",
+        "privacy.accountant=rdp",
+    ]
+    sets = [text for option in options for text in ("--set", option)]
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))"
+    process = start("simulate", "digits", "--engine", "local", *sets, "--run-dir", tmp_path / "run", prelude=limit)
+    _, err = process.communicate(timeout=100)
+    assert process.returncode == 2
+    assert "Traceback" not in err
+    assert "cannot write the checkpoint" in err.replace("\n", " ")
+    assert f"continue with: fedlgm simulate --resume {tmp_path / 'run'}" in err.replace("\n", "")
+    assert not list(tmp_path.glob("run/checkpoints/*.partial"))
+    assert launch.resume(tmp_path / "run")["rounds"] == 4
+
+
+def test_runs_of_the_same_second_have_folders_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        recipes.load(
+            "digits", ["federation.clients=20", "federation.rounds=1", "privacy.delta=1e-3", "privacy.accountant=rdp"]
+        ).to_toml()
+    )
+    code = (
+        "import time; frozen = time.strftime; time.strftime = lambda *a: '20260101-000000'; "
+        f"import os; os.chdir({str(tmp_path)!r})"
+    )
+    commands = [start("simulate", path, "--engine", "local", "--json", prelude=code) for _ in range(2)]
+    folders = {json.loads(command.communicate(timeout=100)[0])["run"] for command in commands}
+    assert len(folders) == 2
