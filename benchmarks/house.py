@@ -23,15 +23,15 @@ import numpy as np
 import torch
 
 from fedlgm import data, mechanisms, models
-from fedlgm.clipping import BoundedSum
+from fedlgm.aggregation import BoundedSum
 from fedlgm.devices import torch_threads
 from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
-from fedlgm.plan import Budget, Sampling
+from fedlgm.plan import RunFacts, Sampling
 from fedlgm.release import release
 from fedlgm.transcript import Transcript
 
-BUDGET = Budget(1.6747, Sampling("poisson", 500, 0.1))
+BUDGET = RunFacts(1.6747, Sampling("poisson", 500, 0.1))
 
 
 def processes(repeats: int) -> dict[str, float]:

@@ -39,7 +39,7 @@ from fedlgm.mechanisms.group_noise import calibrate_laplace
 from fedlgm.mechanisms.profiles import as_profile, shaped
 from fedlgm.mechanisms.staircase import Staircase2D
 from fedlgm.noise import Family, draw
-from fedlgm.plan import Budget, Sampling
+from fedlgm.plan import RunFacts, Sampling
 from fedlgm.privacy.accounting import calibrate
 from fedlgm.privacy.gaussian import gaussian_mu
 from fedlgm.transcript import Transcript
@@ -177,7 +177,7 @@ class Problem(NamedTuple):
         m, count = smoothness(objective, data.features), len(data.targets)
         plan = cd.plan_descent(m, budget=1.0, rule="spr", clip=1.0, rate=1.0, passes=4000, rows=count)
         plan = replace(plan, clip=np.full(m.size, np.inf), noise=np.zeros(m.size))
-        theta = cd.descend(objective, data.features, data.targets, plan, KeyRing(0).numpy(Purpose.NOISE))[-1]
+        theta = cd.descend(objective, data.features, data.targets, plan, KeyRing(0).numpy_generator(Purpose.NOISE))[-1]
         return cls(data, objective, m, objective.value(theta, data.features, data.targets))
 
 
@@ -202,12 +202,12 @@ def descent_errors(problem: Problem, variant: Variant, rule: cd.Rule, setting: S
     for seed in seeds:
         keys, m = KeyRing.from_seed(seed), problem.smoothness
         if variant.share:
-            rng = keys.numpy(Purpose.PROBE)
+            rng = keys.numpy_generator(Purpose.PROBE)
             m = private_smoothness(objective, x, np.ones(size), epsilon=variant.share, rows=count, rng=rng)
         plan = cd.plan_descent(
             m, budget=budget, rule=rule, clip=clip, rate=rate, passes=passes, rows=count, family=variant.family
         )
-        theta = cd.descend(objective, x, y, plan, keys.numpy(Purpose.NOISE))[-1]
+        theta = cd.descend(objective, x, y, plan, keys.numpy_generator(Purpose.NOISE))[-1]
         out.append(100 * (objective.value(theta, x, y) / problem.best - 1))
     return np.array(out)
 
@@ -279,7 +279,7 @@ def high_dimension(sizes: tuple[int, ...]) -> Rows:
         profile = profile / math.sqrt(float(profile @ profile))
         gaussian, pure = gaussian_mse(profile, 0.5), laplace_mse(profile, 0.5)
         proven = laplace_mse_by_pld(profile, 0.5, 1e-6)
-        rng = KeyRing.from_seed(SEED).numpy(Purpose.NOISE, size, int(10 * power))
+        rng = KeyRing.from_seed(SEED).numpy_generator(Purpose.NOISE, size, int(10 * power))
         data = rng.uniform(-0.5, 0.5, (50, size)) * profile  # replacing one record moves coordinate i by up to lambda_i
         scale = inid.laplace_inid(profile, 0.5)
         released = data.sum(axis=0) + draw("laplace", scale, rng, size=(200, size))
@@ -335,7 +335,7 @@ def group_noise() -> Rows:
     }
 
     def norm(name: str, multiplier: float) -> float:
-        budget = Budget(multiplier, Sampling("poisson", 50_000, 0.02))
+        budget = RunFacts(multiplier, Sampling("poisson", 50_000, 0.02))
         plan = mechanisms.get(name).plan(layers, budget, start)
         return float(np.linalg.norm(plan.noise_norms)) * plan.denominator
 

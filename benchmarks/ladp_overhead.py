@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 
 from fedlgm import mechanisms, models
-from fedlgm.clipping import BoundedSum
+from fedlgm.aggregation import BoundedSum
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import Mechanism
 from fedlgm.mechanisms.base import Setting
-from fedlgm.plan import Budget, ReleasePlan, Sampling
+from fedlgm.plan import ReleasePlan, RunFacts, Sampling
 from fedlgm.release import release
 from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer
 from fedlgm.transcript import Transcript
@@ -49,7 +49,7 @@ def works(model: Tensor, update: Tensor, layers: LayerTable, threshold: float) -
     start = Transcript.start(model)
     history = start.extend(model + update, update, _plan(mechanisms.get("full-dp"), layers, start))
 
-    full = _plan(mechanisms.get("full-dp", budget="matched").under(setting), layers, history)
+    full = _plan(mechanisms.get("full-dp", calibration="matched").under(setting), layers, history)
     sound = _plan(mechanisms.get("ladp", score="kl", threshold=threshold), layers, history)
     published = mechanisms.get("ladp", variant="published", threshold=threshold, score_cap=1e-6).under(setting)
     frame = _plan(published, layers, history)
@@ -69,7 +69,7 @@ def works(model: Tensor, update: Tensor, layers: LayerTable, threshold: float) -
 
 
 def _plan(mechanism: Mechanism, layers: LayerTable, transcript: Transcript) -> ReleasePlan:
-    budget = Budget(14.2765876859, Sampling("poisson", 100, 0.1), "replace-one", "local", 400)
+    budget = RunFacts(14.2765876859, Sampling("poisson", 100, 0.1), "replace-one", "local", 400)
     return mechanism.plan(mechanism.table(layers), budget, transcript)
 
 
@@ -84,7 +84,7 @@ def measure(name: str, repeats: int, steps: int, threshold: float) -> dict[str, 
     x, y = torch.randn(BATCH, 3, 32, 32, generator=draws), torch.randint(10, (BATCH,), generator=draws)
 
     def step() -> Tensor:
-        return next(iter(trainer.updates(model, [ClientTask(x, y, KEYS.torch(Purpose.TRAIN, 1), 1)])))
+        return next(iter(trainer.updates(model, [ClientTask(x, y, KEYS.torch_generator(Purpose.TRAIN, 1), 1)])))
 
     todo: dict[str, Callable[[], Any]] = {"step": step, **works(model, step().clone(), layers, threshold)}
     times: dict[str, list[float]] = {label: [] for label in todo}

@@ -1,7 +1,17 @@
 """Flower client side of fedlgm."""
 
 from clients.consent import Consent
-from clients.layerwise import LayerwiseClient
+from clients.layerwise import LayerwiseClient, LocalWork
+from clients.serving import AnyClient, OneClient
 from clients.source import ClientData, ClientSource, PartitionedSource
 
-__all__ = ["ClientData", "ClientSource", "Consent", "LayerwiseClient", "PartitionedSource"]
+__all__ = [
+    "AnyClient",
+    "ClientData",
+    "ClientSource",
+    "Consent",
+    "LayerwiseClient",
+    "LocalWork",
+    "OneClient",
+    "PartitionedSource",
+]

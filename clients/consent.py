@@ -8,11 +8,11 @@ from typing import cast
 from flwr.app import ConfigRecord, RecordDict
 
 from fedlgm import wire
-from fedlgm.clipping import side_clip
+from fedlgm.contributions import BoundedBy
 from fedlgm.errors import PrivacyError
+from fedlgm.facts import RunFacts
 from fedlgm.noise import Family
-from fedlgm.plan import Budget, ReleasePlan
-from fedlgm.privacy.guarantee import Guarantee
+from fedlgm.plan import ReleasePlan
 
 _ROUNDING = 1 + 1e-6
 
@@ -25,51 +25,42 @@ class Consent:
     releases may differ. With Laplace noise every release must have the agreed multiplier.
 
     Attributes:
-        budget: the run's budget as the client computes it from its own recipe.
-        participations: releases that may be made in all.
-        guarantee: what the recipe's own mechanism guarantees; published variants that are not private promise nothing.
+        facts: the run's facts as the client computes them from its own recipe; `facts.releases` may be made in all.
+        protected: whether the recipe's own mechanism is private; published variants that are not promise nothing.
         family: law of the recipe's noise; multipliers of different laws cannot be compared.
-        allowance: what these releases may cost together, in releases at the budget's noise multiplier (see
+        bounded_by: who bounds the client's contribution by the recipe.
+        allowance: what the releases may cost together, in releases at the run's noise multiplier (see
             `Mechanism.costs`); by default as many as there are.
     """
 
-    budget: Budget
-    participations: int
-    guarantee: Guarantee
+    facts: RunFacts
+    protected: bool = True
     family: Family = "gaussian"
+    bounded_by: BoundedBy = "aggregator"
     allowance: float | None = None
-
-    @property
-    def private(self) -> bool:
-        """Whether there is anything to hold the server to."""
-        return self.guarantee.status != "none"
 
     def check(self, plan: ReleasePlan) -> None:
         """Refuse a plan that protects less than what was agreed to.
 
         Raises:
-            PrivacyError: another trust model, unit of privacy or law of noise, no noise, or too little.
+            PrivacyError: another trust model, law of noise or way of bounding, no noise, or too little.
         """
-        if plan.budget.trust != "local":
+        if plan.facts.trust != "local":
             raise PrivacyError("this client agreed to add its own noise: it refuses a plan for central trust")
-        if not self.private:
+        if not self.protected:
             return
-        if plan.guarantee.status == "none":
+        if not plan.protected:
             raise PrivacyError("this client agreed to private releases: it refuses a plan without a guarantee")
-        unit = self.guarantee.unit
-        if plan.guarantee.unit != unit:  # where it is an example, updates are not bounded here
+        if plan.bounded_by != self.bounded_by:
             raise PrivacyError(
-                f"this client agreed to {unit}-level privacy: it refuses a plan for {plan.guarantee.unit}s"
+                f"this client agreed to contributions bounded by the {self.bounded_by}: it refuses a plan that leaves "
+                f"it to the {plan.bounded_by}"
             )
         if plan.family != self.family:
             raise PrivacyError(f"this client agreed to {self.family} noise: it refuses a plan with {plan.family} noise")
-        for side in plan.sides:
-            whole = side.size == len(plan.layers)
-            if not whole or side.clip * _ROUNDING < side_clip(side.name, plan.layers):
-                raise PrivacyError(f"the plan counts less for {side.name!r} than a client contributes: refused")
-        if plan.family == "laplace" and plan.effective_multiplier * _ROUNDING < self.budget.noise_multiplier:
+        if plan.family == "laplace" and plan.effective_multiplier * _ROUNDING < self.facts.noise_multiplier:
             raise PrivacyError(
-                f"this client agreed to a noise multiplier of {self.budget.noise_multiplier:g}: it refuses a plan with "
+                f"this client agreed to a noise multiplier of {self.facts.noise_multiplier:g}: it refuses a plan with "
                 f"{plan.effective_multiplier:g}"
             )
 
@@ -79,7 +70,7 @@ class Consent:
         Raises:
             PrivacyError: the recipe's mechanism is private.
         """
-        if self.private:
+        if self.protected:
             raise PrivacyError("this client agreed to private releases: it hands out no layer norms without noise")
 
     def record(self, state: RecordDict, client: int, key: str, plan: ReleasePlan) -> None:
@@ -88,7 +79,7 @@ class Consent:
         Args:
             state: the node's state.
             client: the client's number.
-            key: name of the noise key, see `fedlgm.release.fingerprint`.
+            key: name of the release's noise, see `fedlgm.release.local_release`: of equal names with equal noise.
             plan: what is released.
 
         Raises:
@@ -100,16 +91,17 @@ class Consent:
         keys, costs = f"{client}.keys", f"{client}.costs"
         made = dict(zip(cast(list[str], record.get(keys, [])), cast(list[float], record.get(costs, [])), strict=True))
         made[key] = self._cost(plan)
-        allowance = self.participations if self.allowance is None else self.allowance
-        if len(made) > self.participations or sum(made.values()) > allowance * _ROUNDING:
+        releases = self.facts.releases
+        allowance = releases if self.allowance is None else self.allowance
+        if len(made) > releases or sum(made.values()) > allowance * _ROUNDING:
             raise PrivacyError(
-                f"client {client} has made the {self.participations} releases it agreed to "
+                f"client {client} has made the {releases} releases it agreed to "
                 "(privacy.max_participations), or fewer with less noise, and refuses another"
             )
         record[keys], record[costs] = list(made), list(made.values())
 
     def _cost(self, plan: ReleasePlan) -> float:
         """In releases at the agreed noise multiplier."""
-        if not self.private or plan.family == "laplace":
+        if not self.protected or plan.family == "laplace":
             return 1.0
-        return (self.budget.noise_multiplier / plan.effective_multiplier) ** 2
+        return (self.facts.noise_multiplier / plan.effective_multiplier) ** 2

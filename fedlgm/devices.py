@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
@@ -14,6 +15,23 @@ from fedlgm.noise import NoiseBackend
 
 NoiseChoice = Literal["auto", "cpu", "torch", "triton"]
 _ACCELERATORS = ("cuda", "mps", "xpu")
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """What a result's bits depend on besides seed and data.
+
+    Attributes:
+        threads: torch threads while training and planning.
+        device: where trainers leave their updates, and so where they are bounded, added up and noised.
+        noise_backend: who draws noise, see `fedlgm.release`.
+        block_size: clients whose bounded updates are added up before they join the sum.
+    """
+
+    threads: int = 1
+    device: torch.device = torch.device("cpu")  # noqa: RUF009
+    noise_backend: NoiseBackend = "cpu"
+    block_size: int = 8
 
 
 def found() -> dict[str, str]:

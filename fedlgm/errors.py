@@ -1,4 +1,4 @@
-"""Errors that a user can mend: one clear message saying what, where and what would be right.
+"""Errors the user can fix: one clear message saying what, where and what would be right.
 
 The command line prints the message and exits with status 2; anything else is a bug and keeps its traceback.
 """
@@ -18,7 +18,7 @@ class ConfigError(FedlgmError, ValueError):
 
 
 @contextmanager
-def told_with(path: str) -> Iterator[None]:
+def prefix_key(path: str) -> Iterator[None]:
     """Put a key's path before the message of a ConfigError."""
     try:
         yield

@@ -37,11 +37,20 @@ class Purpose(IntEnum):
 class KeyRing:
     """Source of named random streams.
 
+    Example:
+        >>> keys = KeyRing.from_seed(7)
+        >>> int(keys.numpy_generator(Purpose.COHORT, 1).integers(100)) == int(
+        ...     keys.numpy_generator(Purpose.COHORT, 1).integers(100)
+        ... )
+        True
+
     Attributes:
         root: secret (or public seed) from which all streams derive, 0 <= root < 2**128.
+        secret: whether the root came from the operating system; False for seeds, which are public.
     """
 
     root: int
+    secret: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.root < _ROOT_LIMIT:
@@ -50,14 +59,14 @@ class KeyRing:
     @classmethod
     def from_seed(cls, seed: int | None) -> KeyRing:
         """Ring of a public seed, or of 128 bits from the operating system when `seed` is None."""
-        return cls(secrets.randbits(128) if seed is None else int(seed))
+        return cls(secrets.randbits(128), secret=True) if seed is None else cls(int(seed))
 
     def derive(self, *facts: bytes) -> KeyRing:
         """A ring of its own for every sequence of `facts`, as secret as this one."""
         digest = hashlib.blake2b(digest_size=16, key=self.root.to_bytes(16, "little"))
         for fact in facts:
             digest.update(len(fact).to_bytes(8, "little") + fact)
-        return KeyRing(int.from_bytes(digest.digest(), "little"))
+        return KeyRing(int.from_bytes(digest.digest(), "little"), self.secret)
 
     def sequence(self, purpose: Purpose, *path: int) -> np.random.SeedSequence:
         """Seed sequence named by `purpose` and `path` (integers in [0, 2**32))."""
@@ -69,11 +78,11 @@ class KeyRing:
         """`count` 32-bit words of the named stream, for generators that take a key (uint32, shape [count])."""
         return self.sequence(purpose, *path).generate_state(count, np.uint32)
 
-    def numpy(self, purpose: Purpose, *path: int) -> np.random.Generator:
+    def numpy_generator(self, purpose: Purpose, *path: int) -> np.random.Generator:
         """NumPy generator (Philox) of the named stream."""
         return np.random.Generator(np.random.Philox(self.sequence(purpose, *path)))
 
-    def torch(self, purpose: Purpose, *path: int) -> torch.Generator:
+    def torch_generator(self, purpose: Purpose, *path: int) -> torch.Generator:
         """CPU torch generator of the named stream, its whole 19,968-bit state filled from the name.
 
         `Generator.manual_seed` keeps only 32 bits of a seed for the CPU generator: forty thousand layer streams would

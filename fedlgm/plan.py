@@ -1,9 +1,9 @@
 """What one round releases, how it is bounded and noised, and what that costs: all in one frozen object.
 
-    plan  = mechanism.plan(layers, budget, transcript)   # pure: public configuration and past released outputs only
-    total = sum of plan-bounded contributions            # fedlgm.clipping
-    ledger.charge(plan.event, ...)                       # before anything noisy leaves the process
-    noisy = release(total, plan, keys, round)            # fedlgm.release
+    plan  = mechanism.plan(layers, facts, transcript)    # pure: public configuration and past released outputs only
+    total = sum of contributions bounded as the plan says # fedlgm.aggregation
+    ledger.charge(plan.event, ...)                        # before anything noisy leaves the process
+    noisy = release(total, plan, keys, round)             # fedlgm.release
 
 The plan owns both the noise that is added and the event that is accounted for, so the two cannot differ.
 """
@@ -12,88 +12,36 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import numpy as np
 
-from fedlgm import privacy
+from fedlgm import privacy, queries
 from fedlgm.allocation import effective_multiplier
+from fedlgm.contributions import BoundedBy
 from fedlgm.errors import ConfigError, PrivacyError
+from fedlgm.facts import RunFacts, Sampling
 from fedlgm.layers import LayerTable
 from fedlgm.noise import Family
-from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR, Guarantee, Relation, Trust
+from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR, Guarantee
+from fedlgm.queries import NoisyQuery
 
 if TYPE_CHECKING:
     from dp_accounting import dp_event
 
-
-@dataclass(frozen=True)
-class Sampling:
-    """How a round's participants are chosen.
-
-    Attributes:
-        scheme: "poisson" (each client independently with probability `rate`) or "fixed" (`rate * population` clients
-            without replacement).
-        population: number N of registered clients; public.
-        rate: q in (0, 1].
-    """
-
-    scheme: Literal["poisson", "fixed"]
-    population: int
-    rate: float
-
-    def __post_init__(self) -> None:
-        if self.population < 1:
-            raise ConfigError(f"the population must be at least 1, got {self.population}")
-        if not 0 < self.rate <= 1:
-            raise ConfigError(f"the sampling rate must lie in (0, 1], got {self.rate}")
-        if self.scheme == "fixed" and abs(self.expected - round(self.expected)) > 1e-6:
-            # A rounded cohort would be sampled at another rate than the one that is accounted for.
-            raise ConfigError(f"a fixed cohort must be a whole number of clients, got {self.expected:g}")
-
-    @property
-    def expected(self) -> float:
-        """Public cohort size q N, the denominator of every mean; never the realised count."""
-        return self.rate * self.population
+__all__ = ["NoisyQuery", "Part", "ReleasePlan", "RunFacts", "Sampling", "UnprotectedPlan"]
 
 
-@dataclass(frozen=True)
-class Budget:
-    """What a mechanism may spend in each round.
+class Part(NamedTuple):
+    """A piece of the released vector: a layer or an auxiliary query.
 
     Attributes:
-        noise_multiplier: sigma_* of one round relative to one unit's l2 bound under add-or-remove-one (twice the
-            calibrated Gaussian multiplier under replace-one). 0 for runs without privacy.
-        sampling: how participants are chosen.
-        relation: neighbouring relation.
-        trust: who adds the noise.
-        rounds: number T of rounds that the budget was made for.
-    """
-
-    noise_multiplier: float
-    sampling: Sampling
-    relation: Relation = "add-remove"
-    trust: Trust = "central"
-    rounds: int = 1
-
-    def __post_init__(self) -> None:
-        if self.relation == "add-remove" and self.sampling.scheme == "fixed" and self.sampling.rate < 1:
-            raise ConfigError("fixed-size sampling changes another client too: use relation = 'replace-one'")
-        if self.trust == "local" and self.relation == "add-remove":
-            raise ConfigError("under local trust participation is visible: use relation = 'replace-one'")
-
-
-@dataclass(frozen=True)
-class Side:
-    """A small vector released together with the layers (for example clip indicator bits).
-
-    Attributes:
-        name: what it is; also how the client knows what to compute.
-        size: number of coordinates.
-        clip: l2 bound of one unit's contribution.
-        sigma: noise std of its sum.
+        name: the layer's or the query's.
+        size: coordinates.
+        clip: bound of one unit's contribution (l2, or l1 for Laplace noise).
+        sigma: noise scale that one noising party adds (std, or Laplace scale b).
     """
 
     name: str
@@ -118,12 +66,14 @@ class ReleasePlan:
         clip: bound s_j of one unit's contribution to each layer (l2, or l1 for Laplace noise), [K].
         sigma: noise that one noising party adds to each layer (std, or Laplace scale b), [K]; `inf` where not
             released. Under central trust it is the noise of the SUM, under local trust each client's.
-        budget: sampling, relation and trust.
-        guarantee: standing of the privacy claim.
+        facts: sampling, relation, trust and whatever else is public about the run.
+        guarantee: standing of the privacy claim, in words.
         family: "gaussian" or "laplace".
-        released: which layers leave the clients; a layer that is not released is not uploaded, [K]. Left out: those
+        released: which layers leave the clients; a layer that is not released is not uploaded, [K]. Default: layers
             with finite noise.
-        sides: extra vectors of the same release.
+        queries: auxiliary queries of the same release.
+        bounded_by: who bounds contributions: the sum ("aggregator": each client's update) or the trainer ("trainer":
+            each of its units, such as rows or examples). The sum refuses what does not fit.
         claim: what the method's authors would charge for the round, if that differs from `event`.
         downlink: under local trust, std of noise that the server adds to every coordinate of the mean before it is
             broadcast. It costs nothing and proves nothing more: the uploads are released already.
@@ -133,11 +83,12 @@ class ReleasePlan:
     layers: LayerTable
     clip: np.ndarray
     sigma: np.ndarray
-    budget: Budget
+    facts: RunFacts
     guarantee: Guarantee
     family: Family = "gaussian"
     released: np.ndarray = None  # type: ignore[assignment]
-    sides: tuple[Side, ...] = ()
+    queries: tuple[NoisyQuery, ...] = ()
+    bounded_by: BoundedBy = "aggregator"
     claim: dict[str, Any] | None = None
     downlink: float = 0.0
     notes: dict[str, np.ndarray] = field(default_factory=dict)
@@ -156,23 +107,28 @@ class ReleasePlan:
             raise ConfigError(f"bounds and noise must be non-negative numbers, got {clip.tolist()}, {sigma.tolist()}")
         if self.family not in get_args(Family):
             raise ConfigError(f"unknown noise family {self.family!r}; known: {', '.join(get_args(Family))}")
-        if self.sides and self.family != "gaussian":
-            raise ConfigError("a side is bounded in l2 norm: only Gaussian releases can have one")
-        if any(not (side.clip >= 0 and side.sigma >= 0) for side in self.sides):
-            raise ConfigError(f"bounds and noise must be non-negative numbers, got {self.sides}")
+        if self.bounded_by not in get_args(BoundedBy):
+            raise ConfigError(f"unknown bounded_by {self.bounded_by!r}; known: {', '.join(get_args(BoundedBy))}")
+        if self.queries and (self.family != "gaussian" or self.bounded_by != "aggregator"):
+            raise ConfigError("an auxiliary query bounds a client's vector in l2 norm: only Gaussian releases have one")
         if np.isinf(sigma[released]).any():
             raise PrivacyError("a released layer has infinite noise: mark it as not released")
         object.__setattr__(self, "guarantee", self._qualified())
-        if self.guarantee.status != "none" and self.effective_multiplier == 0:
+        self._check_protection()
+
+    def _check_protection(self) -> None:
+        self.guarantee.require(protected=True)
+        if self.effective_multiplier == 0:
             raise PrivacyError("a release without noise cannot carry a proven guarantee")
 
     def _qualified(self) -> Guarantee:
-        """The guarantee, with the condition that sampled Gaussian releases carry under replace-one."""
-        given, budget = self.guarantee, self.budget
-        amplified = budget.trust == "central" and budget.sampling.rate < 1
-        if self.family != "gaussian" or given.relation != "replace-one" or not amplified:
+        """The guarantee in the run's own terms, with the condition of sampled Gaussian releases under replace-one."""
+        facts = self.facts
+        given = replace(self.guarantee, relation=facts.relation, trust=facts.trust)
+        amplified = facts.trust == "central" and facts.sampling.rate < 1
+        if self.family != "gaussian" or facts.relation != "replace-one" or not amplified:
             return given
-        return given.provided(_SAMPLED_REPLACE_ONE)
+        return given.conditional_on(_SAMPLED_REPLACE_ONE)
 
     @cached_property
     def indices(self) -> np.ndarray:
@@ -180,29 +136,29 @@ class ReleasePlan:
         return np.flatnonzero(self.released)
 
     @cached_property
-    def parts(self) -> tuple[tuple[str, int, float, float], ...]:
-        """(name, size, clip, sigma) of everything released: layers, then sides."""
+    def parts(self) -> tuple[Part, ...]:
+        """Everything released: layers, then auxiliary queries."""
         names, sizes = self.layers.names, self.layers.sizes
-        rows = [(names[j], int(sizes[j]), float(self.clip[j]), float(self.sigma[j])) for j in self.indices]
-        return (*rows, *((side.name, side.size, side.clip, side.sigma) for side in self.sides))
+        rows = [Part(names[j], int(sizes[j]), float(self.clip[j]), float(self.sigma[j])) for j in self.indices]
+        return (*rows, *(Part(q.query.name, q.query.size, q.query.bound, q.sigma) for q in self.queries))
 
     @property
     def size(self) -> int:
-        """Length of the uploaded vector: the released layers, then the sides."""
-        return sum(size for _, size, _, _ in self.parts)
+        """Length of the uploaded vector: the released layers, then the auxiliary queries."""
+        return sum(part.size for part in self.parts)
 
     @property
     def denominator(self) -> float:
         """Public divisor of the released sum, q N."""
-        return self.budget.sampling.expected
+        return self.facts.sampling.expected
 
     @cached_property
     def effective_multiplier(self) -> float:
-        """sigma_eff under add-or-remove-one, sides included (Laplace: 1 / sum_j s_j / b_j).
+        """sigma_eff under add-or-remove-one, auxiliary queries included (Laplace: 1 / sum_j s_j / b_j).
 
         Rounded down to nine digits, so that rounds which differ by rounding errors alone share one accounting event.
         """
-        clip, sigma = np.array([p[2] for p in self.parts]), np.array([p[3] for p in self.parts])
+        clip, sigma = np.array([p.clip for p in self.parts]), np.array([p.sigma for p in self.parts])
         if self.family == "gaussian":
             return _floor_digits(effective_multiplier(clip, sigma), 9)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -216,19 +172,21 @@ class ReleasePlan:
         A plan that releases nothing has that of a whole release: where it follows from earlier releases that there is
         none, composition is proven only if the number of releases does not depend on them.
         """
-        if self.guarantee.status == "none":
-            return privacy.accounting.gaussian_event(0.0)
-        own = self.effective_multiplier if self.size > 0 else self.budget.noise_multiplier
-        multiplier = own / SENSITIVITY_FACTOR[self.budget.relation]
-        rate = 1.0 if self.budget.trust == "local" else self.budget.sampling.rate
+        own = self.effective_multiplier if self.size > 0 else self.facts.noise_multiplier
+        multiplier, rate = own / SENSITIVITY_FACTOR[self.facts.relation], self.facts.accounted_rate
         if self.family == "laplace":
             loss = 1.0 / multiplier if multiplier > 0 else math.inf
-            return privacy.accounting.laplace_event(loss, rate, self.budget.relation)
+            return privacy.accounting.laplace_event(loss, rate, self.facts.relation)
         return privacy.accounting.gaussian_event(multiplier, rate)
 
     @property
+    def protected(self) -> bool:
+        """Whether the event is that of a private release; False for `UnprotectedPlan`s alone."""
+        return True
+
+    @property
     def shares(self) -> np.ndarray:
-        """Budget share p_j of each layer (0 where not released), [K]; they and the sides' shares sum to 1.
+        """Budget share p_j of each layer (0 where not released), [K]; they and the queries' shares sum to 1.
 
         All 0 for a release without noise, or of nothing.
         """
@@ -262,47 +220,75 @@ class ReleasePlan:
 
         Under local trust as many clients as are expected add theirs.
         """
-        parties = self.denominator if self.budget.trust == "local" else 1.0
+        parties = self.denominator if self.facts.trust == "local" else 1.0
         return self.party_noise_norms * math.sqrt(parties) / self.denominator
 
     def to_json(self) -> str:
         """What a client needs to bound (and, under local trust, noise) its contribution."""
         return json.dumps(
             {
+                "protected": self.protected,
                 "clip": self.clip.tolist(),
                 "sigma": [s if math.isfinite(s) else None for s in self.sigma.tolist()],
                 "released": self.released.tolist(),
                 "family": self.family,
-                "sides": [[side.name, side.size, side.clip, side.sigma] for side in self.sides],
-                "sampling": [
-                    self.budget.sampling.scheme,
-                    self.budget.sampling.population,
-                    self.budget.sampling.rate,
-                ],
-                "budget": [self.budget.noise_multiplier, self.budget.relation, self.budget.trust, self.budget.rounds],
+                "queries": [[noisy.query.name, noisy.sigma] for noisy in self.queries],
+                "bounded_by": self.bounded_by,
+                "facts": self.facts.to_dict(),
                 "guarantee": self.guarantee.to_dict(),
                 "claim": self.claim,
                 "downlink": self.downlink,
             }
         )
 
-    @classmethod
-    def from_json(cls, layers: LayerTable, text: str) -> ReleasePlan:
-        """Inverse of `to_json`; a plan for other layers is refused by its shapes."""
-        raw = json.loads(text)
-        multiplier, relation, trust, rounds = raw["budget"]
-        return cls(
-            layers=layers,
-            clip=np.array(raw["clip"]),
-            sigma=np.array([math.inf if s is None else s for s in raw["sigma"]]),
-            budget=Budget(multiplier, Sampling(*raw["sampling"]), relation, trust, rounds),
-            guarantee=Guarantee(**raw["guarantee"]),
-            family=raw["family"],
-            released=np.array(raw["released"]),
-            sides=tuple(Side(*side) for side in raw["sides"]),
-            claim=raw["claim"],
-            downlink=raw["downlink"],
-        )
+    @staticmethod
+    def from_json(layers: LayerTable, text: str) -> ReleasePlan:
+        """Inverse of `to_json`; a plan for other layers is refused by its shapes.
+
+        Raises:
+            ConfigError, PrivacyError: not a plan, or one that cannot be.
+        """
+        try:
+            raw = json.loads(text)
+            kind = ReleasePlan if raw["protected"] else UnprotectedPlan
+            return kind(
+                layers=layers,
+                clip=np.array(raw["clip"], dtype=np.float64),
+                sigma=np.array([math.inf if s is None else s for s in raw["sigma"]], dtype=np.float64),
+                facts=RunFacts.from_dict(raw["facts"]),
+                guarantee=Guarantee(**raw["guarantee"]),
+                family=raw["family"],
+                released=np.array(raw["released"], dtype=bool),
+                queries=tuple(NoisyQuery(queries.named(name, layers.sizes), float(s)) for name, s in raw["queries"]),
+                bounded_by=raw["bounded_by"],
+                claim=raw["claim"],
+                downlink=float(raw["downlink"]),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError(f"not a release plan: {error}") from error
+
+
+@dataclass(frozen=True, eq=False)
+class UnprotectedPlan(ReleasePlan):
+    """A release that is not private: a published rule that is unsound, or no privacy at all.
+
+    Whatever its noise, its event is `NonPrivateDpEvent`; its guarantee must be "none" and say why.
+    """
+
+    def _check_protection(self) -> None:
+        self.guarantee.require(protected=False)
+
+    @property
+    def event(self) -> dp_event.DpEvent:
+        """A release that no budget covers."""
+        return privacy.accounting.gaussian_event(0.0)
+
+    @property
+    def protected(self) -> bool:
+        """False."""
+        return False
 
 
 def _floor_digits(value: float, digits: int) -> float:

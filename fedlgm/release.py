@@ -1,24 +1,40 @@
-"""The one door through which anything private leaves: noise exactly as the plan says."""
+"""Adds the plan's noise to bounded sums; nothing else in the library draws noise for a release."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedlgm.aggregation import kernels
-from fedlgm.aggregation.device_sum import ClientNoise, DeviceSum, part_offsets
-from fedlgm.clipping import BoundedSum
+from fedlgm.aggregation import BoundedSum, kernels, part_offsets, sum_on
+from fedlgm.contributions import Updates
 from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.noise import NoiseBackend, add_noise_
 from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.ledger import SERVER
 
-__all__ = ["SERVER", "add_downlink_", "add_released", "fingerprint", "release"]
+__all__ = ["SERVER", "add_downlink_", "fingerprint", "local_release", "noise_keys", "release"]
+
+
+def noise_keys(keys: KeyRing, exact: Tensor) -> KeyRing:
+    """Ring of the noise for a vector that is about to be released, [n].
+
+    Of a secret ring it depends on the vector itself: should a round be made again with other contributions, its noise
+    is another, and the difference of the two releases is not the difference of the contributions. The same vector gets
+    the same noise, so a repeated release is one release. The ring of a public seed stays as it is: whoever knows the
+    seed can draw its noise anyway.
+
+    Example:
+        >>> ring = KeyRing.from_seed(None)
+        >>> noise_keys(ring, torch.ones(2)) == noise_keys(ring, torch.zeros(2))
+        False
+    """
+    if not keys.secret:
+        return keys
+    return keys.derive(np.ascontiguousarray(exact.detach().cpu().numpy()).tobytes())
 
 
 def release(
@@ -45,58 +61,56 @@ def release(
     """
     if backend == "cpu":
         _check_cpu(total)
-        layers = [int(j) for j in plan.indices] + [len(plan.layers) + i for i in range(len(plan.sides))]
-        streams = [keys.torch(Purpose.NOISE, round, party + 1, layer) for layer in layers]
-        return add_noise_(total, [(size, sigma) for _, size, _, sigma in plan.parts], streams, plan.family)
+        layers = [int(j) for j in plan.indices] + [len(plan.layers) + i for i in range(len(plan.queries))]
+        streams = [keys.torch_generator(Purpose.NOISE, round, party + 1, layer) for layer in layers]
+        return add_noise_(total, [(part.size, part.sigma) for part in plan.parts], streams, plan.family)
     if plan.size == 0:
         return total
     stream = kernels.SERVER_STREAM if party == SERVER else _stream(party)
-    scale = _scale([sigma for _, _, _, sigma in plan.parts]).to(total.device)
+    scale = _scale([part.sigma for part in plan.parts]).to(total.device)
     key = kernels.noise_key(keys, round)
     return kernels.add_noise_(total, part_offsets(plan), scale, plan.family, key, stream, backend=backend)
 
 
-def add_released(
-    block: BoundedSum,
-    updates: Tensor | None,
-    clients: Sequence[int],
-    plans: Sequence[ReleasePlan],
+def local_release(
+    updates: Updates | None,
+    plan: ReleasePlan,
     keys: KeyRing,
     round: int,
+    client: int,
     backend: NoiseBackend = "cpu",
-) -> None:
-    """Bound each client's update, add the client's own noise and add the result to `block` (local trust).
+    device: torch.device | str = "cpu",
+) -> tuple[BoundedSum, str]:
+    """One client's own release under local trust: its update, bounded, with the client's own noise.
+
+    The noise depends on the bounded contribution: the same request after the client's data changed is answered with
+    other noise under another name, and has to be paid for; with unchanged data it is answered with the same bits.
 
     Args:
-        block: the block's sum.
-        updates: [b, D], one row a client; None for clients without data, who add noise alone.
-        clients: the b clients' numbers.
-        plans: by which these clients bound and noise: one that all share, or each client's own.
-        keys: secret key ring of the clients.
+        updates: [1, D]; None for a client without data, which releases its noise alone.
+        plan: by which this client bounds and noises.
+        keys: the client's secret ring, derived from all that the release depends on besides its data.
         round: round number, from 1.
+        client: the client's number.
         backend: see `release`.
+        device: where updates are bounded.
+
+    Returns:
+        The noisy sum of one, and the name of its noise for the client's record of releases.
 
     Raises:
         ConfigError: a backend that does not run where the sum lies.
-        PrivacyError: a noise scale that the kernels cannot represent.
+        PrivacyError: a noise scale that the kernels cannot represent, or updates that the plan cannot bound.
     """
-    if backend == "cpu":
-        _check_cpu(block.total)
-    if isinstance(block, DeviceSum) and all(plan is block.plan for plan in plans):
-        device, plan = block.total.device, block.plan
-        scale = _scale([sigma for _, _, _, sigma in plan.parts]).to(device)
-        streams = torch.tensor([_stream(client) for client in clients], device=device)
-        noise = ClientNoise(scale, kernels.noise_key(keys, round), streams)
-        block.skip(len(clients), noise) if updates is None else block.add(updates, noise)
-        return
-    for row, client in enumerate(clients):
-        own = BoundedSum.empty(plans[row % len(plans)])
-        if updates is None:
-            own.skip(1)
-        else:
-            own.add(updates[row].cpu())
-        noisy = release(own.total.to(block.total), own.plan, keys, round, client, backend)
-        block.merge(noisy, own.count, own.discarded)
+    own = sum_on(plan, torch.device(device), None if backend == "cpu" else backend)
+    if updates is None:
+        own.skip(1)
+    else:
+        own.add(updates)
+    bound_to_data = keys.derive(own.total.cpu().numpy().tobytes())
+    name = fingerprint(bound_to_data, round, client, backend)
+    release(own.total, plan, bound_to_data, round, client, backend)
+    return own, name
 
 
 def add_downlink_(mean: Tensor, plan: ReleasePlan, keys: KeyRing, round: int, backend: NoiseBackend = "cpu") -> Tensor:
@@ -108,7 +122,9 @@ def add_downlink_(mean: Tensor, plan: ReleasePlan, keys: KeyRing, round: int, ba
         return mean
     if backend == "cpu":
         _check_cpu(mean)
-        return add_noise_(mean, [(mean.numel(), plan.downlink)], [keys.torch(Purpose.NOISE, round, SERVER + 1)])
+        return add_noise_(
+            mean, [(mean.numel(), plan.downlink)], [keys.torch_generator(Purpose.NOISE, round, SERVER + 1)]
+        )
     offsets, scale = torch.tensor([0, mean.numel()]), _scale([plan.downlink]).to(mean.device)
     key = kernels.noise_key(keys, round)
     return kernels.add_noise_(mean, offsets, scale, "gaussian", key, kernels.DOWNLINK_STREAM, backend=backend)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import numpy as np
 from torch import Tensor
 
 from fedlgm.plan import ReleasePlan
@@ -17,7 +18,7 @@ class Transcript:
         rounds: number of rounds released so far.
         models: the most recent global models, oldest first, each [D]; at most `DEPTH`. The last one is the current
             model.
-        mean: the last released noisy mean (layers, then sides), [plan.size]; None before the first round.
+        mean: the last released noisy mean (layers, then auxiliary queries), [plan.size]; None before the first round.
         plan: the plan that released `mean`.
     """
 
@@ -38,9 +39,13 @@ class Transcript:
         models = (*self.models, model)[-self.DEPTH :]
         return replace(self, rounds=self.rounds + 1, models=models, mean=mean, plan=plan)
 
-    @property
-    def side(self) -> Tensor | None:
-        """The sides' part of the last released mean, or None."""
-        if self.mean is None or self.plan is None or not self.plan.sides:
+    def answer(self, query: str) -> np.ndarray | None:
+        """What the last released mean says of the auxiliary query of that name, decoded; None if it held no such."""
+        if self.mean is None or self.plan is None:
             return None
-        return self.mean[-sum(side.size for side in self.plan.sides) :]
+        position = sum(int(size) for size in self.plan.layers.sizes[self.plan.indices])
+        for noisy in self.plan.queries:
+            if noisy.query.name == query:
+                return noisy.query.decode(self.mean[position : position + noisy.query.size])
+            position += noisy.query.size
+        return None

@@ -23,16 +23,18 @@ NOTE = "note."  # prefix of diagnostics [clients, K] that published variants rep
 
 # keys of the config record
 ROUND = "round"
-BLOCK = "block"
 CLIENTS = "clients"
 PLAN = "plan"
 
 # record in a node's own state: names of the noise keys of its clients' releases under local trust
 RELEASES = "fedlgm.releases"
+# record in a node's own state: root of its keys where it has no seed
+SECRET = "fedlgm.secret"
 
 # keys of the metric record
 DISCARDED = "discarded"
-EXAMPLES = "num-examples"  # Flower's weight key; here the number of CLIENTS in the block, which is public
+CLIENT_COUNT = "num-clients"  # clients in the block, which is public
+EXAMPLE_COUNT = "num-examples"  # of evaluation only
 
 # message types: the second is used by published variants that look at private norms
 TRAIN_NORMS = "train.norms"

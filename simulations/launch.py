@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from clients import AnyClient
 from fedlgm.errors import ConfigError, RunError
-from fedlgm.keys import KeyRing
 from simulations.config.assembly import Assembly, settled
 from simulations.config.recipe import Recipe
 from simulations.runs.folder import RunFolder
@@ -59,7 +59,7 @@ def simulate(
         if "auto" in (recipe.training.vectorize, recipe.training.compile):
             # Settled once and written into the run: the trainers differ in the last bits.
             recipe = recipe.model_copy(update={"training": assembly.faster_training(workers)})
-            assembly = Assembly(recipe).holding(assembly.dataset, assembly.partition)
+            assembly = Assembly(recipe).with_data(assembly.dataset, assembly.partition)
         folder = RunFolder.create(Path(run_dir), recipe) if run_dir is not None else _fresh_folder(recipe)
         if on_folder is not None:
             on_folder(folder.path)
@@ -108,7 +108,7 @@ def prepared(
 
     with cluster.session(ray_address, workers, start_actors, leave=RayGrid.close) as ready:
         if ray_address is not None:
-            ready()  # joining takes no time worth using: a wrong address is told at once
+            ready()  # joining is quick, so report a wrong address now
         _check(assembly)
         yield ready()
 
@@ -141,9 +141,7 @@ def _workers(recipe: Recipe, workers: int | None) -> int:
 def _check(assembly: Assembly) -> None:
     """What can be refused without running is refused before a folder exists."""
     assembly.partition  # noqa: B018
-    assembly.budget  # noqa: B018
-    if not assembly.mechanism.needs_private_norms:
-        assembly.mechanism.plan(assembly.layers, assembly.budget, assembly.start())
+    assembly.method.plan(assembly.start())
 
 
 def _run(
@@ -157,13 +155,14 @@ def _run(
 ) -> dict[str, Any]:
     from simulations.runs.server import serve
 
-    keys = KeyRing.from_seed(assembly.recipe.run.seed)
     if engine == "local":
         from simulations.engines.local import LocalGrid
 
-        return serve(LocalGrid(assembly.client(keys).as_app()), assembly, folder, keys, engine, progress)
+        keys, _ = folder.keys(assembly.recipe.run.seed)
+        return serve(LocalGrid(assembly.client(keys, AnyClient()).as_app()), assembly, folder, engine, progress)
     if actors is not None:
-        return serve(actors.holding(assembly, keys), assembly, folder, keys, engine, progress)
+        keys, _ = folder.keys(assembly.recipe.run.seed)
+        return serve(actors.serving(assembly, keys), assembly, folder, engine, progress)
     from simulations.engines.flower import run_flower
 
     return run_flower(folder, supernodes or workers, workers, progress)

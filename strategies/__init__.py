@@ -2,6 +2,19 @@
 
 from strategies.cohort import CohortSampler
 from strategies.layerwise import LayerwiseFedAvg, RoundRecord
+from strategies.nodes import AnyNode, OneNodePerClient
+from strategies.releaser import Releaser
+from strategies.replies import Failure
 from strategies.server_optimizer import ServerOptimizer, ServerStep
 
-__all__ = ["CohortSampler", "LayerwiseFedAvg", "RoundRecord", "ServerOptimizer", "ServerStep"]
+__all__ = [
+    "AnyNode",
+    "CohortSampler",
+    "Failure",
+    "LayerwiseFedAvg",
+    "OneNodePerClient",
+    "Releaser",
+    "RoundRecord",
+    "ServerOptimizer",
+    "ServerStep",
+]

@@ -26,7 +26,7 @@ class CohortSampler:
 
     def cohort(self, round: int, exclude: frozenset[int] = frozenset()) -> np.ndarray:
         """Client numbers of a round, ascending int64; never one of `exclude` (clients at their participation cap)."""
-        rng = self.keys.numpy(Purpose.COHORT, round)
+        rng = self.keys.numpy_generator(Purpose.COHORT, round)
         population = self.sampling.population
         if self.sampling.scheme == "poisson":
             drawn = np.flatnonzero(rng.random(population) < self.sampling.rate)
@@ -41,7 +41,11 @@ class CohortSampler:
         """The part of a cohort that answers."""
         if self.dropout_rate == 0:
             return cohort
-        kept = [c for c in cohort if self.keys.numpy(Purpose.DROPOUT, round, int(c), 0).random() >= self.dropout_rate]
+        kept = [
+            c
+            for c in cohort
+            if self.keys.numpy_generator(Purpose.DROPOUT, round, int(c), 0).random() >= self.dropout_rate
+        ]
         return np.array(kept, dtype=np.int64)
 
 

@@ -15,19 +15,21 @@ import torch
 from federations import Federation, GivenUpdates, tiny_values
 from torch import Tensor
 
-from clients import ClientData, LayerwiseClient
+from clients import AnyClient, ClientData, LayerwiseClient, LocalWork
 from fedlgm import mechanisms
+from fedlgm.devices import Numerics
 from fedlgm.errors import LedgerError
 from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
-from fedlgm.plan import Budget, Sampling
+from fedlgm.mechanisms.method import Method
+from fedlgm.plan import RunFacts, Sampling
 from fedlgm.privacy.ledger import Ledger
 from fedlgm.training import LocalTraining
 from fedlgm.transcript import Transcript
 from simulations.config import recipe as recipes
 from simulations.config.recipe import Recipe
 from simulations.engines.local import LocalGrid
-from strategies import CohortSampler, LayerwiseFedAvg, ServerOptimizer
+from strategies import AnyNode, CohortSampler, LayerwiseFedAvg, Releaser, ServerOptimizer
 
 torch.set_num_threads(1)
 hypothesis.settings.register_profile("shared cores", deadline=None)
@@ -88,18 +90,21 @@ def federate(tmp_path: Path) -> Iterator[Callable[..., Federation]]:
         grid: Callable[[Any], LocalGrid] = LocalGrid,
         owner: str = "test",
         transcript: Transcript | None = None,
-        **strategy_options: Any,
+        nodes: Any = None,
+        numerics: Numerics | None = None,
+        **facts_options: Any,
     ) -> Federation:
         method = mechanisms.get(mechanism, **(options or {})) if isinstance(mechanism, str) else mechanism
         layers = method.table(LayerTable.from_sizes(sizes))
-        budget = Budget(multiplier, sampling or Sampling("poisson", 10, 1.0), relation, trust, rounds)  # type: ignore[arg-type]
+        facts = RunFacts(multiplier, sampling or Sampling("poisson", 10, 1.0), relation, trust, rounds, **facts_options)  # type: ignore[arg-type]
         keys = KeyRing(seed)
 
         def source(client: int) -> ClientData:
             count = 0 if client in empty else 1
             return ClientData(torch.full((count, 1), float(client)), torch.zeros(count, dtype=torch.int64))
 
-        client = LayerwiseClient(GivenUpdates(updates), LocalTraining(), source, method, layers, keys)
+        work = LocalWork(GivenUpdates(updates), LocalTraining(), source)
+        client = LayerwiseClient(work, method, layers, keys, AnyClient())
         ledger = Ledger(tmp_path / f"ledger-{owner}.sqlite", owner)
         ledgers.append(ledger)
         made = Federation(None, grid(client.as_app()), ledger)  # type: ignore[arg-type]
@@ -109,16 +114,13 @@ def federate(tmp_path: Path) -> Iterator[Callable[..., Federation]]:
             made.means.append(transcript.mean)
 
         made.strategy = LayerwiseFedAvg(
-            method,
-            layers,
-            budget,
+            Method(method, layers, facts),
             transcript or Transcript.start(torch.zeros(layers.size)),
-            CohortSampler(budget.sampling, keys, dropout),
+            CohortSampler(facts.sampling, keys, dropout),
             optimizer or ServerOptimizer("sgd", 1.0),
-            keys,
-            ledger,
+            Releaser(keys, ledger, numerics or Numerics()),
+            nodes or AnyNode(),
             on_round=on_round,
-            **strategy_options,
         )
         return made
 

@@ -92,7 +92,9 @@ class Round:
     def run(self, trainer: Trainer, clients: np.ndarray) -> Tensor:
         """The next model [D]."""
         keys = KeyRing(1)
-        tasks = [ClientTask(*self.data[c], keys.torch(Purpose.TRAIN, 1, int(c)), SETTINGS.epochs) for c in clients]
+        tasks = [
+            ClientTask(*self.data[c], keys.torch_generator(Purpose.TRAIN, 1, int(c)), SETTINGS.epochs) for c in clients
+        ]
         total = torch.zeros_like(self.model)
         for updates in trainer.updates(self.model, tasks):
             kernels.private_step(updates, self.offsets, self.clip, out=total)

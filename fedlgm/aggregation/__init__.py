@@ -1,1 +1,12 @@
-"""Bounded sums of contributions, on the CPU and on accelerators, and the kernels that compute them."""
+"""Bounded sums of contributions, on the CPU and on accelerators, and the kernels that compute them.
+
+An update's way: `sum_on(plan, device)` makes an empty sum where updates lie, `add` bounds and adds them, and
+`fedlgm.release.release` adds the plan's noise.
+"""
+
+from __future__ import annotations
+
+from fedlgm.aggregation.bounded_sum import BoundedSum, bound_update, clip_factors
+from fedlgm.aggregation.device_sum import DeviceSum, part_offsets, sum_on
+
+__all__ = ["BoundedSum", "DeviceSum", "bound_update", "clip_factors", "part_offsets", "sum_on"]

@@ -1,9 +1,9 @@
 """Coordinate descent as a federation: clients hold rows, a round releases one coordinate's sum.
 
-The model is theta with one layer a coordinate. In round r the plan releases coordinate (r - 1) mod K only; clients add
-up their rows' clipped partial derivatives; the server does the proximal step. Without noise the path is that of
-`coordinate_descent.descend` on all rows together, up to float32. The unit of privacy is a row: every row's share is
-bounded before a client adds it up, so a client's sum needs no bound of its own.
+The model is theta with one layer per coordinate. In round r the plan releases coordinate (r - 1) mod K only; clients
+add up their rows' clipped partial derivatives; the server does the proximal step. Without noise the path is that of
+`coordinate_descent.descend` on all rows together, up to the share of 2^-16 by which sums are cut short. The unit of
+privacy is a row: every row's share is bounded before a client adds it up, so a client's sum needs no bound of its own.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from torch import Tensor
 
 from fedlgm.applications.coordinate_descent import DescentPlan
 from fedlgm.applications.objectives import Objective
-from fedlgm.layers import LayerTable
+from fedlgm.contributions import BoundedUpdates
+from fedlgm.facts import RunFacts
+from fedlgm.layers import SAFETY, LayerTable
 from fedlgm.mechanisms.base import Mechanism
-from fedlgm.plan import Budget, ReleasePlan
+from fedlgm.plan import ReleasePlan
 from fedlgm.training.base import ClientTask
 from fedlgm.transcript import Transcript
 
@@ -42,8 +44,8 @@ class CoordinateSums:
     def __init__(self, objective: Objective, plan: DescentPlan) -> None:
         self._objective, self._clip = objective, plan.clip
 
-    def updates(self, model: Tensor, tasks: Iterable[ClientTask]) -> Iterator[Tensor]:
-        """Yield float32 [1, K] for each task (x: rows [n, K], y: targets [n]); non-finite derivatives count as zero."""
+    def updates(self, model: Tensor, tasks: Iterable[ClientTask]) -> Iterator[BoundedUpdates]:
+        """Yield float64 [1, K] for each task (x: rows [n, K], y: targets [n]); non-finite derivatives count as zero."""
         theta = model.double().numpy()
         for task in tasks:
             x, y = task.x.double().numpy(), task.y.double().numpy()
@@ -51,7 +53,8 @@ class CoordinateSums:
                 derivatives = self._objective.margin_gradient(x @ theta, y)[:, None] * x
             derivatives = np.nan_to_num(derivatives, nan=0.0, posinf=0.0, neginf=0.0)
             total = np.clip(derivatives, -self._clip, self._clip).sum(axis=0)
-            yield torch.from_numpy(total.astype(np.float32))[None]
+            # Cut short, so that rounding of a sum over millions of rows cannot carry one row's share above its bound.
+            yield BoundedUpdates(torch.from_numpy(SAFETY * total)[None], tuple(self._clip.tolist()))
 
 
 @dataclass(frozen=True)
@@ -64,12 +67,19 @@ class CoordinateRelease(Mechanism):
 
     descent: DescentPlan = None  # type: ignore[assignment]
 
-    def plan(self, layers: LayerTable, budget: Budget, transcript: Transcript) -> ReleasePlan:
+    def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
         """The next coordinate's bound and noise; no other layer is released."""
         turn = np.arange(len(layers)) == transcript.rounds % len(layers)
         sigma = np.where(turn, self.descent.noise, np.inf)
         return ReleasePlan(
-            layers, self.descent.clip, sigma, budget, self.descent.guarantee, family=self.descent.family, released=turn
+            layers,
+            self.descent.clip,
+            sigma,
+            facts,
+            self.descent.guarantee,
+            family=self.descent.family,
+            released=turn,
+            bounded_by="trainer",
         )
 
 

@@ -17,9 +17,11 @@ import torch
 from torch import Tensor
 
 from fedlgm.applications.pca import Array, CovariancePlan, covariance_sum
-from fedlgm.layers import LayerTable
+from fedlgm.contributions import BoundedUpdates
+from fedlgm.facts import RunFacts
+from fedlgm.layers import SAFETY, LayerTable
 from fedlgm.mechanisms.base import Mechanism
-from fedlgm.plan import Budget, ReleasePlan
+from fedlgm.plan import ReleasePlan, UnprotectedPlan
 from fedlgm.training.base import ClientTask
 from fedlgm.transcript import Transcript
 
@@ -32,10 +34,21 @@ def covariance_table(plan: CovariancePlan) -> LayerTable:
     return LayerTable.from_sizes({"diagonal": plan.dimension} | ({"off-diagonal": above} if above else {}))
 
 
+def layer_bounds(plan: CovariancePlan) -> tuple[Array, Array]:
+    """Bounds of a row's share and noise scales of each layer of `covariance_table(plan)`."""
+    layers, order = covariance_table(plan), 2 if plan.family == "gaussian" else 1
+    if plan.entry_clip is None:
+        scales = np.array([plan.diagonal])
+        # The plan's own multiplier says what a row's norm may be in units of the noise.
+        return scales / float(getattr(plan.event, "noise_multiplier", plan.diagonal)), scales
+    scales = np.array([plan.diagonal, plan.off_diagonal])[: len(layers)]
+    return np.array(plan.entry_clip)[: len(layers)] * layers.sizes ** (1 / order), scales
+
+
 def pack(matrix: Array, plan: CovariancePlan) -> Tensor:
-    """Symmetric matrix [M, M] as the released vector, float32 [M (M + 1) / 2]."""
+    """Symmetric matrix [M, M] as the released vector, float64 [M (M + 1) / 2]."""
     above = matrix[np.triu_indices(plan.dimension, 1)] * _unit(plan)
-    return torch.from_numpy(np.concatenate([np.diag(matrix), above]).astype(np.float32))
+    return torch.from_numpy(np.concatenate([np.diag(matrix), above]))
 
 
 def unpack(vector: Tensor, plan: CovariancePlan) -> Array:
@@ -54,12 +67,14 @@ class CovarianceSums:
     """
 
     def __init__(self, plan: CovariancePlan) -> None:
-        self._plan = plan
+        self._plan, self._bounds = plan, tuple(layer_bounds(plan)[0].tolist())
 
-    def updates(self, model: Tensor, tasks: Iterable[ClientTask]) -> Iterator[Tensor]:
-        """Yield the packed sum, float32 [1, M (M + 1) / 2], of each task (x: rows [n, M])."""
+    def updates(self, model: Tensor, tasks: Iterable[ClientTask]) -> Iterator[BoundedUpdates]:
+        """Yield the packed sum, float64 [1, M (M + 1) / 2], of each task (x: rows [n, M])."""
         for task in tasks:
-            yield pack(covariance_sum(task.x.double().numpy(), self._plan), self._plan)[None]
+            total = pack(covariance_sum(task.x.double().numpy(), self._plan), self._plan)
+            # Cut short, so that rounding of a sum over many rows cannot carry one row's share above its bound.
+            yield BoundedUpdates(SAFETY * total[None], self._bounds)
 
 
 @dataclass(frozen=True)
@@ -74,18 +89,15 @@ class CovarianceRelease(Mechanism):
     covariance: CovariancePlan = None  # type: ignore[assignment]
     claimed_epsilon: float | None = None
 
-    def plan(self, layers: LayerTable, budget: Budget, transcript: Transcript) -> ReleasePlan:
+    def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
         """Bounds in l2 (Gaussian) or l1 (Laplace) norm and noise of each layer."""
-        known, order = self.covariance, 2 if self.covariance.family == "gaussian" else 1
-        if known.entry_clip is None:
-            scales = np.array([known.diagonal])
-            # The plan's own multiplier says what a row's norm may be in units of the noise.
-            clip = scales / float(getattr(known.event, "noise_multiplier", known.diagonal))
-        else:
-            scales = np.array([known.diagonal, known.off_diagonal])[: len(layers)]
-            clip = np.array(known.entry_clip)[: len(layers)] * layers.sizes ** (1 / order)
+        known = self.covariance
+        clip, scales = layer_bounds(known)
         claim = None if self.claimed_epsilon is None else {"epsilon": self.claimed_epsilon}
-        return ReleasePlan(layers, clip, scales, budget, known.guarantee, family=known.family, claim=claim)
+        kind = ReleasePlan if known.protected else UnprotectedPlan
+        return kind(
+            layers, clip, scales, facts, known.guarantee, family=known.family, claim=claim, bounded_by="trainer"
+        )
 
 
 def _unit(plan: CovariancePlan) -> float:

@@ -52,6 +52,11 @@ class CovariancePlan:
     event: dp_event.DpEvent
     guarantee: Guarantee
 
+    @property
+    def protected(self) -> bool:
+        """Whether the event is that of a private release."""
+        return not isinstance(self.event, dp_event.NonPrivateDpEvent)
+
 
 def covariance_plan(method: str, dimension: int, epsilon: float, delta: float = 0.0) -> CovariancePlan:
     """The release of one second-moment matrix under an (epsilon, delta) budget.

@@ -60,12 +60,12 @@ def recovery_errors(
         raise ConfigError(f"plans must share one dimension, got {dimensions}")
     errors = np.empty((trials, len(plans)))
     for trial in range(trials):
-        x, basis = fully_random_rows(dimensions[0], rank, rows, keys.numpy(Purpose.PROBE, trial))
+        x, basis = fully_random_rows(dimensions[0], rank, rows, keys.numpy_generator(Purpose.PROBE, trial))
         totals: dict[tuple[float, float] | None, Array] = {}
         noisy = []
         for index, plan in enumerate(plans.values()):
             if plan.entry_clip not in totals:
                 totals[plan.entry_clip] = covariance_sum(x, plan)
-            noisy.append(perturb(totals[plan.entry_clip], plan, keys.numpy(Purpose.NOISE, trial, index)))
+            noisy.append(perturb(totals[plan.entry_clip], plan, keys.numpy_generator(Purpose.NOISE, trial, index)))
         errors[trial] = subspace_recovery_error(top_subspace(np.stack(noisy), rank), basis)
     return dict(zip(plans, errors.T, strict=True))

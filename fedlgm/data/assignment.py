@@ -61,7 +61,7 @@ def dirichlet_large(
     require_positive("alpha", alpha)
     require_count("min_size", min_size, least=0)
     for attempt in range(_ATTEMPTS if min_size * clients <= len(labels) else 0):
-        rng = ring.numpy(Purpose.PARTITION, _STREAM, attempt)
+        rng = ring.numpy_generator(Purpose.PARTITION, _STREAM, attempt)
         owner = np.full(len(labels), _NOBODY, dtype=np.int64)
         _hetero_dirichlet(owner, _members(labels, rng).values(), clients, float(alpha), self_balancing, rng)
         if np.bincount(owner, minlength=clients).min() >= min_size:
@@ -93,7 +93,7 @@ def hsu(labels: np.ndarray, clients: int, ring: KeyRing, *, alpha: float) -> np.
         ConfigError: if alpha is out of range.
     """
     require_positive("alpha", alpha)
-    rng = ring.numpy(Purpose.PARTITION, _STREAM)
+    rng = ring.numpy_generator(Purpose.PARTITION, _STREAM)
     members = _members(labels, rng)
     left = np.array([len(index) for index in members.values()])
     concentration = float(alpha) * left / left.sum()
@@ -134,7 +134,7 @@ def isolation(labels: np.ndarray, clients: int, ring: KeyRing, *, private_class:
         ConfigError: if there are fewer than two clients or no sample of the private class.
     """
     private = _private(labels, clients, private_class)
-    rng = ring.numpy(Purpose.PARTITION, _STREAM)
+    rng = ring.numpy_generator(Purpose.PARTITION, _STREAM)
     owner = np.full(len(labels), _NOBODY, dtype=np.int64)
     for holders, samples in ((clients, labels != private), (clients - 1, labels == private)):
         index = rng.permutation(np.flatnonzero(samples))
@@ -169,7 +169,7 @@ def isolation_i(
     """
     private = _private(labels, clients, private_class)
     require_count("labels_per_client", labels_per_client, least=2)
-    rng = ring.numpy(Purpose.PARTITION, _STREAM)
+    rng = ring.numpy_generator(Purpose.PARTITION, _STREAM)
     members = _members(labels, rng)
     hidden = members.pop(private)
     public = labels_per_client - 1  # public labels of every client, the last one included
@@ -225,7 +225,7 @@ def isolation_ii(
     """
     require_positive("alpha", alpha)
     private = _private(labels, clients, private_class)
-    rng = ring.numpy(Purpose.PARTITION, _STREAM)
+    rng = ring.numpy_generator(Purpose.PARTITION, _STREAM)
     members = _members(labels, rng)
     hidden = members.pop(private)
     owner = np.full(len(labels), _NOBODY, dtype=np.int64)
@@ -259,7 +259,7 @@ def natural(labels: np.ndarray, clients: int, ring: KeyRing, *, users: np.ndarra
         raise ConfigError(f"{clients} clients exceed the {len(known)} users of the data")
     client_of = np.arange(len(known))
     if clients < len(known):
-        client_of = ring.numpy(Purpose.PARTITION, _STREAM).permutation(len(known)) % clients
+        client_of = ring.numpy_generator(Purpose.PARTITION, _STREAM).permutation(len(known)) % clients
     return client_of[index]
 
 

@@ -169,7 +169,7 @@ def _owners(partitioner: Partitioner, labels: np.ndarray, ring: KeyRing) -> np.n
     """Run `partitioner` on shuffled rows, as `FederatedDataset` does, and read back who got which sample."""
     from fedlgm.data.rows import LabelledRows
 
-    rows = ring.numpy(Purpose.PARTITION, _ROWS).permutation(len(labels))
+    rows = ring.numpy_generator(Purpose.PARTITION, _ROWS).permutation(len(labels))
     partitioner.dataset = LabelledRows.of(labels[rows], rows)
     owner = np.full(len(labels), -1, dtype=np.int64)
     with warnings.catch_warnings():

@@ -1,39 +1,64 @@
-"""Every mechanism under one registry: `get(name, **options)`, `names()`.
+"""Every mechanism under one registry: `get(name, **options)`, `names()`, `register(name, kind)`.
 
-To add one: write a frozen dataclass derived from `Mechanism` in a file of its own and register it below. If its plans
-have another multiplier than the budget's, it overrides `costs`, too. The papers' names: docs/references.md.
+A mechanism is a frozen dataclass derived from `Mechanism` whose fields are its options. One of your own needs no change
+here: pass it as an object, call `register`, or name it in a recipe as "package.module:Class". If its plans have another
+multiplier than the run's, it overrides `costs`, too. `fedlgm.testing.check_mechanism` checks it. The papers' names:
+docs/references.md.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from fedlgm import allocation
 from fedlgm.errors import ConfigError
 from fedlgm.mechanisms import group_noise
+from fedlgm.mechanisms import options as _options
 from fedlgm.mechanisms.adapldp import AdapLDP
-from fedlgm.mechanisms.base import Mechanism
+from fedlgm.mechanisms.base import Mechanism, UsesPrivateNorms, UsesPrivateUpdates
 from fedlgm.mechanisms.dpa import DynamicPrivacyAllocation
 from fedlgm.mechanisms.full_dp import FullDP
 from fedlgm.mechanisms.inid import gaussian_inid, laplace_inid
 from fedlgm.mechanisms.ladp import LaDP
-from fedlgm.mechanisms.layerwise_gaussian import FlatGaussian, LayerwiseGaussian, NoPrivacy
+from fedlgm.mechanisms.ladp_published import PublishedLaDP
+from fedlgm.mechanisms.layerwise_gaussian import FlatGaussian, LayerwiseGaussian, NoPrivacy, PublishedMedClip
 from fedlgm.mechanisms.sensitive import SensitiveDP
 from fedlgm.mechanisms.time_varying import TimeVaryingDP
 
-_REGISTRY: dict[str, type[Mechanism]] = {
-    **dict.fromkeys(allocation.names(), LayerwiseGaussian),
-    **dict.fromkeys(group_noise.names(), group_noise.GroupNoise),
-    "gaussian": FlatGaussian,
-    "none": NoPrivacy,
-    "ladp": LaDP,
-    "full-dp": FullDP,
-    "time-varying": TimeVaryingDP,
-    "sensitive": SensitiveDP,
-    "dpa": DynamicPrivacyAllocation,
-    "adapldp": AdapLDP,
-}
+_REGISTRY: dict[str, dict[str, type[Mechanism]]] = {}
+
+
+def register(name: str, kind: type[Mechanism], published: type[Mechanism] | None = None) -> None:
+    """Make a mechanism known by a name, for recipes, `fedlgm compare` and `get`.
+
+    Args:
+        name: the name in recipes.
+        kind: class of its sound variant, a frozen dataclass derived from `Mechanism`.
+        published: class of the variant that runs a paper's text literally where that is not private.
+
+    Raises:
+        ConfigError: the name is taken by another class, or `kind` is no mechanism.
+    """
+    for known in filter(None, (kind, published)):
+        if not (isinstance(known, type) and issubclass(known, Mechanism)):
+            raise ConfigError(f"a mechanism is a class derived from fedlgm.Mechanism, got {known!r}")
+    entry = {"sound": kind} | ({"published": published} if published else {})
+    if _REGISTRY.setdefault(name, entry) != entry:
+        raise ConfigError(f"there is a mechanism {name!r} already: choose another name")
+
+
+for _name in allocation.names():
+    register(_name, LayerwiseGaussian, PublishedMedClip)
+for _name in group_noise.names():
+    register(_name, group_noise.GroupNoise)
+register("gaussian", FlatGaussian)
+register("none", NoPrivacy)
+register("ladp", LaDP, PublishedLaDP)
+register("full-dp", FullDP)
+register("time-varying", TimeVaryingDP)
+register("sensitive", SensitiveDP)
+register("dpa", DynamicPrivacyAllocation)
+register("adapldp", AdapLDP)
 
 
 def names() -> tuple[str, ...]:
@@ -42,48 +67,55 @@ def names() -> tuple[str, ...]:
 
 
 def options(name: str) -> tuple[str, ...]:
-    """Option names that `get(name, ...)` takes."""
-    return tuple(field.name for field in dataclasses.fields(_lookup(name)) if field.name != "name")
+    """Option names that `get(name, ...)` takes, besides `variant`."""
+    return tuple(dict.fromkeys(option for kind in _variants(name).values() for option in _options.names(kind)))
 
 
-def get(name: str, **values: Any) -> Mechanism:
+def get(name: str, *, variant: str = "sound", **values: Any) -> Mechanism:
     """The mechanism `name` with the given options.
 
+    Args:
+        name: a registered name, or "package.module:Class" for one that is not.
+        variant: "sound", or "published" where a paper's text is not private.
+        values: its options.
+
+    Example:
+        >>> get("snr-consistent", bound=0.5).bound
+        0.5
+
     Raises:
-        ConfigError: unknown name or option (the message lists the known ones), or an option outside its range.
+        ConfigError: unknown name, variant or option (the message lists the known ones), or an option outside its range.
     """
-    kind = _lookup(name)
-    unknown = sorted(set(values) - set(options(name)))
-    if unknown:
-        raise ConfigError(f"{name} has no option {', '.join(unknown)}; known: {', '.join(options(name))}")
-    for field in dataclasses.fields(kind):
-        if field.name in values:
-            _check_type(f"{name}: {field.name}", values[field.name], field.default)
-    return kind(name=name, **values)
+    variants = _variants(name)
+    if variant not in variants:
+        raise ConfigError(f"{name} has no variant {variant!r}; known: {', '.join(variants)}")
+    kind = variants[variant]
+    return kind(name=name, **_options.checked(name, kind, values))
 
 
-def _check_type(option: str, value: Any, default: Any) -> None:
-    """Refuse a value whose type is not that of the option's default, or a list that does not hold numbers."""
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if isinstance(default, bool):
-        fits, kind = isinstance(value, bool), "true or false"
-    elif isinstance(default, int):
-        fits, kind = number and value == int(value), "a whole number"
-    elif isinstance(default, float):
-        fits, kind = number, "a number"
-    elif isinstance(default, str):
-        fits, kind = isinstance(value, str), "a string"
-    else:
-        fits = isinstance(value, (list, tuple)) and all(isinstance(item, (int, float)) for item in value)
-        kind = "a list of numbers"
-    if not fits:
-        raise ConfigError(f"{option} must be {kind}, got {value!r}")
+def _variants(name: str) -> dict[str, type[Mechanism]]:
+    if ":" in name:
+        from fedlgm.extension import load_object
 
-
-def _lookup(name: str) -> type[Mechanism]:
+        kind = load_object(name, what="mechanism")
+        if not (isinstance(kind, type) and issubclass(kind, Mechanism)):
+            raise ConfigError(f"mechanism {name!r} is not a class derived from fedlgm.Mechanism")
+        return {"sound": kind}
     if name not in _REGISTRY:
-        raise ConfigError(f"unknown mechanism {name!r}; known: {', '.join(_REGISTRY)}")
+        raise ConfigError(
+            f"unknown mechanism {name!r}; known: {', '.join(_REGISTRY)}; your own is named 'package.module:Class'"
+        )
     return _REGISTRY[name]
 
 
-__all__ = ["Mechanism", "gaussian_inid", "get", "laplace_inid", "names", "options"]
+__all__ = [
+    "Mechanism",
+    "UsesPrivateNorms",
+    "UsesPrivateUpdates",
+    "gaussian_inid",
+    "get",
+    "laplace_inid",
+    "names",
+    "options",
+    "register",
+]

@@ -19,10 +19,10 @@ import numpy as np
 
 from fedlgm import clipping
 from fedlgm.errors import ConfigError
+from fedlgm.facts import RunFacts
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.schedules import PaperBaseline
-from fedlgm.plan import Budget, ReleasePlan
-from fedlgm.privacy.guarantee import Relation
+from fedlgm.plan import ReleasePlan
 from fedlgm.transcript import Transcript
 
 
@@ -31,9 +31,9 @@ class AdapLDP(PaperBaseline):
     """Every layer is cut to C / sqrt(K); all get the same static noise.
 
     Attributes:
-        scaler: c in (0, 1] of sigma = sqrt(2 ln(1.25 / (delta c))) Delta / epsilon. Under budget = "matched" the noise
-            is that of Full DP times sqrt(ln(1.25 / (delta c)) / ln(1.25 / delta)); the authors start at 0.001, the
-            default 1 is the LaDP-FL paper's statement that both methods spend the same.
+        scaler: c in (0, 1] of sigma = sqrt(2 ln(1.25 / (delta c))) Delta / epsilon. Under calibration = "matched" the
+            noise is that of Full DP times sqrt(ln(1.25 / (delta c)) / ln(1.25 / delta)); the authors start at 0.001,
+            the default 1 is the LaDP-FL paper's statement that both methods spend the same.
     """
 
     scaler: float = 1.0
@@ -43,20 +43,17 @@ class AdapLDP(PaperBaseline):
         if not 0 < self.scaler <= 1:
             raise ConfigError(f"{self.name}: scaler must lie in (0, 1], got {self.scaler}")
 
-    def calibrate(
-        self, epsilon: float, delta: float, *, steps: int, sampling_rate: float, relation: Relation, accountant: str
-    ) -> float:
+    def calibrate(self, facts: RunFacts) -> float:
         """sigma_* of every round ("equal-total") or the code's noise over C ("matched")."""
-        if self.budget == "matched":
+        if self.calibration == "matched":
+            _, delta = facts.budget()
             scale = math.sqrt(math.log(1.25 / (delta * self.scaler)) / math.log(1.25 / delta))
-            return scale * self.matched_multiplier(epsilon, delta)
-        return super().calibrate(
-            epsilon, delta, steps=steps, sampling_rate=sampling_rate, relation=relation, accountant=accountant
-        )
+            return scale * self.matched_multiplier(facts)
+        return super().calibrate(facts)
 
-    def plan(self, layers: LayerTable, budget: Budget, transcript: Transcript) -> ReleasePlan:
+    def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
         """The same plan in every round."""
         reason = "a reconstruction of AdapLDP without its private scaler: layers are bounded, then noised alike"
-        clip = clipping.eq_clip(self.client_bound, len(layers))
-        sigma = np.full(len(layers), self.client_bound * budget.noise_multiplier)
-        return ReleasePlan(layers, clip, sigma, budget, self.guarantee(budget, reason), claim=self.matched_claim())
+        clip = clipping.eq_clip(self.client_bound(facts), len(layers))
+        sigma = np.full(len(layers), self.client_bound(facts) * facts.noise_multiplier)
+        return ReleasePlan(layers, clip, sigma, facts, self.guarantee(reason), claim=self.matched_claim(facts))

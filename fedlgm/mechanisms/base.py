@@ -2,41 +2,20 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
 import numpy as np
 from torch import Tensor
 
 from fedlgm import privacy
 from fedlgm.errors import ConfigError
+from fedlgm.facts import RunFacts
 from fedlgm.layers import LayerTable
-from fedlgm.plan import Budget, ReleasePlan
-from fedlgm.privacy.guarantee import Relation, Trust
-from fedlgm.training.base import LocalTraining
+from fedlgm.plan import ReleasePlan
 from fedlgm.transcript import Transcript
 
 Variant = Literal["sound", "published"]
-
-
-@dataclass(frozen=True)
-class Setting:
-    """Public facts of a run, for mechanisms whose noise is made of them.
-
-    Attributes:
-        epsilon: the run's budget, as the recipe states it.
-        delta: its delta.
-        rounds: number T of rounds.
-        trust: who adds the noise.
-        training: what a client does locally.
-    """
-
-    epsilon: float
-    delta: float
-    rounds: int
-    trust: Trust
-    training: LocalTraining
 
 
 @dataclass(frozen=True)
@@ -46,45 +25,59 @@ class Mechanism:
     Subclasses are frozen dataclasses whose fields are the options a recipe may set. `plan` must be pure: equal
     arguments give equal plans, and no client's data is among them.
 
+    Example:
+        >>> import numpy as np
+        >>> from dataclasses import dataclass
+        >>> from fedlgm import Guarantee, Mechanism, ReleasePlan
+        >>> @dataclass(frozen=True)
+        ... class EqualNoise(Mechanism):
+        ...     bound: float = 1.0
+        ...
+        ...     def plan(self, layers, facts, transcript):
+        ...         clip = np.full(len(layers), self.bound / len(layers) ** 0.5)
+        ...         sigma = np.full(len(layers), self.bound * facts.noise_multiplier)
+        ...         return ReleasePlan(layers, clip, sigma, facts, Guarantee("proven", "bounded, then noised"))
+
     Attributes:
         name: registered name.
-        variant: "sound", or "published" for a paper's text taken literally where that is not private.
     """
 
-    variants: ClassVar[tuple[Variant, ...]] = ("sound",)
-    needs_private_norms: ClassVar[bool] = False
-    plans_from_private_updates: ClassVar[bool] = False
-    setting: ClassVar[Setting | None] = None  # an instance's own after `under`
+    variant: ClassVar[Variant] = "sound"
+    """"sound", or "published" for a paper's text taken literally where that is not private."""
 
     name: str
-    variant: Variant = "sound"
 
     def __post_init__(self) -> None:
-        if self.variant not in self.variants:
-            raise ConfigError(f"{self.name} has no variant {self.variant!r}; known: {', '.join(self.variants)}")
-
-    def under(self, setting: Setting) -> Self:
-        """The same mechanism in a run with the given public facts; most mechanisms never look at them."""
-        told = copy.copy(self)
-        object.__setattr__(told, "setting", setting)
-        return told
+        """Subclasses check their options here."""
 
     def table(self, layers: LayerTable) -> LayerTable:
         """The layers as this mechanism sees them (the flat mechanism sees one)."""
         return layers
 
-    def calibrate(
-        self, epsilon: float, delta: float, *, steps: int, sampling_rate: float, relation: Relation, accountant: str
-    ) -> float:
-        """sigma_* of a round such that `steps` rounds stay within (epsilon, delta); see `privacy.calibrate`."""
+    def calibrate(self, facts: RunFacts) -> float:
+        """sigma_* of a round such that the run's releases stay within its (epsilon, delta); see `privacy.calibrate`.
+
+        Args:
+            facts: the run's facts, their `noise_multiplier` not yet known.
+
+        Raises:
+            ConfigError: facts that the mechanism cannot work with; this is where it says so, before anything runs.
+            PrivacyError: no finite noise meets the budget.
+        """
+        epsilon, delta = facts.budget()
         return privacy.accounting.calibrate(
-            epsilon, delta, steps=steps, sampling_rate=sampling_rate, relation=relation, accountant=accountant
+            epsilon,
+            delta,
+            steps=facts.releases,
+            sampling_rate=facts.accounted_rate,
+            relation=facts.relation,
+            accountant=facts.accountant,
         )
 
     def costs(self, layers: LayerTable, rounds: int) -> np.ndarray:
-        """(sigma_* / sigma_eff)^2 of each round: its cost beside a release at the budget's multiplier, [rounds].
+        """(sigma_* / sigma_eff)^2 of each round: its cost relative to a release at the run's multiplier, [rounds].
 
-        To be given by mechanisms whose plans differ from the budget's multiplier; clients under local trust go by it.
+        To be given by mechanisms whose plans differ from that multiplier; clients under local trust go by it.
 
         Args:
             layers: `self.table(...)` of the model's layers.
@@ -92,24 +85,32 @@ class Mechanism:
         """
         return np.ones(rounds)
 
-    def plan(self, layers: LayerTable, budget: Budget, transcript: Transcript) -> ReleasePlan:
+    def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
         """The next round's release.
 
         Args:
             layers: `self.table(...)` of the model's layers.
-            budget: what one round may spend.
+            facts: the run's public facts, with the calibrated noise multiplier.
             transcript: past released outputs.
         """
         raise NotImplementedError
 
-    def plan_from_private_norms(self, layers: LayerTable, budget: Budget, norms: np.ndarray) -> ReleasePlan:
-        """Plan of a published variant that looks at the cohort's private norms [clients, K] first. NOT PRIVATE."""
-        raise PrivateDataNotUsed(f"{self.name} does not look at private norms")
+
+class UsesPrivateNorms:
+    """A published variant whose plan looks at the cohort's private layer norms first. NOT PRIVATE."""
+
+    def plan_from_private_norms(self, layers: LayerTable, facts: RunFacts, norms: np.ndarray) -> ReleasePlan:
+        """The round's plan from raw layer norms [clients, K]; an `UnprotectedPlan`."""
+        raise NotImplementedError
+
+
+class UsesPrivateUpdates:
+    """A published variant by which every client plans from its own raw update. NOT PRIVATE."""
 
     def plan_from_private_update(
         self, plan: ReleasePlan, update: Tensor, model: Tensor
     ) -> tuple[ReleasePlan, dict[str, np.ndarray]]:
-        """A client's own plan of a published variant that looks at its raw update first. NOT PRIVATE.
+        """A client's own plan.
 
         Args:
             plan: the round's common plan.
@@ -117,14 +118,10 @@ class Mechanism:
             model: the global model that it started from [D].
 
         Returns:
-            The plan by which this client bounds and noises (its guarantee is "none"), and figures by name, each [K],
-            which are logged as diagnostics.
+            The plan by which this client bounds and noises, an `UnprotectedPlan`, and figures by name, each [K], which
+            are logged as diagnostics.
         """
-        raise PrivateDataNotUsed(f"{self.name} does not look at private updates")
-
-
-class PrivateDataNotUsed(TypeError):
-    """Raised when private data is offered to a mechanism that has no business with it."""
+        raise NotImplementedError
 
 
 def check_positive(owner: str, **values: float) -> None:
@@ -132,3 +129,10 @@ def check_positive(owner: str, **values: float) -> None:
     for option, value in values.items():
         if not (np.isfinite(value) and value > 0):
             raise ConfigError(f"{owner}: {option} must be finite and positive, got {value}")
+
+
+def check_share(owner: str, **values: float) -> None:
+    """Refuse options outside (0, 1), naming the option."""
+    for option, value in values.items():
+        if not 0 < value < 1:
+            raise ConfigError(f"{owner}: {option} must lie in (0, 1), got {value}")

@@ -9,18 +9,18 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import numpy as np
 
 from fedlgm import privacy
 from fedlgm.errors import ConfigError
+from fedlgm.facts import RunFacts
 from fedlgm.layers import LayerTable
-from fedlgm.mechanisms.base import Setting
 from fedlgm.mechanisms.ladp_frame import require
 from fedlgm.mechanisms.schedules import ScheduledGaussian
-from fedlgm.plan import Budget, ReleasePlan
-from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR, Relation
+from fedlgm.plan import ReleasePlan
+from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR
 from fedlgm.transcript import Transcript
 
 
@@ -48,42 +48,31 @@ class FullDP(ScheduledGaussian):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.sensitivity not in ("safe", "paper"):
-            raise ConfigError(f"{self.name}: unknown sensitivity {self.sensitivity!r}; known: safe, paper")
         if self.sensitivity == "paper" and self.smallest_client < 1:
             raise ConfigError(f"{self.name}: sensitivity = 'paper' needs smallest_client, that client's examples m")
         if self.exposures < 1:
             raise ConfigError(f"{self.name}: exposures must be at least 1, got {self.exposures}")
-        if self.budget != "matched" and (self.downlink or self.exposures != 1):
-            raise ConfigError(f"{self.name}: downlink and exposures belong to budget = 'matched'")
-
-    def under(self, setting: Setting) -> Self:
-        """See `Mechanism.under`."""
-        if self.sensitivity == "paper":
-            require(setting, self.name)
-        return super().under(setting)
+        if self.calibration != "matched" and (self.downlink or self.exposures != 1):
+            raise ConfigError(f"{self.name}: downlink and exposures belong to calibration = 'matched'")
 
     def schedule(self, rounds: int) -> np.ndarray:
         """The same noise in every round."""
         return np.ones(rounds)
 
-    def calibrate(
-        self, epsilon: float, delta: float, *, steps: int, sampling_rate: float, relation: Relation, accountant: str
-    ) -> float:
+    def calibrate(self, facts: RunFacts) -> float:
         """Noise over C of every round."""
-        multiplier = super().calibrate(
-            epsilon, delta, steps=steps, sampling_rate=sampling_rate, relation=relation, accountant=accountant
-        )
-        return multiplier * self.exposures / self._shrink
+        if self.sensitivity == "paper":
+            require(facts, self.name)
+        return super().calibrate(facts) * self.exposures / self._shrink
 
-    def plan(self, layers: LayerTable, budget: Budget, transcript: Transcript) -> ReleasePlan:
+    def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
         """The same plan in every round."""
-        plan = super().plan(layers, budget, transcript)
+        plan = super().plan(layers, facts, transcript)
         claim: dict[str, Any] | None = plan.claim
         if claim is None and self._shrink > 1:
-            claimed = budget.noise_multiplier * self._shrink / SENSITIVITY_FACTOR[budget.relation]
+            claimed = facts.noise_multiplier * self._shrink / SENSITIVITY_FACTOR[facts.relation]
             claim = {"event": privacy.accounting.encode(privacy.accounting.gaussian_event(claimed))}
-        return dataclasses.replace(plan, claim=claim, downlink=self._downlink(budget))
+        return dataclasses.replace(plan, claim=claim, downlink=self._downlink(facts))
 
     @property
     def reason(self) -> str:
@@ -97,13 +86,13 @@ class FullDP(ScheduledGaussian):
     def _shrink(self) -> int:
         return self.smallest_client if self.sensitivity == "paper" else 1
 
-    def _downlink(self, budget: Budget) -> float:
+    def _downlink(self, facts: RunFacts) -> float:
         if not self.downlink:
             return 0.0
-        setting = require(self.setting, self.name)
-        unit = budget.noise_multiplier / self.exposures * self.client_bound  # 2 c C / (m epsilon)
+        epsilon, _ = require(facts, self.name).budget()
+        unit = facts.noise_multiplier / self.exposures * self.client_bound(facts)  # 2 c C / (m epsilon)
         return unit * downlink_factor(
-            setting.epsilon, budget.rounds, self.exposures, budget.sampling.population, budget.sampling.expected
+            epsilon, facts.rounds, self.exposures, facts.sampling.population, facts.sampling.expected
         )
 
 

@@ -24,12 +24,13 @@ import scipy
 
 from fedlgm import privacy
 from fedlgm.errors import ConfigError, PrivacyError
+from fedlgm.facts import RunFacts
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import inid
 from fedlgm.mechanisms.base import Mechanism, check_positive
 from fedlgm.mechanisms.profiles import Array, Profile
 from fedlgm.noise import Family
-from fedlgm.plan import Budget, ReleasePlan
+from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR, Guarantee, Relation
 from fedlgm.transcript import Transcript
 
@@ -68,14 +69,18 @@ class GroupNoise(Mechanism):
         """Law of the noise."""
         return "laplace" if self.name.startswith("laplace") else "gaussian"
 
-    def calibrate(
-        self, epsilon: float, delta: float, *, steps: int, sampling_rate: float, relation: Relation, accountant: str
-    ) -> float:
+    def calibrate(self, facts: RunFacts) -> float:
         """Gaussian: sigma_* of a round. Laplace: 1 / sum_m C_m / b_m of a round, see `calibrate_laplace`."""
         solve = privacy.accounting.calibrate if self.family == "gaussian" else calibrate_laplace
-        return solve(epsilon, delta, steps=steps, sampling_rate=sampling_rate, relation=relation, accountant=accountant)
+        return solve(
+            *facts.budget(),
+            steps=facts.releases,
+            sampling_rate=facts.accounted_rate,
+            relation=facts.relation,
+            accountant=facts.accountant,
+        )
 
-    def plan(self, layers: LayerTable, budget: Budget, transcript: Transcript) -> ReleasePlan:
+    def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
         """The same plan in every round."""
         order = _ORDER[self.family]
         clip = np.asarray(
@@ -83,14 +88,13 @@ class GroupNoise(Mechanism):
         )
         if clip.shape != (len(layers),):
             raise ConfigError(f"{self.name}: bounds has {len(clip)} entries for {len(layers)} layers")
-        if budget.noise_multiplier == 0:
+        if facts.noise_multiplier == 0:
             raise PrivacyError(f"{self.name}: a release without noise cannot carry a proven guarantee")
         # i.i.d. noise in a layer costs the same as if each of its coordinates were bounded by C_m / d_m^(1/order).
         profile = Profile(clip / layers.sizes ** (1 / order), layers.sizes)
-        scales = _RULES[self.name](profile, 1.0 / budget.noise_multiplier, self.p)
+        scales = _RULES[self.name](profile, 1.0 / facts.noise_multiplier, self.p)
         reason = f"every layer is bounded in l{order} norm before noise of a public scale is added to the sum"
-        guarantee = Guarantee("proven", reason, budget.relation, budget.trust)
-        return ReleasePlan(layers, clip, scales, budget, guarantee, family=self.family)
+        return ReleasePlan(layers, clip, scales, facts, Guarantee("proven", reason), family=self.family)
 
 
 _RULES: dict[str, Callable[[Profile, float, float], Array]] = {
@@ -165,7 +169,7 @@ def _largest_loss(
     """Largest pure epsilon of one unsampled release that the budget allows; `pure` is what basic composition allows."""
 
     def excess(log_loss: float) -> float:
-        # A hair more than is returned: plans round their multiplier down to nine digits.
+        # Slightly more than is returned: plans round their multiplier down to nine digits.
         event = privacy.accounting.laplace_event(math.exp(log_loss) * (1 + 2e-8), rate, relation)
         return min(privacy.accounting.composed_epsilon([(event, steps)], delta, accountant), 1e6) - target
 

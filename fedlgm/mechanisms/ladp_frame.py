@@ -1,6 +1,6 @@
 """The frame in which the LaDP-FL paper compares mechanisms: its noise constant, its sensitivity, its way of charging.
 
-Nothing here is taken for granted by the rest of the house: whoever uses the frame is charged twice, once as the paper
+Nothing here is taken for granted by the rest of the library: whoever uses the frame is charged twice, once as the paper
 would (the claim) and once as proven.
 """
 
@@ -10,12 +10,10 @@ import math
 from typing import Literal
 
 from fedlgm.errors import ConfigError, PrivacyError
-from fedlgm.mechanisms.base import Setting
+from fedlgm.facts import LocalTraining, RunFacts
 from fedlgm.privacy.gaussian import gaussian_delta
-from fedlgm.training.base import LocalTraining
 
 Constant = Literal["theorem3", "classical"]
-CONSTANTS: tuple[Constant, ...] = ("theorem3", "classical")
 
 
 def theorem3_constant(epsilon: float, delta: float) -> float:
@@ -57,7 +55,7 @@ def noise_constant(kind: Constant, epsilon: float, delta: float) -> float:
     if reached > delta:
         raise PrivacyError(
             f"constant = {kind!r} is false at (epsilon, delta) = ({epsilon:g}, {delta:g}): its noise reaches delta = "
-            f"{reached:.3g} only; take the other constant, a larger delta, or budget = 'equal-total'"
+            f"{reached:.3g} only; take the other constant, a larger delta, or calibration = 'equal-total'"
         )
     return value
 
@@ -83,17 +81,16 @@ def bound_by_training(training: LocalTraining, steps: int | None = None) -> floa
     return training.lr * (training.epochs if steps is None else steps) * training.gradient_clip
 
 
-def require(setting: Setting | None, owner: str) -> Setting:
-    """The run's setting, for mechanisms that cannot plan without it.
+def require(facts: RunFacts, owner: str) -> RunFacts:
+    """The run's facts, checked for mechanisms of the paper's frame.
 
     Raises:
-        ConfigError: the mechanism was not told (see `Mechanism.under`), or the trust is not local.
+        ConfigError: no budget, or the trust is not local.
     """
-    if setting is None:
-        raise ConfigError(f"{owner}: the paper's frame needs the run's local training and budget: call .under(setting)")
-    if setting.trust != "local":
+    facts.budget()
+    if facts.trust != "local":
         raise ConfigError(f"{owner}: in the paper's frame the clients add the noise: set privacy.trust = 'local'")
-    return setting
+    return facts
 
 
 def _check(epsilon: float, delta: float) -> None:

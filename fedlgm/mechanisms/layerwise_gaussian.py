@@ -15,11 +15,13 @@ import numpy as np
 
 from fedlgm import clipping, privacy
 from fedlgm.allocation import shares, spread
-from fedlgm.errors import ConfigError, PrivacyError
+from fedlgm.errors import ConfigError
+from fedlgm.facts import RunFacts
 from fedlgm.layers import LayerTable
-from fedlgm.mechanisms.base import Mechanism, Variant, check_positive
-from fedlgm.plan import Budget, ReleasePlan, Side
-from fedlgm.privacy.guarantee import Guarantee, Relation
+from fedlgm.mechanisms.base import Mechanism, UsesPrivateNorms, Variant, check_positive, check_share
+from fedlgm.plan import ReleasePlan, UnprotectedPlan
+from fedlgm.privacy.guarantee import Guarantee
+from fedlgm.queries import BelowBound, NoisyQuery
 from fedlgm.transcript import Transcript
 
 _PROVEN = "every contribution is bounded before noise of a public scale is added to the sum of all layers"
@@ -36,7 +38,7 @@ class LayerwiseGaussian(Mechanism):
     Attributes:
         bound: total l2 bound S of one client's update.
         clip: how S is spread over the layers: "eq" (s_j = S / sqrt(K)) or "med" (proportional to layer norms m_j).
-        norms: where the m_j of clip = "med" come from, in the sound variant: "public" (`public_norms`), "stale" (last
+        norms: where the m_j of clip = "med" come from: "public" (`public_norms`), "stale" (last
             released update, noise taken off) or "quantile" (noisy indicator bits, paid from the budget).
         public_norms: m_j for "public" and for the first round of "stale"; sqrt(d_j) when empty.
         floor: for "stale", the least share of S / sqrt(K) that a layer's bound may fall to.
@@ -44,8 +46,6 @@ class LayerwiseGaussian(Mechanism):
         quantile_rate: for "quantile", learning rate of the geometric update.
         quantile_share: for "quantile", share of the budget spent on the bits.
     """
-
-    variants: ClassVar[tuple[Variant, ...]] = ("sound", "published")
 
     bound: float = 1.0
     clip: Literal["eq", "med"] = "eq"
@@ -59,54 +59,25 @@ class LayerwiseGaussian(Mechanism):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(self.name, bound=self.bound, quantile_rate=self.quantile_rate)
-        for option, value, known in (
-            ("clip", self.clip, ("eq", "med")),
-            ("norms", self.norms, ("public", "stale", "quantile")),
-        ):
-            if value not in known:
-                raise ConfigError(f"{self.name}: unknown {option} {value!r}; known: {', '.join(known)}")
-        for option, share in (("quantile", self.quantile), ("quantile_share", self.quantile_share)):
-            if not 0 < share < 1:
-                raise ConfigError(f"{self.name}: {option} must lie in (0, 1), got {share}")
+        check_share(self.name, quantile=self.quantile, quantile_share=self.quantile_share)
         if not 0 <= self.floor <= 1:
             raise ConfigError(f"{self.name}: floor must lie in [0, 1], got {self.floor}")
         if self.clip == "med" and self.norms == "stale" and self.floor == 0:
             raise ConfigError(f"{self.name}: norms = 'stale' needs floor > 0: a layer may come out as noise alone")
         if any(not (math.isfinite(m) and m >= 0) for m in self.public_norms):
             raise ConfigError(f"{self.name}: public_norms must be finite and non-negative, got {self.public_norms}")
-        if self.variant == "published" and self.clip != "med":
-            raise ConfigError(f"{self.name}: only clip = 'med' has a published variant; EqClip is sound as published")
 
-    @property
-    def needs_private_norms(self) -> bool:  # type: ignore[override]
-        """True for MedClip as printed, which looks at the cohort's norms before it plans."""
-        return self.variant == "published"
-
-    def plan(self, layers: LayerTable, budget: Budget, transcript: Transcript) -> ReleasePlan:
+    def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
         """The round's plan under EqClip or a sound MedClip."""
-        if self.needs_private_norms:
-            raise PrivacyError(f"{self.name}: published MedClip has no plan that is free of private data")
-        guarantee = Guarantee("proven", _PROVEN, budget.relation, budget.trust)
-        multiplier = budget.noise_multiplier
-        sides: tuple[Side, ...] = ()
+        multiplier = facts.noise_multiplier
+        queries: tuple[NoisyQuery, ...] = ()
         if self.clip == "med" and self.norms == "quantile":
-            size, side_clip = len(layers), clipping.quantile_side_clip(layers)
-            side_sigma = side_clip * multiplier / math.sqrt(self.quantile_share)
-            sides = (Side(clipping.QUANTILE_SIDE, size, side_clip, side_sigma),)
+            bits = BelowBound(tuple(layers.sizes.tolist()))
+            queries = (NoisyQuery(bits, bits.bound * multiplier / math.sqrt(self.quantile_share)),)
             multiplier /= math.sqrt(1 - self.quantile_share)
         clip = self._bounds(layers, transcript)
         sigma = spread(shares(self._allocation, clip, layers.sizes), clip, multiplier)
-        return ReleasePlan(layers, clip, sigma, budget, guarantee, sides=sides)
-
-    def plan_from_private_norms(self, layers: LayerTable, budget: Budget, norms: np.ndarray) -> ReleasePlan:
-        """MedClip as printed: bounds from the cohort's own norms [clients, K]. Claimed as if they were public."""
-        finite = norms[np.isfinite(norms).all(axis=1)]
-        clip = clipping.med_clip_published(self.bound, finite if len(finite) else np.ones((1, len(layers))))
-        clip = np.maximum(clip, clipping.LEAST_CLIP)
-        sigma = spread(shares(self._allocation, clip, layers.sizes), clip, budget.noise_multiplier)
-        sound = ReleasePlan(layers, clip, sigma, budget, Guarantee("proven", _PROVEN, budget.relation, budget.trust))
-        guarantee = Guarantee("none", _MEDCLIP, budget.relation, budget.trust)
-        return ReleasePlan(layers, clip, sigma, budget, guarantee, claim=claim_of(sound))
+        return ReleasePlan(layers, clip, sigma, facts, Guarantee("proven", _PROVEN), queries=queries)
 
     @property
     def _allocation(self) -> str:
@@ -116,10 +87,9 @@ class LayerwiseGaussian(Mechanism):
         if self.clip == "eq":
             return clipping.eq_clip(self.bound, len(layers))
         if self.norms == "quantile":
-            side, plan = transcript.side, transcript.plan
-            if side is None or plan is None:
+            below, plan = transcript.answer(BelowBound.name), transcript.plan
+            if below is None or plan is None:
                 return clipping.eq_clip(self.bound, len(layers))
-            below = side.double().numpy() + 0.5
             return clipping.next_quantile_bounds(plan.clip, below, self.bound, self.quantile, self.quantile_rate)
         if self.norms == "stale" and transcript.mean is not None and transcript.plan is not None:
             return clipping.med_clip(self.bound, clipping.released_norms(transcript.mean, transcript.plan), self.floor)
@@ -127,6 +97,34 @@ class LayerwiseGaussian(Mechanism):
         if public.shape != (len(layers),):
             raise ConfigError(f"{self.name}: public_norms has {len(public)} entries for {len(layers)} layers")
         return clipping.med_clip(self.bound, public, self.floor)
+
+
+@dataclass(frozen=True)
+class PublishedMedClip(LayerwiseGaussian, UsesPrivateNorms):
+    """MedClip as printed: bounds and noise from the cohort's own layer norms. NOT PRIVATE; charged as such.
+
+    Source: SNR-consistent allocation paper, Section 5.1, rule (2).
+    """
+
+    variant: ClassVar[Variant] = "published"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.clip != "med":
+            raise ConfigError(f"{self.name}: only clip = 'med' has a published variant; EqClip is sound as published")
+
+    def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
+        """What the rule would do with a cohort whose layers all have the same norm; rounds plan from the real ones."""
+        return self.plan_from_private_norms(layers, facts, np.ones((1, len(layers))))
+
+    def plan_from_private_norms(self, layers: LayerTable, facts: RunFacts, norms: np.ndarray) -> ReleasePlan:
+        """Bounds from the cohort's own norms [clients, K]. Claimed as if they were public."""
+        finite = norms[np.isfinite(norms).all(axis=1)]
+        clip = clipping.med_clip_published(self.bound, finite if len(finite) else np.ones((1, len(layers))))
+        clip = np.maximum(clip, clipping.LEAST_CLIP)
+        sigma = spread(shares(self._allocation, clip, layers.sizes), clip, facts.noise_multiplier)
+        sound = ReleasePlan(layers, clip, sigma, facts, Guarantee("proven", _PROVEN))
+        return UnprotectedPlan(layers, clip, sigma, facts, Guarantee("none", _MEDCLIP), claim=claim_of(sound))
 
 
 @dataclass(frozen=True)
@@ -147,28 +145,25 @@ class FlatGaussian(Mechanism):
         """All layers merged into one."""
         return layers.merged()
 
-    def plan(self, layers: LayerTable, budget: Budget, transcript: Transcript) -> ReleasePlan:
+    def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
         """The same plan in every round."""
-        guarantee = Guarantee("proven", _PROVEN, budget.relation, budget.trust)
         clip = np.array([self.bound])
-        return ReleasePlan(layers, clip, clip * budget.noise_multiplier, budget, guarantee)
+        return ReleasePlan(layers, clip, clip * facts.noise_multiplier, facts, Guarantee("proven", _PROVEN))
 
 
 @dataclass(frozen=True)
 class NoPrivacy(Mechanism):
     """FedAvg without any protection: nothing bounded, nothing noised."""
 
-    def calibrate(
-        self, epsilon: float, delta: float, *, steps: int, sampling_rate: float, relation: Relation, accountant: str
-    ) -> float:
+    def calibrate(self, facts: RunFacts) -> float:
         """No noise, whatever the budget says."""
         return 0.0
 
-    def plan(self, layers: LayerTable, budget: Budget, transcript: Transcript) -> ReleasePlan:
+    def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
         """The same plan in every round; its guarantee is "none" by intent."""
-        guarantee = Guarantee("none", "this run asks for no privacy", budget.relation, budget.trust)
+        guarantee = Guarantee("none", "this run asks for no privacy")
         unbounded = np.full(len(layers), math.inf)
-        return ReleasePlan(layers, unbounded, np.zeros(len(layers)), budget, guarantee)
+        return UnprotectedPlan(layers, unbounded, np.zeros(len(layers)), facts, guarantee)
 
 
 def claim_of(plan: ReleasePlan) -> dict[str, object]:

@@ -15,11 +15,11 @@ import numpy as np
 
 from fedlgm import clipping
 from fedlgm.errors import ConfigError
+from fedlgm.facts import RunFacts
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.base import check_positive
 from fedlgm.mechanisms.schedules import PaperBaseline
-from fedlgm.plan import Budget, ReleasePlan
-from fedlgm.privacy.guarantee import Relation
+from fedlgm.plan import ReleasePlan
 from fedlgm.transcript import Transcript
 
 
@@ -44,35 +44,31 @@ class SensitiveDP(PaperBaseline):
         if not 0 < self.least <= 1:
             raise ConfigError(f"{self.name}: least must lie in (0, 1], got {self.least}")
 
-    def calibrate(
-        self, epsilon: float, delta: float, *, steps: int, sampling_rate: float, relation: Relation, accountant: str
-    ) -> float:
+    def calibrate(self, facts: RunFacts) -> float:
         """sigma_* of every round ("equal-total") or the paper's noise over C ("matched")."""
-        if self.budget == "matched":
-            return self.matched_multiplier(epsilon, delta)
-        return super().calibrate(
-            epsilon, delta, steps=steps, sampling_rate=sampling_rate, relation=relation, accountant=accountant
-        )
+        if self.calibration == "matched":
+            return self.matched_multiplier(facts)
+        return super().calibrate(facts)
 
     def costs(self, layers: LayerTable, rounds: int) -> np.ndarray:
         """See `Mechanism.costs`: under "matched" every layer costs as much as a whole release."""
-        return np.full(rounds, float(len(layers) if self.budget == "matched" else 1))
+        return np.full(rounds, float(len(layers) if self.calibration == "matched" else 1))
 
-    def plan(self, layers: LayerTable, budget: Budget, transcript: Transcript) -> ReleasePlan:
+    def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
         """Bounds and noise from the last released mean; S_max in the first round."""
-        clip = self._sensitivities(layers, transcript)
+        clip = self._sensitivities(layers, facts, transcript)
         joint = math.sqrt(len(layers))
-        if self.budget == "matched":
+        if self.calibration == "matched":
             # The paper's frame noises every layer as if it were released alone; the event counts all K of them.
             joint = 1.0
         reason = "a reconstruction of Sensitive DP: layers are bounded and noised by norms of released updates"
-        sigma = budget.noise_multiplier * joint * clip
-        guarantee = self.guarantee(budget, reason)
+        sigma = facts.noise_multiplier * joint * clip
+        guarantee = self.guarantee(reason)
         notes = {"score": clip}
-        return ReleasePlan(layers, clip, sigma, budget, guarantee, claim=self.matched_claim(), notes=notes)
+        return ReleasePlan(layers, clip, sigma, facts, guarantee, claim=self.matched_claim(facts), notes=notes)
 
-    def _sensitivities(self, layers: LayerTable, transcript: Transcript) -> np.ndarray:
-        largest = clipping.eq_clip(self.client_bound, len(layers))
+    def _sensitivities(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> np.ndarray:
+        largest = clipping.eq_clip(self.client_bound(facts), len(layers))
         if transcript.mean is None or transcript.plan is None:
             return largest
         history = clipping.released_norms(transcript.mean, transcript.plan)

@@ -77,6 +77,6 @@ def build(name: str, *, in_shape: tuple[int, int, int], classes: int, seed: int 
         raise ConfigError(f"model {name!r}: unknown option {unknown[0]!r}; its options: {', '.join(known) or 'none'}")
     device = torch.get_default_device()
     with torch.random.fork_rng(devices=[]), torch.device("meta" if device.type == "meta" else "cpu"):
-        torch.set_rng_state(KeyRing.from_seed(seed).torch(Purpose.MODEL).get_state())
+        torch.set_rng_state(KeyRing.from_seed(seed).torch_generator(Purpose.MODEL).get_state())
         model = _MODELS[name](tuple(in_shape), classes, **values)
     return model.to(device)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
+from fedlgm.errors import PrivacyError
+
 Status = Literal["proven", "conditional", "none"]
 Relation = Literal["add-remove", "replace-one"]
 Trust = Literal["central", "local"]
@@ -12,6 +14,9 @@ Unit = Literal["client", "example"]
 
 SENSITIVITY_FACTOR: dict[str, float] = {"add-remove": 1.0, "replace-one": 2.0}
 """By how many of one unit's bounds a sum moves, by neighbouring relation."""
+
+_REPRODUCIBLE = "simulation: the seed is public, and with it the noise can be drawn again"
+_FITS = {True: "is accounted for", False: "is not private"}
 
 
 @dataclass(frozen=True)
@@ -32,15 +37,33 @@ class Guarantee:
     trust: Trust = "central"
     unit: Unit = "client"
 
-    def sentence(self) -> str:
-        """The whole guarantee in one line."""
+    def sentence(self, *, noise_reproducible: bool) -> str:
+        """The whole guarantee in one line, as every output prints it beside an epsilon.
+
+        Args:
+            noise_reproducible: whether the noise came from a public seed.
+
+        Example:
+            >>> Guarantee("proven", "bounded, then noised").sentence(noise_reproducible=False)
+            'proven (client-level, add-remove, a trusted server adds the noise): bounded, then noised'
+        """
         who = {"central": "a trusted server adds the noise", "local": "each client adds its own noise"}[self.trust]
         frame = f"{self.unit}-level, {self.relation}, {who}"
+        caveat = f"; {_REPRODUCIBLE}" if noise_reproducible else ""
         if self.status == "none":
-            return f"NOT PRIVATE: {self.reason} [{frame}]"
-        return f"{self.status} ({frame}): {self.reason}"
+            return f"NOT PRIVATE: {self.reason} [{frame}]{caveat}"
+        return f"{self.status} ({frame}): {self.reason}{caveat}"
 
-    def provided(self, condition: str) -> Guarantee:
+    def require(self, *, protected: bool) -> None:
+        """Check that the words fit the kind of plan they stand beside.
+
+        Raises:
+            PrivacyError: "none" beside a protected release, or a claim beside one that is not.
+        """
+        if (self.status != "none") != protected:
+            raise PrivacyError(f"a guarantee {self.status!r} does not fit a plan that {_FITS[protected]}")
+
+    def conditional_on(self, condition: str) -> Guarantee:
         """What is proven becomes conditional on what `condition` says; anything else stays as it is."""
         if self.status != "proven":
             return self

@@ -3,20 +3,25 @@
 Every row is one release. A release that is repeated after a crash with the very same noise key and inputs gives the
 same bits, so it is one row; repeated with fresh noise it is a second row. The ledger may show more than was released
 (a crash between charge and release), never less.
+
+Rows are chained by hash: a row's head covers all rows before it and the run that owns the ledger. Whoever kept a head
+(checkpoints, results and terminals do) can tell that a row below it was edited, deleted or reordered. A chain has no
+secret: who replaces the ledger and everything that holds its heads is not detected.
 """
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedlgm import privacy
 from fedlgm.errors import LedgerError
+from fedlgm.privacy.chain import next_head
 
 if TYPE_CHECKING:
     from dp_accounting import dp_event
@@ -24,16 +29,18 @@ if TYPE_CHECKING:
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS charges (
+    number INTEGER PRIMARY KEY,
     round INTEGER NOT NULL,
     client INTEGER NOT NULL,
     key TEXT NOT NULL,
     event TEXT NOT NULL,
     claim TEXT NOT NULL,
+    head TEXT NOT NULL,
     charged_at TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')),
-    PRIMARY KEY (round, client, key)
+    UNIQUE (round, client, key)
 );
 """
-_COUNTED = "(round <= ? OR rowid <= ?)"
+_COUNTED = "(round <= ? OR number <= ?)"
 SERVER = -1  # the releasing party under central trust; clients are numbered from 0
 
 
@@ -47,8 +54,44 @@ class Charge:
     claim: dict[str, Any]
 
 
+class Head(NamedTuple):
+    """Where a ledger stands: whoever keeps it can tell later whether rows up to it were changed.
+
+    Attributes:
+        rows: number of rows.
+        value: hash over all of them, in hexadecimal.
+    """
+
+    rows: int
+    value: str
+
+    def __str__(self) -> str:
+        return f"{self.rows}:{self.value}"
+
+    @classmethod
+    def parse(cls, text: str) -> Head:
+        """Inverse of `str`.
+
+        Raises:
+            LedgerError: not a head.
+        """
+        count, colon, value = text.partition(":")
+        if not (colon and count.isdigit()):
+            raise LedgerError(f"{text!r} is not the head of a ledger: it reads COUNT:HASH")
+        return cls(int(count), value)
+
+
 class Ledger:
     """Append-only record of releases.
+
+    Example:
+        >>> import tempfile
+        >>> from fedlgm.privacy.accounting import gaussian_event
+        >>> path = Path(tempfile.mkdtemp()) / "ledger.sqlite"
+        >>> with Ledger(path, owner="a run") as ledger:
+        ...     ledger.charge(gaussian_event(2.0), round=1, key="noise 1")
+        ...     round(ledger.epsilon(1e-5), 3), ledger.head().rows
+        (1.993, 1)
 
     Args:
         path: SQLite file, created if missing (write-ahead log, full synchronisation).
@@ -60,11 +103,11 @@ class Ledger:
     """
 
     def __init__(self, path: Path | str, owner: str | None = None) -> None:
-        self.path = Path(path)
+        self.path, self._reading = Path(path), owner is None
         if owner is None and not self.path.is_file():
             raise LedgerError(f"there is no ledger at {self.path}")
         with self._translated():
-            self._db = sqlite3.connect(self.path, isolation_level=None, timeout=30)
+            self._db = _connect(self.path, reading=owner is None)
             try:
                 self._prepare(owner)
             except BaseException:
@@ -72,14 +115,19 @@ class Ledger:
                 raise
 
     def _prepare(self, owner: str | None) -> None:
-        self._db.execute("PRAGMA journal_mode = WAL")
-        self._db.execute("PRAGMA synchronous = FULL")
+        if owner is not None:
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = FULL")
         damage = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
         if damage != "ok":
             raise LedgerError(f"the ledger {self.path} is damaged ({damage}); restore it from a backup")
         if owner is None and not self._db.execute("SELECT 1 FROM sqlite_master WHERE name='charges'").fetchone():
             raise LedgerError(f"{self.path} is not a fedlgm ledger")
-        self._db.executescript(_SCHEMA)
+        if owner is not None:
+            self._db.executescript(_SCHEMA)
+        columns = {row[1] for row in self._db.execute("PRAGMA table_info(charges)")}
+        if "head" not in columns:
+            raise LedgerError(f"the ledger {self.path} is of an earlier version of fedlgm, whose rows have no hashes")
         if owner is not None:
             self._db.execute("INSERT OR IGNORE INTO meta VALUES ('owner', ?)", (owner,))
             (found,) = self._db.execute("SELECT value FROM meta WHERE key = 'owner'").fetchone()
@@ -91,9 +139,8 @@ class Ledger:
         try:
             yield
         except (sqlite3.Error, json.JSONDecodeError, ValueError) as error:
-            remedy = "restore it from a backup or start a new run"
-            if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
-                remedy = "it is whole: free some space and continue the run"
+            code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF  # extended codes keep the primary one there
+            remedy = _REMEDIES.get(code, "restore it from a backup or start a new run")
             raise LedgerError(f"the ledger {self.path} cannot be used ({error}); {remedy}") from error
 
     def charge(
@@ -118,16 +165,92 @@ class Ledger:
             LedgerError: the row cannot be written, or the key has been charged for this round at another cost.
         """
         row = (round, client, key, json.dumps(privacy.accounting.encode(event)), json.dumps(claim or {}))
-        with self._translated():
-            self._db.execute("INSERT OR IGNORE INTO charges (round, client, key, event, claim) VALUES (?,?,?,?,?)", row)
-            (charged,) = self._db.execute(
+        with self._translated(), self._writing():
+            charged = self._db.execute(
                 "SELECT event FROM charges WHERE round = ? AND client = ? AND key = ?", row[:3]
             ).fetchone()
-        if charged != row[3]:
+            if charged is None:
+                charged = (row[3],)
+                count, head = self.head()
+                self._db.execute(
+                    "INSERT INTO charges (number, round, client, key, event, claim, head) VALUES (?,?,?,?,?,?,?)",
+                    (count + 1, *row, next_head(head, *map(str, row))),
+                )
+        if charged[0] != row[3]:
             raise LedgerError(
                 f"round {round} of {self.path} was charged with the same noise for another release: a run cannot be "
                 "repeated under a changed plan; start a new run"
             )
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """One transaction, on disk when it ends."""
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+
+    def owner(self) -> str:
+        """Identity of the run that charges."""
+        with self._translated():
+            row = self._db.execute("SELECT value FROM meta WHERE key = 'owner'").fetchone()
+        return str(row[0]) if row else ""
+
+    def head(self) -> Head:
+        """Where the ledger stands."""
+        with self._translated():
+            row = self._db.execute("SELECT number, head FROM charges ORDER BY number DESC LIMIT 1").fetchone()
+        return Head(int(row[0]), str(row[1])) if row else Head(0, next_head("", self.owner()))
+
+    def verify(self, anchors: Iterable[Head] = (), *, owner: str | None = None, contiguous: bool = False) -> Head:
+        """Check the whole ledger against its own hashes, its owner and heads that were kept elsewhere.
+
+        Args:
+            anchors: heads kept in checkpoints, results or by people.
+            owner: identity that the run has by its recipe; None does not check it.
+            contiguous: whether every round between the first and the last that were charged must be there.
+
+        Returns:
+            The head, when all is well.
+
+        Raises:
+            LedgerError: rows were edited, deleted or reordered, the recipe was changed, or the ledger is older than an
+                anchor; the message says which.
+        """
+        name, value = f"the ledger {self.path}", next_head("", self.owner())
+        if owner is not None and owner != self.owner():
+            raise LedgerError(
+                f"{name} belongs to another recipe than the one beside it: the recipe was changed after the run "
+                "started, or the file comes from another run"
+            )
+        heads, rounds = [value], set()
+        with self._translated():
+            rows = self._db.execute(
+                "SELECT number, head, round, client, key, event, claim FROM charges ORDER BY number"
+            ).fetchall()
+        for expected, (number, head, *fields) in enumerate(rows, start=1):
+            value = next_head(value, *map(str, fields))
+            if number != expected or head != value:
+                raise LedgerError(
+                    f"{name} was changed: row {expected} (round {fields[0]}) does not follow from the rows before it"
+                )
+            heads.append(value)
+            rounds.add(int(fields[0]))
+        for count, kept in anchors:
+            if count >= len(heads):
+                raise LedgerError(
+                    f"{name} shows {len(rows)} releases, there were {count} when a checkpoint or result was written: "
+                    "rows were deleted, or it is an older copy; restore a newer one or start a new run"
+                )
+            if heads[count] != kept:
+                raise LedgerError(f"{name} was changed: its first {count} rows are not those that were charged")
+        missing = sorted(set(range(min(rounds, default=0), max(rounds, default=-1) + 1)) - rounds)
+        if contiguous and missing:
+            raise LedgerError(f"{name} has no charge for round {missing[0]}, though later rounds were released")
+        return Head(len(rows), value)
 
     def charges(self) -> Iterator[Charge]:
         """All rows by round."""
@@ -209,9 +332,8 @@ class Ledger:
             return int(self._db.execute("SELECT COALESCE(MAX(round), 0) FROM charges").fetchone()[0])
 
     def position(self) -> int:
-        """Where the next row will follow: later rows have greater positions."""
-        with self._translated():
-            return int(self._db.execute("SELECT COALESCE(MAX(rowid), 0) FROM charges").fetchone()[0])
+        """Number of rows: later rows have greater numbers."""
+        return self.head().rows
 
     def participations(self) -> dict[int, int]:
         """Number of rows of each client under local trust."""
@@ -228,13 +350,40 @@ class Ledger:
     def close(self) -> None:
         """Flush the write-ahead log into the file and close it."""
         with closing(self._db), self._translated():
-            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            if not self._reading:
+                self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def __enter__(self) -> Ledger:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+_REMEDIES = {
+    sqlite3.SQLITE_FULL: "the disk is full and the ledger is whole: free some space and continue the run",
+    sqlite3.SQLITE_READONLY: "the file or its folder is read-only: make it writable and continue the run",
+    sqlite3.SQLITE_CANTOPEN: "it cannot be opened here: check that its folder exists and may be read and written",
+    sqlite3.SQLITE_PERM: "this user may not access it: check the permissions of the file and its folder",
+    sqlite3.SQLITE_BUSY: "another process is writing it: wait for it, or stop it",
+    sqlite3.SQLITE_IOERR: "the disk reports an error: check it, then restore the ledger from a backup",
+}
+
+
+def _connect(path: Path, *, reading: bool) -> sqlite3.Connection:
+    if not reading:
+        return sqlite3.connect(path, isolation_level=None, timeout=30)
+    address = path.resolve().as_uri()
+    db = sqlite3.connect(f"{address}?mode=ro", uri=True, isolation_level=None, timeout=30)
+    try:
+        db.execute("SELECT 1 FROM sqlite_master").fetchone()
+    except sqlite3.OperationalError:
+        db.close()
+        if path.with_name(path.name + "-wal").exists():
+            raise
+        # In a folder that may not be written, a closed ledger can still be read: nobody writes it meanwhile.
+        db = sqlite3.connect(f"{address}?mode=ro&immutable=1", uri=True, isolation_level=None)
+    return db
 
 
 def _last(through: int | None) -> int:

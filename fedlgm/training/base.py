@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
+from fedlgm.contributions import Updates
 from fedlgm.errors import ConfigError
+from fedlgm.facts import LocalTraining
+
+__all__ = ["ClientTask", "LocalTraining", "Trainer", "require_stateless"]
 
 
 def require_stateless(module: nn.Module) -> None:
@@ -24,37 +28,6 @@ def require_stateless(module: nn.Module) -> None:
             f"the model's buffer {name!r} would follow private data unbounded: use layers without state, for example "
             "GroupNorm in place of BatchNorm"
         )
-
-
-@dataclass(frozen=True)
-class LocalTraining:
-    """Settings of one client's local training.
-
-    Attributes:
-        optimizer: "sgd" (with `momentum`) or "adam"; its state starts afresh in every round.
-        lr: learning rate.
-        momentum: for "sgd".
-        epochs: passes over the client's own data.
-        batch_size: examples of a step; the last batch of an epoch may be smaller.
-        gradient_clip: l2 norm to which every batch gradient is clipped before the step; None leaves it.
-    """
-
-    optimizer: Literal["sgd", "adam"] = "sgd"
-    lr: float = 0.1
-    momentum: float = 0.0
-    epochs: int = 1
-    batch_size: int = 32
-    gradient_clip: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.optimizer not in ("sgd", "adam"):
-            raise ConfigError(f"training.optimizer: unknown {self.optimizer!r}; known: sgd, adam")
-        if self.optimizer == "adam" and self.momentum:
-            raise ConfigError("training.momentum is an option of optimizer 'sgd'; 'adam' has its own")
-
-    def steps(self, examples: int) -> int:
-        """Optimizer steps of a client with that many examples."""
-        return self.epochs * -(-examples // self.batch_size)
 
 
 @dataclass(frozen=True)
@@ -79,9 +52,9 @@ class ClientTask:
 
 
 class Trainer(Protocol):
-    """Computes the updates of clients; knows nothing about privacy."""
+    """Computes the updates of clients: raw ones, or with every unit's share bounded (`BoundedUpdates`)."""
 
-    def updates(self, model: Tensor, tasks: Iterable[ClientTask]) -> Iterator[Tensor]:
+    def updates(self, model: Tensor, tasks: Iterable[ClientTask]) -> Iterator[Updates]:
         """Yield `local model - model` of the tasks in order, in blocks of consecutive tasks: float32 [b, D], b >= 1.
 
         Updates lie on the trainer's device. A yielded tensor may be overwritten when the next one is asked for.

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clients import ClientData, LayerwiseClient
+from clients import AnyClient, ClientData, LayerwiseClient, LocalWork
 from fedlgm.applications import coordinate_descent as cd
 from fedlgm.applications import pca
 from fedlgm.applications.datasets import load_tabular
@@ -31,7 +31,8 @@ from fedlgm.errors import ConfigError, RunError
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import Mechanism
-from fedlgm.plan import Budget, ReleasePlan, Sampling
+from fedlgm.mechanisms.method import Method
+from fedlgm.plan import ReleasePlan, RunFacts, Sampling
 from fedlgm.privacy.guarantee import Relation
 from fedlgm.privacy.ledger import Ledger
 from fedlgm.training import LocalTraining, Trainer
@@ -39,7 +40,7 @@ from fedlgm.transcript import Transcript
 from simulations.applications.settings import DescentSettings, PcaSettings, Settings
 from simulations.engines.local import LocalGrid
 from simulations.runs.folder import RunFolder
-from strategies import CohortSampler, LayerwiseFedAvg, ServerOptimizer
+from strategies import AnyNode, CohortSampler, LayerwiseFedAvg, Releaser, ServerOptimizer
 from strategies.server_optimizer import ServerStep
 
 _PUBLIC_FACTS = (
@@ -66,7 +67,7 @@ class RowSource:
     @classmethod
     def deal(cls, x: Array, y: Array, clients: int, keys: KeyRing) -> RowSource:
         """Deal the rows out to `clients` clients at random, as evenly as possible; some get none if rows are few."""
-        order = keys.numpy(Purpose.PARTITION).permutation(len(y))
+        order = keys.numpy_generator(Purpose.PARTITION).permutation(len(y))
         return cls(torch.from_numpy(x), torch.from_numpy(y), tuple(np.array_split(order, clients)))
 
     def __call__(self, client: int) -> ClientData:
@@ -106,17 +107,16 @@ def federate(
         The last model and the last plan.
     """
     clients = len(source.members)
-    budget = Budget(0.0, Sampling("poisson", clients, 1.0), relation, rounds=rounds)
-    client = LayerwiseClient(trainer, LocalTraining(), source, mechanism, layers, keys)
+    facts = RunFacts(0.0, Sampling("poisson", clients, 1.0), relation, rounds=rounds)
+    work = LocalWork(trainer, LocalTraining(), source)
+    client = LayerwiseClient(work, mechanism, layers, keys, AnyClient())
     strategy = LayerwiseFedAvg(
-        mechanism,
-        layers,
-        budget,
+        Method(mechanism, layers, facts),
         Transcript.start(torch.zeros(layers.size)),
-        CohortSampler(budget.sampling, keys),
+        CohortSampler(facts.sampling, keys),
         optimizer,
-        keys,
-        ledger,
+        Releaser(keys, ledger),
+        AnyNode(),
         on_round=None if on_model is None else lambda record, past: on_model(record.round, past.models[-1]),
     )
     logging.getLogger("flwr").setLevel(logging.ERROR)  # the summary says what was done
@@ -210,12 +210,12 @@ def principal_components(settings: PcaSettings, out: Path | None = None) -> dict
         raise ConfigError(f"rank: must be at most the {dimension} features of {settings.data}, got {settings.rank}")
     delta = settings.delta_of(rows)
     plan = pca.covariance_plan(settings.method, dimension, settings.epsilon, delta)
-    plan = replace(plan, guarantee=plan.guarantee.provided(_PUBLIC_ROWS))
+    plan = replace(plan, guarantee=plan.guarantee.conditional_on(_PUBLIC_ROWS))
     exact = x.T @ x
     if truth is None:
         truth = pca.top_subspace(exact, settings.rank)
     layers = covariance_table(plan)
-    claimed = settings.epsilon if plan.guarantee.status == "none" else None
+    claimed = None if plan.protected else settings.epsilon
     with _run_folder(out, settings) as (folder, ledger):
         vector, released = federate(
             CovarianceRelease("pca", covariance=plan, claimed_epsilon=claimed),
@@ -262,7 +262,8 @@ def _spent(ledger: Ledger, budget: float, delta: float, plan: ReleasePlan) -> di
         "delta": delta,
         "epsilon": ledger.epsilon(delta),
         "claimed_epsilon": ledger.claimed_epsilon(delta),
-        "guarantee": plan.guarantee.sentence(),
+        "guarantee": plan.guarantee.sentence(noise_reproducible=True),
+        "noise_reproducible": True,
         "guarantee_status": plan.guarantee.status,
     }
 
@@ -271,7 +272,7 @@ def _optimum(objective: Objective, x: Array, y: Array, constants: Array) -> floa
     """The non-private optimum, by unclipped, noiseless descent."""
     plan = cd.plan_descent(constants, budget=1.0, rule="spr", clip=1.0, rate=1.0, passes=500, rows=len(y))
     exact = replace(plan, clip=np.full(constants.size, np.inf), noise=np.zeros(constants.size))
-    return objective.value(cd.descend(objective, x, y, exact, KeyRing(0).numpy(Purpose.PROBE))[-1], x, y)
+    return objective.value(cd.descend(objective, x, y, exact, KeyRing(0).numpy_generator(Purpose.PROBE))[-1], x, y)
 
 
 def _kept(exact: Array, rank: int) -> float:
@@ -280,7 +281,7 @@ def _kept(exact: Array, rank: int) -> float:
 
 def _pca_rows(settings: PcaSettings, keys: KeyRing) -> tuple[Array, Array | None]:
     if settings.data == "synthetic":
-        return fully_random_rows(settings.dimension, settings.rank, settings.rows, keys.numpy(Purpose.PROBE))
+        return fully_random_rows(settings.dimension, settings.rank, settings.rows, keys.numpy_generator(Purpose.PROBE))
     from sklearn.datasets import load_digits
 
     x = load_digits().data

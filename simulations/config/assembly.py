@@ -9,17 +9,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from clients import Consent, LayerwiseClient, PartitionedSource
+from clients import Consent, LayerwiseClient, LocalWork, PartitionedSource
+from clients.serving import Serving
 from fedlgm import data, devices, models
 from fedlgm.data import DataSet, Partition
-from fedlgm.devices import torch_threads
-from fedlgm.errors import ConfigError, told_with
+from fedlgm.devices import Numerics, torch_threads
+from fedlgm.errors import ConfigError, prefix_key
+from fedlgm.facts import RunFacts
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import Mechanism
-from fedlgm.mechanisms.base import Setting
+from fedlgm.mechanisms.method import Method
 from fedlgm.noise import NoiseBackend
-from fedlgm.plan import Budget
 from fedlgm.training import ClientTask, SequentialTrainer, Trainer, VectorizedTrainer, fastest
 from fedlgm.transcript import Transcript
 from simulations.config.recipe import Recipe, Training
@@ -35,7 +36,7 @@ class Assembly:
 
     recipe: Recipe
 
-    def holding(self, dataset: DataSet, partition: Partition) -> Assembly:
+    def with_data(self, dataset: DataSet, partition: Partition) -> Assembly:
         """Use these instead of loading and dividing again, as a worker does that is handed both; returns `self`."""
         self.__dict__.update(dataset=dataset, partition=partition)
         return self
@@ -43,7 +44,7 @@ class Assembly:
     @cached_property
     def dataset(self) -> DataSet:
         """The data, held once per process."""
-        with told_with("data"):
+        with prefix_key("data"):
             return data.load(self.recipe.data.name, self.recipe.data.dir)
 
     @cached_property
@@ -59,7 +60,7 @@ class Assembly:
                     f"data.partition = 'natural' needs a set with users of its own: {section.name} has none"
                 )
             options["users"] = self.dataset.train_user
-        with told_with("data.partition"):
+        with prefix_key("data.partition"):
             return data.partition(labels, clients, section.partition, seed=section.partition_seed, **options)
 
     @property
@@ -80,7 +81,7 @@ class Assembly:
     def module(self) -> nn.Module:
         """A fresh model, initialised from the recipe's seed (0 without one: the initial model is public)."""
         section = self.recipe.model
-        with told_with("model"):
+        with prefix_key("model"):
             return models.build(
                 section.name,
                 in_shape=self.dataset.shape,
@@ -92,7 +93,7 @@ class Assembly:
     @cached_property
     def mechanism(self) -> Mechanism:
         """The mechanism."""
-        return self.recipe.mechanism.build().under(setting_of(self.recipe))
+        return self.recipe.mechanism.build()
 
     @cached_property
     def layers(self) -> LayerTable:
@@ -100,9 +101,21 @@ class Assembly:
         return self.mechanism.table(LayerTable.from_module(self.module(), self.recipe.mechanism.group_by))
 
     @cached_property
-    def budget(self) -> Budget:
-        """What one round may spend so that the whole run stays within the recipe's (epsilon, delta)."""
-        return budget_of(self.recipe, self.mechanism)
+    def method(self) -> Method:
+        """Mechanism, layers and facts, the noise calibrated so that the run stays within the recipe's budget."""
+        facts = facts_of(self.recipe)
+        return Method(self.mechanism, self.layers, facts.with_multiplier(self.mechanism.calibrate(facts)))
+
+    @property
+    def facts(self) -> RunFacts:
+        """The run's public facts."""
+        return self.method.facts
+
+    @property
+    def numerics(self) -> Numerics:
+        """What the result's bits depend on besides seed and data."""
+        run = self.recipe.run
+        return Numerics(run.threads, self.device, self.noise_backend, run.block_size)
 
     def initial_model(self) -> Tensor:
         """The initial global model [D]."""
@@ -141,7 +154,7 @@ class Assembly:
             middle = order[len(order) // 2 :][: run.block_size]
 
             def tasks() -> list[ClientTask]:
-                orders = ((source(int(c)), keys.torch(Purpose.PROBE, int(c))) for c in middle)
+                orders = ((source(int(c)), keys.torch_generator(Purpose.PROBE, int(c))) for c in middle)
                 return [ClientTask(data.x, data.y, order, section.epochs) for data, order in orders]
 
             makers = {name: partial(self.trainer, *choice) for name, choice in choices.items()}
@@ -154,30 +167,30 @@ class Assembly:
 
     def consent(self) -> Consent | None:
         """What clients under local trust agree to."""
-        cap = participations(self.recipe)
         if self.recipe.privacy.trust == "central":
             return None
-        first = self.mechanism.plan(self.layers, self.budget, self.start())
-        costs = np.sort(self.mechanism.costs(self.layers, self.budget.rounds))
+        first = self.method.plan(self.start())
+        costs = np.sort(self.mechanism.costs(self.layers, self.facts.rounds))
         # Nobody knows in which rounds a client will be drawn.
-        return Consent(self.budget, cap, first.guarantee, first.family, float(costs[-cap:].sum()))
+        allowance = float(costs[-self.facts.releases :].sum())
+        return Consent(self.facts, first.protected, first.family, first.bounded_by, allowance)
 
-    def client(self, keys: KeyRing) -> LayerwiseClient:
-        """A client object that serves any simulated client."""
+    def client(self, keys: KeyRing, serves: Serving) -> LayerwiseClient:
+        """A client object over the recipe's own division of data.
+
+        Args:
+            keys: key ring of the clients.
+            serves: which clients it answers for.
+        """
         section = self.recipe.training
-        return LayerwiseClient(
+        work = LocalWork(
             self.trainer(section.vectorize == "on", section.compile is True),
             section.local,
             PartitionedSource(self.dataset, self.partition),
-            self.mechanism,
-            self.layers,
-            keys,
-            straggler_rate=self.recipe.federation.stragglers,
-            threads=self.recipe.run.threads,
-            consent=self.consent(),
-            population=self.recipe.federation.clients,
-            device=self.device,
-            noise_backend=self.noise_backend,
+            self.recipe.federation.stragglers,
+        )
+        return LayerwiseClient(
+            work, self.mechanism, self.layers, keys, serves, consent=self.consent(), numerics=self.numerics
         )
 
 
@@ -194,30 +207,18 @@ def settled(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"training": training, "privacy": privacy})
 
 
-def setting_of(recipe: Recipe) -> Setting:
-    """The public facts of a run that a mechanism may ask for."""
-    privacy, training = recipe.privacy, recipe.training.local
-    return Setting(privacy.epsilon, privacy.delta, recipe.federation.rounds, privacy.trust, training)
-
-
-def participations(recipe: Recipe) -> int:
-    """Most releases that a client's data can be in."""
-    rounds = recipe.federation.rounds
-    return min(recipe.privacy.max_participations or rounds, rounds)
-
-
-def budget_of(recipe: Recipe, mechanism: Mechanism) -> Budget:
-    """See `Assembly.budget`."""
+def facts_of(recipe: Recipe) -> RunFacts:
+    """The public facts of a run, its noise multiplier not yet calibrated."""
     privacy, federation = recipe.privacy, recipe.federation
-    sampling = federation.plan_sampling
-    local = privacy.trust == "local"
-    multiplier = mechanism.calibrate(
-        privacy.epsilon,
-        privacy.delta,
-        steps=participations(recipe),
-        # Whoever receives a client's own noisy update knows that the client takes part: no amplification by sampling.
-        sampling_rate=1.0 if local else sampling.rate,
-        relation=recipe.relation,
+    return RunFacts(
+        0.0,
+        federation.plan_sampling,
+        recipe.relation,
+        privacy.trust,
+        federation.rounds,
+        epsilon=privacy.epsilon,
+        delta=privacy.delta,
         accountant=privacy.accountant,
+        max_participations=privacy.max_participations,
+        training=recipe.training.local,
     )
-    return Budget(multiplier, sampling, recipe.relation, privacy.trust, federation.rounds)

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from fedlgm import data, mechanisms, models
 from fedlgm.devices import NoiseChoice
-from fedlgm.errors import ConfigError, told_with
+from fedlgm.errors import ConfigError, prefix_key
 from fedlgm.mechanisms import Mechanism
 from fedlgm.plan import Sampling
 from fedlgm.training import LocalTraining
@@ -83,6 +83,10 @@ class Federation(_Section):
     weighting: Literal["uniform"] = "uniform"
     dropout: float = Field(default=0.0, ge=0, lt=1)
     stragglers: float = Field(default=0.0, ge=0, le=1)
+    wait_for_nodes: float = Field(default=120.0, gt=0, le=_LARGEST)
+    round_timeout: float | None = Field(default=None, gt=0, le=_LARGEST)
+    quorum: float | None = Field(default=None, gt=0, le=1)
+    max_failures: int | None = Field(default=None, ge=0)
 
     @field_validator("weighting", mode="before")
     @classmethod
@@ -156,7 +160,11 @@ class Privacy(_Section):
 
 
 class Run(_Section):
-    """[run]: seed and engine settings. `seed`, `block_size` and `threads` are part of the result's bits."""
+    """[run]: seed and engine settings. `seed`, `block_size` and `threads` are part of the result's bits.
+
+    A `seed` is public: it makes a simulation reproducible and its noise predictable. Real nodes refuse it unless
+    `test_mode` says that nothing needs protection.
+    """
 
     seed: int | None = Field(default=None, ge=0, lt=2**128)
     block_size: int = Field(default=8, ge=1)
@@ -164,6 +172,7 @@ class Run(_Section):
     evaluate_every: int = Field(default=1, ge=1)
     checkpoint_every: int = Field(default=1, ge=1)
     workers: int | None = Field(default=None, ge=1)
+    test_mode: bool = False
 
 
 class Recipe(_Section):
@@ -190,7 +199,7 @@ class Recipe(_Section):
             raise ValueError("privacy.relation must be 'replace-one' under local trust: participation is visible")
         if self.relation == "add-remove" and federation.sampling == "fixed":
             raise ValueError("privacy.relation must be 'replace-one' for fixed-size sampling")
-        with told_with("mechanism"):
+        with prefix_key("mechanism"):
             self.mechanism.build()
         return self
 

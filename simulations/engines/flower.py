@@ -47,9 +47,19 @@ def run_flower(folder: RunFolder, supernodes: int, workers: int, progress: OnRou
             f"num-supernodes={supernodes} client-resources-num-cpus=1 init-args-num-cpus={workers} "
             "init-args-log-to-driver=false"
         )
-        config = (
-            f"recipe={json.dumps(str(folder.recipe_file.resolve()))} run-dir={json.dumps(str(folder.path.resolve()))}"
+        path, recipe = folder.path.resolve(), folder.recipe()
+        one_each = supernodes == recipe.federation.clients
+        config = " ".join(
+            (
+                f"recipe={json.dumps(str(folder.recipe_file.resolve()))}",
+                f"run-dir={json.dumps(str(path))}",
+                f"nodes={json.dumps('clients' if one_each else 'workers')}",
+                "simulated=true",
+                # Without a seed server and clients must have the same keys for a run to be repeatable.
+                *([f"keys={json.dumps(str(path))}"] if recipe.run.seed is None else []),
+            )
         )
+        folder.keys(recipe.run.seed)
         submitted = flwr(
             "run", str(APP), _CONNECTION, "--format", "json", "--federation-config", federation, "--run-config", config
         )

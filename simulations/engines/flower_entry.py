@@ -1,15 +1,22 @@
-"""What the Flower app's two files load: the run's objects, built from Flower's run config."""
+"""What the Flower app's two files load: the run's objects, built from Flower's run config.
+
+`nodes` in the run config says who the nodes are: "clients" (the default: each node is one client, named by its own node
+config) or "workers" (a simulation, in which any node serves any client). It is never guessed from what nodes say.
+"""
 
 from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
 
-from flwr.app import Context, Message, UserConfig
+from flwr.app import ConfigRecord, Context, Message, UserConfig
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from clients import LayerwiseClient
+from clients import AnyClient, LayerwiseClient, OneClient
+from clients.layerwise import place_reply
+from clients.serving import Serving
+from fedlgm import wire
 from fedlgm.errors import ConfigError, FedlgmError
 from fedlgm.keys import KeyRing
 from simulations.config import recipe as recipes
@@ -17,7 +24,7 @@ from simulations.config.assembly import Assembly, settled
 from simulations.config.recipe import Recipe
 from simulations.launch import default_folder
 from simulations.runs.folder import RunFolder
-from simulations.runs.server import serve
+from simulations.runs.server import nodes_of, serve
 
 
 def make_server_app() -> ServerApp:
@@ -43,9 +50,13 @@ def make_server_app() -> ServerApp:
         else:
             recipe = settled(_recipe(context.run_config))
             folder = RunFolder.create(given or default_folder(recipe).resolve(), recipe)
-        result = serve(grid, Assembly(recipe), folder, KeyRing.from_seed(recipe.run.seed), "flower", print_row)
+        assembly = Assembly(recipe)
+        nodes = nodes_of(assembly, _kind(context.run_config), simulated=_simulated(context.run_config))
+        result = serve(grid, assembly, folder, "flower", print_row, nodes=nodes)
         print(
-            f"accuracy {result['accuracy']:.4f}, epsilon {result['epsilon']:.3f}, run folder {folder.path}", flush=True
+            f"accuracy {result['accuracy']:.4f}, epsilon {result['epsilon']:.3f}, run folder {folder.path}\n"
+            f"{result['guarantee']}\nledger head {result['ledger_head']}",
+            flush=True,
         )
 
     return app
@@ -57,21 +68,22 @@ def make_client_app() -> ClientApp:
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
-        return LayerwiseClient.query(message, context)
+        # Answered without model and data, which take seconds to load.
+        return place_reply(message, _serves(context, _recipe(context.run_config)))
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        return _client(context.run_config).train(message, context)
+        return _client(context).train(message, context)
 
     @app.train("norms")
     def train_norms(message: Message, context: Context) -> Message:
-        return _client(context.run_config).train_norms(message, context)
+        return _client(context).train_norms(message, context)
 
     return app
 
 
 def print_row(row: dict[str, float]) -> None:
-    """One line a round for Flower's log."""
+    """One line per round for Flower's log, which is the operator's."""
     figures = f" accuracy {row['accuracy']:.4f} epsilon {row['epsilon']:.3f}" if "accuracy" in row else ""
     print(f"round {row['round']}: {row['cohort']} clients, {row['seconds']:.2f} s{figures}", flush=True)
 
@@ -87,12 +99,52 @@ def _recipe(config: UserConfig) -> Recipe:
     return recipe
 
 
-def _client(config: UserConfig) -> LayerwiseClient:
-    return _built(str(config.get("recipe", "")), str(config.get("set", "")))
+def _kind(config: UserConfig) -> str:
+    kind = str(config.get("nodes", "clients"))
+    if kind not in ("clients", "workers"):
+        raise ConfigError(f"nodes must be 'clients' (one node per client) or 'workers' (a simulation), got {kind!r}")
+    return kind
+
+
+def _simulated(config: UserConfig) -> bool:
+    return bool(config.get("simulated", False))
+
+
+def _serves(context: Context, recipe: Recipe) -> Serving:
+    if _kind(context.run_config) == "workers":
+        return AnyClient()
+    simulated = _simulated(context.run_config) or recipe.run.test_mode
+    return OneClient.of_node(context.node_config, recipe.federation.clients, simulated)
+
+
+def _client(context: Context) -> LayerwiseClient:
+    config = context.run_config
+    recipe = _recipe(config)
+    return _built(
+        str(config.get("recipe", "")),
+        str(config.get("set", "")),
+        _serves(context, recipe),
+        None if recipe.run.seed is not None else _secret(context),
+    )
 
 
 @lru_cache(maxsize=1)
-def _built(recipe: str, overrides: str) -> LayerwiseClient:
+def _built(recipe: str, overrides: str, serves: Serving, secret: int | None) -> LayerwiseClient:
     # Simulated clients share a process: model and data are made once in it.
     parsed = _recipe({"recipe": recipe, "set": overrides})
-    return Assembly(parsed).client(KeyRing.from_seed(parsed.run.seed))
+    keys = KeyRing.from_seed(parsed.run.seed) if secret is None else KeyRing(secret, secret=True)
+    return Assembly(parsed).client(keys, serves)
+
+
+def _secret(context: Context) -> int:
+    """Root of an unseeded node's keys: of the run's own folder in a simulation, else kept in the node's own state.
+
+    Flower starts a process per message: with fresh keys in each, a repeated request would be another release.
+    """
+    folder = str(context.run_config.get("keys", ""))
+    if folder:
+        return RunFolder.open(Path(folder)).keys(None)[0].root
+    if wire.SECRET not in context.state:
+        root = KeyRing.from_seed(None).root
+        context.state[wire.SECRET] = ConfigRecord({"root": f"{root:032x}"})
+    return int(str(context.state.config_records[wire.SECRET]["root"]), 16)

@@ -18,6 +18,7 @@ import torch
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from ray.exceptions import ObjectLostError, OutOfMemoryError, RayActorError, RayError
 
+from clients import AnyClient
 from fedlgm import wire
 from fedlgm.data import DataSet, Partition
 from fedlgm.errors import MemoryWarning, Notice, RunError
@@ -47,20 +48,22 @@ class _Parcel:
 class Worker:
     """Runs inside a Ray actor: a ClientApp with its data, made once."""
 
-    def hold(self, recipe: dict[str, Any], root: int, arrays: dict[str, ray.ObjectRef], classes: int) -> None:
+    def hold(
+        self, recipe: dict[str, Any], keys: tuple[int, bool], arrays: dict[str, ray.ObjectRef], classes: int
+    ) -> None:
         """Make the app.
 
         Args:
             recipe: the recipe as plain values.
-            root: root of the key ring.
+            keys: root of the key ring, and whether it is secret.
             arrays: references to the data set's and the partition's arrays, which are mapped from the object store.
             classes: number of classes.
         """
         parsed = recipes.validate(recipe)
         values = dict(zip(arrays, ray.get(list(arrays.values())), strict=True))
         dataset = DataSet(parsed.data.name, **{name: values[name] for name in _DATA_FIELDS}, classes=classes)
-        assembly = Assembly(parsed).holding(dataset, Partition(values["order"], values["offsets"]))
-        self._app = assembly.client(KeyRing(root)).as_app()
+        assembly = Assembly(parsed).with_data(dataset, Partition(values["order"], values["offsets"]))
+        self._app = assembly.client(KeyRing(*keys), AnyClient()).as_app()
         self._context = Context(run_id=1, node_id=2, node_config={}, state=RecordDict(), run_config={})
 
     def run(self, metadata: Any, config: Any, model: _Arrays | None) -> tuple[Message, _Arrays, list[Notice]]:
@@ -76,7 +79,7 @@ class Worker:
 
 
 class RayGrid(WorkerGrid):
-    """Grid over resident actors, which start at once; `holding` hands them what they need to serve.
+    """Grid over resident actors, which start at once; `serving` hands them what they need to serve.
 
     Args:
         workers: number of actors.
@@ -97,7 +100,7 @@ class RayGrid(WorkerGrid):
         self._failed_starts = 0
         self._said: set[str] = set()
 
-    def holding(self, assembly: Assembly, keys: KeyRing) -> RayGrid:
+    def serving(self, assembly: Assembly, keys: KeyRing) -> RayGrid:
         """Ship the data once through the object store and have the actors make their clients; returns `self`.
 
         Args:
@@ -109,7 +112,7 @@ class RayGrid(WorkerGrid):
         arrays |= {"order": partition.order, "offsets": partition.offsets}
         self._arguments = (
             assembly.recipe.model_dump(exclude_none=True),
-            keys.root,
+            (keys.root, keys.secret),
             {name: ray.put(np.ascontiguousarray(array)) for name, array in arrays.items()},
             dataset.classes,
         )

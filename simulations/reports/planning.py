@@ -19,16 +19,12 @@ from simulations.config.recipe import Recipe
 def plan_report(recipe: Recipe) -> dict[str, Any]:
     """First round's plan of a recipe as plain values, with the cost of all rounds by both accountants."""
     assembly = Assembly(recipe)
-    mechanism, layers, budget = assembly.mechanism, assembly.layers, assembly.budget
-    if mechanism.needs_private_norms:
-        # What the published rule does on a cohort whose layers all have the same norm.
-        plan = mechanism.plan_from_private_norms(layers, budget, np.ones((1, len(layers))))
-    else:
-        plan = mechanism.plan(layers, budget, assembly.start())
-    sampling, privacy = budget.sampling, recipe.privacy
-    costs = mechanism.costs(layers, budget.rounds)
+    mechanism, layers, facts = assembly.mechanism, assembly.layers, assembly.facts
+    plan = assembly.method.plan(assembly.start())
+    sampling, privacy = facts.sampling, recipe.privacy
+    costs = mechanism.costs(layers, facts.rounds)
     # Under local trust a client may be drawn in the dearest rounds.
-    releases = np.sort(costs)[-(privacy.max_participations or budget.rounds) :] / costs[0]
+    releases = np.sort(costs)[-facts.releases :] / costs[0]
     return {
         "recipe": recipe.name,
         "mechanism": recipe.mechanism.name,
@@ -37,19 +33,21 @@ def plan_report(recipe: Recipe) -> dict[str, Any]:
         "parameters": layers.size,
         "bound": float(np.linalg.norm(plan.clip[plan.released], ord=2 if plan.family == "gaussian" else 1)),
         "noise_norm": math.sqrt(float((plan.noise_norms**2).sum())),
-        "noise_multiplier": budget.noise_multiplier,
+        "noise_multiplier": facts.noise_multiplier,
         "effective_multiplier": plan.effective_multiplier,
         "rounds": recipe.federation.rounds,
-        "sampling": f"{sampling.scheme} {sampling.rate:g} of {sampling.population} clients, {budget.relation}",
+        "sampling": f"{sampling.scheme} {sampling.rate:g} of {sampling.population} clients, {facts.relation}",
         "delta": privacy.delta,
         "epsilon_pld": _epsilon(plan, releases, privacy.delta, "pld"),
         "epsilon_rdp": _epsilon(plan, releases, privacy.delta, "rdp"),
-        "guarantee": plan.guarantee.sentence(),
+        "guarantee": plan.guarantee.sentence(noise_reproducible=recipe.run.seed is not None),
+        "guarantee_status": plan.guarantee.status,
+        "noise_reproducible": recipe.run.seed is not None,
     }
 
 
 def _epsilon(first: ReleasePlan, releases: np.ndarray, delta: float, accountant: str) -> float:
-    """Cost of releases that cost so much each beside the first; `inf` where the accountant has no bound for them."""
+    """Cost of releases at the given costs relative to the first; `inf` where the accountant has no bound for them."""
     if first.size == 0:
         return 0.0  # nothing is released, so the model does not move and nothing ever will be
     events = [
@@ -63,7 +61,7 @@ def _epsilon(first: ReleasePlan, releases: np.ndarray, delta: float, accountant:
 
 
 def layer_rows(plan: ReleasePlan) -> list[dict[str, Any]]:
-    """One row a layer: sizes, bound, noise, share, SNR."""
+    """One row per layer: sizes, bound, noise, share, SNR."""
     columns = zip(
         plan.layers.names, plan.layers.sizes, plan.clip, plan.sigma, plan.shares, plan.snr, plan.noise_norms,
         plan.released, strict=True,

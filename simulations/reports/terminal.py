@@ -61,17 +61,20 @@ def summary(result: dict[str, Any]) -> Group:
     table.add_row(
         "recipe", f"{result['recipe']}  ({result['mechanism']}, {result['variant']}; engine {result['engine']})"
     )
-    table.add_row("rounds", f"{result['rounds']}  ({result['seconds_per_round']:.3f} s each)")
+    pace = f"  ({result['seconds_per_round']:.3f} s each)" if "seconds_per_round" in result else ""
+    table.add_row("rounds", f"{result['rounds']}{pace}")
     table.add_row("test accuracy", f"[bold]{result['accuracy']:.2%}[/bold]  (loss {result['loss']:.4f})")
     table.add_row("epsilon claimed", f"{number(result['claimed_epsilon'])}  at delta {result['delta']:g}")
     table.add_row(*_proven(result))
     table.add_row("guarantee", result["guarantee"])
-    if result["seeded"]:
-        table.add_row("", "simulation: the seed is public, and with it the noise can be drawn again")
     table.add_row("noise multiplier", f"{result['noise_multiplier']:.4f}")
     if "noise_backend" in result:  # runs of earlier versions have none
         table.add_row("noise drawn by", f"{result['noise_backend']}; trained on {result['device']}")
     table.add_row("model sha256", result["model_sha256"])
+    if result.get("ledger_head"):
+        table.add_row("ledger head", result["ledger_head"])
+    for node, count in (result.get("failures") or {}).items():
+        table.add_row("failed replies", f"{node}: {count}")
     table.add_row("run folder", result["run"])
     return Group(Panel(table, title="fedlgm", title_align="left", expand=False))
 
@@ -139,7 +142,7 @@ def partition_table(report: dict[str, Any]) -> Group:
     more = report["clients"] - 20
     sizes = report["sizes"]
     text = (
-        f"{f'... and {more} more. ' if more > 0 else ''}examples a client: min {sizes['min']}, median "
+        f"{f'... and {more} more. ' if more > 0 else ''}examples per client: min {sizes['min']}, median "
         f"{sizes['median']:g}, max {sizes['max']}; {sizes['empty']} clients without data\npicture: {report['picture']}"
     )
     return Group(table, text)
@@ -160,7 +163,7 @@ def ledger_table(report: dict[str, Any]) -> Group:
 
 
 def doctor_table(findings: dict[str, Any]) -> Table:
-    """One line a finding."""
+    """One line per finding."""
     table = Table(show_header=False, box=None, pad_edge=False)
     for name, value in findings.items():
         table.add_row(name, ", ".join(value) if isinstance(value, list) else str(value))

@@ -1,4 +1,8 @@
-"""A run is a folder: recipe, metrics, ledger, checkpoints, TensorBoard events, report."""
+"""A run is a folder: recipe, metrics, ledger, checkpoints, TensorBoard events, report.
+
+Files under `private/` (mode 0600) are for the run's operator alone: who took part shows in them, or they hold the keys
+of its noise.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,12 @@ import fcntl
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator
+import stat
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -18,9 +23,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fedlgm.errors import LedgerError, RunError
+from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
 from fedlgm.plan import ReleasePlan
-from fedlgm.privacy.ledger import Ledger
+from fedlgm.privacy.ledger import Head, Ledger
 from fedlgm.transcript import Transcript
 from simulations.config import recipe as recipes
 from simulations.runs import strict_json
@@ -100,6 +106,16 @@ class RunFolder:
         """The final summary, written once at the end."""
         return self.path / "result.json"
 
+    @property
+    def diagnostics_file(self) -> Path:
+        """One JSON object per round that only the operator may see."""
+        return self.path / "private" / "diagnostics.jsonl"
+
+    @property
+    def provenance_file(self) -> Path:
+        """What the run was made of: its clients, versions, sources of users' own objects."""
+        return self.path / "provenance.json"
+
     def recipe(self) -> Recipe:
         """The run's own recipe."""
         return recipes.load(self.recipe_file)
@@ -112,23 +128,25 @@ class RunFolder:
         """Check that what the run has spent is known, before anything is done or changed.
 
         Raises:
-            LedgerError: the ledger is damaged, belongs to another recipe, or is missing or behind where rounds have
-                been released.
+            LedgerError: the ledger is damaged or was changed, belongs to another recipe, or is missing or behind where
+                rounds have been released.
         """
         if self.ledger_file.exists():
-            with Ledger(self.ledger_file, self.owner()) as ledger:
-                shown = ledger.position()
-            charged = max((int(meta.get("charged", 0)) for meta in map(_metadata, self._checkpoints())), default=0)
-            if shown < charged:
-                raise LedgerError(
-                    f"{self.ledger_file} shows {shown} releases, there were {charged} when the last checkpoint was "
-                    "written: it is an older copy; restore a newer one or start a new run"
-                )
+            with Ledger(self.ledger_file) as ledger:
+                central = self.recipe().privacy.trust == "central"
+                ledger.verify(self.anchors(), owner=self.owner(), contiguous=central)
         elif self._checkpoints():
             raise LedgerError(
                 f"{self.path} has checkpoints but no {self.ledger_file.name}: what its rounds have spent is not known; "
                 "restore the ledger from a backup or start a new run"
             )
+
+    def anchors(self) -> list[Head]:
+        """Heads of the ledger that checkpoints and the result hold."""
+        kept = [_metadata(checkpoint).get("ledger_head") for checkpoint in self._checkpoints()]
+        if self.result_file.is_file():
+            kept.append(str((self.result() or {}).get("ledger_head") or ""))
+        return [Head.parse(text) for text in kept if text]
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -146,35 +164,91 @@ class RunFolder:
 
     # -- metrics -------------------------------------------------------------------------------------------------------
 
-    def append(self, row: dict[str, Any]) -> None:
-        """Add one round's row."""
+    def append(self, row: Mapping[str, Any], private: Mapping[str, Any] | None = None) -> None:
+        """Add one round's row, and the operator's own."""
+        if private is not None:
+            with _private(self.diagnostics_file, "a") as file:
+                file.write(strict_json.dumps(private) + "\n")
         with self.metrics_file.open("a", encoding="utf-8") as file:
             file.write(strict_json.dumps(row) + "\n")
 
-    def rows(self) -> list[dict[str, Any]]:
-        """All complete rows; a row cut short by a crash is left out."""
-        return list(self._rows())
+    def rows(self, private: bool = False) -> list[dict[str, Any]]:
+        """All complete rows; a row cut short by a crash is left out.
 
-    def _rows(self) -> Iterator[dict[str, Any]]:
-        if not self.metrics_file.is_file():
-            return
-        for line in self.metrics_file.read_text(encoding="utf-8", errors="replace").splitlines():
-            try:
-                row = strict_json.loads(line)
-            except ValueError:
-                return
-            if not isinstance(row, dict) or "round" not in row:
-                return
-            yield row
+        Args:
+            private: whether each row also holds what only the operator may see.
+        """
+        rows = list(_rows(self.metrics_file))
+        if not private:
+            return rows
+        own = {row["round"]: row for row in _rows(self.diagnostics_file)}
+        return [own.get(row["round"], {}) | row for row in rows]
 
     def truncate(self, round: int) -> None:
         """Forget rows after `round`: those rounds are done again."""
-        kept = [row for row in self.rows() if row["round"] <= round]
-        _write(self.metrics_file, "".join(strict_json.dumps(row) + "\n" for row in kept).encode())
+        for file in (self.metrics_file, self.diagnostics_file):
+            kept = [row for row in _rows(file) if row["round"] <= round]
+            if file.is_file() or kept:
+                content = "".join(strict_json.dumps(row) + "\n" for row in kept).encode()
+                _write(file, content, private=file == self.diagnostics_file)
 
-    def finish(self, result: dict[str, Any]) -> None:
-        """Write the final summary."""
+    def finish(self, result: Mapping[str, Any]) -> None:
+        """Write the final summary; the run's noise will not be drawn again, so its keys go."""
         _write(self.result_file, (strict_json.dumps(result, indent=2) + "\n").encode())
+        self._keys_file.unlink(missing_ok=True)
+
+    # -- what the run is made of ---------------------------------------------------------------------------------------
+
+    def settle(self, provenance: Mapping[str, Any]) -> None:
+        """Write down what the run is made of, or check that it is continued with the same clients.
+
+        Raises:
+            RunError: the run had other clients: simulated ones, or real nodes.
+        """
+        if not self.provenance_file.is_file():
+            _write(self.provenance_file, (strict_json.dumps(provenance, indent=2) + "\n").encode())
+            return
+        stored = self.provenance()
+        if stored.get("clients") != provenance.get("clients"):
+            raise RunError(
+                f"{self.path} was run with {stored.get('clients')}: it cannot be continued with "
+                f"{provenance.get('clients')}, whose data is not the same"
+            )
+
+    def provenance(self) -> dict[str, Any]:
+        """What the run is made of; empty before it starts.
+
+        Raises:
+            RunError: the file is damaged.
+        """
+        if not self.provenance_file.is_file():
+            return {}
+        try:
+            return dict(strict_json.loads(self.provenance_file.read_text(encoding="utf-8")))
+        except (ValueError, TypeError) as error:
+            raise RunError(f"{self.provenance_file} is damaged: restore it from a backup ({error})") from error
+
+    @property
+    def _keys_file(self) -> Path:
+        return self.path / "private" / "keys"
+
+    def keys(self, seed: int | None) -> tuple[KeyRing, bool]:
+        """The run's key ring, and whether the run can repeat a round bit by bit after an interruption.
+
+        A run without a seed keeps its root, from the operating system, in a private file until it is finished: a round
+        that was released before an interruption is then released again as it was, and costs nothing more.
+        """
+        if seed is not None:
+            return KeyRing.from_seed(seed), True
+        if self._keys_file.is_file():
+            return KeyRing(int(self._keys_file.read_text(encoding="ascii"), 16), secret=True), True
+        fresh = KeyRing.from_seed(None)
+        lost = bool(self._checkpoints()) or self.ledger_file.exists()
+        with _private(self._keys_file, "w") as file:
+            file.write(f"{fresh.root:032x}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        return fresh, not lost
 
     def result(self) -> dict[str, Any] | None:
         """The final summary of a finished run, else None.
@@ -200,12 +274,12 @@ class RunFolder:
         tensors |= {f"optimizer.{name}": value for name, value in optimizer.items()}
         if transcript.mean is not None:
             tensors["mean"] = transcript.mean
-        charged = 0
+        head = ""
         if self.ledger_file.is_file():
             with Ledger(self.ledger_file) as ledger:
-                charged = ledger.position()
+                head = str(ledger.head())
         plan = transcript.plan.to_json() if transcript.plan else ""
-        meta = {"rounds": str(transcript.rounds), "plan": plan, "charged": str(charged)}
+        meta = {"rounds": str(transcript.rounds), "plan": plan, "ledger_head": head}
         target = self.path / "checkpoints" / f"round-{transcript.rounds:06d}.safetensors"
         partial = target.with_suffix(".partial")
         try:
@@ -258,9 +332,30 @@ def _metadata(checkpoint: Path) -> dict[str, str]:
         return {}
 
 
-def _write(path: Path, content: bytes) -> None:
+def _rows(file: Path) -> Iterable[dict[str, Any]]:
+    if not file.is_file():
+        return
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            row = strict_json.loads(line)
+        except ValueError:
+            return
+        if not isinstance(row, dict) or "round" not in row:
+            return
+        yield row
+
+
+def _private(path: Path, mode: str) -> IO[str]:
+    """A text file that nobody but its owner may read, also from its first moment on."""
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    flags = os.O_CREAT | os.O_WRONLY | (os.O_APPEND if mode == "a" else os.O_TRUNC)
+    return os.fdopen(os.open(path, flags, stat.S_IRUSR | stat.S_IWUSR), mode, encoding="utf-8")
+
+
+def _write(path: Path, content: bytes, private: bool = False) -> None:
     partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as file:
+    mode = stat.S_IRUSR | stat.S_IWUSR if private else 0o666
+    with os.fdopen(os.open(partial, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, mode), "wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())

@@ -15,7 +15,7 @@ from fedlgm.privacy.ledger import Ledger
 from fedlgm.training import evaluate
 from fedlgm.transcript import Transcript
 from simulations.config.assembly import Assembly
-from simulations.runs.rows import details
+from simulations.runs.rows import private_row, round_row
 from simulations.runs.folder import RunFolder
 from strategies import RoundRecord, ServerOptimizer
 
@@ -33,7 +33,7 @@ class Recorder:
         assembly: the run's objects.
         folder: where to write.
         optimizer: server optimizer, whose state goes into checkpoints.
-        progress: called with each row.
+        progress: called with each row, the operator's own figures included.
         abandoned: see `Ledger.epsilon`.
     """
 
@@ -90,37 +90,22 @@ class Recorder:
     def _record(self, record: RoundRecord, transcript: Transcript, optimizer: dict[str, Tensor]) -> None:
         run = self._assembly.recipe.run
         last = record.round == self._assembly.recipe.federation.rounds
-        row = round_row(record)
+        row: dict[str, Any] = dict(round_row(record))
+        private = private_row(record)
         if last or record.round % run.evaluate_every == 0:
             row |= self.figures(transcript)
             self._show(row)
-        self._folder.append(row)
+        self._folder.append(row, private)
         if last or record.round % run.checkpoint_every == 0:
             self._folder.save(transcript, optimizer)
         if self._progress is not None:
-            self._progress(row)
+            self._progress({**private, **row})
 
     def _show(self, row: dict[str, Any]) -> None:
         if self._board is None:
             from torch.utils.tensorboard import SummaryWriter
 
             self._board = SummaryWriter(str(self._folder.path / "tensorboard"), flush_secs=5)
-        for name in ("accuracy", "loss", "epsilon", "claimed_epsilon", "noise_norm", "seconds"):
+        for name in ("accuracy", "loss", "epsilon", "claimed_epsilon", "noise_norm"):
             if math.isfinite(row[name]):
                 self._board.add_scalar(name, row[name], row["round"])
-
-
-def round_row(record: RoundRecord) -> dict[str, Any]:
-    """Public figures of a round, and the diagnostics of published variants."""
-    plan = record.plan
-    return {
-        "round": record.round,
-        "cohort": record.cohort,
-        "discarded": record.discarded,
-        "seconds": record.seconds,
-        "noise_norm": math.sqrt(float((plan.noise_norms**2).sum())),
-        "clip": plan.clip.tolist(),
-        "sigma": [sigma if math.isfinite(sigma) else None for sigma in plan.sigma.tolist()],
-        "released": int(plan.released.sum()),
-        **details(record),
-    }

@@ -1,27 +1,91 @@
-"""How a round's noise was spread: per layer and, for published variants, per client."""
+"""What is written down of a round: a public row, and a private one for the run's operator."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
-from strategies import RoundRecord
+from strategies import Failure, RoundRecord
 
 
-def details(record: RoundRecord) -> dict[str, Any]:
-    """Compact figures for a metrics row.
+class RoundRow(TypedDict, total=False):
+    """Public figures of a round: functions of the plan and of what was released.
 
-    noise_scale: expected l2 norm of the noise in the mean that the round releases; its sum over the rounds is the
-        "noise scale" of `fedlgm compare`.
-    layer_noise: expected l2 norm of the noise that one noising party adds to each layer, [K] (0 where not released).
-    score: the scores that the plan was made of, [K], where the mechanism has any.
-    clients: of published variants, the clients' own "score", "sigma", "selected" and "noise_norm", each [clients, K].
-    skipped: present and true where nothing was released.
+    Attributes:
+        round: number, from 1.
+        noise_norm: root mean square l2 norm of the noise in the released mean, by the plan.
+        noise_scale: the same for the clients that really took part (local trust, where participation is visible, and
+            published variants); its sum over the rounds is the "noise scale" of `fedlgm compare`.
+        layer_noise: root mean square l2 norm of the noise that one noising party adds to each layer, [K]; 0 where not
+            released.
+        clip: bounds s_j, [K].
+        sigma: noise scales sigma_j, [K]; None where not released.
+        snr: s_j^2 / (d_j sigma_j^2), [K].
+        share: budget shares p_j, [K].
+        released: number of released layers.
+        score: scores that the plan was made of, [K], where the mechanism has any.
+        clients: of published, NOT PRIVATE variants: the clients' own figures, each [clients, K].
+        skipped: present and true where nothing was released.
+        loss, accuracy, metrics: of the current model on the test set, in evaluated rounds; `accuracy` where the task has
+            one.
+        epsilon, claimed_epsilon: spent so far, in evaluated rounds.
     """
+
+    round: int
+    noise_norm: float
+    noise_scale: float
+    layer_noise: list[float]
+    clip: list[float]
+    sigma: list[float | None]
+    snr: list[float]
+    share: list[float]
+    released: int
+    score: list[float]
+    clients: dict[str, list[list[float]]]
+    skipped: bool
+    loss: float
+    accuracy: float
+    metrics: dict[str, float]
+    epsilon: float
+    claimed_epsilon: float
+
+
+class PrivateRow(TypedDict):
+    """What only the run's operator may know of a round: it depends on who took part.
+
+    Attributes:
+        round: number, from 1.
+        cohort: clients drawn.
+        present: clients that were asked.
+        discarded: contributions with NaN or Inf, which counted as zero.
+        seconds: wall time without evaluation.
+        failures: replies that are missing, failed or were rejected, each with kind, node, client and reason.
+    """
+
+    round: int
+    cohort: int
+    present: int
+    discarded: int
+    seconds: float
+    failures: list[dict[str, Any]]
+
+
+def round_row(record: RoundRecord) -> RoundRow:
+    """The public row of a finished round, without evaluation."""
     plan = record.plan
-    row: dict[str, Any] = {"noise_scale": noise_scale(record), "layer_noise": _compact(plan.party_noise_norms)}
+    row: RoundRow = {
+        "round": record.round,
+        "noise_norm": math.sqrt(float((plan.noise_norms**2).sum())),
+        "noise_scale": noise_scale(record),
+        "layer_noise": _compact(plan.party_noise_norms),
+        "clip": plan.clip.tolist(),
+        "sigma": [sigma if math.isfinite(sigma) else None for sigma in plan.sigma.tolist()],
+        "snr": _compact(plan.snr),
+        "share": _compact(plan.shares),
+        "released": int(plan.released.sum()),
+    }
     if "score" in plan.notes:
         row["score"] = _compact(plan.notes["score"])
     if record.notes:
@@ -31,13 +95,29 @@ def details(record: RoundRecord) -> dict[str, Any]:
     return row
 
 
+def private_row(record: RoundRecord) -> PrivateRow:
+    """The private row of a finished round."""
+    return {
+        "round": record.round,
+        "cohort": record.cohort,
+        "present": record.present,
+        "discarded": record.discarded,
+        "seconds": record.seconds,
+        "failures": [_failure(failure) for failure in record.failures],
+    }
+
+
 def noise_scale(record: RoundRecord) -> float:
     """Expected l2 norm of the noise in the released mean, all layers and all noising parties together."""
     plan = record.plan
     if "noise_norm" in record.notes:
         return math.sqrt(float(np.square(record.notes["noise_norm"]).sum())) / plan.denominator
-    parties = record.present if plan.budget.trust == "local" else 1
+    parties = record.present if plan.facts.trust == "local" else 1
     return math.sqrt(parties * float(np.square(plan.party_noise_norms).sum())) / plan.denominator
+
+
+def _failure(failure: Failure) -> dict[str, Any]:
+    return {"kind": failure.kind, "node": failure.node, "client": failure.client, "reason": failure.reason}
 
 
 def _compact(values: np.ndarray) -> Any:

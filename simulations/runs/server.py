@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import time
 import warnings
+from collections import Counter
 from statistics import median_high
 from typing import Any
 
 from flwr.serverapp import Grid
 
-from fedlgm.keys import KeyRing
+from fedlgm.errors import Notice
 from fedlgm.privacy.ledger import Ledger
 from fedlgm.transcript import Transcript
 from simulations.config.assembly import Assembly
-from simulations.config.recipe import Recipe
-from simulations.runs.recorder import OnRound, Recorder
 from simulations.runs.folder import RunFolder, model_digest
-from strategies import CohortSampler, LayerwiseFedAvg, ServerOptimizer
+from simulations.runs.provenance import provenance_of
+from simulations.runs.recorder import OnRound, Recorder
+from strategies import AnyNode, CohortSampler, LayerwiseFedAvg, OneNodePerClient, Releaser, ServerOptimizer
+from strategies.nodes import Nodes
 
 
 def serve(
-    grid: Grid, assembly: Assembly, folder: RunFolder, keys: KeyRing, engine: str, progress: OnRound | None = None
+    grid: Grid,
+    assembly: Assembly,
+    folder: RunFolder,
+    engine: str,
+    progress: OnRound | None = None,
+    *,
+    nodes: Nodes | None = None,
 ) -> dict[str, Any]:
     """Run (or continue) a federation over `grid` and return its summary.
 
@@ -29,12 +38,14 @@ def serve(
         grid: where the clients are.
         assembly: the run's objects.
         folder: the run's folder; a checkpoint in it is continued.
-        keys: secret ring of cohorts and noise.
         engine: name of the engine, for the summary.
-        progress: called with each round's metrics row.
+        progress: called with each round's row, the operator's own figures included.
+        nodes: which nodes serve which clients; by default workers of a simulation, any of which serves any client.
     """
     logging.getLogger("flwr").setLevel(logging.ERROR)  # what a run does shows in its rows
+    nodes = nodes or AnyNode(assembly.sizes)
     with folder.locked():
+        folder.settle(provenance_of(assembly, nodes))
         folder.verify()
         recipe, layers = assembly.recipe, assembly.layers
         federation = recipe.federation
@@ -44,65 +55,106 @@ def serve(
         if checkpoint is not None:
             optimizer.restore(transcript.models[-1], checkpoint.optimizer)
         folder.truncate(transcript.rounds)
+        keys, repeats = folder.keys(recipe.run.seed)
+        repeats = repeats and nodes.simulated  # real nodes make other updates when a round is made again
         started = time.perf_counter()
         with Ledger(folder.ledger_file, folder.owner()) as ledger:
-            recorder = Recorder(assembly, folder, optimizer, progress, _abandoned(ledger, recipe, transcript))
+            abandoned = 0 if repeats else _abandoned(ledger, transcript)
+            recorder = Recorder(assembly, folder, optimizer, progress, abandoned)
             strategy = LayerwiseFedAvg(
-                assembly.mechanism,
-                layers,
-                assembly.budget,
+                assembly.method,
                 transcript,
-                CohortSampler(assembly.budget.sampling, keys, federation.dropout),
+                CohortSampler(assembly.facts.sampling, keys, federation.dropout),
                 optimizer,
-                keys,
-                ledger,
-                block_size=recipe.run.block_size,
-                work=assembly.sizes,
-                max_participations=recipe.privacy.max_participations,
+                Releaser(keys, ledger, assembly.numerics, b"" if repeats else secrets.token_bytes(16)),
+                nodes,
                 on_round=recorder,
-                threads=recipe.run.threads,
-                device=assembly.device,
-                noise_backend=assembly.noise_backend,
             )
             try:
-                strategy.start(grid, strategy.initial_arrays(), num_rounds=federation.rounds - transcript.rounds)
+                strategy.start(
+                    grid,
+                    strategy.initial_arrays(),
+                    num_rounds=federation.rounds - transcript.rounds,
+                    timeout=nodes.round_timeout or 3600.0,
+                )
             finally:
                 recorder.close()
-            final = strategy.transcript
-            plan = final.plan
+            final, head = strategy.transcript, ledger.head()
             figures = recorder.figures(final)
-            result = {
-                "run": str(folder.path),
-                "recipe": recipe.name,
-                "engine": engine,
-                "mechanism": recipe.mechanism.name,
-                "variant": recipe.mechanism.variant,
-                "rounds": final.rounds,
-                **figures,
-                "delta": recipe.privacy.delta,
-                "seeded": recipe.run.seed is not None,
-                "guarantee": plan.guarantee.sentence() if plan else "",
-                "guarantee_status": plan.guarantee.status if plan else "none",
-                "noise_multiplier": assembly.budget.noise_multiplier,
-                "noise_backend": assembly.noise_backend,
-                "device": str(assembly.device),
-                "model_sha256": model_digest(final.models[-1]),
-                "seconds_per_round": median_high([row["seconds"] for row in folder.rows()] or [0.0]),
-                "seconds": time.perf_counter() - started,
-            }
+        plan, seeded = final.plan, recipe.run.seed is not None
+        rows = folder.rows(private=True)
+        result = {
+            "run": str(folder.path),
+            "recipe": recipe.name,
+            "engine": engine,
+            "mechanism": recipe.mechanism.name,
+            "variant": recipe.mechanism.variant,
+            "rounds": final.rounds,
+            **figures,
+            "delta": recipe.privacy.delta,
+            "noise_reproducible": seeded,
+            "guarantee": plan.guarantee.sentence(noise_reproducible=seeded) if plan else "",
+            "guarantee_status": plan.guarantee.status if plan else "none",
+            "noise_multiplier": assembly.facts.noise_multiplier,
+            "noise_backend": assembly.noise_backend,
+            "device": str(assembly.device),
+            "model_sha256": model_digest(final.models[-1]),
+            "ledger_head": str(head),
+            "failures": _failures(rows),
+        }
         folder.finish(result)
-    return result
+        # How long rounds took shows how many took part: the operator sees it, the summary does not keep it.
+        timing = {
+            "seconds_per_round": median_high([row["seconds"] for row in rows if "seconds" in row] or [0.0]),
+            "seconds": time.perf_counter() - started,
+        }
+    return result | timing
 
 
-def _abandoned(ledger: Ledger, recipe: Recipe, transcript: Transcript) -> int:
-    """Position up to which the ledger's rows will not be repeated: all that a run without a seed has made so far."""
-    if recipe.run.seed is not None:
-        return 0
+def nodes_of(assembly: Assembly, kind: str, *, simulated: bool = False) -> Nodes:
+    """Which nodes serve which clients, as the ServerApp of a Flower app is told.
+
+    Args:
+        assembly: the run's objects.
+        kind: "workers" (any node serves any client: simulations) or "clients" (one node per client).
+        simulated: whether "clients" are simulated SuperNodes, so that a public seed is allowed.
+    """
+    federation, run = assembly.recipe.federation, assembly.recipe.run
+    if kind == "workers":
+        return AnyNode(assembly.sizes, federation.wait_for_nodes)
+    if run.test_mode and not simulated:
+        warnings.warn(
+            Notice("run.test_mode: real nodes run with a public seed: whoever knows it can take all noise off again"),
+            stacklevel=2,
+        )
+    return OneNodePerClient(
+        federation.wait_for_nodes,
+        federation.round_timeout,
+        federation.quorum,
+        federation.max_failures,
+        simulated or run.test_mode,
+    )
+
+
+def _failures(rows: list[dict[str, Any]]) -> dict[str, int]:
+    """How often each node failed, by node and kind; empty in a run without failures."""
+    return dict(
+        Counter(
+            f"node {failure['node']}: {failure['kind']}" if failure["node"] is not None else "a client without a node"
+            for row in rows
+            for failure in row.get("failures", ())
+        )
+    )
+
+
+def _abandoned(ledger: Ledger, transcript: Transcript) -> int:
+    """Position up to which the ledger's rows will not be repeated: all that has been charged so far."""
     again = ledger.rounds() - transcript.rounds
     if again > 0:
         warnings.warn(
-            f"without a seed, {again} rounds that had been released are released again with fresh noise: the run will "
-            "cost more than its budget, and reports what it costs (run.checkpoint_every = 1 keeps this small)",
+            f"{again} rounds that had been released are released again with fresh noise, since they cannot be repeated "
+            "bit by bit: the run will cost more than its budget, and reports what it costs",
             stacklevel=2,
         )
     return ledger.position()
+

@@ -16,7 +16,7 @@ from fedlgm.clipping import quantile_side_clip
 from fedlgm.errors import PrivacyError
 from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
-from fedlgm.plan import Budget, ReleasePlan, Sampling, Side
+from fedlgm.plan import ReleasePlan, RunFacts, Sampling, Side
 from fedlgm.privacy import gaussian_epsilon
 from fedlgm.privacy.guarantee import Guarantee
 from fedlgm.transcript import Transcript
@@ -25,12 +25,12 @@ from simulations.config.assembly import Assembly
 from simulations.engines.local import LocalGrid
 
 LAYERS = LayerTable.from_sizes({"a": 3, "b": 5})
-AGREED = Budget(4.0, Sampling("poisson", 10, 1.0), "replace-one", "local", 3)
+AGREED = RunFacts(4.0, Sampling("poisson", 10, 1.0), "replace-one", "local", 3)
 LOCAL = ["privacy.trust=local", "privacy.max_participations=3"]
 PROVEN = Guarantee("proven", "the Gaussian mechanism", "replace-one", "local")
 
 
-def plan_with(budget: Budget, mechanism: str = "snr-consistent") -> ReleasePlan:
+def plan_with(budget: RunFacts, mechanism: str = "snr-consistent") -> ReleasePlan:
     method = mechanisms.get(mechanism)
     return method.plan(method.table(LAYERS), budget, Transcript.start(torch.zeros(8)))
 

@@ -23,7 +23,7 @@ from fedlgm.clipping import (
 )
 from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.layers import LayerTable
-from fedlgm.plan import Budget, ReleasePlan, Sampling, Side
+from fedlgm.plan import ReleasePlan, RunFacts, Sampling, Side
 from fedlgm.privacy.guarantee import Guarantee
 
 SIZES = {"a": 1, "b": 5, "c": 5000}
@@ -32,7 +32,7 @@ SIZES = {"a": 1, "b": 5, "c": 5000}
 def plan(clip, sigma=None, family="gaussian", sizes=SIZES, sides=(), relation="add-remove", trust="central"):
     layers = LayerTable.from_sizes(sizes)
     sigma = np.ones(len(layers)) if sigma is None else sigma
-    budget = Budget(1.0, Sampling("poisson", 10, 0.5), relation, trust)
+    budget = RunFacts(1.0, Sampling("poisson", 10, 0.5), relation, trust)
     guarantee = Guarantee("proven", "test", relation, trust)
     return ReleasePlan(layers, clip, sigma, budget, guarantee, family=family, sides=sides)
 
@@ -102,7 +102,7 @@ def test_zero_updates_stay_zero():
 
 def test_unbounded_layers_pass_unchanged():
     layers = LayerTable.from_sizes({"a": 3})
-    budget = Budget(0.0, Sampling("poisson", 10, 0.5))
+    budget = RunFacts(0.0, Sampling("poisson", 10, 0.5))
     made = ReleasePlan(layers, np.array([math.inf]), np.zeros(1), budget, Guarantee("none", "test"))
     assert bound_update(torch.tensor([1e18, 2.0, 3.0]), made).tolist() == pytest.approx([1e18, 2.0, 3.0])
 
@@ -123,7 +123,7 @@ def test_bounds_add_up_to_the_total(bound, norms, floor):
 def test_norms_of_a_release_lose_their_noise(trust):
     layers = LayerTable.from_sizes({"a": 100_000, "b": 100_000, "c": 10})
     relation = "replace-one" if trust == "local" else "add-remove"
-    budget = Budget(1.0, Sampling("poisson", 100, 0.5), relation, trust)
+    budget = RunFacts(1.0, Sampling("poisson", 100, 0.5), relation, trust)
     made = ReleasePlan(layers, np.ones(3), np.array([2.0, 2.0, math.inf]), budget, Guarantee("proven", "test"))
     generator = torch.Generator().manual_seed(0)
     signal = torch.cat([torch.full((100_000,), 0.05), torch.zeros(100_000)])

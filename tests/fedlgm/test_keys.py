@@ -18,7 +18,7 @@ def test_forty_thousand_torch_streams_all_differ():
     first = set()
     for round_ in range(100):
         for layer in range(400):
-            stream = ring.torch(Purpose.NOISE, round_, 0, layer)
+            stream = ring.torch_generator(Purpose.NOISE, round_, 0, layer)
             first.add(tuple(torch.randint(0, 2**62, (2,), generator=stream).tolist()))
     assert len(first) == 40_000
 
@@ -71,9 +71,10 @@ def test_derived_rings_depend_on_every_fact_and_on_the_secret():
 
 def test_every_kind_of_generator_is_reproducible():
     ring = KeyRing.from_seed(5)
-    assert ring.numpy(Purpose.TRAIN, 1).random() == ring.numpy(Purpose.TRAIN, 1).random()
+    assert ring.numpy_generator(Purpose.TRAIN, 1).random() == ring.numpy_generator(Purpose.TRAIN, 1).random()
     assert torch.equal(
-        torch.rand(3, generator=ring.torch(Purpose.TRAIN, 1)), torch.rand(3, generator=ring.torch(Purpose.TRAIN, 1))
+        torch.rand(3, generator=ring.torch_generator(Purpose.TRAIN, 1)),
+        torch.rand(3, generator=ring.torch_generator(Purpose.TRAIN, 1)),
     )
 
 
@@ -90,8 +91,8 @@ def test_seed_zero_is_a_seed():
 def test_drawing_leaves_the_global_generators_alone():
     torch.manual_seed(0)
     before = torch.get_rng_state()
-    KeyRing(1).torch(Purpose.NOISE, 1).get_state()
-    torch.randn(10, generator=KeyRing(1).torch(Purpose.NOISE, 1))
+    KeyRing(1).torch_generator(Purpose.NOISE, 1).get_state()
+    torch.randn(10, generator=KeyRing(1).torch_generator(Purpose.NOISE, 1))
     assert torch.equal(torch.get_rng_state(), before)
 
 

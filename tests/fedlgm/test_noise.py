@@ -15,7 +15,7 @@ from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.keys import KeyRing, Purpose, mt19937_state
 from fedlgm.layers import LayerTable
 from fedlgm.noise import add_noise_, draw, grid_step
-from fedlgm.plan import Budget, ReleasePlan, Sampling
+from fedlgm.plan import ReleasePlan, RunFacts, Sampling
 from fedlgm.privacy.guarantee import Guarantee
 from fedlgm.release import SERVER, _scale, add_downlink_, add_released, fingerprint, release
 
@@ -26,7 +26,7 @@ LAWS = {"gaussian": stats.norm, "laplace": stats.laplace}
 
 def plan(family: str = "gaussian", sigma: np.ndarray = SIGMA, sizes: dict[str, int] = SIZES) -> ReleasePlan:
     layers = LayerTable.from_sizes(sizes)
-    budget = Budget(1.0, Sampling("poisson", 10, 0.5))
+    budget = RunFacts(1.0, Sampling("poisson", 10, 0.5))
     return ReleasePlan(layers, np.ones(len(layers)), sigma, budget, Guarantee("proven", "test"), family=family)
 
 
@@ -49,7 +49,7 @@ def test_law_and_scale_of_every_layer(family):
 
 @pytest.mark.parametrize("family", LAWS)
 def test_the_small_door_draws_the_same_laws(family):
-    rng = KeyRing(0).numpy(Purpose.NOISE, 1)
+    rng = KeyRing(0).numpy_generator(Purpose.NOISE, 1)
     values = draw(family, [0.5, 2.0], rng, size=(20_000, 2))
     for column, scale in zip(values.T, (0.5, 2.0), strict=True):
         assert stats.kstest(column, LAWS[family](scale=scale).cdf).pvalue > 1e-3
@@ -102,14 +102,14 @@ def test_released_values_lie_on_the_grid(family):
 
 def test_the_grid_does_not_move_the_value():
     total = torch.full((40_000,), 3.7)
-    add_noise_(total, [(40_000, 0.01)], [KeyRing(0).torch(Purpose.NOISE, 1)])
+    add_noise_(total, [(40_000, 0.01)], [KeyRing(0).torch_generator(Purpose.NOISE, 1)])
     assert float(total.double().mean()) == pytest.approx(3.7, abs=5 * 0.01 / 200)
 
 
 def test_zero_scale_adds_nothing_and_is_not_rounded():
     total = torch.tensor([0.1, math.pi, 1e-20, 1.0])
     before = total.clone()
-    streams = [KeyRing(0).torch(Purpose.NOISE, j) for j in range(2)]
+    streams = [KeyRing(0).torch_generator(Purpose.NOISE, j) for j in range(2)]
     add_noise_(total, [(3, 0.0), (1, 1.0)], streams)
     assert torch.equal(total[:3], before[:3])
     assert total[3] != before[3]
@@ -186,7 +186,7 @@ def test_kernel_noise_never_repeats_between_parties_rounds_layers_and_the_downli
     made = plan(sizes={"a": 400, "b": 400}, sigma=np.ones(2))
     local = replace(
         made,
-        budget=Budget(1.0, made.budget.sampling, "replace-one", "local"),
+        budget=RunFacts(1.0, made.budget.sampling, "replace-one", "local"),
         guarantee=Guarantee("proven", "test", "replace-one", "local"),
         downlink=1.0,
     )

@@ -152,10 +152,10 @@ def test_one_broken_client_leaves_the_others_alone(kind):
     def tasks(value):
         keys = KeyRing(0)
         for client in range(4):
-            x = torch.randn(5 + client, 3, generator=keys.torch(Purpose.PROBE, client))
+            x = torch.randn(5 + client, 3, generator=keys.torch_generator(Purpose.PROBE, client))
             if client == 1:
                 x = torch.full_like(x, value)
-            yield ClientTask(x, torch.arange(5 + client) % 2, keys.torch(Purpose.TRAIN, client), 2)
+            yield ClientTask(x, torch.arange(5 + client) % 2, keys.torch_generator(Purpose.TRAIN, client), 2)
 
     settings = LocalTraining(lr=0.1, batch_size=4)
     found = []
@@ -180,8 +180,8 @@ def test_a_clients_update_does_not_depend_on_who_trains_beside_it():
     start = torch.zeros(layers.size)
 
     def task(client):
-        x = torch.randn(5 + client, 3, generator=keys.torch(Purpose.PROBE, client))
-        return ClientTask(x, torch.arange(5 + client) % 2, keys.torch(Purpose.TRAIN, client), 3)
+        x = torch.randn(5 + client, 3, generator=keys.torch_generator(Purpose.PROBE, client))
+        return ClientTask(x, torch.arange(5 + client) % 2, keys.torch_generator(Purpose.TRAIN, client), 3)
 
     settings = LocalTraining(lr=0.3, momentum=0.9, batch_size=4)
     found = []
@@ -203,9 +203,9 @@ def test_nor_does_it_in_the_vectorised_trainer():
     keys = KeyRing(0)
 
     def task(client):
-        stream = keys.torch(Purpose.PROBE, client)
+        stream = keys.torch_generator(Purpose.PROBE, client)
         x, y = torch.randn(9, *shape, generator=stream), torch.randint(0, 10, (9,), generator=stream)
-        return ClientTask(x, y, keys.torch(Purpose.TRAIN, client), 3)
+        return ClientTask(x, y, keys.torch_generator(Purpose.TRAIN, client), 3)
 
     found = []
     for block in ([0], [0, 1], [0, 2, 1, 3]):
@@ -245,7 +245,8 @@ def test_seed_zero_is_a_seed(federate):
     models = [federate(lambda c: torch.zeros(3), {"a": 3}, sampling=ALL, seed=0, owner=str(i)).run(1) for i in range(2)]
     assert torch.equal(*models)
     assert torch.equal(
-        KeyRing.from_seed(0).torch(Purpose.NOISE, 1).get_state(), KeyRing(0).torch(Purpose.NOISE, 1).get_state()
+        KeyRing.from_seed(0).torch_generator(Purpose.NOISE, 1).get_state(),
+        KeyRing(0).torch_generator(Purpose.NOISE, 1).get_state(),
     )
 
 

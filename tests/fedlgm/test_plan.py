@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fedlgm import mechanisms
 from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.layers import LayerTable
-from fedlgm.plan import Budget, ReleasePlan, Sampling, Side
+from fedlgm.plan import ReleasePlan, RunFacts, Sampling, Side
 from fedlgm.privacy.accounting import composed_epsilon
 from fedlgm.privacy.guarantee import Guarantee
 from fedlgm.transcript import Transcript
@@ -24,7 +24,7 @@ PROVEN = Guarantee("proven", "test")
 
 
 def plan(sigma=(2.0, 3.0, 4.0), clip=(1.0, 2.0, 3.0), budget=None, guarantee=PROVEN, **more):
-    return ReleasePlan(LAYERS, np.array(clip), np.array(sigma), budget or Budget(1.0, POISSON), guarantee, **more)
+    return ReleasePlan(LAYERS, np.array(clip), np.array(sigma), budget or RunFacts(1.0, POISSON), guarantee, **more)
 
 
 def test_event_is_that_of_the_noise():
@@ -39,7 +39,7 @@ def test_event_is_that_of_the_noise():
 
 
 def test_replacing_a_client_halves_the_multiplier():
-    budget = Budget(1.0, Sampling("fixed", 500, 0.1), "replace-one")
+    budget = RunFacts(1.0, Sampling("fixed", 500, 0.1), "replace-one")
     made = plan(budget=budget)
     inner = made.event.event
     assert inner.noise_multiplier == pytest.approx(plan().event.event.noise_multiplier / 2)
@@ -47,7 +47,7 @@ def test_replacing_a_client_halves_the_multiplier():
 
 
 def test_no_amplification_under_local_trust():
-    made = plan(budget=Budget(1.0, POISSON, "replace-one", "local"))
+    made = plan(budget=RunFacts(1.0, POISSON, "replace-one", "local"))
     assert isinstance(made.event, dp_event.GaussianDpEvent)
 
 
@@ -97,7 +97,7 @@ def test_laplace_plans_have_no_sides_and_families_are_known():
 def test_a_plan_that_releases_nothing_counts_as_a_whole_release():
     nothing = plan(sigma=(math.inf,) * 3, clip=(0.0,) * 3)
     assert nothing.size == 0
-    assert nothing.event == plan(sigma=(math.inf, math.inf, 3.0), budget=Budget(1.0, POISSON)).event
+    assert nothing.event == plan(sigma=(math.inf, math.inf, 3.0), budget=RunFacts(1.0, POISSON)).event
 
 
 def test_plans_cannot_be_changed():
@@ -142,7 +142,7 @@ def test_rounds_that_differ_by_rounding_share_an_event():
         )
         events.add(plan(sigma=sigma, clip=clip).event)
     assert len(events) == 1
-    assert mechanism.plan(LAYERS, Budget(1.2345678912345, POISSON), Transcript.start(None)).event in events
+    assert mechanism.plan(LAYERS, RunFacts(1.2345678912345, POISSON), Transcript.start(None)).event in events
 
 
 class TestSampling:
@@ -159,7 +159,7 @@ class TestSampling:
 
     def test_relations_that_do_not_fit(self):
         with pytest.raises(ConfigError, match="replace-one"):
-            Budget(1.0, Sampling("fixed", 10, 0.5))
+            RunFacts(1.0, Sampling("fixed", 10, 0.5))
         with pytest.raises(ConfigError, match="replace-one"):
-            Budget(1.0, POISSON, "add-remove", "local")
-        Budget(1.0, Sampling("fixed", 10, 1.0))  # everybody, always
+            RunFacts(1.0, POISSON, "add-remove", "local")
+        RunFacts(1.0, Sampling("fixed", 10, 1.0))  # everybody, always

@@ -15,7 +15,7 @@ from scipy import stats
 from fedlgm import wire
 from fedlgm.keys import KeyRing
 from fedlgm.mechanisms.layerwise_gaussian import FlatGaussian
-from fedlgm.plan import Budget, Sampling
+from fedlgm.plan import RunFacts, Sampling
 from strategies import CohortSampler, ServerOptimizer
 from strategies.cohort import blocks
 
@@ -261,7 +261,7 @@ class TestAskedTwice:
     """A server that resumes, errs or cheats may ask a client for the same round again."""
 
     @staticmethod
-    def ask(federation, model: float = 0.0, budget: Budget | None = None) -> torch.Tensor:
+    def ask(federation, model: float = 0.0, budget: RunFacts | None = None) -> torch.Tensor:
         strategy, grid = federation.strategy, federation.grid
         plan = strategy.mechanism.plan(strategy.layers, budget or strategy.budget, strategy.transcript)
         arrays = ArrayRecord({wire.MODEL: Array(np.full(strategy.layers.size, model, dtype=np.float32))})

@@ -9,12 +9,12 @@ import pytest
 import torch
 from kernel_backends import BACKENDS, block, on
 
+from fedlgm.aggregation import MOVEMENT_SIDE, QUANTILE_SIDE, BoundedSum
 from fedlgm.aggregation.device_sum import DeviceSum
-from fedlgm.clipping import MOVEMENT_SIDE, QUANTILE_SIDE, BoundedSum
 from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
-from fedlgm.plan import Budget, ReleasePlan, Sampling, Side
+from fedlgm.plan import ReleasePlan, RunFacts, Sampling, Side
 from fedlgm.privacy.guarantee import Guarantee
 from fedlgm.release import add_released
 
@@ -25,7 +25,7 @@ SIDES = (Side(QUANTILE_SIDE, 4, 1.0, 2.0), Side(MOVEMENT_SIDE, 4, 1.0, 3.0))
 def plan(family="gaussian", skipped=(), sides=(), trust="central", unit="client", clip=(1.0, 4.0, math.inf, 0.5)):
     sigma = np.array([math.inf if name in skipped else 0.5 + i for i, name in enumerate(LAYERS.names)])
     relation = "replace-one" if trust == "local" else "add-remove"
-    budget = Budget(1.0, Sampling("poisson", 10, 0.5), relation, trust)
+    budget = RunFacts(1.0, Sampling("poisson", 10, 0.5), relation, trust)
     guarantee = Guarantee("none", "test", relation, trust, unit)
     return ReleasePlan(LAYERS, np.array(clip), sigma, budget, guarantee, family=family, sides=sides)
 

@@ -33,7 +33,7 @@ OBJECTIVES = [Lasso(0.02), Logistic(0.02)]
 
 
 def rng(*path):
-    return KeyRing.from_seed(5).numpy(Purpose.NOISE, *path)
+    return KeyRing.from_seed(5).numpy_generator(Purpose.NOISE, *path)
 
 
 def noiseless(objective, x, y, passes=600):

@@ -126,7 +126,7 @@ def test_entries_are_clipped():
 @pytest.mark.parametrize("method", ["gaussian-symmetric", "laplace-inid"])
 def test_noise_is_symmetric_with_the_planned_scales(method):
     plan = plan_of(method, 40)
-    noise = [perturb(np.zeros((40, 40)), plan, KeyRing(3).numpy(Purpose.NOISE, i)) for i in range(60)]
+    noise = [perturb(np.zeros((40, 40)), plan, KeyRing(3).numpy_generator(Purpose.NOISE, i)) for i in range(60)]
     stack = np.stack(noise)
     assert np.array_equal(stack, stack.swapaxes(1, 2))
     unit = 1.0 if plan.family == "gaussian" else 2.0
@@ -150,10 +150,10 @@ def test_recovery_error():
 
 
 def test_without_noise_the_subspace_is_recovered():
-    x, basis = fully_random_rows(30, 4, 200, KeyRing(1).numpy(Purpose.PROBE))
+    x, basis = fully_random_rows(30, 4, 200, KeyRing(1).numpy_generator(Purpose.PROBE))
     assert np.linalg.norm(x, axis=1) == pytest.approx(np.ones(200))
     plan = replace(plan_of("gaussian-symmetric", 30), diagonal=0.0, off_diagonal=0.0)
-    noiseless = perturb(covariance_sum(x, plan), plan, KeyRing(1).numpy(Purpose.NOISE))
+    noiseless = perturb(covariance_sum(x, plan), plan, KeyRing(1).numpy_generator(Purpose.NOISE))
     assert subspace_recovery_error(top_subspace(noiseless, 4), basis) < 1e-10
 
 
@@ -204,6 +204,6 @@ def test_bad_input():
     with pytest.raises(ConfigError, match="rank"):
         top_subspace(np.eye(3), 4)
     with pytest.raises(ConfigError, match="rank"):
-        fully_random_rows(3, 4, 10, KeyRing(0).numpy(Purpose.PROBE))
+        fully_random_rows(3, 4, 10, KeyRing(0).numpy_generator(Purpose.PROBE))
     with pytest.raises(ConfigError, match="one dimension"):
         recovery_errors({"a": plan, "b": plan_of("gaussian-iid", 3)}, rank=1, rows=5, trials=1, keys=KeyRing(0))

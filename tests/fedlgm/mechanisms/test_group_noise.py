@@ -13,8 +13,8 @@ from hypothesis.extra import numpy as hnp
 from scipy import stats
 
 from fedlgm import mechanisms
+from fedlgm.aggregation import BoundedSum
 from fedlgm.allocation import allocate
-from fedlgm.clipping import BoundedSum
 from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.layers import LayerTable
@@ -22,7 +22,7 @@ from fedlgm.mechanisms import group_noise
 from fedlgm.mechanisms.group_noise import calibrate_laplace
 from fedlgm.mechanisms.inid import expected_error
 from fedlgm.noise import add_noise_
-from fedlgm.plan import Budget, ReleasePlan, Sampling
+from fedlgm.plan import ReleasePlan, RunFacts, Sampling
 from fedlgm.privacy import accounting
 from fedlgm.privacy.accounting import composed_epsilon, laplace_event, pure_event
 from fedlgm.release import release
@@ -40,7 +40,7 @@ bounds = hnp.arrays(np.float64, 3, elements=st.floats(1e-3, 1e3))
 def plan_of(name, multiplier=1.5, relation="add-remove", rate=0.1, layers=LAYERS, **options):
     sampling = Sampling("poisson", 100, rate)
     start = Transcript.start(torch.zeros(layers.size))
-    return mechanisms.get(name, **options).plan(layers, Budget(multiplier, sampling, relation), start)
+    return mechanisms.get(name, **options).plan(layers, RunFacts(multiplier, sampling, relation), start)
 
 
 # --- plans -------------------------------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ def laplace_pld(shift, rate=1.0, interval=1e-3, pessimistic=True):
     ids=lambda r: f"{len(r)}x{sum(r):.1f}",
 )
 def test_products_of_laplace_coordinates_are_dominated_by_one_scalar(ratios):
-    noise = KeyRing.from_seed(3).numpy(Purpose.PROBE, len(ratios)).laplace(size=(200_000, len(ratios)))
+    noise = KeyRing.from_seed(3).numpy_generator(Purpose.PROBE, len(ratios)).laplace(size=(200_000, len(ratios)))
     losses, total = (np.abs(noise - ratios) - np.abs(noise)).sum(axis=1), sum(ratios)
     slack = []
     for e in np.linspace(-1.2 * total, 1.2 * total, 25):
@@ -233,7 +233,7 @@ def test_pure_calibration(relation, rate):
     multiplier = calibrate_laplace(2.0, 0.0, steps=10, sampling_rate=rate, relation=relation)
     plan = plan_of("laplace-spr", multiplier, relation, rate)
     assert composed_epsilon([(plan.event, 10)], 0.0) == pytest.approx(2.0, rel=1e-7)
-    local = Budget(multiplier, Sampling("poisson", 100, 0.1), "replace-one", "local")
+    local = RunFacts(multiplier, Sampling("poisson", 100, 0.1), "replace-one", "local")
     start = Transcript.start(torch.zeros(LAYERS.size))
     event = mechanisms.get("laplace-spr").plan(LAYERS, local, start).event
     assert event.noise_multiplier == pytest.approx(multiplier / 2)  # no amplification; a replacement moves twice as far
@@ -268,7 +268,7 @@ def test_a_contribution_never_exceeds_its_l1_bounds(values, bound):
 
 def test_one_client_moves_a_sum_by_its_l1_bound_and_that_is_attained():
     plan, ring = plan_of("laplace-inid", bound=3.0), KeyRing.from_seed(4)
-    updates = [torch.randn(LAYERS.size, generator=ring.torch(Purpose.PROBE, i)) for i in range(6)]
+    updates = [torch.randn(LAYERS.size, generator=ring.torch_generator(Purpose.PROBE, i)) for i in range(6)]
     sums_ = []
     for members in (updates, updates[1:]):
         total = BoundedSum.empty(plan)
@@ -298,7 +298,7 @@ def test_released_noise_has_the_planned_law(name):
 
 
 def test_laplace_layers_never_share_a_stream():
-    streams = [KeyRing.from_seed(1).torch(Purpose.NOISE, 1, 0, layer) for layer in range(2)]
+    streams = [KeyRing.from_seed(1).torch_generator(Purpose.NOISE, 1, 0, layer) for layer in range(2)]
     noise = add_noise_(torch.zeros(20_000), [(10_000, 1.0)] * 2, streams, "laplace").numpy()
     assert abs(np.corrcoef(noise[:10_000], noise[10_000:])[0, 1]) < 0.05
 

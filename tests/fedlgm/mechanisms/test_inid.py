@@ -234,7 +234,7 @@ def test_more_disparate_profiles_cost_less(profile, data):
 @pytest.mark.parametrize("p", [1, 2, 3])
 def test_closed_form_errors_match_sampling(family, p):
     scales = np.array([0.5, 1.0, 3.0])
-    noise = draw(family, scales, KeyRing.from_seed(7).numpy(Purpose.NOISE, p), size=(200_000, 3))
+    noise = draw(family, scales, KeyRing.from_seed(7).numpy_generator(Purpose.NOISE, p), size=(200_000, 3))
     errors = (np.abs(noise) ** p).sum(axis=1)
     spread = errors.std() / math.sqrt(len(errors))
     assert abs(errors.mean() - inid.expected_error(family, scales, p)) < 4.5 * spread

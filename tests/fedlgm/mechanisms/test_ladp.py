@@ -9,21 +9,21 @@ import pytest
 import torch
 
 from fedlgm import mechanisms
-from fedlgm.clipping import MOVEMENT_SIDE, BoundedSum, bound_update
+from fedlgm.aggregation import MOVEMENT_SIDE, BoundedSum, bound_update
 from fedlgm.errors import ConfigError
 from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.base import Mechanism, PrivateDataNotUsed, Setting
 from fedlgm.mechanisms.ladp import layer_divergences
-from fedlgm.plan import Budget, ReleasePlan, Sampling
+from fedlgm.plan import ReleasePlan, RunFacts, Sampling
 from fedlgm.privacy import composed_epsilon, epsilon
 from fedlgm.release import release
 from fedlgm.training import LocalTraining
 from fedlgm.transcript import Transcript
 
 LAYERS = LayerTable.from_sizes({"a": 40, "b": 200, "c": 10})
-BUDGET = Budget(1.3, Sampling("poisson", 100, 0.1))
-LOCAL = Budget(14.2765876859, Sampling("poisson", 100, 0.1), "replace-one", "local", 40)
+BUDGET = RunFacts(1.3, Sampling("poisson", 100, 0.1))
+LOCAL = RunFacts(14.2765876859, Sampling("poisson", 100, 0.1), "replace-one", "local", 40)
 TRAINING = LocalTraining(lr=0.1, epochs=2, batch_size=50, gradient_clip=20.0)
 SETTING = Setting(0.2, 0.02, 40, "local", TRAINING)
 
@@ -36,7 +36,7 @@ def flat(seed: int, *norms: float) -> torch.Tensor:
     return vector
 
 
-def history(mechanism: Mechanism, rounds: int = 2, budget: Budget = BUDGET) -> Transcript:
+def history(mechanism: Mechanism, rounds: int = 2, budget: RunFacts = BUDGET) -> Transcript:
     """A transcript of released rounds in which the three layers move by different amounts."""
     transcript = Transcript.start(flat(0, 3.0, 5.0, 1.0))
     for round_ in range(rounds):
@@ -150,7 +150,7 @@ def test_private_local_scores_are_paid_for() -> None:
 
 
 def test_the_local_model_of_trust() -> None:
-    budget = Budget(2 * 3.7962, Sampling("poisson", 100, 0.1), "replace-one", "local", 400)
+    budget = RunFacts(2 * 3.7962, Sampling("poisson", 100, 0.1), "replace-one", "local", 400)
     mechanism = mechanisms.get("ladp")
     plan = mechanism.plan(LAYERS, budget, history(mechanism, budget=budget))
     assert composed_epsilon([(plan.event, 40)], 1e-5) == pytest.approx(8.0, abs=1e-3)
@@ -265,7 +265,7 @@ def probe(plan: ReleasePlan, update: torch.Tensor) -> None:
     deviations = torch.cat([torch.full((size,), sigma) for _, size, _, sigma in plan.parts])
     moved = bound_update(update, plan)
     whitened = float(torch.where(moved == 0, 0.0, moved / deviations).norm())
-    assert whitened <= 1 / max(plan.effective_multiplier, plan.budget.noise_multiplier) * (1 + 1e-6)
+    assert whitened <= 1 / max(plan.effective_multiplier, plan.facts.noise_multiplier) * (1 + 1e-6)
 
 
 def adversaries() -> list[torch.Tensor]:

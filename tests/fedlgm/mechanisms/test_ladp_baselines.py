@@ -19,7 +19,7 @@ from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.base import Mechanism, Setting
 from fedlgm.mechanisms.full_dp import downlink_factor
 from fedlgm.mechanisms.schedules import staircase
-from fedlgm.plan import Budget, ReleasePlan, Sampling
+from fedlgm.plan import ReleasePlan, RunFacts, Sampling
 from fedlgm.privacy import calibrate, composed_epsilon, epsilon, gaussian_epsilon
 from fedlgm.privacy.accounting import calibrate_levels, decode, gaussian_event
 from fedlgm.release import add_downlink_
@@ -32,7 +32,7 @@ SAMPLING = Sampling("poisson", 100, 0.1)
 NAMES = ("full-dp", "time-varying", "sensitive", "dpa", "adapldp")
 
 
-def transcripts(mechanism: Mechanism, budget: Budget, rounds: int) -> list[Transcript]:
+def transcripts(mechanism: Mechanism, budget: RunFacts, rounds: int) -> list[Transcript]:
     """The transcripts before each of `rounds` rounds, with small constant updates."""
     layers = mechanism.table(LAYERS)
     found = [Transcript.start(torch.ones(LAYERS.size))]
@@ -43,19 +43,19 @@ def transcripts(mechanism: Mechanism, budget: Budget, rounds: int) -> list[Trans
     return found
 
 
-def plans(mechanism: Mechanism, budget: Budget, rounds: int) -> list[ReleasePlan]:
+def plans(mechanism: Mechanism, budget: RunFacts, rounds: int) -> list[ReleasePlan]:
     layers = mechanism.table(LAYERS)
     return [mechanism.plan(layers, budget, t) for t in transcripts(mechanism, budget, rounds)]
 
 
-def matched(name: str, rounds: int = 40, **options: object) -> tuple[Mechanism, Budget]:
+def matched(name: str, rounds: int = 40, **options: object) -> tuple[Mechanism, RunFacts]:
     """A mechanism in the LaDP-FL paper's frame, with its budget."""
-    mechanism = mechanisms.get(name, budget="matched", **options)
+    mechanism = mechanisms.get(name, calibration="matched", **options)
     mechanism = mechanism.under(Setting(0.2, 0.02, rounds, "local", TRAINING))
     multiplier = mechanism.calibrate(
         0.2, 0.02, steps=rounds, sampling_rate=1.0, relation="replace-one", accountant="pld"
     )
-    return mechanism, Budget(multiplier, SAMPLING, "replace-one", "local", rounds)
+    return mechanism, RunFacts(multiplier, SAMPLING, "replace-one", "local", rounds)
 
 
 # -- equal total -------------------------------------------------------------------------------------------------------
@@ -70,7 +70,7 @@ def test_all_spend_one_total_under_sampling(name: str, accountant: str) -> None:
     multiplier = mechanism.calibrate(
         8.0, 1e-3, steps=rounds, sampling_rate=0.1, relation="add-remove", accountant=accountant
     )
-    made = plans(mechanism, Budget(multiplier, SAMPLING, rounds=rounds), rounds)
+    made = plans(mechanism, RunFacts(multiplier, SAMPLING, rounds=rounds), rounds)
     spent = composed_epsilon([(plan.event, 1) for plan in made], 1e-3, accountant)
     assert 8.0 * (1 - 1e-5) <= spent <= 8.0
     assert all(plan.guarantee.status == "proven" and plan.claim is None for plan in made)
@@ -84,7 +84,7 @@ def test_all_spend_one_total_under_local_trust(name: str) -> None:
     rounds, cap = 40, 10
     mechanism = mechanisms.get(name).under(Setting(8.0, 1e-5, rounds, "local", TRAINING))
     multiplier = mechanism.calibrate(8.0, 1e-5, steps=cap, sampling_rate=1.0, relation="replace-one", accountant="pld")
-    made = plans(mechanism, Budget(multiplier, SAMPLING, "replace-one", "local", rounds), rounds)
+    made = plans(mechanism, RunFacts(multiplier, SAMPLING, "replace-one", "local", rounds), rounds)
     last = composed_epsilon([(plan.event, 1) for plan in made[-cap:]], 1e-5)
     early = composed_epsilon([(plan.event, 1) for plan in made[:cap]], 1e-5)
     assert 8.0 * (1 - 1e-5) <= last <= 8.0
@@ -195,9 +195,9 @@ def test_the_claim_is_not_what_is_proven() -> None:
 
 
 def test_the_matched_frame_is_checked() -> None:
-    budget, start = Budget(1.0, SAMPLING, "replace-one", "local", 40), Transcript.start(torch.zeros(LAYERS.size))
+    budget, start = RunFacts(1.0, SAMPLING, "replace-one", "local", 40), Transcript.start(torch.zeros(LAYERS.size))
     for name in NAMES:
-        mechanism = mechanisms.get(name, budget="matched")
+        mechanism = mechanisms.get(name, calibration="matched")
         with pytest.raises(ConfigError, match="local"):
             mechanism.under(Setting(0.2, 0.02, 40, "central", TRAINING))
         with pytest.raises(ConfigError, match="gradient_clip"):
@@ -215,7 +215,7 @@ def test_the_published_sensitivity_is_charged_at_its_true_cost() -> None:
     mechanism = mechanisms.get("full-dp", sensitivity="paper", smallest_client=100)
     mechanism = mechanism.under(Setting(8.0, 1e-5, 40, "local", TRAINING))
     multiplier = mechanism.calibrate(8.0, 1e-5, steps=40, sampling_rate=1.0, relation="replace-one", accountant="pld")
-    plan = plans(mechanism, Budget(multiplier, SAMPLING, "replace-one", "local", 40), 1)[0]
+    plan = plans(mechanism, RunFacts(multiplier, SAMPLING, "replace-one", "local", 40), 1)[0]
     assert composed_epsilon([(decode(plan.claim["event"]), 40)], 1e-5) == pytest.approx(8.0, abs=1e-3)
     assert composed_epsilon([(plan.event, 40)], 1e-5) > 1000
     with pytest.raises(ConfigError, match="local"):
@@ -258,7 +258,7 @@ def test_the_server_adds_the_downlink_noise() -> None:
 
 def test_sensitive_follows_released_norms_at_a_constant_cost() -> None:
     mechanism = mechanisms.get("sensitive", bound=0.6, kappa=1.0, least=0.1)
-    budget = Budget(1e-3, SAMPLING)  # hardly any noise, so that norms show
+    budget = RunFacts(1e-3, SAMPLING)  # hardly any noise, so that norms show
     start = Transcript.start(torch.zeros(LAYERS.size))
     first = mechanism.plan(LAYERS, budget, start)
     largest = 0.6 / math.sqrt(3)
@@ -274,7 +274,7 @@ def test_sensitive_follows_released_norms_at_a_constant_cost() -> None:
 
 def test_adapldp_is_static_and_bounded_by_layer() -> None:
     mechanism = mechanisms.get("adapldp", bound=0.6)
-    first, last = (plans(mechanism, Budget(1.0, SAMPLING, rounds=5), 5)[i] for i in (0, -1))
+    first, last = (plans(mechanism, RunFacts(1.0, SAMPLING, rounds=5), 5)[i] for i in (0, -1))
     assert first.to_json() == last.to_json()
     np.testing.assert_allclose(first.clip, 0.6 / math.sqrt(3))
     scaled, plain = (matched("adapldp", scaler=scaler)[1].noise_multiplier for scaler in (0.001, 1.0))
@@ -285,7 +285,7 @@ def test_adapldp_is_static_and_bounded_by_layer() -> None:
     ("name", "options", "word"),
     [
         ("full-dp", {"bound": 0.0}, "bound"),
-        ("full-dp", {"budget": "free"}, "equal-total, matched"),
+        ("full-dp", {"calibration": "free"}, "equal-total, matched"),
         ("full-dp", {"constant": "theorem4"}, "theorem3, classical"),
         ("full-dp", {"sensitivity": "paper"}, "smallest_client"),
         ("full-dp", {"sensitivity": "none"}, "safe, paper"),

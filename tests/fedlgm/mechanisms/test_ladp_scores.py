@@ -20,13 +20,13 @@ from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.base import Setting
 from fedlgm.mechanisms.ladp import kl_score, layer_divergences, theorem3_constant, theorem3_delta
 from fedlgm.mechanisms.ladp_frame import bound_by_training, noise_constant
-from fedlgm.plan import Budget, Sampling
+from fedlgm.plan import RunFacts, Sampling
 from fedlgm.privacy import gaussian_delta
 from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer
 from fedlgm.transcript import Transcript
 
 LAYERS = LayerTable.from_sizes({"a": 40, "b": 200, "c": 10})
-LOCAL = Budget(14.2765876859, Sampling("poisson", 100, 0.1), "replace-one", "local", 40)
+LOCAL = RunFacts(14.2765876859, Sampling("poisson", 100, 0.1), "replace-one", "local", 40)
 
 # -- scores ------------------------------------------------------------------------------------------------------------
 
@@ -139,7 +139,9 @@ def test_opposite_gradients_reach_the_bound_of_all_steps(steps: int, distance: f
     x = torch.full((50 * steps, 16), 100.0)
     y = torch.zeros(50 * steps, dtype=torch.long)
     ends = [
-        next(trainer.updates(torch.zeros(16), [ClientTask(sign * x, y, keys.torch(Purpose.TRAIN, 1), 1)]))[0].clone()
+        next(trainer.updates(torch.zeros(16), [ClientTask(sign * x, y, keys.torch_generator(Purpose.TRAIN, 1), 1)]))[
+            0
+        ].clone()
         for sign in (1.0, -1.0)
     ]
     assert float((ends[0] - ends[1]).norm()) == pytest.approx(distance, rel=1e-5)

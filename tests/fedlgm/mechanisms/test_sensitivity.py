@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from fedlgm import mechanisms
+from fedlgm.aggregation import BoundedSum
 from fedlgm.aggregation.device_sum import DeviceSum
-from fedlgm.clipping import BoundedSum
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.base import Setting
-from fedlgm.plan import Budget, Sampling
+from fedlgm.plan import RunFacts, Sampling
 from fedlgm.privacy.accounting import composed_epsilon
 from fedlgm.training import LocalTraining
 from fedlgm.transcript import Transcript
@@ -51,7 +51,7 @@ class Probe:
         rate = 1.0 if trust == "local" else sampling.rate
         settings = {"steps": ROUNDS, "sampling_rate": rate, "relation": relation, "accountant": "pld"}
         multiplier = self.method.calibrate(EPSILON, DELTA, **settings) if calibrated else 1.3
-        self.budget = Budget(multiplier, sampling, relation, trust, ROUNDS)
+        self.budget = RunFacts(multiplier, sampling, relation, trust, ROUNDS)
         generator = torch.Generator().manual_seed(1)
         model = torch.randn(self.layers.size, generator=generator)
         start = Transcript.start(model)
@@ -129,7 +129,7 @@ def test_all_rounds_together_stay_within_the_budget(name, options, setting):
 
 def one_round(federate, probe: Probe, transcript: Transcript, updates, owner: str):
     """The plan of one round in which every client takes part."""
-    budget = Budget(probe.budget.noise_multiplier, Sampling("poisson", 6, 1.0), rounds=ROUNDS)
+    budget = RunFacts(probe.budget.noise_multiplier, Sampling("poisson", 6, 1.0), rounds=ROUNDS)
     federation = federate(
         lambda client: updates[client], SIZES, mechanism=probe.method, transcript=transcript, owner=owner,
         multiplier=budget.noise_multiplier, sampling=budget.sampling, rounds=ROUNDS,
@@ -184,7 +184,7 @@ class TestPublishedMedClip:
         """The scale test: |log ratio| of the empirical noise energy against 4 / sqrt(d)."""
         method = mechanisms.get("sensitivity-proportional", clip="med", variant="published", bound=0.5)
         layers = LayerTable.from_sizes({"target": 1000, "other": 1000})
-        budget = Budget(1.0, Sampling("poisson", 7, 1.0))
+        budget = RunFacts(1.0, Sampling("poisson", 7, 1.0))
         scales = [
             method.plan_from_private_norms(layers, budget, np.array([[1.0, 1.0]] * k + [[3.0, 1.0]] * (7 - k))).sigma[0]
             for k in (3, 4)
@@ -213,7 +213,7 @@ def test_rounding_of_the_sum_stays_below_what_the_bound_was_cut_short_by(on_devi
     """One client is cut to its bound; float32 would round the sum up with it, and not at all without it."""
     side, ulp = 64, 2.0**-18  # of float32 numbers from 32 to 64; half of it from 16 to 32
     layers = LayerTable.from_sizes({"a": side**2})
-    budget = Budget(1.0, Sampling("poisson", 300, 0.5))
+    budget = RunFacts(1.0, Sampling("poisson", 300, 0.5))
     plan = mechanisms.get("gaussian").plan(layers, budget, Transcript.start(torch.zeros(side**2)))
     bound = float(plan.clip[0])
     others = [0.98] * 32 + [(2**16 + 1.5) * ulp, -(2**16 + 0.5) * ulp] * 100

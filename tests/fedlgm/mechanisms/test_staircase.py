@@ -26,7 +26,7 @@ gammas = st.floats(0, 1)
 
 
 def rng(*path):
-    return KeyRing.from_seed(11).numpy(Purpose.NOISE, *path)
+    return KeyRing.from_seed(11).numpy_generator(Purpose.NOISE, *path)
 
 
 @pytest.mark.parametrize(("epsilon", "gamma", "staircase", "iid", "best"), TABLE_TWO)

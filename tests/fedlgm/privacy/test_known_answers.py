@@ -18,7 +18,7 @@ from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import get
 from fedlgm.mechanisms.inid import gaussian_inid, gaussian_scales, laplace_inid
 from fedlgm.mechanisms.profiles import Profile
-from fedlgm.plan import Budget, Sampling
+from fedlgm.plan import RunFacts, Sampling
 from fedlgm.privacy import calibrate, epsilon, gaussian_mu
 from fedlgm.privacy.accounting import PldAccountant
 from fedlgm.privacy.gaussian import gaussian_delta
@@ -189,7 +189,7 @@ def test_equal_bounds_make_three_rules_one():
     assert allocate("uniform", clip, DIMS, 1.3) == pytest.approx(allocate("sensitivity-proportional", clip, DIMS, 1.3))
     layers = LayerTable.from_sizes({"a": 4, "b": 100, "c": 2500})
     group = get("gaussian-inid", bound=math.sqrt(0.75))
-    plan = group.plan(layers, Budget(1.3, Sampling("poisson", 10, 0.5)), Transcript.start(None))
+    plan = group.plan(layers, RunFacts(1.3, Sampling("poisson", 10, 0.5)), Transcript.start(None))
     assert plan.sigma == pytest.approx(expected)
 
 

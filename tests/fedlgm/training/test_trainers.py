@@ -79,7 +79,7 @@ def _tasks(
     for client, size in enumerate(sizes):
         x = torch.randn(size, *shape, generator=draw).to(dtype)
         y = torch.randint(0, 10, (size,), generator=draw)
-        tasks.append(ClientTask(x, y, keys.torch(Purpose.TRAIN, 1, client), epochs))
+        tasks.append(ClientTask(x, y, keys.torch_generator(Purpose.TRAIN, 1, client), epochs))
     return tasks
 
 

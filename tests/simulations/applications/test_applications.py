@@ -22,7 +22,7 @@ from fedlgm.applications.pca_trials import fully_random_rows
 from fedlgm.applications.smoothness import smoothness
 from fedlgm.errors import ConfigError, PrivacyError, RunError
 from fedlgm.keys import KeyRing, Purpose
-from fedlgm.plan import Budget, Sampling
+from fedlgm.plan import RunFacts, Sampling
 from fedlgm.privacy.ledger import Ledger
 from fedlgm.training import ClientTask
 from fedlgm.transcript import Transcript
@@ -101,7 +101,7 @@ def covariance(method, dimension, epsilon=1.0):
 def test_federated_descent_is_the_central_one_when_noise_is_off(name, clients, tmp_path):
     data, objective = load_tabular(name), TASKS[name]
     plan = quiet(descent_plan(data.features, objective))
-    central = cd.descend(objective, data.features, data.targets, plan, KEYS.numpy(Purpose.NOISE))[1:]
+    central = cd.descend(objective, data.features, data.targets, plan, KEYS.numpy_generator(Purpose.NOISE))[1:]
     path, _, _ = run_descent(data.features, data.targets, objective, plan, clients, tmp_path)
     assert path == pytest.approx(central, rel=1e-4, abs=1e-4 * np.abs(central).max())
     assert np.abs(central).max() > 0.1
@@ -169,7 +169,7 @@ def test_one_row_moves_a_clients_sums_by_its_bounds(x, theta):
 def test_a_round_releases_one_coordinate_only():
     plan = descent_plan(np.ones((5, 3)), Lasso(0.1))
     layers = coordinate_table(3)
-    budget = Budget(0.0, Sampling("poisson", 4, 1.0), "replace-one", rounds=9)
+    budget = RunFacts(0.0, Sampling("poisson", 4, 1.0), "replace-one", rounds=9)
     mechanism = CoordinateRelease("descent", descent=plan)
     for round_ in range(5):
         planned = mechanism.plan(layers, budget, Transcript(round_, (torch.zeros(3),)))
@@ -189,7 +189,7 @@ def test_without_noise_there_is_no_guarantee(tmp_path):
 
 @pytest.mark.parametrize("method", pca.methods())
 def test_federated_covariance_is_the_central_one_when_noise_is_off(method, tmp_path):
-    x, _ = fully_random_rows(12, 3, 100, KEYS.numpy(Purpose.PROBE))
+    x, _ = fully_random_rows(12, 3, 100, KEYS.numpy_generator(Purpose.PROBE))
     plan = covariance(method, 12)
     total = pca.covariance_sum(x, plan)
     tiny = replace(plan, diagonal=1e-9 * plan.diagonal, off_diagonal=1e-9 * plan.off_diagonal)
@@ -226,7 +226,7 @@ def test_a_row_never_spends_more_than_the_released_plan_says(row):
         if plan.guarantee.status == "none":
             continue
         layers = covariance_table(plan)
-        budget = Budget(0.0, Sampling("poisson", 4, 1.0), rounds=1)
+        budget = RunFacts(0.0, Sampling("poisson", 4, 1.0), rounds=1)
         start = Transcript.start(torch.zeros(layers.size))
         released = CovarianceRelease("pca", covariance=plan).plan(layers, budget, start)
         moved = pack(pca.covariance_sum(row[None], plan), plan)

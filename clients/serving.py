@@ -1,0 +1,86 @@
+"""Which clients a client object answers for: stated when it is built, never read from a message."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fedlgm import wire
+from fedlgm.errors import ConfigError, PrivacyError
+
+
+@dataclass(frozen=True)
+class AnyClient:
+    """A worker of a simulation, which holds all clients' data: it answers for every client that it is asked for."""
+
+    def check(self, asked: list[int]) -> None:
+        """Nothing to refuse."""
+
+    def place(self) -> dict[str, int]:
+        """What the strategy is told: any client of any number."""
+        return {wire.PARTITION: wire.ANY_CLIENT, wire.PARTITIONS: wire.ANY_CLIENT}
+
+
+@dataclass(frozen=True)
+class OneClient:
+    """A node that holds one client's data: it answers for that client alone.
+
+    Attributes:
+        number: the client's number, from 0.
+        population: number N of registered clients.
+        simulated: whether the node is one of a simulation (or of a test), where a public seed is allowed.
+    """
+
+    number: int
+    population: int
+    simulated: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.number < self.population:
+            raise ConfigError(
+                f"client numbers run from 0 to {self.population - 1} for {self.population} clients, got {self.number}"
+            )
+
+    @classmethod
+    def of_node(cls, node_config: Mapping[str, object], population: int, simulated: bool = False) -> OneClient:
+        """The client that a SuperNode's own configuration names.
+
+        Args:
+            node_config: what the node was started with (`--node-config "partition-id=I num-partitions=N"`).
+            population: number N of the run's clients.
+            simulated: see the class.
+
+        Raises:
+            ConfigError: the configuration names no client, or one of another number of clients.
+        """
+        try:
+            number, stated = int(str(node_config[wire.PARTITION])), int(str(node_config[wire.PARTITIONS]))
+        except (KeyError, ValueError) as error:
+            raise ConfigError(
+                f"this node does not say which client it is: start it with --node-config "
+                f'"{wire.PARTITION}=I {wire.PARTITIONS}={population}", I from 0 to {population - 1}'
+            ) from error
+        if stated != population:
+            raise ConfigError(
+                f"this node is one of {stated} clients ({wire.PARTITIONS}), the run has {population}: start it with "
+                f"{wire.PARTITIONS}={population}"
+            )
+        return cls(number, population, simulated)
+
+    def check(self, asked: list[int]) -> None:
+        """Refuse every other number: under it this client's data would count more than once.
+
+        Raises:
+            PrivacyError: the message asks for other clients.
+        """
+        if asked != [self.number]:
+            raise PrivacyError(
+                f"this node is client {self.number} of {self.population}: it does not answer for {asked}"
+            )
+
+    def place(self) -> dict[str, int]:
+        """What the strategy is told."""
+        return {wire.PARTITION: self.number, wire.PARTITIONS: self.population}
+
+
+Serving = AnyClient | OneClient

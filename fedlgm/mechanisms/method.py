@@ -1,0 +1,63 @@
+"""A mechanism applied to one model in one run: what server and clients agree on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import nn
+
+from fedlgm.facts import RunFacts
+from fedlgm.layers import LayerTable
+from fedlgm.mechanisms.base import Mechanism
+from fedlgm.plan import ReleasePlan
+from fedlgm.transcript import Transcript
+
+
+@dataclass(frozen=True)
+class Method:
+    """What is released in every round.
+
+    Attributes:
+        mechanism: source of each round's plan.
+        layers: `mechanism.table(...)` of the model's layers.
+        facts: the run's public facts, with the calibrated noise multiplier.
+    """
+
+    mechanism: Mechanism
+    layers: LayerTable
+    facts: RunFacts
+
+    @classmethod
+    def of(
+        cls,
+        module: nn.Module,
+        mechanism: Mechanism,
+        facts: RunFacts,
+        group_by: str | Callable[[str], str] = "module",
+    ) -> Method:
+        """The mechanism on the layers of `module`, its noise calibrated to the budget of `facts`.
+
+        Example:
+            >>> import torch
+            >>> from fedlgm import Sampling, mechanisms
+            >>> facts = RunFacts(0.0, Sampling("poisson", 100, 0.1), rounds=5, epsilon=8.0, delta=1e-5)
+            >>> method = Method.of(torch.nn.Linear(3, 2), mechanisms.get("snr-consistent"), facts)
+            >>> method.layers.size, method.facts.noise_multiplier > 0
+            (8, True)
+
+        Args:
+            module: the model; may live on the meta device.
+            mechanism: the mechanism.
+            facts: the run's facts; their `noise_multiplier` is replaced.
+            group_by: see `LayerTable.from_module`.
+
+        Raises:
+            ConfigError, PrivacyError: see `Mechanism.calibrate`.
+        """
+        layers = mechanism.table(LayerTable.from_module(module, group_by))
+        return cls(mechanism, layers, facts.with_multiplier(mechanism.calibrate(facts)))
+
+    def plan(self, transcript: Transcript) -> ReleasePlan:
+        """The next round's release; pure."""
+        return self.mechanism.plan(self.layers, self.facts, transcript)

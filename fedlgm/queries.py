@@ -1,0 +1,164 @@
+"""Auxiliary queries: small vectors that clients compute from their layer norms and that are released with the layers.
+
+A query is one object that holds its name, its size, the l2 bound of one client's contribution, how a client computes
+that contribution and how a released mean is read. A plan adds the noise and nothing else, so it cannot state a bound
+that the query does not keep; what is added to a sum is cut to the bound all the same.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlgm.errors import ConfigError
+from fedlgm.layers import SAFETY
+
+
+@dataclass(frozen=True)
+class AuxiliaryQuery(ABC):
+    """A vector per client, released in the same round as the layers.
+
+    Attributes:
+        sizes: d_j of the layers, [K]; public.
+    """
+
+    name: ClassVar[str]
+
+    sizes: tuple[int, ...]
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """Number of coordinates."""
+
+    @property
+    @abstractmethod
+    def bound(self) -> float:
+        """l2 bound of one client's contribution."""
+
+    @abstractmethod
+    def encode(self, norms: Tensor, clip: Tensor) -> Tensor:
+        """Contributions of b clients, [b, size], from their layer norms before clipping [b, K] and the bounds [K]."""
+
+    @abstractmethod
+    def decode(self, mean: Tensor) -> np.ndarray:
+        """What a released, noisy mean [size] says, float64."""
+
+    def contribution(self, norms: Tensor, clip: Tensor) -> Tensor:
+        """`encode`, cut to `bound` wherever it is longer, float32 [b, size].
+
+        Raises:
+            ConfigError: `encode` returns another shape.
+        """
+        values = self.encode(norms, clip)
+        if values.shape != (len(norms), self.size):
+            raise ConfigError(f"query {self.name!r} encodes {tuple(values.shape)} for {len(norms)} x {self.size}")
+        length = torch.linalg.vector_norm(values, dim=1, keepdim=True)
+        cut = torch.where(length > self.bound, SAFETY * self.bound / length, torch.ones_like(length))
+        return torch.nan_to_num(values * cut, nan=0.0, posinf=0.0, neginf=0.0).float()
+
+
+@dataclass(frozen=True)
+class NoisyQuery:
+    """A query and the noise of its release.
+
+    Attributes:
+        query: what is released.
+        sigma: noise std of the sum (of each client's contribution under local trust).
+    """
+
+    query: AuxiliaryQuery
+    sigma: float
+
+    def __post_init__(self) -> None:
+        if not (self.sigma >= 0 and self.query.bound >= 0):
+            raise ConfigError(f"bounds and noise must be non-negative numbers, got {self}")
+
+
+@dataclass(frozen=True)
+class BelowBound(AuxiliaryQuery):
+    """Which of a client's layers stay within their bounds: bits, centred so that each is -1/2 or 1/2.
+
+    Source: Andrew et al. 2021, "Differentially private learning with adaptive clipping", per layer.
+    """
+
+    name: ClassVar[str] = "below-bound"
+
+    @property
+    def size(self) -> int:
+        """One bit per layer."""
+        return len(self.sizes)
+
+    @property
+    def bound(self) -> float:
+        """sqrt(K) / 2: every bit is 1/2 in magnitude."""
+        return math.sqrt(len(self.sizes)) / 2
+
+    def encode(self, norms: Tensor, clip: Tensor) -> Tensor:
+        """See `AuxiliaryQuery.encode`."""
+        return (norms <= clip).to(norms.dtype) - 0.5
+
+    def decode(self, mean: Tensor) -> np.ndarray:
+        """Noisy share of clients within each layer's bound, float64 [K]."""
+        return np.asarray(mean.double().numpy() + 0.5)
+
+
+@dataclass(frozen=True)
+class LayerMovement(AuxiliaryQuery):
+    """Root mean square change of each layer's weights, as a direction: every client's vector has norm 1 at most."""
+
+    name: ClassVar[str] = "layer-movement"
+
+    @property
+    def size(self) -> int:
+        """One figure per layer."""
+        return len(self.sizes)
+
+    @property
+    def bound(self) -> float:
+        """1, whatever the update is."""
+        return 1.0
+
+    def encode(self, norms: Tensor, clip: Tensor) -> Tensor:
+        """See `AuxiliaryQuery.encode`."""
+        movement = norms / torch.tensor(self.sizes, dtype=norms.dtype, device=norms.device).sqrt()
+        # By the largest first: squares of tiny numbers vanish in float32.
+        movement = movement / movement.amax(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
+        length = torch.linalg.vector_norm(movement, dim=1, keepdim=True)
+        return SAFETY * movement / length.clamp(min=1.0)
+
+    def decode(self, mean: Tensor) -> np.ndarray:
+        """Mean movement, at least 0, float64 [K]."""
+        return np.maximum(mean.double().numpy(), 0.0)
+
+
+_KINDS: dict[str, type[AuxiliaryQuery]] = {kind.name: kind for kind in (BelowBound, LayerMovement)}
+
+
+def register(kind: type[AuxiliaryQuery]) -> type[AuxiliaryQuery]:
+    """Make a query of one's own known to the clients of a run by its name; usable as a class decorator.
+
+    Raises:
+        ConfigError: another query has the name already.
+    """
+    if _KINDS.setdefault(kind.name, kind) is not kind:
+        raise ConfigError(f"there is a query {kind.name!r} already: choose another name")
+    return kind
+
+
+def named(name: str, sizes: Iterable[int]) -> AuxiliaryQuery:
+    """The query `name` over layers of these sizes.
+
+    Raises:
+        ConfigError: no such query.
+    """
+    if name not in _KINDS:
+        raise ConfigError(f"unknown auxiliary query {name!r}; known: {', '.join(_KINDS)}")
+    return _KINDS[name](tuple(int(size) for size in sizes))

@@ -1,0 +1,182 @@
+"""Which nodes serve which clients: told to the strategy, checked against what the nodes say, never guessed."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+from flwr.app import ConfigRecord, MessageType, RecordDict
+from flwr.serverapp import Grid
+
+from fedlgm import wire
+from fedlgm.errors import Notice, RunError
+
+_POLL_S = 0.1
+
+
+@dataclass
+class AnyNode:
+    """Workers of a simulation: every node serves every client.
+
+    Attributes:
+        work: expected effort of each client, see `strategies.cohort.blocks`; None keeps clients in order.
+        wait: seconds to wait until a node connects.
+    """
+
+    single = False
+    simulated = True
+    round_timeout = quorum = max_failures = None
+
+    work: np.ndarray | None = None
+    wait: float = 120.0
+    _nodes: list[int] = field(default_factory=list, repr=False)
+
+    def find(self, grid: Grid, population: int) -> None:
+        """Find the workers, once.
+
+        Raises:
+            RunError: none connects, one does not start, or one says that it serves a client of its own.
+        """
+        deadline = time.monotonic() + self.wait
+        while not self._nodes:
+            answers = ask(grid, grid.get_node_ids(), self.wait)
+            for node, answer in answers.items():
+                if answer.get(wire.PARTITION) != wire.ANY_CLIENT:
+                    raise RunError(
+                        f"node {node} serves client {answer.get(wire.PARTITION)!r} alone, this run is a simulation whose "
+                        "nodes serve any client: use a strategy with OneNodePerClient (nodes = 'clients')"
+                    )
+            self._nodes = sorted(answers)
+            if not self._nodes and time.monotonic() > deadline:
+                raise RunError(f"no node connected within {self.wait:.0f} s")
+            if not self._nodes:
+                time.sleep(_POLL_S)
+
+    def addresses(self, blocks: Iterable[np.ndarray]) -> list[tuple[int | None, list[int]]]:
+        """(node, clients) of every message: one message per block."""
+        return [(self._nodes[i % len(self._nodes)], block.tolist()) for i, block in enumerate(blocks)]
+
+
+@dataclass
+class OneNodePerClient:
+    """Real nodes, each of which holds one client's data.
+
+    Attributes:
+        wait: seconds to wait until the clients' nodes have connected.
+        round_timeout: seconds that nodes have to answer in a round; None waits for as long as Flower does.
+        quorum: share of the registered clients whose nodes must connect before the run starts, and of a round's nodes
+            that must answer; None: all to start, at least one in a round.
+        max_failures: missing, failed and rejected replies of a round beyond which the run ends; None: any number while
+            at least one node answers.
+        simulated: whether the nodes are those of a simulation or a test, where a public seed is allowed.
+    """
+
+    single = True
+    work = None
+
+    wait: float = 120.0
+    round_timeout: float | None = None
+    quorum: float | None = None
+    max_failures: int | None = None
+    simulated: bool = False
+    _nodes: dict[int, int] = field(default_factory=dict, repr=False)  # client -> node
+    _known: set[int] = field(default_factory=set, repr=False)
+
+    def find(self, grid: Grid, population: int) -> None:
+        """Find every client's node; later calls notice nodes that left or joined.
+
+        Raises:
+            RunError: at the start, a node of another population, two nodes for one client, or clients without a node.
+        """
+        if self._known:
+            self._refresh(grid, population)
+            return
+        deadline = time.monotonic() + self.wait
+        needed = population if self.quorum is None else max(1, int(np.ceil(self.quorum * population)))
+        while True:
+            for node, answer in ask(grid, set(grid.get_node_ids()) - self._known, self.wait).items():
+                self._known.add(node)
+                client = self._client_of(node, answer, population)
+                if client in self._nodes:
+                    raise RunError(
+                        f"nodes {self._nodes[client]} and {node} both say that they are client {client}, whose data "
+                        f"would count twice: give every node a {wire.PARTITION} of its own"
+                    )
+                self._nodes[client] = node
+            missing = sorted(set(range(population)) - self._nodes.keys())
+            if not missing or (len(self._nodes) >= needed and time.monotonic() > deadline):
+                break
+            if time.monotonic() > deadline:
+                if not self._nodes:
+                    raise RunError(f"no node connected within {self.wait:.0f} s")
+                raise RunError(
+                    f"{len(missing)} of {population} clients have no node after {self.wait:.0f} s, the first is client "
+                    f"{missing[0]}: start them, or set federation.quorum to begin without"
+                )
+            time.sleep(_POLL_S)
+        if missing:
+            warnings.warn(Notice(f"the run begins without clients {missing}: they have no node"), stacklevel=2)
+
+    def addresses(self, blocks: Iterable[np.ndarray]) -> list[tuple[int | None, list[int]]]:
+        """(node, clients) of every message: one message per client; no node for a client whose node is gone."""
+        return [(self._nodes.get(int(c)), [int(c)]) for block in blocks for c in block]
+
+    def _refresh(self, grid: Grid, population: int) -> None:
+        here = set(grid.get_node_ids())
+        if here == self._known:
+            return
+        self._nodes = {client: node for client, node in self._nodes.items() if node in here}
+        for node, answer in ask(grid, here - self._known, self.wait, tolerant=True).items():
+            try:
+                client = self._client_of(node, answer, population)
+                if client in self._nodes:
+                    raise RunError(f"node {node} says that it is client {client}, as node {self._nodes[client]} does")
+            except RunError as error:
+                warnings.warn(Notice(f"a node that joined is not used: {error}"), stacklevel=3)
+                continue
+            self._nodes[client] = node
+        self._known = here
+
+    @staticmethod
+    def _client_of(node: int, answer: ConfigRecord, population: int) -> int:
+        client, stated = answer.get(wire.PARTITION), answer.get(wire.PARTITIONS)
+        if client == wire.ANY_CLIENT:
+            raise RunError(
+                f"node {node} serves any client, this run has one node per client: a simulation's worker must not "
+                "answer here; start the node for one client (nodes = 'clients')"
+            )
+        if stated != population or not isinstance(client, int) or not 0 <= client < population:
+            raise RunError(
+                f"node {node} says that it is client {client!r} of {stated!r}, the run has {population} clients: set its "
+                f"{wire.PARTITION} and {wire.PARTITIONS}={population}"
+            )
+        return client
+
+
+Nodes = AnyNode | OneNodePerClient
+
+
+def ask(grid: Grid, nodes: Iterable[int], wait: float, *, tolerant: bool = False) -> dict[int, ConfigRecord]:
+    """What each node says of the client that lives there.
+
+    Raises:
+        RunError: a node answers with an error, unless `tolerant`.
+    """
+    content = RecordDict({wire.CONFIG: ConfigRecord()})
+    queries = [grid.create_message(content, MessageType.QUERY, node, "query") for node in nodes]
+    answers: dict[int, ConfigRecord] = {}
+    for reply in grid.send_and_receive(queries, timeout=wait) if queries else ():
+        node = {query.metadata.message_id: query.metadata.dst_node_id for query in queries}.get(
+            reply.metadata.reply_to_message_id
+        )
+        if reply.has_error():
+            text = f"node {node} did not start: {reply.error.reason}"
+            if not tolerant:
+                raise RunError(text)
+            warnings.warn(Notice(text), stacklevel=3)
+        elif node is not None and wire.CONFIG in reply.content.config_records:
+            answers[node] = reply.content.config_records[wire.CONFIG]
+    return answers

@@ -1,0 +1,72 @@
+"""The server's side of a release: charged, noised, divided by the public denominator, in this order and only here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from fedlgm.aggregation import BoundedSum
+from fedlgm.aggregation.kernels import widest
+from fedlgm.devices import Numerics
+from fedlgm.keys import KeyRing
+from fedlgm.plan import ReleasePlan
+from fedlgm.privacy.ledger import SERVER, Ledger
+from fedlgm.release import add_downlink_, fingerprint, noise_keys, release
+
+
+@dataclass(frozen=True)
+class Releaser:
+    """Charges the ledger, then adds noise.
+
+    Attributes:
+        keys: secret ring of the server's noise.
+        ledger: charged before each release.
+        numerics: device and noise backend.
+        attempt: distinguishes attempts whose releases under local trust are not repeated bit by bit (real nodes).
+    """
+
+    keys: KeyRing
+    ledger: Ledger
+    numerics: Numerics = field(default_factory=Numerics)
+    attempt: bytes = b""
+
+    def mean(self, total: BoundedSum, plan: ReleasePlan, round: int) -> Tensor:
+        """The round's released mean [plan.size] float32 on the CPU."""
+        device, backend = self.numerics.device, self.numerics.noise_backend
+        values = total.total.to(device, widest(device))
+        if plan.facts.trust == "central":
+            keys = noise_keys(self.keys, values)
+            if self.costs(plan):
+                key = fingerprint(keys, round, SERVER, backend)
+                self.ledger.charge(plan.event, round=round, key=key, claim=plan.claim)
+            release(values, plan, keys, round, backend=backend)
+        values.div_(plan.denominator)
+        return add_downlink_(values, plan, noise_keys(self.keys, values), round, backend).cpu().float()
+
+    def charge_clients(self, plan: ReleasePlan, round: int, clients: Iterable[int]) -> None:
+        """Local trust: charge clients before they are asked, since they release at once."""
+        if plan.facts.trust == "local" and self.costs(plan):
+            for client in clients:
+                self.ledger.charge(
+                    plan.event, round=round, client=client, key=self._client_key(round, client), claim=plan.claim
+                )
+
+    def costs(self, plan: ReleasePlan) -> bool:
+        """Whether the round is charged: not if nothing is released and nothing ever was, see `ReleasePlan.event`."""
+        return plan.size > 0 or self.ledger.rounds() > 0
+
+    def exhausted(self, round: int, max_participations: int | None) -> frozenset[int]:
+        """Clients at their cap before `round`."""
+        if max_participations is None:
+            return frozenset()
+        counts = self.ledger.participations()
+        for later, client, key in self.ledger.since(round):
+            # A resumed run repeats this release bit by bit: it is on the ledger, but not yet in the past.
+            counts[client] -= key == self._client_key(later, client)
+        return frozenset(client for client, count in counts.items() if count >= max_participations)
+
+    def _client_key(self, round: int, client: int) -> str:
+        keys = self.keys.derive(self.attempt) if self.attempt else self.keys
+        return fingerprint(keys, round, client, self.numerics.noise_backend)

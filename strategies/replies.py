@@ -1,0 +1,188 @@
+"""A round's replies: matched to its messages, put in order, and checked where one client alone made them.
+
+A single client's reply is not trusted: whatever it holds counts at most as one contribution that the plan bounds. What
+breaks a rule counts as zero and is reported with the node's name; it cannot weaken the protection of the others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import scipy.special
+from flwr.app import Message
+
+from fedlgm import wire
+from fedlgm.errors import FedlgmError, PrivacyError, RunError
+from fedlgm.noise import grid_step
+from fedlgm.plan import Part, ReleasePlan
+
+_NEGLIGIBLE = 1e-15  # probability that honest noise is longer than `largest_norm` allows
+_ROUNDING = 1 + 1e-9
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One message of a round that brought no contribution.
+
+    Attributes:
+        kind: "missing" (no reply in time, or no node), "error" (the node says that it failed) or "rejected" (a reply
+            that breaks a rule).
+        node: the node that was asked; None if the client has none.
+        client: the client that was asked.
+        reason: what happened.
+    """
+
+    kind: Literal["missing", "error", "rejected"]
+    node: int | None
+    client: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A message as it was sent; `message` is None where there was no node to send it to."""
+
+    message: Message | None
+    clients: list[int]
+
+    @property
+    def node(self) -> int | None:
+        """The node that was asked."""
+        return None if self.message is None else self.message.metadata.dst_node_id
+
+
+def in_order(
+    sent: Sequence[Sent], replies: Iterable[Message], single: bool, failures: list[Failure]
+) -> Iterator[tuple[Sent, Message | None]]:
+    """(message, reply) of every message in order, as soon as its turn comes; no reply where there is a failure.
+
+    A reply belongs to the message that it answers, whatever it says of itself; it must come from the node that was
+    asked and belong to the same run.
+
+    Args:
+        sent: the round's messages.
+        replies: in any order.
+        single: whether failures are collected (one client per message) or end the run (blocks of a simulation).
+        failures: failures are appended here.
+
+    Raises:
+        RunError: a block failed or is missing.
+    """
+    waiting: dict[int, Message | None] = {slot: None for slot, one in enumerate(sent) if one.message is None}
+    for slot in waiting:
+        failures.append(Failure("missing", None, sent[slot].clients[0], "the client has no node"))
+    slots: dict[str, int] = {}
+    turn = 0
+    for reply in replies:
+        slots = slots or {one.message.metadata.message_id: i for i, one in enumerate(sent) if one.message is not None}
+        slot = slots.get(reply.metadata.reply_to_message_id, -1)
+        problem = _mismatch(reply, sent, slot, taken=slot in waiting or slot < turn)
+        if not single and (problem or reply.has_error()):
+            raise RunError(f"a client block failed: {problem or reply.error.reason}")
+        if problem:
+            client = sent[slot].clients[0] if slot >= 0 else -1
+            failures.append(Failure("rejected", reply.metadata.src_node_id, client, problem))
+        elif reply.has_error():
+            failures.append(Failure("error", sent[slot].node, sent[slot].clients[0], str(reply.error.reason)[:500]))
+            waiting[slot] = None
+        else:
+            waiting[slot] = reply
+        while turn in waiting:
+            yield sent[turn], waiting.pop(turn)
+            turn += 1
+    missing = [slot for slot in range(turn, len(sent)) if slot not in waiting]
+    if missing and not single:
+        raise RunError(f"only {len(sent) - len(missing)} of {len(sent)} messages of the round were answered")
+    for slot in range(turn, len(sent)):
+        if slot in missing:
+            failures.append(Failure("missing", sent[slot].node, sent[slot].clients[0], "no reply in time"))
+        yield sent[slot], waiting.get(slot)
+
+
+def _mismatch(reply: Message, sent: Sequence[Sent], slot: int, taken: bool) -> str | None:
+    if slot < 0:
+        return "it answers no message of this round"
+    if taken:
+        return "the message was answered before"
+    asked = sent[slot].message
+    assert asked is not None
+    if reply.metadata.run_id != asked.metadata.run_id:
+        return "it belongs to another run"
+    # Flower itself reports lost nodes, under its own number.
+    if not reply.has_error() and reply.metadata.src_node_id != asked.metadata.dst_node_id:
+        return f"node {asked.metadata.dst_node_id} was asked"
+    return None
+
+
+def block_sum(reply: Message, plan: ReleasePlan) -> np.ndarray:
+    """The sum that a worker of a simulation returns, [plan.size]; only its form is checked.
+
+    Raises:
+        PrivacyError: it is not of the plan's size or type.
+        RunError: the array cannot be read.
+    """
+    values = wire.view(reply.content.array_records[wire.ARRAYS][wire.SUM].data)
+    if values.shape != (plan.size,) or values.dtype not in (np.float32, np.float64):
+        raise PrivacyError(
+            f"a reply holds {values.size} values of {values.dtype} as {values.shape} where the plan releases "
+            f"{plan.size} numbers"
+        )
+    return values
+
+
+def contribution(reply: Message, plan: ReleasePlan) -> np.ndarray:
+    """A single client's contribution, [plan.size] float64, if it keeps the plan's bounds.
+
+    Under central trust every part's norm must stay within its bound; under local trust within what bound and noise
+    together can reach except with probability 1e-15. What a trainer bounds example by example has no bound per client:
+    it must be finite. Figures that the reply states about itself are not used.
+
+    Raises:
+        PrivacyError: it does not; the message says how.
+    """
+    try:
+        values = block_sum(reply, plan).astype(np.float64)
+    except FedlgmError as error:
+        raise PrivacyError(str(error)) from error
+    except Exception as error:  # whatever a hostile message makes the parser raise
+        raise PrivacyError(f"the reply cannot be read: {type(error).__name__}: {error}") from error
+    if not np.isfinite(values).all():
+        raise PrivacyError("it holds NaN or infinite values")
+    if plan.bounded_by == "trainer" and plan.facts.trust == "central":
+        return values
+    order, start = 2 if plan.family == "gaussian" else 1, 0
+    for part in plan.parts:
+        norm = _norm(values[start : start + part.size], order)
+        limit = part.clip if plan.facts.trust == "central" else largest_norm(part, plan.family)
+        if not norm <= limit * _ROUNDING:
+            raise PrivacyError(f"its part {part.name!r} has norm {norm:.4g}, the plan allows {limit:.4g}")
+        start += part.size
+    return values
+
+
+def _norm(values: np.ndarray, order: int) -> float:
+    largest = float(np.abs(values).max(initial=0.0))
+    if largest == 0:
+        return 0.0
+    with np.errstate(over="ignore"):
+        return largest * float(np.linalg.norm(values / largest, ord=order))  # squares of huge numbers overflow
+
+
+def largest_norm(part: Part, family: str) -> float:
+    """Norm that a client's noised part exceeds with probability at most 1e-15: bound, noise and grid together.
+
+    Gaussian: sqrt of the chi-square tail, l2. Laplace: tail of a sum of exponentials, l1.
+    """
+    if part.sigma == 0 or not math.isfinite(part.clip):
+        return part.clip
+    if family == "gaussian":
+        noise = part.sigma * math.sqrt(2 * float(scipy.special.gammainccinv(part.size / 2, _NEGLIGIBLE)))
+        grid = grid_step(part.sigma) * math.sqrt(part.size)
+    else:
+        noise = part.sigma * float(scipy.special.gammainccinv(part.size, _NEGLIGIBLE))
+        grid = grid_step(part.sigma) * part.size
+    return part.clip + noise + grid
