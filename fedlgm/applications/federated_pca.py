@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedlgm import inputs
 from fedlgm.applications.pca import Array, CovariancePlan, covariance_sum
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.base import Mechanism
@@ -59,7 +60,7 @@ class CovarianceSums:
     def updates(self, model: Tensor, tasks: Iterable[ClientTask]) -> Iterator[Tensor]:
         """Yield the packed sum, float32 [1, M (M + 1) / 2], of each task (x: rows [n, M])."""
         for task in tasks:
-            yield pack(covariance_sum(task.x.double().numpy(), self._plan), self._plan)[None]
+            yield pack(covariance_sum(inputs.first(task.x).double().numpy(), self._plan), self._plan)[None]
 
 
 @dataclass(frozen=True)

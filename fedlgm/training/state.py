@@ -1,0 +1,59 @@
+"""Models that keep nothing between clients: what a model remembers of one client would reach the next one's update.
+
+Buffers that stay as they are (a causal mask, position codes) are welcome.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from fedlgm.errors import ConfigError
+
+_ADVICE = "use layers without state, for example GroupNorm in place of BatchNorm"
+
+
+def require_stateless(module: nn.Module) -> None:
+    """Refuse a module with buffers that training is known to change: running statistics.
+
+    What clients keep in them is neither bounded nor noised, and never aggregated. A module that changes a buffer in
+    other ways is refused by `Unchanged` when it does.
+
+    Raises:
+        ConfigError: the message names the first such buffer.
+    """
+    for name, child in module.named_modules():
+        if isinstance(child, _NormBase) and child.running_mean is not None:
+            raise _trained(f"{name}.running_mean".lstrip("."))
+
+
+class Unchanged:
+    """The buffers of a module as they were.
+
+    Args:
+        module: the module.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._buffers = self._versions()
+
+    def check(self) -> None:
+        """Refuse a module that has written or replaced a buffer since.
+
+        Raises:
+            ConfigError: the message names the first such buffer.
+        """
+        if not self._buffers:
+            return
+        now = self._versions()
+        for name, (buffer, version) in self._buffers.items():
+            if name not in now or now[name][0] is not buffer or now[name][1] != version:
+                raise _trained(name)
+
+    def _versions(self) -> dict[str, tuple[Tensor, int]]:
+        return {name: (buffer, buffer._version) for name, buffer in self._module.named_buffers()}
+
+
+def _trained(name: str) -> ConfigError:
+    return ConfigError(f"the model's buffer {name!r} would follow private data unbounded: {_ADVICE}")
