@@ -11,12 +11,12 @@ from fedlgm import inputs
 from fedlgm.devices import exact_arithmetic
 from fedlgm.inputs import Inputs
 from fedlgm.layers import LayerTable
+from fedlgm.models.requirements import Unchanged, require_stateless
 from fedlgm.tasks import Classification, Task
 from fedlgm.training.base import ClientTask, LocalTraining
 from fedlgm.training.layout import prefer_channels_last_
 from fedlgm.training.optimizers import FlatOptimizer
 from fedlgm.training.stack import Stack
-from fedlgm.training.state import Unchanged, require_stateless
 
 
 class SequentialTrainer:

@@ -19,11 +19,11 @@ from fedlgm.devices import exact_arithmetic
 from fedlgm.errors import ConfigError, MemoryWarning, Notice, out_of_memory
 from fedlgm.inputs import Inputs
 from fedlgm.layers import LayerTable
+from fedlgm.models.requirements import Unchanged, require_stateless
 from fedlgm.tasks import Classification, Task
 from fedlgm.training.base import ClientTask, LocalTraining
 from fedlgm.training.schedule import Schedule
 from fedlgm.training.sequential import optimizer_of
-from fedlgm.training.state import Unchanged, require_stateless
 
 Gradients = Callable[[dict[str, Tensor], Inputs, Tensor, Tensor], dict[str, Tensor]]
 
