@@ -104,8 +104,9 @@ def read_bible(path: Path) -> list[tuple[str, int, str]]:
     if not content.startswith(b"EC02Compressed") or len(content) < 92:
         raise DataError(f"{path} is not a text of Debian's package bible-kjv-text")
     count = int.from_bytes(content[88:92], "big")
-    starts = np.frombuffer(content[92 : 92 + 4 * count], dtype=">u4").tolist()
-    if not starts or len(starts) < count or sorted(starts) != starts or starts[-1] > len(content):
+    table = content[92 : 92 + 4 * count]
+    starts = np.frombuffer(table, dtype=">u4").tolist() if len(table) == 4 * count else []
+    if not starts or sorted(starts) != starts or starts[-1] > len(content):
         raise DataError(f"{path} is damaged: its table of {count} windows does not fit into the file")
     text = b"".join(
         _unpack(path, content[start:end]) for start, end in zip(starts, [*starts[1:], len(content)], strict=True)
