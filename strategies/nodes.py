@@ -46,8 +46,8 @@ class AnyNode:
             for node, answer in answers.items():
                 if answer.get(wire.PARTITION) != wire.ANY_CLIENT:
                     raise RunError(
-                        f"node {node} serves client {answer.get(wire.PARTITION)!r} alone, this run is a simulation whose "
-                        "nodes serve any client: use a strategy with OneNodePerClient (nodes = 'clients')"
+                        f"node {node} serves client {answer.get(wire.PARTITION)!r} alone, this run is a simulation "
+                        "whose nodes serve any client: use a strategy with OneNodePerClient (nodes = 'clients')"
                     )
             self._nodes = sorted(answers)
             if not self._nodes and time.monotonic() > deadline:
@@ -150,8 +150,8 @@ class OneNodePerClient:
             )
         if stated != population or not isinstance(client, int) or not 0 <= client < population:
             raise RunError(
-                f"node {node} says that it is client {client!r} of {stated!r}, the run has {population} clients: set its "
-                f"{wire.PARTITION} and {wire.PARTITIONS}={population}"
+                f"node {node} says that it is client {client!r} of {stated!r}, the run has {population} clients: set "
+                f"its {wire.PARTITION} and {wire.PARTITIONS}={population}"
             )
         return client
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedlgm import inputs
 from fedlgm.applications.coordinate_descent import DescentPlan
 from fedlgm.applications.objectives import Objective
 from fedlgm.contributions import BoundedUpdates
@@ -48,7 +49,7 @@ class CoordinateSums:
         """Yield float64 [1, K] for each task (x: rows [n, K], y: targets [n]); non-finite derivatives count as zero."""
         theta = model.double().numpy()
         for task in tasks:
-            x, y = task.x.double().numpy(), task.y.double().numpy()
+            x, y = inputs.first(task.x).double().numpy(), task.y.double().numpy()
             with np.errstate(invalid="ignore", over="ignore"):
                 derivatives = self._objective.margin_gradient(x @ theta, y)[:, None] * x
             derivatives = np.nan_to_num(derivatives, nan=0.0, posinf=0.0, neginf=0.0)

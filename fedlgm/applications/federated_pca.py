@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedlgm import inputs
 from fedlgm.applications.pca import Array, CovariancePlan, covariance_sum
 from fedlgm.contributions import BoundedUpdates
 from fedlgm.facts import RunFacts
@@ -72,7 +73,7 @@ class CovarianceSums:
     def updates(self, model: Tensor, tasks: Iterable[ClientTask]) -> Iterator[BoundedUpdates]:
         """Yield the packed sum, float64 [1, M (M + 1) / 2], of each task (x: rows [n, M])."""
         for task in tasks:
-            total = pack(covariance_sum(task.x.double().numpy(), self._plan), self._plan)
+            total = pack(covariance_sum(inputs.first(task.x).double().numpy(), self._plan), self._plan)
             # Cut short, so that rounding of a sum over many rows cannot carry one row's share above its bound.
             yield BoundedUpdates(SAFETY * total[None], self._bounds)
 

@@ -1,24 +1,31 @@
 """Data sets and their division among clients.
 
 data = load("fashion-mnist")
-clients = partition(data.train_y, 500, "dirichlet", alpha=0.1, seed=7)
+clients = divide(data, 500, "dirichlet", alpha=0.1, seed=7)
 x = data.train_x[clients[3]]
+
+own = load({"train": (x, y), "test": (test_x, test_y), "clients": [[0, 1, 2], [3, 4]]})
+clients = divide(own, 2, "natural")
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from fedlgm.data.bundled import digits, synthetic
 from fedlgm.data.dataset import DataSet
+from fedlgm.data.division import divide
 from fedlgm.data.partition import Partition, partition, schemes
 from fedlgm.data.partition import options as scheme_options
 from fedlgm.data.sources import FILE_SETS, locate, read
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, DataError
+from fedlgm.extension import is_reference, load_object
 
-__all__ = ["DataSet", "Partition", "load", "names", "partition", "scheme_options", "schemes", "synthetic"]
+__all__ = ["DataSet", "Partition", "divide", "load", "names", "partition", "scheme_options", "schemes", "synthetic"]
 
 _synthetic = cache(synthetic)
 
@@ -28,15 +35,20 @@ def names() -> tuple[str, ...]:
     return ("digits", *FILE_SETS, "synthetic")
 
 
-def load(name: str, data_dir: str | Path | None = None, *, download: bool = True) -> DataSet:
-    """Load a data set; it is held once per process.
+Loadable = str | DataSet | Mapping[str, Any] | Callable[[], Any]
+
+
+def load(name: Loadable, data_dir: str | Path | None = None, *, download: bool = True) -> DataSet:
+    """Load a data set; a bundled one is held once per process.
 
     Files are looked for in `data_dir`, then in `$FEDLGM_DATA` (~/.cache/fedlgm when it is not set), then where Debian's
     packages put them; a set that is nowhere is downloaded by torchvision into `$FEDLGM_DATA`. Setting FEDLGM_OFFLINE=1
     forbids downloads.
 
     Args:
-        name: one of `names()`; "synthetic-N" is synthetic data with N training samples.
+        name: one of `names()`; "synthetic-N" is synthetic data with N training samples. Or your own: a `DataSet`, a
+            mapping as `DataSet.from_mapping` takes it, a function without arguments that gives one of these, or
+            "package.module:name" of any of them.
         data_dir: directory of the files: bare, in a folder of the set's name, or in torchvision's (LEAF's) layout.
         download: whether to download a missing set.
 
@@ -45,14 +57,39 @@ def load(name: str, data_dir: str | Path | None = None, *, download: bool = True
         data and so cost no privacy; synthetic data are not bounded.
 
     Raises:
-        ConfigError: if the name is unknown.
-        DataError: if the files are missing (the message says where to put them) or damaged (it names the file).
+        ConfigError: if the name is unknown or does not import.
+        DataError: if the files are missing (the message says where to put them) or damaged (it names the file), or your
+            own data are not as `DataSet.from_arrays` wants them.
     """
+    if not isinstance(name, str):
+        return _own(name, repr(getattr(name, "__name__", type(name).__name__)))
+    if is_reference(name):
+        return _own(load_object(name, "data set"), repr(name))
     if name == "digits":
         return digits()
     if name in FILE_SETS:
         return read(name, locate(name, data_dir, download=download))
     size = re.fullmatch(r"synthetic(?:-(\d+))?", name)
     if size is None:
-        raise ConfigError(f"unknown data set {name!r}; known: {', '.join(names())} (or synthetic-N with N samples)")
+        raise ConfigError(
+            f"unknown data set {name!r}; known: {', '.join(names())} (or synthetic-N with N samples), or "
+            "your own as 'package.module:name'"
+        )
     return _synthetic(int(size[1])) if size[1] else _synthetic()
+
+
+def _own(found: Any, label: str) -> DataSet:
+    """A user's own set."""
+    if callable(found):
+        try:
+            found = found()
+        except TypeError as error:
+            raise DataError(f"data set {label}: {error}") from error
+    if isinstance(found, DataSet):
+        return found
+    if isinstance(found, Mapping):
+        return DataSet.from_mapping(found)
+    raise DataError(
+        f"data set {label} must be a fedlgm.data.DataSet or {{'train': (x, y), 'test': (x, y)}}, or a function that "
+        f"gives one; it is a {type(found).__name__}"
+    )

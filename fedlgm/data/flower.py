@@ -6,13 +6,16 @@ imported on the first call (it takes about a second).
 
 from __future__ import annotations
 
+import inspect
 import warnings
-from typing import TYPE_CHECKING
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedlgm.data.assignment import require_count, require_positive
 from fedlgm.errors import ConfigError
+from fedlgm.extension import load_object
 from fedlgm.keys import KeyRing, Purpose
 
 if TYPE_CHECKING:
@@ -177,3 +180,85 @@ def _owners(partitioner: Partitioner, labels: np.ndarray, ring: KeyRing) -> np.n
         for client in range(partitioner.num_partitions):
             owner[partitioner.load_partition(client)] = client
     return owner
+
+
+def is_partitioner_name(scheme: str) -> bool:
+    """Whether a scheme is called as a class of `flwr_datasets.partitioner` is."""
+    return scheme.isidentifier() and scheme.endswith("Partitioner")
+
+
+def find(scheme: str) -> Any:
+    """The class of `flwr_datasets.partitioner` of that name, or what "package.module:name" names.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    reference = f"flwr_datasets.partitioner:{scheme}" if is_partitioner_name(scheme) else scheme
+    return load_object(reference, "partition scheme")
+
+
+def partitioner_options(found: Any) -> dict[str, bool]:
+    """Arguments of a partitioner or a user's function that a run does not fill in, each with whether it is needed."""
+    if not callable(found):
+        return {}
+    parameters = inspect.signature(found).parameters.values()
+    skipped = {"num_partitions", "seed", "data", "clients"}
+    plain = [p for p in parameters if p.name not in skipped and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    return {p.name: p.default is p.empty and p.name != "partition_by" for p in plain}
+
+
+def by_partitioner(
+    found: Any, columns: dict[str, np.ndarray], clients: int, ring: KeyRing, values: dict[str, Any]
+) -> np.ndarray:
+    """Run any partitioner of `flwr-datasets`.
+
+    Args:
+        found: a `Partitioner`, which is copied and left as it is, or a class of them.
+        columns: what it may divide by: "label" [n], and "user" [n] where the data have users.
+        clients: number of clients that it must give.
+        ring: source of randomness, for the order of the rows and for `seed` where the class takes one.
+        values: options for a class; `num_partitions`, `partition_by` ("label") and `seed` are filled in.
+
+    Returns:
+        Owner of each sample.
+
+    Raises:
+        ConfigError: it refuses its options or the data, or gives another number of clients.
+    """
+    from datasets import Dataset
+
+    name = found.__name__ if isinstance(found, type) else type(found).__name__
+    count = len(columns["label"])
+    rows = ring.numpy_generator(Purpose.PARTITION, _ROWS).permutation(count)
+    owner = np.full(count, -1, dtype=np.int64)
+    try:
+        partitioner = found(**_filled(found, clients, ring, values)) if isinstance(found, type) else deepcopy(found)
+        partitioner.dataset = Dataset.from_dict({**{key: c[rows] for key, c in columns.items()}, "row": rows})
+        given = int(partitioner.num_partitions)
+        if given != clients:
+            raise ConfigError(f"partition scheme {name!r} gives {given} clients, federation.clients is {clients}")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for client in range(clients):
+                owner[np.asarray(partitioner.load_partition(client)["row"], dtype=np.int64)] = client
+    except ConfigError:
+        raise
+    except Exception as error:  # partitioners refuse in many ways
+        first = (str(error).splitlines() or [""])[0]
+        raise ConfigError(
+            f"partition scheme {name!r} cannot divide {count} samples (columns {', '.join(columns)}) among {clients} "
+            f"clients: {type(error).__name__}: {first}"
+        ) from error
+    return owner
+
+
+def _filled(found: type, clients: int, ring: KeyRing, values: dict[str, Any]) -> dict[str, Any]:
+    """Options of a class with those that a run knows."""
+    known = inspect.signature(found).parameters
+    own = {"num_partitions": clients, "partition_by": "label", "seed": _seed(ring, 0)}
+    # Tables (of a DistributionPartitioner) must be arrays; TOML has lists of lists.
+    given = {
+        key: np.asarray(value) if isinstance(value, list) and value and isinstance(value[0], list) else value
+        for key, value in values.items()
+    }
+    return {key: value for key, value in own.items() if key in known} | given

@@ -6,14 +6,15 @@ Schemes of `flwr-datasets` run on its own partitioners; the others are in `assig
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from fedlgm.data import assignment, flower
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, DataError
+from fedlgm.extension import is_reference
 from fedlgm.keys import KeyRing
 
 
@@ -36,6 +37,31 @@ class Partition:
         counts = np.bincount(owner[owner >= 0], minlength=clients)
         offsets = np.concatenate([[0], np.cumsum(counts)])
         return cls(order[len(owner) - offsets[-1] :], offsets)
+
+    @classmethod
+    def from_clients(cls, clients: Sequence[Any], samples: int) -> Partition:
+        """Partition in which client i holds the samples `clients[i]`, integers in [0, samples).
+
+        Raises:
+            DataError: no clients, or indices that are no integers, out of range or given twice.
+        """
+        owner = np.full(samples, -1, dtype=np.int64)
+        if len(clients) == 0:
+            raise DataError("clients: there must be at least one")
+        for client, indices in enumerate(clients):
+            index = np.asarray(indices)
+            if index.size == 0:
+                continue
+            if index.ndim != 1 or not np.issubdtype(index.dtype, np.integer):
+                raise DataError(f"clients[{client}] must be a list of sample numbers, got {index.dtype} {index.shape}")
+            if index.min() < 0 or index.max() >= samples:
+                raise DataError(f"clients[{client}] names samples outside [0, {samples})")
+            counts = np.bincount(index, minlength=samples)
+            taken = np.flatnonzero((counts > 1) | ((counts > 0) & (owner >= 0)))
+            if len(taken):
+                raise DataError(f"clients[{client}] names sample {taken[0]}, which is taken: a sample has one owner")
+            owner[index] = client
+        return cls.from_owner(owner, len(clients))
 
     def __len__(self) -> int:
         """Number of clients."""
@@ -85,11 +111,18 @@ def schemes() -> tuple[str, ...]:
 def options(scheme: str) -> dict[str, bool]:
     """Options of a scheme, each with whether it must be given.
 
+    For a partitioner of `flwr-datasets` or of a user's own these are the arguments that a run does not fill in itself.
+
     Raises:
-        ConfigError: for an unknown scheme.
+        ConfigError: for an unknown scheme, or one that cannot be imported.
     """
+    if is_reference(scheme) or flower.is_partitioner_name(scheme):
+        return flower.partitioner_options(flower.find(scheme))
     if scheme not in _SCHEMES:
-        raise ConfigError(f"unknown partition scheme {scheme!r}; known: {', '.join(_SCHEMES)}")
+        raise ConfigError(
+            f"unknown partition scheme {scheme!r}; known: {', '.join(_SCHEMES)}, the partitioners of flwr-datasets "
+            "(such as 'ExponentialPartitioner'), and your own as 'package.module:name'"
+        )
     parameters = inspect.signature(_SCHEMES[scheme]).parameters.values()
     return {p.name: p.default is p.empty for p in parameters if p.kind is p.KEYWORD_ONLY}
 

@@ -7,17 +7,18 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
 
-from fedlgm.data import formats
+from fedlgm.data import formats, text
 from fedlgm.data.dataset import DataSet
 from fedlgm.data.formats import Samples
 from fedlgm.errors import DataError
 
 _DEBIAN = Path("/usr/share/datasets")
+_DEBIAN_LIB = Path("/usr/lib")
 _TIMEOUT = 10.0  # seconds without an answer before a download is given up
 
 
@@ -26,12 +27,13 @@ class FileSet:
     """A published set.
 
     Attributes:
-        classes: number of classes.
+        classes: number of classes, or of characters.
         files: glob patterns, each of which must match a file of the set's folder.
         read: reads (train, test) from the folder.
         layout: folder below a data directory in which torchvision or LEAF keeps it.
         torchvision: class of `torchvision.datasets` that downloads it, or None.
         advice: how to get the files by hand, up to "into <folder>".
+        debian: folder in which Debian's package keeps them; None is a folder of the set's name among its data sets.
     """
 
     classes: int
@@ -40,6 +42,7 @@ class FileSet:
     layout: str
     torchvision: str | None
     advice: str
+    debian: Path | None = None
 
 
 def _stored(folder: Path, pattern: str) -> list[Path]:
@@ -69,6 +72,14 @@ def _read_femnist(folder: Path) -> tuple[Samples, Samples]:
     return formats.read_leaf(_stored(folder, "train/*.json")), formats.read_leaf(_stored(folder, "test/*.json"))
 
 
+def _read_bible(folder: Path, by_chapter: bool) -> tuple[Samples, Samples]:
+    texts: dict[object, str] = {}
+    for book, number, chapter in text.read_bible(folder / "bible.data"):
+        user = (book, number) if by_chapter else book
+        texts[user] = f"{texts[user]}\n{chapter}" if user in texts else chapter
+    return text.windows(texts)
+
+
 _IDX_FILES = (
     "train-images-idx3-ubyte*",
     "train-labels-idx1-ubyte*",
@@ -77,6 +88,19 @@ _IDX_FILES = (
 )
 _CIFAR10_FILES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
 _CIFAR_SITE = "https://www.cs.toronto.edu/~kriz/cifar.html"
+
+
+def _bible(by_chapter: bool) -> FileSet:
+    return FileSet(
+        classes=len(text.ALPHABET),
+        files=("bible.data",),
+        read=partial(_read_bible, by_chapter=by_chapter),
+        layout="bible-kjv",
+        torchvision=None,
+        advice="install Debian's package bible-kjv-text, or put its file bible.data",
+        debian=_DEBIAN_LIB,
+    )
+
 
 FILE_SETS: dict[str, FileSet] = {
     "mnist": FileSet(
@@ -127,6 +151,8 @@ FILE_SETS: dict[str, FileSet] = {
         torchvision=None,
         advice="create train/ and test/ with LEAF's FEMNIST scripts (https://leaf.cmu.edu) and put them",
     ),
+    "bible-kjv": _bible(by_chapter=False),
+    "bible-kjv-chapters": _bible(by_chapter=True),
 }
 
 
@@ -148,7 +174,7 @@ def locate(name: str, data_dir: str | Path | None, *, download: bool) -> Path:
         raise DataError(f"data_dir {str(data_dir)!r} is not a directory")
     spec = FILE_SETS[name]
     store = Path(os.environ.get("FEDLGM_DATA") or Path.home() / ".cache" / "fedlgm")
-    folders = [store / name, store / spec.layout, _DEBIAN / name]
+    folders = [store / name, store / spec.layout, spec.debian or _DEBIAN / name]
     if data_dir is not None:
         # Bare files count only in a directory given for this very set: MNIST and Fashion-MNIST use the same file names.
         folders = [Path(data_dir) / below for below in ("", name, spec.layout)] + folders
@@ -160,7 +186,7 @@ def locate(name: str, data_dir: str | Path | None, *, download: bool) -> Path:
     if found is None:
         raise DataError(
             f"{name} not found: looked for {', '.join(spec.files)} in {', '.join(map(str, folders))}. {problem} "
-            f"To mend it, {spec.advice} into {store / name} or a directory given as data_dir."
+            f"To fix it, {spec.advice} into {store / name} or a directory given as data_dir."
         )
     return found
 
@@ -170,7 +196,7 @@ def read(name: str, folder: Path) -> DataSet:
     """The set `name` of `FILE_SETS` from the folder that `locate` found, held for the life of the process.
 
     Returns:
-        The set, with pixels in [-1, 1].
+        The set: pixels in [-1, 1], or the numbers of characters in `text.ALPHABET`.
 
     Raises:
         DataError: if a file is damaged.
@@ -185,7 +211,9 @@ def read(name: str, folder: Path) -> DataSet:
 
 
 def _scaled(x: np.ndarray) -> np.ndarray:
-    """Bytes, or numbers in [0, 1], as float32 in [-1, 1]."""
+    """Bytes, or numbers in [0, 1], as float32 in [-1, 1]; characters stay as they are."""
+    if x.dtype == np.int64:
+        return x
     scaled = x.astype(np.float32)
     scaled *= 2.0 / 255.0 if x.dtype == np.uint8 else 2.0
     scaled -= 1.0

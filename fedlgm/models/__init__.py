@@ -1,11 +1,12 @@
-"""The papers' models, by name.
+"""The papers' models and two small models of text, by name; and models of a user's own.
 
-None has BatchNorm or another buffer, in-place activations or data-dependent control flow: all state can be bounded and
-noised alike, and `torch.func.vmap` over stacked parameters gives the same results as a loop over clients.
+No bundled model has BatchNorm or another buffer, in-place activations or data-dependent control flow: all state can be
+bounded and noised alike, and `torch.func.vmap` over stacked parameters gives the same results as a loop over clients.
 """
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -14,12 +15,17 @@ import torch
 from torch import nn
 
 from fedlgm.errors import ConfigError
+from fedlgm.extension import is_reference, load_object
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.models.convolutional import cifar_cnn, cnn, cnn_small
 from fedlgm.models.dense import logistic, mlp
+from fedlgm.models.requirements import require_trainable
 from fedlgm.models.residual import resnet18, resnet20, resnet152
+from fedlgm.models.text import gru, transformer
 
-__all__ = ["build", "names", "options"]
+__all__ = ["build", "names", "options", "require_trainable"]
+
+Model = str | nn.Module | Callable[..., nn.Module]
 
 _MODELS: dict[str, Callable[..., nn.Module]] = {
     "logistic": logistic,
@@ -30,7 +36,14 @@ _MODELS: dict[str, Callable[..., nn.Module]] = {
     "resnet18": resnet18,
     "resnet20": resnet20,
     "resnet152": resnet152,
+    "gru": gru,
+    "transformer": transformer,
 }
+_AXES = {"logistic": None, "mlp": None, "gru": 1, "transformer": 1}
+"""Axes of one input, 3 where nothing is said; None takes any."""
+_SHAPES = {None: "of any shape", 1: "(length,)", 3: "(C, H, W)"}
+_FILLED = ("in_shape", "classes")
+_NAMED = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def names() -> tuple[str, ...]:
@@ -39,44 +52,93 @@ def names() -> tuple[str, ...]:
 
 
 def options(name: str) -> tuple[str, ...]:
-    """Option names of a model.
+    """Option names of a model, bundled or a user's own ("package.module:name").
 
     Raises:
-        ConfigError: for an unknown name.
+        ConfigError: unknown, or cannot be imported.
     """
-    if name not in _MODELS:
-        raise ConfigError(f"unknown model {name!r}; known: {', '.join(_MODELS)}")
-    parameters = inspect.signature(_MODELS[name]).parameters.values()
-    return tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
+    found = _find(name)
+    if isinstance(found, nn.Module):
+        return ()
+    parameters = inspect.signature(found).parameters.values()
+    return tuple(p.name for p in parameters if p.kind in _NAMED and p.name not in _FILLED)
 
 
-def build(name: str, *, in_shape: tuple[int, int, int], classes: int, seed: int = 0, **values: Any) -> nn.Module:
+def build(model: Model, *, in_shape: tuple[Any, ...], classes: int | None, seed: int = 0, **values: Any) -> nn.Module:
     """Build a model whose initial weights depend on `seed` only.
 
     Global random generators are neither read nor changed. Weights are drawn on the CPU whatever the default device, and
     then moved there; under `with torch.device("meta")` nothing is drawn at all.
 
     Args:
-        name: one of `names()`; their functions describe the layers, the options and the sources.
-        in_shape: shape (C, H, W) of one input.
-        classes: number of outputs.
+        model: one of `names()`, whose functions describe the layers, the options and the sources; or your own: a class
+            or function that gives an `nn.Module`, "package.module:name" of one, or a module, which is copied with its
+            weights. A parameter of yours that is called `in_shape` or `classes` gets the values below.
+        in_shape: shape of one input, such as (C, H, W) of images or (length,) of text; a tuple of several.
+        classes: number of outputs per example (`Task.outputs`); None where the data do not say.
         seed: public seed, 0 <= seed < 2**128.
         **values: options of the model.
 
     Returns:
-        The model: inputs float32 [batch, C, H, W] to logits [batch, classes].
+        The model. The bundled ones take float32 [batch, C, H, W] to logits [batch, classes], or tokens int64 [batch,
+        length] to logits [batch, length, classes].
 
     Raises:
-        ConfigError: for an unknown name or option, a value out of range, or inputs too small for the layers.
+        ConfigError: an unknown name or option, a value out of range, inputs too small for the layers; something that is
+            no model, has no trainable parameters, or keeps state that cannot be protected (see `require_trainable`).
     """
-    known = options(name)
-    if len(in_shape) != 3 or min(in_shape) < 1 or classes < 1:
-        raise ConfigError(f"a model needs in_shape (C, H, W) and classes of at least 1, got {in_shape} and {classes}")
-    unknown = [option for option in values if option not in known]
-    if unknown:
-        raise ConfigError(f"model {name!r}: unknown option {unknown[0]!r}; its options: {', '.join(known) or 'none'}")
+    found = _find(model) if isinstance(model, str) else model
+    label = repr(model if isinstance(model, str) else getattr(model, "__name__", type(model).__name__))
+    if isinstance(found, nn.Module):
+        if values:
+            raise ConfigError(f"model {label} is a module already: it takes no options, got {', '.join(values)}")
+        made: Any = copy.deepcopy(found)
+    else:
+        made = _made(found, label, in_shape, classes, seed, values)
+    if not (isinstance(model, str) and model in _MODELS):
+        require_trainable(made, label)
+    return made.to(torch.get_default_device())
+
+
+def _made(
+    found: Any, label: str, in_shape: tuple[Any, ...], classes: int | None, seed: int, values: dict[str, Any]
+) -> Any:
+    """What a function or class gives, with random numbers of the seed."""
+    if not callable(found):
+        raise ConfigError(f"model {label} is neither an nn.Module nor a class or function that gives one")
+    name = next((name for name, function in _MODELS.items() if function is found), None)
+    if name is not None:
+        _require_inputs(name, in_shape, classes)
+    parameters = inspect.signature(found).parameters
+    known = [key for key, p in parameters.items() if key not in _FILLED and p.kind in _NAMED]
+    unknown = [key for key in values if key not in known]
+    if unknown and all(p.kind is not p.VAR_KEYWORD for p in parameters.values()):
+        raise ConfigError(f"model {label}: unknown option {unknown[0]!r}; its options: {', '.join(known) or 'none'}")
+    filled = {"in_shape": tuple(in_shape), "classes": classes}
+    arguments = {key: value for key, value in filled.items() if key in parameters} | values
+    try:
+        inspect.signature(found).bind(**arguments)
+    except TypeError as error:
+        raise ConfigError(f"model {label}: {error}; its options: {', '.join(known) or 'none'}") from error
     device = torch.get_default_device()
     with torch.random.fork_rng(devices=[]), torch.device("meta" if device.type == "meta" else "cpu"):
         torch.set_rng_state(KeyRing.from_seed(seed).torch_generator(Purpose.MODEL).get_state())
-        model = _MODELS[name](tuple(in_shape), classes, **values)
-    return model.to(device)
+        return found(**arguments)
+
+
+def _require_inputs(name: str, in_shape: tuple[Any, ...], classes: int | None) -> None:
+    """Refuse inputs that a bundled model is not made for."""
+    axes = _AXES.get(name, 3)
+    fits = len(in_shape) == (axes or len(in_shape)) and all(isinstance(size, int) and size >= 1 for size in in_shape)
+    if not fits or classes is None or classes < 1:
+        raise ConfigError(
+            f"model {name!r} needs in_shape {_SHAPES[axes]} and classes of at least 1, got {in_shape} and {classes}"
+        )
+
+
+def _find(name: str) -> Any:
+    if is_reference(name):
+        return load_object(name, "model")
+    if name not in _MODELS:
+        raise ConfigError(f"unknown model {name!r}; known: {', '.join(_MODELS)}, or your own as 'package.module:name'")
+    return _MODELS[name]

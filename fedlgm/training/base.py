@@ -7,27 +7,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedlgm.contributions import Updates
-from fedlgm.errors import ConfigError
 from fedlgm.facts import LocalTraining
+from fedlgm.inputs import Inputs
 
-__all__ = ["ClientTask", "LocalTraining", "Trainer", "require_stateless"]
-
-
-def require_stateless(module: nn.Module) -> None:
-    """Refuse a module with buffers: what clients keep in them is neither bounded nor noised, and never aggregated.
-
-    Raises:
-        ConfigError: the module has buffers; the message names the first.
-    """
-    name = next((name for name, _ in module.named_buffers()), None)
-    if name is not None:
-        raise ConfigError(
-            f"the model's buffer {name!r} would follow private data unbounded: use layers without state, for example "
-            "GroupNorm in place of BatchNorm"
-        )
+__all__ = ["ClientTask", "LocalTraining", "Trainer"]
 
 
 @dataclass(frozen=True)
@@ -35,13 +21,13 @@ class ClientTask:
     """One client's share of a round.
 
     Attributes:
-        x: inputs [n, ...] with n >= 1.
-        y: integer targets [n].
+        x: inputs [n, ...] with n >= 1: one array, or a tuple of several.
+        y: targets [n, ...] of the run's task.
         order: stream that shuffles the batches.
         epochs: passes to make; fewer than usual for a straggler.
     """
 
-    x: Tensor
+    x: Inputs
     y: Tensor
     order: torch.Generator
     epochs: int

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from torch import Tensor
 
 from fedlgm.contributions import unbounded
+from fedlgm.errors import ConfigError
 from fedlgm.training.base import ClientTask, Trainer
 
 
@@ -23,6 +24,7 @@ def fastest(
 
     Args:
         trainers: makers of the trainers, by name; the first is preferred unless another is at least a tenth faster.
+            One that refuses the model, as the vectorised trainer may, drops out.
         model: the global model [D].
         tasks: makes a typical block of clients afresh for each run.
         repeats: timed runs of each, in turn, after one that warms up (and compiles).
@@ -32,18 +34,25 @@ def fastest(
         The winner's name and seconds a block of each.
     """
     made = {name: make() for name, make in trainers.items()}
+    preferred = next(iter(made))
     first, best = {}, dict.fromkeys(made, math.inf)
     for turn in range(repeats + 1):
-        for name, trainer in made.items():
+        for name, trainer in list(made.items()):
             work = tasks()
             started = time.perf_counter()
-            for update in trainer.updates(model, work):
-                unbounded(update)[:1, :1].cpu()  # waits until the device has done the work
+            try:
+                for update in trainer.updates(model, work):
+                    unbounded(update)[:1, :1].cpu()  # waits until the device has done the work
+            except ConfigError:
+                if name == preferred:
+                    raise
+                del made[name], best[name]
+                continue
             seconds = time.perf_counter() - started
             if turn == 0:
                 first[name] = seconds
             else:
                 best[name] = min(best[name], seconds)
     cost = {name: best[name] + max(first[name] - best[name], 0.0) / blocks for name in made}
-    preferred, winner = next(iter(made)), min(cost, key=lambda name: cost[name])
+    winner = min(cost, key=lambda name: cost[name])
     return (winner if cost[winner] < 0.9 * cost[preferred] else preferred), cost

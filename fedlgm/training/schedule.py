@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedlgm import inputs
+from fedlgm.inputs import Inputs
 from fedlgm.training.base import ClientTask
 
 
@@ -21,7 +23,7 @@ class Schedule:
         steps: steps of the longest client.
     """
 
-    def __init__(self, x: Tensor, y: Tensor, index: Tensor, mask: Tensor, order: Tensor, ends: list[int]) -> None:
+    def __init__(self, x: Inputs, y: Tensor, index: Tensor, mask: Tensor, order: Tensor, ends: list[int]) -> None:
         self._x, self._y, self._index, self._mask = x, y, index, mask
         self._order, self._ends = order, ends
         self.steps = len(index)
@@ -41,7 +43,7 @@ class Schedule:
         steps = np.array([len(order) * count for order, count in zip(orders, batches, strict=True)])
         first = np.concatenate([[0], np.cumsum([len(task.y) for task in tasks])])
         index = torch.zeros((int(steps.max()), rows, size), dtype=torch.int64)
-        mask = torch.zeros((int(steps.max()), rows, size), dtype=tasks[0].x.dtype)
+        mask = torch.zeros((int(steps.max()), rows, size), dtype=_weight_type(tasks[0].x))
         for row, (order, count) in enumerate(zip(orders, batches, strict=True)):
             epochs, examples = order.shape
             padding = (0, count * size - examples)
@@ -52,16 +54,22 @@ class Schedule:
             mask[: len(padded), row] = torch.nn.functional.pad(
                 torch.ones(epochs, examples, dtype=mask.dtype), padding
             ).view(-1, size)
-        x, y = torch.cat([task.x for task in tasks]), torch.cat([task.y for task in tasks])
+        x, y = inputs.concatenate([task.x for task in tasks]), torch.cat([task.y for task in tasks])
         order = torch.from_numpy(np.argsort(steps, kind="stable"))
         ends = np.searchsorted(np.sort(steps), np.arange(steps.max() + 1), side="right").tolist()
-        return cls(x.to(device), y.to(device), index.to(device), mask.to(device), order.to(device), ends)
+        return cls(inputs.to(x, device), y.to(device), index.to(device), mask.to(device), order.to(device), ends)
 
-    def batch(self, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Inputs [rows, size, ...], targets and mask [rows, size] of one step."""
+    def batch(self, step: int) -> tuple[Inputs, Tensor, Tensor]:
+        """Inputs and targets [rows, size, ...] and mask [rows, size] of one step."""
         index = self._index[step]
-        return self._x[index], self._y[index], self._mask[step]
+        return inputs.take(self._x, index), self._y[index], self._mask[step]
 
     def finished(self, step: int) -> Tensor:
         """Rows whose last step this is."""
         return self._order[self._ends[step] : self._ends[step + 1]]
+
+
+def _weight_type(x: Inputs) -> torch.dtype:
+    """Type of the weights of examples: the inputs', or float32 for inputs that are not real numbers."""
+    dtype: torch.dtype = inputs.first(x).dtype
+    return dtype if dtype.is_floating_point else torch.float32

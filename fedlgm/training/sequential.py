@@ -7,9 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
+from fedlgm import inputs
 from fedlgm.devices import exact_arithmetic
+from fedlgm.inputs import Inputs
 from fedlgm.layers import LayerTable
-from fedlgm.training.base import ClientTask, LocalTraining, require_stateless
+from fedlgm.models.requirements import Unchanged, require_stateless
+from fedlgm.tasks import Classification, Task
+from fedlgm.training.base import ClientTask, LocalTraining
 from fedlgm.training.layout import prefer_channels_last_
 from fedlgm.training.optimizers import FlatOptimizer
 from fedlgm.training.stack import Stack
@@ -26,10 +30,16 @@ class SequentialTrainer:
         layers: its layer table.
         settings: local training.
         device: where to train; updates stay there.
+        task: owns the loss; None is classification.
     """
 
     def __init__(
-        self, module: nn.Module, layers: LayerTable, settings: LocalTraining, device: torch.device | str = "cpu"
+        self,
+        module: nn.Module,
+        layers: LayerTable,
+        settings: LocalTraining,
+        device: torch.device | str = "cpu",
+        task: Task | None = None,
     ) -> None:
         require_stateless(module)
         self._device = torch.device(device)
@@ -37,7 +47,9 @@ class SequentialTrainer:
         self._weights = layers.bind_(self._module)
         self._gradient = torch.zeros_like(self._weights)
         self._update = torch.zeros_like(self._gradient)
-        self._differentiate = _gradients(self._module, layers.unflatten(self._gradient), self._device)
+        gradients = layers.unflatten(self._gradient)
+        self._gradients = Gradients(self._module, gradients, task or Classification(), self._device)
+        self._state = Unchanged(self._module)
 
     def updates(self, model: Tensor, tasks: Iterable[ClientTask]) -> Iterator[Tensor]:
         """See `Trainer.updates`."""
@@ -53,48 +65,63 @@ class SequentialTrainer:
         self._weights.copy_(model)
         optimizer = optimizer_of(settings, self._weights)
         self._module.train()
-        inputs, targets = task.x.to(self._device), task.y.to(self._device)
+        x, y = inputs.to(task.x, self._device), task.y.to(self._device)
+        differentiate = self._gradients.of(x)
         for order in task.permutations().to(self._device):
             for rows in order.split(settings.batch_size):
-                self._differentiate(inputs, targets, rows)
+                differentiate(x, y, rows)
                 if settings.gradient_clip is not None:
                     norm = torch.linalg.vector_norm(self._gradient)
                     self._gradient.mul_(torch.clamp(settings.gradient_clip / norm, max=1.0))
                 optimizer.step(self._gradient)
+        self._state.check()
 
 
 class Autograd:
-    """Mean cross-entropy of any module, differentiated by autograd.
+    """Mean loss of any module, differentiated by autograd.
 
     Args:
-        module: logits for a batch.
-        gradients: a tensor for the gradient of every parameter, by the parameter's name.
+        module: outputs for a batch.
+        gradients: a tensor for the gradient of every trained parameter, by the parameter's name.
+        task: owns the loss.
     """
 
-    def __init__(self, module: nn.Module, gradients: Mapping[str, Tensor]) -> None:
-        self._module, parameters = module, dict(module.named_parameters())
-        self._parameters = list(parameters.values())
-        self._gradients = [gradients[name] for name in parameters]
+    def __init__(self, module: nn.Module, gradients: Mapping[str, Tensor], task: Task) -> None:
+        self._module, self._task, parameters = module, task, dict(module.named_parameters())
+        self._parameters = [parameters[name] for name in gradients]
+        self._gradients = list(gradients.values())
 
-    def differentiate(self, x: Tensor, y: Tensor, rows: Tensor) -> None:
-        """Fill the gradients for the batch `rows` [n] of inputs `x` [N, ...] and integer targets `y` [N]."""
-        loss = nn.functional.cross_entropy(self._module(x[rows]), y[rows])
+    def differentiate(self, x: Inputs, y: Tensor, rows: Tensor) -> None:
+        """Fill the gradients for the batch `rows` [n] of inputs `x` [N, ...] and targets `y` [N, ...]."""
+        loss = self._task.loss(inputs.call(self._module, inputs.take(x, rows)), y[rows])
         found = torch.autograd.grad(loss, self._parameters, materialize_grads=True)
         for into, gradient in zip(self._gradients, found, strict=True):
             into.copy_(gradient)
 
 
-def _gradients(
-    module: nn.Module, gradients: Mapping[str, Tensor], device: torch.device
-) -> Callable[[Tensor, Tensor, Tensor], None]:
-    """The fastest way to differentiate this module there."""
-    if device.type != "cpu":
-        return Autograd(module, gradients).differentiate
-    stack = Stack.of(module, gradients)
-    if stack is not None:
-        return stack.differentiate
-    prefer_channels_last_(module)
-    return Autograd(module, gradients).differentiate
+class Gradients:
+    """The fastest way to differentiate a module on a device.
+
+    Args:
+        module: see `Autograd`.
+        gradients: see `Autograd`.
+        task: see `Autograd`.
+        device: where the module is.
+    """
+
+    def __init__(self, module: nn.Module, gradients: Mapping[str, Tensor], task: Task, device: torch.device) -> None:
+        on_cpu = device.type == "cpu"
+        self._stack = Stack.of(module, gradients, task) if on_cpu else None
+        self._autograd = Autograd(module, gradients, task)
+        if on_cpu:
+            prefer_channels_last_(module)
+
+    def of(self, x: Inputs) -> Callable[[Inputs, Tensor, Tensor], None]:
+        """See `Autograd.differentiate`; for inputs like `x`."""
+        stack = self._stack
+        if stack is not None and stack.takes(x):
+            return stack.differentiate
+        return self._autograd.differentiate
 
 
 def optimizer_of(settings: LocalTraining, weights: Tensor) -> FlatOptimizer:

@@ -16,13 +16,16 @@ from torch.func import functional_call, grad, vmap
 
 from fedlgm.aggregation.kernels import empty_block
 from fedlgm.devices import exact_arithmetic
-from fedlgm.errors import MemoryWarning, Notice, out_of_memory
+from fedlgm.errors import ConfigError, MemoryWarning, Notice, out_of_memory
+from fedlgm.inputs import Inputs
 from fedlgm.layers import LayerTable
-from fedlgm.training.base import ClientTask, LocalTraining, require_stateless
+from fedlgm.models.requirements import Unchanged, require_stateless
+from fedlgm.tasks import Classification, Task
+from fedlgm.training.base import ClientTask, LocalTraining
 from fedlgm.training.schedule import Schedule
 from fedlgm.training.sequential import optimizer_of
 
-Gradients = Callable[[dict[str, Tensor], Tensor, Tensor, Tensor], dict[str, Tensor]]
+Gradients = Callable[[dict[str, Tensor], Inputs, Tensor, Tensor], dict[str, Tensor]]
 
 
 class VectorizedTrainer:
@@ -37,6 +40,7 @@ class VectorizedTrainer:
         width: clients trained at once; halved for good when a batch does not fit into memory.
         compile: compile the step with `torch.compile`; without a working compiler it runs as it is and says so once.
         device: where to train; updates stay there.
+        task: owns the loss; None is classification.
     """
 
     def __init__(
@@ -48,16 +52,19 @@ class VectorizedTrainer:
         width: int = 8,
         compile: bool = False,
         device: torch.device | str = "cpu",
+        task: Task | None = None,
     ) -> None:
         require_stateless(module)
         self._layers, self._settings, self._width = layers, settings, width
         self._device = torch.device(device)
         module = module.to(self._device).train()
+        losses_of = (task or Classification()).losses
+        self._state, self._proven = Unchanged(module), False
 
         # Of the parameters, not of the flat vector: the gradient of each slice of it would be as long as all of it.
-        def loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
-            logits = functional_call(module, parameters, (x,))
-            losses = nn.functional.cross_entropy(logits, y, reduction="none")
+        def loss(parameters: dict[str, Tensor], x: Inputs, y: Tensor, mask: Tensor) -> Tensor:
+            outputs = functional_call(module, parameters, x if isinstance(x, tuple) else (x,))
+            losses = losses_of(outputs, y)
             return (losses * mask).sum() / mask.sum().clamp(min=1)
 
         self._eager: Gradients = vmap(grad(loss))
@@ -117,9 +124,10 @@ class VectorizedTrainer:
             done = schedule.finished(step)
             if len(done):
                 result[done] = weights[done]
+        self._state.check()
         return result[: len(batch)].sub_(model)
 
-    def _call(self, parameters: dict[str, Tensor], x: Tensor, y: Tensor, mask: Tensor) -> dict[str, Tensor]:
+    def _call(self, parameters: dict[str, Tensor], x: Inputs, y: Tensor, mask: Tensor) -> dict[str, Tensor]:
         if self._compiled:
             try:
                 return self._gradients(parameters, x, y, mask)
@@ -129,7 +137,17 @@ class VectorizedTrainer:
                 text = f"torch.compile does not work here ({type(error).__name__}): running uncompiled"
                 warnings.warn(text, Notice, stacklevel=2)
                 self._compiled = False
-        return self._eager(parameters, x, y, mask)
+        try:
+            gradients = self._eager(parameters, x, y, mask)
+        except Exception as error:  # what torch.func cannot transform fails in many ways
+            if self._proven or out_of_memory(error):
+                raise
+            raise ConfigError(
+                "training.vectorize: this model and task cannot be trained many clients at once, use "
+                f"training.vectorize = 'off': {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+            ) from error
+        self._proven = True
+        return gradients
 
     def _clip_(self, gradient: Tensor) -> None:
         bound = self._settings.gradient_clip

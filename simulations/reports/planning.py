@@ -87,7 +87,7 @@ def partition_report(recipe: Recipe, picture: Path) -> dict[str, Any]:
 
     assembly = Assembly(recipe)
     dataset, sizes = assembly.dataset, assembly.sizes
-    histogram = assembly.partition.label_histogram(dataset.train_y, dataset.classes)
+    histogram = assembly.partition.label_histogram(dataset.train_y, dataset.classes or 1)
     draw_partition(histogram, f"{dataset.name}, {recipe.data.partition}", picture)
     return {
         "recipe": recipe.name,

@@ -12,34 +12,38 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from fedlgm.inputs import Inputs
+from fedlgm.tasks import Task
 from fedlgm.training.stack import layers
 from fedlgm.training.stack.convolutions import Convolution, ProductConvolution
 from fedlgm.training.stack.tape import Memory, Tape
 
 
 class Stack:
-    """Mean cross-entropy of a stack of layers, differentiated.
+    """Mean loss of a stack of layers, differentiated.
 
     Agrees with autograd to rounding. Use `Stack.of`.
 
     Args:
         stack: the layers, the input's first.
         dtype: of the parameters.
+        task: owns the loss.
     """
 
-    def __init__(self, stack: list[layers.Layer], dtype: torch.dtype) -> None:
-        self._stack, self._dtype = stack, dtype
+    def __init__(self, stack: list[layers.Layer], dtype: torch.dtype, task: Task) -> None:
+        self._stack, self._dtype, self._task = stack, dtype, task
         self._first = next(i for i, layer in enumerate(stack) if isinstance(layer, layers.Parametric))
         self._memories: dict[tuple[int, ...], Memory] = {}
-        self._tapes: dict[tuple[int, ...], tuple[Tensor, Tensor, Tape]] = {}
+        self._tapes: dict[tuple[object, ...], tuple[Tensor, Tensor, Tape]] = {}
 
     @classmethod
-    def of(cls, module: nn.Module, gradients: Mapping[str, Tensor]) -> Stack | None:
+    def of(cls, module: nn.Module, gradients: Mapping[str, Tensor], task: Task) -> Stack | None:
         """The stack that a module is; None for anything else than a sequence of the layers known here.
 
         Args:
             module: its parameters are read in place and must stay where they are.
             gradients: a tensor for the gradient of every parameter, by the parameter's name.
+            task: owns the loss.
         """
         if type(module) is not nn.Sequential or not all(map(_plain, module.modules())) or _shares(module):
             return None
@@ -54,39 +58,47 @@ class Stack:
                 return None
             stack.append(layer)
         dtypes = {parameter.dtype for parameter in module.parameters()}
-        return cls(stack, dtypes.pop()) if len(dtypes) == 1 else None
+        return cls(stack, dtypes.pop(), task) if len(dtypes) == 1 else None
+
+    def takes(self, x: Inputs) -> bool:
+        """Whether inputs of this type and shape pass through layers as they are written down here."""
+        if not isinstance(x, Tensor) or x.dtype != self._dtype:
+            return False
+        axes = x.ndim
+        for layer in self._stack:
+            if isinstance(layer, layers.Flatten):
+                axes = 2
+            elif not isinstance(layer, layers.Activation) and axes != (2 if isinstance(layer, layers.Linear) else 4):
+                return False
+        return axes == 2
 
     @torch.no_grad()
-    def differentiate(self, x: Tensor, y: Tensor, rows: Tensor) -> None:
-        """Fill the gradients for the batch `rows` [n] of inputs `x` [N, ...] and integer targets `y` [N]."""
-        shape = (len(rows), *x.shape[1:])
-        if shape not in self._tapes:
-            self._tapes[shape] = self._record(shape)
-        inputs, targets, tape = self._tapes[shape]
+    def differentiate(self, x: Inputs, y: Tensor, rows: Tensor) -> None:
+        """Fill the gradients for the batch `rows` [n] of inputs `x` [N, ...] and targets `y` [N, ...]."""
+        assert isinstance(x, Tensor)  # `takes` said so
+        key = (len(rows), x.shape[1:], y.shape[1:], y.dtype)
+        if key not in self._tapes:
+            targets = torch.zeros((len(rows), *y.shape[1:]), dtype=y.dtype)
+            self._tapes[key] = self._record((len(rows), *x.shape[1:]), targets)
+        inputs, targets, tape = self._tapes[key]
         torch.index_select(x, 0, rows, out=inputs)
         torch.index_select(y, 0, rows, out=targets)
         tape.replay()
 
-    def _record(self, shape: tuple[int, ...]) -> tuple[Tensor, Tensor, Tape]:
+    def _record(self, shape: tuple[int, ...], targets: Tensor) -> tuple[Tensor, Tensor, Tape]:
         tape = Tape(self._memories.setdefault(shape[1:], Memory(self._dtype)))
-        inputs, targets = tape.memory.take("inputs", *shape), torch.zeros(shape[0], dtype=torch.int64)
+        inputs = tape.memory.take("inputs", *shape)
         x = inputs.permute(0, 2, 3, 1) if len(shape) == 4 else inputs
         for layer in self._stack:
             x = layer.forward(tape, x)
-        gradient: Tensor | None = _cross_entropy(tape, x, targets)
+        of_outputs = tape.memory.take("loss", *x.shape)
+        for operation in self._task.gradient_operations(x, targets, of_outputs):
+            tape.apply(operation)
+        gradient: Tensor | None = of_outputs
         for i in range(len(self._stack) - 1, self._first - 1, -1):
             assert gradient is not None  # all but the first layer with parameters were asked for one
             gradient = self._stack[i].backward(tape, gradient, wanted=i > self._first)
         return inputs, targets, tape
-
-
-def _cross_entropy(tape: Tape, logits: Tensor, targets: Tensor) -> Tensor:
-    """Gradient of the mean cross-entropy: (softmax - one-hot) / n."""
-    gradient = tape.memory.take("loss", *logits.shape)
-    tape.do(torch.softmax, logits, 1, out=gradient)
-    tape.apply(gradient.scatter_add_, 1, targets[:, None], torch.full((len(targets), 1), -1.0, dtype=gradient.dtype))
-    tape.apply(gradient.mul_, 1 / len(targets))
-    return gradient
 
 
 def _layer(name: str, module: nn.Module, first: bool, gradients: Sequence[Tensor]) -> layers.Layer | None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedlgm import models
+from fedlgm.tasks import Classification
 from fedlgm.training.layout import prefer_channels_last_
 from fedlgm.training.stack import Stack
 
@@ -26,7 +27,7 @@ def _by_autograd(module: nn.Module, x: Tensor, y: Tensor, rows: Tensor) -> list[
 
 def _stack(module: nn.Module) -> tuple[Stack | None, list[Tensor]]:
     gradients = {name: torch.full_like(p, torch.nan) for name, p in module.named_parameters()}
-    return Stack.of(module, gradients), list(gradients.values())
+    return Stack.of(module, gradients, Classification()), list(gradients.values())
 
 
 def _agree(module: nn.Module, x: Tensor, y: Tensor, batches: list[Tensor]) -> None:

@@ -36,7 +36,7 @@ OPTIMIZERS = {
     "clipped": LocalTraining("sgd", lr=0.1, epochs=1, batch_size=8, gradient_clip=0.3),
 }
 SHAPES = {"cifar-cnn": (3, 32, 32), "resnet20": (3, 32, 32), "resnet18": (3, 32, 32), "resnet152": (3, 32, 32)}
-SMALL = [name for name in models.names() if name not in ("resnet18", "resnet152")]
+SMALL = [name for name in models.names() if name not in ("resnet18", "resnet152", "gru", "transformer")]
 
 
 @pytest.mark.parametrize("trainer", [SequentialTrainer, VectorizedTrainer])

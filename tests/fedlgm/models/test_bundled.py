@@ -212,7 +212,9 @@ def test_every_parameter_takes_part(name: str, in_shape: Shape, options: dict[st
         ("cifar-cnn", (3, 4, 4), {}, r"too small"),
         ("resnet18", COLOUR, {"groups": 0}, r"groups must be an integer >= 1, got 0"),
         ("resnet152", COLOUR, {"stem": "none"}, r"unknown stem 'none'; known: cifar, imagenet"),
-        ("mlp", (8, 8), {}, r"in_shape \(C, H, W\)"),
+        ("cnn", (8, 8), {}, r"in_shape \(C, H, W\)"),
+        ("gru", (8, 8), {}, r"in_shape \(length,\)"),
+        ("transformer", (8,), {"heads": 3}, r"heads must divide width"),
         ("mlp", (1, 8, 8), {"seed": -1}, r"seed must be"),
     ],
 )

@@ -1,0 +1,95 @@
+"""Division of a data set among clients, by whatever a recipe or a user names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fedlgm.data import flower
+from fedlgm.data.dataset import DataSet
+from fedlgm.data.partition import Partition, partition, schemes
+from fedlgm.errors import ConfigError
+from fedlgm.extension import is_reference
+from fedlgm.keys import KeyRing
+
+_WITHOUT_LABELS = ("iid", "natural")
+
+
+def divide(data: DataSet, clients: int, scheme: Any, *, seed: int = 0, **values: Any) -> Partition:
+    """Divide a data set's training examples among clients.
+
+    The result depends on the arguments only, never on a global random generator.
+
+    Args:
+        data: the set. Schemes by label need integer targets [n].
+        clients: number of clients, at least 1.
+        scheme: one of `schemes()`, "natural" being the set's own clients or users; the name of a class of
+            `flwr_datasets.partitioner`; such a class, or an object of one; or a function of your own, (data, clients,
+            seed, **options) -> the training examples' numbers of each client. Your own class, object or function may
+            be given as "package.module:name".
+        seed: public seed, 0 <= seed < 2**128.
+        **values: options of the scheme.
+
+    Raises:
+        ConfigError: an unknown scheme or option, a value out of range, or a demand that the data cannot meet.
+        DataError: a function of your own names examples that do not exist, or one twice.
+
+    >>> x, y = np.zeros((8, 2)), np.arange(8) % 2
+    >>> divide(DataSet.from_arrays((x, y), (x, y)), 4, "iid").sizes.tolist()
+    [2, 2, 2, 2]
+    """
+    ring = KeyRing.from_seed(seed)
+    if isinstance(scheme, str) and not is_reference(scheme) and not flower.is_partitioner_name(scheme):
+        if scheme == "natural":
+            return _natural(data, clients, seed, values)
+        return partition(_labels(data, scheme), clients, scheme, seed=seed, **values)
+    found = flower.find(scheme) if isinstance(scheme, str) else scheme
+    if hasattr(found, "load_partition"):
+        columns = (
+            {"label": data.train_y} if data.train_y.ndim == 1 else {"label": np.zeros(len(data.train_y), np.int64)}
+        )
+        if data.train_user is not None:
+            columns["user"] = data.train_user
+        return Partition.from_owner(flower.by_partitioner(found, columns, clients, ring, values), clients)
+    if not callable(found):
+        raise ConfigError(
+            f"partition scheme {scheme!r} is neither one of {', '.join(schemes())}, nor a Partitioner of "
+            "flwr-datasets, nor a function (data, clients, seed, **options)"
+        )
+    try:
+        given = found(data, clients, seed, **values)
+    except TypeError as error:
+        raise ConfigError(f"partition scheme {scheme!r}: {error}") from error
+    own = given if isinstance(given, Partition) else Partition.from_clients(list(given), len(data.train_y))
+    if len(own) != clients:
+        raise ConfigError(f"partition scheme {scheme!r} gives {len(own)} clients, federation.clients is {clients}")
+    return own
+
+
+def _labels(data: DataSet, scheme: str) -> np.ndarray:
+    """Integer labels [n]; for schemes that need none, of whatever targets."""
+    y = data.train_y
+    if y.ndim == 1 and np.issubdtype(y.dtype, np.integer):
+        return y
+    if scheme not in _WITHOUT_LABELS and scheme in schemes():
+        raise ConfigError(
+            f"partition scheme {scheme!r} divides by integer labels [n], the targets of {data.name!r} are {y.dtype} "
+            f"{y.shape}: use 'iid', 'natural' (with users or clients of the set's own), or a scheme of your own"
+        )
+    return np.zeros(len(y), dtype=np.int64)
+
+
+def _natural(data: DataSet, clients: int, seed: int, values: dict[str, Any]) -> Partition:
+    users = values.pop("users", data.train_user)
+    if data.clients is not None:
+        if values:
+            raise ConfigError(f"partition scheme 'natural': unknown option {next(iter(values))!r}; its options: none")
+        if len(data.clients) != clients:
+            raise ConfigError(
+                f"{data.name!r} has {len(data.clients)} clients of its own, federation.clients is {clients}"
+            )
+        return data.clients
+    if users is None:
+        raise ConfigError(f"'natural' needs a set with clients or users of its own: {data.name!r} has none")
+    return partition(_labels(data, "natural"), clients, "natural", seed=seed, users=users, **values)

@@ -1,0 +1,132 @@
+"""Text as sequences of characters, for the task "next-token".
+
+data = next_character({"mary": mary, "percy": percy}, length=64)   # two users, their texts in windows of 64 characters
+"""
+
+from __future__ import annotations
+
+import re
+import string
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from fedlgm.data.dataset import DataSet
+from fedlgm.data.formats import Samples
+from fedlgm.errors import DataError
+
+ALPHABET = "\n !'(),-.:;?" + string.ascii_uppercase + string.ascii_lowercase
+"""The 64 characters of the bundled texts. It is a constant: an alphabet read off private texts would tell of them."""
+LENGTH = 32
+_TEST_EVERY = 10
+_VERSE = re.compile(r"(\d?[A-Za-z]+)(\d+):\d+ (.+)")
+_LZW = b"\x1f\x9d\x90"  # header of compress(1): codes of up to 16 bits, table may be cleared
+
+
+def encode(text: str, alphabet: str = ALPHABET) -> np.ndarray:
+    """Numbers of a text's characters, int64; characters outside the alphabet are left out.
+
+    >>> decode(encode("In the beginning § God"))
+    'In the beginning  God'
+    """
+    points = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
+    known = np.frombuffer(alphabet.encode("utf-32-le"), dtype=np.uint32)
+    order = np.argsort(known)
+    place = np.minimum(np.searchsorted(known, points, sorter=order), len(known) - 1)
+    tokens = order[place]
+    return tokens[known[tokens] == points].astype(np.int64)
+
+
+def decode(tokens: np.ndarray, alphabet: str = ALPHABET) -> str:
+    """The text of `encode`'s numbers."""
+    return "".join(alphabet[int(token)] for token in tokens)
+
+
+def windows(texts: Mapping[object, str], length: int = LENGTH, alphabet: str = ALPHABET) -> tuple[Samples, Samples]:
+    """Training and test examples: a window of `length` characters, and as targets the character after each of them.
+
+    Windows of a text do not overlap. Every tenth window, counted through all texts, is a test example: a fixed, public
+    rule. What is left at a text's end is not used.
+
+    Args:
+        texts: text of each user; users in the mapping's order get the numbers 0, 1, ...
+        length: characters of a window.
+        alphabet: distinct characters.
+
+    Raises:
+        DataError: fewer than two windows in all, or a character that is in the alphabet twice.
+    """
+    if len(set(alphabet)) < len(alphabet):
+        raise DataError("the alphabet names a character twice")
+    cut, users = [], []
+    for number, text in enumerate(texts.values()):
+        tokens = encode(text, alphabet)
+        count = max(len(tokens) - 1, 0) // length
+        starts = np.arange(count)[:, None] * length
+        cut.append(tokens[starts + np.arange(length + 1)] if count else np.zeros((0, length + 1), dtype=np.int64))
+        users.append(np.full(count, number))
+    rows, user = np.concatenate(cut), np.concatenate(users)
+    if len(rows) < 2:
+        raise DataError(
+            f"the texts hold {len(rows)} windows of {length} characters: give longer texts or shorter windows"
+        )
+    test = np.arange(len(rows)) % _TEST_EVERY == min(_TEST_EVERY, len(rows)) - 1
+    train_rows, test_rows = rows[~test], rows[test]
+    return (
+        Samples(np.ascontiguousarray(train_rows[:, :-1]), np.ascontiguousarray(train_rows[:, 1:]), user[~test]),
+        Samples(np.ascontiguousarray(test_rows[:, :-1]), np.ascontiguousarray(test_rows[:, 1:])),
+    )
+
+
+def next_character(
+    texts: Mapping[object, str], length: int = LENGTH, alphabet: str = ALPHABET, name: str = "text"
+) -> DataSet:
+    """A set of a user's own texts, by user, for the task "next-token"; see `windows`."""
+    train, test = windows(texts, length, alphabet)
+    return DataSet(name, train.x, train.y, test.x, test.y, len(alphabet), train.user)
+
+
+def read_bible(path: Path) -> list[tuple[str, int, str]]:
+    """Chapters (book, number, text) of Debian's bible.data, verses on lines of their own.
+
+    The file (Chip Chapin's "Bible Retrieval System") holds 84 bytes of title, big-endian the size of a window and the
+    number of windows, where each begins, and the windows: text packed by compress(1), without its header.
+
+    Raises:
+        DataError: not such a file, or damaged.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+    if not content.startswith(b"EC02Compressed") or len(content) < 92:
+        raise DataError(f"{path} is not a text of Debian's package bible-kjv-text")
+    count = int.from_bytes(content[88:92], "big")
+    table = content[92 : 92 + 4 * count]
+    starts = np.frombuffer(table, dtype=">u4").tolist() if len(table) == 4 * count else []
+    if not starts or sorted(starts) != starts or starts[-1] > len(content):
+        raise DataError(f"{path} is damaged: its table of {count} windows does not fit into the file")
+    text = b"".join(
+        _unpack(path, content[start:end]) for start, end in zip(starts, [*starts[1:], len(content)], strict=True)
+    )
+    chapters: dict[tuple[str, int], list[str]] = {}
+    for line in text.decode("latin-1").splitlines():
+        verse = _VERSE.fullmatch(line)
+        if verse is not None:
+            chapters.setdefault((verse[1], int(verse[2])), []).append(verse[3])
+    if not chapters:
+        raise DataError(f"{path} holds no verses")
+    return [(book, number, "\n".join(verses)) for (book, number), verses in chapters.items()]
+
+
+def _unpack(path: Path, window: bytes) -> bytes:
+    """One window unpacked by gzip, which reads compress(1)'s format and is part of every Debian system."""
+    try:
+        done = subprocess.run(["gzip", "-dc"], input=_LZW + window, capture_output=True, check=True)
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: the program gzip is needed to unpack it") from error
+    except subprocess.CalledProcessError as error:
+        raise DataError(f"{path} is damaged: {error.stderr.decode(errors='replace').strip()}") from error
+    return done.stdout

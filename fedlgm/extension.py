@@ -1,0 +1,91 @@
+"""Objects of a user's own, named in a recipe as "package.module:name".
+
+This is the one place that imports what a recipe names. Importing runs the module's code: only name modules you trust.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+import sys
+from difflib import get_close_matches
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+from fedlgm.errors import ConfigError
+
+
+def is_reference(name: object) -> bool:
+    """Whether a recipe's value is the dotted name of a user's own object rather than a bundled name.
+
+    >>> is_reference("mypkg.models:Net"), is_reference("mlp")
+    (True, False)
+    """
+    return isinstance(name, str) and ":" in name
+
+
+def load_object(reference: str, what: str) -> Any:
+    """Import the object that `reference` names.
+
+    Modules are looked for as `import` does, and in the current directory.
+
+    Args:
+        reference: "package.module:name"; the name may have dots ("module:Class.method").
+        what: what the object is for ("model", "task", ...), for the message.
+
+    Returns:
+        The object itself: it is neither called nor checked.
+
+    Raises:
+        ConfigError: the reference has another form, its module does not import, or the module has no such name. The
+            message says which module, and why.
+
+    >>> load_object("math:sqrt", "function")(9.0)
+    3.0
+    """
+    module_name, _, name = reference.partition(":")
+    if not all(part.isidentifier() for part in (*module_name.split("."), *name.split("."))):
+        raise ConfigError(f"{what} {reference!r}: an object of your own is named 'package.module:name'")
+    here = str(Path.cwd())
+    if here not in sys.path and "" not in sys.path:
+        sys.path.append(here)
+        importlib.invalidate_caches()
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
+            reason = f"there is no module {error.name!r} on Python's path or in {here}"
+        else:
+            reason = f"it imports {error.name!r}, which is not installed"
+        raise ConfigError(f"{what} {reference!r}: module {module_name!r} cannot be imported: {reason}") from error
+    except Exception as error:  # a module may raise anything while it is imported
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{what} {reference!r}: module {module_name!r} cannot be imported: {reason}") from error
+    try:
+        return reduce(getattr, name.split("."), module)
+    except AttributeError as error:
+        similar = get_close_matches(name, dir(module), n=1)
+        hint = f"; did you mean {similar[0]!r}?" if similar else ""
+        raise ConfigError(f"{what} {reference!r}: module {module_name!r} has no {name!r}{hint}") from error
+
+
+def source_of(reference: str, what: str) -> tuple[Path | None, str | None]:
+    """File that defines the object `reference`, and the SHA-256 of its bytes in hex.
+
+    Returns:
+        (None, None) where the object has no source file, such as one of a compiled module.
+
+    Raises:
+        ConfigError: see `load_object`.
+    """
+    found = load_object(reference, what)
+    try:
+        file = inspect.getsourcefile(found if callable(found) else type(found))
+    except TypeError:
+        file = None
+    file = file or getattr(sys.modules[reference.partition(":")[0]], "__file__", None)
+    if file is None or not Path(file).is_file():
+        return None, None
+    return Path(file), hashlib.sha256(Path(file).read_bytes()).hexdigest()

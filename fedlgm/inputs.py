@@ -1,0 +1,66 @@
+"""Inputs of a model: one array whose first axis counts examples, or a tuple of such arrays.
+
+A model with several inputs takes them as positional arguments. All functions work on tensors and, where nothing else is
+said, on NumPy arrays alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+Inputs: TypeAlias = Tensor | tuple[Tensor, ...]
+Arrays: TypeAlias = np.ndarray | tuple[np.ndarray, ...]
+_In = TypeVar("_In")
+
+
+def each(function: Callable[[Any], Any], x: Any) -> Any:
+    """`function` of the array, or the tuple of its results for every array."""
+    return tuple(function(part) for part in x) if isinstance(x, tuple) else function(x)
+
+
+def first(x: Any) -> Any:
+    """The only array, or the first of several."""
+    return x[0] if isinstance(x, tuple) else x
+
+
+def take(x: _In, rows: Any) -> _In:
+    """Examples `rows` of every array."""
+    taken: _In = each(lambda part: part[rows], x)
+    return taken
+
+
+def to(x: Inputs, device: torch.device) -> Inputs:
+    """The tensors on a device."""
+    moved: Inputs = each(lambda part: part.to(device), x)
+    return moved
+
+
+def tensors(x: Arrays) -> Inputs:
+    """Tensors that share the memory of NumPy arrays."""
+    shared: Inputs = each(torch.from_numpy, x)
+    return shared
+
+
+def concatenate(many: Sequence[Inputs]) -> Inputs:
+    """Examples of several inputs, one after the other."""
+    if isinstance(many[0], tuple):
+        return tuple(torch.cat(parts) for parts in zip(*many, strict=True))
+    return torch.cat([x for x in many if isinstance(x, Tensor)])
+
+
+def split(x: Inputs, size: int) -> Iterator[Inputs]:
+    """Consecutive examples, at most `size` at a time."""
+    if isinstance(x, tuple):
+        return zip(*(part.split(size) for part in x), strict=True)
+    return iter(x.split(size))
+
+
+def call(module: Callable[..., Tensor] | nn.Module, x: Inputs) -> Tensor:
+    """The model's outputs for a batch."""
+    outputs: Tensor = module(*x) if isinstance(x, tuple) else module(x)
+    return outputs

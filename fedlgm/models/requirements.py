@@ -1,0 +1,91 @@
+"""What a model must be like to be trained privately, and the same way in every process.
+
+Nothing may be kept between clients: what a model remembers of one client would reach the next one's update. Buffers
+that stay as they are (a causal mask, position codes) are welcome.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
+
+from fedlgm.errors import ConfigError
+
+_ADVICE = "use layers without state, for example GroupNorm in place of BatchNorm"
+
+
+def require_stateless(module: nn.Module) -> None:
+    """Refuse a module with buffers that training is known to change: running statistics.
+
+    What clients keep in them is neither bounded nor noised, and never aggregated. A module that changes a buffer in
+    other ways is refused by `Unchanged` when it does.
+
+    Raises:
+        ConfigError: the message names the first such buffer.
+    """
+    for name, child in module.named_modules():
+        if isinstance(child, _NormBase) and child.running_mean is not None:
+            raise _trained(f"{name}.running_mean".lstrip("."))
+
+
+def require_trainable(module: object, label: str = "'custom'") -> None:
+    """Refuse what cannot be trained as a model.
+
+    Args:
+        module: the would-be model.
+        label: what it is called, for the message.
+
+    Raises:
+        ConfigError: no `nn.Module`, without trainable parameters or with some that are not float32, with dropout (its
+            random numbers do not come from the run's keys, so no run could be repeated), or see `require_stateless`.
+    """
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"model {label} must be an nn.Module, it is a {type(module).__name__}")
+    trained = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+    if not trained:
+        raise ConfigError(f"model {label} has no trainable parameters: there is nothing to learn or to release")
+    for name, parameter in trained.items():
+        if parameter.dtype != torch.float32:
+            raise ConfigError(f"model {label}: parameter {name!r} is {parameter.dtype}, trained parameters are float32")
+    require_stateless(module)
+    for name, child in module.named_modules():
+        rate = child.p if isinstance(child, _DropoutNd) else getattr(child, "dropout", 0.0)
+        if isinstance(rate, float) and rate > 0:
+            raise ConfigError(
+                f"model {label}: {name or type(child).__name__!r} drops units at random, outside the run's seeded "
+                "keys: set its dropout to 0"
+            )
+
+
+class Unchanged:
+    """The buffers of a module as they were.
+
+    Args:
+        module: the module.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._buffers = self._versions()
+
+    def check(self) -> None:
+        """Refuse a module that has written or replaced a buffer since.
+
+        Raises:
+            ConfigError: the message names the first such buffer.
+        """
+        if not self._buffers:
+            return
+        now = self._versions()
+        for name, (buffer, version) in self._buffers.items():
+            if name not in now or now[name][0] is not buffer or now[name][1] != version:
+                raise _trained(name)
+
+    def _versions(self) -> dict[str, tuple[Tensor, int]]:
+        return {name: (buffer, buffer._version) for name, buffer in self._module.named_buffers()}
+
+
+def _trained(name: str) -> ConfigError:
+    return ConfigError(f"the model's buffer {name!r} would follow private data unbounded: {_ADVICE}")

@@ -1,0 +1,172 @@
+"""Small models of text: tokens int64 [n, length] to logits of the next token [n, length, vocabulary].
+
+Both are written in plain tensor operations, so that `torch.func` can stack them over clients (torch's own `nn.GRU` and
+`nn.MultiheadAttention` choose fused kernels that it cannot transform everywhere).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedlgm.errors import ConfigError
+
+
+class GatedUnit(nn.Module):
+    """Gated recurrent unit (Cho et al., EMNLP 2014), with the gates of torch's `nn.GRU`.
+
+    Args:
+        width: of the inputs.
+        hidden: of the state.
+    """
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.input = nn.Linear(width, 3 * hidden)
+        self.hidden = nn.Linear(hidden, 3 * hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """States [n, length, hidden] for inputs [n, length, width]; the first state before them is zero."""
+        width = self.hidden.in_features
+        state = x.new_zeros(x.shape[0], width)
+        states = []
+        gates_x, news_x = self.input(x).split((2 * width, width), dim=2)
+        for gate_x, new_x in zip(gates_x.unbind(1), news_x.unbind(1), strict=True):
+            gate_h, new_h = self.hidden(state).split((2 * width, width), dim=1)
+            reset, update = torch.sigmoid(gate_x + gate_h).chunk(2, dim=1)
+            state = torch.lerp(torch.tanh(torch.addcmul(new_x, reset, new_h)), state, update)
+            states.append(state)
+        return torch.stack(states, dim=1)
+
+
+class RecurrentText(nn.Module):
+    """Embedding, gated recurrent units, linear outputs; see `gru`."""
+
+    def __init__(self, vocabulary: int, width: int, hidden: int, layers: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.units = nn.Sequential(*(GatedUnit(width if i == 0 else hidden, hidden) for i in range(layers)))
+        self.outputs = nn.Linear(hidden, vocabulary)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits of the next token."""
+        logits: Tensor = self.outputs(self.units(self.embedding(tokens)))
+        return logits
+
+
+class CausalAttention(nn.Module):
+    """Multi-head self-attention (Vaswani et al., NeurIPS 2017) that looks back only.
+
+    Args:
+        width: of inputs and outputs.
+        heads: heads, a divisor of the width.
+    """
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
+        self.mix = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[n, length, width] of the same."""
+        length, width = x.shape[1], x.shape[2]
+        query, key, value = (
+            projection(x).unflatten(2, (self.heads, -1)).transpose(1, 2)
+            for projection in (self.query, self.key, self.value)
+        )
+        scores = query @ key.transpose(2, 3) / math.sqrt(width // self.heads)
+        later = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
+        seen = scores.masked_fill(later, -math.inf).softmax(dim=3) @ value
+        mixed: Tensor = self.mix(seen.transpose(1, 2).flatten(2))
+        return mixed
+
+
+class Block(nn.Module):
+    """Attention and a two-layer perceptron, each on normalised inputs and added to them (pre-norm)."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.norm1, self.attention = nn.LayerNorm(width), CausalAttention(width, heads)
+        self.norm2, self.expand, self.contract = (
+            nn.LayerNorm(width),
+            nn.Linear(width, 2 * width),
+            nn.Linear(2 * width, width),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[n, length, width] of the same."""
+        x = x + self.attention(self.norm1(x))
+        return x + self.contract(functional.gelu(self.expand(self.norm2(x))))
+
+
+class TransformerText(nn.Module):
+    """Token and position embeddings, causal blocks, linear outputs; see `transformer`."""
+
+    def __init__(self, vocabulary: int, length: int, width: int, heads: int, layers: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.position = nn.Embedding(length, width)
+        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
+        self.norm, self.outputs = nn.LayerNorm(width), nn.Linear(width, vocabulary)
+        for embedding in (self.embedding, self.position):
+            nn.init.normal_(embedding.weight, std=1 / math.sqrt(width))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits of the next token; at most as many tokens as there are positions."""
+        positions = self.position.weight[: tokens.shape[1]]
+        logits: Tensor = self.outputs(self.norm(self.blocks(self.embedding(tokens) + positions)))
+        return logits
+
+
+def gru(in_shape: tuple[int, ...], classes: int, *, width: int = 16, hidden: int = 64, layers: int = 1) -> nn.Module:
+    """Character or token model with gated recurrent units: 20,928 parameters for a vocabulary of 64.
+
+    Args:
+        in_shape: shape (length,) of one input.
+        classes: size of the vocabulary.
+        width: of the token embedding.
+        hidden: of the recurrent state.
+        layers: recurrent layers.
+
+    Returns:
+        The model: tokens int64 [n, length] to logits [n, length, classes].
+
+    Raises:
+        ConfigError: an option below 1.
+    """
+    _require_counts(width=width, hidden=hidden, layers=layers)
+    return RecurrentText(classes, width, hidden, layers)
+
+
+def transformer(
+    in_shape: tuple[int, ...], classes: int, *, width: int = 32, heads: int = 2, layers: int = 2
+) -> nn.Module:
+    """Small causal transformer (pre-norm, learned positions): 22,336 parameters for 64 tokens at 32 positions.
+
+    Args:
+        in_shape: shape (length,) of one input.
+        classes: size of the vocabulary.
+        width: of the embeddings; the perceptrons are twice as wide.
+        heads: attention heads, a divisor of the width.
+        layers: blocks.
+
+    Returns:
+        The model: tokens int64 [n, length] to logits [n, length, classes].
+
+    Raises:
+        ConfigError: an option below 1, or heads that do not divide the width.
+    """
+    _require_counts(width=width, heads=heads, layers=layers)
+    if width % heads:
+        raise ConfigError(f"heads must divide width, got heads = {heads} and width = {width}")
+    return TransformerText(classes, in_shape[0], width, heads, layers)
+
+
+def _require_counts(**values: object) -> None:
+    for name, value in values.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ConfigError(f"{name} must be an integer >= 1, got {value!r}")

@@ -1,0 +1,113 @@
+"""Tasks: what a model is trained for. Nothing else in the library assumes a loss, a target type or a metric.
+
+    task = tasks.get("regression", loss="huber")
+    task = tasks.get("mypackage.tasks:Ranking", margin=0.2)
+
+>>> get("next-token").headline
+'perplexity'
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from fedlgm.errors import ConfigError
+from fedlgm.extension import is_reference, load_object
+from fedlgm.tasks.base import Task
+from fedlgm.tasks.binary import Binary
+from fedlgm.tasks.classification import Classification
+from fedlgm.tasks.evaluation import evaluate
+from fedlgm.tasks.next_token import PADDING, NextToken
+from fedlgm.tasks.regression import Regression
+
+__all__ = [
+    "PADDING",
+    "Binary",
+    "Classification",
+    "NextToken",
+    "Regression",
+    "Task",
+    "evaluate",
+    "get",
+    "names",
+    "options",
+]
+
+_TASKS: dict[str, type[Task]] = {
+    "classification": Classification,
+    "regression": Regression,
+    "binary": Binary,
+    "multi-label": Binary,
+    "next-token": NextToken,
+}
+_Losses = Callable[[Tensor, Tensor], Tensor]
+
+
+class _OfFunction(Task):
+    """A task of which only the loss per example is given."""
+
+    def __init__(self, function: _Losses) -> None:
+        self._function = function
+
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self._function(outputs, targets)
+
+
+def names() -> tuple[str, ...]:
+    """Names of the bundled tasks."""
+    return tuple(_TASKS)
+
+
+def options(name: str) -> tuple[str, ...]:
+    """Option names of a task, bundled or a user's own ("package.module:name").
+
+    Raises:
+        ConfigError: unknown, or cannot be imported.
+    """
+    found = _find(name)
+    return tuple(inspect.signature(found).parameters) if isinstance(found, type) else ()
+
+
+def get(task: str | Task | type[Task] | _Losses | None = None, **values: Any) -> Task:
+    """A task.
+
+    Args:
+        task: one of `names()`; "package.module:name" of a user's own; a `Task`, or a class of them; or a function
+            (outputs [n, ...], targets [n, ...]) -> loss of each example [n], such as
+            `torch.nn.L1Loss(reduction="none")` for targets [n]. None is "classification".
+        **values: options of the task.
+
+    Raises:
+        ConfigError: unknown, cannot be imported, no task, or an option that the task does not take.
+    """
+    found = _find(task) if isinstance(task, str) else Classification if task is None else task
+    label = repr(task) if isinstance(task, str) else getattr(found, "__name__", type(found).__name__)
+    if isinstance(found, type) and issubclass(found, Task):
+        known = tuple(inspect.signature(found).parameters)
+        unknown = [name for name in values if name not in known]
+        if unknown:
+            raise ConfigError(f"task {label}: unknown option {unknown[0]!r}; its options: {', '.join(known) or 'none'}")
+        try:
+            return found(**values)
+        except TypeError as error:
+            raise ConfigError(f"task {label}: {error}") from error
+    if values:
+        raise ConfigError(f"task {label} is an object already: it takes no options, got {', '.join(values)}")
+    if isinstance(found, Task):
+        return found
+    if callable(found) and not isinstance(found, type):
+        return _OfFunction(found)
+    raise ConfigError(f"task {label} is neither a fedlgm.tasks.Task nor a function of outputs and targets")
+
+
+def _find(name: str) -> Any:
+    if is_reference(name):
+        return load_object(name, "task")
+    if name not in _TASKS:
+        known = ", ".join(_TASKS)
+        raise ConfigError(f"unknown task {name!r}; known: {known}, or your own as 'package.module:name'")
+    return _TASKS[name]

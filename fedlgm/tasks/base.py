@@ -1,0 +1,169 @@
+"""What a model is trained for: the loss, the targets it is measured against, and the figures that are reported."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedlgm import inputs
+from fedlgm.data.dataset import DataSet
+from fedlgm.errors import ConfigError, DataError
+
+_PROBED = 2  # examples that show the shape of a model's outputs
+
+
+class Task(ABC):
+    """Loss, targets and metrics. Only `losses` must be given; everything else has a meaning that suits most losses.
+
+    A mean absolute error, for example:
+
+        class Absolute(Task):
+            def losses(self, outputs, targets):
+                return (outputs - targets).abs().mean(dim=1)
+
+    Losses are taken under `torch.func` transforms: use tensor operations, without branches on values, `.item()` or
+    in-place changes of the arguments.
+
+    Attributes:
+        name: shown in reports.
+        headline: the metric that one figure of a run stands for.
+        better: whether a "higher" or a "lower" headline is better.
+    """
+
+    name: ClassVar[str] = "custom"
+    headline: ClassVar[str] = "loss"
+    better: ClassVar[Literal["higher", "lower"]] = "lower"
+
+    @abstractmethod
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Loss of each example [n] for outputs [n, ...] and targets [n, ...]; it must not depend on other examples."""
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Mean loss of a batch, which clients minimise: a scalar."""
+        return self.losses(outputs, targets).mean()
+
+    def prepare(self, data: DataSet) -> DataSet:
+        """The set with targets of the task's type; the same object where nothing changes.
+
+        Raises:
+            DataError: targets that the task cannot be trained with; the message says which task suits them.
+        """
+        train, test = (self.targets(y, part) for part, y in (("training", data.train_y), ("test", data.test_y)))
+        if train is data.train_y and test is data.test_y:
+            return data
+        return replace(data, train_y=train, test_y=test)
+
+    def targets(self, y: np.ndarray, part: str) -> np.ndarray:
+        """Targets [n, ...] of the task's type, unchanged where they are; see `prepare` for the errors.
+
+        Args:
+            y: targets as the data set has them.
+            part: "training" or "test", for the message.
+        """
+        require_finite(y, part)
+        return y
+
+    def outputs(self, data: DataSet) -> int | None:
+        """Number of outputs per example that a model needs; None where the data do not say."""
+        return data.classes
+
+    def check(self, module: nn.Module, data: DataSet) -> None:
+        """Refuse a model whose outputs the task cannot compare with the targets: looks at two test examples.
+
+        Raises:
+            ConfigError: the model does not take such inputs, or gives other outputs.
+        """
+        count = min(_PROBED, len(data.test_y))
+        x, y = inputs.tensors(inputs.take(data.test_x, slice(count))), torch.from_numpy(data.test_y[:count])
+        device = next((p.device for p in module.parameters()), torch.device("cpu"))
+        training = module.training
+        with torch.no_grad():
+            try:
+                outputs = inputs.call(module.eval(), inputs.to(x, device))
+            except Exception as error:  # a user's model may raise anything
+                shapes = inputs.each(lambda part: (str(part.dtype).removeprefix("torch."), tuple(part.shape)), x)
+                raise ConfigError(
+                    f"the model does not take a batch of the data {data.name!r}, {shapes}: {_line(error)}"
+                ) from error
+            finally:
+                module.train(training)
+            if not isinstance(outputs, Tensor):
+                raise ConfigError(f"the model must give one tensor, it gives {type(outputs).__name__}")
+            self.check_outputs(outputs, y.to(device), data)
+
+    def check_outputs(self, outputs: Tensor, targets: Tensor, data: DataSet) -> None:
+        """Refuse outputs [n, ...] of a model for targets [n, ...] of a data set.
+
+        Raises:
+            ConfigError: the task cannot compare them.
+        """
+        try:
+            losses = self.losses(outputs, targets)
+        except Exception as error:  # a user's task may raise anything
+            raise ConfigError(f"{self._no_fit(outputs, targets)}: {_line(error)}") from error
+        if tuple(losses.shape) != (len(targets),):
+            raise ConfigError(
+                f"{self._no_fit(outputs, targets)}: its losses must have shape ({len(targets)},), one per example, "
+                f"they have {tuple(losses.shape)}"
+            )
+
+    def sums(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """Sums over a batch from which `metrics` are made, by name; "loss" must be among them."""
+        return {"loss": self.losses(outputs, targets).sum()}
+
+    def count(self, targets: Tensor) -> int:
+        """How many terms the sums of a batch have: examples, or labels where an example has several."""
+        return len(targets)
+
+    def metrics(self, means: dict[str, float]) -> dict[str, float]:
+        """The reported figures, made of the means of `sums` over the whole set."""
+        return means
+
+    def gradient_operations(self, outputs: Tensor, targets: Tensor, gradient: Tensor) -> list[Callable[[], Any]]:
+        """Operations that write the gradient of the mean loss with respect to the outputs.
+
+        They are called in order at every step, when `outputs` and `targets` hold other values. By default autograd
+        differentiates the loss; a task with a closed form saves its cost.
+
+        Args:
+            outputs: [n, ...].
+            targets: [n, ...].
+            gradient: where to write, of the shape of the outputs.
+        """
+        differentiate = torch.func.grad(self.loss)
+        return [lambda: gradient.copy_(differentiate(outputs, targets))]
+
+    def _no_fit(self, outputs: Tensor, targets: Tensor) -> str:
+        shapes = f"outputs of shape {tuple(outputs.shape)} and targets of shape {tuple(targets.shape)}"
+        return f"task {self.name!r} does not fit the model's {shapes}"
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash(type(self))
+
+    def __repr__(self) -> str:
+        options = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
+        return f"{type(self).__name__}({options})"
+
+
+def require_finite(y: np.ndarray, part: str) -> None:
+    """Raise DataError if targets hold NaN or infinity; the message says how many and where the first is."""
+    if np.issubdtype(y.dtype, np.floating) and not (finite := np.isfinite(y)).all():
+        where = np.argwhere(~finite)
+        raise DataError(
+            f"{len(where)} of the {part} targets are NaN or infinite, the first at index {tuple(where[0].tolist())}: "
+            "remove or replace those examples"
+        )
+
+
+def _line(error: Exception) -> str:
+    """An error's type and the first line of its message."""
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"

@@ -1,0 +1,73 @@
+"""Labels that are each present or absent."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from torch import Tensor
+from torch.nn import functional
+
+from fedlgm.data.dataset import DataSet
+from fedlgm.errors import DataError
+from fedlgm.tasks.base import Task
+from fedlgm.tasks.regression import real_targets, require_matching
+
+
+class Binary(Task):
+    """Binary cross-entropy of one label [n] or of several [n, labels] that are present (1) or absent (0).
+
+    Outputs are logits of the targets' shape (for targets [n] also [n, 1]). An example with several labels counts with
+    the mean of their losses. Reported: loss and accuracy per label, and the F1 score over all labels (micro average).
+    """
+
+    name = "binary"
+    headline = "accuracy"
+    better = "higher"
+
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """See `Task`."""
+        logits = outputs.reshape(targets.shape)
+        losses = functional.binary_cross_entropy_with_logits(logits, targets, reduction="none")
+        return losses if losses.ndim == 1 else losses.flatten(1).mean(1)
+
+    def targets(self, y: np.ndarray, part: str) -> np.ndarray:
+        """See `Task`."""
+        real = real_targets(y, part, self.name)
+        if not np.isin(real, (0, 1)).all():
+            wrong = real[~np.isin(real, (0, 1))].flat[0]
+            raise DataError(
+                f"task {self.name!r} needs targets 0 and 1, the {part} targets hold {wrong:g}: for one class of "
+                "several use the task 'classification'"
+            )
+        return real
+
+    def outputs(self, data: DataSet) -> int:
+        """See `Task`."""
+        return math.prod(data.train_y.shape[1:])
+
+    def check_outputs(self, outputs: Tensor, targets: Tensor, data: DataSet) -> None:
+        """See `Task`."""
+        require_matching(self._no_fit(outputs, targets), outputs, targets)
+
+    def sums(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """See `Task`."""
+        logits = outputs.reshape(targets.shape)
+        found, present = logits > 0, targets > 0.5
+        return {
+            "loss": functional.binary_cross_entropy_with_logits(logits, targets, reduction="sum"),
+            "accuracy": (found == present).sum(),
+            "hits": (found & present).sum(),
+            "found": found.sum(),
+            "present": present.sum(),
+        }
+
+    def count(self, targets: Tensor) -> int:
+        """See `Task`."""
+        return targets.numel()
+
+    def metrics(self, means: dict[str, float]) -> dict[str, float]:
+        """See `Task`; F1 is 0 where no label is present and none is found."""
+        either = means["found"] + means["present"]
+        f1 = 2 * means["hits"] / either if either else 0.0
+        return {"loss": means["loss"], "accuracy": means["accuracy"], "f1": f1}

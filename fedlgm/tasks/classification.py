@@ -1,0 +1,89 @@
+"""One class of several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedlgm.data.dataset import DataSet
+from fedlgm.errors import ConfigError, DataError
+from fedlgm.tasks.base import Task
+
+
+class Classification(Task):
+    """Cross-entropy of class scores, and accuracy.
+
+    Outputs are logits [n, classes, ...], targets classes int64 [n, ...] in [0, classes). Further axes (the pixels of a
+    segmentation) are averaged for each example.
+    """
+
+    name = "classification"
+    headline = "accuracy"
+    better = "higher"
+
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """See `Task`."""
+        losses = functional.cross_entropy(outputs, targets, reduction="none")
+        return losses if losses.ndim == 1 else losses.flatten(1).mean(1)
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """See `Task`."""
+        return functional.cross_entropy(outputs, targets)
+
+    def targets(self, y: np.ndarray, part: str) -> np.ndarray:
+        """See `Task`."""
+        return class_targets(y, part, self.name, "class")
+
+    def check_outputs(self, outputs: Tensor, targets: Tensor, data: DataSet) -> None:
+        """See `Task`."""
+        if outputs.shape[:1] + outputs.shape[2:] != targets.shape or outputs.ndim < 2:
+            raise ConfigError(f"{self._no_fit(outputs, targets)}: outputs must be logits [n, classes, ...]")
+        require_classes(self.name, int(outputs.shape[1]), data, "class")
+
+    def sums(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """See `Task`."""
+        loss = functional.cross_entropy(outputs, targets, reduction="sum")
+        return {"loss": loss, "accuracy": (outputs.argmax(dim=1) == targets).sum()}
+
+    def count(self, targets: Tensor) -> int:
+        """See `Task`."""
+        return targets.numel()
+
+    def gradient_operations(self, outputs: Tensor, targets: Tensor, gradient: Tensor) -> list[Callable[[], Any]]:
+        """See `Task`: (softmax - one-hot) / n."""
+        if outputs.ndim != 2:
+            return super().gradient_operations(outputs, targets, gradient)
+        minus_one = torch.full((len(targets), 1), -1.0, dtype=gradient.dtype)
+        return [
+            partial(torch.softmax, outputs, 1, out=gradient),
+            partial(gradient.scatter_add_, 1, targets[:, None], minus_one),
+            partial(gradient.mul_, 1 / len(targets)),
+        ]
+
+
+def class_targets(y: np.ndarray, part: str, task: str, what: str) -> np.ndarray:
+    """Targets as int64; see `Task.targets`."""
+    if not (np.issubdtype(y.dtype, np.integer) or y.dtype == np.bool_):
+        raise DataError(
+            f"task {task!r} needs integer targets (the number of a {what}), the {part} targets are {y.dtype}: for "
+            "real-valued targets use the task 'regression'"
+        )
+    if y.size and y.min() < 0:
+        raise DataError(f"task {task!r} needs targets of at least 0, the {part} targets begin at {y.min()}")
+    return y.astype(np.int64, copy=False)
+
+
+def require_classes(task: str, outputs: int, data: DataSet, what: str) -> None:
+    """Raise ConfigError if a target of the set has no output of its own."""
+    largest = max((int(y.max()) for y in (data.train_y, data.test_y) if y.size), default=0)
+    if largest >= outputs:
+        raise ConfigError(
+            f"task {task!r}: the model has {outputs} outputs, the targets of {data.name!r} go up to {what} {largest}: "
+            f"it needs at least {largest + 1}"
+        )

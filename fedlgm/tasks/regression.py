@@ -1,0 +1,87 @@
+"""Real-valued targets."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+from torch import Tensor
+from torch.nn import functional
+
+from fedlgm.data.dataset import DataSet
+from fedlgm.errors import ConfigError, DataError
+from fedlgm.tasks.base import Task, require_finite
+
+_LOSSES: dict[str, Callable[..., Tensor]] = {
+    "squared": functional.mse_loss,
+    "absolute": functional.l1_loss,
+    "huber": functional.huber_loss,
+}
+
+
+class Regression(Task):
+    """Squared, absolute or Huber loss of real-valued outputs; root mean squared and mean absolute error.
+
+    Targets are float32 [n] or [n, ...]; outputs have their shape (for targets [n] also [n, 1]). An example with several
+    targets counts with their mean.
+
+    Args:
+        loss: "squared", "absolute", or "huber" (with delta = 1).
+    """
+
+    name = "regression"
+    headline = "rmse"
+    better = "lower"
+
+    def __init__(self, loss: Literal["squared", "absolute", "huber"] = "squared") -> None:
+        if loss not in _LOSSES:
+            raise ConfigError(f"task 'regression': unknown loss {loss!r}; known: {', '.join(_LOSSES)}")
+        self._loss = loss
+
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """See `Task`."""
+        losses = _LOSSES[self._loss](outputs.reshape(targets.shape), targets, reduction="none")
+        return losses if losses.ndim == 1 else losses.flatten(1).mean(1)
+
+    def targets(self, y: np.ndarray, part: str) -> np.ndarray:
+        """See `Task`."""
+        return real_targets(y, part, self.name)
+
+    def outputs(self, data: DataSet) -> int:
+        """See `Task`."""
+        return math.prod(data.train_y.shape[1:])
+
+    def check_outputs(self, outputs: Tensor, targets: Tensor, data: DataSet) -> None:
+        """See `Task`."""
+        require_matching(self._no_fit(outputs, targets), outputs, targets)
+
+    def sums(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """See `Task`."""
+        errors = (outputs.reshape(targets.shape) - targets).double()
+        losses = self.losses(outputs, targets).double() * (targets.numel() / max(len(targets), 1))
+        return {"loss": losses.sum(), "squares": errors.square().sum(), "mae": errors.abs().sum()}
+
+    def count(self, targets: Tensor) -> int:
+        """See `Task`."""
+        return targets.numel()
+
+    def metrics(self, means: dict[str, float]) -> dict[str, float]:
+        """See `Task`."""
+        return {"loss": means["loss"], "rmse": math.sqrt(means["squares"]), "mae": means["mae"]}
+
+
+def real_targets(y: np.ndarray, part: str, task: str) -> np.ndarray:
+    """Finite targets as float32; see `Task.targets`."""
+    if not (np.issubdtype(y.dtype, np.number) or y.dtype == np.bool_) or np.issubdtype(y.dtype, np.complexfloating):
+        raise DataError(f"task {task!r} needs numbers as targets, the {part} targets are {y.dtype}")
+    require_finite(y, part)
+    return y.astype(np.float32, copy=False)
+
+
+def require_matching(problem: str, outputs: Tensor, targets: Tensor) -> None:
+    """Raise ConfigError unless outputs have the targets' shape, or [n, 1] for targets [n]."""
+    if outputs.shape != targets.shape and not (targets.ndim == 1 and outputs.shape == (len(targets), 1)):
+        expected = [len(targets), *targets.shape[1:]] if targets.ndim > 1 else [len(targets), 1]
+        raise ConfigError(f"{problem}: outputs must have shape {tuple(expected)}")

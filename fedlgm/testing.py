@@ -1,0 +1,215 @@
+"""Checks of objects of a user's own: call them from a test.
+
+    from fedlgm.testing import check_data, check_model, check_task
+
+    def test_my_model():
+        check_model(Net, my_data, task="regression")
+
+Every check passes silently or raises a `FedlgmError` of one sentence that says what is wrong. The bundled models, data
+and tasks pass the same checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedlgm import inputs, models, tasks
+from fedlgm.data import DataSet, Loadable, Partition, load
+from fedlgm.errors import ConfigError, DataError
+from fedlgm.layers import LayerTable
+from fedlgm.tasks import Task
+from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer, VectorizedTrainer
+
+_EXAMPLES = 6  # of each probed client
+_BATCH = 4
+_RELATIVE, _ABSOLUTE = 1e-3, 1e-5  # by which two ways to compute the same float32 figure may differ
+
+
+def check_data(data: Loadable, task: Any = None, *, allow_empty: bool = False) -> DataSet:
+    """Check a data set: lengths, shapes, types, finite values, targets that suit the task, clients.
+
+    Args:
+        data: whatever `fedlgm.data.load` takes; it must give the same arrays every time, for runs to be resumed.
+        task: whatever `fedlgm.tasks.get` takes.
+        allow_empty: whether clients may be without examples. A run skips them, but they count as clients.
+
+    Returns:
+        The set, with targets as the task has them.
+
+    Raises:
+        FedlgmError: what is wrong.
+    """
+    found = load(data)
+    if not _same(found, load(data)):
+        raise DataError(f"data {found.name!r}: loading it twice gives different arrays; fix its random seed")
+    for part, x, y in (("training", found.train_x, found.train_y), ("test", found.test_x, found.test_y)):
+        for array in x if isinstance(x, tuple) else (x,):
+            if len(array) != len(y):
+                raise DataError(f"data {found.name!r}: {len(array)} {part} inputs but {len(y)} {part} targets")
+            if array.dtype not in (np.float32, np.int64):
+                raise DataError(f"data {found.name!r}: {part} inputs are {array.dtype}, use float32 or int64 (tokens)")
+            if array.dtype == np.float32 and not np.isfinite(array).all():
+                raise DataError(f"data {found.name!r}: {part} inputs hold NaN or infinity")
+        if len(y) == 0:
+            raise DataError(f"data {found.name!r}: there are no {part} examples")
+    shapes = [inputs.each(lambda array: array.shape[1:], x) for x in (found.train_x, found.test_x)]
+    if shapes[0] != shapes[1] or found.train_y.shape[1:] != found.test_y.shape[1:]:
+        raise DataError(f"data {found.name!r}: training and test examples have different shapes")
+    found = tasks.get(task).prepare(found)
+    if found.train_user is not None and found.train_user.shape != (len(found.train_y),):
+        raise DataError(f"data {found.name!r}: train_user must name the user of each training example")
+    if found.clients is not None:
+        _check_clients(found.name, found.clients, len(found.train_y), allow_empty)
+    return found
+
+
+def check_task(task: Any, outputs: Tensor, targets: Tensor) -> Task:
+    """Check a task on a batch: one loss per example that no other example changes, their mean, gradients, metrics.
+
+    Args:
+        task: whatever `fedlgm.tasks.get` takes.
+        outputs: outputs of a model [n, ...], n >= 2.
+        targets: targets [n, ...] of the task's type.
+
+    Returns:
+        The task.
+
+    Raises:
+        FedlgmError: what is wrong.
+    """
+    found = tasks.get(task)
+    label, count = f"task {found.name!r}", len(targets)
+    losses = found.losses(outputs, targets)
+    if losses.shape != (count,):
+        raise ConfigError(
+            f"{label}: losses must have shape ({count},), one per example, they have {tuple(losses.shape)}"
+        )
+    alone = torch.cat([found.losses(outputs[i : i + 1], targets[i : i + 1]) for i in range(count)])
+    if not _close(losses, alone):
+        raise ConfigError(f"{label}: the loss of an example depends on the other examples of its batch")
+    if not _close(found.loss(outputs, targets), losses.mean()):
+        raise ConfigError(f"{label}: loss must be the mean of losses, or the trainers would train different models")
+    stacked = torch.func.vmap(torch.func.grad(found.loss))(outputs[None], targets[None])[0]
+    gradient = torch.zeros_like(outputs)
+    for operation in found.gradient_operations(outputs, targets, gradient):
+        operation()
+    if not _close(gradient, stacked):
+        raise ConfigError(f"{label}: gradient_operations do not write the gradient of the mean loss")
+    sums = {name: float(value) for name, value in found.sums(outputs, targets).items()}
+    metrics = found.metrics({name: value / max(found.count(targets), 1) for name, value in sums.items()})
+    for name in ("loss", found.headline):
+        if not np.isfinite(metrics.get(name, np.nan)):
+            raise ConfigError(f"{label}: its metrics need a finite {name!r}, got {metrics}")
+    return found
+
+
+def check_model(
+    model: models.Model, data: Loadable, task: Any = None, *, vectorized: bool = True, **options: Any
+) -> None:
+    """Check a model: trainable parameters, no trained buffers, outputs that fit the task, and every trainer.
+
+    Local training must be deterministic, must not remember earlier clients, and must be the same client by client and
+    with many clients at once.
+
+    Args:
+        model: whatever `fedlgm.models.build` takes.
+        data: whatever `fedlgm.data.load` takes; a few of its test examples are used.
+        task: whatever `fedlgm.tasks.get` takes.
+        vectorized: whether it must also train many clients at once (`training.vectorize`).
+        **options: options of the model.
+
+    Raises:
+        FedlgmError: what is wrong.
+    """
+    found, own = load(data), tasks.get(task)
+    found = own.prepare(found)
+
+    def build() -> nn.Module:
+        return models.build(model, in_shape=found.shape, classes=own.outputs(found), **options)
+
+    module = build()
+    models.require_trainable(module)
+    own.check(module, found)
+    layers = LayerTable.from_module(module)
+    start = layers.flatten(module)
+    if not torch.equal(start, layers.flatten(build())):
+        raise ConfigError("model: building it twice gives different weights; draw them with torch only")
+    clients = _clients(found)
+    _check_forward(module, clients[0].x)
+
+    settings = LocalTraining(lr=0.01, batch_size=_BATCH)
+    sequential = SequentialTrainer(build(), layers, settings, task=own)
+    first, second, again = (update.clone() for update in sequential.updates(start, _fresh(clients, 0, 1, 0)))
+    if not torch.isfinite(first).all() or not first.any():
+        problem = "does not change" if torch.isfinite(first).all() else "turns NaN or infinite"
+        raise ConfigError(f"model: it {problem} in training on the data's first test examples")
+    if not torch.equal(first, again):
+        raise ConfigError("model: its update depends on the client trained before: it keeps state or draws at random")
+    if vectorized:
+        many = VectorizedTrainer(build(), layers, settings, width=2, task=own)
+        both = torch.cat([update.clone() for update in many.updates(start, _fresh(clients, 0, 1))])
+        if not _close(both, torch.cat([first, second])):
+            raise ConfigError("model: training many clients at once gives other updates than one client after another")
+
+
+def _check_clients(name: str, clients: Partition, examples: int, allow_empty: bool) -> None:
+    if clients.order.size and (clients.order.min() < 0 or clients.order.max() >= examples):
+        raise DataError(f"data {name!r}: clients name examples outside [0, {examples})")
+    if len(np.unique(clients.order)) < len(clients.order):
+        raise DataError(f"data {name!r}: an example belongs to two clients")
+    empty = np.flatnonzero(clients.sizes == 0)
+    if len(empty) == len(clients) or (len(empty) and not allow_empty):
+        shown = ", ".join(map(str, empty[:5])) + (", ..." if len(empty) > 5 else "")
+        raise DataError(f"data {name!r}: {len(empty)} of {len(clients)} clients have no examples: {shown}")
+
+
+def _check_forward(module: nn.Module, x: inputs.Inputs) -> None:
+    """Refuse outputs that change from call to call, or with the other examples of a batch."""
+    with torch.no_grad():
+        module.train()
+        outputs, again = inputs.call(module, x), inputs.call(module, x)
+        if not torch.allclose(outputs, again, rtol=0.0, atol=0.0, equal_nan=True):
+            raise ConfigError("model: two forward passes in training mode give different outputs: it draws at random")
+        alone = torch.cat([inputs.call(module, inputs.take(x, slice(i, i + 1))) for i in range(len(outputs))])
+        if not _close(outputs, alone):
+            raise ConfigError("model: the outputs for an example depend on the other examples of its batch")
+
+
+def _clients(data: DataSet) -> list[ClientTask]:
+    """Two clients of unequal size, of test examples."""
+    made, start = [], 0
+    for count in (_EXAMPLES, _EXAMPLES - 3):
+        rows = np.arange(start, start + count) % len(data.test_y)
+        x = inputs.tensors(inputs.take(data.test_x, rows))
+        made.append(ClientTask(x, torch.from_numpy(data.test_y[rows]), torch.Generator(), 2))
+        start += count
+    return made
+
+
+def _fresh(clients: Sequence[ClientTask], *numbers: int) -> list[ClientTask]:
+    """The clients of those numbers, each with the same order of examples every time."""
+    chosen = [(number, clients[number]) for number in numbers]
+    return [ClientTask(c.x, c.y, torch.Generator().manual_seed(number), c.epochs) for number, c in chosen]
+
+
+def _close(left: Tensor, right: Tensor) -> bool:
+    scale = float(right.nan_to_num(0.0, 0.0, 0.0).abs().max()) if right.numel() else 0.0
+    return torch.allclose(left, right, rtol=_RELATIVE, atol=_ABSOLUTE * max(scale, 1e-3), equal_nan=True)
+
+
+def _same(left: DataSet, right: DataSet) -> bool:
+    """Whether two sets hold the same arrays."""
+    if left is right:
+        return True
+    pairs = [(left.train_y, right.train_y), (left.test_y, right.test_y)]
+    for one, other in ((left.train_x, right.train_x), (left.test_x, right.test_x)):
+        ones, others = (part if isinstance(part, tuple) else (part,) for part in (one, other))
+        if len(ones) != len(others):
+            return False
+        pairs += zip(ones, others, strict=True)
+    return all(np.array_equal(one, other, equal_nan=one.dtype.kind == "f") for one, other in pairs)
