@@ -78,7 +78,10 @@ def simulate(
                 )
     except BaseException as error:
         for folder in () if isinstance(error, FedlgmError) and resume is not None else folders:
-            _err.print(f"interrupted; continue with: fedlgm simulate --resume {folder}", style="yellow", markup=False)
+            how = "" if engine == "ray" else f" --engine {engine}"
+            _err.print(
+                f"interrupted; continue with: fedlgm simulate --resume {folder}{how}", style="yellow", markup=False
+            )
         raise
     if as_json:
         _print_json(result)
@@ -198,7 +201,7 @@ def report(run: Annotated[Path, typer.Argument(help="Run folder.")], as_json: Js
 
 @app.command()
 def ledger(run: Annotated[Path, typer.Argument(help="Run folder.")], as_json: JsonOption = False) -> None:
-    """What a run has spent: charged and claimed, release by release."""
+    """What a run has spent: charged and claimed, release by release. Exit status 2 if the ledger was changed."""
     from simulations.reports import report as reporting
     from simulations.reports import terminal as display
 

@@ -316,7 +316,7 @@ def _composed_epsilon(events: tuple[tuple[str, int], ...], delta: float, account
     if delta == 0:
         return sum(count * _pure_epsilon(decode(json.loads(name))) for name, count in events)
     decoded = [(decode(json.loads(name)), count) for name, count in events]
-    if any(isinstance(event, dp_event.NonPrivateDpEvent) for event, _ in decoded):
+    if any(not is_private(event) for event, _ in decoded):
         return math.inf
     ledger = _accountant(accountant, [event for event, _ in decoded])
     for event, count in decoded:
@@ -326,6 +326,12 @@ def _composed_epsilon(events: tuple[tuple[str, int], ...], delta: float, account
             ledger.compose(event, count)
     with _quiet():
         return float(ledger.get_epsilon(delta)) if events else 0.0
+
+
+def is_private(event: dp_event.DpEvent) -> bool:
+    """Whether any bound holds for an event: False for releases that are not private."""
+    inner = getattr(event, "event", event)
+    return not isinstance(inner, dp_event.NonPrivateDpEvent)
 
 
 def _pure_epsilon(event: dp_event.DpEvent) -> float:

@@ -289,6 +289,18 @@ class Ledger:
             ]
         return max(totals, default=0.0)
 
+    def worst_profile(self) -> list[tuple[dp_event.DpEvent, int]]:
+        """Events charged, with how often: of all participants together, event by event the most that one has.
+
+        An upper bound of every participant's own events, for composition with other ledgers.
+        """
+        most: dict[tuple[bool, str], int] = {}
+        with self._translated():
+            query = "SELECT client < 0, event, COUNT(*) FROM charges GROUP BY client, event"
+            for shared, event, count in self._db.execute(query):
+                most[bool(shared), event] = max(most.get((bool(shared), event), 0), int(count))
+        return [(privacy.accounting.decode(json.loads(event)), count) for (_, event), count in most.items()]
+
     def claimed_epsilon(
         self, delta: float, accountant: str = "pld", through: int | None = None, abandoned: int = 0
     ) -> float:

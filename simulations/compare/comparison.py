@@ -2,11 +2,17 @@
 
 Every run is a folder of its own. The set is started again with the same command: finished runs are read, an interrupted
 one is continued, the rest is run.
+
+No two runs share their noise: from two models that were released with the same noise at different scales it could be
+taken off. Without a seed every run has keys from the operating system, with one its keys are derived from the seed and
+everything that the run does.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
+import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +23,9 @@ from scipy.stats import mannwhitneyu
 
 from fedlgm import mechanisms
 from fedlgm.errors import ConfigError
+from fedlgm.keys import KeyRing
+from fedlgm.privacy import accounting
+from fedlgm.privacy.ledger import Ledger
 from simulations import launch
 from simulations.config import recipe as recipes
 from simulations.config.recipe import Recipe
@@ -24,6 +33,7 @@ from simulations.runs import strict_json
 from simulations.runs.folder import RunFolder
 
 LAST = 5  # evaluated rounds that a run's figures are taken from, as in the LaDP-FL paper's significance tests
+_LEAST_SEEDS = 3  # repetitions of a method below which no p-value is printed
 _OWN_KEYS = ("name", "variant", "group_by")
 _COMMON = {  # what tells the runs of a comparison apart, and the option that sets it
     "name": "--out",
@@ -32,7 +42,9 @@ _COMMON = {  # what tells the runs of a comparison apart, and the option that se
     "privacy.epsilon": "--epsilon",
     "data.partition": "--partition",
     "run.seed": "--seeds and run.seed of all methods",
+    "model.seed": "--seeds and run.seed of all methods",
 }
+_PRIVACY = ("epsilon", "claimed_epsilon", "delta", "guarantee", "guarantee_status", "noise_reproducible")
 OnRow = Callable[["Job", dict[str, Any]], None]
 
 
@@ -44,14 +56,14 @@ class Job:
         method: "mechanism" or "mechanism:variant".
         epsilon: budget; None for runs without privacy, which no budget changes.
         partition: partition scheme.
-        seed: the run's seed.
+        repetition: number of the repetition, from 0.
         recipe: everything that the run does.
     """
 
     method: str
     epsilon: float | None
     partition: str
-    seed: int
+    repetition: int
     recipe: Recipe
 
     @property
@@ -73,7 +85,9 @@ def jobs(
     Args:
         recipe: bundled name or path; its mechanism section gives options to every method that knows them.
         methods: "mechanism" or "mechanism:variant".
-        seeds: runs of each method; their seeds count up from the recipe's (0 if it has none).
+        seeds: repetitions of each method. With a seed in the recipe a run's keys are derived from it and from all that
+            the run does; without one they come from the operating system. Repetitions of all methods start from the
+            same initial models, which are public.
         overrides: "section.key=value" for all methods, "METHOD/section.key=value" for one of them. Keys of [mechanism]
             reach the methods that have such an option.
         epsilons: budgets; the recipe's own if empty.
@@ -98,17 +112,33 @@ def jobs(
         # A value that is given twice is one cell, not twice as many seeds.
         for epsilon in (None,) if method == "none" else tuple(dict.fromkeys(epsilons)) or (base.privacy.epsilon,):
             for partition in tuple(dict.fromkeys(partitions)) or (base.data.partition,):
-                for seed in range(base.run.seed or 0, (base.run.seed or 0) + seeds):
+                for repetition in range(seeds):
                     raw = _raw(base, method, known[method], mechanism)
                     recipes.override(raw, own[method])
                     if epsilon is not None:
                         raw["privacy"]["epsilon"] = epsilon
                     recipes.override(raw, [f"data.partition={partition}"])
-                    raw["run"]["seed"] = seed
+                    raw["model"].setdefault("seed", (base.run.seed or 0) + repetition)
                     budget = "" if epsilon is None else f"-eps{epsilon:g}"
-                    raw["name"] = f"{method.replace(':', '-')}{budget}-{partition}-seed{seed}"
-                    made.append(Job(method, epsilon, partition, seed, recipes.validate(raw)))
+                    # A dotted name of a user's own mechanism or partitioner may hold characters that folders may not.
+                    words = f"{method}{budget}-{partition}".replace(":", "-").replace("/", "-")
+                    raw["name"] = f"{words}-run{repetition}"
+                    if base.run.seed is not None:
+                        raw["run"]["seed"] = derived_seed(base.run.seed, raw, repetition)
+                    made.append(Job(method, epsilon, partition, repetition, recipes.validate(raw)))
     return made
+
+
+def derived_seed(seed: int, raw: dict[str, Any], repetition: int) -> int:
+    """Seed of one run of a set: another one for every mechanism, option, budget, partition and repetition.
+
+    Args:
+        seed: the recipe's.
+        raw: the run's plain values.
+        repetition: number of the repetition.
+    """
+    facts = {section: values for section, values in raw.items() if section not in ("run", "name", "title")}
+    return KeyRing.from_seed(seed).derive(json.dumps(facts, sort_keys=True).encode(), str(repetition).encode()).root
 
 
 def run(todo: Sequence[Job], out: Path, engine: launch.Engine = "local", on_row: OnRow | None = None) -> None:
@@ -147,27 +177,32 @@ def run(todo: Sequence[Job], out: Path, engine: launch.Engine = "local", on_row:
 def summarise(done: Sequence[Job], out: Path) -> dict[str, Any]:
     """Figures of a finished set: every run, every cell (method, budget, partition) and tests against the first method.
 
-    A run's accuracy is the mean over its last five evaluated rounds, its noise scale the sum over the rounds of the l2
-    norm of the noise in the round's mean. A cell has mean and standard deviation over its seeds. The p-values are those
-    of the LaDP-FL paper's test: two-sided Mann-Whitney U on the last five evaluated rounds of all seeds. Rounds of one
-    run are not independent, so they are an indication, no more.
+    A run's accuracy is the mean over its last five evaluated rounds, or over as many as there are; its noise scale is
+    the sum over the rounds of the l2 norm of the noise in the round's mean. A cell has mean and standard deviation over
+    its repetitions. The p-values are those of the LaDP-FL paper's test: two-sided Mann-Whitney U on the last five
+    evaluated rounds of all repetitions, from three repetitions on. Rounds of one run are not independent, so they are
+    an indication, no more.
+
+    `together` says what all runs cost whoever publishes them side by side: they use the same clients' data.
     """
     runs = [_run_figures(job, out / job.folder) for job in done]
     cells = []
     for method, epsilon, partition in dict.fromkeys((r["method"], r["epsilon_budget"], r["partition"]) for r in runs):
         own = [r for r in runs if (r["method"], r["epsilon_budget"], r["partition"]) == (method, epsilon, partition)]
         cell = {"method": method, "epsilon_budget": epsilon, "partition": partition, "seeds": len(own)}
+        cell["averaged_rounds"] = min(r["averaged_rounds"] for r in own)
         for name in ("accuracy", "noise_scale", "seconds"):
             values = [r[name] for r in own]
             cell |= {name: float(np.mean(values)), f"{name}_std": float(np.std(values, ddof=1)) if own[1:] else 0.0}
         cell |= {name: max(r[name] for r in own) for name in ("epsilon", "claimed_epsilon")}
-        cell |= {name: own[0][name] for name in ("delta", "guarantee", "guarantee_status")}
+        cell |= {name: own[0][name] for name in ("delta", "guarantee", "guarantee_status", "noise_reproducible")}
         cell["last"] = {name: [value for r in own for value in r["last"][name]] for name in own[0]["last"]}
         cells.append(cell)
     for cell in cells:
         reference = _reference(cells, cell)
+        enough = reference is not None and min(cell["seeds"], reference["seeds"]) >= _LEAST_SEEDS
         cell["p_values"] = {
-            name: _p_value(reference["last"][name], values) if reference is not None else None
+            name: _p_value(reference["last"][name], values) if reference is not None and enough else None
             for name, values in cell["last"].items()
         }
     for record in (*runs, *cells):
@@ -177,27 +212,69 @@ def summarise(done: Sequence[Job], out: Path) -> dict[str, Any]:
         "out": str(out),
         "runs": runs,
         "cells": cells,
+        "together": together(done, out),
+        "caveats": _caveats(cells),
     }
     (out / "compare.json").write_text(strict_json.dumps(summary, indent=1) + "\n", encoding="utf-8")
     return summary
 
 
+def together(done: Sequence[Job], out: Path) -> dict[str, Any]:
+    """What all runs of a set cost together, by composition over everything that was released from the data.
+
+    A run's worst-off participant stands for all of its participants; the events of all runs are composed.
+
+    Returns:
+        "epsilon" of all runs, "epsilon_protected" of those whose releases are private, "runs" and "runs_protected" (how
+        many these are), "delta" (the largest among the recipes).
+    """
+    events: list[tuple[Any, int]] = []
+    protected_runs = 0
+    for job in done:
+        with Ledger(out / job.folder / "ledger.sqlite") as ledger:
+            own = ledger.worst_profile()
+        if all(accounting.is_private(event) for event, _ in own):
+            protected_runs += 1
+            events += own
+    delta = max(job.recipe.privacy.delta for job in done)
+    protected = accounting.composed_epsilon(events, delta) if events else 0.0
+    return {
+        "epsilon": protected if protected_runs == len(done) else float("inf"),
+        "epsilon_protected": protected,
+        "runs": len(done),
+        "runs_protected": protected_runs,
+        "delta": delta,
+    }
+
+
+def _caveats(cells: list[dict[str, Any]]) -> list[str]:
+    """What the figures do not have: enough evaluated rounds, enough repetitions."""
+    told = []
+    least = min(cell["averaged_rounds"] for cell in cells)
+    if least < LAST:
+        told.append(f"accuracy is averaged over {least} evaluated rounds: there are not {LAST}")
+    if min(cell["seeds"] for cell in cells) < _LEAST_SEEDS:
+        told.append(f"no p-values: they need at least {_LEAST_SEEDS} repetitions of both methods (--seeds)")
+    return told
+
+
 def _run_figures(job: Job, path: Path) -> dict[str, Any]:
     folder = RunFolder.open(path)
-    rows, result = folder.rows(), folder.result() or {}
+    rows, result = folder.rows(private=True), folder.result() or {}
     noise = np.cumsum([row["noise_scale"] for row in rows])
     seen = [(row, float(total)) for row, total in zip(rows, noise, strict=True) if "accuracy" in row][-LAST:]
     return {
         "method": job.method,
         "epsilon_budget": job.epsilon,
         "partition": job.partition,
-        "seed": job.seed,
+        "repetition": job.repetition,
+        "averaged_rounds": len(seen),
         "accuracy": float(np.mean([row["accuracy"] for row, _ in seen])),
         "final_accuracy": result["accuracy"],
         "noise_scale": float(noise[-1]),
-        "seconds": float(np.median([row["seconds"] for row in rows])),
+        "seconds": float(statistics.median([row["seconds"] for row in rows if "seconds" in row] or [0.0])),
         "skipped_rounds": sum(bool(row.get("skipped")) for row in rows),
-        **{name: result[name] for name in ("epsilon", "claimed_epsilon", "delta", "guarantee", "guarantee_status")},
+        **{name: result[name] for name in _PRIVACY},
         "run": str(path),
         "last": {
             "accuracy": [row["accuracy"] for row, _ in seen],

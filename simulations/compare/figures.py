@@ -12,7 +12,7 @@ from rich.console import Console, Group
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from simulations.compare.comparison import LAST, Job
+from simulations.compare.comparison import Job
 from simulations.reports.terminal import number
 from simulations.runs.folder import RunFolder
 
@@ -64,16 +64,27 @@ def tables(summary: dict[str, Any]) -> Group:
         parts.append(_by_budget(here, methods, f"Accuracy in % ({partition})", _accuracy, _improvement))
         parts.append(_by_budget(here, methods, f"Noise scale ({partition})", _noise, _reduction))
     parts += [_by_partition(cells, methods, partitions), _privacy(cells), _significance(cells)]
+    averaged = min(cell["averaged_rounds"] for cell in cells)
     notes = (
-        f"accuracy: mean of the last {LAST} evaluated rounds, then mean and standard deviation over the seeds; noise "
-        "scale: l2 norm of the noise in each round's mean, summed over the rounds; improvement and reduction: of the "
-        "first method over the column's, averaged over the budgets; p-values: two-sided Mann-Whitney U on the last "
-        f"{LAST} evaluated rounds of all seeds (rounds of a run depend on each other: an indication only)"
+        f"accuracy: mean of the last {averaged} evaluated rounds, then mean and standard deviation over the "
+        "repetitions; noise scale: l2 norm of the noise in each round's mean, summed over the rounds; improvement and "
+        "reduction: of the first method over the column's, averaged over the budgets; p-values: two-sided Mann-Whitney "
+        f"U on the last {averaged} evaluated rounds of all repetitions (rounds of a run depend on each other: an "
+        "indication only)"
     )
+    caveats = "\n".join(f"note: {caveat}" for caveat in summary["caveats"])
     pictures = "\n".join(f"picture: {path}" for path in summary.get("pictures", {}).values())
     guarantees = {cell["method"]: cell["guarantee"] for cell in cells}
     sentences = "\n".join(f"{method}: {sentence}" for method, sentence in guarantees.items())
-    return Group(*parts, sentences, "", notes, pictures)
+    return Group(*parts, sentences, "", _together(summary["together"]), *filter(None, (caveats, notes, pictures)))
+
+
+def _together(cost: dict[str, Any]) -> str:
+    """What publishing all cells side by side costs."""
+    said = f"published together, {cost['runs_protected']} runs cost epsilon {number(cost['epsilon_protected'])}"
+    others = cost["runs"] - cost["runs_protected"]
+    rest = f"; with the other {others}, which are not private, no bound holds" if others else ""
+    return f"{said} at delta {cost['delta']:g} (composition over everything that was run on the data){rest}"
 
 
 def draw(done: Sequence[Job], out: Path) -> dict[str, str]:
@@ -136,7 +147,7 @@ def _by_budget(
     show: Callable[[Cell], str],
     gain: Callable[[Cell, Cell], float | None],
 ) -> Table:
-    """Tables II and III: a row a budget, a column a method, then the reference's average gain over each method."""
+    """Tables II and III: rows are budgets, columns methods; then the reference's average gain over each method."""
     table = Table(title=title, title_justify="left")
     table.add_column("epsilon", justify="right")
     for method in methods:
@@ -159,7 +170,7 @@ def _by_budget(
 
 
 def _by_partition(cells: list[Cell], methods: list[str], partitions: list[str]) -> Table:
-    """Table V: a row a budget and method, accuracy and noise for every partition."""
+    """Table V: one row per budget and method, accuracy and noise for every partition."""
     table = Table(title="By partition", title_justify="left")
     table.add_column("epsilon", justify="right")
     table.add_column("method")

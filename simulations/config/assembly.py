@@ -79,14 +79,14 @@ class Assembly:
         return devices.resolve_noise(self.recipe.privacy.noise_backend, self.device)
 
     def module(self) -> nn.Module:
-        """A fresh model, initialised from the recipe's seed (0 without one: the initial model is public)."""
+        """A fresh model, initialised from model.seed, else the run's seed, else 0: the initial model is public."""
         section = self.recipe.model
         with prefix_key("model"):
             return models.build(
                 section.name,
                 in_shape=self.dataset.shape,
                 classes=self.dataset.classes,
-                seed=self.recipe.run.seed or 0,
+                seed=(self.recipe.run.seed or 0) if section.seed is None else section.seed,
                 **section.options,
             )
 

@@ -62,11 +62,12 @@ class Data(_OpenSection):
 
 
 class Model(_OpenSection):
-    """[model]: name; further keys are options of the model."""
+    """[model]: name; further keys are options of the model. `seed` initialises it; left out, it is the run's (or 0)."""
 
-    taken: ClassVar[frozenset[str]] = frozenset({"in_shape", "classes", "seed", "self"})
+    taken: ClassVar[frozenset[str]] = frozenset({"in_shape", "classes", "self"})
 
     name: str
+    seed: int | None = Field(default=None, ge=0, lt=2**128)
 
 
 class Federation(_Section):
@@ -310,7 +311,7 @@ def override(raw: dict[str, Any], texts: Iterable[str]) -> None:
     Args:
         raw: changed in place.
         texts: "section.key=value" with a TOML value, or "key=value" at the top; a value that is not TOML is taken as a
-            string.
+            string. "section.key=none" removes a value, so that the default holds; mechanism.name=none is a mechanism.
 
     Raises:
         ConfigError: not of that form, or a section that is none.
@@ -325,12 +326,19 @@ def override(raw: dict[str, Any], texts: Iterable[str]) -> None:
             parsed = tomllib.loads(f"value = {value}")["value"]
         except tomllib.TOMLDecodeError:
             parsed = value.strip()
+        removed = value.strip() == "none" and _NAMING.get(section) not in keys
         if not keys:
-            raw[section] = parsed
+            if removed:
+                raw.pop(section, None)
+            else:
+                raw[section] = parsed
             continue
         if not isinstance(raw.get(section, {}), dict):
             raise ConfigError(f"--set {text!r}: {section} is not a section")
-        sections.setdefault(section, {})[keys[0]] = parsed
+        if removed:
+            raw.setdefault(section, {}).pop(keys[0], None)
+        else:
+            sections.setdefault(section, {})[keys[0]] = parsed
     for section, values in sections.items():
         raw[section] = _laid_over(section, raw.get(section, {}), values)
 

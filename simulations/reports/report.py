@@ -65,10 +65,17 @@ def write_report(run: Path) -> dict[str, Any]:
 
 
 def ledger_report(run: Path) -> dict[str, Any]:
-    """Charges of a run, grouped by event, with the accountant's and the claimed totals."""
+    """Charges of a run, grouped by event, with the accountant's and the claimed totals, after checking the ledger.
+
+    Raises:
+        LedgerError: the ledger does not fit the recipe, the checkpoints, the result or its own hashes.
+    """
     folder = RunFolder.open(run)
-    privacy = folder.recipe().privacy
+    recipe = folder.recipe()
+    privacy = recipe.privacy
+    folder.verify()
     with Ledger(folder.ledger_file) as ledger:
+        head = ledger.head()
         groups: dict[str, dict[str, Any]] = {}
         for charge in ledger.charges():
             group = groups.setdefault(
@@ -78,6 +85,10 @@ def ledger_report(run: Path) -> dict[str, Any]:
             group["count"] += 1
         return {
             "run": str(run),
+            "ledger_head": str(head),
+            "anchors": len(folder.anchors()),
+            "guarantee": (folder.result() or {}).get("guarantee", ""),
+            "noise_reproducible": recipe.run.seed is not None,
             "events": list(groups.values()),
             "epsilon": ledger.epsilon(privacy.delta, privacy.accountant),
             "claimed_epsilon": ledger.claimed_epsilon(privacy.delta, privacy.accountant),

@@ -58,6 +58,8 @@ def number(value: float) -> str:
 def summary(result: dict[str, Any]) -> Group:
     """Final table: claimed and proven side by side."""
     table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column()
+    table.add_column(overflow="fold")  # hashes are copied: they must not be cut
     table.add_row(
         "recipe", f"{result['recipe']}  ({result['mechanism']}, {result['variant']}; engine {result['engine']})"
     )
@@ -157,8 +159,12 @@ def ledger_table(report: dict[str, Any]) -> Group:
         table.add_row(f"{row['first']}-{row['last']}", str(row["count"]), row["event"])
     totals = (
         f"epsilon charged {number(report['epsilon'])}, claimed {number(report['claimed_epsilon'])} "
-        f"at delta {report['delta']:g} ({report['accountant']} accountant, budget {report['budget']:g})"
+        f"at delta {report['delta']:g} ({report['accountant']} accountant, budget {report['budget']:g})\n"
+        f"verified: rows follow from each other and from the recipe, and agree with {report['anchors']} heads kept in "
+        f"checkpoints and result\nledger head {report['ledger_head']}"
     )
+    if report["guarantee"]:
+        totals += f"\n{report['guarantee']}"
     return Group(table, totals)
 
 
