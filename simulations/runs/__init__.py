@@ -1,0 +1,1 @@
+"""A run: its folder, what is recorded of it, and its server side."""
