@@ -2,6 +2,7 @@
 
 from clients.consent import Consent
 from clients.layerwise import LayerwiseClient, LocalWork
+from clients.mod import PrivateClientApp, PrivateUpdates
 from clients.serving import AnyClient, OneClient
 from clients.source import ClientData, ClientSource, PartitionedSource
 
@@ -14,4 +15,6 @@ __all__ = [
     "LocalWork",
     "OneClient",
     "PartitionedSource",
+    "PrivateClientApp",
+    "PrivateUpdates",
 ]

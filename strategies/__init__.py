@@ -3,6 +3,7 @@
 from strategies.cohort import CohortSampler
 from strategies.layerwise import LayerwiseFedAvg, RoundRecord
 from strategies.nodes import AnyNode, OneNodePerClient
+from strategies.private_fedavg import PrivateFedAvg
 from strategies.releaser import Releaser
 from strategies.replies import Failure
 from strategies.server_optimizer import ServerOptimizer, ServerStep
@@ -13,6 +14,7 @@ __all__ = [
     "Failure",
     "LayerwiseFedAvg",
     "OneNodePerClient",
+    "PrivateFedAvg",
     "Releaser",
     "RoundRecord",
     "ServerOptimizer",

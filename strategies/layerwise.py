@@ -138,7 +138,8 @@ class LayerwiseFedAvg(FedAvg):
         self.releaser.charge_clients(plan, round_, (int(c) for block in cut for c in block))
         if plan.size == 0:
             cut = []  # nothing is released: no client is asked
-        sent = self._messages(grid, cut, round_, arrays, MessageType.TRAIN, {wire.PLAN: plan.to_json()})
+        extra = {**config, wire.PLAN: plan.to_json()}  # what the caller of `start` has to tell its clients
+        sent = self._messages(grid, cut, round_, arrays, MessageType.TRAIN, extra)
         self._pending = _Pending(round_, plan, cut, sent, started, len(drawn))
         return [one.message for one in sent if one.message is not None]
 
@@ -194,14 +195,14 @@ class LayerwiseFedAvg(FedAvg):
         return mechanism.plan_from_private_norms(layers, facts, norms)
 
     def _messages(
-        self, grid: Grid, cut: list[np.ndarray], round_: int, arrays: ArrayRecord, kind: str, extra: dict[str, str]
+        self, grid: Grid, cut: list[np.ndarray], round_: int, arrays: ArrayRecord, kind: str, extra: dict[str, Any]
     ) -> list[Sent]:
         """One message per block if nodes serve any client, one per client if each has its own node."""
         sent = []
         for node, members in self.nodes.addresses(cut):
             message = None
             if node is not None:
-                values: dict[str, Any] = {wire.ROUND: round_, wire.CLIENTS: members, **extra}
+                values: dict[str, Any] = {**extra, wire.ROUND: round_, wire.CLIENTS: members}
                 content = RecordDict({wire.ARRAYS: arrays, wire.CONFIG: ConfigRecord(values)})
                 message = grid.create_message(content, kind, node, str(round_))
             sent.append(Sent(message, members))

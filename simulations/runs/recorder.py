@@ -15,8 +15,8 @@ from fedlgm.privacy.ledger import Ledger
 from fedlgm.training import evaluate
 from fedlgm.transcript import Transcript
 from simulations.config.assembly import Assembly
-from simulations.runs.rows import private_row, round_row
 from simulations.runs.folder import RunFolder
+from simulations.runs.rows import private_row, round_row
 from strategies import RoundRecord, ServerOptimizer
 
 OnRound = Callable[[dict[str, Any]], None]

@@ -28,8 +28,8 @@ class RoundRow(TypedDict, total=False):
         score: scores that the plan was made of, [K], where the mechanism has any.
         clients: of published, NOT PRIVATE variants: the clients' own figures, each [clients, K].
         skipped: present and true where nothing was released.
-        loss, accuracy, metrics: of the current model on the test set, in evaluated rounds; `accuracy` where the task has
-            one.
+        loss, accuracy, metrics: of the current model on the test set, in evaluated rounds; `accuracy` where the task
+            has one.
         epsilon, claimed_epsilon: spent so far, in evaluated rounds.
     """
 

@@ -1,0 +1,118 @@
+"""FedAvg with a budget, for an existing Flower app: the strategy of one model, one mechanism and one ledger."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ArrayRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
+from torch import Tensor, nn
+
+from fedlgm import mechanisms
+from fedlgm.facts import RunFacts, Sampling
+from fedlgm.keys import KeyRing
+from fedlgm.mechanisms import Mechanism
+from fedlgm.mechanisms.method import Method
+from fedlgm.privacy.guarantee import Trust
+from fedlgm.privacy.ledger import Ledger
+from fedlgm.transcript import Transcript
+from strategies.cohort import CohortSampler
+from strategies.layerwise import LayerwiseFedAvg
+from strategies.nodes import OneNodePerClient
+from strategies.releaser import Releaser
+from strategies.server_optimizer import ServerOptimizer, ServerStep
+
+
+class PrivateFedAvg(LayerwiseFedAvg):
+    """Client-level private federated averaging of a torch model; the clients' apps are `clients.PrivateClientApp`s.
+
+    Noise and ledger are made for `rounds` rounds at (epsilon, delta) under add-or-remove-one with Poisson sampling, or
+    replace-one under local trust. Keys come from the operating system. A ledger that exists already is continued: what
+    earlier runs of the same settings spent stays in it.
+
+    Example:
+        >>> import tempfile, torch
+        >>> path = tempfile.mkdtemp() + "/ledger.sqlite"
+        >>> strategy = PrivateFedAvg(torch.nn.Linear(3, 2), epsilon=8, delta=1e-5, clients=10, rounds=3, ledger=path)
+        >>> strategy.method.facts.noise_multiplier > 0
+        True
+
+    Args:
+        model: the model; its weights are the initial, public ones.
+        mechanism: a registered name, "package.module:Class", or an object.
+        epsilon: budget of all rounds.
+        delta: its delta; below one over the number of clients.
+        clients: number N of registered clients, one node each.
+        rounds: number of rounds.
+        rate: probability with which a client takes part in a round.
+        ledger: SQLite file of what has been spent.
+        trust: who adds the noise.
+        optimizer: server step; by default the mean update is added.
+        nodes: how to wait for nodes, and what to do when some fail.
+        group_by: see `LayerTable.from_module`.
+
+    Raises:
+        ConfigError, PrivacyError, LedgerError: with one clear message.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        epsilon: float,
+        delta: float,
+        clients: int,
+        rounds: int,
+        ledger: Path | str,
+        mechanism: str | Mechanism = "snr-consistent",
+        rate: float = 1.0,
+        trust: Trust = "central",
+        optimizer: ServerStep | None = None,
+        nodes: OneNodePerClient | None = None,
+        group_by: str | Callable[[str], str] = "module",
+    ) -> None:
+        chosen = mechanisms.get(mechanism) if isinstance(mechanism, str) else mechanism
+        relation = "replace-one" if trust == "local" else "add-remove"
+        sampling = Sampling("poisson", clients, rate)
+        facts = RunFacts(0.0, sampling, relation, trust, rounds, epsilon=epsilon, delta=delta)  # type: ignore[arg-type]
+        method, keys = Method.of(model, chosen, facts, group_by), KeyRing.from_seed(None)
+        owner = hashlib.sha256(repr((chosen, method.facts, method.layers.names)).encode()).hexdigest()
+        super().__init__(
+            method,
+            Transcript.start(method.layers.flatten(model)),
+            CohortSampler(sampling, keys),
+            optimizer or ServerOptimizer("sgd", 1.0),
+            Releaser(keys, Ledger(ledger, owner)),
+            nodes or OneNodePerClient(),
+        )
+
+    def start(  # type: ignore[override]
+        self, grid: Grid, initial_arrays: ArrayRecord | None = None, num_rounds: int | None = None, **options: Any
+    ) -> Result:
+        """Run all rounds that are left, or `num_rounds` of them; `result.arrays` has the model's own names.
+
+        The initial model is the one given to the constructor; `initial_arrays` is taken for Flower's sake and not used.
+        """
+        left = self.method.facts.rounds - self.transcript.rounds
+        result = super().start(grid, self.initial_arrays(), num_rounds=min(num_rounds or left, left), **options)
+        result.arrays = ArrayRecord(dict(self.state_dict()))
+        return result
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The current global model's trainable parameters by name."""
+        named = self.method.layers.unflatten(self.transcript.models[-1])
+        return {name: value.clone() for name, value in named.items()}
+
+    def epsilon(self) -> float:
+        """Epsilon spent so far at the run's delta, of everything in the ledger."""
+        _, delta = self.method.facts.budget()
+        return self.releaser.ledger.epsilon(delta, self.method.facts.accountant)
+
+    def guarantee(self) -> str:
+        """What is guaranteed, in one sentence."""
+        plan = self.transcript.plan or self.method.plan(self.transcript)
+        return plan.guarantee.sentence(noise_reproducible=False)
