@@ -29,8 +29,8 @@ from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.ledger import Head, Ledger
 from fedlgm.transcript import Transcript
 from simulations.config import recipe as recipes
-from simulations.runs import strict_json
 from simulations.config.recipe import Recipe
+from simulations.runs import strict_json
 
 _KEPT = 2  # checkpoints; the last could be the one that a crash cut short on a failing disk
 

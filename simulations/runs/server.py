@@ -157,4 +157,3 @@ def _abandoned(ledger: Ledger, transcript: Transcript) -> int:
             stacklevel=2,
         )
     return ledger.position()
-

@@ -11,7 +11,7 @@ from clients import LayerwiseClient, PartitionedSource
 from fedlgm import wire
 from fedlgm.errors import PrivacyError
 from fedlgm.keys import KeyRing
-from fedlgm.training import evaluate
+from fedlgm.tasks import Classification, evaluate
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
 from simulations.engines.local import LocalGrid
@@ -45,8 +45,8 @@ def test_a_client_evaluates_only_if_it_was_built_to() -> None:
     members = [3, 5, 7]
     index = np.concatenate([assembly.partition[c] for c in members])
     x, y = (torch.from_numpy(a[index]) for a in (assembly.dataset.train_x, assembly.dataset.train_y))
-    loss, accuracy = evaluate(assembly.module(), x, y)
+    expected = evaluate(Classification(), assembly.module(), x, y)
     figures = _ask(client, assembly, members)
     assert figures[wire.EXAMPLES] == len(index)
-    assert figures["accuracy"] == pytest.approx(accuracy)
-    assert figures["loss"] == pytest.approx(loss, rel=1e-5)
+    assert figures["accuracy"] == pytest.approx(expected["accuracy"])
+    assert figures["loss"] == pytest.approx(expected["loss"], rel=1e-5)

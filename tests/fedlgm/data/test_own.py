@@ -36,7 +36,9 @@ def test_arrays_become_a_data_set() -> None:
 
 def test_several_inputs_of_any_shape() -> None:
     tokens, image = np.zeros((4, 9), np.uint16), np.ones((4, 2, 3, 5, 7), np.float16)
-    data = DataSet.from_mapping({"train": ((tokens, image), np.ones((4, 2))), "test": ((tokens, image), np.ones((4, 2)))})
+    data = DataSet.from_mapping(
+        {"train": ((tokens, image), np.ones((4, 2))), "test": ((tokens, image), np.ones((4, 2)))}
+    )
     assert data.shape == ((9,), (2, 3, 5, 7))
     assert [array.dtype.name for array in data.train_x] == ["int64", "float32"]
 
