@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from clients.consent import Consent
 from clients.serving import OneClient, Serving
 from clients.source import ClientSource
-from fedlgm import wire
+from fedlgm import inputs, wire
 from fedlgm.aggregation import BoundedSum, sum_on
 from fedlgm.contributions import Updates, unbounded
 from fedlgm.devices import Numerics, torch_threads
@@ -27,7 +27,8 @@ from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import Mechanism, UsesPrivateUpdates
 from fedlgm.plan import ReleasePlan
 from fedlgm.release import local_release
-from fedlgm.training import ClientTask, Trainer, evaluate
+from fedlgm.tasks import Classification, Task, evaluate
+from fedlgm.training import ClientTask, Trainer
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class LocalWork:
         source: the clients' data.
         straggler_rate: probability that a client stops after one epoch in a round (simulations only).
         evaluator: a model of its own for `LayerwiseClient.evaluate`; without one the client refuses to evaluate.
+        task: owns the figures of an evaluation.
     """
 
     trainer: Trainer
@@ -47,6 +49,7 @@ class LocalWork:
     source: ClientSource
     straggler_rate: float = 0.0
     evaluator: nn.Module | None = None
+    task: Task = field(default_factory=Classification)
 
 
 class LayerwiseClient:
@@ -151,7 +154,7 @@ class LayerwiseClient:
         return total, notes
 
     def evaluate(self, message: Message, context: Context) -> Message:
-        """Reply with loss, accuracy and number of examples of the global model on the block's own data.
+        """Reply with the task's metrics of the global model on the block's own data, and the number of examples.
 
         These figures are not noised: they are one more look at private data that no budget covers. A client answers
         only if its work has an `evaluator`; the strategies of this package never ask.
@@ -161,13 +164,10 @@ class LayerwiseClient:
             raise PrivacyError("this client does not evaluate: unprotected figures of its data would leave it")
         self._layers.load_(evaluator, _model(message))
         data = [own for own in map(self._work.source, self._members(message)) if len(own)]
-        examples = sum(len(own) for own in data)
-        scores = [(*evaluate(evaluator, own.x, own.y), len(own) / examples) for own in data]
-        figures: dict[str, Any] = {
-            "loss": sum(loss * share for loss, _, share in scores),
-            "accuracy": sum(accuracy * share for _, accuracy, share in scores),
-            wire.EXAMPLE_COUNT: examples,
-        }
+        figures: dict[str, Any] = {wire.EXAMPLE_COUNT: sum(map(len, data))}
+        if data:
+            x, y = inputs.concatenate([own.x for own in data]), torch.cat([own.y for own in data])
+            figures |= evaluate(self._work.task, evaluator, x, y)
         return Message(content=RecordDict({wire.METRICS: MetricRecord(figures)}), reply_to=message)
 
     def train_norms(self, message: Message, context: Context) -> Message:

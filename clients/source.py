@@ -8,7 +8,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from fedlgm import inputs
 from fedlgm.data import DataSet, Partition
+from fedlgm.inputs import Inputs
 
 
 @dataclass(frozen=True)
@@ -16,11 +18,11 @@ class ClientData:
     """One client's own examples.
 
     Attributes:
-        x: inputs [n, ...]; n may be 0.
-        y: integer targets [n].
+        x: inputs [n, ...], one array or a tuple of several; n may be 0.
+        y: targets [n, ...] of the run's task.
     """
 
-    x: Tensor
+    x: Inputs
     y: Tensor
 
     def __len__(self) -> int:
@@ -45,4 +47,5 @@ class PartitionedSource:
     def __call__(self, client: int) -> ClientData:
         """Data of client number `client`."""
         indices = self.partition[client]
-        return ClientData(torch.from_numpy(self.data.train_x[indices]), torch.from_numpy(self.data.train_y[indices]))
+        x = inputs.tensors(inputs.take(self.data.train_x, indices))
+        return ClientData(x, torch.from_numpy(self.data.train_y[indices]))

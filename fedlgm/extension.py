@@ -71,6 +71,14 @@ def load_object(reference: str, what: str) -> Any:
         raise ConfigError(f"{what} {reference!r}: module {module_name!r} has no {name!r}{hint}") from error
 
 
+def parameters_of(function: Any) -> dict[str, inspect.Parameter]:
+    """Parameters of a function or class by name; empty where Python does not know them (of some built-in ones)."""
+    try:
+        return dict(inspect.signature(function).parameters)
+    except ValueError:
+        return {}
+
+
 def source_of(reference: str, what: str) -> tuple[Path | None, str | None]:
     """File that defines the object `reference`, and the SHA-256 of its bytes in hex.
 

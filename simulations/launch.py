@@ -97,7 +97,7 @@ def prepared(
 ) -> Iterator[RayGrid | None]:
     """Refuse what cannot run; within the context engine `ray` has its actors, which start meanwhile."""
     if engine != "ray":
-        _check(assembly)
+        assembly.check()
         yield None
         return
     from simulations.engines import cluster
@@ -109,7 +109,7 @@ def prepared(
     with cluster.session(ray_address, workers, start_actors, leave=RayGrid.close) as ready:
         if ray_address is not None:
             ready()  # joining is quick, so report a wrong address now
-        _check(assembly)
+        assembly.check()
         yield ready()
 
 
@@ -136,12 +136,6 @@ def _check_options(engine: str, workers: int | None, ray_address: str | None, su
 
 def _workers(recipe: Recipe, workers: int | None) -> int:
     return workers or recipe.run.workers or os.cpu_count() or 1
-
-
-def _check(assembly: Assembly) -> None:
-    """What can be refused without running is refused before a folder exists."""
-    assembly.partition  # noqa: B018
-    assembly.method.plan(assembly.start())
 
 
 def _run(

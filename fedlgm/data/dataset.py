@@ -114,6 +114,23 @@ class DataSet:
         """Shape of one input, such as (C, H, W); with several inputs a tuple of their shapes."""
         return tuple(inputs.each(lambda part: tuple(int(size) for size in part.shape[1:]), self.train_x))
 
+    def parts(self) -> dict[str, np.ndarray]:
+        """Inputs and targets by name, "train_x" or "train_x.0", "train_x.1" and so on, to be shipped one by one."""
+        named: dict[str, np.ndarray] = {"train_y": self.train_y, "test_y": self.test_y}
+        for name, x in (("train_x", self.train_x), ("test_x", self.test_x)):
+            named |= {f"{name}.{i}": part for i, part in enumerate(x)} if isinstance(x, tuple) else {name: x}
+        return named
+
+    @classmethod
+    def from_parts(cls, name: str, parts: Mapping[str, np.ndarray], classes: int | None) -> DataSet:
+        """The set of `parts`, without users or clients."""
+
+        def joined(key: str) -> Arrays:
+            count = sum(part.startswith(f"{key}.") for part in parts)
+            return tuple(parts[f"{key}.{i}"] for i in range(count)) if count else parts[key]
+
+        return cls(name, joined("train_x"), parts["train_y"], joined("test_x"), parts["test_y"], classes)
+
     @property
     def nbytes(self) -> int:
         """Bytes held by all arrays."""

@@ -6,7 +6,6 @@ imported on the first call (it takes about a second).
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ import numpy as np
 
 from fedlgm.data.assignment import require_count, require_positive
 from fedlgm.errors import ConfigError
-from fedlgm.extension import load_object
+from fedlgm.extension import load_object, parameters_of
 from fedlgm.keys import KeyRing, Purpose
 
 if TYPE_CHECKING:
@@ -201,7 +200,7 @@ def partitioner_options(found: Any) -> dict[str, bool]:
     """Arguments of a partitioner or a user's function that a run does not fill in, each with whether it is needed."""
     if not callable(found):
         return {}
-    parameters = inspect.signature(found).parameters.values()
+    parameters = parameters_of(found).values()
     skipped = {"num_partitions", "seed", "data", "clients"}
     plain = [p for p in parameters if p.name not in skipped and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     return {p.name: p.default is p.empty and p.name != "partition_by" for p in plain}
@@ -254,7 +253,7 @@ def by_partitioner(
 
 def _filled(found: type, clients: int, ring: KeyRing, values: dict[str, Any]) -> dict[str, Any]:
     """Options of a class with those that a run knows."""
-    known = inspect.signature(found).parameters
+    known = parameters_of(found)
     own = {"num_partitions": clients, "partition_by": "label", "seed": _seed(ring, 0)}
     # Tables (of a DistributionPartitioner) must be arrays; TOML has lists of lists.
     given = {

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from fedlgm.errors import ConfigError
-from fedlgm.extension import is_reference, load_object
+from fedlgm.extension import is_reference, load_object, parameters_of
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.models.convolutional import cifar_cnn, cnn, cnn_small
 from fedlgm.models.dense import logistic, mlp
@@ -60,8 +60,7 @@ def options(name: str) -> tuple[str, ...]:
     found = _find(name)
     if isinstance(found, nn.Module):
         return ()
-    parameters = inspect.signature(found).parameters.values()
-    return tuple(p.name for p in parameters if p.kind in _NAMED and p.name not in _FILLED)
+    return tuple(p.name for p in parameters_of(found).values() if p.kind in _NAMED and p.name not in _FILLED)
 
 
 def build(model: Model, *, in_shape: tuple[Any, ...], classes: int | None, seed: int = 0, **values: Any) -> nn.Module:
@@ -109,7 +108,7 @@ def _made(
     name = next((name for name, function in _MODELS.items() if function is found), None)
     if name is not None:
         _require_inputs(name, in_shape, classes)
-    parameters = inspect.signature(found).parameters
+    parameters = parameters_of(found)
     known = [key for key, p in parameters.items() if key not in _FILLED and p.kind in _NAMED]
     unknown = [key for key in values if key not in known]
     if unknown and all(p.kind is not p.VAR_KEYWORD for p in parameters.values()):
@@ -117,7 +116,7 @@ def _made(
     filled = {"in_shape": tuple(in_shape), "classes": classes}
     arguments = {key: value for key, value in filled.items() if key in parameters} | values
     try:
-        inspect.signature(found).bind(**arguments)
+        inspect.Signature(list(parameters.values())).bind(**arguments)
     except TypeError as error:
         raise ConfigError(f"model {label}: {error}; its options: {', '.join(known) or 'none'}") from error
     device = torch.get_default_device()

@@ -9,14 +9,13 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
 from fedlgm.errors import ConfigError
-from fedlgm.extension import is_reference, load_object
+from fedlgm.extension import is_reference, load_object, parameters_of
 from fedlgm.tasks.base import Task
 from fedlgm.tasks.binary import Binary
 from fedlgm.tasks.classification import Classification
@@ -69,7 +68,7 @@ def options(name: str) -> tuple[str, ...]:
         ConfigError: unknown, or cannot be imported.
     """
     found = _find(name)
-    return tuple(inspect.signature(found).parameters) if isinstance(found, type) else ()
+    return tuple(parameters_of(found)) if isinstance(found, type) else ()
 
 
 def get(task: str | Task | type[Task] | _Losses | None = None, **values: Any) -> Task:
@@ -87,7 +86,7 @@ def get(task: str | Task | type[Task] | _Losses | None = None, **values: Any) ->
     found = _find(task) if isinstance(task, str) else Classification if task is None else task
     label = repr(task) if isinstance(task, str) else getattr(found, "__name__", type(found).__name__)
     if isinstance(found, type) and issubclass(found, Task):
-        known = tuple(inspect.signature(found).parameters)
+        known = tuple(parameters_of(found))
         unknown = [name for name in values if name not in known]
         if unknown:
             raise ConfigError(f"task {label}: unknown option {unknown[0]!r}; its options: {', '.join(known) or 'none'}")

@@ -2,7 +2,6 @@
 
 from fedlgm.training.base import ClientTask, LocalTraining, Trainer
 from fedlgm.training.choice import fastest
-from fedlgm.training.evaluation import evaluate
 from fedlgm.training.optimizers import FlatOptimizer
 from fedlgm.training.sequential import SequentialTrainer
 from fedlgm.training.vectorized import VectorizedTrainer
@@ -14,6 +13,5 @@ __all__ = [
     "SequentialTrainer",
     "Trainer",
     "VectorizedTrainer",
-    "evaluate",
     "fastest",
 ]

@@ -14,13 +14,14 @@ from clients.serving import Serving
 from fedlgm import data, devices, models
 from fedlgm.data import DataSet, Partition
 from fedlgm.devices import Numerics, torch_threads
-from fedlgm.errors import ConfigError, prefix_key
+from fedlgm.errors import prefix_key
 from fedlgm.facts import RunFacts
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import Mechanism
 from fedlgm.mechanisms.method import Method
 from fedlgm.noise import NoiseBackend
+from fedlgm.tasks import Task
 from fedlgm.training import ClientTask, SequentialTrainer, Trainer, VectorizedTrainer, fastest
 from fedlgm.transcript import Transcript
 from simulations.config.recipe import Recipe, Training
@@ -45,23 +46,20 @@ class Assembly:
     def dataset(self) -> DataSet:
         """The data, held once per process."""
         with prefix_key("data"):
-            return data.load(self.recipe.data.name, self.recipe.data.dir)
+            return self.task.prepare(data.load(self.recipe.data.name, self.recipe.data.dir))
+
+    @cached_property
+    def task(self) -> Task:
+        """What the model is trained for: loss, targets and metrics."""
+        return self.recipe.task.build()
 
     @cached_property
     def partition(self) -> Partition:
         """Whose data is whose; it depends on the recipe only."""
         section = self.recipe.data
-        labels = self.dataset.train_y
-        clients = self.recipe.federation.clients
-        options = section.options
-        if section.partition == "natural":
-            if self.dataset.train_user is None:
-                raise ConfigError(
-                    f"data.partition = 'natural' needs a set with users of its own: {section.name} has none"
-                )
-            options["users"] = self.dataset.train_user
+        clients, seed = self.recipe.federation.clients, section.partition_seed
         with prefix_key("data.partition"):
-            return data.partition(labels, clients, section.partition, seed=section.partition_seed, **options)
+            return data.divide(self.dataset, clients, section.partition, seed=seed, **section.options)
 
     @property
     def sizes(self) -> np.ndarray:
@@ -85,7 +83,7 @@ class Assembly:
             return models.build(
                 section.name,
                 in_shape=self.dataset.shape,
-                classes=self.dataset.classes,
+                classes=self.task.outputs(self.dataset),
                 seed=(self.recipe.run.seed or 0) if section.seed is None else section.seed,
                 **section.options,
             )
@@ -117,6 +115,17 @@ class Assembly:
         run = self.recipe.run
         return Numerics(run.threads, self.device, self.noise_backend, run.block_size)
 
+    def check(self) -> None:
+        """Refuse what can be refused without training: a division, model or plan that does not fit.
+
+        Raises:
+            FedlgmError: what is wrong, and what would be right.
+        """
+        self.partition  # noqa: B018
+        with prefix_key("task"):
+            self.task.check(self.module(), self.dataset)
+        self.method.plan(self.start())
+
     def initial_model(self) -> Tensor:
         """The initial global model [D]."""
         return self.layers.flatten(self.module())
@@ -129,7 +138,7 @@ class Assembly:
         """A trainer of its own: sequential (the reference) or vectorised, perhaps compiled."""
         section = self.recipe.training
         if not vectorized:
-            return SequentialTrainer(self.module(), self.layers, section.local, self.device)
+            return SequentialTrainer(self.module(), self.layers, section.local, self.device, self.task)
         return VectorizedTrainer(
             self.module(),
             self.layers,
@@ -137,6 +146,7 @@ class Assembly:
             width=section.width or self.recipe.run.block_size,
             compile=compiled,
             device=self.device,
+            task=self.task,
         )
 
     def faster_training(self, workers: int) -> Training:

@@ -12,11 +12,12 @@ from typing import Any, ClassVar, Literal, Self
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from fedlgm import data, mechanisms, models
+from fedlgm import data, mechanisms, models, tasks
 from fedlgm.devices import NoiseChoice
 from fedlgm.errors import ConfigError, prefix_key
 from fedlgm.mechanisms import Mechanism
 from fedlgm.plan import Sampling
+from fedlgm.tasks import Task
 from fedlgm.training import LocalTraining
 
 BUNDLED = Path(__file__).parents[1] / "recipes"
@@ -68,6 +69,16 @@ class Model(_OpenSection):
 
     name: str
     seed: int | None = Field(default=None, ge=0, lt=2**128)
+
+
+class TaskSection(_OpenSection):
+    """[task]: what the model is trained for; further keys are options of the task."""
+
+    name: str = "classification"
+
+    def build(self) -> Task:
+        """The task itself."""
+        return tasks.get(self.name, **self.options)
 
 
 class Federation(_Section):
@@ -183,6 +194,7 @@ class Recipe(_Section):
     title: str = ""
     data: Data
     model: Model
+    task: TaskSection = TaskSection()
     federation: Federation
     training: Training = Training()
     mechanism: MechanismSection
@@ -202,6 +214,8 @@ class Recipe(_Section):
             raise ValueError("privacy.relation must be 'replace-one' for fixed-size sampling")
         with prefix_key("mechanism"):
             self.mechanism.build()
+        with prefix_key("task"):
+            self.task.build()
         return self
 
     @property
@@ -217,11 +231,17 @@ class Recipe(_Section):
 
 
 _SIZES = frozenset({"rate", "cohort"})
-_NAMING = {"mechanism": "name", "model": "name", "data": "partition"}
-_SECTIONS: dict[str, type[BaseModel]] = {"mechanism": MechanismSection, "model": Model, "data": Data}
+_NAMING = {"mechanism": "name", "model": "name", "task": "name", "data": "partition"}
+_SECTIONS: dict[str, type[BaseModel]] = {
+    "mechanism": MechanismSection,
+    "model": Model,
+    "task": TaskSection,
+    "data": Data,
+}
 _OPTIONS: dict[str, Callable[[str], Iterable[str]]] = {
     "mechanism": mechanisms.options,
     "model": models.options,
+    "task": tasks.options,
     "data": data.scheme_options,
 }
 

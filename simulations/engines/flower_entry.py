@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, UserConfig
 from flwr.clientapp import ClientApp
@@ -23,6 +24,7 @@ from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly, settled
 from simulations.config.recipe import Recipe
 from simulations.launch import default_folder
+from simulations.reports.headline import headline
 from simulations.runs.folder import RunFolder
 from simulations.runs.server import nodes_of, serve
 
@@ -53,8 +55,9 @@ def make_server_app() -> ServerApp:
         assembly = Assembly(recipe)
         nodes = nodes_of(assembly, _kind(context.run_config), simulated=_simulated(context.run_config))
         result = serve(grid, assembly, folder, "flower", print_row, nodes=nodes)
+        name, value = headline(result)
         print(
-            f"accuracy {result['accuracy']:.4f}, epsilon {result['epsilon']:.3f}, run folder {folder.path}\n"
+            f"{name} {value:.4f}, epsilon {result['epsilon']:.3f}, run folder {folder.path}\n"
             f"{result['guarantee']}\nledger head {result['ledger_head']}",
             flush=True,
         )
@@ -82,9 +85,12 @@ def make_client_app() -> ClientApp:
     return app
 
 
-def print_row(row: dict[str, float]) -> None:
+def print_row(row: dict[str, Any]) -> None:
     """One line per round for Flower's log, which is the operator's."""
-    figures = f" accuracy {row['accuracy']:.4f} epsilon {row['epsilon']:.3f}" if "accuracy" in row else ""
+    figures = ""
+    if "loss" in row:
+        name, value = headline(row)
+        figures = f" {name} {value:.4f} epsilon {row['epsilon']:.3f}"
     print(f"round {row['round']}: {row['cohort']} clients, {row['seconds']:.2f} s{figures}", flush=True)
 
 

@@ -30,7 +30,6 @@ from simulations.engines.grid import WorkerGrid
 _RETRIES = 8  # losses of one block beyond one a worker, and failed starts in a row, before the run gives up
 _START_S = 180.0  # for the first of several workers to start
 _LOST = (RayActorError, OutOfMemoryError, ObjectLostError)  # a worker or its node, not its code
-_DATA_FIELDS = ("train_x", "train_y", "test_x", "test_y")
 
 _Arrays = dict[str, tuple[str, tuple[int, ...], str, np.ndarray]]
 """A record taken apart: name -> dtype, shape, stype and data of Flower's `Array`, the data as uint8."""
@@ -49,7 +48,7 @@ class Worker:
     """Runs inside a Ray actor: a ClientApp with its data, made once."""
 
     def hold(
-        self, recipe: dict[str, Any], keys: tuple[int, bool], arrays: dict[str, ray.ObjectRef], classes: int
+        self, recipe: dict[str, Any], keys: tuple[int, bool], arrays: dict[str, ray.ObjectRef], classes: int | None
     ) -> None:
         """Make the app.
 
@@ -57,12 +56,12 @@ class Worker:
             recipe: the recipe as plain values.
             keys: root of the key ring, and whether it is secret.
             arrays: references to the data set's and the partition's arrays, which are mapped from the object store.
-            classes: number of classes.
+            classes: number of classes, where the set has any.
         """
         parsed = recipes.validate(recipe)
         values = dict(zip(arrays, ray.get(list(arrays.values())), strict=True))
-        dataset = DataSet(parsed.data.name, **{name: values[name] for name in _DATA_FIELDS}, classes=classes)
-        assembly = Assembly(parsed).with_data(dataset, Partition(values["order"], values["offsets"]))
+        partition = Partition(values.pop("order"), values.pop("offsets"))
+        assembly = Assembly(parsed).with_data(DataSet.from_parts(parsed.data.name, values, classes), partition)
         self._app = assembly.client(KeyRing(*keys), AnyClient()).as_app()
         self._context = Context(run_id=1, node_id=2, node_config={}, state=RecordDict(), run_config={})
 
@@ -108,8 +107,7 @@ class RayGrid(WorkerGrid):
             keys: key ring of the clients.
         """
         dataset, partition = assembly.dataset, assembly.partition
-        arrays = {name: getattr(dataset, name) for name in _DATA_FIELDS}
-        arrays |= {"order": partition.order, "offsets": partition.offsets}
+        arrays = dataset.parts() | {"order": partition.order, "offsets": partition.offsets}
         self._arguments = (
             assembly.recipe.model_dump(exclude_none=True),
             (keys.root, keys.secret),

@@ -10,6 +10,7 @@ import matplotlib as mpl
 import numpy as np
 
 from fedlgm.errors import RunError
+from simulations.reports.headline import headline
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
@@ -33,12 +34,12 @@ def draw_partition(histogram: np.ndarray, title: str, path: Path) -> None:
 
 
 def draw_run(rows: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:
-    """Accuracy and epsilon over the rounds."""
-    seen = [row for row in rows if "accuracy" in row]
+    """The task's headline and epsilon over the rounds."""
+    seen = [row for row in rows if "loss" in row]
     rounds = [row["round"] for row in seen]
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6))
-    left.plot(rounds, [row["accuracy"] for row in seen], marker=".")
-    left.set(xlabel="round", ylabel="test accuracy", title=title)
+    left.plot(rounds, [headline(row)[1] for row in seen], marker=".")
+    left.set(xlabel="round", ylabel=f"test {headline(seen[-1])[0]}" if seen else "", title=title)
     right.plot(rounds, [row["epsilon"] for row in seen], label="proven")
     right.plot(rounds, [row["claimed_epsilon"] for row in seen], label="claimed", linestyle="--")
     right.set(xlabel="round", ylabel="epsilon", title="privacy spent")

@@ -87,13 +87,16 @@ def partition_report(recipe: Recipe, picture: Path) -> dict[str, Any]:
 
     assembly = Assembly(recipe)
     dataset, sizes = assembly.dataset, assembly.sizes
-    histogram = assembly.partition.label_histogram(dataset.train_y, dataset.classes or 1)
+    labelled = dataset.classes is not None and dataset.train_y.ndim == 1
+    labels = dataset.train_y if labelled else np.zeros(len(dataset.train_y), dtype=np.int64)
+    classes = (dataset.classes or 1) if labelled else 1
+    histogram = assembly.partition.label_histogram(labels, classes)
     draw_partition(histogram, f"{dataset.name}, {recipe.data.partition}", picture)
     return {
         "recipe": recipe.name,
         "scheme": recipe.data.partition,
         "clients": len(sizes),
-        "classes": dataset.classes,
+        "classes": classes,
         "sizes": {
             "min": int(sizes.min()),
             "median": float(np.median(sizes)),

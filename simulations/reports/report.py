@@ -11,6 +11,7 @@ from typing import Any
 
 from fedlgm.errors import RunError
 from fedlgm.privacy.ledger import Ledger
+from simulations.reports.headline import headline, shown
 from simulations.reports.terminal import epsilon_label, number
 from simulations.runs.folder import RunFolder
 
@@ -23,7 +24,7 @@ th {{ text-align: left; font-weight: 600 }} img {{ max-width: 100% }} pre {{ bac
 </style></head><body><h1>{title}</h1>
 <p class="{status}">{guarantee}</p>
 <table>{rows}</table>
-<p><img alt="accuracy and epsilon over the rounds" src="data:image/png;base64,{picture}"></p>
+<p><img alt="test figures and epsilon over the rounds" src="data:image/png;base64,{picture}"></p>
 <h2>Recipe</h2><pre>{recipe}</pre>
 </body></html>
 """
@@ -41,8 +42,9 @@ def write_report(run: Path) -> dict[str, Any]:
         picture = Path(directory) / "run.png"
         draw_run(rows, str(result["recipe"]), picture)
         encoded = base64.b64encode(picture.read_bytes()).decode()
+    name, value = headline(result)
     figures = {
-        "test accuracy": f"{result['accuracy']:.2%}",
+        f"test {name}": shown(name, value),
         "epsilon claimed": number(result["claimed_epsilon"]),
         epsilon_label(str(result["guarantee_status"])): number(result["epsilon"]),
         "delta": f"{result['delta']:g}",

@@ -13,11 +13,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from simulations.config.recipe import Recipe
+from simulations.reports.headline import headline, shown
 
 
 @contextmanager
 def progress(recipe: Recipe, shown: bool = True) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Progress bar on standard error: rounds, accuracy, epsilon spent, time left."""
+    """Progress bar on standard error: rounds, the task's headline, epsilon spent, time left."""
     if not shown:
         yield lambda row: None
         return
@@ -36,8 +37,9 @@ def progress(recipe: Recipe, shown: bool = True) -> Iterator[Callable[[dict[str,
 
     def on_round(row: dict[str, Any]) -> None:
         figures = bar.tasks[task].fields["figures"]
-        if "accuracy" in row:
-            figures = f"accuracy {row['accuracy']:.3f}  epsilon {number(row['epsilon'])}"
+        if "loss" in row:
+            name, value = headline(row)
+            figures = f"{name} {value:.3f}  epsilon {number(row['epsilon'])}"
         bar.start()
         bar.update(task, completed=row["round"], figures=figures)
 
@@ -65,7 +67,8 @@ def summary(result: dict[str, Any]) -> Group:
     )
     pace = f"  ({result['seconds_per_round']:.3f} s each)" if "seconds_per_round" in result else ""
     table.add_row("rounds", f"{result['rounds']}{pace}")
-    table.add_row("test accuracy", f"[bold]{result['accuracy']:.2%}[/bold]  (loss {result['loss']:.4f})")
+    name, value = headline(result)
+    table.add_row(f"test {name}", f"[bold]{shown(name, value)}[/bold]  (loss {result['loss']:.4f})")
     table.add_row("epsilon claimed", f"{number(result['claimed_epsilon'])}  at delta {result['delta']:g}")
     table.add_row(*_proven(result))
     table.add_row("guarantee", result["guarantee"])

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedlgm import inputs
 from fedlgm.privacy.ledger import Ledger
-from fedlgm.training import evaluate
+from fedlgm.tasks import evaluate
 from fedlgm.transcript import Transcript
 from simulations.config.assembly import Assembly
 from simulations.runs.folder import RunFolder
@@ -69,7 +70,7 @@ class Recorder:
                 self._board.close()
 
     def figures(self, transcript: Transcript) -> dict[str, Any]:
-        """Loss and accuracy of the current model on the test set; epsilon proven and claimed so far."""
+        """The task's metrics of the current model on the test set; epsilon proven and claimed so far."""
         if self._latest[0] != transcript.rounds:
             self._latest = transcript.rounds, self._measure(transcript)
         return dict(self._latest[1])
@@ -77,12 +78,14 @@ class Recorder:
     def _measure(self, transcript: Transcript) -> dict[str, Any]:
         data, privacy = self._assembly.dataset, self._assembly.recipe.privacy
         self._assembly.layers.load_(self._module, transcript.models[-1])
-        loss, accuracy = evaluate(self._module, torch.from_numpy(data.test_x), torch.from_numpy(data.test_y))
+        task, x, y = self._assembly.task, inputs.tensors(data.test_x), torch.from_numpy(data.test_y)
+        metrics = evaluate(task, self._module, x, y)
         spent = (privacy.delta, privacy.accountant, transcript.rounds, self._abandoned)
         with Ledger(self._folder.ledger_file) as ledger:  # a reader of its own: the next round is charging already
             return {
-                "loss": loss,
-                "accuracy": accuracy,
+                **{name: metrics[name] for name in ("loss", "accuracy") if name in metrics},
+                "metrics": metrics,
+                "headline": task.headline,
                 "epsilon": ledger.epsilon(*spent),
                 "claimed_epsilon": ledger.claimed_epsilon(*spent),
             }
@@ -106,6 +109,7 @@ class Recorder:
             from torch.utils.tensorboard import SummaryWriter
 
             self._board = SummaryWriter(str(self._folder.path / "tensorboard"), flush_secs=5)
-        for name in ("accuracy", "loss", "epsilon", "claimed_epsilon", "noise_norm"):
-            if math.isfinite(row[name]):
-                self._board.add_scalar(name, row[name], row["round"])
+        names = ("epsilon", "claimed_epsilon", "noise_norm")
+        for name, value in {**row["metrics"], **{name: row[name] for name in names}}.items():
+            if math.isfinite(value):
+                self._board.add_scalar(name, value, row["round"])

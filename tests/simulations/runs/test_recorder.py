@@ -16,8 +16,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from fedlgm.privacy import Ledger
 from simulations import launch
-from simulations.runs import recorder
 from simulations.config.recipe import Recipe
+from simulations.runs import recorder
 from simulations.runs.folder import RunFolder
 from strategies import LayerwiseFedAvg
 
@@ -44,7 +44,7 @@ def test_a_round_is_evaluated_while_the_next_one_trains(
         started[self.transcript.rounds + 1].set()
         return configure(self, *arguments)
 
-    def evaluate_late(*arguments: Any) -> tuple[float, float]:
+    def evaluate_late(*arguments: Any) -> dict[str, float]:
         following = next(rounds) + 1
         assert following > 3 or started[following].wait(30)
         return evaluate(*arguments)

@@ -1,0 +1,22 @@
+"""The one metric that stands for a run, for people."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+_SHARES = ("accuracy", "f1")
+
+
+def headline(row: Mapping[str, Any]) -> tuple[str, float]:
+    """Name and value of the headline of a summary or of an evaluated round; runs of earlier versions have accuracy."""
+    name = str(row.get("headline", "accuracy"))
+    return name, float(row["metrics"][name] if "metrics" in row else row[name])
+
+
+def shown(name: str, value: float) -> str:
+    """A metric as text: shares in percent."""
+    if name in _SHARES:
+        return f"{value:.2%}"
+    return "inf" if math.isinf(value) else f"{value:.4g}"

@@ -1,0 +1,201 @@
+"""Data of a user's own, and their division by anything that a recipe may name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedlgm.data import DataSet, Partition, divide, load, scheme_options
+from fedlgm.errors import ConfigError, DataError
+
+RNG = np.random.default_rng(4)
+X, Y = RNG.standard_normal((60, 3)), RNG.integers(4, size=60)
+ARRAYS = {"train": (X, Y), "test": (X[:9], Y[:9])}
+LABELLED = DataSet.from_mapping({**ARRAYS, "users": [f"user {i % 7}" for i in range(60)]})
+REAL = DataSet.from_mapping({"train": (X, X[:, 0]), "test": (X, X[:, 0])})
+
+
+def test_arrays_become_a_data_set() -> None:
+    data = DataSet.from_mapping({**ARRAYS, "clients": [[0, 5, 2], [], np.array([7])], "name": "mine"})
+    assert (data.name, data.shape, data.classes) == ("mine", (3,), int(Y[:9].max()) + 1)
+    assert data.train_x.dtype == np.float32  # type: ignore[union-attr]
+    assert data.train_y.dtype == np.int64
+    assert data.clients is not None
+    assert [client.tolist() for client in data.clients] == [[0, 2, 5], [], [7]]
+    assert data.nbytes == 60 * 3 * 4 + 60 * 8 + 9 * 3 * 4 + 9 * 8
+    assert REAL.classes is None
+    assert DataSet.from_mapping({**ARRAYS, "classes": 11}).classes == 11
+    assert LABELLED.train_user is not None
+    assert LABELLED.train_user[:9].tolist() == [0, 1, 2, 3, 4, 5, 6, 0, 1]
+
+
+def test_several_inputs_of_any_shape() -> None:
+    tokens, image = np.zeros((4, 9), np.uint16), np.ones((4, 2, 3, 5, 7), np.float16)
+    data = DataSet.from_mapping(
+        {"train": ((tokens, image), np.ones((4, 2))), "test": ((tokens, image), np.ones((4, 2)))}
+    )
+    assert data.shape == ((9,), (2, 3, 5, 7))
+    assert [array.dtype.name for array in data.train_x] == ["int64", "float32"]
+
+
+def test_own_sets_are_loaded_from_objects_functions_and_dotted_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert load(LABELLED) is LABELLED
+    assert load(lambda: ARRAYS).shape == (3,)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "my_sets.py").write_text(
+        "import numpy as np\nx = np.ones((4, 2))\nwrong = 3\n"
+        "def make():\n    return {'train': (x, x), 'test': (x, x)}\n"
+    )
+    assert load("my_sets:make").shape == (2,)
+    for name, message in {
+        "my_sets:wrong": r"data set 'my_sets:wrong' must be a fedlgm.data.DataSet or .*; it is a int",
+        "my_sets:x": r"it is a ndarray",
+    }.items():
+        with pytest.raises(DataError, match=message):
+            load(name)
+    with pytest.raises(ConfigError, match=r"data set 'my_sets:absent': module 'my_sets' has no 'absent'"):
+        load("my_sets:absent")
+    with pytest.raises(DataError, match=r"missing 1 required positional argument"):
+        load(lambda needed: ARRAYS)
+
+
+def changed(**changes: Any) -> dict[str, Any]:
+    return {**ARRAYS, **changes}
+
+
+HOLES = X.copy()
+HOLES[4, 1] = np.nan
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        (changed(train=(X, Y[:-1])), r"training data: 60 inputs but 59 targets"),
+        (changed(train=((X, X[:5]), Y)), r"training data: 60, 5 inputs but 60 targets"),
+        (changed(train=(HOLES, Y)), r"training inputs: 1 values are NaN or infinite, the first at index \(4, 1\)"),
+        (changed(train=(X, np.full(60, np.nan))), r"training targets: 60 values are NaN"),
+        (changed(test=(X[:, :2], Y)), r"test: its arrays .* are not like the training set's .*only their lengths"),
+        (changed(test=(X[:0], Y[:0])), r"at least one test example"),
+        (changed(train=X), r"training data must be a pair \(inputs, targets\), got ndarray"),
+        (changed(train=([[1, 2], [3]], [0, 1])), r"training inputs: no array of numbers"),
+        (changed(train=(np.array(["a"]), [0])), r"training inputs must be an array of numbers"),
+        (changed(train=(X + 1j, Y)), r"are complex"),
+        (changed(labels=Y), r"unknown key 'labels'; its keys: train, test, clients"),
+        ({"train": (X, Y)}, r"key 'test' is missing"),
+        (changed(clients=[]), r"clients: there must be at least one"),
+        (changed(clients=[[0, 60]]), r"clients\[0\] names samples outside \[0, 60\)"),
+        (changed(clients=[[-1]]), r"outside \[0, 60\)"),
+        (changed(clients=[[0], [1, 0]]), r"clients\[1\] names sample 0, which is taken"),
+        (changed(clients=[[1, 1]]), r"clients\[0\] names sample 1, which is taken"),
+        (changed(clients=[[0.5]]), r"clients\[0\] must be a list of sample numbers"),
+        (changed(clients=[[0]], users=Y), r"clients and users: give at most one"),
+        (changed(users=Y[:3]), r"users must name the user of each of the 60"),
+    ],
+)
+def test_what_is_wrong_with_arrays_is_said(arrays: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        DataSet.from_mapping(arrays)
+
+
+def whole(found: Partition, examples: int = 60) -> bool:
+    return sorted(found.order.tolist()) == list(range(examples))
+
+
+def test_natural_clients_are_the_sets_own() -> None:
+    own = DataSet.from_mapping(changed(clients=[[0, 1], [5]]))
+    assert divide(own, 2, "natural") is own.clients
+    with pytest.raises(ConfigError, match=r"'own' has 2 clients of its own, federation.clients is 3"):
+        divide(own, 3, "natural")
+    assert divide(LABELLED, 7, "natural").sizes.tolist() == [9, 9, 9, 9, 8, 8, 8]
+    with pytest.raises(ConfigError, match=r"'natural' needs a set with clients or users of its own: 'own' has none"):
+        divide(REAL, 3, "natural")
+
+
+def test_labels_are_needed_only_where_a_scheme_divides_by_them() -> None:
+    assert whole(divide(REAL, 7, "iid", seed=3))
+    with pytest.raises(ConfigError, match=r"'dirichlet' divides by integer labels \[n\], the targets .* float32"):
+        divide(REAL, 7, "dirichlet", alpha=0.5)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "options", "clients"),
+    [
+        ("ExponentialPartitioner", {}, 3),
+        ("flwr_datasets.partitioner:LinearPartitioner", {}, 4),
+        ("DirichletPartitioner", {"alpha": 5.0, "min_partition_size": 0}, 4),
+        ("InnerDirichletPartitioner", {"partition_sizes": [20, 25, 15], "alpha": 1.0}, 3),
+        ("SizePartitioner", {"partition_sizes": [20, 25, 15]}, 3),
+        ("NaturalIdPartitioner", {"partition_by": "user"}, 7),
+        ("GroupedNaturalIdPartitioner", {"partition_by": "user", "group_size": 3, "mode": "allow-smaller"}, 3),
+    ],
+)
+def test_partitioners_of_flwr_datasets_by_name(scheme: str, options: dict[str, Any], clients: int) -> None:
+    found = divide(LABELLED, clients, scheme, seed=5, **options)
+    assert len(found) == clients
+    assert whole(found)
+    again = divide(LABELLED, clients, scheme, seed=5, **options)
+    assert np.array_equal(found.order, again.order)
+    assert np.array_equal(found.offsets, again.offsets)
+    known = scheme_options(scheme)
+    assert set(options) <= set(known)
+    assert "num_partitions" not in known
+
+
+def test_partitioner_objects_and_classes_and_real_targets() -> None:
+    from flwr_datasets.partitioner import ContinuousPartitioner, SizePartitioner
+
+    partitioner = SizePartitioner([40, 20])
+    for _ in range(2):  # the object itself stays unused
+        assert divide(LABELLED, 2, partitioner).sizes.tolist() == [40, 20]
+    sorted_by_target = divide(REAL, 3, ContinuousPartitioner, strictness=1.0)
+    middle = [REAL.train_y[client].mean() for client in sorted_by_target]
+    assert max(middle) - min(middle) > 1
+
+
+def halves(data: DataSet, clients: int, seed: int, *, odd_first: bool = False) -> list[Any]:
+    order = np.random.default_rng(seed).permutation(len(data.train_y))
+    return np.array_split(order[::-1] if odd_first else order, clients)
+
+
+def test_a_function_divides() -> None:
+    found = divide(LABELLED, 4, halves, seed=2, odd_first=True)
+    assert whole(found)
+    assert found.sizes.tolist() == [15] * 4
+
+
+@pytest.mark.parametrize(
+    ("scheme", "options", "error", "message"),
+    [
+        ("NoSuchPartitioner", {}, ConfigError, r"module 'flwr_datasets.partitioner' has no 'NoSuchPartitioner'"),
+        ("no_such_module:divide", {}, ConfigError, r"partition scheme 'no_such_module:divide': module"),
+        ("math:pi", {}, ConfigError, r"is neither one of iid, .* nor a Partitioner of flwr-datasets"),
+        ("SizePartitioner", {"partition_sizes": [30, 40]}, ConfigError, r"'SizePartitioner' cannot divide 60 samples"),
+        ("SizePartitioner", {"sizes": [30]}, ConfigError, r"cannot divide .*: TypeError"),
+        ("NaturalIdPartitioner", {"partition_by": "user"}, ConfigError, r"gives 7 clients, federation.clients is 2"),
+        (lambda data, clients, seed: [[0]], {}, ConfigError, r"gives 1 clients, federation.clients is 2"),
+        (lambda data, clients, seed: [[0], [0]], {}, DataError, r"names sample 0, which is taken"),
+        (halves, {"even": True}, ConfigError, r"unexpected keyword argument 'even'"),
+    ],
+)
+def test_divisions_that_do_not_work_are_refused(scheme: Any, options: Any, error: type, message: str) -> None:
+    with pytest.raises(error, match=message):
+        divide(LABELLED, 2, scheme, **options)
+
+
+def test_schemes_of_our_own_do_not_import_flwr_datasets() -> None:
+    program = (
+        "import sys, numpy as np\nfrom fedlgm import data\nx = np.zeros((60, 2)); y = np.arange(60) % 3\n"
+        "own = data.load({'train': (x, y), 'test': (x, y), 'users': y})\n"
+        "data.divide(own, 3, 'natural'); data.divide(own, 3, 'dirichlet-large', alpha=1.0)\n"
+        "print('flwr_datasets' in sys.modules, 'datasets' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]
