@@ -26,6 +26,33 @@ def is_reference(name: object) -> bool:
     return isinstance(name, str) and ":" in name
 
 
+def object_name(value: object) -> str:
+    """How a recipe names an object that was passed in Python: its class, or its own name, in angle brackets.
+
+    >>> object_name(print), object_name([])
+    ('<print>', '<list>')
+    """
+    name = getattr(value, "__name__", None) or type(value).__name__
+    return f"<{name}>"
+
+
+def is_object(name: object) -> bool:
+    """Whether a recipe's value stands for an object that was passed in Python.
+
+    >>> is_object("<Net>"), is_object("mlp")
+    (True, False)
+    """
+    return isinstance(name, str) and name.startswith("<") and name.endswith(">")
+
+
+def missing_object(name: str, what: str) -> ConfigError:
+    """The error for an object that a recipe mentions and nobody has passed."""
+    return ConfigError(
+        f"{what} {name!r} was passed as a Python object, which a recipe cannot hold: pass it again, as in "
+        f"simulations.resume(run, {what}=...)"
+    )
+
+
 def load_object(reference: str, what: str) -> Any:
     """Import the object that `reference` names.
 

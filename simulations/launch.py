@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from clients import AnyClient
 from fedlgm.errors import ConfigError, RunError
 from simulations.config.assembly import Assembly, settled
+from simulations.config.own import Own
 from simulations.config.recipe import Recipe
 from simulations.runs.folder import RunFolder
 from simulations.runs.recorder import OnRound
@@ -32,6 +33,7 @@ def simulate(
     supernodes: int | None = None,
     progress: OnRound | None = None,
     on_folder: Callable[[Path], None] | None = None,
+    own: Own | None = None,
 ) -> dict[str, Any]:
     """Simulate a federation in a new run folder and return its summary (see `server.serve`).
 
@@ -45,6 +47,7 @@ def simulate(
             as there are clients every client is a node of its own, as in a deployment.
         progress: called with each round's metrics row.
         on_folder: called with the run folder as soon as it exists.
+        own: objects of a user's own that stand for names in the recipe.
 
     Raises:
         ConfigError, DataError, PrivacyError, RunError: with one clear message, before anything is written where
@@ -54,12 +57,12 @@ def simulate(
     if run_dir is not None:
         RunFolder.refuse_existing(Path(run_dir))
     recipe = settled(recipe)
-    assembly, workers = Assembly(recipe), _workers(recipe, workers)
+    assembly, workers = Assembly(recipe, own or Own()), _workers(recipe, workers)
     with prepared(assembly, engine, workers, ray_address) as actors:
         if "auto" in (recipe.training.vectorize, recipe.training.compile):
             # Settled once and written into the run: the trainers differ in the last bits.
             recipe = recipe.model_copy(update={"training": assembly.faster_training(workers)})
-            assembly = Assembly(recipe).with_data(assembly.dataset, assembly.partition)
+            assembly = Assembly(recipe, assembly.own).with_data(assembly.dataset, assembly.partition)
         folder = RunFolder.create(Path(run_dir), recipe) if run_dir is not None else _fresh_folder(recipe)
         if on_folder is not None:
             on_folder(folder.path)
@@ -74,6 +77,7 @@ def resume(
     ray_address: str | None = None,
     supernodes: int | None = None,
     progress: OnRound | None = None,
+    own: Own | None = None,
 ) -> dict[str, Any]:
     """Continue an interrupted run to the model that an uninterrupted one would have reached."""
     _check_options(engine, workers, ray_address, supernodes)
@@ -83,7 +87,7 @@ def resume(
         return finished
     folder.verify()
     try:
-        assembly = Assembly(settled(folder.recipe()))
+        assembly = Assembly(settled(folder.recipe()), own or Own())
     except ConfigError as error:
         raise RunError(f"{run} can only be resumed where it can draw the same noise: {error}") from error
     workers = _workers(assembly.recipe, workers)
@@ -159,7 +163,7 @@ def _run(
         return serve(actors.serving(assembly, keys), assembly, folder, engine, progress)
     from simulations.engines.flower import run_flower
 
-    return run_flower(folder, supernodes or workers, workers, progress)
+    return run_flower(folder, supernodes or workers, workers, progress, assembly.own)
 
 
 def _fresh_folder(recipe: Recipe) -> RunFolder:

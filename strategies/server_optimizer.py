@@ -2,23 +2,64 @@
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 import torch
 from torch import Tensor
 
 from fedlgm.errors import ConfigError
+from fedlgm.extension import is_reference, load_object
 from fedlgm.training import FlatOptimizer
 
 Name = Literal["sgd", "momentum", "adam"]
 
 
 class ServerStep(Protocol):
-    """What the strategy asks of the server's step: post-processing of released values."""
+    """What the strategy asks of the server's step: post-processing of released values.
+
+    One of a user's own needs `step` alone; with `state` and `restore`, as `ServerOptimizer` has them, an interrupted
+    run continues where it was, without them its state starts afresh.
+    """
 
     def step(self, model: Tensor, mean_update: Tensor) -> Tensor:
         """Next model [D] from the current one and the released mean update [D]."""
         ...
+
+
+def server_step(choice: Any, lr: float, momentum: float) -> ServerStep:
+    """A server step.
+
+    Args:
+        choice: a name of `ServerOptimizer`; "package.module:name" of a class or function (lr, momentum) -> step, or of
+            a step; or a step itself.
+        lr: server learning rate.
+        momentum: for those that take it.
+
+    Raises:
+        ConfigError: unknown, or no step.
+    """
+    if isinstance(choice, str) and not is_reference(choice):
+        return ServerOptimizer(choice, lr, momentum)  # type: ignore[arg-type]
+    found = load_object(choice, "server optimizer") if isinstance(choice, str) else choice
+    if not hasattr(found, "step") or isinstance(found, type):
+        try:
+            found = found(lr, momentum)
+        except TypeError as error:
+            raise ConfigError(f"server optimizer {choice!r} is made by (lr, momentum): {error}") from error
+    if not callable(getattr(found, "step", None)):
+        raise ConfigError(f"server optimizer {choice!r} has no step(model, mean_update)")
+    return cast(ServerStep, found)
+
+
+def state_of(step: ServerStep) -> dict[str, Tensor]:
+    """Tensors that a checkpoint must hold of a server step; none of one without `state`."""
+    return step.state() if hasattr(step, "state") else {}
+
+
+def restore(step: ServerStep, model: Tensor, state: dict[str, Tensor]) -> None:
+    """Continue from a checkpoint's state."""
+    if hasattr(step, "restore"):
+        step.restore(model, state)
 
 
 class ServerOptimizer:

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from clients import Consent, LayerwiseClient, LocalWork, PartitionedSource
 from clients.serving import Serving
-from fedlgm import data, devices, models
+from fedlgm import data, devices, models, tasks
 from fedlgm.data import DataSet, Partition
 from fedlgm.devices import Numerics, torch_threads
 from fedlgm.errors import prefix_key
+from fedlgm.extension import is_object, missing_object
 from fedlgm.facts import RunFacts
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.layers import LayerTable
@@ -24,7 +25,10 @@ from fedlgm.noise import NoiseBackend
 from fedlgm.tasks import Task
 from fedlgm.training import ClientTask, SequentialTrainer, Trainer, VectorizedTrainer, fastest
 from fedlgm.transcript import Transcript
+from simulations.config.own import Own
 from simulations.config.recipe import Recipe, Training
+from strategies import ServerStep
+from strategies.server_optimizer import server_step
 
 
 @dataclass(frozen=True)
@@ -33,9 +37,11 @@ class Assembly:
 
     Attributes:
         recipe: the recipe.
+        own: objects of a user's own that stand for names in it.
     """
 
     recipe: Recipe
+    own: Own = Own()  # noqa: RUF009  (frozen)
 
     def with_data(self, dataset: DataSet, partition: Partition) -> Assembly:
         """Use these instead of loading and dividing again, as a worker does that is handed both; returns `self`."""
@@ -46,12 +52,15 @@ class Assembly:
     def dataset(self) -> DataSet:
         """The data, held once per process."""
         with prefix_key("data"):
-            return self.task.prepare(data.load(self.recipe.data.name, self.recipe.data.dir))
+            own, section = self.own.data, self.recipe.data
+            if own is None and is_object(section.name):
+                raise missing_object(section.name, "data")
+            return self.task.prepare(data.load(section.name if own is None else own, section.dir))
 
     @cached_property
     def task(self) -> Task:
         """What the model is trained for: loss, targets and metrics."""
-        return self.recipe.task.build()
+        return self.recipe.task.build() if self.own.task is None else tasks.get(self.own.task)
 
     @cached_property
     def partition(self) -> Partition:
@@ -59,7 +68,10 @@ class Assembly:
         section = self.recipe.data
         clients, seed = self.recipe.federation.clients, section.partition_seed
         with prefix_key("data.partition"):
-            return data.divide(self.dataset, clients, section.partition, seed=seed, **section.options)
+            if self.own.partition is None and is_object(section.partition):
+                raise missing_object(section.partition, "partition")
+            scheme = section.partition if self.own.partition is None else self.own.partition
+            return data.divide(self.dataset, clients, scheme, seed=seed, **section.options)
 
     @property
     def sizes(self) -> np.ndarray:
@@ -80,8 +92,10 @@ class Assembly:
         """A fresh model, initialised from model.seed, else the run's seed, else 0: the initial model is public."""
         section = self.recipe.model
         with prefix_key("model"):
+            if self.own.model is None and is_object(section.name):
+                raise missing_object(section.name, "model")
             return models.build(
-                section.name,
+                section.name if self.own.model is None else self.own.model,
                 in_shape=self.dataset.shape,
                 classes=self.task.outputs(self.dataset),
                 seed=(self.recipe.run.seed or 0) if section.seed is None else section.seed,
@@ -91,7 +105,7 @@ class Assembly:
     @cached_property
     def mechanism(self) -> Mechanism:
         """The mechanism."""
-        return self.recipe.mechanism.build()
+        return self.recipe.mechanism.build() if self.own.mechanism is None else self.own.mechanism
 
     @cached_property
     def layers(self) -> LayerTable:
@@ -125,6 +139,14 @@ class Assembly:
         with prefix_key("task"):
             self.task.check(self.module(), self.dataset)
         self.method.plan(self.start())
+
+    def server_optimizer(self) -> ServerStep:
+        """The server's step, afresh."""
+        federation = self.recipe.federation
+        own, name = self.own.server_optimizer, federation.server_optimizer
+        if own is None and is_object(name):
+            raise missing_object(name, "server_optimizer")
+        return server_step(own or name, federation.server_lr, federation.server_momentum)
 
     def initial_model(self) -> Tensor:
         """The initial global model [D]."""

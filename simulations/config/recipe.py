@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, get_args
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -15,10 +15,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from fedlgm import data, mechanisms, models, tasks
 from fedlgm.devices import NoiseChoice
 from fedlgm.errors import ConfigError, prefix_key
+from fedlgm.extension import is_object, is_reference, missing_object
 from fedlgm.mechanisms import Mechanism
 from fedlgm.plan import Sampling
 from fedlgm.tasks import Task
 from fedlgm.training import LocalTraining
+from strategies.server_optimizer import Name as OptimizerName
 
 BUNDLED = Path(__file__).parents[1] / "recipes"
 DEFAULT = "digits"
@@ -78,6 +80,8 @@ class TaskSection(_OpenSection):
 
     def build(self) -> Task:
         """The task itself."""
+        if is_object(self.name):
+            raise missing_object(self.name, "task")
         return tasks.get(self.name, **self.options)
 
 
@@ -89,7 +93,7 @@ class Federation(_Section):
     sampling: Literal["poisson", "fixed"] = "poisson"
     rate: float | None = Field(default=None, gt=0, le=1)
     cohort: int | None = Field(default=None, ge=1)
-    server_optimizer: Literal["sgd", "momentum", "adam"] = "sgd"
+    server_optimizer: str = "sgd"
     server_lr: float = Field(default=1.0, gt=0, le=_LARGEST)
     server_momentum: float = Field(default=0.9, ge=0, lt=1)
     weighting: Literal["uniform"] = "uniform"
@@ -108,6 +112,14 @@ class Federation(_Section):
                 "weights by example counts let one client's weight exceed its bound and reveal its size: clients weigh "
                 "alike, 'uniform'"
             )
+        return value
+
+    @field_validator("server_optimizer")
+    @classmethod
+    def _known_optimizer(cls, value: str) -> str:
+        if value not in get_args(OptimizerName) and not (is_reference(value) or is_object(value)):
+            known = ", ".join(get_args(OptimizerName))
+            raise ValueError(f"unknown server optimizer; known: {known}, or your own as 'package.module:name'")
         return value
 
     @model_validator(mode="after")
@@ -156,6 +168,8 @@ class MechanismSection(_OpenSection):
 
     def build(self) -> Mechanism:
         """The mechanism itself."""
+        if is_object(self.name):
+            raise missing_object(self.name, "mechanism")
         return mechanisms.get(self.name, variant=self.variant, **self.options)
 
 
@@ -212,10 +226,10 @@ class Recipe(_Section):
             raise ValueError("privacy.relation must be 'replace-one' under local trust: participation is visible")
         if self.relation == "add-remove" and federation.sampling == "fixed":
             raise ValueError("privacy.relation must be 'replace-one' for fixed-size sampling")
-        with prefix_key("mechanism"):
-            self.mechanism.build()
-        with prefix_key("task"):
-            self.task.build()
+        for key, section in (("mechanism", self.mechanism), ("task", self.task)):
+            if not is_object(section.name):
+                with prefix_key(key):
+                    section.build()
         return self
 
     @property
@@ -262,9 +276,14 @@ def load(recipe: str | Path | None = None, overrides: Iterable[str] = ()) -> Rec
         ConfigError: no such recipe, not TOML, an unknown key, a wrong type or value: with the key's path and the
             reason.
     """
-    raw = _read(_locate(str(recipe or DEFAULT)), depth=0)
+    raw = read(recipe)
     override(raw, overrides)
     return validate(raw)
+
+
+def read(recipe: str | Path | None = None) -> dict[str, Any]:
+    """Plain values of a recipe, with those that it extends; see `load`."""
+    return _read(_locate(str(recipe or DEFAULT)), depth=0)
 
 
 def validate(raw: dict[str, Any]) -> Recipe:

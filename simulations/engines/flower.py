@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlgm.errors import RunError
+from simulations.config.own import Own
 from simulations.engines.superlink import Flwr, private_superlink, tail
 from simulations.runs.folder import RunFolder
 from simulations.runs.recorder import OnRound
@@ -18,7 +19,9 @@ _LOG = "flower.log"  # of the SuperLink, in the run folder
 _SILENCE_S = 20.0  # of the log, until the SuperLink is asked all the same
 
 
-def run_flower(folder: RunFolder, supernodes: int, workers: int, progress: OnRound | None = None) -> dict[str, Any]:
+def run_flower(
+    folder: RunFolder, supernodes: int, workers: int, progress: OnRound | None = None, own: Own | None = None
+) -> dict[str, Any]:
     """Run the Flower app on `folder`'s recipe and return its summary.
 
     Args:
@@ -26,12 +29,13 @@ def run_flower(folder: RunFolder, supernodes: int, workers: int, progress: OnRou
         supernodes: simulated SuperNodes: one per client, or fewer that serve blocks.
         workers: Ray actors of one CPU each.
         progress: called with each round's metrics row.
+        own: objects of a user's own, handed to Flower's processes in a private file that is deleted at the end.
 
     Raises:
         RunError: the run did not complete; the message ends with Flower's log.
     """
     log = folder.path / _LOG
-    with private_superlink(log) as flwr:
+    with private_superlink(log) as flwr, folder.handed_over(own) as objects:
         federation = (
             f"num-supernodes={supernodes} client-resources-num-cpus=1 init-args-num-cpus={workers} "
             "init-args-log-to-driver=false"
@@ -46,6 +50,7 @@ def run_flower(folder: RunFolder, supernodes: int, workers: int, progress: OnRou
                 "simulated=true",
                 # Without a seed server and clients must have the same keys for a run to be repeatable.
                 *([f"keys={json.dumps(str(path))}"] if recipe.run.seed is None else []),
+                *([f"objects={json.dumps(str(objects))}"] if objects else []),
             )
         )
         folder.keys(recipe.run.seed)

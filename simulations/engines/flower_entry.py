@@ -6,6 +6,7 @@ config) or "workers" (a simulation, in which any node serves any client). It is 
 
 from __future__ import annotations
 
+import pickle
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from fedlgm.errors import ConfigError, FedlgmError
 from fedlgm.keys import KeyRing
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly, settled
+from simulations.config.own import Own
 from simulations.config.recipe import Recipe
 from simulations.launch import default_folder
 from simulations.reports.headline import headline
@@ -52,7 +54,7 @@ def make_server_app() -> ServerApp:
         else:
             recipe = settled(_recipe(context.run_config))
             folder = RunFolder.create(given or default_folder(recipe).resolve(), recipe)
-        assembly = Assembly(recipe)
+        assembly = Assembly(recipe, _own(context.run_config))
         nodes = nodes_of(assembly, _kind(context.run_config), simulated=_simulated(context.run_config))
         result = serve(grid, assembly, folder, "flower", print_row, nodes=nodes)
         name, value = headline(result)
@@ -131,15 +133,23 @@ def _client(context: Context) -> LayerwiseClient:
         str(config.get("set", "")),
         _serves(context, recipe),
         None if recipe.run.seed is not None else _secret(context),
+        str(config.get("objects", "")) if _simulated(config) else "",
     )
 
 
 @lru_cache(maxsize=1)
-def _built(recipe: str, overrides: str, serves: Serving, secret: int | None) -> LayerwiseClient:
+def _built(recipe: str, overrides: str, serves: Serving, secret: int | None, objects: str) -> LayerwiseClient:
     # Simulated clients share a process: model and data are made once in it.
     parsed = _recipe({"recipe": recipe, "set": overrides})
     keys = KeyRing.from_seed(parsed.run.seed) if secret is None else KeyRing(secret, secret=True)
-    return Assembly(parsed).client(keys, serves)
+    own = _own({"objects": objects, "simulated": True})
+    return Assembly(parsed, own).client(keys, serves)
+
+
+def _own(config: UserConfig) -> Own:
+    """Objects that the driver of a simulation on this machine has handed over; a real node reads none."""
+    path = str(config.get("objects", ""))
+    return pickle.loads(Path(path).read_bytes()) if path and _simulated(config) else Own()
 
 
 def _secret(context: Context) -> int:

@@ -25,6 +25,7 @@ from fedlgm.errors import MemoryWarning, Notice, RunError
 from fedlgm.keys import KeyRing
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
+from simulations.config.own import Own
 from simulations.engines.grid import WorkerGrid
 
 _RETRIES = 8  # losses of one block beyond one a worker, and failed starts in a row, before the run gives up
@@ -48,7 +49,12 @@ class Worker:
     """Runs inside a Ray actor: a ClientApp with its data, made once."""
 
     def hold(
-        self, recipe: dict[str, Any], keys: tuple[int, bool], arrays: dict[str, ray.ObjectRef], classes: int | None
+        self,
+        recipe: dict[str, Any],
+        keys: tuple[int, bool],
+        arrays: dict[str, ray.ObjectRef],
+        classes: int | None,
+        own: Own,
     ) -> None:
         """Make the app.
 
@@ -57,11 +63,12 @@ class Worker:
             keys: root of the key ring, and whether it is secret.
             arrays: references to the data set's and the partition's arrays, which are mapped from the object store.
             classes: number of classes, where the set has any.
+            own: objects of a user's own.
         """
         parsed = recipes.validate(recipe)
         values = dict(zip(arrays, ray.get(list(arrays.values())), strict=True))
         partition = Partition(values.pop("order"), values.pop("offsets"))
-        assembly = Assembly(parsed).with_data(DataSet.from_parts(parsed.data.name, values, classes), partition)
+        assembly = Assembly(parsed, own).with_data(DataSet.from_parts(parsed.data.name, values, classes), partition)
         self._app = assembly.client(KeyRing(*keys), AnyClient()).as_app()
         self._context = Context(run_id=1, node_id=2, node_config={}, state=RecordDict(), run_config={})
 
@@ -113,6 +120,7 @@ class RayGrid(WorkerGrid):
             (keys.root, keys.secret),
             {name: ray.put(np.ascontiguousarray(array)) for name, array in arrays.items()},
             dataset.classes,
+            assembly.own.without_data(),
         )
         for slot in range(len(self._actors)):
             self._equip(slot)

@@ -11,6 +11,7 @@ import hashlib
 import os
 import shutil
 import stat
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fedlgm.errors import LedgerError, RunError
+from fedlgm.errors import LedgerError, Notice, RunError
 from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
 from fedlgm.plan import ReleasePlan
@@ -162,6 +163,22 @@ class RunFolder:
                 raise RunError(f"another process is working on the run {self.path}: wait for it, or stop it") from None
             yield
 
+    @contextmanager
+    def handed_over(self, objects: Any) -> Iterator[Path | None]:
+        """Private file of Python objects for processes that Flower starts on this machine; None without objects."""
+        if not objects:
+            yield None
+            return
+        import cloudpickle
+
+        path = self.path.resolve() / "private" / "objects.pkl"
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        _write(path, cloudpickle.dumps(objects), private=True)
+        try:
+            yield path
+        finally:
+            path.unlink(missing_ok=True)
+
     # -- metrics -------------------------------------------------------------------------------------------------------
 
     def append(self, row: Mapping[str, Any], private: Mapping[str, Any] | None = None) -> None:
@@ -209,6 +226,12 @@ class RunFolder:
             _write(self.provenance_file, (strict_json.dumps(provenance, indent=2) + "\n").encode())
             return
         stored = self.provenance()
+        for what, fingerprint in dict(stored.get("objects", {})).items():
+            if dict(provenance.get("objects", {})).get(what) != fingerprint:
+                raise RunError(f"{self.path} was run with another {what}: it cannot be continued with this one")
+        for what, source in dict(stored.get("sources", {})).items():
+            if dict(provenance.get("sources", {})).get(what) != source:
+                warnings.warn(Notice(f"the source of the {what} has changed since the run started"), stacklevel=2)
         if stored.get("clients") != provenance.get("clients"):
             raise RunError(
                 f"{self.path} was run with {stored.get('clients')}: it cannot be continued with "

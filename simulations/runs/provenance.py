@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import metadata
 from typing import Any
 
+from fedlgm.extension import is_reference, source_of
 from simulations.config.assembly import Assembly
 from strategies.nodes import Nodes
 
@@ -20,8 +21,29 @@ def provenance_of(assembly: Assembly, nodes: Nodes) -> dict[str, Any]:
     """
     return {
         "clients": "simulated clients" if nodes.simulated else "real nodes",
+        "objects": assembly.own.fingerprints(assembly.module()) if assembly.own else {},
+        "sources": sources(assembly),
         "versions": {name: version for name in _PACKAGES if (version := _version(name)) is not None},
     }
+
+
+def sources(assembly: Assembly) -> dict[str, dict[str, str]]:
+    """File and SHA-256 of the source of everything that the recipe names as "package.module:name"."""
+    recipe = assembly.recipe
+    named = {
+        "model": recipe.model.name,
+        "data": recipe.data.name,
+        "partition": recipe.data.partition,
+        "task": recipe.task.name,
+        "mechanism": recipe.mechanism.name,
+        "server_optimizer": recipe.federation.server_optimizer,
+    }
+    found = {}
+    for what, name in named.items():
+        if is_reference(name):
+            file, digest = source_of(name, what)
+            found[what] = {"name": name, "file": str(file), "sha256": str(digest)}
+    return found
 
 
 def _version(package: str) -> str | None:

@@ -18,7 +18,8 @@ from fedlgm.transcript import Transcript
 from simulations.config.assembly import Assembly
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import private_row, round_row
-from strategies import RoundRecord, ServerOptimizer
+from strategies import RoundRecord, ServerStep
+from strategies.server_optimizer import state_of
 
 OnRound = Callable[[dict[str, Any]], None]
 _IN_FLIGHT = 2  # rounds that may wait for their evaluation: it must not fall behind without bound
@@ -42,7 +43,7 @@ class Recorder:
         self,
         assembly: Assembly,
         folder: RunFolder,
-        optimizer: ServerOptimizer,
+        optimizer: ServerStep,
         progress: OnRound | None = None,
         abandoned: int = 0,
     ) -> None:
@@ -55,7 +56,7 @@ class Recorder:
 
     def __call__(self, record: RoundRecord, transcript: Transcript) -> None:
         """Take over one finished round."""
-        self._pending.append(self._thread.submit(self._record, record, transcript, self._optimizer.state()))
+        self._pending.append(self._thread.submit(self._record, record, transcript, state_of(self._optimizer)))
         while len(self._pending) > _IN_FLIGHT:
             self._pending.popleft().result()
 

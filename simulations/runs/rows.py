@@ -28,7 +28,7 @@ class RoundRow(TypedDict, total=False):
         score: scores that the plan was made of, [K], where the mechanism has any.
         clients: of published, NOT PRIVATE variants: the clients' own figures, each [clients, K].
         skipped: present and true where nothing was released.
-            loss, accuracy, metrics: of the current model on the test set, in evaluated rounds: all of the task's metrics,
+        loss, accuracy, metrics: of the current model on the test set, in evaluated rounds: all of the task's metrics,
             and two of them by name (`accuracy` where the task has one).
         headline: name of the metric that stands for the run.
             epsilon, claimed_epsilon: spent so far, in evaluated rounds.

@@ -19,8 +19,9 @@ from simulations.config.assembly import Assembly
 from simulations.runs.folder import RunFolder, model_digest
 from simulations.runs.provenance import provenance_of
 from simulations.runs.recorder import OnRound, Recorder
-from strategies import AnyNode, CohortSampler, LayerwiseFedAvg, OneNodePerClient, Releaser, ServerOptimizer
+from strategies import AnyNode, CohortSampler, LayerwiseFedAvg, OneNodePerClient, Releaser
 from strategies.nodes import Nodes
+from strategies.server_optimizer import restore
 
 
 def serve(
@@ -49,11 +50,11 @@ def serve(
         folder.verify()
         recipe, layers = assembly.recipe, assembly.layers
         federation = recipe.federation
-        optimizer = ServerOptimizer(federation.server_optimizer, federation.server_lr, federation.server_momentum)
+        optimizer = assembly.server_optimizer()
         checkpoint = folder.latest(layers)
         transcript = assembly.start() if checkpoint is None else checkpoint.transcript
         if checkpoint is not None:
-            optimizer.restore(transcript.models[-1], checkpoint.optimizer)
+            restore(optimizer, transcript.models[-1], checkpoint.optimizer)
         folder.truncate(transcript.rounds)
         keys, repeats = folder.keys(recipe.run.seed)
         repeats = repeats and nodes.simulated  # real nodes make other updates when a round is made again

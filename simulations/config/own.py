@@ -1,0 +1,133 @@
+"""Objects of a user's own, passed in Python instead of being named in a recipe."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedlgm import data as data_sets
+from fedlgm import mechanisms
+from fedlgm.data import DataSet
+from fedlgm.errors import ConfigError
+from fedlgm.extension import object_name
+from fedlgm.layers import LayerTable
+from fedlgm.mechanisms import Mechanism
+
+
+@dataclass(frozen=True)
+class Own:
+    """What stands in the place of names in a recipe; None leaves the recipe's own.
+
+    Attributes:
+        model: an `nn.Module`, which every client starts from, or a class or function that gives one.
+        task: a `Task`, a class of them, or a function (outputs, targets) -> losses per example.
+        data: a `DataSet`, a mapping {"train": (x, y), "test": (x, y), ...}, or a function that gives one.
+        mechanism: a `Mechanism`.
+        partition: a Partitioner of flwr-datasets, or a function (data, clients, seed) -> indices per client.
+        server_optimizer: an object with `step(model, mean_update)`.
+    """
+
+    model: Any = None
+    task: Any = None
+    data: Any = None
+    mechanism: Mechanism | None = None
+    partition: Any = None
+    server_optimizer: Any = None
+
+    def __bool__(self) -> bool:
+        return any(value is not None for value in vars(self).values())
+
+    def loaded(self) -> Own:
+        """The same with the data made into a `DataSet`, once."""
+        if self.data is None or isinstance(self.data, DataSet):
+            return self
+        return dataclasses.replace(self, data=data_sets.load(self.data))
+
+    def without_data(self) -> Own:
+        """The same for a worker that is handed the arrays themselves."""
+        return dataclasses.replace(self, data=None, partition=None)
+
+    def into(self, raw: dict[str, Any]) -> None:
+        """Write into a recipe's plain values what stands in for what: "<Net>" for an object of class Net.
+
+        A registered mechanism is written out with its options, so that nothing but the recipe is needed to make it.
+        """
+        if self.model is not None:
+            raw["model"] = {"name": object_name(self.model)} | _kept(raw, "model", "seed")
+        if self.task is not None:
+            raw["task"] = {"name": object_name(self.task)}
+        if self.mechanism is not None:
+            raw["mechanism"] = _written(self.mechanism) | _kept(raw, "mechanism", "group_by")
+        if self.data is not None:
+            section = {"name": object_name(self.data)} | _kept(raw, "data", "partition_seed")
+            own_clients = isinstance(self.data, DataSet) and self.data.clients is not None
+            if own_clients:
+                section["partition"] = "natural"
+                raw["federation"]["clients"] = len(self.data.clients)
+            else:
+                section |= {k: v for k, v in raw["data"].items() if k not in ("name", "dir")}
+            raw["data"] = section
+        if self.partition is not None:
+            raw["data"] = {k: v for k, v in raw["data"].items() if k in ("name", "dir", "partition_seed")}
+            raw["data"]["partition"] = object_name(self.partition)
+        if self.server_optimizer is not None:
+            raw["federation"]["server_optimizer"] = object_name(self.server_optimizer)
+
+    def fingerprints(self, initial: nn.Module) -> dict[str, str]:
+        """Hash of each object, by which a resumed run recognises it.
+
+        Args:
+            initial: the run's model with its initial weights.
+        """
+        prints = {name: repr(value) for name, value in vars(self).items() if value is not None}
+        if self.data is not None:
+            prints["data"] = _digest(*self.data.parts().values())
+        if self.model is not None:
+            table = LayerTable.from_module(initial)
+            prints["model"] = _digest(table.flatten(initial).numpy(), np.array(table.sizes))
+        return prints
+
+
+def _kept(raw: dict[str, Any], section: str, key: str) -> dict[str, Any]:
+    value = raw.get(section, {}).get(key)
+    return {} if value is None else {key: value}
+
+
+def _written(mechanism: Mechanism) -> dict[str, Any]:
+    """A mechanism as a recipe's section: all of it where it is registered, else its class."""
+    if not isinstance(mechanism, Mechanism):
+        raise ConfigError(f"mechanism must be a fedlgm.Mechanism, got {type(mechanism).__name__}")
+    values = {
+        field.name: value
+        for field in dataclasses.fields(mechanism)
+        if field.name != "name" and (value := getattr(mechanism, field.name)) is not None
+    }
+    try:
+        same = mechanisms.get(mechanism.name, variant=mechanism.variant, **values) == mechanism
+    except ConfigError:
+        same = False
+    if not same:
+        return {"name": object_name(mechanism)}
+    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+    return {"name": mechanism.name, "variant": mechanism.variant, **plain}
+
+
+def _digest(*arrays: Any) -> str:
+    digest = hashlib.sha256()
+    for array in arrays:
+        values = np.ascontiguousarray(array.numpy() if isinstance(array, torch.Tensor) else array)
+        digest.update(f"{values.dtype}{values.shape}".encode())
+        digest.update(values.tobytes())
+    return digest.hexdigest()
+
+
+def own_of(values: Mapping[str, Any]) -> Own:
+    """The objects among the keyword arguments of `simulate`."""
+    return Own(**values).loaded()
