@@ -11,7 +11,7 @@ venv: .venv/installed
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --upgrade-strategy only-if-needed -c constraints.txt -e .
+	$(BIN)/python -m pip install --quiet --upgrade-strategy only-if-needed -c constraints.txt -e '.[all]'
 	touch $@
 
 .venv/installed-test: .venv/installed

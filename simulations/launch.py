@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -132,6 +133,11 @@ def _check_options(engine: str, workers: int | None, ray_address: str | None, su
         if number is not None and number < 1:
             raise ConfigError(f"{name} must be at least 1, got {number}")
     check_engine(engine)
+    if engine != "local" and importlib.util.find_spec("ray") is None:
+        raise ConfigError(
+            f"engine {engine!r} needs the package ray, which is not installed: pip install 'fedlgm[ray]', or use engine "
+            "'local'"
+        )
     if ray_address is not None and engine != "ray":
         raise ConfigError(f"a Ray address is for engine 'ray', not {engine!r}")
     if supernodes is not None and engine != "flower":
