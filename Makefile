@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo venv test test-all lint bench clean
+.PHONY: demo venv test test-all lint docs bench clean
 
 demo: venv
 	$(BIN)/fedlgm simulate digits
@@ -29,6 +29,10 @@ lint: .venv/installed-test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: .venv/installed-test
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 bench: .venv/installed-test
 	$(BIN)/python -m benchmarks.simulators --quick --json
