@@ -135,8 +135,8 @@ def _check_options(engine: str, workers: int | None, ray_address: str | None, su
     check_engine(engine)
     if engine != "local" and importlib.util.find_spec("ray") is None:
         raise ConfigError(
-            f"engine {engine!r} needs the package ray, which is not installed: pip install 'fedlgm[ray]', or use engine "
-            "'local'"
+            f"engine {engine!r} needs the package ray, which is not installed: pip install 'fedlgm[ray]', or use "
+            "engine 'local'"
         )
     if ray_address is not None and engine != "ray":
         raise ConfigError(f"a Ray address is for engine 'ray', not {engine!r}")
