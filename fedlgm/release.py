@@ -103,6 +103,8 @@ def local_release(
         PrivacyError: a noise scale that the kernels cannot represent, or updates that the plan cannot bound.
     """
     own = sum_on(plan, torch.device(device), None if backend == "cpu" else backend)
+    if backend == "cpu":
+        _check_cpu(own.total)
     if updates is None:
         own.skip(1)
     else:

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from fedlgm import models
-from fedlgm.clipping import bound_update, next_quantile_bounds
+from fedlgm.aggregation import bound_update
+from fedlgm.clipping import next_quantile_bounds
 from fedlgm.errors import ConfigError
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.layers import LayerTable
@@ -43,11 +44,9 @@ def test_adaptive_bounds_find_their_quantile_from_either_side(federate, start):
     )
     # As if an earlier round had released bounds far off.
     off = np.array([start, 1.0, 1.0])
-    wrong = federation.strategy.mechanism.plan(
-        federation.strategy.layers, federation.strategy.budget, federation.strategy.transcript
-    )
+    wrong = federation.strategy.method.plan(federation.strategy.transcript)
     clip = off / np.linalg.norm(off) * np.linalg.norm(wrong.clip)
-    shifted = ReleasePlan(wrong.layers, clip, wrong.sigma, wrong.budget, wrong.guarantee, sides=wrong.sides)
+    shifted = ReleasePlan(wrong.layers, clip, wrong.sigma, wrong.facts, wrong.guarantee, queries=wrong.queries)
     federation.strategy.transcript = Transcript.start(torch.zeros(3)).extend(
         torch.zeros(3), torch.zeros(shifted.size), shifted
     )
@@ -75,7 +74,7 @@ def test_noise_belongs_to_the_bound_that_was_used(federate, norms):
         for message in messages:
             config = message.content.config_records.get("config", {})
             if "plan" in config:
-                seen.append(ReleasePlan.from_json(federation.strategy.layers, config["plan"]))
+                seen.append(ReleasePlan.from_json(federation.strategy.method.layers, config["plan"]))
         return deliver(messages)
 
     federation.grid.deliver = spy
@@ -95,7 +94,7 @@ def test_weights_by_examples_are_refused(tiny):
 
 
 def test_example_counts_do_not_weigh(federate):
-    """A reply's num-examples is the number of clients, whatever they hold."""
+    """What a reply counts are clients, whatever they hold."""
     federation = federate(lambda c: torch.full((2,), float(c)), {"a": 2}, mechanism="none", sampling=ALL)
     assert federation.run(1).tolist() == pytest.approx([19.5, 19.5])
 

@@ -12,23 +12,26 @@ from hypothesis import strategies as st
 
 from fedlgm import mechanisms
 from fedlgm.errors import ConfigError, PrivacyError
+from fedlgm.facts import LocalTraining
 from fedlgm.layers import LayerTable
-from fedlgm.plan import ReleasePlan, RunFacts, Sampling, Side
+from fedlgm.plan import NoisyQuery, ReleasePlan, RunFacts, Sampling, UnprotectedPlan
 from fedlgm.privacy.accounting import composed_epsilon
 from fedlgm.privacy.guarantee import Guarantee
+from fedlgm.queries import BelowBound
 from fedlgm.transcript import Transcript
 
 LAYERS = LayerTable.from_sizes({"a": 4, "b": 100, "c": 2500})
 POISSON = Sampling("poisson", 500, 0.1)
 PROVEN = Guarantee("proven", "test")
+BITS = NoisyQuery(BelowBound((4, 100, 2500)), 4 * math.sqrt(3))  # its bound is sqrt(3) / 2: 1/8 of its noise
 
 
-def plan(sigma=(2.0, 3.0, 4.0), clip=(1.0, 2.0, 3.0), budget=None, guarantee=PROVEN, **more):
-    return ReleasePlan(LAYERS, np.array(clip), np.array(sigma), budget or RunFacts(1.0, POISSON), guarantee, **more)
+def plan(sigma=(2.0, 3.0, 4.0), clip=(1.0, 2.0, 3.0), facts=None, guarantee=PROVEN, kind=ReleasePlan, **more):
+    return kind(LAYERS, np.array(clip), np.array(sigma), facts or RunFacts(1.0, POISSON), guarantee, **more)
 
 
 def test_event_is_that_of_the_noise():
-    made = plan(sides=(Side("bits", 3, 0.5, 4.0),))
+    made = plan(queries=(BITS,))
     effective = (1 / 4 + 4 / 9 + 9 / 16 + 1 / 64) ** -0.5
     assert made.effective_multiplier == pytest.approx(effective, rel=1e-8)
     assert made.effective_multiplier <= effective
@@ -39,15 +42,15 @@ def test_event_is_that_of_the_noise():
 
 
 def test_replacing_a_client_halves_the_multiplier():
-    budget = RunFacts(1.0, Sampling("fixed", 500, 0.1), "replace-one")
-    made = plan(budget=budget)
+    facts = RunFacts(1.0, Sampling("fixed", 500, 0.1), "replace-one")
+    made = plan(facts=facts)
     inner = made.event.event
     assert inner.noise_multiplier == pytest.approx(plan().event.event.noise_multiplier / 2)
     assert made.event.sampling_probability == 0.1
 
 
 def test_no_amplification_under_local_trust():
-    made = plan(budget=RunFacts(1.0, POISSON, "replace-one", "local"))
+    made = plan(facts=RunFacts(1.0, POISSON, "replace-one", "local"))
     assert isinstance(made.event, dp_event.GaussianDpEvent)
 
 
@@ -61,10 +64,41 @@ def test_a_layer_without_noise_that_is_released_is_not_private():
         plan(sigma=(2.0, math.inf, 4.0), released=np.array([True, True, True]))
 
 
-def test_no_guarantee_means_no_epsilon():
-    made = plan(guarantee=Guarantee("none", "because"))
+def test_no_protection_means_no_epsilon():
+    made = plan(guarantee=Guarantee("none", "because"), kind=UnprotectedPlan)
     assert made.event == dp_event.NonPrivateDpEvent()
     assert composed_epsilon([(made.event, 1)], 1e-5) == math.inf
+    assert not made.protected
+    assert plan().protected
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"), [(ReleasePlan, "none"), (UnprotectedPlan, "proven"), (UnprotectedPlan, "conditional")]
+)
+def test_words_that_do_not_fit_the_kind_of_plan_are_refused(kind, status):
+    with pytest.raises(PrivacyError, match=f"a guarantee '{status}' does not fit"):
+        plan(guarantee=Guarantee(status, "because"), kind=kind)
+
+
+def test_relation_and_trust_of_the_guarantee_are_those_of_the_facts():
+    local = plan(facts=RunFacts(1.0, POISSON, "replace-one", "local"))
+    assert (local.guarantee.relation, local.guarantee.trust, local.guarantee.status) == (
+        "replace-one",
+        "local",
+        "proven",
+    )
+    stated = plan(guarantee=Guarantee("proven", "test", "replace-one", "local"))
+    assert (stated.guarantee.relation, stated.guarantee.trust) == ("add-remove", "central")
+
+
+def test_sampled_gaussian_releases_under_replace_one_are_conditional():
+    sampled = RunFacts(1.0, Sampling("fixed", 500, 0.1), "replace-one")
+    made = plan(facts=sampled)
+    assert made.guarantee.status == "conditional"
+    assert "conditional on" in made.guarantee.reason
+    assert plan(facts=sampled, family="laplace").guarantee.status == "proven"
+    assert plan(facts=RunFacts(1.0, Sampling("fixed", 500, 1.0), "replace-one")).guarantee.status == "proven"
+    assert plan().guarantee.status == "proven"
 
 
 @pytest.mark.parametrize(
@@ -81,23 +115,21 @@ def test_malformed_plans_are_refused(sigma, clip):
         plan(sigma=sigma, clip=clip)
 
 
-@pytest.mark.parametrize("side", [Side("bits", 3, -0.5, 4.0), Side("bits", 3, 0.5, float("nan"))])
-def test_malformed_sides_are_refused(side):
-    with pytest.raises(ConfigError, match="non-negative"):
-        plan(sides=(side,))
-
-
-def test_laplace_plans_have_no_sides_and_families_are_known():
+def test_laplace_plans_have_no_queries_and_families_are_known():
     with pytest.raises(ConfigError, match="l2 norm"):
-        plan(family="laplace", sides=(Side("bits", 3, 0.5, 4.0),))
+        plan(family="laplace", queries=(BITS,))
+    with pytest.raises(ConfigError, match="l2 norm"):
+        plan(bounded_by="trainer", queries=(BITS,))
     with pytest.raises(ConfigError, match="unknown noise family 'cauchy'"):
         plan(family="cauchy")
+    with pytest.raises(ConfigError, match="unknown bounded_by 'nobody'; known: aggregator, trainer"):
+        plan(bounded_by="nobody")
 
 
 def test_a_plan_that_releases_nothing_counts_as_a_whole_release():
     nothing = plan(sigma=(math.inf,) * 3, clip=(0.0,) * 3)
     assert nothing.size == 0
-    assert nothing.event == plan(sigma=(math.inf, math.inf, 3.0), budget=RunFacts(1.0, POISSON)).event
+    assert nothing.event == plan(sigma=(math.inf, math.inf, 3.0), facts=RunFacts(1.0, POISSON)).event
 
 
 def test_plans_cannot_be_changed():
@@ -113,17 +145,29 @@ def test_plans_cannot_be_changed():
     st.lists(st.one_of(st.floats(1e-6, 1e6), st.just(math.inf)), min_size=3, max_size=3),
 )
 def test_json_round_trip_keeps_every_bit(clip, sigma):
-    made = plan(sigma=sigma, clip=clip, sides=(Side("bits", 3, 0.5, 4.0),), claim={"epsilon": 0.1})
+    facts = RunFacts(1.5, POISSON, rounds=7, epsilon=2.0, delta=1e-6, training=LocalTraining("adam", 0.03))
+    made = plan(sigma=sigma, clip=clip, facts=facts, queries=(BITS,), claim={"epsilon": 0.1}, downlink=0.5)
     again = ReleasePlan.from_json(LAYERS, made.to_json())
     assert again.clip.tolist() == made.clip.tolist()
     assert again.sigma.tolist() == made.sigma.tolist()
     assert again.released.tolist() == made.released.tolist()
-    assert (again.event, again.parts, again.claim, again.guarantee) == (
-        made.event,
-        made.parts,
-        made.claim,
-        made.guarantee,
-    )
+    for name in ("event", "parts", "claim", "guarantee", "facts", "queries", "bounded_by", "downlink", "protected"):
+        assert getattr(again, name) == getattr(made, name)
+
+
+@pytest.mark.parametrize("bounded_by", ["aggregator", "trainer"])
+def test_json_keeps_what_protects(bounded_by):
+    none = plan(guarantee=Guarantee("none", "because"), kind=UnprotectedPlan, bounded_by=bounded_by)
+    again = ReleasePlan.from_json(LAYERS, none.to_json())
+    assert (type(again), again.bounded_by) == (UnprotectedPlan, bounded_by)
+    with pytest.raises(PrivacyError, match="does not fit"):
+        ReleasePlan.from_json(LAYERS, none.to_json().replace('"protected": false', '"protected": true'))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"protected": true}', "null"])
+def test_what_is_no_plan_is_refused(text):
+    with pytest.raises(ConfigError, match="not a release plan"):
+        ReleasePlan.from_json(LAYERS, text)
 
 
 def test_a_plan_for_another_model_is_refused():
@@ -143,23 +187,3 @@ def test_rounds_that_differ_by_rounding_share_an_event():
         events.add(plan(sigma=sigma, clip=clip).event)
     assert len(events) == 1
     assert mechanism.plan(LAYERS, RunFacts(1.2345678912345, POISSON), Transcript.start(None)).event in events
-
-
-class TestSampling:
-    @pytest.mark.parametrize(("population", "rate"), [(0, 0.5), (10, 0.0), (10, 1.1), (10, float("nan"))])
-    def test_range(self, population, rate):
-        with pytest.raises(ConfigError):
-            Sampling("poisson", population, rate)
-
-    def test_a_fixed_cohort_is_a_whole_number(self):
-        """11 of 21 clients are more than the rate 0.5 that would be accounted for."""
-        with pytest.raises(ConfigError, match="whole number"):
-            Sampling("fixed", 21, 0.5)
-        assert Sampling("fixed", 3, 1 / 3).expected == pytest.approx(1)
-
-    def test_relations_that_do_not_fit(self):
-        with pytest.raises(ConfigError, match="replace-one"):
-            RunFacts(1.0, Sampling("fixed", 10, 0.5))
-        with pytest.raises(ConfigError, match="replace-one"):
-            RunFacts(1.0, POISSON, "add-remove", "local")
-        RunFacts(1.0, Sampling("fixed", 10, 1.0))  # everybody, always

@@ -216,7 +216,8 @@ def test_delta_zero_is_basic_composition_whatever_the_accountant():
 )
 def test_a_calibrated_laplace_run_meets_its_budget_and_hardly_less_noise_would_not(epsilon, steps, rate, relation):
     settings_ = {"steps": steps, "sampling_rate": rate, "relation": relation, "accountant": "pld"}
-    multiplier = mechanisms.get("laplace-inid").calibrate(epsilon, 1e-5, **settings_)
+    facts = RunFacts(0.0, Sampling("poisson", 100, rate), relation, rounds=steps, epsilon=epsilon, delta=1e-5)
+    multiplier = mechanisms.get("laplace-inid").calibrate(facts)
     if 2 / multiplier > 40:
         return  # hardly any noise: more of it than needed is given
     plan = plan_of("laplace-inid", multiplier, relation, rate)
@@ -240,9 +241,9 @@ def test_pure_calibration(relation, rate):
 
 
 def test_gaussian_rules_calibrate_like_every_gaussian():
-    settings_ = {"steps": 20, "sampling_rate": 0.2, "relation": "add-remove", "accountant": "pld"}
-    expected = accounting.calibrate(3.0, 1e-5, **settings_)
-    assert {mechanisms.get(name).calibrate(3.0, 1e-5, **settings_) for name in GAUSSIAN} == {expected}
+    expected = accounting.calibrate(3.0, 1e-5, steps=20, sampling_rate=0.2, relation="add-remove", accountant="pld")
+    facts = RunFacts(0.0, Sampling("poisson", 100, 0.2), rounds=20, epsilon=3.0, delta=1e-5)
+    assert {mechanisms.get(name).calibrate(facts) for name in GAUSSIAN} == {expected}
 
 
 def test_rdp_calibration_works_without_sampling_and_says_why_not_with():

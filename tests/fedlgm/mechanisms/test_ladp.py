@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from fedlgm import mechanisms
-from fedlgm.aggregation import MOVEMENT_SIDE, BoundedSum, bound_update
+from fedlgm.aggregation import BoundedSum, bound_update
 from fedlgm.errors import ConfigError
 from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
-from fedlgm.mechanisms.base import Mechanism, PrivateDataNotUsed, Setting
+from fedlgm.mechanisms.base import Mechanism, UsesPrivateUpdates
 from fedlgm.mechanisms.ladp import layer_divergences
 from fedlgm.plan import ReleasePlan, RunFacts, Sampling
 from fedlgm.privacy import composed_epsilon, epsilon
+from fedlgm.queries import LayerMovement
 from fedlgm.release import release
 from fedlgm.training import LocalTraining
 from fedlgm.transcript import Transcript
 
 LAYERS = LayerTable.from_sizes({"a": 40, "b": 200, "c": 10})
-BUDGET = RunFacts(1.3, Sampling("poisson", 100, 0.1))
-LOCAL = RunFacts(14.2765876859, Sampling("poisson", 100, 0.1), "replace-one", "local", 40)
+SAMPLING = Sampling("poisson", 100, 0.1)
+FACTS = RunFacts(1.3, SAMPLING)
 TRAINING = LocalTraining(lr=0.1, epochs=2, batch_size=50, gradient_clip=20.0)
-SETTING = Setting(0.2, 0.02, 40, "local", TRAINING)
+LOCAL = RunFacts(14.2765876859, SAMPLING, "replace-one", "local", 40, 0.2, 0.02, training=TRAINING)
 
 
 def flat(seed: int, *norms: float) -> torch.Tensor:
@@ -36,11 +38,11 @@ def flat(seed: int, *norms: float) -> torch.Tensor:
     return vector
 
 
-def history(mechanism: Mechanism, rounds: int = 2, budget: RunFacts = BUDGET) -> Transcript:
+def history(mechanism: Mechanism, rounds: int = 2, facts: RunFacts = FACTS) -> Transcript:
     """A transcript of released rounds in which the three layers move by different amounts."""
     transcript = Transcript.start(flat(0, 3.0, 5.0, 1.0))
     for round_ in range(rounds):
-        plan = mechanism.plan(LAYERS, budget, transcript)
+        plan = mechanism.plan(LAYERS, facts, transcript)
         mean = torch.zeros(plan.size)
         position = 0
         for j in plan.indices:
@@ -50,14 +52,14 @@ def history(mechanism: Mechanism, rounds: int = 2, budget: RunFacts = BUDGET) ->
             ]
             position += size
         model = transcript.models[-1].clone()
-        for j, part in zip(plan.indices, mean.split([n for _, n, _, _ in plan.parts]), strict=False):
+        for j, part in zip(plan.indices, mean.split([part.size for part in plan.parts]), strict=False):
             model[LAYERS.offsets[j] : LAYERS.offsets[j + 1]] += part
         transcript = transcript.extend(model, mean, plan)
     return transcript
 
 
 def published(**options: object) -> Mechanism:
-    return mechanisms.get("ladp", variant="published", score_cap=1e-6, **options).under(SETTING)
+    return mechanisms.get("ladp", variant="published", score_cap=1e-6, **options)
 
 
 # -- the sound variant -------------------------------------------------------------------------------------------------
@@ -71,10 +73,10 @@ def published(**options: object) -> Mechanism:
 def test_noise_is_inverse_to_the_scores_and_costs_one_gaussian(options: dict) -> None:
     mechanism = mechanisms.get("ladp", bound=0.7, **options)
     transcript = history(mechanism)
-    plan = mechanism.plan(LAYERS, BUDGET, transcript)
+    plan = mechanism.plan(LAYERS, FACTS, transcript)
     chosen = plan.released
     np.testing.assert_array_equal(chosen, LAYERS.norms(transcript.models[-1]).numpy() >= options.get("threshold", 0))
-    assert plan.effective_multiplier == pytest.approx(BUDGET.noise_multiplier, rel=1e-8)
+    assert plan.effective_multiplier == pytest.approx(FACTS.noise_multiplier, rel=1e-8)
     assert math.sqrt(float((plan.clip[chosen] ** 2).sum())) == pytest.approx(0.7)
     product = plan.sigma[chosen] * plan.notes["score"][chosen]
     np.testing.assert_allclose(product, product[0])
@@ -87,7 +89,7 @@ def test_noise_is_inverse_to_the_scores_and_costs_one_gaussian(options: dict) ->
 def test_a_layer_that_moved_more_gets_less_noise() -> None:
     for score in ("change", "kl"):
         mechanism = mechanisms.get("ladp", score=score, denoise=False)
-        sigma = mechanism.plan(LAYERS, BUDGET, history(mechanism)).sigma
+        sigma = mechanism.plan(LAYERS, FACTS, history(mechanism)).sigma
         assert sigma[1] > max(sigma[0], sigma[2])  # layer b moves by 1 over 200 weights, the others by more over fewer
 
 
@@ -95,7 +97,7 @@ def test_noise_alone_is_no_movement() -> None:
     """A round that released nothing but noise leaves the scores near equal, although its noise differed by layer."""
     start = Transcript.start(flat(0, 3.0, 5.0, 1.0))
     sigma = np.array([1.0, 3.0, 9.0])
-    plan = ReleasePlan(LAYERS, np.ones(3), sigma, BUDGET, mechanisms.get("ladp").plan(LAYERS, BUDGET, start).guarantee)
+    plan = ReleasePlan(LAYERS, np.ones(3), sigma, FACTS, mechanisms.get("ladp").plan(LAYERS, FACTS, start).guarantee)
     total = release(torch.zeros(plan.size), plan, KeyRing.from_seed(1), 1)
     mean = total / plan.denominator
     after = start.extend(start.models[-1] + mean, mean, plan)
@@ -111,7 +113,7 @@ def test_noise_alone_is_no_movement() -> None:
 
 def test_unselected_layers_are_absent() -> None:
     mechanism = mechanisms.get("ladp", threshold=2.0)
-    plan = mechanism.plan(LAYERS, BUDGET, Transcript.start(flat(0, 3.0, 5.0, 1.0)))
+    plan = mechanism.plan(LAYERS, FACTS, Transcript.start(flat(0, 3.0, 5.0, 1.0)))
     assert plan.released.tolist() == [True, True, False]
     assert plan.size == 240
     update = flat(1, 1.0, 1.0, 1.0)
@@ -124,7 +126,7 @@ def test_unselected_layers_are_absent() -> None:
 
 
 def test_a_threshold_above_every_norm_releases_nothing() -> None:
-    plan = mechanisms.get("ladp", threshold=100.0).plan(LAYERS, BUDGET, Transcript.start(flat(0, 3.0, 5.0, 1.0)))
+    plan = mechanisms.get("ladp", threshold=100.0).plan(LAYERS, FACTS, Transcript.start(flat(0, 3.0, 5.0, 1.0)))
     assert plan.size == 0
     assert "threshold = 100" in plan.guarantee.reason
     assert plan.shares.tolist() == [0.0, 0.0, 0.0]
@@ -133,26 +135,26 @@ def test_a_threshold_above_every_norm_releases_nothing() -> None:
 def test_private_local_scores_are_paid_for() -> None:
     mechanism = mechanisms.get("ladp", local_share=0.05)
     start = Transcript.start(flat(0, 3.0, 5.0, 1.0))
-    plan = mechanism.plan(LAYERS, BUDGET, start)
-    assert [side.name for side in plan.sides] == [MOVEMENT_SIDE]
-    assert plan.effective_multiplier == pytest.approx(BUDGET.noise_multiplier, rel=1e-8)
-    assert plan.sides[0].sigma == pytest.approx(BUDGET.noise_multiplier * 4.472136, rel=1e-6)
-    assert plan.sigma[0] / mechanisms.get("ladp").plan(LAYERS, BUDGET, start).sigma[0] == pytest.approx(
+    plan = mechanism.plan(LAYERS, FACTS, start)
+    assert [noisy.query for noisy in plan.queries] == [LayerMovement((40, 200, 10))]
+    assert plan.effective_multiplier == pytest.approx(FACTS.noise_multiplier, rel=1e-8)
+    assert plan.queries[0].sigma == pytest.approx(FACTS.noise_multiplier * 4.472136, rel=1e-6)
+    assert plan.sigma[0] / mechanisms.get("ladp").plan(LAYERS, FACTS, start).sigma[0] == pytest.approx(
         1.025978, rel=1e-6
     )
     for update in (flat(1, 1e-6, 3.0, 50.0), torch.zeros(250), flat(2, 1.0, 1.0, 1.0)):
         assert float(bound_update(update, plan)[-3:].norm()) <= 1.0
     moved = bound_update(flat(1, 8.0, 1.0, 3.0), plan)
-    after = start.extend(start.models[-1], moved, plan)  # no noise: the side is read as it is
+    after = start.extend(start.models[-1], moved, plan)  # no noise: the query is read as it is
     rms = np.array([8.0, 1.0, 3.0]) / np.sqrt(LAYERS.sizes)
     expected = np.clip(rms / np.exp(np.log(rms).mean()), 0.5, 2.0)
-    np.testing.assert_allclose(mechanism.plan(LAYERS, BUDGET, after).notes["score"], expected, rtol=1e-4)
+    np.testing.assert_allclose(mechanism.plan(LAYERS, FACTS, after).notes["score"], expected, rtol=1e-4)
 
 
 def test_the_local_model_of_trust() -> None:
-    budget = RunFacts(2 * 3.7962, Sampling("poisson", 100, 0.1), "replace-one", "local", 400)
+    facts = RunFacts(2 * 3.7962, SAMPLING, "replace-one", "local", 400)
     mechanism = mechanisms.get("ladp")
-    plan = mechanism.plan(LAYERS, budget, history(mechanism, budget=budget))
+    plan = mechanism.plan(LAYERS, facts, history(mechanism, facts=facts))
     assert composed_epsilon([(plan.event, 40)], 1e-5) == pytest.approx(8.0, abs=1e-3)
 
 
@@ -161,9 +163,8 @@ def test_the_local_model_of_trust() -> None:
     [(8, 1e-5, 40, 3.7962), (8, 1e-5, 60, 4.6494), (8, 1e-3, 40, 3.0359), (20, 1e-5, 40, 1.8344)],
 )
 def test_calibrated_multipliers_under_local_trust(target: float, delta: float, steps: int, expected: float) -> None:
-    multiplier = mechanisms.get("ladp").calibrate(
-        target, delta, steps=steps, sampling_rate=1.0, relation="replace-one", accountant="pld"
-    )
+    facts = RunFacts(0.0, SAMPLING, "replace-one", "local", 400, target, delta, max_participations=steps)
+    multiplier = mechanisms.get("ladp").calibrate(facts)
     assert multiplier / 2 == pytest.approx(expected, abs=2e-4)
 
 
@@ -176,8 +177,9 @@ def test_calibrated_multipliers_under_local_trust(target: float, delta: float, s
         ({"score_floor": 3.0}, "exceeds"),
         ({"threshold": -1.0}, "threshold"),
         ({"score": "entropy"}, "change, kl"),
-        ({"sensitivity": "batches"}, "epochs, steps"),
-        ({"sensitivity": "steps"}, "needs steps"),
+        ({"sensitivity": "batches", "variant": "published"}, "epochs, steps"),
+        ({"sensitivity": "steps", "variant": "published"}, "needs steps"),
+        ({"steps": 3}, "no option steps"),
         ({"local_share": 1.0}, "local_share"),
         ({"bound": math.inf}, "bound"),
         ({"variant": "improved"}, "sound, published"),
@@ -193,8 +195,7 @@ def test_bad_options_are_refused(options: dict, word: str) -> None:
 
 def test_published_noise_is_the_papers() -> None:
     mechanism = published(threshold=2.0)
-    multiplier = mechanism.calibrate(0.2, 0.02, steps=40, sampling_rate=1.0, relation="replace-one", accountant="pld")
-    assert multiplier == pytest.approx(LOCAL.noise_multiplier)
+    assert mechanism.calibrate(LOCAL) == pytest.approx(LOCAL.noise_multiplier)
     frame = mechanism.plan(LAYERS, LOCAL, Transcript.start(torch.zeros(250)))
     assert frame.guarantee.status == "none"
     assert frame.claim == {"epsilon": pytest.approx(0.1 * 0.2)}  # q T epsilon = 8 after T = 400 of them
@@ -205,11 +206,7 @@ def test_published_noise_is_the_papers() -> None:
     np.testing.assert_allclose(notes["score"], np.minimum(divergences, 1e-6))
     assert own.sigma.tolist() == pytest.approx([57.1064, 57.1064, 0.0], abs=1e-4)  # P = B: the noise of Full DP
     np.testing.assert_allclose(notes["noise_norm"], own.sigma * np.sqrt(LAYERS.sizes))
-    wide, _ = (
-        mechanisms.get("ladp", variant="published", score_cap=10.0)
-        .under(SETTING)
-        .plan_from_private_update(frame, update, model)
-    )
+    wide, _ = mechanisms.get("ladp", variant="published", score_cap=10.0).plan_from_private_update(frame, update, model)
     np.testing.assert_allclose(wide.sigma, 57.1064 * 10.0 / divergences, rtol=1e-5)
     counted, _ = published(sensitivity="steps", steps=20).plan_from_private_update(frame, update, model)
     assert counted.sigma[0] == pytest.approx(571.064, abs=1e-3)
@@ -239,21 +236,27 @@ def test_published_scores_stay_finite_where_nothing_moved() -> None:
 
 
 def test_published_needs_its_frame() -> None:
-    with pytest.raises(ConfigError, match="local"):
-        mechanisms.get("ladp", variant="published").under(Setting(0.2, 0.02, 40, "central", TRAINING))
-    with pytest.raises(ConfigError, match="gradient_clip"):
-        mechanisms.get("ladp", variant="published").under(Setting(0.2, 0.02, 40, "local", LocalTraining()))
-    with pytest.raises(ConfigError, match="under"):
-        mechanisms.get("ladp", variant="published").plan(LAYERS, LOCAL, Transcript.start(torch.zeros(250)))
-    with pytest.raises(PrivateDataNotUsed):
-        mechanisms.get("ladp").plan_from_private_update(None, None, None)  # type: ignore[arg-type]
+    mechanism, start = mechanisms.get("ladp", variant="published"), Transcript.start(torch.zeros(250))
+    for use in (mechanism.calibrate, lambda facts: mechanism.plan(LAYERS, facts, start)):
+        with pytest.raises(ConfigError, match="local"):
+            use(replace(LOCAL, relation="add-remove", trust="central"))
+        with pytest.raises(ConfigError, match="gradient_clip"):
+            use(replace(LOCAL, training=LocalTraining()))
+        with pytest.raises(ConfigError, match="no epsilon and delta"):
+            use(replace(LOCAL, epsilon=None))
+
+
+def test_only_the_published_variant_can_be_shown_private_updates() -> None:
+    assert isinstance(mechanisms.get("ladp", variant="published"), UsesPrivateUpdates)
+    assert not isinstance(mechanisms.get("ladp"), UsesPrivateUpdates)
+    assert not hasattr(mechanisms.get("ladp"), "plan_from_private_update")
 
 
 # -- what tells them apart ---------------------------------------------------------------------------------------------
 
 
 def test_a_clients_own_update_shapes_the_published_plan() -> None:
-    unsound = mechanisms.get("ladp", variant="published", threshold=3.0, score_cap=1.0).under(SETTING)
+    unsound = mechanisms.get("ladp", variant="published", threshold=3.0, score_cap=1.0)
     model = flat(0, 3.0, 5.0, 1.0)
     frame = unsound.plan(LAYERS, LOCAL, Transcript.start(model))
     plans = [unsound.plan_from_private_update(frame, flat(seed, 0.5, 0.5, 0.5), model)[0] for seed in (1, 2)]
@@ -262,7 +265,7 @@ def test_a_clients_own_update_shapes_the_published_plan() -> None:
 
 def probe(plan: ReleasePlan, update: torch.Tensor) -> None:
     """Adding one update may move the whitened sum by at most 1 / sigma_* of the plan that was accounted for."""
-    deviations = torch.cat([torch.full((size,), sigma) for _, size, _, sigma in plan.parts])
+    deviations = torch.cat([torch.full((part.size,), part.sigma) for part in plan.parts])
     moved = bound_update(update, plan)
     whitened = float(torch.where(moved == 0, 0.0, moved / deviations).norm())
     assert whitened <= 1 / max(plan.effective_multiplier, plan.facts.noise_multiplier) * (1 + 1e-6)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from fedlgm import mechanisms
 from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
-from fedlgm.mechanisms.base import Mechanism, Setting
+from fedlgm.mechanisms.base import Mechanism
 from fedlgm.mechanisms.full_dp import downlink_factor
 from fedlgm.mechanisms.schedules import staircase
 from fedlgm.plan import ReleasePlan, RunFacts, Sampling
@@ -29,33 +30,36 @@ from fedlgm.transcript import Transcript
 LAYERS = LayerTable.from_sizes({"a": 40, "b": 200, "c": 10})
 TRAINING = LocalTraining(lr=0.1, epochs=2, batch_size=50, gradient_clip=20.0)
 SAMPLING = Sampling("poisson", 100, 0.1)
+LOCAL = RunFacts(0.0, SAMPLING, "replace-one", "local", 40, 8.0, 1e-5, training=TRAINING)
+MATCHED = replace(LOCAL, epsilon=0.2, delta=0.02)
 NAMES = ("full-dp", "time-varying", "sensitive", "dpa", "adapldp")
 
 
-def transcripts(mechanism: Mechanism, budget: RunFacts, rounds: int) -> list[Transcript]:
+def transcripts(mechanism: Mechanism, facts: RunFacts, rounds: int) -> list[Transcript]:
     """The transcripts before each of `rounds` rounds, with small constant updates."""
     layers = mechanism.table(LAYERS)
     found = [Transcript.start(torch.ones(LAYERS.size))]
     for _ in range(rounds - 1):
-        plan = mechanism.plan(layers, budget, found[-1])
+        plan = mechanism.plan(layers, facts, found[-1])
         mean = torch.full((plan.size,), 1e-3)
         found.append(found[-1].extend(found[-1].models[-1] + mean, mean, plan))
     return found
 
 
-def plans(mechanism: Mechanism, budget: RunFacts, rounds: int) -> list[ReleasePlan]:
+def plans(mechanism: Mechanism, facts: RunFacts, rounds: int) -> list[ReleasePlan]:
     layers = mechanism.table(LAYERS)
-    return [mechanism.plan(layers, budget, t) for t in transcripts(mechanism, budget, rounds)]
+    return [mechanism.plan(layers, facts, t) for t in transcripts(mechanism, facts, rounds)]
+
+
+def calibrated(mechanism: Mechanism, facts: RunFacts) -> RunFacts:
+    """The facts with the multiplier that the mechanism asks for."""
+    return facts.with_multiplier(mechanism.calibrate(facts))
 
 
 def matched(name: str, rounds: int = 40, **options: object) -> tuple[Mechanism, RunFacts]:
-    """A mechanism in the LaDP-FL paper's frame, with its budget."""
+    """A mechanism in the LaDP-FL paper's frame, with its calibrated facts."""
     mechanism = mechanisms.get(name, calibration="matched", **options)
-    mechanism = mechanism.under(Setting(0.2, 0.02, rounds, "local", TRAINING))
-    multiplier = mechanism.calibrate(
-        0.2, 0.02, steps=rounds, sampling_rate=1.0, relation="replace-one", accountant="pld"
-    )
-    return mechanism, RunFacts(multiplier, SAMPLING, "replace-one", "local", rounds)
+    return mechanism, calibrated(mechanism, replace(MATCHED, rounds=rounds))
 
 
 # -- equal total -------------------------------------------------------------------------------------------------------
@@ -67,10 +71,8 @@ def matched(name: str, rounds: int = 40, **options: object) -> tuple[Mechanism, 
 def test_all_spend_one_total_under_sampling(name: str, accountant: str) -> None:
     rounds = 12
     mechanism = mechanisms.get(name, bound=0.5, **({"levels": 2} if name in ("time-varying", "dpa") else {}))
-    multiplier = mechanism.calibrate(
-        8.0, 1e-3, steps=rounds, sampling_rate=0.1, relation="add-remove", accountant=accountant
-    )
-    made = plans(mechanism, RunFacts(multiplier, SAMPLING, rounds=rounds), rounds)
+    facts = RunFacts(0.0, SAMPLING, rounds=rounds, epsilon=8.0, delta=1e-3, accountant=accountant)
+    made = plans(mechanism, calibrated(mechanism, facts), rounds)
     spent = composed_epsilon([(plan.event, 1) for plan in made], 1e-3, accountant)
     assert 8.0 * (1 - 1e-5) <= spent <= 8.0
     assert all(plan.guarantee.status == "proven" and plan.claim is None for plan in made)
@@ -82,20 +84,20 @@ def test_all_spend_one_total_under_sampling(name: str, accountant: str) -> None:
 def test_all_spend_one_total_under_local_trust(name: str) -> None:
     """Whichever 10 of 40 rounds a client is drawn in, it stays within its budget; in the last 10 it reaches it."""
     rounds, cap = 40, 10
-    mechanism = mechanisms.get(name).under(Setting(8.0, 1e-5, rounds, "local", TRAINING))
-    multiplier = mechanism.calibrate(8.0, 1e-5, steps=cap, sampling_rate=1.0, relation="replace-one", accountant="pld")
-    made = plans(mechanism, RunFacts(multiplier, SAMPLING, "replace-one", "local", rounds), rounds)
+    mechanism = mechanisms.get(name)
+    made = plans(mechanism, calibrated(mechanism, replace(LOCAL, rounds=rounds, max_participations=cap)), rounds)
     last = composed_epsilon([(plan.event, 1) for plan in made[-cap:]], 1e-5)
     early = composed_epsilon([(plan.event, 1) for plan in made[:cap]], 1e-5)
     assert 8.0 * (1 - 1e-5) <= last <= 8.0
     assert early <= last + 1e-6
 
 
-def test_without_a_known_run_the_least_noise_is_assumed() -> None:
-    mechanism = mechanisms.get("time-varying")
-    told = mechanism.under(Setting(8.0, 1e-5, 400, "local", TRAINING))
-    arguments = {"steps": 10, "sampling_rate": 1.0, "relation": "replace-one", "accountant": "pld"}
-    assert mechanism.calibrate(8.0, 1e-5, **arguments) >= told.calibrate(8.0, 1e-5, **arguments)
+def test_no_more_than_the_least_noise_is_assumed() -> None:
+    """Ten releases, all of the least noise, cost at least as much as any ten rounds of a schedule."""
+    mechanism, flat = mechanisms.get("time-varying"), mechanisms.get("time-varying", final_ratio=1.0)
+    few = [replace(LOCAL, rounds=rounds, max_participations=10) for rounds in (10, 40, 400)]
+    noise = [mechanism.calibrate(facts) for facts in few]
+    assert flat.calibrate(few[0]) >= noise[2] >= noise[1] > noise[0]
 
 
 @settings(deadline=None, max_examples=20)
@@ -125,9 +127,10 @@ def test_levels_are_relative_and_must_make_sense() -> None:
 
 def test_a_constant_schedule_is_the_plain_calibration() -> None:
     mechanism = mechanisms.get("time-varying", final_ratio=1.0)
-    settings_ = {"steps": 20, "sampling_rate": 0.1, "relation": "add-remove", "accountant": "pld"}
-    assert mechanism.calibrate(4.0, 1e-5, **settings_) == pytest.approx(calibrate(4.0, 1e-5, **settings_), rel=1e-6)
-    assert mechanisms.get("full-dp").calibrate(4.0, 1e-5, **settings_) == calibrate(4.0, 1e-5, **settings_)
+    facts = RunFacts(0.0, SAMPLING, rounds=20, epsilon=4.0, delta=1e-5)
+    plain = calibrate(4.0, 1e-5, steps=20, sampling_rate=0.1, relation="add-remove", accountant="pld")
+    assert mechanism.calibrate(facts) == pytest.approx(plain, rel=1e-6)
+    assert mechanisms.get("full-dp").calibrate(facts) == plain
 
 
 # -- the schedules -----------------------------------------------------------------------------------------------------
@@ -171,8 +174,8 @@ def test_matched_schedules_give_the_papers_excess_of_epsilon() -> None:
     """+57.3 % for Time-Varying and +26.04 % for DPA over Full DP, by the naive sum of q epsilon_t."""
     totals = {}
     for name in ("full-dp", "time-varying", "dpa", "adapldp", "sensitive"):
-        mechanism, budget = matched(name, rounds=400, **({"levels": 400} if name in ("time-varying", "dpa") else {}))
-        made = plans(mechanism, budget, 400)
+        mechanism, facts = matched(name, rounds=400, **({"levels": 400} if name in ("time-varying", "dpa") else {}))
+        made = plans(mechanism, facts, 400)
         totals[name] = sum(plan.claim["epsilon"] for plan in made)
         start = made[0].sigma[0] * (1 if name != "sensitive" else math.sqrt(len(LAYERS)))
         assert start == pytest.approx(57.1064, abs=1e-3)  # all start at the noise of Full DP
@@ -186,8 +189,8 @@ def test_matched_schedules_give_the_papers_excess_of_epsilon() -> None:
 
 
 def test_the_claim_is_not_what_is_proven() -> None:
-    mechanism, budget = matched("full-dp")
-    plan = plans(mechanism, budget, 1)[0]
+    mechanism, facts = matched("full-dp")
+    plan = plans(mechanism, facts, 1)[0]
     assert plan.clip.tolist() == [4.0]  # eta E G_c, half of Delta_f
     assert plan.guarantee.status == "proven"
     assert composed_epsilon([(plan.event, 40)], 1e-5) == pytest.approx(3.81, abs=0.02)
@@ -195,17 +198,17 @@ def test_the_claim_is_not_what_is_proven() -> None:
 
 
 def test_the_matched_frame_is_checked() -> None:
-    budget, start = RunFacts(1.0, SAMPLING, "replace-one", "local", 40), Transcript.start(torch.zeros(LAYERS.size))
+    start = Transcript.start(torch.zeros(LAYERS.size))
     for name in NAMES:
         mechanism = mechanisms.get(name, calibration="matched")
         with pytest.raises(ConfigError, match="local"):
-            mechanism.under(Setting(0.2, 0.02, 40, "central", TRAINING))
+            mechanism.calibrate(replace(MATCHED, relation="add-remove", trust="central"))
         with pytest.raises(ConfigError, match="gradient_clip"):
-            mechanism.under(Setting(0.2, 0.02, 40, "local", LocalTraining()))
+            mechanism.calibrate(replace(MATCHED, training=LocalTraining()))
         with pytest.raises(PrivacyError, match="theorem3"):
-            mechanism.calibrate(0.2, 1e-5, steps=1, sampling_rate=1.0, relation="replace-one", accountant="pld")
-        with pytest.raises(ConfigError, match="under"):
-            mechanism.plan(mechanism.table(LAYERS), budget, start)
+            mechanism.calibrate(replace(MATCHED, delta=1e-5))
+        with pytest.raises(ConfigError, match="no epsilon and delta"):
+            mechanism.plan(mechanism.table(LAYERS), replace(MATCHED, noise_multiplier=1.0, epsilon=None), start)
 
 
 # -- Full DP -----------------------------------------------------------------------------------------------------------
@@ -213,15 +216,11 @@ def test_the_matched_frame_is_checked() -> None:
 
 def test_the_published_sensitivity_is_charged_at_its_true_cost() -> None:
     mechanism = mechanisms.get("full-dp", sensitivity="paper", smallest_client=100)
-    mechanism = mechanism.under(Setting(8.0, 1e-5, 40, "local", TRAINING))
-    multiplier = mechanism.calibrate(8.0, 1e-5, steps=40, sampling_rate=1.0, relation="replace-one", accountant="pld")
-    plan = plans(mechanism, RunFacts(multiplier, SAMPLING, "replace-one", "local", 40), 1)[0]
+    plan = plans(mechanism, calibrated(mechanism, LOCAL), 1)[0]
     assert composed_epsilon([(decode(plan.claim["event"]), 40)], 1e-5) == pytest.approx(8.0, abs=1e-3)
     assert composed_epsilon([(plan.event, 40)], 1e-5) > 1000
     with pytest.raises(ConfigError, match="local"):
-        mechanisms.get("full-dp", sensitivity="paper", smallest_client=100).under(
-            Setting(8.0, 1e-5, 40, "central", TRAINING)
-        )
+        mechanism.calibrate(replace(LOCAL, relation="add-remove", trust="central"))
 
 
 def test_downlink_noise_follows_the_published_formulas() -> None:
@@ -239,17 +238,17 @@ def test_downlink_noise_follows_the_published_formulas() -> None:
 
 
 def test_the_server_adds_the_downlink_noise() -> None:
-    mechanism, budget = matched("full-dp", downlink=True)
-    plan = plans(mechanism, budget, 1)[0]
+    mechanism, facts = matched("full-dp", downlink=True)
+    plan = plans(mechanism, facts, 1)[0]
     factor = downlink_factor(0.2, 40, 1, 100, 10)
     assert factor > 0
-    assert plan.downlink == pytest.approx(budget.noise_multiplier * 4.0 * factor)
+    assert plan.downlink == pytest.approx(facts.noise_multiplier * 4.0 * factor)
     wide = LayerTable.from_sizes({"all": 40_000})
-    plan = mechanism.plan(wide, budget, Transcript.start(torch.zeros(40_000)))
+    plan = mechanism.plan(wide, facts, Transcript.start(torch.zeros(40_000)))
     noise = add_downlink_(torch.zeros(40_000), plan, KeyRing.from_seed(0), 1)
     assert float(noise.std()) == pytest.approx(plan.downlink, rel=0.02)
     quiet, _ = matched("full-dp")
-    plan = quiet.plan(wide, budget, Transcript.start(torch.zeros(40_000)))
+    plan = quiet.plan(wide, facts, Transcript.start(torch.zeros(40_000)))
     assert float(add_downlink_(torch.zeros(40_000), plan, KeyRing.from_seed(0), 1).abs().max()) == 0.0
 
 
@@ -258,15 +257,15 @@ def test_the_server_adds_the_downlink_noise() -> None:
 
 def test_sensitive_follows_released_norms_at_a_constant_cost() -> None:
     mechanism = mechanisms.get("sensitive", bound=0.6, kappa=1.0, least=0.1)
-    budget = RunFacts(1e-3, SAMPLING)  # hardly any noise, so that norms show
+    facts = RunFacts(1e-3, SAMPLING)  # hardly any noise, so that norms show
     start = Transcript.start(torch.zeros(LAYERS.size))
-    first = mechanism.plan(LAYERS, budget, start)
+    first = mechanism.plan(LAYERS, facts, start)
     largest = 0.6 / math.sqrt(3)
     np.testing.assert_allclose(first.clip, largest)
     mean = torch.zeros(LAYERS.size)
     for layer, norm in zip(LAYERS.split(mean), (1.0, 0.2, 0.0), strict=True):
         layer[0] = norm
-    second = mechanism.plan(LAYERS, budget, start.extend(mean, mean, first))
+    second = mechanism.plan(LAYERS, facts, start.extend(mean, mean, first))
     np.testing.assert_allclose(second.clip, [largest, 0.2, 0.1 * largest], rtol=1e-3)
     assert first.effective_multiplier == pytest.approx(second.effective_multiplier, rel=1e-8)
     assert first.effective_multiplier == pytest.approx(1e-3, rel=1e-8)

@@ -17,7 +17,6 @@ from fedlgm import mechanisms
 from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.layers import LayerTable
-from fedlgm.mechanisms.base import Setting
 from fedlgm.mechanisms.ladp import kl_score, layer_divergences, theorem3_constant, theorem3_delta
 from fedlgm.mechanisms.ladp_frame import bound_by_training, noise_constant
 from fedlgm.plan import RunFacts, Sampling
@@ -26,7 +25,6 @@ from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer
 from fedlgm.transcript import Transcript
 
 LAYERS = LayerTable.from_sizes({"a": 40, "b": 200, "c": 10})
-LOCAL = RunFacts(14.2765876859, Sampling("poisson", 100, 0.1), "replace-one", "local", 40)
 
 # -- scores ------------------------------------------------------------------------------------------------------------
 
@@ -111,9 +109,10 @@ def test_theorem3_is_false_for_small_delta() -> None:
         noise_constant("theorem3", 0.2, 1e-5)
     assert gaussian_delta(0.2 / noise_constant("classical", 0.2, 1e-5), 0.2) < 1e-5
     training = LocalTraining(lr=0.1, epochs=2, batch_size=50, gradient_clip=20.0)
-    small = Setting(0.2, 1e-5, 40, "local", training)
-    told = mechanisms.get("ladp", variant="published").under(small)
-    assert "0.000236" in told.plan(LAYERS, LOCAL, Transcript.start(torch.ones(LAYERS.size))).guarantee.reason
+    sampling = Sampling("poisson", 100, 0.1)
+    facts = RunFacts(14.2765876859, sampling, "replace-one", "local", 40, 0.2, 1e-5, training=training)
+    frame = mechanisms.get("ladp", variant="published").plan(LAYERS, facts, Transcript.start(torch.ones(LAYERS.size)))
+    assert "0.000236" in frame.guarantee.reason
 
 
 @pytest.mark.parametrize(("steps", "distance"), [(2, 8.0), (3, 12.0), (20, 80.0)])

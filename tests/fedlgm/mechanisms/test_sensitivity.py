@@ -13,10 +13,8 @@ import pytest
 import torch
 
 from fedlgm import mechanisms
-from fedlgm.aggregation import BoundedSum
-from fedlgm.aggregation.device_sum import DeviceSum
+from fedlgm.aggregation import BoundedSum, DeviceSum
 from fedlgm.layers import LayerTable
-from fedlgm.mechanisms.base import Setting
 from fedlgm.plan import RunFacts, Sampling
 from fedlgm.privacy.accounting import composed_epsilon
 from fedlgm.training import LocalTraining
@@ -46,16 +44,14 @@ class Probe:
     def __init__(self, name: str, options: dict, setting: str = "central", calibrated: bool = False) -> None:
         relation, sampling, trust = SETTINGS[setting]
         training = LocalTraining(gradient_clip=1.0)
-        self.method = mechanisms.get(name, **options).under(Setting(EPSILON, DELTA, ROUNDS, trust, training))
+        self.method = mechanisms.get(name, **options)
         self.layers = self.method.table(LayerTable.from_sizes(SIZES))
-        rate = 1.0 if trust == "local" else sampling.rate
-        settings = {"steps": ROUNDS, "sampling_rate": rate, "relation": relation, "accountant": "pld"}
-        multiplier = self.method.calibrate(EPSILON, DELTA, **settings) if calibrated else 1.3
-        self.budget = RunFacts(multiplier, sampling, relation, trust, ROUNDS)
+        facts = RunFacts(1.3, sampling, relation, trust, ROUNDS, EPSILON, DELTA, training=training)
+        self.facts = facts.with_multiplier(self.method.calibrate(facts)) if calibrated else facts
         generator = torch.Generator().manual_seed(1)
         model = torch.randn(self.layers.size, generator=generator)
         start = Transcript.start(model)
-        first = self.method.plan(self.layers, self.budget, start)
+        first = self.method.plan(self.layers, self.facts, start)
         mean = torch.randn(first.size, generator=generator) * 0.05
         later = start.extend(model + 0.1 * torch.randn(self.layers.size, generator=generator), mean, first)
         self.transcripts = [start, later]
@@ -86,7 +82,7 @@ def bounded_sum(plan, updates) -> torch.Tensor:
 
 
 def whitened(plan, difference: torch.Tensor) -> float:
-    scales = torch.cat([torch.full((size,), sigma, dtype=torch.float64) for _, size, _, sigma in plan.parts])
+    scales = torch.cat([torch.full((part.size,), part.sigma, dtype=torch.float64) for part in plan.parts])
     return float(torch.linalg.vector_norm(difference / scales, 2 if plan.family == "gaussian" else 1))
 
 
@@ -94,9 +90,9 @@ def whitened(plan, difference: torch.Tensor) -> float:
 def test_one_client_moves_the_whitened_sum_by_no_more_than_is_accounted_for(name, options):
     probe = Probe(name, options)
     for transcript in probe.transcripts:
-        plan = probe.method.plan(probe.layers, probe.budget, transcript)
+        plan = probe.method.plan(probe.layers, probe.facts, transcript)
         assert plan.guarantee.status == "proven"
-        assert (plan.guarantee.relation, plan.guarantee.trust) == (probe.budget.relation, probe.budget.trust)
+        assert (plan.guarantee.relation, plan.guarantee.trust) == (probe.facts.relation, probe.facts.trust)
         limit = (1 + 1e-6) / plan.effective_multiplier
         for scale in (1e-3, 1.0, 1e3):
             others = probe.batch(3, scale)
@@ -106,8 +102,8 @@ def test_one_client_moves_the_whitened_sum_by_no_more_than_is_accounted_for(name
             moved = [whitened(plan, bounded_sum(plan, [x, *others]) - before) for x in canaries]
             assert max(moved) <= limit
             # Power: the limit is reached, or the noise would be too much.
-            # With sides their bounds cannot all be reached at once.
-            assert max(moved) >= (0.6 if plan.sides else 0.9) / plan.effective_multiplier
+            # With queries their bounds cannot all be reached at once.
+            assert max(moved) >= (0.6 if plan.queries else 0.9) / plan.effective_multiplier
             replaced = [whitened(plan, bounded_sum(plan, [x]) - bounded_sum(plan, [-x])) for x in canaries]
             assert max(replaced) <= 2 * limit
 
@@ -120,7 +116,7 @@ def test_all_rounds_together_stay_within_the_budget(name, options, setting):
     for round_ in range(ROUNDS):
         past = probe.transcripts[min(round_, 1)]
         transcript = Transcript(round_, past.models, past.mean, past.plan)
-        events.append((probe.method.plan(probe.layers, probe.budget, transcript).event, 1))
+        events.append((probe.method.plan(probe.layers, probe.facts, transcript).event, 1))
     spent = composed_epsilon(events, DELTA)
     assert spent <= EPSILON
     adaptive = name == "ladp" and "threshold" in options  # may release less
@@ -129,10 +125,9 @@ def test_all_rounds_together_stay_within_the_budget(name, options, setting):
 
 def one_round(federate, probe: Probe, transcript: Transcript, updates, owner: str):
     """The plan of one round in which every client takes part."""
-    budget = RunFacts(probe.budget.noise_multiplier, Sampling("poisson", 6, 1.0), rounds=ROUNDS)
     federation = federate(
         lambda client: updates[client], SIZES, mechanism=probe.method, transcript=transcript, owner=owner,
-        multiplier=budget.noise_multiplier, sampling=budget.sampling, rounds=ROUNDS,
+        multiplier=probe.facts.noise_multiplier, sampling=Sampling("poisson", 6, 1.0), rounds=ROUNDS,
     )  # fmt: skip
     federation.run(1)
     return federation.records[0].plan
@@ -184,9 +179,9 @@ class TestPublishedMedClip:
         """The scale test: |log ratio| of the empirical noise energy against 4 / sqrt(d)."""
         method = mechanisms.get("sensitivity-proportional", clip="med", variant="published", bound=0.5)
         layers = LayerTable.from_sizes({"target": 1000, "other": 1000})
-        budget = RunFacts(1.0, Sampling("poisson", 7, 1.0))
+        facts = RunFacts(1.0, Sampling("poisson", 7, 1.0))
         scales = [
-            method.plan_from_private_norms(layers, budget, np.array([[1.0, 1.0]] * k + [[3.0, 1.0]] * (7 - k))).sigma[0]
+            method.plan_from_private_norms(layers, facts, np.array([[1.0, 1.0]] * k + [[3.0, 1.0]] * (7 - k))).sigma[0]
             for k in (3, 4)
         ]
         rng = np.random.default_rng(0)
@@ -205,7 +200,7 @@ class TestPublishedMedClip:
     def test_it_is_said_to_be_not_private(self, plans):
         assert plans[0].guarantee.status == "none"
         assert composed_epsilon([(plans[0].event, 1)], DELTA) == math.inf
-        assert "NOT PRIVATE" in plans[0].guarantee.sentence()
+        assert "NOT PRIVATE" in plans[0].guarantee.sentence(noise_reproducible=True)
 
 
 @pytest.mark.parametrize("on_device", [False, True], ids=["cpu", "kernels"])
@@ -213,8 +208,8 @@ def test_rounding_of_the_sum_stays_below_what_the_bound_was_cut_short_by(on_devi
     """One client is cut to its bound; float32 would round the sum up with it, and not at all without it."""
     side, ulp = 64, 2.0**-18  # of float32 numbers from 32 to 64; half of it from 16 to 32
     layers = LayerTable.from_sizes({"a": side**2})
-    budget = RunFacts(1.0, Sampling("poisson", 300, 0.5))
-    plan = mechanisms.get("gaussian").plan(layers, budget, Transcript.start(torch.zeros(side**2)))
+    facts = RunFacts(1.0, Sampling("poisson", 300, 0.5))
+    plan = mechanisms.get("gaussian").plan(layers, facts, Transcript.start(torch.zeros(side**2)))
     bound = float(plan.clip[0])
     others = [0.98] * 32 + [(2**16 + 1.5) * ulp, -(2**16 + 0.5) * ulp] * 100
     others = [round(c / ulp * 2) * ulp / 2 for c in others]

@@ -1,0 +1,55 @@
+"""Public facts of a run are checked where they are made."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from fedlgm.errors import ConfigError
+from fedlgm.facts import LocalTraining, RunFacts, Sampling
+
+POISSON = Sampling("poisson", 500, 0.1)
+
+
+class TestSampling:
+    @pytest.mark.parametrize(("population", "rate"), [(0, 0.5), (10, 0.0), (10, 1.1), (10, float("nan"))])
+    def test_range(self, population, rate):
+        with pytest.raises(ConfigError):
+            Sampling("poisson", population, rate)
+
+    def test_a_fixed_cohort_is_a_whole_number(self):
+        """11 of 21 clients are more than the rate 0.5 that would be accounted for."""
+        with pytest.raises(ConfigError, match="whole number"):
+            Sampling("fixed", 21, 0.5)
+        assert Sampling("fixed", 3, 1 / 3).expected == pytest.approx(1)
+
+    def test_relations_that_do_not_fit(self):
+        with pytest.raises(ConfigError, match="replace-one"):
+            RunFacts(1.0, Sampling("fixed", 10, 0.5))
+        with pytest.raises(ConfigError, match="replace-one"):
+            RunFacts(1.0, POISSON, "add-remove", "local")
+        RunFacts(1.0, Sampling("fixed", 10, 1.0))  # everybody, always
+
+
+class TestRunFacts:
+    def test_json_round_trip(self):
+        facts = RunFacts(
+            1.5, POISSON, "replace-one", "local", 7, 2.0, 1e-6, "rdp", 3, LocalTraining("adam", 0.03, gradient_clip=1.0)
+        )
+        assert RunFacts.from_dict(json.loads(json.dumps(facts.to_dict()))) == facts
+
+    def test_a_client_is_in_no_more_releases_than_there_are(self):
+        assert RunFacts(1.0, POISSON, rounds=7).releases == 7
+        assert RunFacts(1.0, POISSON, "replace-one", "local", 7, max_participations=3).releases == 3
+        assert RunFacts(1.0, POISSON, "replace-one", "local", 7, max_participations=9).releases == 7
+
+    def test_whoever_sees_who_takes_part_gets_no_amplification(self):
+        assert RunFacts(1.0, POISSON).accounted_rate == 0.1
+        assert RunFacts(1.0, POISSON, "replace-one", "local").accounted_rate == 1.0
+
+    def test_facts_without_a_budget_cannot_be_calibrated_to(self):
+        assert RunFacts(0.0, POISSON, epsilon=2.0, delta=1e-6).budget() == (2.0, 1e-6)
+        for budget in ({}, {"epsilon": 2.0}, {"delta": 1e-6}):
+            with pytest.raises(ConfigError, match="no epsilon and delta"):
+                RunFacts(0.0, POISSON, **budget).budget()

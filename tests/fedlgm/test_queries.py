@@ -1,0 +1,111 @@
+"""Auxiliary queries own their bounds: what a client contributes never exceeds them, and no plan can state others."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fedlgm import queries
+from fedlgm.aggregation import bound_update
+from fedlgm.errors import ConfigError
+from fedlgm.layers import LayerTable
+from fedlgm.plan import NoisyQuery, ReleasePlan, RunFacts, Sampling
+from fedlgm.privacy.guarantee import Guarantee
+from fedlgm.queries import AuxiliaryQuery, BelowBound, LayerMovement
+from fedlgm.transcript import Transcript
+
+KINDS = (BelowBound, LayerMovement)
+
+
+@dataclass(frozen=True)
+class Wrong(AuxiliaryQuery):
+    """Three values of 7 each, whatever its bound and size say."""
+
+    name: ClassVar[str] = "wrong"
+
+    size: int = 3
+    bound: float = 1.0
+
+    def encode(self, norms: Tensor, clip: Tensor) -> Tensor:
+        return torch.full((len(norms), 3), 7.0)
+
+    def decode(self, mean: Tensor) -> np.ndarray:
+        return mean.double().numpy()
+
+
+def plan(sizes: dict[str, int], *noisy: NoisyQuery) -> ReleasePlan:
+    layers, facts = LayerTable.from_sizes(sizes), RunFacts(1.0, Sampling("poisson", 10, 0.5))
+    ones = np.ones(len(layers))
+    return ReleasePlan(layers, ones, ones, facts, Guarantee("proven", "test"), queries=noisy)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(
+    norms=st.lists(st.floats(0, 2.0**100, width=32, allow_subnormal=False), min_size=4, max_size=4),
+    clip=st.lists(st.floats(0, 2.0**20, width=32, allow_subnormal=False), min_size=4, max_size=4),
+)
+def test_contributions_stay_within_the_querys_own_bound(kind, norms, clip):
+    query = kind((1, 30, 70, 5))
+    made = query.contribution(torch.tensor([norms]), torch.tensor(clip))
+    assert made.shape == (1, query.size)
+    assert torch.linalg.vector_norm(made.double()) <= query.bound * (1 + 1e-7)
+
+
+def test_quantile_bits_are_within_their_own_bound():
+    sizes = {"a": 4, "b": 4, "c": 4}
+    query = BelowBound((4, 4, 4))
+    made = plan(sizes, NoisyQuery(query, 5.0))
+    update = torch.cat([torch.full((4,), 0.1), torch.full((4,), 9.0), torch.zeros(4)])
+    bits = bound_update(update, made)[12:]
+    assert bits.tolist() == [0.5, -0.5, 0.5]
+    assert float(bits.norm()) <= query.bound * (1 + 1e-12)
+
+
+def test_what_an_encoder_says_beyond_its_bound_is_cut():
+    made = bound_update(torch.ones(6), plan({"a": 1, "b": 5}, NoisyQuery(Wrong((1, 5)), 1.0)))[6:]
+    assert made.tolist() == pytest.approx([1 / math.sqrt(3)] * 3, rel=2e-5)
+    assert float(made.norm()) <= 1.0
+
+
+def test_a_query_has_the_size_of_what_a_client_contributes():
+    made = plan({"a": 1, "b": 5}, NoisyQuery(Wrong((1, 5), size=1000), 1.0))
+    with pytest.raises(ConfigError, match=r"'wrong' encodes \(1, 3\) for 1 x 1000"):
+        bound_update(torch.ones(6), made)
+
+
+def test_unknown_queries_are_refused():
+    with pytest.raises(ConfigError, match="unknown auxiliary query 'surprise'; known: below-bound, layer-movement"):
+        queries.named("surprise", (1, 5))
+    text = plan({"a": 1, "b": 5}, NoisyQuery(BelowBound((1, 5)), 1.0)).to_json()
+    with pytest.raises(ConfigError, match="surprise"):
+        ReleasePlan.from_json(LayerTable.from_sizes({"a": 1, "b": 5}), text.replace("below-bound", "surprise"))
+    with pytest.raises(ConfigError, match="choose another name"):
+        queries.register(type("Other", (Wrong,), {"name": "below-bound"}))
+
+
+@pytest.mark.parametrize("query", [Wrong((1,), bound=-0.5), Wrong((1,), bound=math.nan)])
+def test_bounds_are_non_negative_numbers(query):
+    with pytest.raises(ConfigError, match="non-negative"):
+        NoisyQuery(query, 4.0)
+    for sigma in (-1.0, math.nan):
+        with pytest.raises(ConfigError, match="non-negative"):
+            NoisyQuery(BelowBound((1,)), sigma)
+
+
+def test_released_means_are_read_by_the_query_that_made_them():
+    sizes = {"a": 2, "b": 1}
+    made = plan(sizes, NoisyQuery(BelowBound((2, 1)), 1.0), NoisyQuery(LayerMovement((2, 1)), 1.0))
+    before = Transcript.start(torch.zeros(3))
+    after = before.extend(torch.zeros(3), torch.tensor([9.0, 9.0, 9.0, -0.25, 0.75, 0.5, -0.1]), made)
+    assert before.answer("below-bound") is None
+    assert after.answer("below-bound").tolist() == [0.25, 1.25]
+    assert after.answer("layer-movement").tolist() == [0.5, 0.0]
+    assert after.answer("surprise") is None

@@ -1,0 +1,148 @@
+"""A release is the bounded sum plus the plan's noise, and the noise is bound to what is released."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from fedlgm.aggregation import bound_update
+from fedlgm.errors import ConfigError, PrivacyError
+from fedlgm.keys import KeyRing
+from fedlgm.layers import LayerTable
+from fedlgm.noise import grid_step
+from fedlgm.plan import ReleasePlan, RunFacts, Sampling
+from fedlgm.privacy.guarantee import Guarantee
+from fedlgm.release import SERVER, _scale, add_downlink_, fingerprint, local_release, noise_keys, release
+
+SIZES = {"a": 20_000, "b": 7, "c": 40_000, "d": 20_001}
+SIGMA = np.array([0.3, 5.0, 1.0, 40.0])
+LAWS = {"gaussian": stats.norm, "laplace": stats.laplace}
+
+
+def plan(family: str = "gaussian", sigma: np.ndarray = SIGMA, sizes: dict[str, int] = SIZES) -> ReleasePlan:
+    layers = LayerTable.from_sizes(sizes)
+    facts = RunFacts(1.0, Sampling("poisson", 10, 0.5))
+    return ReleasePlan(layers, np.ones(len(layers)), sigma, facts, Guarantee("proven", "test"), family=family)
+
+
+@pytest.mark.parametrize("family", LAWS)
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+def test_every_backend_draws_the_plans_law(family, backend):
+    made = plan(family)
+    flat = release(torch.zeros(made.size), made, KeyRing(1), 3, backend=backend)
+    for part, scale in zip(made.layers.split(flat), SIGMA, strict=True):
+        values = part.double().numpy()
+        if len(values) >= 100:
+            assert stats.kstest(values, LAWS[family](scale=scale).cdf).pvalue > 1e-3
+            assert stats.kstest(values, LAWS[family](scale=scale * 1.1).cdf).pvalue < 1e-6
+    again = release(torch.zeros(made.size), made, KeyRing(1), 3, backend=backend)
+    assert torch.equal(again, flat)
+    other = {"cpu": "torch", "torch": "cpu"}[backend]
+    assert not torch.equal(release(torch.zeros(made.size), made, KeyRing(1), 3, backend=other), flat)
+
+
+def test_kernel_noise_never_repeats_between_parties_rounds_layers_and_the_downlink():
+    made = plan(sizes={"a": 400, "b": 400}, sigma=np.ones(2))
+    local = replace(made, facts=RunFacts(1.0, made.facts.sampling, "replace-one", "local"), downlink=1.0)
+    zeros = [torch.zeros(800) for _ in range(6)]
+    drawn = [release(zeros.pop(), made, KeyRing(0), r, p, "torch") for r in (1, 2) for p in (SERVER, 0)]
+    drawn += [add_downlink_(zeros.pop(), local, KeyRing(0), 1, "torch"), release(zeros.pop(), made, KeyRing(1), 1)]
+    halves = np.stack([half.numpy() for flat in drawn for half in flat.split(400)])
+    assert np.abs(np.corrcoef(halves) - np.eye(len(halves))).max() < 5 / math.sqrt(400)
+
+
+def test_nothing_on_a_device_is_noised_on_the_cpu_and_no_backend_runs_where_it_cannot():
+    made = plan()
+    with pytest.raises(ConfigError, match="these are on meta: use 'torch' or 'triton'"):
+        release(torch.zeros(made.size, device="meta"), made, KeyRing(0), 1)
+    with pytest.raises(ConfigError, match="these are on meta"):
+        local_release(None, made, KeyRing(0), 1, 0, device="meta")
+    assert release(torch.zeros(made.size, device="meta"), made, KeyRing(0), 1, backend="torch").device.type == "meta"
+    with pytest.raises(ConfigError, match="client numbers must lie in"):
+        release(torch.zeros(made.size), made, KeyRing(0), 1, 2**32 - 2, "torch")
+    tiny = plan(sigma=np.full(4, 1e-35))
+    with pytest.raises(PrivacyError, match="2\\^-100"):
+        release(torch.zeros(tiny.size), tiny, KeyRing(0), 1, backend="torch")
+
+
+def test_kernel_scales_are_never_below_the_plans():
+    scales = np.random.default_rng(0).uniform(0.1, 10, 1000)
+    assert (_scale(scales.tolist()).double().numpy() >= scales).all()
+    np.testing.assert_allclose(_scale(scales.tolist()), scales, rtol=2e-7)
+
+
+def test_backends_have_names_of_their_own_in_the_ledger():
+    names = {fingerprint(KeyRing(0), 1, SERVER, backend) for backend in ("cpu", "torch", "triton")}
+    assert len(names) == 3
+    assert fingerprint(KeyRing(0), 1) in names
+
+
+class TestLocalRelease:
+    """One client's own release under local trust."""
+
+    KEYS = KeyRing(5)
+
+    @staticmethod
+    def made(family: str = "gaussian") -> ReleasePlan:
+        return plan(family, sizes={"a": 20_000, "b": 20_000}, sigma=np.array([0.3, 5.0]))
+
+    @staticmethod
+    def update(scale: float = 1.0) -> torch.Tensor:
+        return scale * torch.randn(1, 40_000, generator=torch.Generator().manual_seed(1))
+
+    @pytest.mark.parametrize("family", LAWS)
+    @pytest.mark.parametrize("backend", ["cpu", "torch"])
+    def test_it_is_the_bounded_contribution_and_the_plans_noise(self, family, backend):
+        made = self.made(family)
+        own, _ = local_release(self.update(), made, self.KEYS, 2, 3, backend)
+        assert (own.count, own.discarded) == (1, 0)
+        noise = (own.total - bound_update(self.update(), made)).numpy()
+        for part, scale in zip(np.split(noise, 2), (0.3, 5.0), strict=True):
+            assert stats.kstest(part, LAWS[family](scale=scale).cdf).pvalue > 1e-3
+            assert stats.kstest(part, LAWS[family](scale=scale * 1.1).cdf).pvalue < 1e-6
+        values = own.total.split(20_000)
+        assert all(
+            torch.equal(v, (v / grid_step(s)).round() * grid_step(s)) for v, s in zip(values, (0.3, 5.0), strict=True)
+        )
+
+    @pytest.mark.parametrize("backend", ["cpu", "torch"])
+    def test_the_same_data_is_answered_with_the_same_bits_and_other_data_with_other_noise(self, backend):
+        """Elsewhere the difference of two answers would be the difference of the data, without noise."""
+        made, noises, names = self.made(), [], []
+        asked = {"again": (1.0, 2, 3), "data": (0.99, 2, 3), "round": (1.0, 3, 3), "client": (1.0, 2, 4)}
+        for scale, round_, client in ((1.0, 2, 3), *asked.values()):
+            own, name = local_release(self.update(scale), made, self.KEYS, round_, client, backend)
+            noises.append((own.total - bound_update(self.update(scale), made)).numpy())
+            names.append(name)
+        assert names[0] == names[1]
+        assert np.array_equal(noises[0], noises[1])
+        assert len(set(names)) == 4
+        assert np.abs(np.corrcoef(noises[1:]) - np.eye(4)).max() < 5 / math.sqrt(40_000)
+
+    def test_data_that_the_bound_makes_equal_is_one_release(self):
+        """Nothing that leaves tells them apart: the layer's direction is all that is left of them."""
+        large = torch.cat([torch.full((1, 20_000), 8.0), torch.zeros(1, 20_000)], dim=1)
+        one, other = (local_release(scale * large, self.made(), self.KEYS, 1, 0) for scale in (1.0, 4.0))
+        assert one[1] == other[1]
+        assert torch.equal(one[0].total, other[0].total)
+
+    def test_clients_without_data_and_broken_ones_release_their_noise_alone(self):
+        made = self.made()
+        none, _ = local_release(None, made, self.KEYS, 1, 0)
+        broken, _ = local_release(torch.full((1, 40_000), math.nan), made, self.KEYS, 1, 0)
+        assert (none.count, none.discarded, broken.count, broken.discarded) == (1, 0, 1, 1)
+        assert torch.equal(none.total, broken.total)
+        assert float(none.total[:20_000].std()) == pytest.approx(0.3, rel=0.03)
+
+
+def test_noise_of_a_secret_ring_depends_on_what_is_released():
+    secret, public, sums = KeyRing(7, secret=True), KeyRing(7), (torch.zeros(3), torch.tensor([0.0, 0.0, 1e-30]))
+    assert len({noise_keys(secret, total).root for total in sums}) == 2
+    assert noise_keys(secret, sums[0]) == noise_keys(secret, torch.zeros(3))
+    assert noise_keys(secret, sums[0]).secret
+    assert all(noise_keys(public, total) == public for total in sums)  # whoever knows the seed can draw it anyway
