@@ -15,6 +15,7 @@ from fedlgm import wire
 from fedlgm.errors import Notice, RunError
 
 _POLL_S = 0.1
+_ANSWER_S = 30.0  # that a node which connects at the last moment has to answer
 
 
 @dataclass
@@ -97,7 +98,12 @@ class OneNodePerClient:
         deadline = time.monotonic() + self.wait
         needed = population if self.quorum is None else max(1, int(np.ceil(self.quorum * population)))
         while True:
-            for node, answer in ask(grid, set(grid.get_node_ids()) - self._known, self.wait).items():
+            here = set(grid.get_node_ids())
+            # A node that was restarted comes back under another number.
+            self._known &= here
+            self._nodes = {client: node for client, node in self._nodes.items() if node in here}
+            patience = max(min(self.wait, _ANSWER_S), deadline - time.monotonic())
+            for node, answer in ask(grid, here - self._known, patience).items():
                 self._known.add(node)
                 client = self._client_of(node, answer, population)
                 if client in self._nodes:
@@ -119,6 +125,8 @@ class OneNodePerClient:
             time.sleep(_POLL_S)
         if missing:
             warnings.warn(Notice(f"the run begins without clients {missing}: they have no node"), stacklevel=2)
+        self._name_silent(here - self._known)
+        self._known = here
 
     def addresses(self, blocks: Iterable[np.ndarray]) -> list[tuple[int | None, list[int]]]:
         """(node, clients) of every message: one message per client; no node for a client whose node is gone."""
@@ -129,7 +137,9 @@ class OneNodePerClient:
         if here == self._known:
             return
         self._nodes = {client: node for client, node in self._nodes.items() if node in here}
-        for node, answer in ask(grid, here - self._known, self.wait, tolerant=True).items():
+        answers = ask(grid, here - self._known, self.wait, tolerant=True)
+        self._name_silent(here - self._known - answers.keys())
+        for node, answer in answers.items():
             try:
                 client = self._client_of(node, answer, population)
                 if client in self._nodes:
@@ -139,6 +149,11 @@ class OneNodePerClient:
                 continue
             self._nodes[client] = node
         self._known = here
+
+    @staticmethod
+    def _name_silent(nodes: set[int]) -> None:
+        if nodes:
+            warnings.warn(Notice(f"nodes {sorted(nodes)} did not say which client they are: not used"), stacklevel=4)
 
     @staticmethod
     def _client_of(node: int, answer: ConfigRecord, population: int) -> int:
