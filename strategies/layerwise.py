@@ -109,8 +109,8 @@ class LayerwiseFedAvg(FedAvg):
             raise ValueError("the transcript's model does not fit the layer table")
         if not nodes.simulated and not (releaser.keys.secret and sampler.keys.secret):
             raise ConfigError(
-                "run.seed: a server of real nodes refuses a public seed, with which noise and cohorts could be drawn again: "
-                "leave it out (--set run.seed=none), or set run.test_mode=true to try things out without protection"
+                "run.seed: a server of real nodes refuses a public seed, with which noise and cohorts could be drawn "
+                "again: leave it out (--set run.seed=none), or set run.test_mode=true to try things out without protection"
             )
         self.method, self.transcript = method, transcript
         self.sampler, self.optimizer, self.releaser, self.nodes = sampler, optimizer, releaser, nodes

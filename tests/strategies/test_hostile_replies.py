@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from io import BytesIO
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -268,7 +269,7 @@ def _bounded(federate):
 class TestLocalTrust:
     """The bound is what a client's contribution and its noise together reach but with negligible probability."""
 
-    OPTIONS = {"trust": "local", "relation": "replace-one"}
+    OPTIONS: ClassVar = {"trust": "local", "relation": "replace-one"}
 
     @pytest.mark.parametrize("broken", ["norm 1e7", "NaN", "infinite", "squares overflow", "too long", "no header"])
     def test_hostile_replies_count_as_zero(self, federate, broken):
@@ -311,7 +312,7 @@ class TestLocalTrust:
 
 
 class TestFiguresBesideTheSum:
-    """Only published, NOT PRIVATE variants report figures of their own; a sound run must not publish what it is sent."""
+    """Only published, NOT PRIVATE variants report figures of their own; a sound run publishes none."""
 
     @staticmethod
     def chatty(message: Message, honest: Message) -> Message:
@@ -375,7 +376,7 @@ def test_published_variants_still_run_with_a_node_per_client(federate):
     assert [record.failures for record in federation.records] == [(), ()]
 
 
-# -- fuzz ----------------------------------------------------------------------------------------------------------------
+# -- fuzz --------------------------------------------------------------------------------------------------------------
 
 _FLOATS = st.floats(allow_nan=True, allow_infinity=True, width=64)
 _DESCRIBED = st.sampled_from(
