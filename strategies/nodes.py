@@ -27,7 +27,7 @@ class AnyNode:
         wait: seconds to wait until a node connects.
     """
 
-    single = False
+    single = test_mode = False
     simulated = True
     round_timeout = quorum = max_failures = None
 
@@ -72,7 +72,8 @@ class OneNodePerClient:
             that must answer; None: all to start, at least one in a round.
         max_failures: missing, failed and rejected replies of a round beyond which the run ends; None: any number while
             at least one node answers.
-        simulated: whether the nodes are those of a simulation or a test, where a public seed is allowed.
+        simulated: whether the nodes are those of a simulation, where a public seed is allowed.
+        test_mode: whether real nodes may run with a public seed, which protects nobody.
     """
 
     single = True
@@ -83,6 +84,7 @@ class OneNodePerClient:
     quorum: float | None = None
     max_failures: int | None = None
     simulated: bool = False
+    test_mode: bool = False
     _nodes: dict[int, int] = field(default_factory=dict, repr=False)  # client -> node
     _known: set[int] = field(default_factory=set, repr=False)
 

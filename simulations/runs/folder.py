@@ -117,6 +117,12 @@ class RunFolder:
         """What the run was made of: its clients, versions, sources of users' own objects."""
         return self.path / "provenance.json"
 
+    def private_file(self, name: str) -> Path:
+        """A new, empty file that only the operator may read."""
+        path = self.path / "private" / name
+        _private(path, "w").close()
+        return path
+
     def recipe(self) -> Recipe:
         """The run's own recipe."""
         return recipes.load(self.recipe_file)

@@ -23,6 +23,8 @@ from strategies import AnyNode, CohortSampler, LayerwiseFedAvg, OneNodePerClient
 from strategies.nodes import Nodes
 from strategies.server_optimizer import restore
 
+TEST_MODE = "run.test_mode: real nodes run with a public seed: whoever knows it can take all noise off again"
+
 
 def serve(
     grid: Grid,
@@ -125,17 +127,15 @@ def nodes_of(assembly: Assembly, kind: str, *, simulated: bool = False) -> Nodes
     federation, run = assembly.recipe.federation, assembly.recipe.run
     if kind == "workers":
         return AnyNode(assembly.sizes, federation.wait_for_nodes)
-    if run.test_mode and not simulated:
-        warnings.warn(
-            Notice("run.test_mode: real nodes run with a public seed: whoever knows it can take all noise off again"),
-            stacklevel=2,
-        )
+    if run.test_mode and run.seed is not None and not simulated:
+        warnings.warn(Notice(TEST_MODE), stacklevel=2)
     return OneNodePerClient(
         federation.wait_for_nodes,
         federation.round_timeout,
         federation.quorum,
         federation.max_failures,
-        simulated or run.test_mode,
+        simulated,
+        run.test_mode,
     )
 
 
