@@ -52,7 +52,7 @@ class AuxiliaryQuery(ABC):
         """What a released, noisy mean [size] says, float64."""
 
     def contribution(self, norms: Tensor, clip: Tensor) -> Tensor:
-        """`encode`, cut to `bound` wherever it is longer, float32 [b, size].
+        """`encode`, cut to `bound` wherever it is longer, float32 [b, size]; what is not finite counts as zero.
 
         Raises:
             ConfigError: `encode` returns another shape.
@@ -60,9 +60,13 @@ class AuxiliaryQuery(ABC):
         values = self.encode(norms, clip)
         if values.shape != (len(norms), self.size):
             raise ConfigError(f"query {self.name!r} encodes {tuple(values.shape)} for {len(norms)} x {self.size}")
-        length = torch.linalg.vector_norm(values, dim=1, keepdim=True)
+        # Before lengths are measured: one NaN would make the length of the rest unknown.
+        values = torch.nan_to_num(values.float(), nan=0.0, posinf=0.0, neginf=0.0)
+        largest = values.abs().amax(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
+        wide = (values / largest).to(torch.float32 if values.device.type == "mps" else torch.float64)
+        length = torch.linalg.vector_norm(wide, dim=1, keepdim=True) * largest
         cut = torch.where(length > self.bound, SAFETY * self.bound / length, torch.ones_like(length))
-        return torch.nan_to_num(values * cut, nan=0.0, posinf=0.0, neginf=0.0).float()
+        return (values * cut).float()
 
 
 @dataclass(frozen=True)

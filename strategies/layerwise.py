@@ -23,7 +23,7 @@ from fedlgm import wire
 from fedlgm.aggregation import BoundedSum
 from fedlgm.devices import torch_threads
 from fedlgm.errors import ConfigError, PrivacyError, RunError
-from fedlgm.mechanisms import UsesPrivateNorms
+from fedlgm.mechanisms import UsesPrivateNorms, UsesPrivateUpdates
 from fedlgm.mechanisms.method import Method
 from fedlgm.plan import ReleasePlan
 from fedlgm.transcript import Transcript
@@ -107,10 +107,10 @@ class LayerwiseFedAvg(FedAvg):
         super().__init__(fraction_evaluate=0.0, arrayrecord_key=wire.ARRAYS, configrecord_key=wire.CONFIG)
         if method.layers.size != transcript.models[-1].numel():
             raise ValueError("the transcript's model does not fit the layer table")
-        if not nodes.simulated and not releaser.keys.secret:
+        if not (nodes.simulated or nodes.test_mode) and not (releaser.keys.secret and sampler.keys.secret):
             raise ConfigError(
-                "run.seed: a server of real nodes refuses a public seed, with which its noise could be drawn again: "
-                "leave it out (--set run.seed=none), or set run.test_mode=true to try things out without protection"
+                "run.seed: a server of real nodes refuses a public seed, with which noise and cohorts could be drawn "
+                "again: leave it out (--set run.seed=none), or set run.test_mode=true to try things out without protection"
             )
         self.method, self.transcript = method, transcript
         self.sampler, self.optimizer, self.releaser, self.nodes = sampler, optimizer, releaser, nodes
@@ -245,7 +245,9 @@ class LayerwiseFedAvg(FedAvg):
         block.skip(1)
 
     def _note(self, reply: Message, clients: int, pending: _Pending) -> None:
-        """Figures that published variants report; whatever else a node sends along is left out."""
+        """Figures that published, NOT PRIVATE variants report; whatever else a node sends along is left out."""
+        if not isinstance(self.method.mechanism, UsesPrivateUpdates):
+            return  # nothing of a protected run is published that the plan did not bound and noise
         arrays = reply.content.array_records.get(wire.ARRAYS) or ArrayRecord()
         for name in (key for key in arrays if str(key).startswith(wire.NOTE)):
             try:
@@ -292,7 +294,9 @@ def _norms(reply: Message, clients: int, layers: int) -> np.ndarray | None:
         rows = wire.view(reply.content.array_records[wire.ARRAYS][wire.NORMS].data)
     except (KeyError, RunError, AttributeError):
         return None
-    return rows if rows.shape == (clients, layers) and np.issubdtype(rows.dtype, np.floating) else None
+    if rows.shape != (clients, layers) or not np.issubdtype(rows.dtype, np.floating):
+        return None
+    return rows if np.isfinite(rows).all() and (rows >= 0).all() else None
 
 
 def _record(model: Tensor) -> ArrayRecord:

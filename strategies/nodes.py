@@ -15,6 +15,7 @@ from fedlgm import wire
 from fedlgm.errors import Notice, RunError
 
 _POLL_S = 0.1
+_ANSWER_S = 30.0  # that a node which connects at the last moment has to answer
 
 
 @dataclass
@@ -26,7 +27,7 @@ class AnyNode:
         wait: seconds to wait until a node connects.
     """
 
-    single = False
+    single = test_mode = False
     simulated = True
     round_timeout = quorum = max_failures = None
 
@@ -71,7 +72,8 @@ class OneNodePerClient:
             that must answer; None: all to start, at least one in a round.
         max_failures: missing, failed and rejected replies of a round beyond which the run ends; None: any number while
             at least one node answers.
-        simulated: whether the nodes are those of a simulation or a test, where a public seed is allowed.
+        simulated: whether the nodes are those of a simulation, where a public seed is allowed.
+        test_mode: whether real nodes may run with a public seed, which protects nobody.
     """
 
     single = True
@@ -82,6 +84,7 @@ class OneNodePerClient:
     quorum: float | None = None
     max_failures: int | None = None
     simulated: bool = False
+    test_mode: bool = False
     _nodes: dict[int, int] = field(default_factory=dict, repr=False)  # client -> node
     _known: set[int] = field(default_factory=set, repr=False)
 
@@ -97,7 +100,12 @@ class OneNodePerClient:
         deadline = time.monotonic() + self.wait
         needed = population if self.quorum is None else max(1, int(np.ceil(self.quorum * population)))
         while True:
-            for node, answer in ask(grid, set(grid.get_node_ids()) - self._known, self.wait).items():
+            here = set(grid.get_node_ids())
+            # A node that was restarted comes back under another number.
+            self._known &= here
+            self._nodes = {client: node for client, node in self._nodes.items() if node in here}
+            patience = max(min(self.wait, _ANSWER_S), deadline - time.monotonic())
+            for node, answer in ask(grid, here - self._known, patience).items():
                 self._known.add(node)
                 client = self._client_of(node, answer, population)
                 if client in self._nodes:
@@ -119,6 +127,8 @@ class OneNodePerClient:
             time.sleep(_POLL_S)
         if missing:
             warnings.warn(Notice(f"the run begins without clients {missing}: they have no node"), stacklevel=2)
+        self._name_silent(here - self._known)
+        self._known = here
 
     def addresses(self, blocks: Iterable[np.ndarray]) -> list[tuple[int | None, list[int]]]:
         """(node, clients) of every message: one message per client; no node for a client whose node is gone."""
@@ -129,7 +139,9 @@ class OneNodePerClient:
         if here == self._known:
             return
         self._nodes = {client: node for client, node in self._nodes.items() if node in here}
-        for node, answer in ask(grid, here - self._known, self.wait, tolerant=True).items():
+        answers = ask(grid, here - self._known, self.wait, tolerant=True)
+        self._name_silent(here - self._known - answers.keys())
+        for node, answer in answers.items():
             try:
                 client = self._client_of(node, answer, population)
                 if client in self._nodes:
@@ -139,6 +151,11 @@ class OneNodePerClient:
                 continue
             self._nodes[client] = node
         self._known = here
+
+    @staticmethod
+    def _name_silent(nodes: set[int]) -> None:
+        if nodes:
+            warnings.warn(Notice(f"nodes {sorted(nodes)} did not say which client they are: not used"), stacklevel=4)
 
     @staticmethod
     def _client_of(node: int, answer: ConfigRecord, population: int) -> int:

@@ -22,6 +22,7 @@ from fedlgm.plan import Part, ReleasePlan
 
 _NEGLIGIBLE = 1e-15  # probability that honest noise is longer than `largest_norm` allows
 _ROUNDING = 1 + 1e-9
+_SUPERLINK = 1  # node number under which Flower reports that a node is lost
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,8 @@ def _mismatch(reply: Message, sent: Sequence[Sent], slot: int, taken: bool) -> s
     if reply.metadata.run_id != asked.metadata.run_id:
         return "it belongs to another run"
     # Flower itself reports lost nodes, under its own number.
-    if not reply.has_error() and reply.metadata.src_node_id != asked.metadata.dst_node_id:
+    allowed = {asked.metadata.dst_node_id, *((_SUPERLINK,) if reply.has_error() else ())}
+    if reply.metadata.src_node_id not in allowed:
         return f"node {asked.metadata.dst_node_id} was asked"
     return None
 

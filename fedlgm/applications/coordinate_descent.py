@@ -21,6 +21,7 @@ import numpy.typing as npt
 from dp_accounting import dp_event
 
 from fedlgm.applications.objectives import Array, Objective
+from fedlgm.applications.sums import sum_rows
 from fedlgm.errors import ConfigError, DataError
 from fedlgm.mechanisms.inid import (
     gaussian_iid,
@@ -158,7 +159,7 @@ def coordinate_gradient_sum(
         The sum; a non-finite derivative counts as zero.
     """
     derivatives = objective.margin_gradient(margins, targets) * features[:, coordinate]
-    return float(np.clip(np.nan_to_num(derivatives, nan=0.0, posinf=0.0, neginf=0.0), -clip, clip).sum())
+    return float(sum_rows(np.clip(np.nan_to_num(derivatives, nan=0.0, posinf=0.0, neginf=0.0), -clip, clip)))
 
 
 def descend(

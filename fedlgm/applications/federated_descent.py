@@ -18,6 +18,7 @@ from torch import Tensor
 from fedlgm import inputs
 from fedlgm.applications.coordinate_descent import DescentPlan
 from fedlgm.applications.objectives import Objective
+from fedlgm.applications.sums import sum_rows
 from fedlgm.contributions import BoundedUpdates
 from fedlgm.facts import RunFacts
 from fedlgm.layers import SAFETY, LayerTable
@@ -53,7 +54,7 @@ class CoordinateSums:
             with np.errstate(invalid="ignore", over="ignore"):
                 derivatives = self._objective.margin_gradient(x @ theta, y)[:, None] * x
             derivatives = np.nan_to_num(derivatives, nan=0.0, posinf=0.0, neginf=0.0)
-            total = np.clip(derivatives, -self._clip, self._clip).sum(axis=0)
+            total = sum_rows(np.clip(derivatives, -self._clip, self._clip))
             # Cut short, so that rounding of a sum over millions of rows cannot carry one row's share above its bound.
             yield BoundedUpdates(torch.from_numpy(SAFETY * total)[None], tuple(self._clip.tolist()))
 

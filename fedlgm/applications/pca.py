@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from dp_accounting import dp_event
 
+from fedlgm.applications.sums import gram, sum_rows
 from fedlgm.errors import ConfigError, DataError
 from fedlgm.mechanisms.inid import gaussian_scales, laplace_budget, laplace_scales
 from fedlgm.mechanisms.profiles import Profile
@@ -121,13 +122,14 @@ def covariance_sum(rows: npt.ArrayLike, plan: CovariancePlan) -> Array:
         raise DataError("rows must be finite; drop or impute missing values before a private release")
     x = x / np.maximum(1.0, np.linalg.norm(x, axis=1, keepdims=True))
     if plan.entry_clip is None:
-        return np.asarray(x.T @ x)
+        return gram(x)
     diagonal, off_diagonal = plan.entry_clip
     total = np.empty((plan.dimension, plan.dimension))
     for i in range(plan.dimension):
         entries = x[:, i, None] * x[:, i:]
-        total[i, i] = np.minimum(entries[:, 0], diagonal).sum()
-        total[i, i + 1 :] = np.clip(entries[:, 1:], -off_diagonal, off_diagonal).sum(axis=0)
+        limits = np.full(entries.shape[1], off_diagonal)
+        limits[0] = diagonal
+        total[i, i:] = sum_rows(np.clip(entries, -limits, limits))
         total[i + 1 :, i] = total[i, i + 1 :]
     return total
 

@@ -36,7 +36,7 @@ CREATE TABLE IF NOT EXISTS charges (
     event TEXT NOT NULL,
     claim TEXT NOT NULL,
     head TEXT NOT NULL,
-    charged_at TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')),
+    charged_on TEXT NOT NULL DEFAULT (date('now')), -- no time of day: how long rounds take shows how many took part
     UNIQUE (round, client, key)
 );
 """
@@ -338,10 +338,11 @@ class Ledger:
             default=0.0,
         )
 
-    def rounds(self) -> int:
-        """Last round that was charged; 0 for an empty ledger."""
+    def rounds(self, through: int | None = None) -> int:
+        """Last round that was charged, in the first `through` rows (default: in all); 0 for an empty ledger."""
         with self._translated():
-            return int(self._db.execute("SELECT COALESCE(MAX(round), 0) FROM charges").fetchone()[0])
+            query = "SELECT COALESCE(MAX(round), 0) FROM charges WHERE number <= ?"
+            return int(self._db.execute(query, (_last(through),)).fetchone()[0])
 
     def position(self) -> int:
         """Number of rows: later rows have greater numbers."""

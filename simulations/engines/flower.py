@@ -15,7 +15,6 @@ from simulations.runs.folder import RunFolder
 from simulations.runs.recorder import OnRound
 
 APP = Path(__file__).resolve().parents[1] / "flower_app"
-_LOG = "flower.log"  # of the SuperLink, in the run folder
 _SILENCE_S = 20.0  # of the log, until the SuperLink is asked all the same
 
 
@@ -34,7 +33,7 @@ def run_flower(
     Raises:
         RunError: the run did not complete; the message ends with Flower's log.
     """
-    log = folder.path / _LOG
+    log = folder.private_file("flower.log")  # it says how many clients took part
     with private_superlink(log) as flwr, folder.handed_over(own) as objects:
         federation = (
             f"num-supernodes={supernodes} client-resources-num-cpus=1 init-args-num-cpus={workers} "

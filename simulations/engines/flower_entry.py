@@ -7,6 +7,7 @@ config) or "workers" (a simulation, in which any node serves any client). It is 
 from __future__ import annotations
 
 import pickle
+import warnings
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from clients import AnyClient, LayerwiseClient, OneClient
 from clients.layerwise import place_reply
 from clients.serving import Serving
 from fedlgm import wire
-from fedlgm.errors import ConfigError, FedlgmError
+from fedlgm.errors import ConfigError, FedlgmError, Notice
 from fedlgm.keys import KeyRing
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly, settled
@@ -28,7 +29,7 @@ from simulations.config.recipe import Recipe
 from simulations.launch import default_folder
 from simulations.reports.headline import headline
 from simulations.runs.folder import RunFolder
-from simulations.runs.server import nodes_of, serve
+from simulations.runs.server import TEST_MODE, nodes_of, serve
 
 
 def make_server_app() -> ServerApp:
@@ -121,8 +122,10 @@ def _simulated(config: UserConfig) -> bool:
 def _serves(context: Context, recipe: Recipe) -> Serving:
     if _kind(context.run_config) == "workers":
         return AnyClient()
-    simulated = _simulated(context.run_config) or recipe.run.test_mode
-    return OneClient.of_node(context.node_config, recipe.federation.clients, simulated)
+    simulated = _simulated(context.run_config)
+    if recipe.run.test_mode and recipe.run.seed is not None and not simulated:
+        warnings.warn(Notice(TEST_MODE), stacklevel=2)
+    return OneClient.of_node(context.node_config, recipe.federation.clients, simulated or recipe.run.test_mode)
 
 
 def _client(context: Context) -> LayerwiseClient:

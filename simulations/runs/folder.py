@@ -117,6 +117,12 @@ class RunFolder:
         """What the run was made of: its clients, versions, sources of users' own objects."""
         return self.path / "provenance.json"
 
+    def private_file(self, name: str) -> Path:
+        """A new, empty file that only the operator may read."""
+        path = self.path / "private" / name
+        _private(path, "w").close()
+        return path
+
     def recipe(self) -> Recipe:
         """The run's own recipe."""
         return recipes.load(self.recipe_file)
@@ -255,23 +261,34 @@ class RunFolder:
     def _keys_file(self) -> Path:
         return self.path / "private" / "keys"
 
-    def keys(self, seed: int | None) -> tuple[KeyRing, bool]:
-        """The run's key ring, and whether the run can repeat a round bit by bit after an interruption.
+    def keys(self, seed: int | None) -> tuple[KeyRing, int]:
+        """The run's key ring, and up to which row of the ledger releases cannot be repeated.
 
         A run without a seed keeps its root, from the operating system, in a private file until it is finished: a round
-        that was released before an interruption is then released again as it was, and costs nothing more.
+        that was released before an interruption is then released again as it was, and costs nothing more. If the file
+        is lost, whatever was charged before is made with fresh noise and paid for again.
+
+        Raises:
+            RunError: the file is damaged.
         """
         if seed is not None:
-            return KeyRing.from_seed(seed), True
-        if self._keys_file.is_file():
-            return KeyRing(int(self._keys_file.read_text(encoding="ascii"), 16), secret=True), True
-        fresh = KeyRing.from_seed(None)
-        lost = bool(self._checkpoints()) or self.ledger_file.exists()
-        with _private(self._keys_file, "w") as file:
-            file.write(f"{fresh.root:032x}\n")
-            file.flush()
-            os.fsync(file.fileno())
-        return fresh, not lost
+            return KeyRing.from_seed(seed), 0
+        if not self._keys_file.is_file():
+            charged = 0
+            if self.ledger_file.is_file():
+                with Ledger(self.ledger_file) as ledger:
+                    charged = ledger.position()
+            self._keys_file.parent.mkdir(mode=0o700, exist_ok=True)
+            text = f"{KeyRing.from_seed(None).root:032x} {charged}\n"
+            _write(self._keys_file, text.encode("ascii"), private=True)
+        try:
+            root, charged_before = self._keys_file.read_text(encoding="ascii").split()
+            return KeyRing(int(root, 16), secret=True), int(charged_before)
+        except ValueError as error:
+            raise RunError(
+                f"{self._keys_file} is damaged: restore it from a backup, or delete it, after which the run makes the "
+                "releases since its last checkpoint once more with fresh noise, and pays for them"
+            ) from error
 
     def result(self) -> dict[str, Any] | None:
         """The final summary of a finished run, else None.

@@ -113,4 +113,5 @@ class Recorder:
         names = ("epsilon", "claimed_epsilon", "noise_norm")
         for name, value in {**row["metrics"], **{name: row[name] for name in names}}.items():
             if math.isfinite(value):
-                self._board.add_scalar(name, value, row["round"])
+                # Real times between rounds would show how many clients took part.
+                self._board.add_scalar(name, value, row["round"], walltime=float(row["round"]))

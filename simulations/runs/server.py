@@ -23,6 +23,8 @@ from strategies import AnyNode, CohortSampler, LayerwiseFedAvg, OneNodePerClient
 from strategies.nodes import Nodes
 from strategies.server_optimizer import restore
 
+TEST_MODE = "run.test_mode: real nodes run with a public seed: whoever knows it can take all noise off again"
+
 
 def serve(
     grid: Grid,
@@ -56,11 +58,13 @@ def serve(
         if checkpoint is not None:
             restore(optimizer, transcript.models[-1], checkpoint.optimizer)
         folder.truncate(transcript.rounds)
-        keys, repeats = folder.keys(recipe.run.seed)
-        repeats = repeats and nodes.simulated  # real nodes make other updates when a round is made again
+        keys, abandoned = folder.keys(recipe.run.seed)
         started = time.perf_counter()
         with Ledger(folder.ledger_file, folder.owner()) as ledger:
-            abandoned = 0 if repeats else _abandoned(ledger, transcript)
+            repeats = nodes.simulated  # real nodes make other updates when a round is made again
+            if not repeats:
+                abandoned = ledger.position()
+            _warn_of_cost(ledger, transcript, abandoned)
             recorder = Recorder(assembly, folder, optimizer, progress, abandoned)
             strategy = LayerwiseFedAvg(
                 assembly.method,
@@ -101,15 +105,15 @@ def serve(
             "device": str(assembly.device),
             "model_sha256": model_digest(final.models[-1]),
             "ledger_head": str(head),
-            "failures": _failures(rows),
         }
         folder.finish(result)
-        # How long rounds took shows how many took part: the operator sees it, the summary does not keep it.
-        timing = {
+        # How long rounds took and who failed shows who took part: the operator sees it, the summary does not keep it.
+        seen = {
+            "failures": _failures(rows),
             "seconds_per_round": median_high([row["seconds"] for row in rows if "seconds" in row] or [0.0]),
             "seconds": time.perf_counter() - started,
         }
-    return result | timing
+    return result | seen
 
 
 def nodes_of(assembly: Assembly, kind: str, *, simulated: bool = False) -> Nodes:
@@ -123,17 +127,15 @@ def nodes_of(assembly: Assembly, kind: str, *, simulated: bool = False) -> Nodes
     federation, run = assembly.recipe.federation, assembly.recipe.run
     if kind == "workers":
         return AnyNode(assembly.sizes, federation.wait_for_nodes)
-    if run.test_mode and not simulated:
-        warnings.warn(
-            Notice("run.test_mode: real nodes run with a public seed: whoever knows it can take all noise off again"),
-            stacklevel=2,
-        )
+    if run.test_mode and run.seed is not None and not simulated:
+        warnings.warn(Notice(TEST_MODE), stacklevel=2)
     return OneNodePerClient(
         federation.wait_for_nodes,
         federation.round_timeout,
         federation.quorum,
         federation.max_failures,
-        simulated or run.test_mode,
+        simulated,
+        run.test_mode,
     )
 
 
@@ -148,13 +150,12 @@ def _failures(rows: list[dict[str, Any]]) -> dict[str, int]:
     )
 
 
-def _abandoned(ledger: Ledger, transcript: Transcript) -> int:
-    """Position up to which the ledger's rows will not be repeated: all that has been charged so far."""
-    again = ledger.rounds() - transcript.rounds
+def _warn_of_cost(ledger: Ledger, transcript: Transcript, abandoned: int) -> None:
+    """Say so if rounds that were released are about to be released again with other noise."""
+    again = ledger.rounds(through=abandoned) - transcript.rounds
     if again > 0:
         warnings.warn(
             f"{again} rounds that had been released are released again with fresh noise, since they cannot be repeated "
             "bit by bit: the run will cost more than its budget, and reports what it costs",
-            stacklevel=2,
+            stacklevel=3,
         )
-    return ledger.position()
