@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from fedlgm.devices import exact_arithmetic
 from fedlgm.errors import ConfigError, Notice
 from fedlgm.example_level.generic import GenericSite
+from fedlgm.example_level.pooling import max_pool, suits
 from fedlgm.example_level.rules import Kept, KeptGradients, Rule, Use, rule_for
 from fedlgm.example_level.rules.products import row_squares
 from fedlgm.example_level.scaling import Scaling, of_style
@@ -103,6 +105,7 @@ class ExampleGradients:
         self._places = {key: _Place(slot.offset, slot.size, column[slot.offset]) for key, slot in trained.items()}
         self._memory = Memory(self._dtype)
         self._sites: list[_Site | GenericSite] = []
+        self._pools = [child for child in module.modules() if suits(child)]
         self._find(module, "")
         self._announce()
 
@@ -197,10 +200,12 @@ class ExampleGradients:
         try:
             for site in self._sites:
                 site.module.forward = _bound(call, site)  # type: ignore[method-assign]
+            for pool in self._pools:
+                pool.forward = partial(max_pool, pool)  # type: ignore[method-assign]
             yield
         finally:
-            for site in self._sites:
-                vars(site.module).pop("forward", None)
+            for module in (*(site.module for site in self._sites), *self._pools):
+                vars(module).pop("forward", None)
 
     def _choose(self, inputs: tuple[Tensor, ...]) -> int:
         """Micro-batch by the largest activation of one example, and by what is kept per example."""
@@ -334,7 +339,9 @@ class _Pass:
             return
         alone = all(self._members[place.column] == self._own(site, place) for place in site.places)
         if self._scaling.per_layer and alone:
-            site.rule.immediately(use, self._sums(site), _PerLayer(site, self._scaling, self._squares, self._total.dtype))
+            site.rule.immediately(
+                use, self._sums(site), _PerLayer(site, self._scaling, self._squares, self._total.dtype)
+            )
             return
         kept = site.rule.keep(use)
         for place, squares in zip(site.places, kept.squares, strict=True):
