@@ -25,6 +25,8 @@ from fedlgm.training.stack.tape import Memory
 
 ACTIVATION_BYTES = 8 << 20
 """Size that the largest activation of a micro-batch should not exceed: larger tensors are mapped anew every time."""
+PASS_BYTES = 160 << 20
+"""Size that the layers' inputs and outputs of a micro-batch should not exceed together."""
 STORED_BYTES = 128 << 20
 """Per-example gradients of a micro-batch that may be kept at a time."""
 
@@ -216,7 +218,8 @@ class ExampleGradients:
                 self._module(*(value[:1] for value in inputs))
             stored = sum(place.size for site in self._sites if isinstance(site, GenericSite) for place in site.places)
             size = torch.empty(0, dtype=self._dtype).element_size()
-            step = max(1, ACTIVATION_BYTES // (size * max(seen, default=1)))
+            step = min(ACTIVATION_BYTES // (size * max(seen, default=1)), PASS_BYTES // (size * max(sum(seen), 1)))
+            step = max(1, step)
             if stored:
                 step = min(step, max(1, STORED_BYTES // (size * stored)))
             self._chosen = (shapes, step)

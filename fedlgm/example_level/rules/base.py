@@ -27,11 +27,13 @@ class Use:
         x: input, the example first.
         dy: gradient of the output.
         saved: what the forward pass left for the backward pass, the example first.
+        shared: what the gradients of the parameters leave for that of the input.
     """
 
     x: Tensor
     dy: Tensor
     saved: tuple[Tensor, ...] = ()
+    shared: tuple[Tensor, ...] = ()
 
     def __len__(self) -> int:
         return len(self.x)
