@@ -1,13 +1,12 @@
 """Example-level privacy: sums of clipped per-example gradients."""
 
-from fedlgm.example_level.engine import ClippedSum, CrossEntropy, ExampleGradients, clipped_sum
+from fedlgm.example_level.engine import ClippedSum, ExampleGradients, clipped_sum
 from fedlgm.example_level.scaling import PSAC, AutoS, FlatClip, PerLayerClip, Reweighted, Scaling
 
 __all__ = [
     "PSAC",
     "AutoS",
     "ClippedSum",
-    "CrossEntropy",
     "ExampleGradients",
     "FlatClip",
     "PerLayerClip",

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedlgm import tasks
 from fedlgm.devices import exact_arithmetic
 from fedlgm.errors import ConfigError, Notice
 from fedlgm.example_level.generic import GenericSite
@@ -37,15 +38,6 @@ class ExampleLosses(Protocol):
     def losses(self, outputs: Any, y: Any) -> Tensor:
         """Loss of every example, [n]."""
         ...
-
-
-class CrossEntropy:
-    """Cross-entropy of logits [n, classes] with integer targets [n] (or [n, ...], summed over an example's positions)."""
-
-    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """See `ExampleLosses`."""
-        losses = torch.nn.functional.cross_entropy(outputs, y, reduction="none")
-        return losses.reshape(len(losses), -1).sum(1)
 
 
 @dataclass(frozen=True)
@@ -74,7 +66,7 @@ class ExampleGradients:
     Args:
         module: any module whose first dimension is the example and whose examples do not influence each other.
         layers: its layer table; layers may be of any grouping.
-        task: losses per example; None is cross-entropy.
+        task: losses per example; None is classification.
         micro_batch: examples of a pass; None chooses by the size of the activations. It changes the result by rounding
             only.
 
@@ -91,7 +83,7 @@ class ExampleGradients:
     ) -> None:
         if micro_batch is not None and micro_batch < 1:
             raise ConfigError(f"micro_batch must be at least 1, got {micro_batch}")
-        self._module, self._layers, self._task = module, layers, task or CrossEntropy()
+        self._module, self._layers, self._task = module, layers, task if hasattr(task, "losses") else tasks.get(task)
         self._micro_batch, self._probed = micro_batch, False
         parameters = dict(module.named_parameters())
         missing = [slot.name for slot in layers.slots() if slot.name not in parameters]
@@ -474,7 +466,7 @@ def clipped_sum(
     """Sum over examples of clipped gradients, and the per-example norms of every layer.
 
     With `style="per-layer"` layer j of example i is multiplied by min(1, c_j / ||g_ij||), with "flat" the whole gradient
-    by min(1, C / ||g_i||); where that cuts, the factor is 2^-18 smaller, so that rounding carries no contribution
+    by min(1, C / ||g_i||); where that cuts, the factor is 2^-20 smaller, so that rounding carries no contribution
     above its bound. One example's contribution has at most the l2 norm sqrt(sum_j c_j^2), or C: the sensitivity of the
     sum under add-or-remove-one example.
 
@@ -484,7 +476,7 @@ def clipped_sum(
         y: targets [B, ...].
         clip: one bound, or one per layer of `layers` [K] (style "per-layer").
         layers: the module's layer table.
-        task: losses per example (`losses(outputs, y) -> [B]`); None is cross-entropy.
+        task: losses per example (`losses(outputs, y) -> [B]`); None is classification.
         style: "per-layer" or "flat".
 
     Returns:

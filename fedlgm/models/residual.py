@@ -90,7 +90,7 @@ def vgg16(in_shape: tuple[int, int, int], classes: int, *, groups: int = 32, hea
         classes: number of outputs.
         groups: groups of each GroupNorm, or the greatest common divisor with its channels.
         head: "mean" (mean over the positions and one linear layer: 14,724,042 parameters for 3 channels and 10 classes)
-            or "imagenet" (torchvision's three linear layers with dropout: 134 million).
+            or "imagenet" (torchvision's three linear layers, without dropout: 134 million).
 
     Returns:
         The model.
@@ -106,9 +106,10 @@ def vgg16(in_shape: tuple[int, int, int], classes: int, *, groups: int = 32, hea
         raise ConfigError(f"model 'vgg16' cannot take inputs of shape {in_shape}: at least 32x32")
     _norm(groups)
     with torch.device("meta") if head == "mean" else nullcontext():
-        model = vgg16_bn(num_classes=classes)
-    features = to_groupnorm(model.features, groups)
-    features[0] = nn.Conv2d(in_shape[0], 64, 3, padding=1)
+        model = vgg16_bn(num_classes=classes, dropout=0.0)
+        features = to_groupnorm(model.features, groups)
+        features[0] = nn.Conv2d(in_shape[0], 64, 3, padding=1)
+    model.features = features
     if head == "mean":
         features = features.to_empty(device=torch.get_default_device())
         model = nn.Sequential(

@@ -90,10 +90,13 @@ class ConvolutionRule(ProductRule):
         """See `ProductRule`."""
         return self._images(dy).permute(0, 2, 3, 1).reshape(len(dy), -1, dy.shape[1])
 
+    def operand(self, use: Use) -> Tensor:
+        """See `ProductRule`: the patches, which the forward pass has kept or which lie in scratch."""
+        return use.saved[0] if use.saved else self._patches(use.x)[0]
+
     def products(self, use: Use, rows: slice, out: Tensor) -> Tensor:
         """See `ProductRule`."""
-        patches = use.saved[0][rows] if use.saved else self._patches(use.x[rows])[0]
-        return torch.bmm(self.columns(use.dy[rows]).transpose(1, 2), patches, out=out)
+        return torch.bmm(self.columns(use.dy[rows]).transpose(1, 2), self.operand(use[rows]), out=out)
 
     def operand_bytes(self, use: Use) -> int:
         """See `ProductRule`."""
@@ -104,7 +107,7 @@ class ConvolutionRule(ProductRule):
     def grams(self, use: Use, rows: slice) -> Tensor:
         """See `ProductRule`: of the pixels, whose shifts add up to that of the patches, where every pixel is a corner."""
         if use.saved or self._stride != (1, 1) or self._dilation != (1, 1):
-            patches = use.saved[0][rows] if use.saved else self._patches(use.x[rows])[0]
+            patches = self.operand(use[rows])
             gram = self.memory.take("gram of inputs", len(patches), patches.shape[1], patches.shape[1])
             return torch.bmm(patches, patches.transpose(1, 2), out=gram)
         pixels = self._padded(use.x[rows])

@@ -34,6 +34,10 @@ class LinearRule(ProductRule):
         """See `ProductRule`."""
         return dy.reshape(len(dy), -1, dy.shape[-1])
 
+    def operand(self, use: Use) -> Tensor:
+        """See `ProductRule`."""
+        return self.columns(use.x)
+
     def products(self, use: Use, rows: slice, out: Tensor) -> Tensor:
         """See `ProductRule`."""
         return torch.bmm(self.columns(use.dy[rows]).transpose(1, 2), self.columns(use.x[rows]), out=out)

@@ -18,9 +18,9 @@ from fedlgm.example_level.rules.base import Kept, KeptGradients, Rule, Scale, Us
 
 CHUNK_BYTES = 3 << 20
 """Bytes of gradients and their operands that are formed at a time: about the size of a core's cache."""
-GHOST_TRUST = 2.0**-8
+GHOST_TRUST = 2.0**-6
 """Least ratio of a squared norm to the norms of its Gram matrices at which the Gram matrices' rounding is harmless."""
-_RUN = 512  # float32 numbers whose squares vectorised sums add up with a relative error below 2^-19
+_RUN = 256  # float32 numbers whose squares vectorised sums add up with a relative error below 2^-20
 
 
 def row_squares(rows: Tensor) -> Tensor:
@@ -76,6 +76,10 @@ class ProductRule(Rule):
 
     def columns(self, dy: Tensor) -> Tensor:
         """Rows dY_i as [n, T, p]."""
+        raise NotImplementedError
+
+    def operand(self, use: Use) -> Tensor:
+        """Rows X_i as [n, T, d]."""
         raise NotImplementedError
 
     def products(self, use: Use, rows: slice, out: Tensor) -> Tensor:
@@ -146,7 +150,7 @@ class ProductRule(Rule):
         With them come the indices of the examples where they cannot be trusted, which must be instantiated after all.
         """
         if self.positions(use) == 1:
-            product = row_squares(use.x.reshape(len(use), -1)) * row_squares(use.dy.reshape(len(use), -1))
+            product = row_squares(self.operand(use).flatten(1)) * row_squares(use.dy.reshape(len(use), -1))
             return product, torch.empty(0, dtype=torch.long, device=use.x.device)
         squares, doubtful = [], []
         positions = self.positions(use)
