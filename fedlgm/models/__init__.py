@@ -17,13 +17,13 @@ from torch import nn
 from fedlgm.errors import ConfigError
 from fedlgm.extension import is_reference, load_object, parameters_of
 from fedlgm.keys import KeyRing, Purpose
-from fedlgm.models.convolutional import cifar_cnn, cnn, cnn_small
+from fedlgm.models.convolutional import cifar_cnn, cnn, cnn_small, d_cnn
 from fedlgm.models.dense import logistic, mlp
 from fedlgm.models.requirements import require_trainable
-from fedlgm.models.residual import resnet18, resnet20, resnet152
+from fedlgm.models.residual import resnet18, resnet20, resnet152, to_groupnorm, vgg16
 from fedlgm.models.text import gru, transformer
 
-__all__ = ["build", "names", "options", "require_trainable"]
+__all__ = ["build", "names", "options", "require_trainable", "to_groupnorm"]
 
 Model = str | nn.Module | Callable[..., nn.Module]
 
@@ -33,9 +33,12 @@ _MODELS: dict[str, Callable[..., nn.Module]] = {
     "cnn": cnn,
     "cnn-small": cnn_small,
     "cifar-cnn": cifar_cnn,
+    "s-cnn": cnn,
+    "d-cnn": d_cnn,
     "resnet18": resnet18,
     "resnet20": resnet20,
     "resnet152": resnet152,
+    "vgg16": vgg16,
     "gru": gru,
     "transformer": transformer,
 }

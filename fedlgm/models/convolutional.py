@@ -67,6 +67,40 @@ def cifar_cnn(in_shape: tuple[int, int, int], classes: int, *, activation: str =
     return _with_head("cifar-cnn", features, in_shape, 128, classes, activation)
 
 
+def d_cnn(in_shape: tuple[int, int, int], classes: int, *, activation: str = "tanh") -> nn.Module:
+    """D-CNN: CIFAR-10 network of Papernot et al. (AAAI 2021), eight convolutions and no fully connected layer.
+
+    Three times (Conv, Conv, AvgPool 2) of 32, 64 and 128 channels, Conv 256, Conv classes, mean over the positions, all
+    convolutions 3x3 with pad 1: 605,226 parameters for 3x32x32 and 10 classes. The layers are those of the figures
+    published with it; the LM-DP-SGD paper calls this network 12-layer Deep-CNN.
+
+    Args:
+        in_shape: shape (C, H, W) of one input.
+        classes: number of outputs.
+        activation: "tanh" (the source), "sigmoid" or "relu".
+
+    Returns:
+        The model.
+
+    Raises:
+        ConfigError: for an unknown activation or an input too small.
+    """
+    if min(in_shape[1:]) < 8:
+        raise ConfigError(f"model 'd-cnn' cannot take inputs of shape {in_shape}: they are too small")
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    before = in_shape[0]
+    for i, channels in enumerate((32, 32, 64, 64, 128, 128, 256), start=1):
+        layers[f"conv{i}"] = nn.Conv2d(before, channels, 3, padding=1)
+        layers[f"act{i}"] = activation_named(activation)
+        if i in (2, 4, 6):
+            layers[f"pool{i // 2}"] = nn.AvgPool2d(2)
+        before = channels
+    layers["conv8"] = nn.Conv2d(before, classes, 3, padding=1)
+    layers["mean"] = nn.AdaptiveAvgPool2d(1)
+    layers["flatten"] = nn.Flatten()
+    return nn.Sequential(layers)
+
+
 def cnn_small(in_shape: tuple[int, int, int], classes: int, *, activation: str = "relu") -> nn.Module:
     """Stand-in for the unspecified "CNN" of the LaDP-FL paper (Tables I to VII).
 

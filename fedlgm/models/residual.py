@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import OrderedDict
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 
 from fedlgm.errors import ConfigError
@@ -77,6 +80,88 @@ def resnet20(in_shape: tuple[int, int, int], classes: int, *, groups: int = 16) 
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
     return _without_inplace(model)
+
+
+def vgg16(in_shape: tuple[int, int, int], classes: int, *, groups: int = 32, head: str = "mean") -> nn.Module:
+    """VGG-16 of torchvision with GroupNorm after every convolution, for images of at least 32x32.
+
+    Args:
+        in_shape: shape (C, H, W) of one input.
+        classes: number of outputs.
+        groups: groups of each GroupNorm, or the greatest common divisor with its channels.
+        head: "mean" (mean over the positions and one linear layer: 14,724,042 parameters for 3 channels and 10 classes)
+            or "imagenet" (torchvision's three linear layers, without dropout: 134 million).
+
+    Returns:
+        The model.
+
+    Raises:
+        ConfigError: for an option out of range or an input too small.
+    """
+    from torchvision.models import vgg16_bn
+
+    if head not in ("mean", "imagenet"):
+        raise ConfigError(f"unknown head {head!r}; known: mean, imagenet")
+    if min(in_shape[1:]) < 32:
+        raise ConfigError(f"model 'vgg16' cannot take inputs of shape {in_shape}: at least 32x32")
+    _norm(groups)
+    with torch.device("meta") if head == "mean" else nullcontext():
+        model = vgg16_bn(num_classes=classes, dropout=0.0)
+        features = to_groupnorm(model.features, groups)
+        features[0] = nn.Conv2d(in_shape[0], 64, 3, padding=1)
+    model.features = features
+    if head == "mean":
+        features = features.to_empty(device=torch.get_default_device())
+        model = nn.Sequential(
+            OrderedDict(
+                features=features, pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), fc=nn.Linear(512, classes)
+            )
+        )
+        for module in model.modules():
+            if isinstance(module, nn.GroupNorm):
+                module.reset_parameters()
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            nn.init.zeros_(module.bias)
+    return _without_inplace(model)
+
+
+def to_groupnorm(module: nn.Module, groups: int = 32) -> nn.Module:
+    """A copy of a model with GroupNorm in place of every BatchNorm: no statistics over examples, no buffers.
+
+    Weights and biases of the normalisation are taken over; running statistics are dropped, so a trained model must be
+    trained on.
+
+    Args:
+        module: any model; it stays as it is.
+        groups: groups of each GroupNorm; where it does not divide the channels, their greatest common divisor.
+
+    Returns:
+        The copy; its other parameters and their names are unchanged.
+
+    Raises:
+        ConfigError: if `groups` is below 1.
+
+    >>> from torch import nn
+    >>> to_groupnorm(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)), groups=4)[1]
+    GroupNorm(4, 8, eps=1e-05, affine=True)
+    """
+    norm = _norm(groups)
+    module = copy.deepcopy(module)
+    for parent in list(module.modules()):
+        for name, child in parent.named_children():
+            if isinstance(child, nn.modules.batchnorm._BatchNorm):
+                setattr(parent, name, _converted(child, norm))
+    return _converted(module, norm) if isinstance(module, nn.modules.batchnorm._BatchNorm) else module
+
+
+def _converted(batch_norm: nn.modules.batchnorm._BatchNorm, norm: Any) -> nn.GroupNorm:
+    own: nn.GroupNorm = norm(batch_norm.num_features)
+    if not batch_norm.affine:
+        return nn.GroupNorm(own.num_groups, own.num_channels, eps=batch_norm.eps, affine=False)
+    own.eps, own.weight, own.bias = batch_norm.eps, batch_norm.weight, batch_norm.bias
+    return own
 
 
 def _norm(groups: int) -> Any:

@@ -1,0 +1,222 @@
+"""One contender of `benchmarks.example_level` in a process of its own: steps on demand, CPU seconds as the answer.
+
+    python -m benchmarks.contenders.example_level NETWORK CONTENDER
+
+Every line on standard input asks for one step; the answer is `{"seconds": ..., "peak_mb": ...}`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import resource
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedlgm import models
+from fedlgm.layers import LayerTable
+
+LR = 0.05
+CLIP = 1.0
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads, self.project, self.out = heads, nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        n, positions, width = x.shape
+        q, k, v = self.project(x).view(n, positions, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(mixed.transpose(1, 2).reshape(n, positions, width))
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm1, self.attention, self.norm2 = nn.LayerNorm(width), Attention(width, 4), nn.LayerNorm(width)
+        self.up, self.act, self.down = nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.norm1(x))
+        return x + self.down(self.act(self.up(self.norm2(x))))
+
+
+class Transformer(nn.Module):
+    """Causal, 2 layers, width 128, 64 tokens of a vocabulary of 2,000."""
+
+    def __init__(self, width: int = 128, vocabulary: int = 2000, positions: int = 64) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(vocabulary, width)
+        self.block1, self.block2 = Block(width), Block(width)
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary)
+        waves = torch.arange(positions)[:, None] * torch.exp(-math.log(1e4) * torch.arange(0, width, 2) / width)
+        self.positions = torch.cat([waves.sin(), waves.cos()], dim=1)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens) + self.positions
+        return self.head(self.norm(self.block2(self.block1(x)))).transpose(1, 2)
+
+
+class MeanOverPositions:
+    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(outputs, y, reduction="none").mean(1)
+
+
+def image_task(name: str, shape: tuple[int, int, int], batch: int) -> tuple[nn.Module, Tensor, Tensor]:
+    model = models.build(name, in_shape=shape, classes=10)
+    return model, torch.randn(batch, *shape), torch.randint(10, (batch,))
+
+
+def text_task(batch: int) -> tuple[nn.Module, Tensor, Tensor]:
+    return Transformer(), torch.randint(2000, (batch, 64)), torch.randint(2000, (batch, 64))
+
+
+def mlp_task(batch: int) -> tuple[nn.Module, Tensor, Tensor]:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(784, 256), nn.Tanh(), nn.Linear(256, 10))
+    return model, torch.randn(batch, 1, 28, 28), torch.randint(10, (batch,))
+
+
+NETWORKS: dict[str, tuple[Callable[[], tuple[nn.Module, Tensor, Tensor]], int]] = {
+    # network: builder, micro-batch of the plain step at its best
+    "d-cnn-256": (lambda: image_task("d-cnn", (3, 32, 32), 256), 64),
+    "mnist-cnn-64": (lambda: image_task("cnn", (1, 28, 28), 64), 64),
+    "mnist-cnn-256": (lambda: image_task("cnn", (1, 28, 28), 256), 256),
+    "mlp-256": (lambda: mlp_task(256), 256),
+    "resnet18-32": (lambda: image_task("resnet18", (3, 32, 32), 32), 32),
+    "transformer-32": (lambda: text_task(32), 32),
+}
+
+
+def losses_of(outputs: Tensor, y: Tensor) -> Tensor:
+    losses = nn.functional.cross_entropy(outputs, y, reduction="none")
+    return losses.mean(1) if losses.dim() == 2 else losses
+
+
+def plain(model: nn.Module, x: Tensor, y: Tensor, micro: int | None, channels_last: bool) -> Callable[[], None]:
+    """SGD by autograd: one batch as users write it, or micro-batches in the best layout."""
+    if channels_last:
+        model = model.to(memory_format=torch.channels_last)
+        x = x.contiguous(memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        size = micro or len(x)
+        for low in range(0, len(x), size):
+            losses_of(model(x[low : low + size]), y[low : low + size]).sum().div(len(x)).backward()
+        optimizer.step()
+
+    return step
+
+
+def ours(model: nn.Module, x: Tensor, y: Tensor, style: str, noise: bool) -> Callable[[], None]:
+    from fedlgm.example_level import ExampleGradients, FlatClip, PerLayerClip, Reweighted
+    from fedlgm.noise import add_noise_
+
+    layers = LayerTable.from_module(model)
+    weights = layers.bind_(model)
+    gradients = ExampleGradients(model, layers, MeanOverPositions() if x.dtype == torch.int64 else None)
+    k = len(layers)
+    scaling = {
+        "per-layer": PerLayerClip((CLIP / math.sqrt(k),) * k),
+        "flat": FlatClip(CLIP),
+        "lm": Reweighted(CLIP, (1 / math.sqrt(k),) * k),
+    }[style]
+    parts = [(int(size), CLIP) for size in layers.sizes]
+    streams = [torch.Generator().manual_seed(j) for j in range(k)]
+
+    def step() -> None:
+        total = gradients.sum(x, y, scaling).total
+        if noise:
+            add_noise_(total, parts, streams)
+        weights.sub_(total, alpha=LR / len(x))
+
+    return step
+
+
+def opacus(model: nn.Module, x: Tensor, y: Tensor, style: str) -> Callable[[], None]:
+    from opacus import GradSampleModule
+    from opacus.grad_sample import GradSampleModuleFastGradientClipping
+    from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping, DPPerLayerOptimizer
+    from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+    if style == "ghost":
+        wrapped = GradSampleModuleFastGradientClipping(model, max_grad_norm=CLIP, use_ghost_clipping=True)
+        private = DPOptimizerFastGradientClipping(
+            optimizer, noise_multiplier=1.0, max_grad_norm=CLIP, expected_batch_size=len(x)
+        )
+        criterion = DPLossFastGradientClipping(wrapped, private, _Criterion("mean"), "mean")
+
+        def ghost_step() -> None:
+            private.zero_grad()
+            criterion(wrapped(x), y).backward()
+            private.step()
+
+        return ghost_step
+    kind: Any = {"flat": DPOptimizer, "per-layer": DPPerLayerOptimizer}[style]
+    tensors = sum(1 for _ in model.parameters())
+    bound = CLIP if style == "flat" else [CLIP / math.sqrt(tensors)] * tensors
+    wrapped = GradSampleModule(model)
+    private = kind(optimizer, noise_multiplier=1.0, max_grad_norm=bound, expected_batch_size=len(x))
+
+    def step() -> None:
+        private.zero_grad()
+        losses_of(wrapped(x), y).mean().backward()
+        private.step()
+
+    return step
+
+
+class _Criterion:
+    """Cross-entropy with the attribute that Opacus reads."""
+
+    def __init__(self, reduction: str) -> None:
+        self.reduction = reduction
+
+    def __call__(self, outputs: Tensor, y: Tensor) -> Tensor:
+        losses = losses_of(outputs, y)
+        return losses if self.reduction == "none" else losses.mean()
+
+
+def contender(network: str, name: str) -> Callable[[], None]:
+    build, micro = NETWORKS[network]
+    torch.manual_seed(0)
+    model, x, y = build()
+    if name == "plain":
+        return plain(model, x, y, None, False)
+    if name == "plain-best":
+        return plain(model, x, y, micro, x.dim() == 4 and "mlp" not in network)
+    if name.startswith("opacus-"):
+        return opacus(model, x, y, name.removeprefix("opacus-"))
+    return ours(model, x, y, name.removesuffix("-quiet"), not name.endswith("-quiet"))
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    # What any contender imports later, so that peaks above the imports compare.
+    for module in ("opacus", "torch._dynamo", "torch.optim"):
+        importlib.import_module(module)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    step = contender(*sys.argv[1:3])
+    print(json.dumps({"ready": True}), flush=True)
+    for _ in sys.stdin:
+        started = time.process_time()
+        step()
+        seconds = time.process_time() - started
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        print(json.dumps({"seconds": seconds, "peak_mb": peak, "imports_mb": before}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,16 @@
+"""Example-level privacy: sums of clipped per-example gradients."""
+
+from fedlgm.example_level.engine import ClippedSum, ExampleGradients, clipped_sum
+from fedlgm.example_level.scaling import PSAC, AutoS, FlatClip, PerLayerClip, Reweighted, Scaling
+
+__all__ = [
+    "PSAC",
+    "AutoS",
+    "ClippedSum",
+    "ExampleGradients",
+    "FlatClip",
+    "PerLayerClip",
+    "Reweighted",
+    "Scaling",
+    "clipped_sum",
+]

@@ -1,0 +1,136 @@
+"""Per-example gradients of any module: every example gets its own copy of the parameters, under `torch.func.vmap`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils import _pytree as pytree
+
+from fedlgm.errors import ConfigError
+
+
+class GenericSite:
+    """A module without a rule, with everything inside it.
+
+    The parameters are expanded to [n, ...] leaves of the graph, so that autograd itself finds a gradient per example. A
+    module that `torch.func.vmap` cannot take, such as a recurrent one, is called example by example.
+
+    Args:
+        module: maps tensors whose first dimension is the example to tensors with such a dimension anywhere.
+        name: its name.
+        places: places of the trained parameters, by their identity.
+    """
+
+    def __init__(self, module: nn.Module, name: str, places: Mapping[int, Any]) -> None:
+        self.module, self.name = module, name
+        self._own = {key: value for key, value in module.named_parameters() if id(value) in places}
+        self.places = [places[id(value)] for value in self._own.values()]
+        self._leaves: dict[str, Tensor] = {}
+        self._looped = False
+        self._axes: list[int] | None = None
+        self._batched: list[bool] | None = None
+
+    def leaves(self) -> list[Tensor]:
+        """The expanded parameters of the forward pass; none before it."""
+        return list(self._leaves.values())
+
+    def clear(self) -> None:
+        """Forget the forward pass."""
+        self._leaves = {}
+
+    def observe(self, examples: int, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Learn which arguments have an example dimension, from a call with a number of examples that nothing else has."""
+        self._batched = self._of_examples(examples, pytree.tree_leaves((arguments, named)))
+
+    def call(self, examples: int, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Forward pass that autograd records, for arguments whose first dimension is the example."""
+        if not self._leaves:
+            self._leaves = {
+                key: value.detach().expand(examples, *value.shape).requires_grad_() for key, value in self._own.items()
+            }
+        values, spec = pytree.tree_flatten((arguments, named))
+        batched = self._batched or self._of_examples(examples, values)
+        shape: list[Any] = []
+
+        def run(parameters: Mapping[str, Tensor], values: Sequence[Any]) -> list[Any]:
+            own_arguments, own_named = pytree.tree_unflatten(list(values), spec)
+            outputs, structure = pytree.tree_flatten(self._original(parameters, own_arguments, own_named))
+            shape[:] = [structure, outputs]
+            return [value for value in outputs if isinstance(value, Tensor)]
+
+        axes = self._find_axes(run, values, batched)
+        found = None
+        if not self._looped:
+            try:
+                found = self._vectorised(run, values, batched, axes)
+            except (RuntimeError, ValueError):
+                self._looped = True
+        if found is None:
+            found = self._one_by_one(run, values, batched, axes)
+        tensors = iter(found)
+        structure, outputs = shape
+        return pytree.tree_unflatten(
+            [next(tensors) if isinstance(value, Tensor) else value for value in outputs], structure
+        )
+
+    def _vectorised(
+        self, run: Callable[..., list[Any]], values: Sequence[Any], batched: Sequence[bool], axes: Sequence[int]
+    ) -> list[Tensor]:
+        def one(parameters: dict[str, Tensor], *own: Any) -> tuple[Tensor, ...]:
+            whole = [value[None] if is_batched else value for value, is_batched in zip(own, batched, strict=True)]
+            return tuple(value.squeeze(axis) for value, axis in zip(run(parameters, whole), axes, strict=True))
+
+        dims = tuple(0 if is_batched else None for is_batched in batched)
+        with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no rule for vmap
+            mapped = torch.func.vmap(one, in_dims=(0, *dims), out_dims=tuple(axes), randomness="different")
+            return list(mapped(self._leaves, *values))
+
+    def _one_by_one(
+        self, run: Callable[..., list[Any]], values: Sequence[Any], batched: Sequence[bool], axes: Sequence[int]
+    ) -> list[Tensor]:
+        copies = {key: value.unbind() for key, value in self._leaves.items()}
+        rows = []
+        for i in range(len(next(iter(copies.values())))):
+            own = [v[i : i + 1] if is_batched else v for v, is_batched in zip(values, batched, strict=True)]
+            rows.append(run({key: value[i] for key, value in copies.items()}, own))
+        return [torch.cat(parts, dim=axis) for parts, axis in zip(zip(*rows, strict=True), axes, strict=True)]
+
+    def _find_axes(
+        self, run: Callable[..., list[Any]], values: Sequence[Any], batched: Sequence[bool]
+    ) -> Sequence[int]:
+        """The example's dimension in each output: the one that grows with the number of examples."""
+        if self._axes is None:
+            shapes = []
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                for count in (1, 2):
+                    few = [
+                        v[:1].expand(count, *v.shape[1:]) if is_batched else v
+                        for v, is_batched in zip(values, batched, strict=True)
+                    ]
+                    shapes.append([value.shape for value in run(self._own, few)])
+            axes = []
+            for one, two in zip(*shapes, strict=True):
+                grown = [i for i, (a, b) in enumerate(zip(one, two, strict=True)) if (a, b) == (1, 2)]
+                if len(grown) != 1 or len(one) != len(two):
+                    raise ConfigError(
+                        f"{self.name or 'the module'} ({type(self.module).__name__}) gives {tuple(one)} for one example "
+                        f"and {tuple(two)} for two: it needs one dimension for the example"
+                    )
+                axes.append(grown[0])
+            self._axes = axes
+        return self._axes
+
+    def _of_examples(self, examples: int, values: Sequence[Any]) -> list[bool]:
+        return [isinstance(value, Tensor) and value.dim() > 0 and len(value) == examples for value in values]
+
+    def _original(self, parameters: Mapping[str, Tensor], arguments: Sequence[Any], named: dict[str, Any]) -> Any:
+        patched = vars(self.module).pop("forward", None)
+        try:
+            return torch.func.functional_call(self.module, dict(parameters), tuple(arguments), named)
+        finally:
+            if patched is not None:
+                self.module.forward = patched  # type: ignore[method-assign]

@@ -1,0 +1,32 @@
+"""Layer types whose per-example gradients are fused into the backward pass, by exact type."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from fedlgm.example_level.rules.base import Kept, KeptGradients, Rule, Scale, Use, add_scaled_
+from fedlgm.example_level.rules.convolution import ConvolutionRule
+from fedlgm.example_level.rules.embedding import EmbeddingRule
+from fedlgm.example_level.rules.linear import LinearRule
+from fedlgm.example_level.rules.normalisation import GroupNormRule, LayerNormRule
+
+RULES: dict[type[nn.Module], type[Rule]] = {
+    nn.Linear: LinearRule,
+    nn.Conv1d: ConvolutionRule,
+    nn.Conv2d: ConvolutionRule,
+    nn.Embedding: EmbeddingRule,
+    nn.LayerNorm: LayerNormRule,
+    nn.GroupNorm: GroupNormRule,
+}
+
+
+def rule_for(module: nn.Module) -> type[Rule] | None:
+    """The rule of exactly this type as it is configured: a subclass may have another forward pass."""
+    rule = RULES.get(type(module))
+    plain = not any((module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)) and (
+        "forward" not in vars(module)
+    )
+    return rule if rule is not None and plain and rule.suits(module) else None
+
+
+__all__ = ["RULES", "Kept", "KeptGradients", "Rule", "Scale", "Use", "add_scaled_", "rule_for"]

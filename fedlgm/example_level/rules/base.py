@@ -1,0 +1,140 @@
+"""What a layer type must know so that its per-example gradients can be clipped and summed during the backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fedlgm.training.stack.tape import Memory
+
+Scale = Callable[[slice, Sequence[Tensor]], list[Tensor]]
+"""Factors of some examples for the squared norms of their gradients, parameter by parameter.
+
+Called as `scale(rows, squares)` with squares float64 [c] per parameter; gives one vector [c] per parameter, 0 for an
+example whose gradient is not finite.
+"""
+
+
+@dataclass
+class Use:
+    """One call of a layer in the forward pass, with what came back for it.
+
+    Attributes:
+        x: input, the example first.
+        dy: gradient of the output.
+        saved: what the forward pass left for the backward pass, the example first.
+        shared: what the gradients of the parameters leave for that of the input.
+    """
+
+    x: Tensor
+    dy: Tensor
+    saved: tuple[Tensor, ...] = ()
+    shared: tuple[Tensor, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, rows: slice | Tensor) -> Use:
+        """The same of some examples."""
+        return Use(self.x[rows], self.dy[rows], tuple(value[rows] for value in self.saved))
+
+
+class Kept(Protocol):
+    """What is kept of one use of a layer until the factors are known.
+
+    Attributes:
+        squares: squared norm of each example's gradient, float64 [n] per parameter.
+    """
+
+    squares: list[Tensor]
+
+    def add(self, sums: Sequence[Tensor], factors: Sequence[Tensor]) -> None:
+        """Add sum_i f_i g_i to `sums` ([size] per parameter); an example with factor 0 is left out altogether."""
+        ...
+
+
+class Rule:
+    """Forward pass and gradients of one module, whose first dimension is the example.
+
+    Sums may lie in another order than the parameter while they grow; `finish` brings them into torch's own.
+
+    Args:
+        module: the layer; its parameters are read in place.
+        memory: scratch that all layers share.
+        name: of the layer; its own scratch is called after it.
+    """
+
+    def __init__(self, module: nn.Module, memory: Memory, name: str) -> None:
+        self.module, self.memory, self.name = module, memory, name
+        self.parameters = [key for key, value in module.named_parameters(recurse=False) if value.requires_grad]
+
+    @classmethod
+    def suits(cls, module: nn.Module) -> bool:
+        """Whether this rule covers the module as it is configured."""
+        return True
+
+    def prepare(self, x: Tensor) -> Tensor:
+        """The input in the form that `forward` takes; part of the differentiated graph."""
+        return x
+
+    def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Output for a batch, and what to save; autograd records nothing of it."""
+        raise NotImplementedError
+
+    def input_gradient(self, use: Use) -> Tensor:
+        """Gradient of the input."""
+        raise NotImplementedError
+
+    def immediately(self, use: Use, sums: Sequence[Tensor], scale: Scale) -> None:
+        """Measure, scale and add every example's gradient, keeping none."""
+        kept = self.keep(use)
+        kept.add(sums, scale(slice(0, len(use)), kept.squares))
+
+    def keep(self, use: Use) -> Kept:
+        """Measure every example's gradient and keep what its sum needs."""
+        raise NotImplementedError
+
+    def instantiate(self, use: Use) -> list[Tensor]:
+        """Every example's gradient [n, size] per parameter, in torch's own order."""
+        raise NotImplementedError
+
+    def finish(self, sums: Sequence[Tensor]) -> None:
+        """Bring the finished sums into the order of the parameters."""
+
+    def stored(self, x: Tensor) -> int:
+        """Numbers that `keep` stores per example, for one like those of `x`."""
+        return 0
+
+    def bias_of(self) -> Tensor | None:
+        """The module's bias, detached."""
+        bias = self.module.bias
+        return bias.detach() if isinstance(bias, Tensor) else None
+
+
+class KeptGradients:
+    """Per-example gradients that are kept as they are.
+
+    Args:
+        gradients: [n, size] per parameter.
+        squares: their squared norms, float64 [n] per parameter.
+    """
+
+    def __init__(self, gradients: Sequence[Tensor], squares: list[Tensor]) -> None:
+        self.squares, self._gradients = squares, gradients
+
+    def add(self, sums: Sequence[Tensor], factors: Sequence[Tensor]) -> None:
+        """See `Kept`."""
+        for total, gradient, factor, square in zip(sums, self._gradients, factors, self.squares, strict=True):
+            add_scaled_(total, gradient, factor, bool(torch.isfinite(square.sum())))
+
+
+def add_scaled_(total: Tensor, gradients: Tensor, factors: Tensor, finite: bool = True) -> None:
+    """Add sum_i f_i g_i for gradients [n, size] to `total` [size]; rows of factor 0 may hold NaN unless `finite`."""
+    if not finite:
+        keep = factors.nonzero()[:, 0]
+        gradients, factors = gradients[keep], factors[keep]
+    total.addmv_(gradients.t(), factors)

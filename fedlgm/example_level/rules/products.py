@@ -1,0 +1,216 @@
+"""Per-example gradients that are products of two matrices: dY_i^T X_i for T rows per example.
+
+Three ways to the norms and the scaled sum; `sums` picks one by the shapes, so that no per-example gradient is kept:
+
+* one row per example (T = 1): ||g_i|| = ||dy_i|| ||x_i||, and the sum is one product of scaled rows;
+* instantiate: gradients of a chunk that fits the cache are formed, measured, scaled, added and dropped;
+* ghost: the norms from Gram matrices, the sum as one product of scaled rows (Li et al., ICLR 2022).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from fedlgm.example_level.rules.base import Kept, KeptGradients, Rule, Scale, Use
+
+CHUNK_BYTES = 3 << 20
+"""Bytes of gradients and their operands that are formed at a time: about the size of a core's cache."""
+GHOST_TRUST = 2.0**-6
+"""Least ratio of a squared norm to the norms of its Gram matrices at which the Gram matrices' rounding is harmless."""
+_RUN = 256  # float32 numbers whose squares vectorised sums add up with a relative error below 2^-20
+
+
+def row_squares(rows: Tensor) -> Tensor:
+    """Squared norm of each row of [n, size], float64 [n]; safe in float32 for rows of any length."""
+    size = rows.shape[1]
+    if size <= _RUN or rows.dtype == torch.float64:
+        return torch.linalg.vector_norm(rows, dim=1).double().square()
+    whole = size - size % _RUN
+    total = torch.linalg.vector_norm(rows[:, :whole].unflatten(1, (-1, _RUN)), dim=2).double().square().sum(1)
+    if whole < size:
+        total += torch.linalg.vector_norm(rows[:, whole:], dim=1).double().square()
+    return total
+
+
+def ghost_pays(positions: int, outputs: int, inputs: int) -> bool:
+    """Whether Gram matrices take less time than gradients: T (p + d) <= p d / 2, measured on CPUs."""
+    return 2 * positions * (outputs + inputs) <= outputs * inputs
+
+
+def chunks(examples: int, bytes_each: int, at_most: int = CHUNK_BYTES) -> Iterator[slice]:
+    """Consecutive slices of the examples, each of at most so many bytes (or a single example)."""
+    size = max(1, min(examples, at_most // max(1, bytes_each)))
+    for low in range(0, examples, size):
+        yield slice(low, min(low + size, examples))
+
+
+def untrusted(squares: Tensor, gram_x: Tensor, gram_y: Tensor) -> Tensor:
+    """Indices of the examples whose ghost norm may have lost its digits to cancellation.
+
+    Where an example's positions cancel, the Gram matrices' sum is a small difference of large numbers: with r the ratio
+    of the sum to ||A||_F ||B||_F, the norm has a relative error of about 4e-9 / r in float32.
+    """
+    scale = (
+        torch.linalg.vector_norm(gram_x, dim=(1, 2)).double() * torch.linalg.vector_norm(gram_y, dim=(1, 2)).double()
+    )
+    return ((squares < GHOST_TRUST * scale) | ~torch.isfinite(squares)).nonzero()[:, 0]
+
+
+class ProductRule(Rule):
+    """Base of layers whose weight gradient is dY_i^T X_i; a bias has the column sums of dY_i.
+
+    A subclass says how the operands are made of a layer's input and output gradient. Sums and gradients of the weight
+    lie in the order [p, d] of the product.
+    """
+
+    def positions(self, use: Use) -> int:
+        """T, rows per example."""
+        raise NotImplementedError
+
+    def extent(self) -> tuple[int, int]:
+        """(p, d), size of the product."""
+        raise NotImplementedError
+
+    def columns(self, dy: Tensor) -> Tensor:
+        """Rows dY_i as [n, T, p]."""
+        raise NotImplementedError
+
+    def operand(self, use: Use) -> Tensor:
+        """Rows X_i as [n, T, d]."""
+        raise NotImplementedError
+
+    def products(self, use: Use, rows: slice, out: Tensor) -> Tensor:
+        """Products dY_i^T X_i of the examples in `rows`, written to `out` [c, p, d]."""
+        raise NotImplementedError
+
+    def operand_bytes(self, use: Use) -> int:
+        """Bytes of scratch per example that `products` writes besides its result."""
+        return 0
+
+    def grams(self, use: Use, rows: slice) -> Tensor:
+        """Gram matrices X_i X_i^T of the examples in `rows`, [c, T, T]; overwritten by the next call."""
+        raise NotImplementedError
+
+    def add_product(self, total: Tensor, use: Use, factors: Tensor) -> None:
+        """Add sum_i f_i dY_i^T X_i to `total` [p * d]."""
+        raise NotImplementedError
+
+    def immediately(self, use: Use, sums: Sequence[Tensor], scale: Scale) -> None:
+        """See `Rule`."""
+        if "weight" not in self.parameters or not self._instantiates(use):
+            return super().immediately(use, sums, scale)
+        biases, of_bias = self._biases(use.dy)
+        p, d = self.extent()
+        for rows in chunks(len(use), self._bytes(use)):
+            count = rows.stop - rows.start
+            block = self.products(use, rows, self.memory.take("gradients", count, p, d)).view(count, -1)
+            squares = row_squares(block)
+            factors = scale(rows, [squares, *(square[rows] for square in of_bias)])
+            if not torch.isfinite(squares.sum()):
+                block[factors[0] == 0] = 0
+            sums[0].addmv_(block.t(), factors[0])
+            for total, bias in zip(sums[1:], biases, strict=True):
+                KeptGradients([bias[rows]], [of_bias[0][rows]]).add([total], factors[1:])
+        return None
+
+    def keep(self, use: Use) -> Kept:
+        """See `Rule`."""
+        biases, of_bias = self._biases(use.dy)
+        if "weight" not in self.parameters:
+            return KeptGradients(biases, of_bias)
+        if self._instantiates(use):
+            gradients = self._instantiated(use, self.memory.take(f"{self.name} kept", len(use), *self.extent()))
+            flat = gradients.view(len(use), -1)
+            return KeptGradients([flat, *biases], [row_squares(flat), *of_bias])
+        return _KeptRows(self, use, biases, of_bias)
+
+    def instantiate(self, use: Use) -> list[Tensor]:
+        """See `Rule`."""
+        biases, _ = self._biases(use.dy)
+        if "weight" not in self.parameters:
+            return biases
+        gradients = self._instantiated(use, use.dy.new_empty(len(use), *self.extent()))
+        return [self.in_order(gradients).reshape(len(use), -1), *biases]
+
+    def in_order(self, gradients: Tensor) -> Tensor:
+        """Gradients [..., p, d] in the order of the parameter."""
+        return gradients
+
+    def stored(self, x: Tensor) -> int:
+        """See `Rule`."""
+        p, d = self.extent()
+        return p * d
+
+    def squares(self, use: Use) -> tuple[Tensor, Tensor]:
+        """Squared norms of the weight's gradients without the gradients, float64 [n].
+
+        With them come the indices of the examples where they cannot be trusted, which must be instantiated after all.
+        """
+        if self.positions(use) == 1:
+            product = row_squares(self.operand(use).flatten(1)) * row_squares(use.dy.reshape(len(use), -1))
+            return product, torch.empty(0, dtype=torch.long, device=use.x.device)
+        squares, doubtful = [], []
+        positions = self.positions(use)
+        y = self.columns(use.dy)
+        for rows in chunks(len(use), 3 * positions * positions * use.x.element_size(), 4 * CHUNK_BYTES):
+            gram_x = self.grams(use, rows)
+            gram_y = self.memory.take("gram of outputs", *gram_x.shape)
+            torch.bmm(y[rows], y[rows].transpose(1, 2), out=gram_y)
+            found = torch.linalg.vecdot(gram_x.flatten(1), gram_y.flatten(1)).double()
+            squares.append(found.clamp(min=0))
+            doubtful.append(untrusted(found, gram_x, gram_y) + rows.start)
+        return torch.cat(squares), torch.cat(doubtful)
+
+    def _instantiates(self, use: Use) -> bool:
+        positions = self.positions(use)
+        return positions > 1 and not ghost_pays(positions, *self.extent())
+
+    def _bytes(self, use: Use) -> int:
+        p, d = self.extent()
+        return p * d * use.x.element_size() + self.operand_bytes(use)
+
+    def _instantiated(self, use: Use, out: Tensor) -> Tensor:
+        for rows in chunks(len(use), self._bytes(use)):
+            self.products(use, rows, out[rows])
+        return out
+
+    def _biases(self, dy: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """Every example's gradient of the bias and its squared norm; empty without a trained bias."""
+        if "bias" not in self.parameters:
+            return [], []
+        bias = self.columns(dy).sum(1)
+        return [bias], [row_squares(bias)]
+
+
+class _KeptRows:
+    """Inputs and output gradients, for one product of scaled rows.
+
+    Examples whose ghost norm cannot be trusted are instantiated, measured and added by themselves: what is measured is
+    then what is added.
+    """
+
+    def __init__(self, rule: ProductRule, use: Use, biases: list[Tensor], of_bias: list[Tensor]) -> None:
+        self._rule, self._use, self._biases, self._of_bias = rule, use, biases, of_bias
+        squares, self._apart = rule.squares(use)
+        self._gradients = None
+        if len(self._apart):
+            own = rule._instantiated(use[self._apart], use.dy.new_empty(len(self._apart), *rule.extent()))
+            self._gradients = own.flatten(1)
+            squares[self._apart] = row_squares(self._gradients)
+        self.squares = [squares, *of_bias]
+
+    def add(self, sums: Sequence[Tensor], factors: Sequence[Tensor]) -> None:
+        """See `Kept`."""
+        use, weight = self._use, factors[0]
+        if self._gradients is not None:
+            KeptGradients([self._gradients], [self.squares[0][self._apart]]).add([sums[0]], [weight[self._apart]])
+            weight = weight.index_fill(0, self._apart, 0.0)
+        if not torch.isfinite(self.squares[0].sum()):
+            counted = weight.nonzero()[:, 0]  # 0 times an infinite number would spread over the whole product
+            use, weight = use[counted], weight[counted]
+        self._rule.add_product(sums[0], use, weight)
+        for total, bias, square, factor in zip(sums[1:], self._biases, self._of_bias, factors[1:], strict=True):
+            KeptGradients([bias], [square]).add([total], [factor])

@@ -1,0 +1,261 @@
+"""How much of each example's gradient is counted: clipping, normalisation and reweighting as factors per layer.
+
+An example i with layer gradients g_1 .. g_K contributes sum_j f_ij g_ij. A `Scaling` turns the norms ||g_ij|| into the
+factors f_ij and states the bound that the contribution then keeps, whatever the norms are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlgm.errors import ConfigError
+
+SAFETY = 1 - 2.0**-20
+"""Share of a bound that gradients are cut to: rounding in a norm (at most 2^-21) then carries none above its bound."""
+LEAST_BOUND = 2.0**-36
+"""Smallest bound besides 0: squares of float32 numbers vanish below 1e-19, so a norm is only known above 5e-15."""
+LEAST_NORM = 2.0**-46
+"""Norms below this count as 0 where a gradient is normalised: its direction is not known in float32."""
+
+
+class Scaling(Protocol):
+    """Factors of the layers' gradients.
+
+    Attributes:
+        per_layer: whether the factor of a layer depends on the norm of that layer alone. Such gradients are scaled and
+            added during the backward pass; all others wait for its end.
+    """
+
+    per_layer: bool
+
+    def factors(self, norms: Tensor) -> Tensor:
+        """f_ij >= 0 for finite norms [n, K], float64 [n, K]; with `per_layer`, column by column."""
+        ...
+
+    def factors_of(self, layer: int, norms: Tensor) -> Tensor:
+        """Column `layer` of the factors for norms [n] of that layer, float64 [n]; only with `per_layer`."""
+        ...
+
+    def bounds(self, layers: int) -> np.ndarray:
+        """Bounds of one example's contribution to each layer, float64 [K]."""
+        ...
+
+    @property
+    def bound(self) -> float:
+        """l2 bound of one example's whole contribution; `inf` if there is none."""
+        ...
+
+
+def clip_factors(norms: Tensor, bound: float | Tensor) -> Tensor:
+    """min(1, c / norm), times 1 - 2^-20 where it cuts; 1 for an infinite bound, 0 for a bound of 0."""
+    bound = torch.as_tensor(bound, dtype=norms.dtype, device=norms.device)
+    whole = norms <= bound * SAFETY
+    cut = SAFETY * bound / torch.where(whole, 1.0, norms)
+    return torch.where(whole, torch.sign(bound).expand_as(norms), cut)
+
+
+def check_bounds(bounds: Sequence[float] | np.ndarray, layers: int | None = None) -> np.ndarray:
+    """Bounds as a float64 vector.
+
+    Raises:
+        ConfigError: a bound that is negative, NaN or too small for norms in float32, or not one bound per layer.
+    """
+    values = np.asarray(bounds, dtype=np.float64)
+    if values.ndim != 1 or (layers is not None and len(values) != layers):
+        wanted = "one bound per layer" if layers is None else f"one bound for each of {layers} layers"
+        raise ConfigError(f"clip must be a number or {wanted}, got {values.tolist()}")
+    if np.isnan(values).any() or (values < 0).any() or ((values > 0) & (values < LEAST_BOUND)).any():
+        raise ConfigError(f"clip bounds must be 0 or at least 2^-36, got {values.tolist()}")
+    return values
+
+
+@dataclass(frozen=True)
+class PerLayerClip:
+    """f_ij = min(1, c_j / ||g_ij||): every layer is clipped to a bound of its own.
+
+    Attributes:
+        clip: one bound c_j per layer.
+    """
+
+    clip: tuple[float, ...]
+    per_layer = True
+
+    def __post_init__(self) -> None:
+        check_bounds(self.clip)
+
+    def factors(self, norms: Tensor) -> Tensor:
+        """See `Scaling`."""
+        return clip_factors(norms, torch.tensor(self.clip, dtype=norms.dtype, device=norms.device))
+
+    def factors_of(self, layer: int, norms: Tensor) -> Tensor:
+        """See `Scaling`."""
+        return clip_factors(norms, self.clip[layer])
+
+    def bounds(self, layers: int) -> np.ndarray:
+        """See `Scaling`."""
+        return check_bounds(self.clip, layers)
+
+    @property
+    def bound(self) -> float:
+        """See `Scaling`."""
+        return math.hypot(*self.clip)
+
+
+class _Whole:
+    """A scaling that looks at the norm of the whole gradient; its bound C holds for each layer, too."""
+
+    per_layer = False
+    clip: float
+
+    def __post_init__(self) -> None:
+        check_bounds([self.clip])
+
+    def factors_of(self, layer: int, norms: Tensor) -> Tensor:
+        """See `Scaling`."""
+        raise TypeError(f"{type(self).__name__} needs the norms of all layers at once")
+
+    def factors(self, norms: Tensor) -> Tensor:
+        """See `Scaling`."""
+        return self.of_whole(torch.linalg.vector_norm(norms, dim=1))[:, None].expand_as(norms)
+
+    def of_whole(self, norms: Tensor) -> Tensor:
+        """Factor of the gradient for its norm, [n]."""
+        raise NotImplementedError
+
+    def bounds(self, layers: int) -> np.ndarray:
+        """See `Scaling`."""
+        return np.full(layers, float(self.clip))
+
+    @property
+    def bound(self) -> float:
+        """See `Scaling`."""
+        return float(self.clip)
+
+
+@dataclass(frozen=True)
+class FlatClip(_Whole):
+    """f_i = min(1, C / ||g_i||): the whole gradient is clipped (DP-SGD; Abadi et al., CCS 2016).
+
+    Attributes:
+        clip: C.
+    """
+
+    clip: float
+
+    def of_whole(self, norms: Tensor) -> Tensor:
+        """See `_Whole`."""
+        return clip_factors(norms, self.clip)
+
+
+@dataclass(frozen=True)
+class AutoS(_Whole):
+    """f_i = C / (||g_i|| + gamma): Auto-S (Bu et al., NeurIPS 2023), equal to NSGD (Yang et al., 2022).
+
+    Attributes:
+        clip: C, the bound that the contribution stays below; the papers put it into the learning rate.
+        gamma: stabiliser, 0.01 in the paper.
+    """
+
+    clip: float = 1.0
+    gamma: float = 0.01
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (math.isfinite(self.gamma) and self.gamma >= 1e-6 and math.isfinite(self.clip)):
+            raise ConfigError(f"Auto-S: clip must be finite and gamma at least 1e-6, got {self.clip} and {self.gamma}")
+
+    def of_whole(self, norms: Tensor) -> Tensor:
+        """See `_Whole`."""
+        return SAFETY * self.clip / (norms + self.gamma)
+
+
+@dataclass(frozen=True)
+class PSAC(_Whole):
+    """f_i = C / (||g_i|| + r / (||g_i|| + r)): DP-PSAC (Xia et al., AAAI 2023).
+
+    The gradient itself, which the LM-DP-SGD paper's copy of the formula lacks, is multiplied by this factor. Its norm
+    stays below C; small gradients keep the weight C instead of the 1 / gamma of Auto-S.
+
+    Attributes:
+        clip: C.
+        r: stabiliser, 0.1 in the authors' MNIST example.
+    """
+
+    clip: float = 1.0
+    r: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (math.isfinite(self.r) and self.r >= 1e-6 and math.isfinite(self.clip)):
+            raise ConfigError(f"DP-PSAC: clip must be finite and r at least 1e-6, got {self.clip} and {self.r}")
+
+    def of_whole(self, norms: Tensor) -> Tensor:
+        """See `_Whole`."""
+        return SAFETY * self.clip / (norms + self.r / (norms + self.r))
+
+
+@dataclass(frozen=True)
+class Reweighted:
+    """f_ij = w_j min(C, ||g_i||) / ||g_ij||, 0 where ||g_ij|| = 0: LM-DP-SGD (equation 1) for fixed weights.
+
+    Every layer's direction is scaled to the length w_j C_i, so one example's contribution is at most C ||w||_2 = C.
+
+    Attributes:
+        clip: C.
+        weights: w_j >= 0 with sum_j w_j^2 = 1 (at most: no layer is then counted more).
+    """
+
+    clip: float
+    weights: tuple[float, ...]
+    per_layer = False
+
+    def __post_init__(self) -> None:
+        check_bounds([self.clip])
+        w = np.asarray(self.weights, dtype=np.float64)
+        if not math.isfinite(self.clip) or not np.isfinite(w).all() or (w < 0).any() or float(w @ w) > 1 + 1e-9:
+            raise ConfigError(f"layer weights must be non-negative with squares adding up to 1, got {w.tolist()}")
+
+    def factors(self, norms: Tensor) -> Tensor:
+        """See `Scaling`."""
+        whole = torch.linalg.vector_norm(norms, dim=1, keepdim=True).clamp(max=self.clip)
+        w = torch.tensor(self.weights, dtype=norms.dtype, device=norms.device)
+        known = norms >= LEAST_NORM
+        return torch.where(known, SAFETY * w * whole / torch.where(known, norms, 1.0), 0.0)
+
+    def factors_of(self, layer: int, norms: Tensor) -> Tensor:
+        """See `Scaling`."""
+        raise TypeError("the reweighted factors need the norms of all layers at once")
+
+    def bounds(self, layers: int) -> np.ndarray:
+        """See `Scaling`."""
+        if len(self.weights) != layers:
+            raise ConfigError(f"{len(self.weights)} layer weights for {layers} layers")
+        return self.clip * np.asarray(self.weights)
+
+    @property
+    def bound(self) -> float:
+        """See `Scaling`."""
+        return self.clip * math.hypot(*self.weights)
+
+
+def of_style(style: str, clip: float | Sequence[float] | np.ndarray, layers: int) -> Scaling:
+    """The scaling of `style` "per-layer" (a number stands for that bound in every layer) or "flat".
+
+    Raises:
+        ConfigError: another style, bounds out of range, or several bounds for one gradient.
+    """
+    if style == "per-layer":
+        bounds = np.full(layers, clip) if np.ndim(clip) == 0 else np.asarray(clip)
+        return PerLayerClip(tuple(check_bounds(bounds, layers).tolist()))
+    if style == "flat":
+        if np.ndim(clip) != 0:
+            raise ConfigError("style 'flat' has one bound for the whole gradient: give clip as a number")
+        return FlatClip(float(clip))  # type: ignore[arg-type]
+    raise ConfigError(f"unknown clipping style {style!r}; known: per-layer, flat")
