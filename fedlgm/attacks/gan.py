@@ -15,8 +15,8 @@ its own images (an ACGAN, Odena, Olah and Shlens, ICML 2017).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -40,8 +40,9 @@ class GanSettings:
         seed: seed of weights and inputs.
     """
 
+    kind: Literal["dcgan", "acgan"] = "acgan"
     active: bool = False
-    steps: int = 40
+    steps: int = 20
     batch: int = 64
     noise: int = 64
     lr: float = 1e-3
@@ -95,7 +96,7 @@ class ClassReconstruction:
         self._generator = torch.Generator().manual_seed(self.settings.seed)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.settings.seed)
-            self._painter = _Generator(self.settings.noise, tuple(x.shape[1:]))
+            self._painter = _Generator(self.settings.noise + classes, tuple(x.shape[1:]))
             self._critic = _critic(tuple(x.shape[1:]))
         betas = (0.5, 0.999)
         self._paint = torch.optim.Adam(self._painter.parameters(), lr=self.settings.lr, betas=betas)
@@ -104,13 +105,18 @@ class ClassReconstruction:
     def observe(self, model: Tensor) -> float:
         """Learn from one released global model [D]; returns how sure that model is of the generated class."""
         self._layers.load_(self._module, model)
-        targets = torch.full((self.settings.batch,), self.target)
+        count = self.settings.batch
         for _ in range(self.settings.steps):
-            images = self._painter(self._inputs(self.settings.batch))
-            loss = nn.functional.cross_entropy(self._module(images), targets)
-            if self.settings.realism > 0:
-                self._train_critic(images.detach())
-                loss = loss + self.settings.realism * nn.functional.softplus(-self._critic(images)).mean()
+            labels = torch.full((count,), self.target)
+            if self.settings.kind == "acgan":
+                rows = torch.randint(len(self._y), (count // 2,), generator=self._generator)
+                labels = torch.cat([labels[: count - len(rows)], self._y[rows]])
+            images = self._painter(self._inputs(labels))
+            loss = nn.functional.cross_entropy(self._module(images), labels)
+            if self.settings.kind == "acgan":
+                held = images[labels != self.target]  # the attacker has no real image of the other class
+                self._train_critic(held.detach(), self._x[rows])
+                loss = loss + self.settings.realism * nn.functional.softplus(-self._critic(held)).mean()
             if not torch.isfinite(loss):
                 break  # a model drowned in noise overflows: there is nothing to learn from it
             self._paint.zero_grad()
@@ -123,7 +129,8 @@ class ClassReconstruction:
     @torch.no_grad()
     def samples(self, count: int) -> Tensor:
         """Reconstructions of the class, float32 [count, C, H, W] in [-1, 1]; every call draws new ones."""
-        return torch.cat([self._painter(self._inputs(len(part))) for part in torch.arange(count).split(500)])
+        labels = torch.full((count,), self.target)
+        return torch.cat([self._painter(self._inputs(part)) for part in labels.split(500)])
 
     def poisoned(self) -> tuple[Tensor, Tensor]:
         """The active attacker's training set: its own images, and generated ones with a label that it holds."""
@@ -132,13 +139,12 @@ class ClassReconstruction:
         labels = torch.full((len(fakes),), wrong, dtype=self._y.dtype)
         return torch.cat([self._x, fakes]), torch.cat([self._y, labels])
 
-    def _inputs(self, count: int) -> Tensor:
-        return torch.randn((count, self.settings.noise), generator=self._generator)
+    def _inputs(self, labels: Tensor) -> Tensor:
+        noise = torch.randn((len(labels), self.settings.noise), generator=self._generator)
+        return torch.cat([noise, nn.functional.one_hot(labels, self._classes)], dim=1)
 
-    def _train_critic(self, fakes: Tensor) -> None:
-        rows = torch.randint(len(self._x), (len(fakes),), generator=self._generator)
-        real, fake = self._critic(self._x[rows]), self._critic(fakes)
-        loss = nn.functional.softplus(-real).mean() + nn.functional.softplus(fake).mean()
+    def _train_critic(self, fakes: Tensor, real: Tensor) -> None:
+        loss = nn.functional.softplus(-self._critic(real)).mean() + nn.functional.softplus(self._critic(fakes)).mean()
         self._judge.zero_grad()
         loss.backward()
         self._judge.step()

@@ -1,8 +1,8 @@
 """Gradient inversion: a client's images from its update.
 
 Two attacks work together. Where the first layer is linear with a bias, the update of a client with one image is a
-multiple of that image in every row, and division gives the image exactly (Zhu and Blaschko, 2021, Section 3). In every
-other case candidate images are optimised until local training on them moves each layer in the observed direction, with
+multiple of that image in every row, and division gives the image exactly (Zhu and Blaschko, 2021, Section 3). With noise
+that is only a start. In every other case candidate images are optimised until local training on them moves each layer in the observed direction, with
 cosine similarity and total variation (Geiping et al., NeurIPS 2020, equation 4), summed over layers that are weighted by
 how much of them is not noise.
 
@@ -136,13 +136,13 @@ def invert(
         raise ConfigError(f"inversion needs images >= 1 and as many labels, got {images} and {labels}")
     settings = settings or InversionSettings()
     guessed = infer_labels(module, observation, images, shape) if labels is None else torch.tensor(list(labels))
-    exact = analytic(module, observation, shape) if images == 1 else None
-    if exact is not None:
+    divided = analytic(module, observation, shape) if images == 1 else None
+    if divided is not None and not observation.sigma.any():
         total = settings.iterations * settings.restarts
         if progress is not None:
             progress(total, total)
-        return Reconstruction(exact, guessed, float("nan"), "analytic")
-    return _Matching(module, observation, training, guessed, shape, settings).best(progress)
+        return Reconstruction(divided, guessed, float("nan"), "analytic")
+    return _Matching(module, observation, training, guessed, shape, settings).best(divided, progress)
 
 
 def infer_labels(module: nn.Module, observation: Observation, images: int, shape: tuple[int, int, int]) -> Tensor:
@@ -254,12 +254,14 @@ class _Matching:
         if not self._targets:
             raise ConfigError("the attacker sees no layer: there is nothing to invert")
 
-    def best(self, progress: OnStep | None) -> Reconstruction:
+    def best(self, first: Tensor | None, progress: OnStep | None) -> Reconstruction:
+        """The reconstruction that matches best, from the images `first` (or random ones), then from random ones."""
         total = self._settings.iterations * self._settings.restarts
         best, least = torch.zeros(len(self._labels), *self._shape), np.inf
         for restart in range(self._settings.restarts):
             generator = torch.Generator().manual_seed(self._settings.seed * 1009 + restart)
-            x = (0.1 * torch.randn((len(self._labels), *self._shape), generator=generator)).requires_grad_(True)
+            x = 0.1 * torch.randn((len(self._labels), *self._shape), generator=generator)
+            x = (first.clone() if first is not None and restart == 0 else x).requires_grad_(True)
             optimizer = torch.optim.Adam([x], lr=self._settings.lr)
             schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self._settings.iterations)
             for step in range(self._settings.iterations):
