@@ -15,14 +15,15 @@ its own images (an ACGAN, Odena, Olah and Shlens, ICML 2017).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from fedlgm.attacks.frechet import PublicClassifier
 from fedlgm.errors import ConfigError
 from fedlgm.layers import LayerTable
+
+Kind = Literal["acgan", "dcgan"]
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class GanSettings:
         seed: seed of weights and inputs.
     """
 
-    kind: Literal["dcgan", "acgan"] = "acgan"
+    kind: Kind = "acgan"
     active: bool = False
     steps: int = 20
     batch: int = 64
@@ -51,6 +52,8 @@ class GanSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind):
+            raise ConfigError(f"unknown kind of GAN {self.kind!r}; known: {', '.join(get_args(Kind))}")
         if min(self.steps, self.batch, self.noise, self.injected) < 1 or self.lr <= 0 or self.realism < 0:
             raise ConfigError(
                 "the GAN attack needs steps, batch, noise and injected of at least 1, lr > 0 and realism >= 0"
@@ -170,8 +173,9 @@ class _Generator(nn.Module):
 
 def _critic(shape: tuple[int, ...]) -> nn.Module:
     """Real-or-generated discriminator: positive logits for real images."""
+    height, width = (side // 2 // 2 for side in shape[1:])
     return nn.Sequential(
         nn.Conv2d(shape[0], 32, 4, stride=2, padding=1), nn.LeakyReLU(0.2),
         nn.Conv2d(32, 64, 4, stride=2, padding=1), nn.LeakyReLU(0.2),
-        nn.Flatten(), nn.LazyLinear(1), nn.Flatten(0),
+        nn.Flatten(), nn.Linear(64 * height * width, 1), nn.Flatten(0),
     )  # fmt: skip

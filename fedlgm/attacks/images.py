@@ -1,4 +1,4 @@
-"""How close a reconstructed image is to the private one: SSIM and PSNR, and the matching of unordered sets of images."""
+"""How close reconstructed images are to private ones: SSIM, PSNR, and the matching of unordered sets of images."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Gradient inversion: a client's images from its update.
 
 Two attacks work together. Where the first layer is linear with a bias, the update of a client with one image is a
-multiple of that image in every row, and division gives the image exactly (Zhu and Blaschko, 2021, Section 3). With noise
-that is only a start. In every other case candidate images are optimised until local training on them moves each layer in the observed direction, with
-cosine similarity and total variation (Geiping et al., NeurIPS 2020, equation 4), summed over layers that are weighted by
-how much of them is not noise.
+multiple of that image in every row, and division gives the image exactly (Zhu and Blaschko, 2021, Section 3); with
+noise that is only a start. In every other case candidate images are optimised until local training on them moves each
+layer in the observed direction, with cosine similarity and total variation (Geiping et al., NeurIPS 2020, equation 4),
+summed over layers that are weighted by how much of them is not noise.
 
     observation = Observation.released(update, plan, keys)
     found = invert(module, observation, training, images=1, shape=(1, 28, 28))
@@ -127,11 +127,7 @@ def invert(
         >>> found.method, found.score(x)[0]["ssim"] > 0.99
         ('analytic', True)
     """
-    if training.optimizer != "sgd":
-        raise ConfigError(
-            f"inversion simulates local training with optimizer 'sgd', not {training.optimizer!r}: attack a run with "
-            "training.optimizer = 'sgd'"
-        )
+    require_sgd(training)
     if images < 1 or (labels is not None and len(labels) != images):
         raise ConfigError(f"inversion needs images >= 1 and as many labels, got {images} and {labels}")
     settings = settings or InversionSettings()
@@ -143,6 +139,15 @@ def invert(
             progress(total, total)
         return Reconstruction(divided, guessed, float("nan"), "analytic")
     return _Matching(module, observation, training, guessed, shape, settings).best(divided, progress)
+
+
+def require_sgd(training: LocalTraining) -> None:
+    """Raise ConfigError for local training that the attack cannot simulate."""
+    if training.optimizer != "sgd":
+        raise ConfigError(
+            f"inversion simulates local training with optimizer 'sgd', not {training.optimizer!r}: attack a run with "
+            "training.optimizer = 'sgd'"
+        )
 
 
 def infer_labels(module: nn.Module, observation: Observation, images: int, shape: tuple[int, int, int]) -> Tensor:

@@ -49,15 +49,18 @@ def confidence_logits(module: nn.Module, x: Tensor, y: Tensor, batch_size: int =
 
 
 def random_halves(examples: int, models: int, seed: int = 0) -> np.ndarray:
-    """Which examples each model trains on: every example in exactly half of the models, bool [models, examples].
+    """Which examples each model trains on, bool [models, examples].
+
+    Models come in pairs that divide the examples between them, so that every example is in exactly half of the models,
+    also when a pair is set aside.
 
     Raises:
         ConfigError: an odd number of models, or fewer than four.
     """
     if models < 4 or models % 2:
         raise ConfigError(f"LiRA needs an even number of models, at least 4, got {models}")
-    order = np.random.default_rng(seed).random((models, examples)).argsort(axis=0)
-    return np.asarray(order < models // 2)
+    first = np.random.default_rng(seed).random((models // 2, examples)) < 0.5
+    return np.stack([first, ~first], axis=1).reshape(models, examples)
 
 
 def likelihood_ratios(
@@ -104,24 +107,30 @@ def leave_one_out(
     shared_variance: bool | None = None,
     **options: object,
 ) -> MembershipResult:
-    """Every model is attacked in turn with the others as shadow models; the decisions are pooled.
+    """Every model is attacked in turn with the other pairs as shadow models; the decisions are pooled.
 
-    Decisions about one example in different models are not independent, so the intervals are somewhat too narrow.
+    The model's own partner is set aside with it: otherwise a member would have one shadow model less that saw it than
+    models that did not, and the scores would show that. Decisions about one example in different models are not independent, so the intervals are somewhat too narrow.
 
     Args:
         scores: confidence logits, [M, n].
-        membership: which example each model was trained on, bool [M, n].
+        membership: which example each model was trained on, from `random_halves`, bool [M, n].
         online: see `likelihood_ratios`.
         shared_variance: see `likelihood_ratios`.
         **options: of `fedlgm.attacks.membership.evaluate_scores`.
+
+    Raises:
+        ConfigError: models that do not come in pairs, or fewer than six.
     """
+    if len(membership) < 6 or len(membership) % 2 or (membership[::2] == membership[1::2]).any():
+        raise ConfigError(f"pooled LiRA takes at least 6 models of `random_halves`, got {len(membership)} models")
     rows = np.arange(len(scores))
     ratios = np.stack(
         [
             likelihood_ratios(
                 scores[i],
-                scores[rows != i],
-                membership[rows != i],
+                scores[rows // 2 != i // 2],
+                membership[rows // 2 != i // 2],
                 online=online,
                 shared_variance=shared_variance,
             )

@@ -131,7 +131,9 @@ class LayerAdversary:
         pairs = [(representations(s.module, s.members), representations(s.module, s.others)) for s in shadows]
         for name in pairs[0][0]:
             x = np.concatenate([part[name] for pair in pairs for part in pair])
-            y = np.concatenate([np.repeat([1, 0], [len(inside[name]), len(outside[name])]) for inside, outside in pairs])
+            y = np.concatenate(
+                [np.repeat([1, 0], [len(inside[name]), len(outside[name])]) for inside, outside in pairs]
+            )
             classifier = make_pipeline(
                 StandardScaler(),
                 MLPClassifier((hidden,), alpha=1e-2, max_iter=60, early_stopping=True, random_state=seed),

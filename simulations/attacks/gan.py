@@ -121,7 +121,9 @@ def attack(
     label = _isolated(data.train_y, own, data.classes) if label is None else label
     private = torch.from_numpy(data.train_x[data.train_y == label])
     if len(private) < 2:
-        raise ConfigError(f"the federation holds {len(private)} images of class {label}: there is nothing to reconstruct")
+        raise ConfigError(
+            f"the federation holds {len(private)} images of class {label}: there is nothing to reconstruct"
+        )
     curious = ClassReconstruction(
         assembly.module(),
         target=label,

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedlgm.attacks.inversion import InversionSettings, Reconstruction, invert
+from fedlgm.attacks.inversion import InversionSettings, Reconstruction, invert, require_sgd
 from fedlgm.attacks.observation import Observation
 from fedlgm.errors import ConfigError
 from fedlgm.keys import KeyRing, Purpose
@@ -139,7 +139,7 @@ def victims(target: Target, count: int, images: int) -> tuple[Assembly, nn.Modul
         found.append(Victim(int(client), x, y, next(iter(trainer.updates(model, [task])))[0].clone()))
     if not found:
         raise ConfigError(
-            f"no client holds {images} images: the largest holds {int(assembly.sizes.max())}; choose fewer with --images"
+            f"no client holds {images} images: the largest holds {int(assembly.sizes.max())}; ask for fewer --images"
         )
     return assembly, module.eval(), found
 
@@ -198,6 +198,7 @@ def attack(
         progress: called with (steps done, steps in all, what is being done).
     """
     settings = settings or InversionSettings()
+    require_sgd(target.recipe.training.local)
     chosen = protections(target.recipe, epsilons, published)
     assembly, module, people = victims(target, count, images)
     start, shape = assembly.layers.flatten(module), assembly.dataset.shape

@@ -18,6 +18,7 @@ from fedlgm.attacks.mia import LayerAdversary, ShadowModel, attack_outputs
 from fedlgm.errors import ConfigError
 from simulations.attacks.target import Pool, Target, module_of, train
 
+_POOLED = 6  # two shadow models with and two without every example remain when one is attacked
 OnProgress = Callable[[int, int, str], None]
 
 
@@ -40,7 +41,9 @@ class Population:
     run: bool
 
 
-def population(target: Target, models: int, *, examples: int | None = None, progress: OnProgress | None = None) -> Population:
+def population(
+    target: Target, models: int, *, examples: int | None = None, progress: OnProgress | None = None
+) -> Population:
     """Train federations of the target's recipe on random halves of its examples.
 
     Against a run, `models` shadow federations are trained beside it, on halves of its training and test sets; against a
@@ -56,7 +59,9 @@ def population(target: Target, models: int, *, examples: int | None = None, prog
         ConfigError: a number of models that is odd or too small, or a limit on a finished run's examples.
     """
     if target.folder is not None and examples is not None:
-        raise ConfigError("--examples chooses what a recipe's federations train on; a finished run has its own examples")
+        raise ConfigError(
+            "--examples chooses what a recipe's federations train on; a finished run has its own examples"
+        )
     if examples is not None and examples < 20:
         raise ConfigError(f"--examples must be at least 20, got {examples}")
     assembly = target.assembly()
@@ -105,12 +110,16 @@ def mia(people: Population) -> dict[str, Any]:
     }
 
 
+def require_pooled(target: Target, models: int) -> None:
+    """Raise ConfigError for too few federations of a recipe for `lira`, where each is attacked with the others."""
+    if target.folder is None and models < _POOLED:
+        raise ConfigError(f"LiRA on a recipe attacks each federation with the others: train at least {_POOLED}")
+
+
 def lira(people: Population) -> dict[str, MembershipResult]:
-    """LiRA, "online" and "offline": on the run, or on every federation of a recipe in turn with the decisions pooled."""
+    """LiRA, "online" and "offline": on the run, or on every federation of a recipe in turn, pooled."""
     x, y = people.pool.tensors()
     scores = np.stack([confidence_logits(module, x, y) for module in people.modules])
-    if not people.run and len(people.modules) < 6:
-        raise ConfigError(f"LiRA on a recipe needs at least 6 federations, got {len(people.modules)}")
     if not np.isfinite(scores).all():
         scores = np.nan_to_num(scores, nan=0.0, posinf=1e6, neginf=-1e6)  # models drowned in noise overflow
     found = {}
