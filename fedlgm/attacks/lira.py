@@ -110,7 +110,8 @@ def leave_one_out(
     """Every model is attacked in turn with the other pairs as shadow models; the decisions are pooled.
 
     The model's own partner is set aside with it: otherwise a member would have one shadow model less that saw it than
-    models that did not, and the scores would show that. Decisions about one example in different models are not independent, so the intervals are somewhat too narrow.
+    models that did not, and the scores would show that. Decisions about one example in different models are not
+    independent, so the intervals are somewhat too narrow.
 
     Args:
         scores: confidence logits, [M, n].
