@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlgm.clipping import bound_update
+from fedlgm.aggregation import bound_update
 from fedlgm.errors import ConfigError
 from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
@@ -54,10 +54,10 @@ class Observation:
         """
         noisy = release(bound_update(update, plan), plan, keys, round).float()
         layers, seen = plan.layers, torch.zeros(plan.layers.size)
-        position = 0
+        views, position = layers.split(seen), 0
         for j in plan.indices:
-            low, size = int(layers.offsets[j]), int(layers.sizes[j])
-            seen[low : low + size] = noisy[position : position + size]
+            size = int(layers.sizes[j])
+            views[j].copy_(noisy[position : position + size])
             position += size
         factor = np.sqrt(2.0) if plan.family == "laplace" else 1.0
         return cls(layers, seen, np.where(plan.released, plan.sigma * factor, np.inf))

@@ -19,8 +19,9 @@ from fedlgm.attacks.frechet import PublicClassifier
 from fedlgm.attacks.gan import ClassReconstruction, GanSettings
 from fedlgm.data import DataSet, Partition
 from fedlgm.errors import ConfigError, RunError
-from simulations.attacks.target import Target, train
+from simulations.attacks.target import Images, Target, train
 from simulations.config.assembly import Assembly
+from simulations.config.recipe import Recipe
 from simulations.engines.local import LocalGrid
 
 OnProgress = Callable[[int, int, str], None]
@@ -116,7 +117,7 @@ def attack(
             f"{target.folder.path} has no seed and keeps only its last models: the attack watches every round, so give "
             f"the recipe ({target.folder.recipe_file}), whose federation is then run again with fresh noise"
         )
-    data, partition = assembly.dataset, assembly.partition
+    data, partition = Images.of(assembly.dataset), assembly.partition
     own = partition[len(partition) - 1]
     label = _isolated(data.train_y, own, data.classes) if label is None else label
     private = torch.from_numpy(data.train_x[data.train_y == label])
@@ -132,27 +133,25 @@ def attack(
         classes=data.classes,
         settings=settings,
     )
-    public = torch.from_numpy(data.test_x), torch.from_numpy(data.test_y)
-    classifier = classifier or PublicClassifier.train(*public, data.classes)
-    federation = assembly
+    classifier = classifier or PublicClassifier.train(*data.test, data.classes)
+    recipe = target.twin("gan")
+    federation = Assembly(recipe).with_data(assembly.dataset, partition)
     if settings.active:
-        federation, room = _with_room(assembly, settings.injected)
+        federation, room = _with_room(recipe, data, partition, settings.injected)
+        trained_on = Images.of(federation.dataset)
 
     def on_model(model: Tensor) -> None:
         curious.observe(model)
         if settings.active:
             x, y = (part[-settings.injected :].numpy() for part in curious.poisoned())
-            federation.dataset.train_x[room], federation.dataset.train_y[room] = x, y
+            trained_on.train_x[room], trained_on.train_y[room] = x, y
 
     def on_round(row: dict[str, Any]) -> None:
         if progress is not None:
             progress(row["round"], assembly.recipe.federation.rounds, f"class {label}")
 
     with tempfile.TemporaryDirectory() as scratch:
-        trained = train(
-            federation, Path(scratch) / "run", target.keys("gan"), grid=lambda app: _Watched(app, on_model),
-            progress=on_round,
-        )  # fmt: skip
+        trained = train(federation, Path(scratch) / "run", grid=lambda app: _Watched(app, on_model), progress=on_round)
     curious.observe(assembly.layers.flatten(trained.module))
     samples = curious.samples(len(private))
     others = [torch.from_numpy(data.train_x[data.train_y == other]) for other in range(data.classes) if other != label]
@@ -183,15 +182,14 @@ def _isolated(labels: np.ndarray, own: np.ndarray, classes: int) -> int:
     return int(missing.max())
 
 
-def _with_room(assembly: Assembly, rows: int) -> tuple[Assembly, slice]:
+def _with_room(recipe: Recipe, data: Images, partition: Partition, rows: int) -> tuple[Assembly, slice]:
     """The federation with room for generated images among the last client's, and where that is."""
-    data, partition = assembly.dataset, assembly.partition
     count, last = len(data.train_y), len(partition) - 1
     first = partition[last][:1]
     x = np.concatenate([data.train_x, np.repeat(data.train_x[first], rows, axis=0)])
     y = np.concatenate([data.train_y, np.repeat(data.train_y[first], rows)])
-    grown = DataSet(data.name, x, y, data.test_x, data.test_y, data.classes)
+    grown = DataSet(recipe.data.name, x, y, data.test_x, data.test_y, data.classes)
     order = np.concatenate([partition.order, np.arange(count, count + rows, dtype=np.int32)])
     offsets = partition.offsets.copy()
     offsets[-1] += rows
-    return Assembly(assembly.recipe).holding(grown, Partition(order, offsets)), slice(count, count + rows)
+    return Assembly(recipe).with_data(grown, Partition(order, offsets)), slice(count, count + rows)

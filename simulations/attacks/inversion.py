@@ -7,17 +7,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from fedlgm.attacks.inversion import InversionSettings, Reconstruction, invert, require_sgd
 from fedlgm.attacks.observation import Observation
+from fedlgm.contributions import unbounded
 from fedlgm.errors import ConfigError
 from fedlgm.keys import KeyRing, Purpose
+from fedlgm.layers import LayerTable
+from fedlgm.mechanisms.base import UsesPrivateNorms, UsesPrivateUpdates
 from fedlgm.plan import ReleasePlan
 from fedlgm.training import ClientTask
 from fedlgm.transcript import Transcript
-from simulations.attacks.target import Target, module_of
+from simulations.attacks.target import Images, Target, module_of
 from simulations.config.assembly import Assembly
 from simulations.config.recipe import Recipe, validate
 
@@ -134,9 +136,9 @@ def victims(target: Target, count: int, images: int) -> tuple[Assembly, nn.Modul
     found = []
     for client in np.flatnonzero(assembly.sizes >= images)[:count]:
         rows = assembly.partition[int(client)][:images]
-        x, y = torch.from_numpy(assembly.dataset.train_x[rows]), torch.from_numpy(assembly.dataset.train_y[rows])
-        task = ClientTask(x, y, keys.torch(Purpose.TRAIN, 1, int(client)), assembly.recipe.training.epochs)
-        found.append(Victim(int(client), x, y, next(iter(trainer.updates(model, [task])))[0].clone()))
+        x, y = (part[rows] for part in Images.of(assembly.dataset).train)
+        task = ClientTask(x, y, keys.torch_generator(Purpose.TRAIN, 1, int(client)), assembly.recipe.training.epochs)
+        found.append(Victim(int(client), x, y, unbounded(next(iter(trainer.updates(model, [task]))))[0].clone()))
     if not found:
         raise ConfigError(
             f"no client holds {images} images: the largest holds {int(assembly.sizes.max())}; ask for fewer --images"
@@ -144,30 +146,30 @@ def victims(target: Target, count: int, images: int) -> tuple[Assembly, nn.Modul
     return assembly, module.eval(), found
 
 
-def observe(protection: Protection, victim: Victim, start: Tensor, keys: KeyRing) -> Observation:
+def observe(protection: Protection, victim: Victim, layers: LayerTable, start: Tensor, keys: KeyRing) -> Observation:
     """What the attacker sees of the victim's update under a protection.
 
     Args:
         protection: how the update is protected.
         victim: whose update it is.
+        layers: the model's layers, for an unprotected update.
         start: the model that the victim started from [D].
         keys: keys of the noise; every protection and victim draws its own.
     """
-    assembly = Assembly(protection.recipe) if protection.recipe is not None else None
-    if assembly is None:
-        raise ConfigError("an unprotected update needs the model's layers: use Observation.unprotected")
+    if protection.recipe is None:
+        return Observation.unprotected(layers, victim.update)
+    assembly = Assembly(protection.recipe)
     own = keys.derive(protection.label.encode(), str(victim.client).encode())
     return Observation.released(victim.update, client_plan(assembly, victim.update, start), own)
 
 
 def client_plan(assembly: Assembly, update: Tensor, start: Tensor) -> ReleasePlan:
     """The plan by which a client bounds and noises: the mechanism's, or a published variant's own for this update."""
-    mechanism, layers = assembly.mechanism, assembly.layers
-    transcript = Transcript.start(start)
-    if mechanism.needs_private_norms:
-        return mechanism.plan_from_private_norms(layers, assembly.budget, layers.norms(update).numpy()[None])
-    plan = mechanism.plan(layers, assembly.budget, transcript)
-    if mechanism.plans_from_private_updates:
+    mechanism, layers, facts = assembly.mechanism, assembly.layers, assembly.facts
+    if isinstance(mechanism, UsesPrivateNorms):
+        return mechanism.plan_from_private_norms(layers, facts, layers.norms(update).numpy()[None])
+    plan = assembly.method.plan(Transcript.start(start))
+    if isinstance(mechanism, UsesPrivateUpdates):
         return mechanism.plan_from_private_update(plan, update, start)[0]
     return plan
 
@@ -206,10 +208,7 @@ def attack(
     seen: list[tuple[str, Victim, Observation, str | None]] = []
     for protection in chosen:
         for victim in people:
-            if protection.recipe is None:
-                observation = Observation.unprotected(assembly.layers, victim.update)
-            else:
-                observation = observe(protection, victim, start, keys)
+            observation = observe(protection, victim, assembly.layers, start, keys)
             seen.append((protection.label, victim, observation, None))
             if per_layer:
                 names = np.array(observation.layers.names)[observation.visible]

@@ -16,7 +16,7 @@ from fedlgm.attacks.lira import confidence_logits, leave_one_out, likelihood_rat
 from fedlgm.attacks.membership import MembershipResult, evaluate_scores
 from fedlgm.attacks.mia import LayerAdversary, ShadowModel, attack_outputs
 from fedlgm.errors import ConfigError
-from simulations.attacks.target import Pool, Target, module_of, train
+from simulations.attacks.target import Images, Pool, Target, module_of, train
 
 _POOLED = 6  # two shadow models with and two without every example remain when one is attacked
 OnProgress = Callable[[int, int, str], None]
@@ -65,9 +65,9 @@ def population(
     if examples is not None and examples < 20:
         raise ConfigError(f"--examples must be at least 20, got {examples}")
     assembly = target.assembly()
-    pool = Pool.of(assembly.dataset, examples)
+    pool = Pool.of(Images.of(assembly.dataset), examples)
     membership = random_halves(len(pool.y), models, seed=target.recipe.run.seed or 0)
-    recipe, rounds = _quiet(target), target.recipe.federation.rounds
+    rounds = target.recipe.federation.rounds
     modules, results = [], []
     with tempfile.TemporaryDirectory() as scratch:
         for index, members in enumerate(membership):
@@ -76,10 +76,8 @@ def population(
                 if progress is not None:
                     progress(index * rounds + row["round"], models * rounds, f"federation {index + 1} of {models}")
 
-            trained = train(
-                pool.federation(recipe, members), Path(scratch) / str(index), target.keys("shadow", str(index)),
-                progress=on_round,
-            )  # fmt: skip
+            own = target.twin("shadow", str(index), evaluate_every=rounds, checkpoint_every=rounds)
+            trained = train(pool.federation(own, members), Path(scratch) / str(index), progress=on_round)
             modules.append(trained.module)
             results.append(trained.result)
     if target.folder is not None:
@@ -131,13 +129,6 @@ def lira(people: Population) -> dict[str, MembershipResult]:
         members = people.membership[0]
         found[name] = evaluate_scores(ratios[members], ratios[~members])
     return found
-
-
-def _quiet(target: Target) -> Any:
-    """The recipe with evaluation and checkpoint at the end only."""
-    rounds = target.recipe.federation.rounds
-    run = target.recipe.run.model_copy(update={"evaluate_every": rounds, "checkpoint_every": rounds})
-    return target.recipe.model_copy(update={"run": run})
 
 
 def overfit(module: nn.Module, people: Population) -> tuple[float, float]:

@@ -1,8 +1,8 @@
 """The privacy-utility-attack table: what mechanisms give away at equal proven epsilon.
 
-Every finished run of a comparison is attacked; the table shows its accuracy, its claimed, proven and audited epsilon and
-the attacks' success side by side, and the LaDP-FL paper's Table X: the distance of reconstructed classes, by budget,
-method and class.
+Every finished run of a comparison is attacked; the table shows its accuracy, its claimed, proven and audited epsilon
+and the attacks' success side by side, and the LaDP-FL paper's Table X: the distance of reconstructed classes, by
+budget, method and class.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fedlgm.attacks.inversion import InversionSettings
 from fedlgm.attacks.mia import attack_outputs
 from fedlgm.errors import ConfigError
 from simulations.attacks import gan, inversion
-from simulations.attacks.target import Target, module_of
+from simulations.attacks.target import Images, Target, module_of
 from simulations.compare.comparison import Job
 from simulations.config import recipe as recipes
 from simulations.reports.terminal import number
@@ -63,8 +63,8 @@ def measure(
     """Attack every finished run of a comparison; a run's figures are kept beside it and are not measured again.
 
     Membership is inferred from the outputs of the final model, training set against test set (the modified-entropy
-    attack, which needs no shadow models; `fedlgm attack lira` is stronger). Inversion attacks `victims` clients' updates
-    in the first round, each cut to one image, as the mechanism releases them. The class reconstruction runs the
+    attack, which needs no shadow models; `fedlgm attack lira` is stronger). Inversion attacks the updates of `victims`
+    clients in the first round, each cut to one image, as the mechanism releases them. The class reconstruction runs the
     federation again for each class in `labels`, with that class isolated from the last client.
 
     Args:
@@ -92,7 +92,12 @@ def measure(
         kept = out / job.folder / _FILE
         row: dict[str, Any] = strict_json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else {}
         target = Target.open(str(out / job.folder))
-        row |= {"method": job.method, "epsilon_budget": job.epsilon, "partition": job.partition, "seed": job.seed}
+        row |= {
+            "method": job.method,
+            "epsilon_budget": job.epsilon,
+            "partition": job.partition,
+            "repetition": job.repetition,
+        }
         row |= target.figures()
         if "membership" in attacks and "membership_auc" not in row:
             row |= _membership(target)
@@ -207,14 +212,13 @@ def markdown(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
 
 def _membership(target: Target) -> dict[str, float]:
     assembly = target.assembly()
+    data = Images.of(assembly.dataset)
     if target.folder is None:
         raise ConfigError("membership is inferred from a finished run's model")
-    data, module = assembly.dataset, module_of(assembly, target.folder)
-    members = torch.from_numpy(data.train_x), torch.from_numpy(data.train_y)
-    others = torch.from_numpy(data.test_x), torch.from_numpy(data.test_y)
+    module = module_of(assembly, target.folder)
     if not all(torch.isfinite(part).all() for part in module.parameters()):
         return {}  # a model that overflowed answers alike to everyone
-    result = attack_outputs(module, members, others)["modified-entropy"]
+    result = attack_outputs(module, data.train, data.test)["modified-entropy"]
     rate = min(result.rates, key=lambda rate: abs(rate.fpr - TPR_AT))
     return {
         "membership_auc": result.auc,
@@ -251,9 +255,8 @@ def _classifier(raw: dict[str, Any]) -> PublicClassifier:
     if key not in _classifiers:
         from fedlgm import data
 
-        found = data.load(*key)
-        public = torch.from_numpy(found.test_x), torch.from_numpy(found.test_y)
-        _classifiers[key] = PublicClassifier.train(*public, found.classes)
+        found = Images.of(data.load(*key))
+        _classifiers[key] = PublicClassifier.train(*found.test, found.classes)
     return _classifiers[key]
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from clients import AnyClient
 from fedlgm import data
 from fedlgm.data import DataSet, Partition
 from fedlgm.errors import ConfigError, RunError
@@ -23,6 +24,49 @@ from simulations.runs.folder import RunFolder
 from simulations.runs.server import serve
 
 OnRound = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """Labelled images, which is what the attacks work on.
+
+    Attributes:
+        train_x: images that clients train on, float32 [n, C, H, W].
+        train_y: their labels, int64 [n].
+        test_x: public images [m, C, H, W].
+        test_y: their labels [m].
+        classes: number of classes.
+    """
+
+    train_x: np.ndarray
+    train_y: np.ndarray
+    test_x: np.ndarray
+    test_y: np.ndarray
+    classes: int
+
+    @classmethod
+    def of(cls, dataset: DataSet) -> Images:
+        """The set's images.
+
+        Raises:
+            ConfigError: a set of other data.
+        """
+        x, test_x, y = dataset.train_x, dataset.test_x, dataset.train_y
+        if isinstance(x, tuple) or isinstance(test_x, tuple) or x.ndim != 4 or y.ndim != 1 or dataset.classes is None:
+            raise ConfigError(
+                f"the attacks need labelled images [n, C, H, W], and data set {dataset.name!r} holds other data"
+            )
+        return cls(x, y, test_x, dataset.test_y, dataset.classes)
+
+    @property
+    def train(self) -> tuple[Tensor, Tensor]:
+        """The clients' images and labels."""
+        return torch.from_numpy(self.train_x), torch.from_numpy(self.train_y)
+
+    @property
+    def test(self) -> tuple[Tensor, Tensor]:
+        """The public images and labels."""
+        return torch.from_numpy(self.test_x), torch.from_numpy(self.test_y)
 
 
 @dataclass(frozen=True)
@@ -63,8 +107,31 @@ class Target:
         return self.recipe.name if self.folder is None else str(self.folder.path)
 
     def assembly(self) -> Assembly:
-        """The objects of its recipe."""
-        return Assembly(self.recipe)
+        """The objects of its recipe.
+
+        Raises:
+            ConfigError: data that are not labelled images.
+        """
+        assembly = Assembly(self.recipe)
+        Images.of(assembly.dataset)
+        return assembly
+
+    def twin(self, *facts: str, **run: Any) -> Recipe:
+        """The recipe of a simulation of the attacker's own: the same public initial model, other randomness.
+
+        Args:
+            *facts: what tells it from the attacker's other simulations.
+            **run: values of [run] that it changes.
+        """
+        seed, model = self.recipe.run.seed, self.recipe.model
+        own = None if seed is None else self.keys(*facts).root
+        initial = (seed or 0) if model.seed is None else model.seed
+        return self.recipe.model_copy(
+            update={
+                "run": self.recipe.run.model_copy(update={"seed": own, **run}),
+                "model": model.model_copy(update={"seed": initial}),
+            }
+        )
 
     def keys(self, *facts: str) -> KeyRing:
         """Keys of the attack's own simulations: never those of the attacked run, whose noise nobody knows."""
@@ -101,7 +168,6 @@ class Trained:
 def train(
     assembly: Assembly,
     run_dir: Path,
-    keys: KeyRing,
     *,
     grid: Callable[[Any], LocalGrid] = LocalGrid,
     progress: OnRound | None = None,
@@ -109,15 +175,14 @@ def train(
     """Run the assembly's federation in this process, in a new run folder.
 
     Args:
-        assembly: the federation; `holding` gives it other data than its recipe's.
+        assembly: the federation; `with_data` gives it other data than its recipe's.
         run_dir: folder to create.
-        keys: ring of cohorts, batches and noise. The recipe's seed then only fixes the initial model, which is public
-            and the same for the attacker's own simulations.
         grid: what carries the messages.
         progress: called with each round's metrics row.
     """
     folder = RunFolder.create(run_dir, assembly.recipe)
-    result = serve(grid(assembly.client(keys).as_app()), assembly, folder, keys, "local", progress)
+    keys, _ = folder.keys(assembly.recipe.run.seed)
+    result = serve(grid(assembly.client(keys, AnyClient()).as_app()), assembly, folder, "local", progress)
     return Trained(module_of(assembly, folder), result)
 
 
@@ -146,7 +211,7 @@ class Pool:
     trained: np.ndarray
 
     @classmethod
-    def of(cls, dataset: DataSet, limit: int | None = None, seed: int = 0) -> Pool:
+    def of(cls, dataset: Images, limit: int | None = None, seed: int = 0) -> Pool:
         """The set's examples; at most `limit`, chosen at random."""
         x, y = np.concatenate([dataset.train_x, dataset.test_x]), np.concatenate([dataset.train_y, dataset.test_y])
         trained = np.arange(len(y)) < len(dataset.train_y)
@@ -174,7 +239,7 @@ class Pool:
         own = DataSet(
             original.name, self.x[members], self.y[members], self.x[~members], self.y[~members], original.classes
         )
-        return Assembly(recipe).holding(own, _divide(recipe, own))
+        return Assembly(recipe).with_data(own, _divide(recipe, own))
 
 
 def _divide(recipe: Recipe, dataset: DataSet) -> Partition:

@@ -18,7 +18,7 @@ def network() -> torch.nn.Module:
     return models.build("mlp", in_shape=(1, 8, 8), classes=10, seed=1, hidden=[64], activation="relu")
 
 
-def federation(settings: GanSettings, *, held: bool, rounds: int = 25) -> tuple[Tensor, Tensor]:
+def federation(settings: GanSettings, *, held: bool, rounds: int = 10) -> tuple[Tensor, Tensor]:
     """Reconstructions by the last of four clients, and the victims' images; `held`: whether victims have the class."""
     digits = data.load("digits")
     x, y = torch.from_numpy(digits.train_x), torch.from_numpy(digits.train_y)
@@ -27,7 +27,7 @@ def federation(settings: GanSettings, *, held: bool, rounds: int = 25) -> tuple[
     parts = [rows if held and i < 3 else rows[y[rows] != TARGET] for i, rows in enumerate(parts)]
     module = network()
     layers = LayerTable.from_module(module)
-    model, trainer = layers.flatten(module), SequentialTrainer(network(), layers, LocalTraining(lr=0.1))
+    model, trainer = layers.flatten(module), SequentialTrainer(network(), layers, LocalTraining(lr=0.3))
     curious = ClassReconstruction(network(), target=TARGET, x=x[parts[3]], y=y[parts[3]], classes=10, settings=settings)
     batches = torch.Generator().manual_seed(1)
     for _ in range(rounds):
