@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from torch.func import functional_call
 from fedlgm.attacks import images as measures
 from fedlgm.attacks.observation import Observation
 from fedlgm.errors import ConfigError
+from fedlgm.layers import Slot
 from fedlgm.training import LocalTraining
 
 OnStep = Callable[[int, int], None]
@@ -133,7 +135,8 @@ def invert(
     settings = settings or InversionSettings()
     guessed = infer_labels(module, observation, images, shape) if labels is None else torch.tensor(list(labels))
     divided = analytic(module, observation, shape) if images == 1 else None
-    if divided is not None and not observation.sigma.any():
+    first = _first_linear(module, observation, shape)
+    if divided is not None and first is not None and observation.sigma[first.index] == 0:
         total = settings.iterations * settings.restarts
         if progress is not None:
             progress(total, total)
@@ -196,26 +199,40 @@ def analytic(module: nn.Module, observation: Observation, shape: tuple[int, int,
     Returns:
         The image [1, C, H, W], cut to [-1, 1].
     """
-    first = _first_layer(module)
-    layers = observation.layers
-    slots = {slot.name: slot for slot in layers.slots()}
-    names = {id(parameter): name for name, parameter in module.named_parameters()}
-    if not isinstance(first, nn.Linear) or first.bias is None or first.in_features != int(np.prod(shape)):
+    first = _first_linear(module, observation, shape)
+    if first is None:
         return None
-    weight, bias = slots.get(names[id(first.weight)]), slots.get(names[id(first.bias)])
-    if weight is None or bias is None:
-        return None
-    owner = {slot.name: j for j, layer in enumerate(layers.layers) for slot in layer.slots}
-    if owner[weight.name] != owner[bias.name] or not observation.visible[owner[weight.name]]:
-        return None  # bounded apart, their scales differ
+    weight, bias = first.weight, first.bias
     rows = observation.update[weight.offset : weight.offset + weight.size].view(weight.shape).double()
     moved = observation.update[bias.offset : bias.offset + bias.size].double()
-    noise = float(observation.sigma[owner[bias.name]]) ** 2 * len(moved)
+    noise = float(observation.sigma[first.index]) ** 2 * len(moved)
     energy = float(moved.square().sum())
     if energy == 0:
         return None
     image = moved @ rows / max(energy - noise, 0.1 * energy)
     return image.clamp(-1, 1).float().view(1, *shape)
+
+
+class _Linear(NamedTuple):
+    """A visible linear layer whose input is the image itself: its layer's index, weight and bias."""
+
+    index: int
+    weight: Slot
+    bias: Slot
+
+
+def _first_linear(module: nn.Module, observation: Observation, shape: tuple[int, int, int]) -> _Linear | None:
+    first = _first_layer(module)
+    if not isinstance(first, nn.Linear) or first.bias is None or first.in_features != int(np.prod(shape)):
+        return None
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    for index, layer in enumerate(observation.layers.layers):
+        slots = {slot.name: slot for slot in layer.slots}
+        weight, bias = slots.get(names[id(first.weight)]), slots.get(names[id(first.bias)])
+        # Bounded apart, weight and bias have different scales: then division says nothing.
+        if weight is not None and bias is not None and observation.visible[index]:
+            return _Linear(index, weight, bias)
+    return None
 
 
 def _first_layer(module: nn.Module) -> nn.Module | None:
