@@ -1,0 +1,38 @@
+"""Attacks that measure what a federation gives away: inversion, membership inference, class reconstruction.
+
+Every attack states what its attacker knows and sees. They measure leakage on simulations, where the private data are at
+hand to compare with; a failed attack proves nothing, only an accountant does.
+"""
+
+from fedlgm.attacks.frechet import PublicClassifier, frechet_distance
+from fedlgm.attacks.gan import ClassReconstruction, GanSettings
+from fedlgm.attacks.images import psnr, ssim
+from fedlgm.attacks.inversion import InversionSettings, Reconstruction, invert
+from fedlgm.attacks.lira import confidence_logits, leave_one_out, likelihood_ratios, random_halves
+from fedlgm.attacks.membership import MembershipResult, evaluate_scores
+from fedlgm.attacks.mia import LayerAdversary, ShadowModel, attack_outputs, output_scores, representations
+from fedlgm.attacks.observation import Observation
+
+__all__ = [
+    "ClassReconstruction",
+    "GanSettings",
+    "InversionSettings",
+    "LayerAdversary",
+    "MembershipResult",
+    "Observation",
+    "PublicClassifier",
+    "Reconstruction",
+    "ShadowModel",
+    "attack_outputs",
+    "confidence_logits",
+    "evaluate_scores",
+    "frechet_distance",
+    "invert",
+    "leave_one_out",
+    "likelihood_ratios",
+    "output_scores",
+    "psnr",
+    "random_halves",
+    "representations",
+    "ssim",
+]

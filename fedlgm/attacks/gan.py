@@ -1,0 +1,181 @@
+"""Class reconstruction with a generative adversarial network, by a curious participant of a federation.
+
+The released global models serve as discriminator: a generator learns images that they put into a class which the
+attacker does not hold (Hitaj, Ateniese and Perez-Cruz, CCS 2017). The *active* attacker also labels generated images as
+another class and trains on them, so that the victims' next updates sharpen the class. The *passive* one follows the
+protocol, as in the LaDP-FL paper's threat model: beside the global model it trains a real-or-generated discriminator on
+its own images (an ACGAN, Odena, Olah and Shlens, ICML 2017).
+
+    attack = ClassReconstruction(module, target=3, x=own_x, y=own_y, classes=10)
+    for model in released_models:          # [D], one per round
+        attack.observe(model)
+    images = attack.samples(200)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from fedlgm.errors import ConfigError
+from fedlgm.layers import LayerTable
+
+Kind = Literal["acgan", "dcgan"]
+
+
+@dataclass(frozen=True)
+class GanSettings:
+    """How the attacker trains.
+
+    Attributes:
+        active: whether generated images, with a wrong label, enter the attacker's own training.
+        steps: generator steps for each observed model.
+        batch: images of one step.
+        noise: dimensions of the generator's input.
+        lr: learning rate of Adam.
+        realism: weight of the real-or-generated discriminator; 0 leaves it out, as in the original active attack.
+        injected: generated images in the active attacker's training set.
+        seed: seed of weights and inputs.
+    """
+
+    kind: Kind = "acgan"
+    active: bool = False
+    steps: int = 20
+    batch: int = 64
+    noise: int = 64
+    lr: float = 1e-3
+    realism: float = 0.3
+    injected: int = 64
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind):
+            raise ConfigError(f"unknown kind of GAN {self.kind!r}; known: {', '.join(get_args(Kind))}")
+        if min(self.steps, self.batch, self.noise, self.injected) < 1 or self.lr <= 0 or self.realism < 0:
+            raise ConfigError(
+                "the GAN attack needs steps, batch, noise and injected of at least 1, lr > 0 and realism >= 0"
+            )
+
+
+class ClassReconstruction:
+    """The attacker's networks and what it has learned from the models seen so far.
+
+    Args:
+        module: a classifier of the federation's architecture; its weights are overwritten.
+        target: class to reconstruct; must be absent from `y`.
+        x: the attacker's own images [n, C, H, W].
+        y: their labels [n].
+        classes: number of classes.
+        settings: how it trains.
+
+    Raises:
+        ConfigError: a class out of range, one that the attacker holds, or no images of its own.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        target: int,
+        x: Tensor,
+        y: Tensor,
+        classes: int,
+        settings: GanSettings | None = None,
+    ) -> None:
+        if not 0 <= target < classes:
+            raise ConfigError(f"the class to reconstruct must lie in [0, {classes}), got {target}")
+        if len(y) == 0 or bool((y == target).any()):
+            raise ConfigError(
+                f"the curious client must hold images, and none of class {target}: use data.partition = 'isolation' "
+                f"with data.private_class = {target}, whose last client is the curious one"
+            )
+        self.target, self.settings = target, settings or GanSettings()
+        self._x, self._y, self._classes = x, y, classes
+        self._module, self._layers = module, LayerTable.from_module(module)
+        module.requires_grad_(False)
+        self._generator = torch.Generator().manual_seed(self.settings.seed)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.settings.seed)
+            self._painter = _Generator(self.settings.noise + classes, tuple(x.shape[1:]))
+            self._critic = _critic(tuple(x.shape[1:]))
+        betas = (0.5, 0.999)
+        self._paint = torch.optim.Adam(self._painter.parameters(), lr=self.settings.lr, betas=betas)
+        self._judge = torch.optim.Adam(self._critic.parameters(), lr=self.settings.lr, betas=betas)
+
+    def observe(self, model: Tensor) -> float:
+        """Learn from one released global model [D]; returns how sure that model is of the generated class."""
+        self._layers.load_(self._module, model)
+        count = self.settings.batch
+        for _ in range(self.settings.steps):
+            labels = torch.full((count,), self.target)
+            if self.settings.kind == "acgan":
+                rows = torch.randint(len(self._y), (count // 2,), generator=self._generator)
+                labels = torch.cat([labels[: count - len(rows)], self._y[rows]])
+            images = self._painter(self._inputs(labels))
+            loss = nn.functional.cross_entropy(self._module(images), labels)
+            if self.settings.kind == "acgan":
+                held = images[labels != self.target]  # the attacker has no real image of the other class
+                self._train_critic(held.detach(), self._x[rows])
+                loss = loss + self.settings.realism * nn.functional.softplus(-self._critic(held)).mean()
+            if not torch.isfinite(loss):
+                break  # a model drowned in noise overflows: there is nothing to learn from it
+            self._paint.zero_grad()
+            loss.backward()
+            self._paint.step()
+        with torch.no_grad():
+            logits = self._module(self.samples(self.settings.batch))
+        return float(torch.softmax(logits, dim=1)[:, self.target].mean())
+
+    @torch.no_grad()
+    def samples(self, count: int) -> Tensor:
+        """Reconstructions of the class, float32 [count, C, H, W] in [-1, 1]; every call draws new ones."""
+        labels = torch.full((count,), self.target)
+        return torch.cat([self._painter(self._inputs(part)) for part in labels.split(500)])
+
+    def poisoned(self) -> tuple[Tensor, Tensor]:
+        """The active attacker's training set: its own images, and generated ones with a label that it holds."""
+        wrong = int(torch.mode(self._y).values)
+        fakes = self.samples(self.settings.injected)
+        labels = torch.full((len(fakes),), wrong, dtype=self._y.dtype)
+        return torch.cat([self._x, fakes]), torch.cat([self._y, labels])
+
+    def _inputs(self, labels: Tensor) -> Tensor:
+        noise = torch.randn((len(labels), self.settings.noise), generator=self._generator)
+        return torch.cat([noise, nn.functional.one_hot(labels, self._classes)], dim=1)
+
+    def _train_critic(self, fakes: Tensor, real: Tensor) -> None:
+        loss = nn.functional.softplus(-self._critic(real)).mean() + nn.functional.softplus(self._critic(fakes)).mean()
+        self._judge.zero_grad()
+        loss.backward()
+        self._judge.step()
+
+
+class _Generator(nn.Module):
+    """DCGAN generator for images of any size: dense, two transposed convolutions, tanh."""
+
+    def __init__(self, noise: int, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        channels, height, width = shape
+        self._size, self._low = (height, width), (-(-height // 4), -(-width // 4))
+        self._dense = nn.Linear(noise, 64 * self._low[0] * self._low[1])
+        self._up = nn.Sequential(
+            nn.BatchNorm2d(64), nn.ReLU(), nn.ConvTranspose2d(64, 32, 4, stride=2, padding=1),
+            nn.BatchNorm2d(32), nn.ReLU(), nn.ConvTranspose2d(32, channels, 4, stride=2, padding=1), nn.Tanh(),
+        )  # fmt: skip
+
+    def forward(self, z: Tensor) -> Tensor:
+        images: Tensor = self._up(self._dense(z).view(-1, 64, *self._low))
+        return images[..., : self._size[0], : self._size[1]]
+
+
+def _critic(shape: tuple[int, ...]) -> nn.Module:
+    """Real-or-generated discriminator: positive logits for real images."""
+    height, width = (side // 2 // 2 for side in shape[1:])
+    return nn.Sequential(
+        nn.Conv2d(shape[0], 32, 4, stride=2, padding=1), nn.LeakyReLU(0.2),
+        nn.Conv2d(32, 64, 4, stride=2, padding=1), nn.LeakyReLU(0.2),
+        nn.Flatten(), nn.Linear(64 * height * width, 1), nn.Flatten(0),
+    )  # fmt: skip

@@ -1,0 +1,333 @@
+"""Gradient inversion: a client's images from its update.
+
+Two attacks work together. Where the first layer is linear with a bias, the update of a client with one image is a
+multiple of that image in every row, and division gives the image exactly (Zhu and Blaschko, 2021, Section 3); with
+noise that is only a start. In every other case candidate images are optimised until local training on them moves each
+layer in the observed direction, with cosine similarity and total variation (Geiping et al., NeurIPS 2020, equation 4),
+summed over layers that are weighted by how much of them is not noise.
+
+    observation = Observation.released(update, plan, keys)
+    found = invert(module, observation, training, images=1, shape=(1, 28, 28))
+    found.images, found.labels
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedlgm.attacks import images as measures
+from fedlgm.attacks.observation import Observation
+from fedlgm.errors import ConfigError
+from fedlgm.layers import Slot
+from fedlgm.training import LocalTraining
+
+OnStep = Callable[[int, int], None]
+_UNROLLED = 10  # local steps that are simulated; longer training is simulated in as many longer steps
+
+
+@dataclass(frozen=True)
+class InversionSettings:
+    """How hard the attacker tries.
+
+    Attributes:
+        iterations: steps of Adam for each start.
+        restarts: random starts; the one with the least matching loss is kept.
+        lr: first learning rate; it falls to zero along a cosine.
+        total_variation: weight of the mean absolute difference of neighbouring pixels.
+        seed: seed of the starts.
+    """
+
+    iterations: int = 400
+    restarts: int = 1
+    lr: float = 0.1
+    total_variation: float = 2e-2
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.iterations < 1 or self.restarts < 1 or self.lr <= 0 or self.total_variation < 0:
+            raise ConfigError(
+                "inversion needs iterations and restarts of at least 1, lr > 0 and total_variation >= 0, got "
+                f"{self.iterations}, {self.restarts}, {self.lr} and {self.total_variation}"
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class Reconstruction:
+    """What an inversion found.
+
+    Attributes:
+        images: float32 [n, C, H, W] in [-1, 1].
+        labels: labels that were inferred or given, int64 [n].
+        loss: matching loss of the images, 0 for a perfect match of every layer; NaN for the analytic attack.
+        method: "analytic" or "optimised".
+    """
+
+    images: Tensor
+    labels: Tensor
+    loss: float
+    method: str
+
+    def score(self, private: Tensor) -> list[dict[str, float]]:
+        """SSIM and PSNR of the best assignment of the reconstructions to the private images [n, C, H, W]."""
+        guesses, truths = self.images.numpy(), private.numpy()
+        order = measures.match(guesses, truths)
+        return [
+            {"ssim": measures.ssim(guesses[g], truth), "psnr": measures.psnr(guesses[g], truth)}
+            for g, truth in zip(order, truths, strict=True)
+        ]
+
+
+def invert(
+    module: nn.Module,
+    observation: Observation,
+    training: LocalTraining,
+    *,
+    images: int,
+    shape: tuple[int, int, int],
+    labels: Sequence[int] | None = None,
+    settings: InversionSettings | None = None,
+    progress: OnStep | None = None,
+) -> Reconstruction:
+    """Reconstruct the images of the client behind an observation.
+
+    The attacker knows the model that the client started from, its local training, the number of its images and the
+    public noise scales; not its images, and not its labels unless they are given.
+
+    Args:
+        module: a classifier of images that holds the weights the client started from; left as it is.
+        observation: what the attacker sees.
+        training: the client's local training, with optimizer "sgd". A client with more images than one batch holds
+            takes its steps in an order that the attacker does not know: they are simulated on all images.
+        images: number of the client's images.
+        shape: shape (C, H, W) of one of them.
+        labels: their labels, if the attacker knows them.
+        settings: how hard it tries.
+        progress: called with (iterations done, iterations in all).
+
+    Raises:
+        ConfigError: an optimizer other than "sgd", a number of images below 1 or labels of another number.
+
+    Example:
+        >>> from fedlgm import data, models
+        >>> from fedlgm.layers import LayerTable
+        >>> from fedlgm.training import ClientTask, SequentialTrainer
+        >>> digits, training = data.load("digits"), LocalTraining(lr=0.1)
+        >>> model = models.build("mlp", in_shape=(1, 8, 8), classes=10)
+        >>> layers, x = LayerTable.from_module(model), torch.from_numpy(digits.train_x[:1])
+        >>> task = ClientTask(x, torch.from_numpy(digits.train_y[:1]), torch.Generator(), 1)
+        >>> start = layers.flatten(model)
+        >>> trainer = SequentialTrainer(models.build("mlp", in_shape=(1, 8, 8), classes=10), layers, training)
+        >>> update = next(iter(trainer.updates(start, [task])))[0]
+        >>> found = invert(model, Observation.unprotected(layers, update), training, images=1, shape=(1, 8, 8))
+        >>> found.method, found.score(x)[0]["ssim"] > 0.99
+        ('analytic', True)
+    """
+    require_sgd(training)
+    if images < 1 or (labels is not None and len(labels) != images):
+        raise ConfigError(f"inversion needs images >= 1 and as many labels, got {images} and {labels}")
+    settings = settings or InversionSettings()
+    guessed = infer_labels(module, observation, images, shape) if labels is None else torch.tensor(list(labels))
+    divided = analytic(module, observation, shape) if images == 1 else None
+    first = _first_linear(module, observation, shape)
+    if divided is not None and first is not None and observation.sigma[first.index] == 0:
+        total = settings.iterations * settings.restarts
+        if progress is not None:
+            progress(total, total)
+        return Reconstruction(divided, guessed, float("nan"), "analytic")
+    return _Matching(module, observation, training, guessed, shape, settings).best(divided, progress)
+
+
+def require_sgd(training: LocalTraining) -> None:
+    """Raise ConfigError for local training that the attack cannot simulate."""
+    if training.optimizer != "sgd":
+        raise ConfigError(
+            f"inversion simulates local training with optimizer 'sgd', not {training.optimizer!r}: attack a run with "
+            "training.optimizer = 'sgd'"
+        )
+
+
+def infer_labels(module: nn.Module, observation: Observation, images: int, shape: tuple[int, int, int]) -> Tensor:
+    """Labels of the client's images, from the direction in which the last bias moved, int64 [images].
+
+    Under cross-entropy that bias moves by a positive multiple of (share of each label) - (mean prediction); labels are
+    added one at a time so that the angle to the observed direction stays smallest. Exact for one image without noise
+    (Zhao, Mopuri and Bilen, 2020).
+
+    Args:
+        module: the classifier.
+        observation: what the attacker sees.
+        images: number of labels.
+        shape: shape (C, H, W) of one image.
+
+    Raises:
+        ConfigError: the model's last parameter is no bias of its logits.
+    """
+    with torch.no_grad():
+        predicted = torch.softmax(module(torch.zeros(1, *shape)), dim=1)[0]
+    slot = list(observation.layers.slots())[-1]
+    if slot.shape != tuple(predicted.shape):
+        raise ConfigError(
+            f"labels are inferred from the bias of the last layer, but the model's last parameter {slot.name!r} has "
+            f"shape {slot.shape}: give the labels"
+        )
+    moved = observation.update[slot.offset : slot.offset + slot.size]
+    counts = torch.zeros_like(predicted)
+    for number in range(1, images + 1):
+        candidates = (counts + torch.eye(len(counts))) / number - predicted
+        counts[int(nn.functional.cosine_similarity(candidates, moved[None], dim=1).argmax())] += 1
+    return torch.repeat_interleave(torch.arange(len(counts)), counts.long())
+
+
+def analytic(module: nn.Module, observation: Observation, shape: tuple[int, int, int]) -> Tensor | None:
+    """The only image of a client, from the update of a first linear layer with a bias; None where it does not apply.
+
+    Each row of the weights moved by the row's bias movement times the image, whatever the number of local steps. Rows
+    are combined by least squares: sum_i b_i W_i / sum_i b_i^2, whose denominator is corrected for the known noise.
+
+    Args:
+        module: the model.
+        observation: what the attacker sees; the first layer must be visible.
+        shape: shape (C, H, W) of one image.
+
+    Returns:
+        The image [1, C, H, W], cut to [-1, 1].
+    """
+    first = _first_linear(module, observation, shape)
+    if first is None:
+        return None
+    weight, bias = first.weight, first.bias
+    rows = observation.update[weight.offset : weight.offset + weight.size].view(weight.shape).double()
+    moved = observation.update[bias.offset : bias.offset + bias.size].double()
+    noise = float(observation.sigma[first.index]) ** 2 * len(moved)
+    energy = float(moved.square().sum())
+    if energy == 0:
+        return None
+    image = moved @ rows / max(energy - noise, 0.1 * energy)
+    return image.clamp(-1, 1).float().view(1, *shape)
+
+
+class _Linear(NamedTuple):
+    """A visible linear layer whose input is the image itself: its layer's index, weight and bias."""
+
+    index: int
+    weight: Slot
+    bias: Slot
+
+
+def _first_linear(module: nn.Module, observation: Observation, shape: tuple[int, int, int]) -> _Linear | None:
+    first = _first_layer(module)
+    if not isinstance(first, nn.Linear) or first.bias is None or first.in_features != int(np.prod(shape)):
+        return None
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    for index, layer in enumerate(observation.layers.layers):
+        slots = {slot.name: slot for slot in layer.slots}
+        weight, bias = slots.get(names[id(first.weight)]), slots.get(names[id(first.bias)])
+        # Bounded apart, weight and bias have different scales: then division says nothing.
+        if weight is not None and bias is not None and observation.visible[index]:
+            return _Linear(index, weight, bias)
+    return None
+
+
+def _first_layer(module: nn.Module) -> nn.Module | None:
+    """The first module with parameters of its own, if nothing but a flattening comes before it."""
+    for child in module.modules():
+        if any(True for _ in child.parameters(recurse=False)):
+            return child
+        if not any(True for _ in child.children()) and not isinstance(child, nn.Flatten | nn.Identity):
+            return None
+    return None
+
+
+class _Matching:
+    """Optimises images until simulated local training on them moves the layers as observed."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        observation: Observation,
+        training: LocalTraining,
+        labels: Tensor,
+        shape: tuple[int, int, int],
+        settings: InversionSettings,
+    ) -> None:
+        self._module, self._labels, self._shape, self._settings = module, labels, shape, settings
+        self._training = training
+        self._start = {
+            slot.name: dict(module.named_parameters())[slot.name].detach().clone().requires_grad_(True)
+            for slot in observation.layers.slots()
+        }
+        share = observation.signal_share
+        # An attacker without any signal still tries: it cannot know that the estimate is right.
+        share = share if share.any() else observation.visible.astype(np.float64)
+        self._targets = [
+            (layer.slots, weight / share.sum(), part)
+            for layer, weight, part in zip(
+                observation.layers.layers, share, observation.layers.split(observation.update), strict=True
+            )
+            if weight > 0
+        ]
+        if not self._targets:
+            raise ConfigError("the attacker sees no layer: there is nothing to invert")
+
+    def best(self, first: Tensor | None, progress: OnStep | None) -> Reconstruction:
+        """The reconstruction that matches best, from the images `first` (or random ones), then from random ones."""
+        total = self._settings.iterations * self._settings.restarts
+        best, least = torch.zeros(len(self._labels), *self._shape), np.inf
+        for restart in range(self._settings.restarts):
+            generator = torch.Generator().manual_seed(self._settings.seed * 1009 + restart)
+            x = 0.1 * torch.randn((len(self._labels), *self._shape), generator=generator)
+            x = (first.clone() if first is not None and restart == 0 else x).requires_grad_(True)
+            optimizer = torch.optim.Adam([x], lr=self._settings.lr)
+            schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self._settings.iterations)
+            for step in range(self._settings.iterations):
+                loss = self._loss(x) + self._settings.total_variation * _total_variation(x)
+                (x.grad,) = torch.autograd.grad(loss, [x])
+                x.grad.nan_to_num_()
+                optimizer.step()
+                schedule.step()
+                with torch.no_grad():
+                    x.clamp_(-1, 1)
+                if progress is not None:
+                    progress(restart * self._settings.iterations + step + 1, total)
+            reached = float(self._loss(x).detach())
+            if reached < least:
+                best, least = x.detach().clone(), reached
+        return Reconstruction(best, self._labels, least, "optimised")
+
+    def _loss(self, x: Tensor) -> Tensor:
+        moved = self._simulate(x)
+        loss = torch.zeros(())
+        for slots, weight, target in self._targets:
+            own = torch.cat([moved[slot.name].reshape(-1) for slot in slots])
+            loss = loss + weight * (1 - nn.functional.cosine_similarity(own, target, dim=0))
+        return loss
+
+    def _simulate(self, x: Tensor) -> dict[str, Tensor]:
+        """Update of a client that trains on `x`, differentiable in x."""
+        settings = self._training
+        steps = settings.steps(len(x))
+        simulated = min(steps, _UNROLLED)
+        weights, momenta = dict(self._start), dict.fromkeys(self._start, torch.zeros(()))
+        for _ in range(simulated):
+            logits = functional_call(self._module, weights, (x,))
+            loss = nn.functional.cross_entropy(logits, self._labels)
+            found = torch.autograd.grad(loss, list(weights.values()), create_graph=True)
+            scale = torch.ones(())
+            if settings.gradient_clip is not None:
+                norm = torch.stack([g.square().sum() for g in found]).sum().sqrt()
+                scale = (settings.gradient_clip / norm).clamp(max=1.0)
+            momenta = {n: settings.momentum * momenta[n] + scale * g for n, g in zip(weights, found, strict=True)}
+            weights = {n: w - settings.lr * steps / simulated * momenta[n] for n, w in weights.items()}
+        return {n: w - self._start[n] for n, w in weights.items()}
+
+
+def _total_variation(x: Tensor) -> Tensor:
+    vertical, horizontal = x[..., 1:, :] - x[..., :-1, :], x[..., :, 1:] - x[..., :, :-1]
+    return vertical.abs().mean() + horizontal.abs().mean()

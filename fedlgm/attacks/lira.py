@@ -1,0 +1,155 @@
+"""LiRA: the likelihood-ratio membership attack (Carlini, Chien, Nasr, Song, Terzis and Tramer, S&P 2022).
+
+Shadow models are trained with and without every example. The attacked model's confidence on an example is compared with
+the normal law of the confidences of the models that saw it (online) and of those that did not (online and offline).
+
+    membership = random_halves(len(y), models=16, seed=0)
+    scores = np.stack([confidence_logits(train(np.flatnonzero(row)), x, y) for row in membership])
+    result = leave_one_out(scores, membership, online=True)
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from scipy.stats import norm
+from torch import Tensor, nn
+
+from fedlgm.attacks.membership import MembershipResult, evaluate_scores
+from fedlgm.errors import ConfigError
+
+_FEW = 64  # shadow models below which one variance is shared by all examples (Carlini et al., Section VI-D)
+_LEAST_STD = 1e-6
+
+
+@torch.no_grad()
+def confidence_logits(module: nn.Module, x: Tensor, y: Tensor, batch_size: int = 1000) -> np.ndarray:
+    """ln(p / (1 - p)) of the true class's probability p, without overflow, float64 [n].
+
+    Args:
+        module: a classifier: inputs to logits.
+        x: inputs [n, ...].
+        y: labels [n].
+        batch_size: inputs of one pass.
+
+    Source: Carlini et al., S&P 2022, Section VI-A.
+
+    Example:
+        >>> confidence_logits(nn.Identity(), torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
+        array([2.])
+    """
+    module.eval()
+    found = []
+    for inputs, labels in zip(x.split(batch_size), y.split(batch_size), strict=True):
+        logits = module(inputs).double()
+        own = logits.gather(1, labels[:, None])
+        others = logits.scatter(1, labels[:, None], -torch.inf)
+        found.append((own[:, 0] - torch.logsumexp(others, dim=1)).numpy())
+    return np.concatenate(found)
+
+
+def random_halves(examples: int, models: int, seed: int = 0) -> np.ndarray:
+    """Which examples each model trains on, bool [models, examples].
+
+    Models come in pairs that divide the examples between them, so that every example is in exactly half of the models,
+    also when a pair is set aside.
+
+    Raises:
+        ConfigError: an odd number of models, or fewer than four.
+    """
+    if models < 4 or models % 2:
+        raise ConfigError(f"LiRA needs an even number of models, at least 4, got {models}")
+    first = np.random.default_rng(seed).random((models // 2, examples)) < 0.5
+    return np.stack([first, ~first], axis=1).reshape(models, examples)
+
+
+def likelihood_ratios(
+    target: np.ndarray,
+    shadows: np.ndarray,
+    membership: np.ndarray,
+    *,
+    online: bool = True,
+    shared_variance: bool | None = None,
+) -> np.ndarray:
+    """Membership scores of a target model's examples; higher means "member", float64 [n].
+
+    Online: ln N(s; mu_in, sd_in) - ln N(s; mu_out, sd_out). Offline, without models that saw the example: ln Pr[Z <= s]
+    for Z ~ N(mu_out, sd_out). Means are medians, as in the authors' code.
+
+    Args:
+        target: confidence logits s of the target model, [n].
+        shadows: those of the shadow models, [S, n].
+        membership: which example each shadow model was trained on, bool [S, n].
+        online: whether shadow models trained on the example are used.
+        shared_variance: one variance for all examples; by default with fewer than 64 shadow models.
+
+    Raises:
+        ConfigError: shapes that differ, or an example with fewer than two models on a side that is needed.
+    """
+    if shadows.shape != membership.shape or target.shape != shadows.shape[1:]:
+        raise ConfigError(
+            f"LiRA takes a target [n] and shadows and membership [S, n], got {target.shape}, {shadows.shape} and "
+            f"{membership.shape}"
+        )
+    shared = len(shadows) < _FEW if shared_variance is None else shared_variance
+    out_mean, out_std = _normal(shadows, ~membership, shared, "without")
+    if not online:
+        return np.asarray(norm.logcdf(target, out_mean, out_std))
+    in_mean, in_std = _normal(shadows, membership, shared, "with")
+    return np.asarray(norm.logpdf(target, in_mean, in_std) - norm.logpdf(target, out_mean, out_std))
+
+
+def leave_one_out(
+    scores: np.ndarray,
+    membership: np.ndarray,
+    *,
+    online: bool = True,
+    shared_variance: bool | None = None,
+    **options: object,
+) -> MembershipResult:
+    """Every model is attacked in turn with the other pairs as shadow models; the decisions are pooled.
+
+    The model's own partner is set aside with it: otherwise a member would have one shadow model less that saw it than
+    models that did not, and the scores would show that. Decisions about one example in different models are not
+    independent, so the intervals are somewhat too narrow.
+
+    Args:
+        scores: confidence logits, [M, n].
+        membership: which example each model was trained on, from `random_halves`, bool [M, n].
+        online: see `likelihood_ratios`.
+        shared_variance: see `likelihood_ratios`.
+        **options: of `fedlgm.attacks.membership.evaluate_scores`.
+
+    Raises:
+        ConfigError: models that do not come in pairs, or fewer than six.
+    """
+    if len(membership) < 6 or len(membership) % 2 or (membership[::2] == membership[1::2]).any():
+        raise ConfigError(f"pooled LiRA takes at least 6 models of `random_halves`, got {len(membership)} models")
+    rows = np.arange(len(scores))
+    ratios = np.stack(
+        [
+            likelihood_ratios(
+                scores[i],
+                scores[rows // 2 != i // 2],
+                membership[rows // 2 != i // 2],
+                online=online,
+                shared_variance=shared_variance,
+            )
+            for i in rows
+        ]
+    )
+    return evaluate_scores(ratios[membership], ratios[~membership], **options)  # type: ignore[arg-type]
+
+
+def _normal(shadows: np.ndarray, used: np.ndarray, shared: bool, side: str) -> tuple[np.ndarray, np.ndarray]:
+    """Median and standard deviation of every example's confidences over the models in `used`, each [n]."""
+    if (used.sum(axis=0) < 2).any():
+        example = int(np.flatnonzero(used.sum(axis=0) < 2)[0])
+        raise ConfigError(
+            f"example {example} has fewer than two shadow models trained {side} it: train more shadow models"
+        )
+    values = np.where(used, shadows, np.nan)
+    mean = np.nanmedian(values, axis=0)
+    if shared:
+        return mean, np.full(len(mean), max(float(np.nanstd(values - mean)), _LEAST_STD))
+    return mean, np.maximum(np.nanstd(values, axis=0), _LEAST_STD)

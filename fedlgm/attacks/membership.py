@@ -1,0 +1,165 @@
+"""How well scores tell members of a training set from others: AUC and true-positive rates at low false-positive rates.
+
+An average hides what matters: an attack that is sure of a few members has an AUC near one half and still breaks their
+privacy (Carlini et al., S&P 2022, Section III). Every figure comes with an interval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+from scipy.stats import beta, norm, rankdata
+
+from fedlgm.errors import ConfigError
+
+FPRS = (0.001, 0.01, 0.1)
+"""False-positive rates that are reported by default."""
+_LEAST = 2
+
+
+@dataclass(frozen=True)
+class Rate:
+    """True-positive rate at a false-positive rate.
+
+    Attributes:
+        fpr: the rate asked for.
+        tpr: share of members above the threshold.
+        low: lower end of the Clopper-Pearson interval of `tpr`, for the threshold taken as given.
+        high: its upper end.
+        fpr_high: upper end of the Clopper-Pearson interval of the false-positive rate at the threshold. Far above `fpr`
+            where there are too few non-members: n of them resolve no rate below 1 / n.
+    """
+
+    fpr: float
+    tpr: float
+    low: float
+    high: float
+    fpr_high: float
+
+
+@dataclass(frozen=True)
+class MembershipResult:
+    """How well one attack tells members from non-members.
+
+    Attributes:
+        members: number of members.
+        nonmembers: number of non-members.
+        auc: probability that a member scores higher than a non-member; ties count half.
+        auc_low: lower end of its interval.
+        auc_high: upper end.
+        rates: true-positive rates at low false-positive rates.
+        accuracy: largest mean of the true-positive and true-negative rates over all thresholds. The threshold is the
+            best in hindsight, so that it lies above one half by chance.
+        confidence: of every interval.
+        roc: false- and true-positive rates of every threshold, for pictures, each [points].
+    """
+
+    members: int
+    nonmembers: int
+    auc: float
+    auc_low: float
+    auc_high: float
+    rates: tuple[Rate, ...]
+    accuracy: float
+    confidence: float
+    roc: tuple[np.ndarray, np.ndarray] = field(repr=False, compare=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON form, without the curve."""
+        return {name: value for name, value in asdict(self).items() if name != "roc"}
+
+
+def evaluate_scores(
+    members: np.ndarray, nonmembers: np.ndarray, *, fprs: Sequence[float] = FPRS, confidence: float = 0.95
+) -> MembershipResult:
+    """Figures of an attack from its scores; higher means "member".
+
+    The interval of the AUC is DeLong's (Biometrics, 1988) on the logit scale; where every member scores above every
+    non-member, or below, it is the Clopper-Pearson interval of as many successes as the smaller set has examples.
+
+    Args:
+        members: scores of members, [n].
+        nonmembers: scores of non-members, [m].
+        fprs: false-positive rates to report.
+        confidence: of the intervals, two-sided.
+
+    Raises:
+        ConfigError: fewer than two members or non-members, scores that are NaN, or rates outside (0, 1).
+
+    Example:
+        >>> result = evaluate_scores(np.array([3.0, 2.0, 1.0, 0.5]), np.array([1.5, 0.0, -1.0, -2.0]), fprs=(0.25,))
+        >>> result.auc, result.rates[0].tpr
+        (0.875, 1.0)
+    """
+    high, low = np.asarray(members, dtype=np.float64).ravel(), np.asarray(nonmembers, dtype=np.float64).ravel()
+    if min(len(high), len(low)) < _LEAST:
+        raise ConfigError(
+            f"a membership attack needs at least {_LEAST} members and non-members, got {len(high)} and {len(low)}"
+        )
+    if np.isnan(high).any() or np.isnan(low).any():
+        raise ConfigError("membership scores must not be NaN: the attacked model's outputs are not finite")
+    if not 0 < confidence < 1 or any(not 0 < fpr < 1 for fpr in fprs):
+        raise ConfigError(f"confidence and false-positive rates must lie in (0, 1), got {confidence} and {list(fprs)}")
+    auc, auc_low, auc_high = _auc(high, low, confidence)
+    curve = _roc(high, low)
+    return MembershipResult(
+        members=len(high),
+        nonmembers=len(low),
+        auc=auc,
+        auc_low=auc_low,
+        auc_high=auc_high,
+        rates=tuple(_rate(high, low, fpr, confidence) for fpr in fprs),
+        accuracy=float((1 + curve[1] - curve[0]).max() / 2),
+        confidence=confidence,
+        roc=curve,
+    )
+
+
+def clopper_pearson(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Exact two-sided interval of a binomial proportion (Clopper and Pearson, Biometrika, 1934).
+
+    Example:
+        >>> low, high = clopper_pearson(0, 10_000)
+        >>> low, round(high, 8)
+        (0.0, 0.00036882)
+    """
+    tail = (1 - confidence) / 2
+    low = 0.0 if successes == 0 else float(beta.ppf(tail, successes, trials - successes + 1))
+    high = 1.0 if successes == trials else float(beta.ppf(1 - tail, successes + 1, trials - successes))
+    return low, high
+
+
+def _auc(high: np.ndarray, low: np.ndarray, confidence: float) -> tuple[float, float, float]:
+    n, m = len(high), len(low)
+    ranks = rankdata(np.concatenate([high, low]))
+    # Share of the other set that each score lies above (members) or below (non-members).
+    above = (ranks[:n] - rankdata(high)) / m
+    below = 1 - (ranks[n:] - rankdata(low)) / n
+    auc = float(above.mean())
+    variance = above.var(ddof=1) / n + below.var(ddof=1) / m
+    if variance == 0 or auc in (0.0, 1.0):
+        small = min(n, m)
+        if auc in (0.0, 1.0):
+            return (auc, *clopper_pearson(round(auc * small), small, confidence))
+        return auc, auc, auc
+    logit, width = np.log(auc / (1 - auc)), norm.ppf((1 + confidence) / 2) * np.sqrt(variance) / (auc * (1 - auc))
+    ends = 1 / (1 + np.exp(-(logit + np.array([-width, width]))))
+    return auc, float(ends[0]), float(ends[1])
+
+
+def _rate(high: np.ndarray, low: np.ndarray, fpr: float, confidence: float) -> Rate:
+    allowed = int(np.floor(fpr * len(low) + 1e-9))
+    threshold = np.sort(low)[::-1][allowed]  # at most `allowed` non-members score above it
+    caught, wrong = int((high > threshold).sum()), int((low > threshold).sum())
+    ends = clopper_pearson(caught, len(high), confidence)
+    return Rate(fpr, caught / len(high), *ends, clopper_pearson(wrong, len(low), confidence)[1])
+
+
+def _roc(high: np.ndarray, low: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    thresholds = np.unique(np.concatenate([high, low]))
+    fpr = 1 - np.searchsorted(np.sort(low), thresholds, side="right") / len(low)
+    tpr = 1 - np.searchsorted(np.sort(high), thresholds, side="right") / len(high)
+    return np.concatenate([[1.0], fpr])[::-1], np.concatenate([[1.0], tpr])[::-1]

@@ -1,0 +1,95 @@
+"""What an attacker sees of one client's update."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlgm.aggregation import bound_update
+from fedlgm.errors import ConfigError
+from fedlgm.keys import KeyRing
+from fedlgm.layers import LayerTable
+from fedlgm.plan import ReleasePlan
+from fedlgm.release import release
+
+
+@dataclass(frozen=True, eq=False)
+class Observation:
+    """One client's update as it reaches the attacker.
+
+    Attributes:
+        layers: the model's layers.
+        update: observed update, float32 [D]; zero in layers that the attacker does not see.
+        sigma: standard deviation of the noise in each layer, which is public, [K]; 0 for a layer in the clear, infinite
+            for one that is not seen.
+    """
+
+    layers: LayerTable
+    update: Tensor
+    sigma: np.ndarray
+
+    def __post_init__(self) -> None:
+        if self.update.shape != (self.layers.size,) or self.sigma.shape != (len(self.layers),):
+            raise ConfigError(
+                f"an observation of {len(self.layers)} layers and {self.layers.size} parameters cannot hold "
+                f"{tuple(self.update.shape)} values and {self.sigma.shape} noise scales"
+            )
+
+    @classmethod
+    def unprotected(cls, layers: LayerTable, update: Tensor) -> Observation:
+        """The raw update [D], as plain federated averaging sends it."""
+        return cls(layers, update.detach().float().clone(), np.zeros(len(layers)))
+
+    @classmethod
+    def released(cls, update: Tensor, plan: ReleasePlan, keys: KeyRing, round: int = 1) -> Observation:
+        """The update [D] bounded and noised as `plan` says, through the library's own release.
+
+        Under local trust this is what the client sends. Under central trust it is what an attacker gets from the
+        released sum when it knows every other contribution: the adversary that differential privacy is defined against.
+        Released for measurement only: nothing is charged.
+        """
+        noisy = release(bound_update(update, plan), plan, keys, round).float()
+        layers, seen = plan.layers, torch.zeros(plan.layers.size)
+        views, position = layers.split(seen), 0
+        for j in plan.indices:
+            size = int(layers.sizes[j])
+            views[j].copy_(noisy[position : position + size])
+            position += size
+        factor = np.sqrt(2.0) if plan.family == "laplace" else 1.0
+        return cls(layers, seen, np.where(plan.released, plan.sigma * factor, np.inf))
+
+    @property
+    def visible(self) -> np.ndarray:
+        """Whether the attacker sees a layer at all, bool [K]."""
+        return np.isfinite(self.sigma)
+
+    @property
+    def signal_share(self) -> np.ndarray:
+        """Estimated share of each layer's energy that is not noise, in [0, 1], [K]; 0 for a layer that is not seen.
+
+        max(0, 1 - d_j sigma_j^2 / ||u_j||^2): the attacker computes it from what it sees and the public noise scales.
+        """
+        energy = self.layers.squared_norms(self.update).numpy()
+        with np.errstate(divide="ignore", invalid="ignore"):
+            share = 1 - self.layers.sizes * np.where(self.visible, self.sigma, 0.0) ** 2 / energy
+        return np.where(self.visible & (energy > 0), np.clip(share, 0.0, 1.0), 0.0)
+
+    def only(self, names: Sequence[str]) -> Observation:
+        """The same observation with all layers hidden but those called `names`.
+
+        Raises:
+            ConfigError: a name that no layer has.
+        """
+        unknown = sorted(set(names) - set(self.layers.names))
+        if unknown:
+            raise ConfigError(f"no layer {unknown[0]!r}; the model has {', '.join(self.layers.names)}")
+        keep = np.isin(self.layers.names, list(names))
+        parts = [
+            part if kept else torch.zeros_like(part)
+            for part, kept in zip(self.layers.split(self.update), keep, strict=True)
+        ]
+        return Observation(self.layers, torch.cat(parts), np.where(keep, self.sigma, np.inf))

@@ -1,0 +1,277 @@
+"""`fedlgm attack`: what a federation gives away. Heavy imports happen inside the commands."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from fedlgm.attacks.membership import MembershipResult
+
+app = typer.Typer(
+    help="Measure what a federation gives away: membership, images of single clients, whole classes.",
+    no_args_is_help=True,
+)
+_out = Console()
+
+TargetArgument = Annotated[
+    str | None,
+    typer.Argument(metavar="[RUN|RECIPE]", help="Run folder, bundled recipe or TOML file; default `digits`."),
+]
+SetOption = Annotated[list[str] | None, typer.Option("--set", help="section.key=value of a recipe; repeatable.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+PictureOption = Annotated[Path | None, typer.Option(help="PNG to write; by default attack-<name>.png.")]
+ExamplesOption = Annotated[
+    int | None, typer.Option(help="Attack a recipe on so many of its examples (fewer: more overfitted).")
+]
+OnProgress = Callable[[int, int, str], None]
+
+
+@app.command()
+def mia(
+    target: TargetArgument = None,
+    shadows: Annotated[int, typer.Option(help="Federations to train, even: shadow models, and a recipe's target.")] = 4,
+    examples: ExamplesOption = None,
+    overrides: SetOption = None,
+    picture: PictureOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Membership inference from the model's outputs and from the representation in each layer."""
+    from simulations.attacks import membership
+
+    people = _population(target, shadows, examples, overrides, as_json)
+    found = membership.mia(people)
+    results = {f"output: {name}": result for name, result in found["outputs"].items()}
+    results |= {f"layer: {name}": result for name, result in found["layers"].items()}
+    extra = {"error_rates": found["error_rates"]}
+    _report_membership("mia", people, results, extra, picture, as_json)
+
+
+@app.command()
+def lira(
+    target: TargetArgument = None,
+    shadows: Annotated[int, typer.Option(help="Federations to train, even; more make the attack stronger.")] = 16,
+    examples: ExamplesOption = None,
+    overrides: SetOption = None,
+    picture: PictureOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Membership inference by likelihood ratios, online and offline (LiRA)."""
+    from simulations.attacks import membership
+
+    people = _population(target, shadows, examples, overrides, as_json, pooled=True)
+    _report_membership("lira", people, membership.lira(people), {}, picture, as_json)
+
+
+@app.command()
+def inversion(
+    target: TargetArgument = None,
+    victims: Annotated[int, typer.Option(help="Clients to attack.")] = 3,
+    images: Annotated[int, typer.Option(help="Images of each; clients are cut to so many.")] = 1,
+    epsilons: Annotated[
+        list[float] | None, typer.Option("--epsilon", help="Budget of the mechanism; repeatable.")
+    ] = None,
+    published: Annotated[bool, typer.Option(help="Also the mechanism's published variant.")] = False,
+    per_layer: Annotated[bool, typer.Option(help="Also each released layer alone.")] = False,
+    iterations: Annotated[int, typer.Option(help="Steps of the optimisation.")] = 400,
+    restarts: Annotated[int, typer.Option(help="Random starts of the optimisation.")] = 1,
+    overrides: SetOption = None,
+    picture: PictureOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Images of single clients from their updates: without protection, and as the mechanism releases them."""
+    from fedlgm.attacks.inversion import InversionSettings
+    from simulations.attacks import figures
+    from simulations.attacks import inversion as attacks
+    from simulations.attacks.target import Target
+
+    opened = Target.open(target, overrides or ())
+    settings = InversionSettings(iterations=iterations, restarts=restarts)
+    with _progress("inversion", not as_json) as on_progress:
+        findings = attacks.attack(
+            opened,
+            count=victims,
+            images=images,
+            epsilons=epsilons or (),
+            published=published,
+            per_layer=per_layer,
+            settings=settings,
+            progress=on_progress,
+        )
+    path = figures.save(figures.inversions(findings), picture or Path("attack-inversion.png"))
+    rows = [finding.to_dict() for finding in findings]
+    if as_json:
+        _print_json({"attack": "inversion", "target": opened.name, "findings": rows, "picture": str(path)})
+        return
+    table = _table(
+        f"inversion of single updates: {opened.name}", "protection", "client", "layer", "SSIM", "PSNR", "labels"
+    )
+    for row in rows:
+        table.add_row(
+            row["protection"], str(row["client"]), row["layer"] or "all released", f"{row['ssim']:.3f}",
+            f"{row['psnr']:.1f} dB", f"{row['labels_found']}/{row['images']}",
+        )  # fmt: skip
+    _out.print(table)
+    _out.print(f"SSIM: 1 for the private image itself, near 0 for an unrelated one\npicture: {path}", markup=False)
+
+
+@app.command()
+def gan(
+    target: TargetArgument = None,
+    label: Annotated[int | None, typer.Option(help="Class to reconstruct; the last client must lack it.")] = None,
+    kind: Annotated[str, typer.Option(help="acgan or dcgan.")] = "acgan",
+    active: Annotated[bool, typer.Option(help="The attacker also trains on generated images.")] = False,
+    steps: Annotated[int, typer.Option(help="Generator steps for each released model.")] = 20,
+    overrides: SetOption = None,
+    picture: PictureOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Images of a class that the curious last client does not hold, from the released global models."""
+    from fedlgm.attacks.gan import GanSettings
+    from simulations.attacks import figures
+    from simulations.attacks import gan as attacks
+    from simulations.attacks.target import Target
+
+    settings = GanSettings(kind=kind, active=active, steps=steps)  # type: ignore[arg-type]
+    opened = Target.open(target, overrides or ())
+    with _progress("gan", not as_json) as on_progress, contextlib.redirect_stdout(sys.stderr):
+        found = attacks.attack(opened, label=label, settings=settings, progress=on_progress)
+    path = figures.save(
+        figures.classes([(f"{kind}, {'active' if active else 'passive'}", found)]), picture or Path("attack-gan.png")
+    )
+    if as_json:
+        _print_json({"attack": "gan", "name": opened.name, **found.to_dict(), "picture": str(path)})
+        return
+    table = _table(f"reconstruction of class {found.target}: {opened.name}", "figure", "value")
+    table.add_row("Frechet distance (features of a classifier trained on the public test set)", f"{found.distance:.1f}")
+    table.add_row("the same between halves of the private images", f"{found.floor:.1f}")
+    table.add_row("the same for the nearest other class", f"{found.nearest_class:.1f}")
+    table.add_row(f"put into class {found.target} by that classifier", f"{found.agreement:.1%}")
+    table.add_row("accuracy of the attacked model", f"{found.result['accuracy']:.1%}")
+    _out.print(table)
+    _out.print(_spent(found.result), f"picture: {path}", sep="\n", markup=False)
+
+
+def _population(
+    target: str | None,
+    shadows: int,
+    examples: int | None,
+    overrides: list[str] | None,
+    as_json: bool,
+    pooled: bool = False,
+) -> Any:
+    from simulations.attacks import membership
+    from simulations.attacks.target import Target
+
+    opened = Target.open(target, overrides or ())
+    if pooled:
+        membership.require_pooled(opened, shadows)
+    with _progress("membership", not as_json) as on_progress, contextlib.redirect_stdout(sys.stderr):
+        return membership.population(opened, shadows, examples=examples, progress=on_progress)
+
+
+def _report_membership(
+    attack: str,
+    people: Any,
+    results: dict[str, MembershipResult],
+    extra: dict[str, Any],
+    picture: Path | None,
+    as_json: bool,
+) -> None:
+    from simulations.attacks import figures, membership
+
+    path = figures.save(figures.curves(results, f"membership: {attack}"), picture or Path(f"attack-{attack}.png"))
+    inside, outside = membership.overfit(people.modules[0], people)
+    attacked = people.results[0]
+    if as_json:
+        known = ("epsilon", "claimed_epsilon", "delta", "guarantee", "guarantee_status")
+        figures_of_run = {name: attacked[name] for name in known if name in attacked}
+        _print_json(
+            {
+                "attack": attack,
+                "models": len(people.modules),
+                "accuracy_members": inside,
+                "accuracy_others": outside,
+                "results": {name: result.to_dict() for name, result in results.items()},
+                **extra,
+                **figures_of_run,
+                "picture": str(path),
+            }
+        )
+        return
+    first = next(iter(results.values()))
+    rates = [f"TPR at FPR {rate.fpr:g}" for rate in first.rates]
+    title = f"membership inference: {first.members} members, {first.nonmembers} others"
+    table = _table(title, "attack", f"AUC ({first.confidence:.0%} interval)", *rates)
+    for name, result in results.items():
+        cells = [f"{rate.tpr:.4f} ({rate.low:.4f}-{rate.high:.4f})" for rate in result.rates]
+        table.add_row(name, f"{result.auc:.3f} ({result.auc_low:.3f}-{result.auc_high:.3f})", *cells)
+    _out.print(table)
+    _out.print(
+        f"accuracy of the attacked model: {inside:.1%} on members, {outside:.1%} on others", _spent(attacked),
+        f"picture: {path}", sep="\n", markup=False,
+    )  # fmt: skip
+
+
+def _spent(result: dict[str, Any]) -> str:
+    """Epsilon claimed and proven with the guarantee, as everywhere else."""
+    from simulations.reports.terminal import epsilon_label, number
+
+    if "epsilon" not in result:
+        return ""
+    claimed, proven = number(result["claimed_epsilon"]), number(result["epsilon"])
+    label = epsilon_label(result["guarantee_status"])
+    return f"epsilon claimed {claimed}, {label} {proven} at delta {result['delta']:g}: {result['guarantee']}"
+
+
+def _table(title: str, *columns: str) -> Table:
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index == 0 else "right")
+    return table
+
+
+@contextlib.contextmanager
+def _progress(name: str, shown: bool) -> Iterator[OnProgress]:
+    """Progress bar on standard error."""
+    if not shown:
+        yield lambda done, total, what: None
+        return
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("[bold]{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f} %  {task.fields[what]}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    bar = Progress(*columns, console=Console(stderr=True))
+    task = bar.add_task(name, total=None, what="starting")
+
+    def on_progress(done: int, total: int, what: str) -> None:
+        bar.start()
+        bar.update(task, completed=done, total=total, what=what)
+
+    try:
+        yield on_progress
+    finally:
+        if bar.live.is_started:
+            bar.stop()
+
+
+def _print_json(value: Any) -> None:
+    from simulations.runs import strict_json
+
+    sys.stdout.write(strict_json.dumps(value) + "\n")

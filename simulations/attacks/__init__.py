@@ -1,0 +1,1 @@
+"""`fedlgm attack`: the attacks of `fedlgm.attacks` on recipes and finished runs."""

@@ -1,0 +1,195 @@
+"""`fedlgm attack gan`: a curious client reconstructs the class that it does not hold."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Message
+from flwr.clientapp import ClientApp
+from torch import Tensor
+
+from fedlgm import wire
+from fedlgm.attacks.frechet import PublicClassifier
+from fedlgm.attacks.gan import ClassReconstruction, GanSettings
+from fedlgm.data import DataSet, Partition
+from fedlgm.errors import ConfigError, RunError
+from simulations.attacks.target import Images, Target, train
+from simulations.config.assembly import Assembly
+from simulations.config.recipe import Recipe
+from simulations.engines.local import LocalGrid
+
+OnProgress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True, eq=False)
+class ClassFinding:
+    """What a reconstruction of one class achieved.
+
+    Attributes:
+        target: the class.
+        kind: "acgan" or "dcgan".
+        active: whether the attacker trained on generated images.
+        distance: Frechet distance of reconstructions and private images of the class, in the features of a classifier
+            trained on the test set, which the federation does not train on: comparable under one such classifier only.
+        floor: the same between two halves of the private images: what a perfect reconstruction would have.
+        nearest_class: the least distance of another class's images to them: a reconstruction above it is no better
+            than showing another class.
+        agreement: share of reconstructions that the public classifier puts into the class.
+        classifier_accuracy: accuracy of that classifier on public images kept from its training.
+        images: number of reconstructions, that of the private images of the class.
+        samples: reconstructions [n, C, H, W].
+        private: private images of the class [n, C, H, W].
+        result: summary of the attacked run.
+    """
+
+    target: int
+    kind: str
+    active: bool
+    distance: float
+    floor: float
+    nearest_class: float
+    agreement: float
+    classifier_accuracy: float
+    images: int
+    samples: Tensor
+    private: Tensor
+    result: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON form, without the images."""
+        names = (
+            "target", "kind", "active", "distance", "floor", "nearest_class", "agreement", "classifier_accuracy",
+            "images",
+        )  # fmt: skip
+        known = ("accuracy", "epsilon", "claimed_epsilon", "delta", "guarantee", "guarantee_status")
+        return {name: getattr(self, name) for name in names} | {name: self.result[name] for name in known}
+
+
+class _Watched(LocalGrid):
+    """Shows every round's global model to the attacker before the clients train."""
+
+    def __init__(self, client_app: ClientApp, on_model: Callable[[Tensor], None]) -> None:
+        super().__init__(client_app)
+        self._on_model, self._round = on_model, 0
+
+    def deliver(self, messages: list[Message]) -> Iterator[Message]:
+        """See `LocalGrid.deliver`."""
+        for message in messages:
+            content = message.content
+            round_ = int(content.config_records[wire.CONFIG].get(wire.ROUND, 0))  # type: ignore[arg-type]
+            if round_ > self._round:
+                self._round = round_
+                model = wire.view(content.array_records[wire.ARRAYS][wire.MODEL].data)
+                self._on_model(torch.from_numpy(model.copy()))
+        return super().deliver(messages)
+
+
+def attack(
+    target: Target,
+    *,
+    label: int | None = None,
+    settings: GanSettings | None = None,
+    classifier: PublicClassifier | None = None,
+    progress: OnProgress | None = None,
+) -> ClassFinding:
+    """Run the recipe's federation with a curious last client, which watches every released model.
+
+    Args:
+        target: a recipe, or a seeded run, whose federation is run again.
+        label: class to reconstruct; by default the largest that other clients hold and the last client does not.
+        settings: how the attacker trains.
+        classifier: measures distances; by default one is trained on the test set.
+        progress: called with (rounds done, rounds in all, what is being done).
+
+    Raises:
+        ConfigError: the curious client holds the class, or no client does.
+        RunError: a run without a seed, whose models cannot be released again.
+    """
+    settings, assembly = settings or GanSettings(), target.assembly()
+    if target.folder is not None and target.recipe.run.seed is None:
+        raise RunError(
+            f"{target.folder.path} has no seed and keeps only its last models: the attack watches every round, so give "
+            f"the recipe ({target.folder.recipe_file}), whose federation is then run again with fresh noise"
+        )
+    data, partition = Images.of(assembly.dataset), assembly.partition
+    own = partition[len(partition) - 1]
+    label = _isolated(data.train_y, own, data.classes) if label is None else label
+    private = torch.from_numpy(data.train_x[data.train_y == label])
+    if len(private) < 2:
+        raise ConfigError(
+            f"the federation holds {len(private)} images of class {label}: there is nothing to reconstruct"
+        )
+    curious = ClassReconstruction(
+        assembly.module(),
+        target=label,
+        x=torch.from_numpy(data.train_x[own]),
+        y=torch.from_numpy(data.train_y[own]),
+        classes=data.classes,
+        settings=settings,
+    )
+    classifier = classifier or PublicClassifier.train(*data.test, data.classes)
+    recipe = target.twin("gan")
+    federation = Assembly(recipe).with_data(assembly.dataset, partition)
+    if settings.active:
+        federation, room = _with_room(recipe, data, partition, settings.injected)
+        trained_on = Images.of(federation.dataset)
+
+    def on_model(model: Tensor) -> None:
+        curious.observe(model)
+        if settings.active:
+            x, y = (part[-settings.injected :].numpy() for part in curious.poisoned())
+            trained_on.train_x[room], trained_on.train_y[room] = x, y
+
+    def on_round(row: dict[str, Any]) -> None:
+        if progress is not None:
+            progress(row["round"], assembly.recipe.federation.rounds, f"class {label}")
+
+    with tempfile.TemporaryDirectory() as scratch:
+        trained = train(federation, Path(scratch) / "run", grid=lambda app: _Watched(app, on_model), progress=on_round)
+    curious.observe(assembly.layers.flatten(trained.module))
+    samples = curious.samples(len(private))
+    others = [torch.from_numpy(data.train_x[data.train_y == other]) for other in range(data.classes) if other != label]
+    return ClassFinding(
+        target=label,
+        kind=settings.kind,
+        active=settings.active,
+        distance=classifier.distance(samples, private),
+        floor=classifier.distance(private[::2], private[1::2]),
+        nearest_class=min(classifier.distance(other, private) for other in others if len(other) > 1),
+        agreement=classifier.agreement(samples, label),
+        classifier_accuracy=classifier.accuracy,
+        images=len(samples),
+        samples=samples,
+        private=private,
+        result=trained.result,
+    )
+
+
+def _isolated(labels: np.ndarray, own: np.ndarray, classes: int) -> int:
+    """The largest class that only the others hold."""
+    missing = np.setdiff1d(np.unique(labels), np.unique(labels[own]))
+    if not len(own) or not len(missing):
+        raise ConfigError(
+            "the last client is the curious one: it must hold images, and lack a class that others hold; use "
+            "data.partition = 'isolation' (see fedlgm partition)"
+        )
+    return int(missing.max())
+
+
+def _with_room(recipe: Recipe, data: Images, partition: Partition, rows: int) -> tuple[Assembly, slice]:
+    """The federation with room for generated images among the last client's, and where that is."""
+    count, last = len(data.train_y), len(partition) - 1
+    first = partition[last][:1]
+    x = np.concatenate([data.train_x, np.repeat(data.train_x[first], rows, axis=0)])
+    y = np.concatenate([data.train_y, np.repeat(data.train_y[first], rows)])
+    grown = DataSet(recipe.data.name, x, y, data.test_x, data.test_y, data.classes)
+    order = np.concatenate([partition.order, np.arange(count, count + rows, dtype=np.int32)])
+    offsets = partition.offsets.copy()
+    offsets[-1] += rows
+    return Assembly(recipe).with_data(grown, Partition(order, offsets)), slice(count, count + rows)

@@ -1,0 +1,292 @@
+"""The privacy-utility-attack table: what mechanisms give away at equal proven epsilon.
+
+Every finished run of a comparison is attacked; the table shows its accuracy, its claimed, proven and audited epsilon
+and the attacks' success side by side, and the LaDP-FL paper's Table X: the distance of reconstructed classes, by
+budget, method and class.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from rich.console import Group
+from rich.table import Table
+
+from fedlgm.attacks.frechet import PublicClassifier
+from fedlgm.attacks.gan import GanSettings
+from fedlgm.attacks.inversion import InversionSettings
+from fedlgm.attacks.mia import attack_outputs
+from fedlgm.errors import ConfigError
+from simulations.attacks import gan, inversion
+from simulations.attacks.target import Images, Target, module_of
+from simulations.compare.comparison import Job
+from simulations.config import recipe as recipes
+from simulations.reports.terminal import number
+from simulations.runs import strict_json
+
+Attack = Literal["membership", "inversion", "gan"]
+OnProgress = Callable[[int, int, str], None]
+_FILE = "attacks.json"
+_MEASURES = ("accuracy", "membership_auc", "membership_tpr", "inversion_ssim")
+TPR_AT = 0.01
+"""False-positive rate at which the table states the membership attack's true-positive rate."""
+
+
+def check(names: Sequence[str]) -> tuple[Attack, ...]:
+    """The attacks called `names`.
+
+    Raises:
+        ConfigError: one that is not there.
+    """
+    for name in names:
+        if name not in get_args(Attack):
+            raise ConfigError(f"unknown attack {name!r}; known: {', '.join(get_args(Attack))}")
+    return tuple(names)  # type: ignore[arg-type]
+
+
+def measure(
+    jobs: Sequence[Job],
+    out: Path,
+    attacks: Sequence[Attack] = ("membership", "inversion"),
+    *,
+    labels: Sequence[int] = (),
+    victims: int = 5,
+    inversion_settings: InversionSettings | None = None,
+    gan_settings: GanSettings | None = None,
+    progress: OnProgress | None = None,
+) -> list[dict[str, Any]]:
+    """Attack every finished run of a comparison; a run's figures are kept beside it and are not measured again.
+
+    Membership is inferred from the outputs of the final model, training set against test set (the modified-entropy
+    attack, which needs no shadow models; `fedlgm attack lira` is stronger). Inversion attacks the updates of `victims`
+    clients in the first round, each cut to one image, as the mechanism releases them. The class reconstruction runs the
+    federation again for each class in `labels`, with that class isolated from the last client.
+
+    Args:
+        jobs: the comparison's runs, finished.
+        out: folder of their run folders.
+        attacks: which attacks to run.
+        labels: classes of the reconstruction.
+        victims: clients of the inversion.
+        inversion_settings: how hard the inversion tries.
+        gan_settings: how the reconstruction trains.
+        progress: called with (runs done, runs in all, what is being done).
+
+    Returns:
+        One row per job.
+
+    Raises:
+        ConfigError: "gan" without labels.
+    """
+    if "gan" in attacks and not labels:
+        raise ConfigError("the attack 'gan' needs the classes to reconstruct")
+    rows = []
+    for index, job in enumerate(jobs):
+        if progress is not None:
+            progress(index, len(jobs), job.folder)
+        kept = out / job.folder / _FILE
+        row: dict[str, Any] = strict_json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else {}
+        target = Target.open(str(out / job.folder))
+        row |= {
+            "method": job.method,
+            "epsilon_budget": job.epsilon,
+            "partition": job.partition,
+            "repetition": job.repetition,
+        }
+        row |= target.figures()
+        if "membership" in attacks and "membership_auc" not in row:
+            row |= _membership(target)
+        if "inversion" in attacks and "inversion_ssim" not in row:
+            row |= _inversion(target, victims, inversion_settings)
+        if "gan" in attacks:
+            distances = {int(label): value for label, value in row.get("gan", {}).items()}
+            for label in labels:
+                if label not in distances:
+                    distances[label] = _gan(job, label, gan_settings)
+            row["gan"] = {str(label): value for label, value in distances.items()}
+        kept.write_text(strict_json.dumps(row, indent=1) + "\n", encoding="utf-8")
+        rows.append(row)
+    if progress is not None:
+        progress(len(jobs), len(jobs), "done")
+    return rows
+
+
+def cells(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One cell per (method, budget, partition): mean and standard deviation over the seeds of every measure.
+
+    Epsilons are the largest over the seeds, as everywhere else.
+    """
+    made = []
+    for method, epsilon, partition in dict.fromkeys((r["method"], r["epsilon_budget"], r["partition"]) for r in rows):
+        own = [r for r in rows if (r["method"], r["epsilon_budget"], r["partition"]) == (method, epsilon, partition)]
+        cell: dict[str, Any] = {
+            "method": method, "epsilon_budget": epsilon, "partition": partition, "seeds": len(own),
+        }  # fmt: skip
+        for name in _MEASURES:
+            values = [row[name] for row in own if name in row]
+            if values:
+                cell[name], cell[f"{name}_std"] = _mean(values), _spread(values)
+        for name in ("epsilon", "claimed_epsilon", "audited_epsilon"):
+            values = [row[name] for row in own if row.get(name) is not None]
+            cell[name] = max(values) if values else None
+        cell |= {name: own[0].get(name) for name in ("delta", "guarantee", "guarantee_status")}
+        labels = dict.fromkeys(label for row in own for label in row.get("gan", {}))
+        cell["gan"] = {
+            label: {
+                name: _mean([row["gan"][label][name] for row in own if label in row["gan"]])
+                for name in ("distance", "agreement", "nearest_class", "floor", "accuracy")
+            }
+            for label in labels
+        }
+        made.append(cell)
+    return made
+
+
+def tables(made: Sequence[dict[str, Any]]) -> Group:
+    """The privacy-utility-attack table, the reconstruction table where there is one, and what the figures mean."""
+    header, body = main_table(made)
+    parts: list[Any] = [_rich("Privacy, utility, attacks", header, body)]
+    if any(cell["gan"] for cell in made):
+        parts.append(_rich("Reconstruction of classes that one client lacks", *reconstruction_table(made)))
+    sentences = dict.fromkeys(f"{cell['method']}: {cell['guarantee']}" for cell in made)
+    return Group(*parts, *sentences, NOTES)
+
+
+NOTES = (
+    f"AUC and TPR (at FPR {TPR_AT:g}): membership from the final model's outputs, training set against test set; SSIM: "
+    "images recovered from single updates of the first round, 1 for the private image itself; distance: Frechet "
+    "distance of reconstructions and private images in the features of a classifier trained on the public test set, "
+    "comparable within one data set only. A low figure does not prove privacy: a model that learned nothing has low "
+    "figures too, so read them beside its accuracy."
+)
+
+
+def main_table(made: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """Header and rows: accuracy, claimed, proven and audited epsilon, success of the attacks."""
+    header = ["method", "budget", "accuracy", "claimed", "proven", "audited", "AUC", "TPR", "SSIM"]
+    body = []
+    for cell in made:
+        proven = number(cell["epsilon"]) + (" *" if cell["guarantee_status"] == "conditional" else "")
+        if cell["guarantee_status"] == "none":
+            proven = "NOT PRIVATE"
+        body.append(
+            [
+                cell["method"],
+                _budget(cell),
+                _figure(cell, "accuracy", 100, 1, " %"),
+                number(cell["claimed_epsilon"]),
+                proven,
+                "-" if cell["audited_epsilon"] is None else number(cell["audited_epsilon"]),
+                _figure(cell, "membership_auc", 1, 3),
+                _figure(cell, "membership_tpr", 100, 1, " %"),
+                _figure(cell, "inversion_ssim", 1, 2),
+            ]
+        )
+    return header, body
+
+
+def reconstruction_table(made: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """Header and rows in the layout of the LaDP-FL paper's Table X: budget, method, one column per class."""
+    labels = list(dict.fromkeys(label for cell in made for label in cell["gan"]))
+    body = []
+    for cell in sorted(made, key=lambda cell: (cell["epsilon_budget"] is not None, cell["epsilon_budget"] or 0.0)):
+        if cell["gan"]:
+            shown = [cell["gan"].get(label) for label in labels]
+            body.append([_budget(cell), cell["method"], *(_reconstruction(found) for found in shown)])
+    first = next(cell["gan"] for cell in made if cell["gan"])
+    for name, title in (("nearest_class", "another class"), ("floor", "private images")):
+        body.append(["-", f"({title})", *(f"{first[label][name]:.0f}" if label in first else "-" for label in labels)])
+    return ["budget", "method", *(f"class {label}" for label in labels)], body
+
+
+def markdown(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    """A table for a results page."""
+    lines = [header, ["---"] * len(header), *body]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def _membership(target: Target) -> dict[str, float]:
+    assembly = target.assembly()
+    data = Images.of(assembly.dataset)
+    if target.folder is None:
+        raise ConfigError("membership is inferred from a finished run's model")
+    module = module_of(assembly, target.folder)
+    if not all(torch.isfinite(part).all() for part in module.parameters()):
+        return {}  # a model that overflowed answers alike to everyone
+    result = attack_outputs(module, data.train, data.test)["modified-entropy"]
+    rate = min(result.rates, key=lambda rate: abs(rate.fpr - TPR_AT))
+    return {
+        "membership_auc": result.auc,
+        "membership_auc_low": result.auc_low,
+        "membership_auc_high": result.auc_high,
+        "membership_tpr": rate.tpr,
+    }
+
+
+def _inversion(target: Target, victims: int, settings: InversionSettings | None) -> dict[str, float]:
+    first_round = Target(target.recipe)  # the initial model: what later rounds give away is not more
+    findings = inversion.attack(first_round, count=victims, settings=settings)
+    label = next((f.protection for f in findings if f.protection != inversion.UNPROTECTED), inversion.UNPROTECTED)
+    scores = [score["ssim"] for f in findings if f.protection == label for score in f.scores]
+    return {"inversion_ssim": _mean(scores), "inversion_clients": len(scores)}
+
+
+def _gan(job: Job, label: int, settings: GanSettings | None) -> dict[str, float]:
+    raw = job.recipe.model_dump(exclude_none=True)
+    if not job.recipe.data.partition.startswith("isolation"):
+        recipes.override(raw, ["data.partition=isolation"])
+    raw["data"]["private_class"] = label
+    found = gan.attack(Target(recipes.validate(raw)), label=label, settings=settings, classifier=_classifier(raw))
+    names = ("distance", "agreement", "nearest_class", "floor")
+    return {name: float(getattr(found, name)) for name in names} | {"accuracy": float(found.result["accuracy"])}
+
+
+_classifiers: dict[tuple[str, str | None], PublicClassifier] = {}
+
+
+def _classifier(raw: dict[str, Any]) -> PublicClassifier:
+    """One classifier per data set: distances are comparable under the same one only."""
+    key = raw["data"]["name"], raw["data"].get("dir")
+    if key not in _classifiers:
+        from fedlgm import data
+
+        found = Images.of(data.load(*key))
+        _classifiers[key] = PublicClassifier.train(*found.test, found.classes)
+    return _classifiers[key]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values))
+
+
+def _spread(values: Sequence[float]) -> float:
+    return float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+
+
+def _budget(cell: dict[str, Any]) -> str:
+    return "-" if cell["epsilon_budget"] is None else f"{cell['epsilon_budget']:g}"
+
+
+def _figure(cell: dict[str, Any], name: str, scale: float, digits: int, unit: str = "") -> str:
+    if name not in cell or not math.isfinite(cell[name]):
+        return "-"
+    spread = f" ± {scale * cell[f'{name}_std']:.{digits}f}" if cell["seeds"] > 1 else ""
+    return f"{scale * cell[name]:.{digits}f}{spread}{unit}"
+
+
+def _reconstruction(found: dict[str, float] | None) -> str:
+    return "-" if found is None else f"{found['distance']:.0f} ({found['agreement']:.0%})"
+
+
+def _rich(title: str, header: Sequence[str], body: Sequence[Sequence[str]]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for column in header:
+        table.add_column(column, justify="left" if column in ("method", "budget") else "right")
+    for line in body:
+        table.add_row(*line)
+    return table

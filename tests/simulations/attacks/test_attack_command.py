@@ -1,0 +1,149 @@
+"""`fedlgm attack`: figures as JSON, tables, pictures; bad input ends with one message and status 2."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import warnings
+
+import pytest
+
+from simulations import attack_command, cli
+
+if not any(group.name == "attack" for group in cli.app.registered_groups):
+    cli.app.add_typer(attack_command.app, name="attack")
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, tmp_path):
+    """Run `fedlgm ...` in this process, in an empty folder: status, standard output, standard error."""
+    here = tmp_path / "cwd"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # the command replaces it
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fedlgm", *map(str, arguments)])
+        try:
+            cli.main()
+            status = 0
+        except SystemExit as end:
+            status = int(end.code or 0)
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return call
+
+
+@pytest.fixture
+def finished(run, tiny_file, tmp_path):
+    """A finished run."""
+    status, _, err = run("simulate", tiny_file, "--engine", "local", "--run-dir", tmp_path / "run", "--json")
+    assert status == 0, err
+    return tmp_path / "run"
+
+
+def test_inversion_of_a_recipe(run, tiny_file, tmp_path):
+    picture = tmp_path / "found.png"
+    status, out, err = run(
+        "attack", "inversion", tiny_file, "--victims", 1, "--iterations", 30, "--epsilon", 8, "--picture", picture,
+        "--json",
+    )  # fmt: skip
+    assert (status, err) == (0, "")
+    report = json.loads(out)
+    raw, noised = report["findings"]
+    assert (raw["protection"], noised["protection"]) == ("no noise", "snr-consistent, sound, epsilon 8")
+    assert raw["ssim"] > 0.99
+    assert raw["labels_found"] == 1
+    assert noised["ssim"] < 0.5
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_inversion_prints_a_table(run, tiny_file):
+    status, out, _ = run("attack", "inversion", tiny_file, "--victims", 1, "--iterations", 2, "--per-layer")
+    assert status == 0
+    assert "no noise" in out
+    assert "fc2" in out
+    assert "attack-inversion.png" in out
+
+
+def test_membership_of_a_run(run, finished):
+    status, out, err = run("attack", "lira", finished, "--shadows", 4, "--json")
+    assert (status, err) == (0, "")
+    report = json.loads(out)
+    assert (report["models"], report["results"]["online"]["members"]) == (5, 1442)
+    assert report["epsilon"] <= 8.0
+    assert report["guarantee_status"] == "proven"
+    assert 0.3 < report["results"]["online"]["auc"] < 0.7  # three noisy rounds remember nobody
+
+
+def test_membership_of_a_recipe(run, tiny_file):
+    status, out, err = run(
+        "attack", "mia", tiny_file, "--shadows", 4, "--examples", 200, "--set", "mechanism.name=none"
+    )  # fmt: skip
+    assert status == 0, err
+    assert "output: loss" in out
+    assert "layer: fc1" in out
+    assert "NOT PRIVATE" in out
+
+
+def test_gan_of_a_recipe(run, tiny_file):
+    changes = ["data.partition=isolation", "federation.clients=4", "federation.rate=1.0", "mechanism.name=none"]
+    options = [part for change in changes for part in ("--set", change)]
+    status, out, err = run("attack", "gan", tiny_file, *options, "--active", "--steps", 2, "--json")
+    assert (status, err) == (0, "")
+    report = json.loads(out)
+    assert (report["target"], report["active"], report["guarantee_status"]) == (9, True, "none")
+    assert math.isinf(float(report["epsilon"])) or report["epsilon"] == "Infinity"
+    assert report["floor"] < report["nearest_class"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["inversion", "nowhere"], "no recipe 'nowhere'"),
+        (["inversion", "digits", "--victims", 0], "--victims and --images must be at least 1"),
+        (["inversion", "digits", "--images", 5000], "no client holds 5000 images"),
+        (["inversion", "digits", "--iterations", 0], "iterations"),
+        (["inversion", "digits", "--set", "training.optimizer=adam"], "optimizer 'sgd'"),
+        (["inversion", "digits", "--set", "mechanism.name=none", "--epsilon", 8], "has no noise"),
+        (["inversion", "digits", "--published"], "published variant"),
+        (["lira", "digits", "--shadows", 7], "even number"),
+        (["lira", "digits", "--shadows", 4, "--set", "federation.rounds=1"], "at least 6"),
+        (["mia", "digits", "--examples", 3], "at least 20"),
+        (["gan", "digits"], "data.partition = 'isolation'"),
+        (["gan", "digits", "--kind", "vae"], "acgan, dcgan"),
+    ],
+)
+def test_bad_input(run, arguments, message):
+    status, out, err = run("attack", *arguments)
+    assert (status, out) == (2, "")
+    assert message in " ".join(err.split())
+
+
+def test_a_finished_run_is_as_it_is(run, finished):
+    for arguments, message in (
+        (["mia", finished, "--set", "federation.rounds=1"], "attack"),
+        (["mia", finished, "--examples", 50], "its own examples"),
+    ):
+        status, _, err = run("attack", *arguments)
+        assert status == 2
+        assert message in err
+
+
+def test_a_run_without_a_seed_says_what_to_run_again(run, tiny, tmp_path):
+    recipe = tmp_path / "secret.toml"
+    recipe.write_text(tiny(run={"seed": None}).to_toml(), encoding="utf-8")
+    assert run("simulate", recipe, "--engine", "local", "--run-dir", tmp_path / "secret", "--json")[0] == 0
+    status, _, err = run("attack", "gan", tmp_path / "secret")
+    assert status == 2
+    assert "recipe.toml" in err
+    assert "no seed" in err
+
+
+def test_a_run_that_has_not_finished(run, finished):
+    (finished / "result.json").unlink()
+    status, _, err = run("attack", "lira", finished)
+    assert status == 2
+    assert "--resume" in err
