@@ -1,6 +1,6 @@
 """The model's layers in order, and one flat float32 vector that holds all of them.
 
-Everything private works on the flat vector and a `LayerTable`; nothing else in the house knows `state_dict` order.
+Everything private works on the flat vector and a `LayerTable`; nothing else in the library knows `state_dict` order.
 """
 
 from __future__ import annotations

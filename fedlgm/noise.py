@@ -1,6 +1,6 @@
 """Noise drawn on the CPU; `fedlgm.aggregation.kernels` draws it on any device, and `fedlgm.release` chooses.
 
-Two doors: `draw` for small NumPy vectors (applications, closed-form checks) and `add_noise_` for model updates.
+Two functions: `draw` for small NumPy vectors (applications, closed-form checks) and `add_noise_` for model updates.
 Every draw takes a named stream of `fedlgm.keys`; nothing here reads a global generator.
 """
 

@@ -44,7 +44,7 @@ def simulate(
     rounds: Annotated[int | None, typer.Option(help="Overrides federation.rounds.")] = None,
     seed: Annotated[int | None, typer.Option(help="Overrides run.seed.")] = None,
     overrides: SetOption = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Training processes; by default one a core.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Training processes; by default one per core.")] = None,
     ray_address: Annotated[str | None, typer.Option(help="A Ray cluster to join.")] = None,
     supernodes: Annotated[int | None, typer.Option(min=1, help="For the flower engine: simulated SuperNodes.")] = None,
     run_dir: Annotated[Path | None, typer.Option(help="Folder to create for the run.")] = None,

@@ -44,8 +44,8 @@ def simulate(
         run_dir: folder to create; by default `runs/<recipe>-<time>`.
         workers: processes that train; by default the machine's cores.
         ray_address: for "ray", a cluster to join instead of this machine.
-        supernodes: for "flower", simulated SuperNodes: by default one a worker, each serving whole blocks; with as many
-            as there are clients every client is a node of its own, as in a deployment.
+        supernodes: for "flower", simulated SuperNodes: by default one per worker, each serving whole blocks; with as
+            many as there are clients every client is a node of its own, as in a deployment.
         progress: called with each round's metrics row.
         on_folder: called with the run folder as soon as it exists.
         own: objects of a user's own that stand for names in the recipe.

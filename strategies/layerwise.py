@@ -110,7 +110,7 @@ class LayerwiseFedAvg(FedAvg):
         if not (nodes.simulated or nodes.test_mode) and not (releaser.keys.secret and sampler.keys.secret):
             raise ConfigError(
                 "run.seed: a server of real nodes refuses a public seed, with which noise and cohorts could be drawn "
-                "again: leave it out (--set run.seed=none), or set run.test_mode=true to try things out without protection"
+                "again: leave it out (--set run.seed=none), or set run.test_mode=true to try it without protection"
             )
         self.method, self.transcript = method, transcript
         self.sampler, self.optimizer, self.releaser, self.nodes = sampler, optimizer, releaser, nodes
@@ -213,14 +213,14 @@ class LayerwiseFedAvg(FedAvg):
         single, plan = self.nodes.single, pending.plan
         total = BoundedSum.empty(plan)
         block = BoundedSum.empty(plan) if single else total
-        rooms = iter([len(b) for b in pending.blocks])
-        room = next(rooms, 0)
+        sizes = iter([len(b) for b in pending.blocks])
+        size = next(sizes, 0)
         for one, reply in in_order(pending.sent, replies, single, pending.failures):
             if single:
                 self._add_client(block, one, reply, pending)
-                if block.count >= room:
+                if block.count >= size:
                     total.merge(block.total, block.count, block.discarded)
-                    block, room = BoundedSum.empty(plan), next(rooms, 0)
+                    block, size = BoundedSum.empty(plan), next(sizes, 0)
                 continue
             assert reply is not None
             metrics = reply.content.metric_records[wire.METRICS]

@@ -1,4 +1,4 @@
-"""Flower's own simulation runtime: its FedAvg, one message a client, two one-CPU actors, plain PyTorch inside.
+"""Flower's own simulation runtime: its FedAvg, one message per client, two one-CPU actors, plain PyTorch inside.
 
 `python -m benchmarks.contenders.flower [WORK]`: WORK is a module beside this one, `work` (default) or `resnet_work`.
 """

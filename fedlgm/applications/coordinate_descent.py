@@ -223,7 +223,7 @@ _NOISE = {
 
 
 def _event(family: Family, ratios: Array, passes: int) -> dp_event.DpEvent:
-    """Event of all passes; `ratios` are sensitivity over noise scale, one a coordinate."""
+    """Event of all passes; `ratios` are sensitivity over noise scale, one per coordinate."""
     if family == "gaussian":
         return dp_event.GaussianDpEvent(1 / math.sqrt(passes * float(ratios @ ratios)))
     one_pass = dp_event.ComposedDpEvent([dp_event.LaplaceDpEvent(1 / float(ratio)) for ratio in ratios])

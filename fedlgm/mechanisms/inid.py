@@ -1,7 +1,7 @@
 """Independent but not identically distributed (i.n.i.d.) Gaussian and Laplace noise, with its baselines.
 
-Every function turns a public sensitivity profile and a budget into one noise scale a coordinate. The privacy condition
-depends on the scales only through one number, the budget they spend:
+Every function turns a public sensitivity profile and a budget into one noise scale per coordinate. The privacy
+condition depends on the scales only through one number, the budget they spend:
 
     Gaussian   sum_i lambda_i^2 / sigma_i^2 = mu^2        (mu-Gaussian DP; whitening of the coordinates)
     Laplace    sum_i lambda_i / beta_i      = epsilon     (epsilon-DP; triangle inequality)
@@ -11,7 +11,7 @@ budget; "i.i.d." gives all coordinates one scale; "scale-perturb-rescale" (SPR) 
 Source: i.n.i.d. noise paper, Theorems 4 and 5, equations 9 and 12, Table I. The neighbouring relation is the profile's.
 
 Profiles are vectors (shape [K]) or `Profile` objects (runs of equal coordinates). The scales have one entry a
-coordinate for a vector and one a run for a `Profile`. A coordinate of zero sensitivity gets zero noise under the
+coordinate for a vector and one per run for a `Profile`. A coordinate of zero sensitivity gets zero noise under the
 i.n.i.d. and SPR rules; an all-zero profile gives all-zero scales, with a warning.
 """
 
@@ -46,7 +46,7 @@ def gaussian_inid(
         weights: positive weights of the coordinates' errors, shape of the scales; all one by default.
 
     Returns:
-        sigma, one entry a coordinate (a run for a `Profile`): i.n.i.d. noise paper, Theorem 4 (p = 2), equation 9.
+        sigma, one entry per coordinate (a run for a `Profile`): i.n.i.d. noise paper, Theorem 4 (p = 2), equation 9.
 
     Raises:
         ConfigError: sensitivities, budget, p or weights out of range.
@@ -74,7 +74,7 @@ def laplace_inid(
         tight: convert delta by the tighter of the two bounds of `laplace_budget`.
 
     Returns:
-        beta, one entry a coordinate (a run for a `Profile`): i.n.i.d. noise paper, Theorem 5 (p = 2), equation 12.
+        beta, one entry per coordinate (a run for a `Profile`): i.n.i.d. noise paper, Theorem 5 (p = 2), equation 12.
 
     Raises:
         ConfigError: sensitivities, budget, p or weights out of range.
@@ -139,7 +139,7 @@ def gaussian_iid(profile: ProfileLike, mu: float, *, sensitivity: float | None =
         sensitivity: l2 sensitivity D2 of the query where it is known to be smaller than ||lambda||_2, its default.
 
     Returns:
-        sigma, one entry a coordinate (a run for a `Profile`), all equal, zero-sensitivity coordinates included.
+        sigma, one entry per coordinate (a run for a `Profile`), all equal, zero-sensitivity coordinates included.
     """
     runs, _, _ = _prepare(profile, mu, "mu")
     return np.full(runs.values.size, _sensitivity(runs, 2, sensitivity) / mu)

@@ -69,7 +69,7 @@ class Profile:
         return int(self.counts.sum())
 
     def expand(self, per_run: npt.ArrayLike | None = None) -> Array:
-        """One entry a coordinate, shape [K].
+        """One entry per coordinate, shape [K].
 
         Args:
             per_run: numbers to repeat over the runs (such as noise scales, shape [runs]); by default the sensitivities.

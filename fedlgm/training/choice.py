@@ -31,7 +31,7 @@ def fastest(
         blocks: such blocks ahead; what a trainer takes to warm up is shared among them.
 
     Returns:
-        The winner's name and seconds a block of each.
+        The winner's name and seconds per block of each.
     """
     made = {name: make() for name, make in trainers.items()}
     preferred = next(iter(made))

@@ -325,7 +325,7 @@ def _laid_over(section: str, below: dict[str, Any], above: dict[str, Any]) -> di
     naming = _NAMING.get(section, "")
     name = above.get(naming, below.get(naming))
     if name != below.get(naming):
-        with suppress(ConfigError):  # an unknown name is told with the whole recipe
+        with suppress(ConfigError):  # an unknown name is reported when the whole recipe is checked
             known = {*_SECTIONS[section].model_fields, *_OPTIONS[section](str(name))}
             kept = {key: value for key, value in kept.items() if key in known}
     return kept | above

@@ -56,7 +56,7 @@ class WorkerGrid(Grid):
         return Message(content=content, metadata=metadata)  # type: ignore[call-overload]
 
     def get_node_ids(self) -> list[int]:
-        """One node a worker."""
+        """One node per worker."""
         return list(self._node_ids)
 
     def get_nodes(self) -> list[Any]:

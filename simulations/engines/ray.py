@@ -28,7 +28,7 @@ from simulations.config.assembly import Assembly
 from simulations.config.own import Own
 from simulations.engines.grid import WorkerGrid
 
-_RETRIES = 8  # losses of one block beyond one a worker, and failed starts in a row, before the run gives up
+_RETRIES = 8  # losses of one block beyond one per worker, and failed starts in a row, before the run gives up
 _START_S = 180.0  # for the first of several workers to start
 _LOST = (RayActorError, OutOfMemoryError, ObjectLostError)  # a worker or its node, not its code
 

@@ -17,7 +17,7 @@ import matplotlib.pyplot as plt
 
 
 def draw_partition(histogram: np.ndarray, title: str, path: Path) -> None:
-    """Stacked bars, one a client, one colour a class; `histogram` is int [clients, classes]."""
+    """Stacked bars, one per client, one colour per class; `histogram` is int [clients, classes]."""
     clients, classes = histogram.shape
     figure, axes = plt.subplots(figsize=(10, 4))
     left = np.zeros(clients)

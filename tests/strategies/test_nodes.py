@@ -205,9 +205,7 @@ class TestHowManyMustAnswer:
     def test_max_failures(self, lossy):
         lossy(2, "allowed", max_failures=2).run(1)
         federation = lossy(3, "too many", max_failures=2)
-        with pytest.raises(
-            RunError, match=r"more than federation.max_failures = 2 nodes failed: 7 of 10 nodes"
-        ):
+        with pytest.raises(RunError, match=r"more than federation.max_failures = 2 nodes failed: 7 of 10 nodes"):
             federation.run(1)
         assert not list(federation.ledger.charges())
 

@@ -150,7 +150,7 @@ class Layout:
 def empty_block(
     clients: int, size: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """Room for updates [clients, size] as the kernels like to read them: every row begins at a multiple of 16."""
+    """Empty block of updates [clients, size] as the kernels like to read them: every row begins at a multiple of 16."""
     pitch = -(-size // _MAX_ALIGNMENT) * _MAX_ALIGNMENT
     return torch.empty(clients, pitch, device=device, dtype=dtype)[:, :size]
 

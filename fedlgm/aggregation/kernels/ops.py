@@ -1,6 +1,6 @@
 """Public functions of the private step; each checks its arguments and runs on the backend that fits the tensors.
 
-No door waits for the device: shapes, types and host-side boundaries are checked, values on the device are not. Only
+No function waits for the device: shapes, types and host-side boundaries are checked, values on the device are not. Only
 the first call for given `offsets` and device copies a small table there.
 """
 

@@ -28,7 +28,7 @@ ENGINES = [
     pytest.param({"engine": "ray", "workers": 3}, id="ray, 3 workers"),
     pytest.param({"engine": "flower", "workers": 2}, id="flower"),
     pytest.param(
-        {"engine": "flower", "workers": 2, "supernodes": 20}, id="flower, a node a client", marks=pytest.mark.slow
+        {"engine": "flower", "workers": 2, "supernodes": 20}, id="flower, a node per client", marks=pytest.mark.slow
     ),
 ]
 SAME = ("model_sha256", "accuracy", "epsilon", "claimed_epsilon", "rounds", "noise_multiplier", "guarantee")
