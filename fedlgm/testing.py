@@ -1,9 +1,12 @@
 """Checks of objects of a user's own: call them from a test.
 
-    from fedlgm.testing import check_data, check_model, check_task
+    from fedlgm.testing import check_data, check_mechanism, check_model, check_task
 
     def test_my_model():
         check_model(Net, my_data, task="regression")
+
+    def test_my_mechanism():
+        check_mechanism(InverseSize("inverse-size"))
 
 Every check passes silently or raises a `FedlgmError` of one sentence that says what is wrong. The bundled models, data
 and tasks pass the same checks.
@@ -11,7 +14,7 @@ and tasks pass the same checks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,11 +22,17 @@ import torch
 from torch import Tensor, nn
 
 from fedlgm import inputs, models, tasks
+from fedlgm.aggregation import bound_update
 from fedlgm.data import DataSet, Loadable, Partition, load
-from fedlgm.errors import ConfigError, DataError
+from fedlgm.errors import ConfigError, DataError, PrivacyError
+from fedlgm.facts import RunFacts, Sampling
 from fedlgm.layers import LayerTable
+from fedlgm.mechanisms import Mechanism
+from fedlgm.plan import ReleasePlan
+from fedlgm.privacy.accounting import composed_epsilon
 from fedlgm.tasks import Task
 from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer, VectorizedTrainer
+from fedlgm.transcript import Transcript
 
 _EXAMPLES = 6  # of each probed client
 _BATCH = 4
@@ -66,6 +75,95 @@ def check_data(data: Loadable, task: Any = None, *, allow_empty: bool = False) -
     if found.clients is not None:
         _check_clients(found.name, found.clients, len(found.train_y), allow_empty)
     return found
+
+
+def check_mechanism(mechanism: Mechanism, layers: LayerTable | None = None, facts: RunFacts | None = None) -> None:
+    """Check a mechanism: pure plans, bounds kept, an event that covers the noise, a budget kept, plans that travel.
+
+    Plans are made for the first and for later rounds, with made-up past releases. What a mechanism says of itself is
+    not used: the distance by which a client moves the sum is measured.
+
+    Args:
+        mechanism: the mechanism.
+        layers: layers of the model it is for; by default four, from 1 to 300 coordinates.
+        facts: the run's facts, with a budget; by default central trust, epsilon 8 at 1e-5 over 6 rounds in
+            which every client takes part (accounted for in closed form).
+
+    Raises:
+        FedlgmError: what is wrong, in one sentence.
+
+    >>> from fedlgm import mechanisms
+    >>> check_mechanism(mechanisms.get("uniform"))
+    """
+    layers = mechanism.table(layers or LayerTable.from_sizes({"a": 12, "b": 1, "c": 300, "d": 40}))
+    facts = facts or RunFacts(0.0, Sampling("poisson", 100, 1.0), rounds=6, epsilon=8.0, delta=1e-5)
+    facts = facts.with_multiplier(mechanism.calibrate(facts))
+    costs = mechanism.costs(layers, facts.rounds)
+    if np.shape(costs) != (facts.rounds,):
+        raise ConfigError(f"{mechanism.name}: costs must have one figure per round, got shape {np.shape(costs)}")
+    events = []
+    for transcript in _transcripts(mechanism, layers, facts):
+        plan = _pure_plan(mechanism, layers, facts, transcript)
+        if not plan.protected:
+            continue  # nothing is claimed
+        _check_bounds(mechanism.name, plan)
+        cost = (facts.noise_multiplier / plan.effective_multiplier) ** 2 if plan.size else 0.0
+        if cost > costs[transcript.rounds] * (1 + 1e-6):
+            raise PrivacyError(
+                f"{mechanism.name}: round {transcript.rounds + 1} costs {cost:.6g} releases at the run's multiplier, "
+                f"its costs() say {costs[transcript.rounds]:.6g}: override costs, or use more noise"
+            )
+        events.append((plan.event, 1))
+    spent = composed_epsilon(events[: facts.releases], facts.budget()[1]) if events else 0.0
+    if spent > facts.budget()[0] * (1 + 1e-6) and (costs <= 1).all():
+        raise PrivacyError(
+            f"{mechanism.name}: {facts.releases} rounds cost epsilon {spent:.4g}, the budget is {facts.epsilon:g}"
+        )
+
+
+def _transcripts(mechanism: Mechanism, layers: LayerTable, facts: RunFacts) -> Iterator[Transcript]:
+    """The past of every round, with made-up releases."""
+    generator = torch.Generator().manual_seed(1)
+    transcript = Transcript.start(torch.randn(layers.size, generator=generator))
+    for _ in range(facts.rounds):
+        yield transcript
+        plan = mechanism.plan(layers, facts, transcript)
+        mean = torch.randn(plan.size, generator=generator) * 0.05
+        model = transcript.models[-1] + 0.1 * torch.randn(layers.size, generator=generator)
+        transcript = transcript.extend(model, mean, plan)
+
+
+def _pure_plan(mechanism: Mechanism, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
+    """The plan, made twice and sent once."""
+    plan, again = (mechanism.plan(layers, facts, transcript) for _ in range(2))
+    if not isinstance(plan, ReleasePlan):
+        raise ConfigError(f"{mechanism.name}: plan() must return a ReleasePlan, got {type(plan).__name__}")
+    if plan.to_json() != again.to_json():
+        raise PrivacyError(f"{mechanism.name}: plan() gives another plan for the same arguments: it must be pure")
+    if plan.facts != facts:
+        raise PrivacyError(f"{mechanism.name}: the plan's facts are not the run's: pass `facts` on unchanged")
+    received = ReleasePlan.from_json(layers, plan.to_json())
+    if received.to_json() != plan.to_json() or received.event != plan.event:
+        raise ConfigError(f"{mechanism.name}: the plan does not survive its way to the clients")
+    return plan
+
+
+def _check_bounds(name: str, plan: ReleasePlan) -> None:
+    """No contribution moves the sum by more, in units of the noise, than the plan's event accounts for."""
+    size, scales = plan.layers.size, np.repeat([p.sigma for p in plan.parts], [p.size for p in plan.parts])
+    generator = torch.Generator().manual_seed(2)
+    tried = [scale * torch.randn(size, generator=generator) for scale in (1e-3, 1.0, 1e6)]
+    for low, high in zip(plan.layers.offsets[:-1], plan.layers.offsets[1:], strict=True):
+        tried.append(torch.zeros(size).index_fill_(0, torch.arange(low, high), 1e6))
+    if plan.bounded_by == "trainer" or plan.size == 0:
+        return  # the trainer's own checks say what it keeps
+    order = 2 if plan.family == "gaussian" else 1
+    for update in tried:
+        moved = float(np.linalg.norm(bound_update(update, plan).numpy() / scales, order))
+        if moved * plan.effective_multiplier > 1 + 1e-6:
+            raise PrivacyError(
+                f"{name}: a client moves the sum by {moved * plan.effective_multiplier:.4g} times what is accounted for"
+            )
 
 
 def check_task(task: Any, outputs: Tensor, targets: Tensor) -> Task:

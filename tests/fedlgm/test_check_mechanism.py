@@ -1,0 +1,116 @@
+"""The test kit for mechanisms: every bundled one passes, each way to break the contract is one sentence."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedlgm import mechanisms
+from fedlgm.errors import FedlgmError
+from fedlgm.extension import load_object
+from fedlgm.facts import LocalTraining, RunFacts, Sampling
+from fedlgm.mechanisms import Mechanism
+from fedlgm.plan import ReleasePlan
+from fedlgm.privacy.guarantee import Guarantee
+from fedlgm.testing import check_mechanism
+
+PROVEN = Guarantee("proven", "test")
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+LOCAL = RunFacts(
+    0.0,
+    Sampling("poisson", 100, 0.1),
+    "replace-one",
+    "local",
+    rounds=4,
+    epsilon=8.0,
+    delta=1e-5,
+    training=LocalTraining(gradient_clip=1.0),
+)
+
+
+@pytest.mark.parametrize("name", mechanisms.names())
+def test_bundled_mechanisms_pass(name: str) -> None:
+    check_mechanism(mechanisms.get(name))
+    check_mechanism(mechanisms.get(name), facts=LOCAL)
+
+
+@pytest.mark.parametrize("options", [{"norms": "stale"}, {"norms": "quantile"}, {"norms": "public"}])
+def test_sound_medclip_passes(options: dict[str, Any]) -> None:
+    check_mechanism(mechanisms.get("snr-consistent", clip="med", **options))
+
+
+def test_the_example_of_the_documentation_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    kind = load_object("own_mechanism:InverseSize", "mechanism")
+    check_mechanism(kind("inverse-size"))
+    lines = [line for line in (EXAMPLES / "own_mechanism.py").read_text().splitlines() if line.strip()]
+    assert len(lines) <= 20
+
+
+@dataclass(frozen=True)
+class Equal(Mechanism):
+    """All layers alike, at the run's multiplier."""
+
+    def plan(self, layers, facts, transcript):
+        clip = np.full(len(layers), len(layers) ** -0.5)
+        return ReleasePlan(layers, clip, np.full(len(layers), facts.noise_multiplier), facts, PROVEN)
+
+
+class Impure(Equal):
+    counter = itertools.count(1)
+
+    def plan(self, layers, facts, transcript):
+        plan = super().plan(layers, facts, transcript)
+        return replace(plan, sigma=plan.sigma * (1 + 1e-3 * next(self.counter)))
+
+
+class HalfTheNoise(Equal):
+    def plan(self, layers, facts, transcript):
+        plan = super().plan(layers, facts, transcript)
+        return replace(plan, sigma=plan.sigma / 2)
+
+
+class OtherFacts(Equal):
+    def plan(self, layers, facts, transcript):
+        return super().plan(layers, replace(facts, sampling=Sampling("poisson", 10**6, 1e-6)), transcript)
+
+
+class Cheaper(Equal):
+    """Claims a larger multiplier than its parts have."""
+
+    def plan(self, layers, facts, transcript):
+        plan = super().plan(layers, facts, transcript)
+        object.__setattr__(plan, "effective_multiplier", 2 * plan.effective_multiplier)
+        return plan
+
+
+class NoCosts(Equal):
+    def costs(self, layers, rounds):
+        return np.ones(1)
+
+
+class NoPlan(Equal):
+    def plan(self, layers, facts, transcript):
+        return {"clip": [1.0]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "sentence"),
+    [
+        (Impure, "must be pure"),
+        (HalfTheNoise, "override costs"),
+        (OtherFacts, "facts are not the run's"),
+        (Cheaper, "moves the sum by 2 times|does not survive"),
+        (NoCosts, "one figure per round"),
+        (NoPlan, "must return a ReleasePlan"),
+    ],
+)
+def test_what_breaks_the_contract_is_refused_in_one_sentence(kind: type[Mechanism], sentence: str) -> None:
+    with pytest.raises((FedlgmError, AttributeError), match=sentence) as caught:
+        check_mechanism(kind("broken"))
+    assert "\n" not in str(caught.value)
