@@ -196,6 +196,7 @@ class Question:
         round: number, from 1.
         client: the node's client number.
         plan: JSON text of the `ReleasePlan`.
+        model: SHA-256 of the frame's body, the global model.
         work: names that are installed on the node, with options: {"mechanism", "group_by", "model", "training"}.
         nonce: 32 hexadecimal digits; makes an answer to this question useless for any other.
     """
@@ -204,22 +205,24 @@ class Question:
     round: int
     client: int
     plan: str
+    model: str
     work: Mapping[str, Any]
     nonce: str
 
-    def digest(self, body: bytes | memoryview) -> str:
-        """Name of the question together with its model (`body`)."""
-        parts = (PROTOCOL, self.run, self.round, self.client, self.plan, canonical(self.work), self.nonce)
-        return digest("fedlgm question", *parts, sha256(body))
+    @property
+    def digest(self) -> str:
+        """Name of the question, its model included."""
+        parts = (PROTOCOL, self.run, self.round, self.client, self.plan, self.model, canonical(self.work), self.nonce)
+        return digest("fedlgm question", *parts)
 
-    def header(self, body: bytes | memoryview, signer: Ed25519PrivateKey | None = None) -> dict[str, Any]:
+    def header(self, signer: Ed25519PrivateKey | None = None) -> dict[str, Any]:
         """The frame's header, signed if there is a `signer`."""
         header: dict[str, Any] = {
             "protocol": PROTOCOL, "ask": "release", "run": self.run, "round": self.round, "client": self.client,
             "plan": self.plan, "work": dict(self.work), "nonce": self.nonce,
         }  # fmt: skip
         if signer is not None:
-            header["signature"] = sign(signer, "question", self.digest(body))
+            header["signature"] = sign(signer, "question", self.digest)
         return header
 
 

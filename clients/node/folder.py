@@ -1,10 +1,10 @@
 """A node's folder: who owns which file, and how it is made.
 
-    DIR/policy.toml          what the operator allows
-    DIR/state/               noise key, service key, ledger, kept answers: the service's user only
-    DIR/witness/             how far the ledger is; best another disk, or another backup schedule
-    DIR/run/release.sock     where questions arrive; the group of the folder may connect
-    DIR/public.toml          what the server's operator needs to enrol this node
+DIR/policy.toml          what the operator allows
+DIR/state/               noise key, service key, ledger, kept answers: the service's user only
+DIR/witness/             how far the ledger is; best another disk, or another backup schedule
+DIR/run/release.sock     where questions arrive; the group of the folder may connect
+DIR/public.toml          what the server's operator needs to enrol this node
 """
 
 from __future__ import annotations

@@ -217,7 +217,9 @@ class Policy(_Section):
         if plan.guarantee.status == "none":
             raise Refusal("privacy", "a plan without a guarantee")
         if plan.guarantee.unit != "client":
-            raise Refusal("privacy", f"a plan for {plan.guarantee.unit}-level privacy; this node bounds its whole update")
+            raise Refusal(
+                "privacy", f"a plan for {plan.guarantee.unit}-level privacy; this node bounds its whole update"
+            )
         clip = plan.clip[plan.released]
         sigma = np.array([sigma for _, _, _, sigma in plan.parts])
         if (clip > privacy.largest_clip * _ROUNDING).any():

@@ -67,5 +67,5 @@ def make_client_app() -> ClientApp:
 def _relay(message: Message, context: Context) -> Message:
     socket = str(context.node_config.get(SOCKET, ""))
     if not socket:
-        raise RunError(f"the SuperNode's --node-config must say {SOCKET}=\"/path/of/release.sock\"")
+        raise RunError(f'the SuperNode\'s --node-config must say {SOCKET}="/path/of/release.sock"')
     return Message(forward(message.content, socket), reply_to=message)

@@ -118,7 +118,7 @@ class Service:
             raise Refusal("malformed", "rounds are numbered from 1")
         if ask.client != node.client:
             raise Refusal("client", f"this node is client {node.client}: it does not answer for {ask.client}")
-        question = Question(ask.run, ask.round, ask.client, ask.plan, ask.work, ask.nonce).digest(body)
+        question = Question(ask.run, ask.round, ask.client, ask.plan, protocol.sha256(body), ask.work, ask.nonce).digest
         if self._server_key and not protocol.verify(self._server_key, ask.signature, "question", question):
             raise Refusal("unsigned", "this node answers its enrolled server only, which has not signed this question")
         if limits.runs and ask.run not in limits.runs:
@@ -384,6 +384,3 @@ def _peer(link: Any) -> tuple[int, int, int]:
 def _shown(text: str) -> str:
     """A stranger's text, fit for a log."""
     return _PRINTABLE.sub("?", text)[:80]
-
-
-

@@ -176,6 +176,15 @@ class Run(_Section):
     test_mode: bool = False
 
 
+class Deployment(_Section):
+    """[deployment]: how long a round of real nodes waits, and for how many; see `strategies.nodes.Patience`."""
+
+    quorum: float = Field(default=1.0, gt=0, le=1)
+    round_seconds: float = Field(default=600.0, gt=0)
+    offline_seconds: float = Field(default=30.0, gt=0)
+    give_up_seconds: float = Field(default=3600.0, gt=0)
+
+
 class Recipe(_Section):
     """A validated recipe."""
 
@@ -188,6 +197,7 @@ class Recipe(_Section):
     mechanism: MechanismSection
     privacy: Privacy
     run: Run = Run()
+    deployment: Deployment | None = None
 
     @model_validator(mode="after")
     def _fits(self) -> Recipe:
