@@ -148,6 +148,11 @@ class _Asked:
     def open(self) -> bool:
         return self.answer is None and not self.lost
 
+    @property
+    def missing(self) -> str:
+        """Why there is no answer."""
+        return self.lost or (f"it {self.why_down}" if self.down_since is not None else "no answer")
+
 
 @dataclass
 class RoundReport:
@@ -230,7 +235,8 @@ class NodeGrid(Grid):
         """A message of this grid."""
         metadata = Metadata(
             run_id=1, message_id=str(next(self._numbers)), src_node_id=_SERVER_NODE, dst_node_id=dst_node_id,
-            reply_to_message_id="", group_id=group_id, created_at=time.time(), ttl=ttl or _TTL, message_type=message_type,
+            reply_to_message_id="", group_id=group_id, created_at=time.time(), ttl=ttl or _TTL,
+            message_type=message_type,
         )  # fmt: skip
         return Message(content=content, metadata=metadata)  # type: ignore[call-overload]
 
@@ -267,7 +273,7 @@ class NodeGrid(Grid):
         return self._round(batch)
 
     def _introduce(self, message: Message) -> Message:
-        answer = {
+        answer: dict[str, Any] = {
             wire.PARTITION: message.metadata.dst_node_id - _FIRST_NODE, wire.PARTITIONS: len(self._enrolment),
         }  # fmt: skip
         return Message(content=RecordDict({wire.CONFIG: ConfigRecord(answer)}), reply_to=message)
@@ -350,13 +356,11 @@ class NodeGrid(Grid):
         answered = sum(one.answer is not None for one in asked)
         if answered < needed:
             reasons = "; ".join(
-                f"{self._enrolment[one.client].name}: {one.lost or 'it ' + one.why_down if one.down_since else 'no answer'}"
-                for one in asked
-                if one.answer is None
+                f"{self._enrolment[one.client].name}: {one.missing}" for one in asked if one.answer is None
             )
             raise RunError(
-                f"{answered} of {len(asked)} nodes answered, the quorum is {needed} (deployment.quorum); {reasons}. The "
-                "same command resumes the run"
+                f"{answered} of {len(asked)} nodes answered, the quorum is {needed} (deployment.quorum); {reasons}. "
+                "The same command resumes the run"
             )
         return late
 

@@ -67,8 +67,8 @@ class Executor:
             except httpx.HTTPStatusError as error:
                 if error.response.status_code in (401, 403):
                     raise PermissionError(
-                        f"the SuperNode at {self._supernode} does not accept the secret: both must read the same bytes, a "
-                        "newline at the end included"
+                        f"the SuperNode at {self._supernode} does not accept the secret: both must read the same "
+                        "bytes, a newline at the end included"
                     ) from error
                 _log.warning("the SuperNode at %s: %s", self._supernode, error)
                 stop.wait(1.0)

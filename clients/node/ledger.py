@@ -92,6 +92,7 @@ class NodeLedger:
 
     def __init__(self, path: Path, witness: Path, dataset: str | None = None, *, readonly: bool = False) -> None:
         self.path, self.witness, self._readonly = path, witness, readonly
+        self.identity, self.dataset, self.seq, self.head = "", "", 0, ""
         self._lock: IO[bytes] | None = None
         seen = self._seen()  # before the database is opened: SQLite may change what lies beside it
         if not path.is_file():
@@ -175,7 +176,7 @@ class NodeLedger:
 
     def count(self, *, run: str | None = None, since: str | None = None) -> int:
         """Number of releases: all, those whose run has that label, or those charged since a time (UTC, ISO)."""
-        query, values = "SELECT COUNT(*) FROM releases WHERE 1", []
+        query, values = "SELECT COUNT(*) FROM releases WHERE 1", list[str]()
         if run is not None:
             query, values = query + " AND run = ?", [*values, run]
         if since is not None:
@@ -252,8 +253,8 @@ class NodeLedger:
             raise LedgerError(f"the ledger {self.path} is not the one that its witness has seen: it was exchanged")
         if dataset is not None and dataset != self.dataset:
             raise LedgerError(
-                f"the ledger belongs to the data set {self.dataset!r}, the policy's data.name is {dataset!r}: another data "
-                "set needs a node folder of its own"
+                f"the ledger belongs to the data set {self.dataset!r}, the policy's data.name is {dataset!r}: another "
+                "data set needs a node folder of its own"
             )
         self.seq, self.head = 0, self.identity
         passed = seen["seq"] == 0 and seen["head"] == self.head
@@ -264,7 +265,7 @@ class NodeLedger:
             passed |= (self.seq, self.head) == (seen["seq"], seen["head"])
         if self.seq < seen["seq"]:
             raise LedgerError(
-                f"the ledger {self.path} was rolled back: it has {self.seq} releases, its witness has seen {seen['seq']}"
+                f"the ledger {self.path} was rolled back: it has {self.seq} releases, its witness saw {seen['seq']}"
             )
         if not passed:
             raise LedgerError(f"the ledger {self.path} is not the one that its witness has seen: rows were exchanged")

@@ -280,7 +280,7 @@ classes = {classes}
 [privacy]
 epsilon = {epsilon} # the most that all releases together may cost, over all runs and servers
 delta = {delta}
-trust = ["local"] # "local": this node adds the noise. "central": the server does, and is trusted with the bounded update
+trust = ["local"] # "local": this node adds the noise. "central": the server does, and sees the bounded update
 min_noise_multiplier = 0.0 # noise over bound of any one release, at least
 largest_clip = 1.0 # l2 bound of any layer of an update, at most
 

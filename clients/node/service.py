@@ -30,8 +30,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from clients.node import data as node_data
 from clients.node.folder import NodeFolder
-from clients.node.ledger import NodeLedger, Row
-from clients.node.policy import MIB, Policy, Refusal
+from clients.node.ledger import Row
+from clients.node.policy import MIB, Refusal
 from clients.node.release import Releaser, Request
 from fedlgm import node_protocol as protocol
 from fedlgm.errors import LedgerError, RunError
@@ -175,8 +175,8 @@ class Service:
         if not after <= privacy.epsilon * (1 + 1e-6):
             raise Refusal(
                 "budget-spent",
-                f"the release would bring this node's epsilon to {after:.4g}; its policy allows {privacy.epsilon:g} at delta "
-                f"{privacy.delta:g} over its data set's life",
+                f"the release would bring this node's epsilon to {after:.4g}; its policy allows {privacy.epsilon:g} at "
+                f"delta {privacy.delta:g} over its data set's life",
             )
 
     def _check_expectation(self, raw: dict[str, Any] | None) -> None:

@@ -186,7 +186,7 @@ def _script(path: Path, lines: Sequence[str]) -> None:
 
 
 def _write_units(draft: DeploymentFolder, final: DeploymentFolder, settings: Settings) -> None:
-    """systemd units: the SuperLink's, and of each node three under three users; docs say how to make these."""
+    """Units for systemd: the SuperLink's, and of each node three under three users; docs say how to make these."""
     folder = draft.path / "systemd"
     folder.mkdir()
     units = {"fedlgm-superlink": ("fl-server", final.server / "start-superlink.sh", "", "")}

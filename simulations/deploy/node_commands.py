@@ -117,7 +117,7 @@ def ledger(folder: NodeArgument, as_json: JsonOption = False) -> None:
     policy = node.policy()
     with node.ledger(readonly=True) as kept:
         rows, spent = kept.rows(), kept.epsilon(policy.privacy.delta)
-        report = {
+        report: dict[str, Any] = {
             "data": kept.dataset, "ledger": kept.identity, "test": kept.test, "releases": len(rows), "head": kept.head,
             "epsilon_spent": spent, "epsilon": policy.privacy.epsilon,
             "epsilon_left": max(0.0, policy.privacy.epsilon - spent), "delta": policy.privacy.delta,
@@ -144,8 +144,9 @@ def ledger(folder: NodeArgument, as_json: JsonOption = False) -> None:
         else ""
     )
     _out.print(
-        f"epsilon {spent:.4g} of {policy.privacy.epsilon:g} spent at delta {policy.privacy.delta:g} (client-level, replace-one"
-        f"{central}); {report['releases_left']} of {policy.ask.releases} releases left; head {kept.head[:16]}",
+        f"epsilon {spent:.4g} of {policy.privacy.epsilon:g} spent at delta {policy.privacy.delta:g} (client-level, "
+        f"replace-one{central}); {report['releases_left']} of {policy.ask.releases} releases left; "
+        f"head {kept.head[:16]}",
         markup=False,
     )
     if kept.test:

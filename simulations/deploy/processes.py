@@ -7,6 +7,7 @@ import json
 import subprocess
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +50,7 @@ def up(folder: DeploymentFolder, say: Callable[[str], None] = print) -> None:
             _start(folder, f"{node.name}-supernode", folder.node(node.name).script("supernode"), running, started)
             _start(folder, f"{node.name}-executor", folder.node(node.name).script("executor"), running, started)
         for node in settings.nodes:
-            _wait(
-                folder, started, f"the service of {node.name}", lambda name=node.name: hello(folder, name) is not None
-            )
+            _wait(folder, started, f"the service of {node.name}", partial(_answers, folder, node.name))
         _wait(folder, started, "every node", lambda: flower.online() >= len(settings.nodes), every=1.0)
     except BaseException:
         _stop(folder, started)
@@ -92,6 +91,10 @@ def hello(folder: DeploymentFolder, name: str) -> dict[str, Any] | None:
     except RunError:
         return None
     return header if header.get("ok") else None
+
+
+def _answers(folder: DeploymentFolder, name: str) -> bool:
+    return hello(folder, name) is not None
 
 
 def _run(path: Path) -> dict[str, Any]:

@@ -126,9 +126,9 @@ def _tell(say: Any) -> Any:
 def _keys(folder: RunFolder, recipe: Recipe) -> KeyRing:
     """Keys of cohorts and of the server's noise.
 
-    Under local trust the server draws no noise that protects: the keys are kept with the run, so that a resumed run asks
-    the same questions, which cost the nodes nothing. Under central trust they are fresh: a round that is repeated with
-    other answers must not have the same noise.
+    Under local trust the server draws no noise that protects: the keys are kept with the run, so that a resumed run
+    asks the same questions, which cost the nodes nothing. Under central trust they are fresh: a round that is repeated
+    with other answers must not have the same noise.
     """
     if recipe.run.seed is not None:
         return KeyRing.from_seed(recipe.run.seed)
