@@ -361,13 +361,16 @@ def _listen(path: Path, group: str) -> socket.socket:
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(path.lstat().st_mode):
             raise RunError(f"{path} exists and is not a socket")
-        path.unlink()  # of a service that has ended: the ledger's lock keeps two from running
+    draft = path.with_suffix(".new")
+    draft.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = os.umask(0o117)
     try:
-        listener.bind(os.fspath(path))
+        listener.bind(os.fspath(draft))
         if group:
-            os.chown(path, -1, grp.getgrnam(group).gr_gid if not group.isdigit() else int(group))
+            os.chown(draft, -1, grp.getgrnam(group).gr_gid if not group.isdigit() else int(group))
+        listener.listen(64)
+        draft.replace(path)  # of a service that has ended: the ledger's lock keeps two from running
     except (OSError, KeyError) as error:
         listener.close()
         raise RunError(f"cannot listen on {path}: {error}") from error
