@@ -159,7 +159,7 @@ class Limits(_Section):
     connections: int = Field(default=8, ge=1, le=1024)
     reply_every_seconds: float = Field(default=0.5, ge=0)
     threads: int = Field(default=1, ge=1)
-    kept_replies: int = Field(default=2, ge=0)
+    kept_replies: int = Field(default=4, ge=0)
 
 
 class Socket(_Section):
@@ -306,7 +306,7 @@ release_seconds = 600.0 # of training; after it the question is given up, charge
 connections = 8
 reply_every_seconds = 0.5 # answers leave at multiples of it: how long training takes tells how many examples there are
 threads = 1
-kept_replies = 2 # answers kept on disk, so that the same question after a lost connection costs nothing
+kept_replies = 4 # answers kept on disk, so that the same question after a lost connection costs nothing
 
 [socket]
 group = "" # group of the processes that may connect
