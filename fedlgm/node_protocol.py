@@ -36,6 +36,7 @@ PREFIX_BYTES = _PREFIX.size
 # Flower messages between `strategies.nodes` and the process in front of the service; see `clients.node.relay`.
 HEADER = "node.header"
 BODY = "node.body"
+MASK = "node.mask"
 
 # Refusals after which the same question may be asked again.
 TRANSIENT = frozenset({"busy", "slow", "unavailable"})
@@ -166,6 +167,21 @@ def vector(data: bytes | memoryview, kinds: tuple[str, ...]) -> np.ndarray:
     if len(data) - file.tell() != math.prod(shape) * dtype.itemsize:
         raise FrameError(f"{len(data) - file.tell()} bytes for an array of shape {shape}")
     return np.frombuffer(data, dtype, offset=file.tell())
+
+
+def masked(data: bytes | memoryview, key: int) -> bytes:
+    """Bytes exclusive-or a 32-bit key, again and again; twice gives them back. No secret: it makes bytes unlike others.
+
+    Flower keeps objects by their content. A message that a node has received when its run ended leaves objects behind
+    that are announced and never fetched, and every later message with the same content then waits for them for good: a
+    resumed run asks with the very same model.
+
+    Raises:
+        FrameError: not a multiple of four bytes, as every array of numbers is in the .npy format.
+    """
+    if len(data) % 4 or not 0 <= key < 2**32:
+        raise FrameError(f"{len(data)} bytes cannot be masked with {key}")
+    return (np.frombuffer(data, "<u4") ^ np.uint32(key)).tobytes()
 
 
 def digest(*fields: str | bytes | int) -> str:

@@ -34,7 +34,7 @@ from fedlgm import node_protocol as protocol
 from fedlgm import wire
 from fedlgm.errors import ConfigError, RunError
 from fedlgm.layers import LayerTable
-from fedlgm.node_protocol import BODY, HEADER, TRANSIENT, Position, Question
+from fedlgm.node_protocol import BODY, HEADER, MASK, TRANSIENT, Position, Question
 from fedlgm.plan import ReleasePlan
 
 _TTL = 12 * 3600.0
@@ -135,10 +135,10 @@ class _Asked:
     message: Message
     question: str
     header: dict[str, Any]
-    arrays: ArrayRecord | None
-    ids: set[str] = field(default_factory=set)
+    model: bytes
+    keys: dict[str, int] = field(default_factory=dict)  # message id -> mask
     answer: dict[str, Any] | None = None
-    body: Array | None = None
+    body: bytes = b""
     lost: str = ""
     down_since: float | None = None
     why_down: str = "is not connected"
@@ -282,7 +282,7 @@ class NodeGrid(Grid):
 
     def _round(self, batch: list[Message]) -> list[Message]:
         started = time.monotonic()
-        models: dict[int, tuple[Array, str]] = {}
+        models: dict[int, str] = {}
         asked = [self._question(message, models) for message in batch]
         late = self._wait(asked, started)
         round_ = int(batch[0].content.config_records[wire.CONFIG][wire.ROUND])  # type: ignore[arg-type]
@@ -299,23 +299,22 @@ class NodeGrid(Grid):
             self._on_round(report)
         return [self._reply(one) for one in asked]
 
-    def _question(self, message: Message, models: dict[int, tuple[Array, str]]) -> _Asked:
+    def _question(self, message: Message, models: dict[int, str]) -> _Asked:
         if message.metadata.message_type != MessageType.TRAIN:
             raise RunError(f"nodes answer no {message.metadata.message_type!r} questions: nothing raw leaves them")
         config = message.content.config_records[wire.CONFIG]
         arrays = message.content.array_records[wire.ARRAYS]
         client = message.metadata.dst_node_id - _FIRST_NODE
-        if id(arrays) not in models:
-            array = arrays[wire.MODEL]
-            models[id(arrays)] = array, protocol.sha256(array.data)
-        array, digest = models[id(arrays)]
+        model = arrays[wire.MODEL].data  # one object for all clients of a round
+        if id(model) not in models:
+            models[id(model)] = protocol.sha256(model)
         round_, plan = int(config[wire.ROUND]), str(config[wire.PLAN])  # type: ignore[arg-type]
-        question = Question(self._run, round_, client, plan, digest, self._work, secrets.token_hex(16))
+        question = Question(self._run, round_, client, plan, models[id(model)], self._work, secrets.token_hex(16))
         header = question.header(self._signer)
         position = self._positions.get(client)
         if position is not None:
             header["expect"] = position.values()
-        one = _Asked(client, message, question.digest, header, ArrayRecord({BODY: array}))
+        one = _Asked(client, message, question.digest, header, model)
         one.lost = self._excluded.get(client, "")
         return one
 
@@ -328,7 +327,7 @@ class NodeGrid(Grid):
             now = time.monotonic()
             if now - looked > 2.0:
                 online, looked = self._online(), now
-            self._push([one for one in asked if one.open and not one.ids and now >= one.next_try], online, now)
+            self._push([one for one in asked if one.open and not one.keys and now >= one.next_try], online, now)
             late += self._pull(asked, now)
             waiting = [one for one in asked if one.open]
             answered = sum(one.answer is not None for one in asked)
@@ -343,7 +342,7 @@ class NodeGrid(Grid):
             if answered >= needed and now - started > patience.round_seconds:
                 for one in waiting:
                     one.lost = f"no answer within {patience.round_seconds:g} s"
-                    self._late |= dict.fromkeys(one.ids, one.client)
+                    self._late |= dict.fromkeys(one.keys, one.client)
                 break
             if now - started > patience.give_up_seconds:
                 break
@@ -390,20 +389,24 @@ class NodeGrid(Grid):
                 one.why_down = "is not connected"
         if not ready:
             return
-        messages = []
+        messages, key = [], secrets.randbits(32)
+        masked: dict[int, ArrayRecord] = {}  # nodes that are asked together share what is sent
         for one in ready:
-            content = RecordDict({wire.CONFIG: ConfigRecord({HEADER: json.dumps(one.header)})})
-            if one.arrays is not None:
-                content[wire.ARRAYS] = one.arrays
+            if id(one.model) not in masked:
+                data = protocol.masked(one.model, key)
+                array = Array(dtype="uint8", shape=(len(data),), stype="bytes", data=data)
+                masked[id(one.model)] = ArrayRecord({BODY: array})
+            config = ConfigRecord({HEADER: json.dumps(one.header), MASK: key})
+            content = RecordDict({wire.CONFIG: config, wire.ARRAYS: masked[id(one.model)]})
             group = one.message.metadata.group_id
             messages.append(self._runtime.create_message(content, MessageType.TRAIN, online[one.client], group))
         for one, id_ in zip(ready, self._runtime.push_messages(messages), strict=True):
             one.next_try = now + 2.0
             if id_:
-                one.ids.add(id_)
+                one.keys[id_] = key
 
     def _pull(self, asked: list[_Asked], now: float) -> int:
-        owner = {id_: one for one in asked if one.open for id_ in one.ids}
+        owner = {id_: one for one in asked if one.open for id_ in one.keys}
         wanted = [*owner, *self._late]
         late = 0
         for reply in self._runtime.pull_messages(wanted) if wanted else ():
@@ -413,11 +416,10 @@ class NodeGrid(Grid):
                 name = self._enrolment[self._late.pop(id_)].name
                 self._say(f"{name} has answered an earlier round too late: charged there, not counted here")
             elif id_ in owner:
-                owner[id_].ids.discard(id_)
-                self._take(owner[id_], reply, now)
+                self._take(owner[id_], reply, owner[id_].keys.pop(id_), now)
         return late
 
-    def _take(self, one: _Asked, reply: Message, now: float) -> None:
+    def _take(self, one: _Asked, reply: Message, key: int, now: float) -> None:
         """Check one client's reply."""
         if reply.has_error():
             self._retry(one, f"does not answer: {reply.error.reason}"[:200], now)
@@ -437,7 +439,10 @@ class NodeGrid(Grid):
                 self._excluded[one.client] = one.lost
             return
         arrays = reply.content.array_records.get(wire.ARRAYS, ArrayRecord())
-        body = arrays.get(BODY)
+        try:
+            body = protocol.masked(arrays[BODY].data, key) if BODY in arrays else b""
+        except RunError:
+            body = b""
         problem = self._problem(one, header, body)
         if problem:
             one.lost = problem
@@ -451,20 +456,20 @@ class NodeGrid(Grid):
         if one.down_since is None:
             one.down_since = self._down.setdefault(one.client, now)
 
-    def _problem(self, one: _Asked, header: dict[str, Any], body: Array | None) -> str:
+    def _problem(self, one: _Asked, header: dict[str, Any], body: bytes) -> str:
         """Why an answer does not count; empty if it does."""
         key, seq, position = self._keys[one.client], header.get("seq"), Position.of(header.get("position"))
-        if body is None or type(seq) is not int or position is None:
+        if not body or type(seq) is not int or position is None:
             return "its answer is incomplete"
         signature = str(header.get("signature"))
-        if not protocol.verify(key, signature, *protocol.answer_fields(one.question, one.client, seq, body.data)):
+        if not protocol.verify(key, signature, *protocol.answer_fields(one.question, one.client, seq, body)):
             return "its answer was not signed by its enrolled service, or answers another question"
         if not position.valid(key):
             return "its ledger's position was not signed by its enrolled service"
         if bool(header.get("test")) != self._test:
             return "it is a node for tests: its noise is known" if header.get("test") else "it is no node for tests"
         try:
-            values = protocol.vector(body.data, ("<f4", "<f8"))
+            values = protocol.vector(body, ("<f4", "<f8"))
         except RunError as error:
             return f"its answer cannot be read: {error}"
         expected = ReleasePlan.from_json(self._layers, str(one.header["plan"])).size
@@ -482,11 +487,12 @@ class NodeGrid(Grid):
 
     def _reply(self, one: _Asked) -> Message:
         config = one.message.content.config_records[wire.CONFIG]
-        if one.body is None:
+        if one.body:
+            values = protocol.vector(one.body, ("<f4", "<f8"))
+            array = Array(dtype=str(values.dtype), shape=values.shape, stype="numpy.ndarray", data=one.body)
+        else:
             size = ReleasePlan.from_json(self._layers, str(config[wire.PLAN])).size
             array = Array(**wire.fields(np.zeros(size)))
-        else:
-            array = one.body
         metrics = {wire.BLOCK: int(config[wire.BLOCK]), wire.EXAMPLES: 1, wire.DISCARDED: 0}  # type: ignore[arg-type]
         content = RecordDict({wire.ARRAYS: ArrayRecord({wire.SUM: array}), wire.METRICS: MetricRecord(dict(metrics))})
         return Message(content=content, reply_to=one.message)

@@ -24,6 +24,7 @@ from typing import Any
 
 FLOWER = "1.41."
 _HEARTBEAT_S = 20.0
+_PULL_S = 120.0
 _log = logging.getLogger("fedlgm.executor")
 
 
@@ -97,7 +98,7 @@ class Executor:
         from flwr.app import Error, Message
         from flwr.common.constant import ErrorCode, SubStatus
         from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor
-        from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
+        from flwr.supernode.runtime.run_clientapp import push_message, push_task_output
 
         from clients.node.relay import forward
 
@@ -105,7 +106,7 @@ class Executor:
         context, status, details = None, SubStatus.FAILED, "the task could not be read"
         try:
             with _heartbeat(client):
-                message, context, _, _ = pull_task_input(client)  # the app itself is left where it is
+                message, context = _pull(client)
                 try:
                     reply = Message(forward(message.content, self._socket), reply_to=message)
                     status, details = SubStatus.COMPLETED, ""
@@ -129,6 +130,43 @@ class Executor:
             interceptors=[RuntimeVersionHttpInterceptor(component_name=component), *interceptors],
             retry_invoker=None,
         )
+
+
+def _pull(client: Any) -> tuple[Any, Any]:
+    """Message and context of a task. The app that comes with them is left where it is.
+
+    As `flwr.supernode.runtime.run_clientapp.pull_task_input`, but it gives up on a message that never comes whole.
+    """
+    from flwr.app import Message
+    from flwr.common.serde import context_from_proto
+    from flwr.proto.node_pb2 import Node
+    from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullTaskInputRequest
+    from flwr.supercore.inflatable.inflatable_protobuf_utils import (
+        make_confirm_message_received_fn_protobuf,
+        make_pull_object_fn_protobuf,
+    )
+    from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
+    from flwr.supercore.task_identity import TaskIdentity
+
+    given = client.PullTaskInput(PullTaskInputRequest())
+    TaskIdentity.task_id, TaskIdentity.run_id = given.task_id, given.run.run_id
+    TaskIdentity.node_id = given.context.node_id
+    context = context_from_proto(given.context)
+    deadline = time.monotonic() + _PULL_S
+    while not (pulled := client.PullMessages(PullAppMessagesRequest())).messages_list:
+        if time.monotonic() > deadline:  # a task is there a moment before its message
+            raise TimeoutError("the SuperNode has a task without a message")
+        time.sleep(0.1)
+    tree, node = pulled.message_object_trees[0], Node(node_id=context.node_id)
+    message = pull_and_inflate_object_from_tree(
+        tree,
+        make_pull_object_fn_protobuf(client.PullObject, node, context.run_id),
+        make_confirm_message_received_fn_protobuf(client.ConfirmMessageReceived, node, context.run_id),
+        return_type=Message,
+        max_time=_PULL_S,
+    )
+    message.metadata.__dict__["_message_id"] = tree.object_id  # its own content does not hold it
+    return message, context
 
 
 @contextmanager

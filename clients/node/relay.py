@@ -17,7 +17,7 @@ from flwr.clientapp import ClientApp
 from fedlgm import node_protocol as protocol
 from fedlgm import wire
 from fedlgm.errors import RunError
-from fedlgm.node_protocol import BODY, HEADER
+from fedlgm.node_protocol import BODY, HEADER, MASK
 
 SOCKET = "release-socket"  # key of the SuperNode's node config
 _TIMEOUT = 3600.0
@@ -39,12 +39,14 @@ def forward(content: RecordDict, socket: str | Path, timeout: float = _TIMEOUT) 
     if not isinstance(header, str):
         raise RunError("this node answers fedlgm's questions only: the message holds none")
     arrays = content.array_records.get(wire.ARRAYS, ArrayRecord())
-    body = arrays[BODY].data if BODY in arrays else b""
+    key = config.get(MASK, 0)
+    if not isinstance(key, int):
+        raise RunError(f"{MASK} must be a number")
+    body = protocol.masked(arrays[BODY].data, key) if BODY in arrays else b""
     answer, numbers = protocol.exchange(str(socket), header, body, timeout=timeout)
     reply = RecordDict({wire.CONFIG: ConfigRecord({HEADER: json.dumps(answer)})})
     if numbers:
-        values = protocol.vector(numbers, ("<f4", "<f8"))
-        array = Array(dtype=str(values.dtype), shape=values.shape, stype="numpy.ndarray", data=numbers)
+        array = Array(dtype="uint8", shape=(len(numbers),), stype="bytes", data=protocol.masked(numbers, key))
         reply[wire.ARRAYS] = ArrayRecord({BODY: array})
     return reply
 

@@ -16,11 +16,11 @@ from fedlgm.errors import RunError
 from simulations.deploy.layout import CONNECTION, DeploymentFolder
 
 
-def environment(home: Path) -> dict[str, str]:
-    """Environment of Flower's processes whose files are under `home`."""
+def environment(home: Path | None) -> dict[str, str]:
+    """Environment of Flower's processes whose files are under `home`; None leaves that to their start scripts."""
     local = ("127.0.0.1", "localhost")
-    return os.environ | {
-        "FLWR_HOME": str(home),
+    homes = {} if home is None else {"FLWR_HOME": str(home)}
+    return {name: value for name, value in os.environ.items() if name != "FLWR_HOME"} | homes | {
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",

@@ -112,7 +112,7 @@ def _start(
     with (folder.logs / f"{role}.log").open("ab") as log:
         process = subprocess.Popen(
             [str(script)], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-            env=environment(folder.flower_home),
+            env=environment(None),
         )  # fmt: skip
     born = psutil.Process(process.pid).create_time()
     recorded = {name: pair for name, pair in _recorded(folder).items() if name != role}

@@ -205,15 +205,17 @@ def altered(content: RecordDict, **header: Any) -> RecordDict:
     return content
 
 
-def louder(content: RecordDict) -> RecordDict:
-    values = content.array_records[wire.ARRAYS][BODY].numpy() * 10
+def other_numbers(content: RecordDict) -> RecordDict:
+    data = bytearray(content.array_records[wire.ARRAYS][BODY].data)
+    data[-1] ^= 1
     content = copy.deepcopy(content)
-    content[wire.ARRAYS] = ArrayRecord({BODY: Array(**wire.fields(values))})
+    array = Array(dtype="uint8", shape=(len(data),), stype="bytes", data=bytes(data))
+    content[wire.ARRAYS] = ArrayRecord({BODY: array})
     return content
 
 
 TAMPERED: dict[str, tuple[Callable[[RecordDict], Any], str]] = {
-    "numbers": (louder, "was not signed"),
+    "numbers": (other_numbers, "was not signed"),
     "number of the release": (lambda c: altered(c, seq=99), "was not signed"),
     "signature": (lambda c: altered(c, signature="00"), "was not signed"),
     "no numbers": (lambda c: RecordDict({wire.CONFIG: c[wire.CONFIG]}), "is incomplete"),

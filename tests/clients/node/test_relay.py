@@ -14,7 +14,7 @@ from clients.node.relay import forward
 from fedlgm import node_protocol as protocol
 from fedlgm import wire
 from fedlgm.errors import RunError
-from fedlgm.node_protocol import BODY, HEADER
+from fedlgm.node_protocol import BODY, HEADER, MASK
 from tests.support import nodes
 from tests.support.nodes import MODEL, ask, make_node, served
 
@@ -37,6 +37,12 @@ def test_the_relay_passes_on_what_the_service_says(tmp_path):
         assert passed["question"] == said["question"]
         assert passed["signature"] == said["signature"]
         assert reply.array_records[wire.ARRAYS][BODY].data == body
+        hidden = content(header())
+        model = protocol.masked(hidden.array_records[wire.ARRAYS][BODY].data, 12345)
+        hidden[wire.ARRAYS] = ArrayRecord({BODY: Array(dtype="uint8", shape=(len(model),), stype="bytes", data=model)})
+        hidden[wire.CONFIG] = ConfigRecord({HEADER: header(), MASK: 12345})
+        reply = forward(hidden, folder.socket)
+        assert protocol.masked(reply.array_records[wire.ARRAYS][BODY].data, 12345) == body
         refused = forward(content(header().replace('"round": 1', '"round": 0')), folder.socket)
         assert json.loads(refused.config_records[wire.CONFIG][HEADER])["code"] == "malformed"
         assert wire.ARRAYS not in refused
