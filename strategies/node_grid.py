@@ -5,8 +5,9 @@ has a node that always answers; behind it nodes come and go, and every answer is
 
 * A client is the node whose registered Flower key the enrolment names, whatever the node says of itself.
 * An answer counts once, if the node's release service has signed it as the answer to this very question.
-* A client whose answer does not come counts as zero, by name; the public denominator stays. Below the quorum a round
-  waits and asks again: the same question costs a node nothing, so no budget is wasted, which a void round would do.
+* A client whose answer does not come is reported to the strategy as failed, with the reason: it counts as zero, and the
+  public denominator stays. Below the quorum a round waits and asks again: the same question costs a node nothing, so no
+  budget is wasted, which a void round would do.
 """
 
 from __future__ import annotations
@@ -23,10 +24,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, Metadata, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, Metadata, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -36,8 +36,10 @@ from fedlgm.errors import ConfigError, RunError
 from fedlgm.layers import LayerTable
 from fedlgm.node_protocol import BODY, HEADER, MASK, TRANSIENT, Position, Question
 from fedlgm.plan import ReleasePlan
+from strategies.nodes import OneNodePerClient
 
 _TTL = 12 * 3600.0
+_LOST = 1  # code of an error reply; Flower's own say nothing that fits
 _SERVER_NODE = 1
 _FIRST_NODE = 2  # client c stands behind node id c + 2 of this grid
 _HEX = r"^[0-9a-f]{64}$"
@@ -97,6 +99,12 @@ class Enrolment(BaseModel):
         return next(one for one in self.node if one.client == client)
 
 
+class EnrolledNodes(OneNodePerClient):
+    """The nodes of a `NodeGrid`, as a strategy is told of them: one per client, each of which repeats its answers."""
+
+    repeats = True
+
+
 def key_digest(pem: bytes) -> str:
     """SHA-256 of a public key, as hexadecimal digits, however its PEM text is written.
 
@@ -113,7 +121,7 @@ class Patience:
     """How long a round waits, in seconds, and for how many.
 
     Attributes:
-        quorum: share of the asked clients whose answers a round needs, in (0, 1].
+        quorum: share of the asked clients whose answers a round needs, in [0, 1]; at least one is needed.
         round_seconds: after which a round with its quorum goes on without those that are still busy.
         offline_seconds: for which a node that is not connected, or whose service is down, is waited for.
         give_up_seconds: after which a round below its quorum ends the run with an error; it can be resumed.
@@ -260,7 +268,7 @@ class NodeGrid(Grid):
         return [self._ready.pop(one) for one in message_ids if one in self._ready]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        """Replies in the order of the messages: one per message, of zeros where a client's answer does not come.
+        """Replies in the order of the messages: one per message, an error where a client's answer does not come.
 
         Raises:
             RunError: the quorum was not reached; the run can be resumed.
@@ -321,7 +329,7 @@ class NodeGrid(Grid):
     def _wait(self, asked: list[_Asked], started: float) -> int:
         """Ask until everybody has answered or is lost; returns the number of late answers to earlier rounds."""
         patience = self._patience
-        needed = math.ceil(patience.quorum * len(asked) - 1e-9)
+        needed = max(1, math.ceil(patience.quorum * len(asked) - 1e-9))
         online, looked, told, late = dict[int, int](), -math.inf, started, 0
         while True:
             now = time.monotonic()
@@ -358,7 +366,7 @@ class NodeGrid(Grid):
                 f"{self._enrolment[one.client].name}: {one.missing}" for one in asked if one.answer is None
             )
             raise RunError(
-                f"{answered} of {len(asked)} nodes answered, the quorum is {needed} (deployment.quorum); {reasons}. "
+                f"{answered} of {len(asked)} nodes answered, the quorum is {needed} (federation.quorum); {reasons}. "
                 "The same command resumes the run"
             )
         return late
@@ -486,15 +494,13 @@ class NodeGrid(Grid):
         return ""
 
     def _reply(self, one: _Asked) -> Message:
-        config = one.message.content.config_records[wire.CONFIG]
-        if one.body:
-            values = protocol.vector(one.body, ("<f4", "<f8"))
-            array = Array(dtype=str(values.dtype), shape=values.shape, stype="numpy.ndarray", data=one.body)
-        else:
-            size = ReleasePlan.from_json(self._layers, str(config[wire.PLAN])).size
-            array = Array(**wire.fields(np.zeros(size)))
-        metrics = {wire.BLOCK: int(config[wire.BLOCK]), wire.EXAMPLES: 1, wire.DISCARDED: 0}  # type: ignore[arg-type]
-        content = RecordDict({wire.ARRAYS: ArrayRecord({wire.SUM: array}), wire.METRICS: MetricRecord(dict(metrics))})
+        if not one.body:
+            reason = f"{self._enrolment[one.client].name}: {one.lost}"
+            return Message(Error(code=_LOST, reason=reason), reply_to=one.message)
+        values = protocol.vector(one.body, ("<f4", "<f8"))
+        array = Array(dtype=str(values.dtype), shape=values.shape, stype="numpy.ndarray", data=one.body)
+        metrics = MetricRecord({wire.CLIENT_COUNT: 1, wire.DISCARDED: 0})
+        content = RecordDict({wire.ARRAYS: ArrayRecord({wire.SUM: array}), wire.METRICS: metrics})
         return Message(content=content, reply_to=one.message)
 
     def _save(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from fedlgm import clipping
+from fedlgm.clipping import LEAST_CLIP
 from fedlgm.errors import ConfigError
 from fedlgm.node_protocol import public_key
 from fedlgm.plan import ReleasePlan
@@ -210,39 +210,27 @@ class Policy(_Section):
             Refusal: another trust, no noise or too little, bounds that are not kept or too large.
         """
         privacy = self.privacy
-        if plan.budget.trust not in privacy.trust:
-            raise Refusal("privacy", f"a plan for {plan.budget.trust} trust; allowed: {', '.join(privacy.trust)}")
+        if plan.facts.trust not in privacy.trust:
+            raise Refusal("privacy", f"a plan for {plan.facts.trust} trust; allowed: {', '.join(privacy.trust)}")
         if plan.size == 0:
             raise Refusal("plan", "a plan that releases nothing")
-        if plan.guarantee.status == "none":
+        if not plan.protected:
             raise Refusal("privacy", "a plan without a guarantee")
-        if plan.guarantee.unit != "client":
-            raise Refusal(
-                "privacy", f"a plan for {plan.guarantee.unit}-level privacy; this node bounds its whole update"
-            )
+        if plan.bounded_by != "aggregator":
+            raise Refusal("privacy", "a plan that counts on its trainer; this node bounds its whole update itself")
         clip = plan.clip[plan.released]
-        sigma = np.array([sigma for _, _, _, sigma in plan.parts])
+        sigma = np.array([part.sigma for part in plan.parts])
         if (clip > privacy.largest_clip * _ROUNDING).any():
             raise Refusal("privacy", f"a bound of {clip.max():g}; at most {privacy.largest_clip:g} is allowed")
-        if ((clip > 0) & (clip < clipping.LEAST_CLIP)).any():
+        if ((clip > 0) & (clip < LEAST_CLIP)).any():
             raise Refusal("privacy", f"a bound of {clip[clip > 0].min():g}; norms in float32 are not known that well")
         if not ((sigma > 0) & (sigma <= _LARGEST_SCALE)).all():
             raise Refusal("privacy", "a released part without noise, or with more than can be represented")
-        for side in plan.sides:
-            if side.size != len(plan.layers) or side.clip * _ROUNDING < _side_clip(side.name, plan):
-                raise Refusal("privacy", f"a plan that counts less for {side.name!r} than this node contributes")
         multiplier = plan.effective_multiplier
         if not math.isfinite(multiplier) or multiplier < privacy.min_noise_multiplier or multiplier <= 0:
             raise Refusal(
                 "privacy", f"a noise multiplier of {multiplier:g}; at least {privacy.min_noise_multiplier:g} is needed"
             )
-
-
-def _side_clip(name: str, plan: ReleasePlan) -> float:
-    try:
-        return clipping.side_clip(name, plan.layers)
-    except ConfigError as error:
-        raise Refusal("plan", str(error)) from error
 
 
 def _explain(item: Any) -> str:

@@ -16,14 +16,15 @@ import fedlgm
 from clients.node.policy import Policy, Refusal
 from clients.source import ClientData
 from fedlgm import mechanisms, models, privacy
-from fedlgm.clipping import BoundedSum
+from fedlgm.aggregation import BoundedSum
+from fedlgm.contributions import Updates
 from fedlgm.devices import torch_threads
 from fedlgm.errors import FedlgmError
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.layers import LayerTable
 from fedlgm.node_protocol import canonical, digest, sha256
 from fedlgm.plan import ReleasePlan
-from fedlgm.release import release
+from fedlgm.release import local_release
 from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer
 
 REPLACED = privacy.guarantee.SENSITIVITY_FACTOR["replace-one"]
@@ -172,26 +173,30 @@ class Releaser:
         plan, client = request.plan, self._policy.node.client
         model = torch.from_numpy(request.model.copy())
         if self._test_seed is None:
-            order = KeyRing(int(hmac.new(self._secret, b"order" + name.encode(), hashlib.sha256).hexdigest()[:32], 16))
-            noise = KeyRing(int(hmac.new(self._secret, b"noise" + name.encode(), hashlib.sha256).hexdigest()[:32], 16))
+            order, noise = self._keys("order", name), self._keys("noise", name)
         else:  # as `clients.LayerwiseClient` in a simulation
             order = KeyRing.from_seed(self._test_seed)
             noise = order.derive(model.numpy().tobytes(), plan.to_json().encode())
+        update = self._update(request, model, order) if len(self._data) else None
+        if plan.facts.trust == "local":
+            wide = local_release(update, plan, noise, request.round, client)[0].total.numpy()
+            narrow = wide.astype(np.float32)
+            return narrow if (narrow == wide).all() else wide
         total = BoundedSum.empty(plan)
-        if len(self._data) == 0:
+        if update is None:
             total.skip(1)
         else:
-            total.add(self._update(request, model, order)[0])
-        values = total.total
-        if plan.budget.trust == "local":
-            values = release(values, plan, noise, request.round, client)
-        wide = values.numpy()
-        narrow = wide.astype(np.float32)
-        return narrow if plan.budget.trust == "local" and (narrow == wide).all() else wide
+            total.add(update)
+        return total.total.numpy()
 
-    def _update(self, request: Request, model: Tensor, order: KeyRing) -> Tensor:
+    def _keys(self, purpose: str, name: str) -> KeyRing:
+        digest = hmac.new(self._secret, f"{purpose} {name}".encode(), hashlib.sha256).digest()
+        return KeyRing(int.from_bytes(digest[:16], "little"), secret=True)
+
+    def _update(self, request: Request, model: Tensor, order: KeyRing) -> Updates:
+        """The raw update, [1, D]."""
         settings = request.work.local()
-        stream = order.torch(Purpose.TRAIN, request.round, self._policy.node.client)
+        stream = order.torch_generator(Purpose.TRAIN, request.round, self._policy.node.client)
         task = ClientTask(self._data.x, self._data.y, stream, settings.epochs)
         with torch_threads(self._policy.limits.threads):
             return next(iter(self._resident(request.work, settings).updates(model, [task])))

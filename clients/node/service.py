@@ -142,7 +142,7 @@ class Service:
         if row is None:
             self._afford(ask, request)
             row = self._ledger.charge(
-                name, request.event, trust=request.plan.budget.trust, run=ask.run, round=ask.round,
+                name, request.event, trust=request.plan.facts.trust, run=ask.run, round=ask.round,
                 data=self._releaser.data_digest,
             )  # fmt: skip
         body = self._kept(row)

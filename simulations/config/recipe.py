@@ -177,10 +177,8 @@ class Run(_Section):
 
 
 class Deployment(_Section):
-    """[deployment]: how long a round of real nodes waits, and for how many; see `strategies.nodes.Patience`."""
+    """[deployment]: how long a round waits for nodes that are gone; see `strategies.node_grid.Patience`."""
 
-    quorum: float = Field(default=1.0, gt=0, le=1)
-    round_seconds: float = Field(default=600.0, gt=0)
     offline_seconds: float = Field(default=30.0, gt=0)
     give_up_seconds: float = Field(default=3600.0, gt=0)
 

@@ -21,7 +21,7 @@ from simulations.config.assembly import Assembly
 from simulations.config.recipe import Recipe
 from simulations.deploy import certificates
 from simulations.deploy.layout import CONNECTION, DeployedNode, DeployedNodeFolder, DeploymentFolder, Settings
-from strategies.nodes import key_digest
+from strategies.node_grid import key_digest
 
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 _QUIET = "export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1"
@@ -131,8 +131,10 @@ def _shares(example: Recipe | None, nodes: int) -> list[tuple[np.ndarray, np.nda
     federation = example.federation.model_copy(update={"clients": nodes, "rate": 1.0, "cohort": None})
     assembly = Assembly(example.model_copy(update={"federation": federation}))
     data = assembly.dataset
-    parts = (assembly.partition[client] for client in range(nodes))
-    return [(data.train_x[rows], data.train_y[rows], data.classes) for rows in parts]
+    if data.classes is None or not isinstance(data.train_x, np.ndarray):
+        raise ConfigError("--example takes a recipe of one input and classes")
+    x, y, classes = data.train_x, data.train_y, data.classes
+    return [(x[rows], y[rows], classes) for rows in (assembly.partition[client] for client in range(nodes))]
 
 
 def _write_share(node: DeployedNodeFolder, x: np.ndarray, y: np.ndarray, classes: int) -> dict[str, Any]:

@@ -20,15 +20,19 @@ def environment(home: Path | None) -> dict[str, str]:
     """Environment of Flower's processes whose files are under `home`; None leaves that to their start scripts."""
     local = ("127.0.0.1", "localhost")
     homes = {} if home is None else {"FLWR_HOME": str(home)}
-    return {name: value for name, value in os.environ.items() if name != "FLWR_HOME"} | homes | {
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
-        # The SuperLink may be on this machine, whatever proxy the rest of the world is behind.
-        "NO_PROXY": ",".join(filter(None, (*local, os.environ.get("NO_PROXY", "")))),
-        "no_proxy": ",".join(filter(None, (*local, os.environ.get("no_proxy", "")))),
-    }
+    return (
+        {name: value for name, value in os.environ.items() if name != "FLWR_HOME"}
+        | homes
+        | {
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+            # The SuperLink may be on this machine, whatever proxy the rest of the world is behind.
+            "NO_PROXY": ",".join(filter(None, (*local, os.environ.get("NO_PROXY", "")))),
+            "no_proxy": ",".join(filter(None, (*local, os.environ.get("no_proxy", "")))),
+        }
+    )
 
 
 class Flower:

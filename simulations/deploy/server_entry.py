@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import secrets
-import warnings
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,13 +12,12 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedlgm.errors import ConfigError
-from fedlgm.keys import KeyRing
 from simulations.config.assembly import Assembly
 from simulations.config.recipe import Deployment, Recipe
 from simulations.deploy.layout import DeploymentFolder
 from simulations.runs.folder import RunFolder
 from simulations.runs.server import serve
-from strategies.nodes import Enrolment, NodeGrid, Patience, RoundReport
+from strategies.node_grid import EnrolledNodes, Enrolment, NodeGrid, Patience, RoundReport
 
 TOLD = "nodes.log"  # lines for people, in the run's folder
 REPORT = "nodes.jsonl"  # what became of each round's questions
@@ -56,7 +52,7 @@ def deployed(recipe: Recipe, clients: int, *, test: bool = False) -> Recipe:
         raise ConfigError(f"federation.cohort = {federation.cohort} is more than the {clients} nodes there are")
     changed = {
         "federation": federation.model_copy(update={"clients": clients}),
-        "run": run.model_copy(update={"seed": run.seed if test else None, "checkpoint_every": 1}),
+        "run": run.model_copy(update={"seed": run.seed if test else None, "test_mode": test, "checkpoint_every": 1}),
         "deployment": recipe.deployment or Deployment(),
     }
     return Recipe.model_validate(recipe.model_copy(update=changed).model_dump())
@@ -82,7 +78,7 @@ def make_server_app() -> ServerApp:
         deployment = DeploymentFolder.open(Path(str(context.run_config["deployment"])))
         folder = RunFolder.open(Path(str(context.run_config["run-dir"])))
         recipe = folder.recipe()
-        assembly, patience = DeployedAssembly(recipe), recipe.deployment or Deployment()
+        assembly, federation = DeployedAssembly(recipe), recipe.federation
         log, report = folder.path / TOLD, folder.path / REPORT
 
         def say(line: str) -> None:
@@ -100,17 +96,18 @@ def make_server_app() -> ServerApp:
             assembly.layers,
             work_of(recipe),
             folder.path.name,
-            patience=Patience(**patience.model_dump()),
+            patience=_patience(recipe),
             signer=deployment.signer(),
             positions=deployment.positions_file,
             test=deployment.settings().test,
             say=say,
             on_round=record,
         )
-        warnings.filterwarnings(
-            "ignore", message="without a seed"
-        )  # the nodes' kept answers repeat a round for nothing
-        serve(nodes, assembly, folder, _keys(folder, recipe), "deployment", _tell(say))
+        enrolled = EnrolledNodes(
+            round_timeout=federation.round_timeout, quorum=federation.quorum, max_failures=federation.max_failures,
+            simulated=recipe.run.test_mode,
+        )  # fmt: skip
+        serve(nodes, assembly, folder, "deployment", _tell(say), nodes=enrolled)
 
     return app
 
@@ -123,20 +120,11 @@ def _tell(say: Any) -> Any:
     return tell
 
 
-def _keys(folder: RunFolder, recipe: Recipe) -> KeyRing:
-    """Keys of cohorts and of the server's noise.
-
-    Under local trust the server draws no noise that protects: the keys are kept with the run, so that a resumed run
-    asks the same questions, which cost the nodes nothing. Under central trust they are fresh: a round that is repeated
-    with other answers must not have the same noise.
-    """
-    if recipe.run.seed is not None:
-        return KeyRing.from_seed(recipe.run.seed)
-    if recipe.privacy.trust == "central":
-        return KeyRing.from_seed(None)
-    file = folder.path / "server.key"
-    if not file.is_file():
-        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w") as new:
-            new.write(str(secrets.randbits(128)))
-    return KeyRing(int(file.read_text()))
+def _patience(recipe: Recipe) -> Patience:
+    federation, deployment = recipe.federation, recipe.deployment or Deployment()
+    return Patience(
+        quorum=federation.quorum or 0.0,
+        round_seconds=federation.round_timeout or 600.0,
+        offline_seconds=deployment.offline_seconds,
+        give_up_seconds=deployment.give_up_seconds,
+    )

@@ -56,7 +56,8 @@ def serve(
             optimizer.restore(transcript.models[-1], checkpoint.optimizer)
         folder.truncate(transcript.rounds)
         keys, repeats = folder.keys(recipe.run.seed)
-        repeats = repeats and nodes.simulated  # real nodes make other updates when a round is made again
+        # Real nodes make other updates when a round is made again, unless they keep their answers.
+        repeats = repeats and getattr(nodes, "repeats", nodes.simulated)
         started = time.perf_counter()
         with Ledger(folder.ledger_file, folder.owner()) as ledger:
             abandoned = 0 if repeats else _abandoned(ledger, transcript)
@@ -157,4 +158,3 @@ def _abandoned(ledger: Ledger, transcript: Transcript) -> int:
             stacklevel=2,
         )
     return ledger.position()
-

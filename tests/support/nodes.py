@@ -23,9 +23,10 @@ from clients.node.folder import NodeFolder
 from clients.node.ledger import NodeLedger
 from fedlgm import mechanisms, models
 from fedlgm import node_protocol as protocol
+from fedlgm.facts import RunFacts, Sampling
 from fedlgm.layers import LayerTable
 from fedlgm.node_protocol import Question
-from fedlgm.plan import Budget, ReleasePlan, Sampling
+from fedlgm.plan import ReleasePlan
 from fedlgm.transcript import Transcript
 
 SHAPE, CLASSES, EXAMPLES = (1, 4, 4), 3, 24
@@ -65,11 +66,16 @@ def edit(folder: NodeFolder, old: str, new: str) -> None:
 
 
 def plan(
-    multiplier: float = 4.0, *, trust: str = "local", bound: float = 1.0, population: int = 3, mechanism: str = "snr-consistent"
+    multiplier: float = 4.0,
+    *,
+    trust: str = "local",
+    bound: float = 1.0,
+    population: int = 3,
+    mechanism: str = "snr-consistent",
 ) -> ReleasePlan:
     """A plan for the nodes' model; `multiplier` is noise over bound."""
-    budget = Budget(multiplier, Sampling("poisson", population, 1.0), "replace-one", trust, 10)  # type: ignore[arg-type]
-    return mechanisms.get(mechanism, bound=bound).plan(LAYERS, budget, Transcript.start(MODEL))
+    facts = RunFacts(multiplier, Sampling("poisson", population, 1.0), "replace-one", trust, 10)  # type: ignore[arg-type]
+    return mechanisms.get(mechanism, bound=bound).plan(LAYERS, facts, Transcript.start(MODEL))
 
 
 def ask(

@@ -73,7 +73,7 @@ def _sql(statement: str) -> Callable[[Path], None]:
 @pytest.mark.parametrize(
     "statement",
     [
-        "UPDATE releases SET event = '{\"type\": \"NoOpDpEvent\"}' WHERE seq = 2",
+        'UPDATE releases SET event = \'{"type": "NoOpDpEvent"}\' WHERE seq = 2',
         "UPDATE releases SET run = 'x' WHERE seq = 1",
         "UPDATE releases SET round = 9 WHERE seq = 3",
         "UPDATE releases SET charged_at = '2000' WHERE seq = 3",
@@ -174,8 +174,7 @@ def test_a_full_disk_charges_nothing(paths, monkeypatch):
         charge(ledger, "a")
         ledger._db.execute(f"PRAGMA max_page_count = {ledger._db.execute('PRAGMA page_count').fetchone()[0]}")
         with pytest.raises(LedgerError, match="full"):
-            for number in range(1000):
-                charge(ledger, f"n{number}")
+            charge(ledger, *(f"n{number}" for number in range(1000)))
         seq, head = ledger.seq, ledger.head
     with NodeLedger(*paths) as ledger:
         assert (ledger.seq, ledger.head) == (seq, head)

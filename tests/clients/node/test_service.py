@@ -155,7 +155,9 @@ def test_central_trust_only_where_the_policy_says_so(tmp_path):
         assert ask(folder)[0]["code"] == "privacy"
         header, body = ask(folder, text=central)
         assert header["ok"]
-        assert np.linalg.norm(numbers(body)) <= np.linalg.norm(plan().clip)  # bounded, not noised: the server is trusted
+        assert np.linalg.norm(numbers(body)) <= np.linalg.norm(
+            plan().clip
+        )  # bounded, not noised: the server is trusted
     assert [row.trust for row in rows(folder)] == ["central"]
 
 
@@ -203,6 +205,7 @@ def changed(**values: Any) -> str:
     return json.dumps(json.loads(plan().to_json()) | values)
 
 
+GUARANTEE = json.loads(plan().to_json())["guarantee"]
 K = len(nodes.LAYERS)
 SIGMA, CLIP = plan().sigma.tolist(), plan().clip.tolist()
 PLANS = {
@@ -218,12 +221,14 @@ PLANS = {
     "negative bounds": changed(clip=[-c for c in CLIP]),
     "bounds below float32": changed(clip=[1e-30] * K),
     "central trust": plan(trust="central").to_json(),
-    "no guarantee": changed(guarantee={"status": "none", "reason": "", "relation": "replace-one", "trust": "local"}),
-    "examples as the unit": changed(guarantee=json.loads(plan().to_json())["guarantee"] | {"unit": "example"}),
+    "no guarantee": changed(protected=False, guarantee=GUARANTEE | {"status": "none"}),
+    "no guarantee, called protected": changed(guarantee=GUARANTEE | {"status": "none"}),
+    "bounded by the trainer": changed(bounded_by="trainer", guarantee=GUARANTEE | {"unit": "example"}),
+    "bounded by nobody": changed(bounded_by="nobody"),
     "another number of layers": changed(clip=CLIP + [1.0], sigma=SIGMA + [1.0], released=[True] * (K + 1)),
     "nothing released": changed(released=[False] * K, sigma=[None] * K),
-    "a side that counts too little": changed(sides=[["below-bound", K, 1e-9, 1.0]]),
-    "an unknown side": changed(sides=[["raw", K, 1.0, 1.0]]),
+    "a query without noise": changed(queries=[["below-bound", 0.0]]),
+    "an unknown query": changed(queries=[["raw", 1.0]]),
     "another law of noise": changed(family="none"),
     "not JSON": "{",
     "a list": "[]",
@@ -241,7 +246,12 @@ def test_hostile_plans_are_refused_and_cost_nothing(lasting, case):
     assert rows(lasting) == []
 
 
-OBJECTS = b"\x93NUMPY\x01\x00v\x00" + b"{'descr': '|O', 'fortran_order': False, 'shape': (1,), }".ljust(117) + b"\n" + b"cos\nsystem\n."
+OBJECTS = (
+    b"\x93NUMPY\x01\x00v\x00"
+    + b"{'descr': '|O', 'fortran_order': False, 'shape': (1,), }".ljust(117)
+    + b"\n"
+    + b"cos\nsystem\n."
+)
 MODELS = {
     "NaN": protocol.npy(np.full(len(MODEL), np.nan, np.float32)),
     "Inf": protocol.npy(np.full(len(MODEL), np.inf, np.float32)),

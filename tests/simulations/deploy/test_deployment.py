@@ -94,7 +94,9 @@ def test_a_node_whose_budget_is_spent_refuses_and_the_run_goes_on_without_it(lab
 def test_a_node_whose_service_is_down_counts_as_zero_and_comes_back(real):
     name = "node2-service"
     os.kill(processes._recorded(real)[name][0], signal.SIGKILL)
-    result = submit.run(real, recipe("federation.rounds=2", "deployment.offline_seconds=4", "privacy.max_participations=2"))
+    result = submit.run(
+        real, recipe("federation.rounds=2", "deployment.offline_seconds=4", "privacy.max_participations=2")
+    )
     assert result["rounds"] == 2
     assert not result["seeded"]
     for round_ in reports(Path(result["run"])):
@@ -234,12 +236,17 @@ def test_hostile_apps_on_unmodified_flower_get_nothing(real, tmp_path):
     (app / "server_app.py").write_text(HOSTILE)
     (app / "client_app.py").write_text(CLIENT.replace("{marker}", str(marker)))
     pyproject = (app / "pyproject.toml").read_text()
-    (app / "pyproject.toml").write_text(pyproject.replace('deployment = ""', 'attack = ""').replace("fedlgm-nodes", "evil"))
+    (app / "pyproject.toml").write_text(
+        pyproject.replace('deployment = ""', 'attack = ""').replace("fedlgm-nodes", "evil")
+    )
     question = nodes.Question("mine", 1, 0, nodes.plan().to_json(), protocol_digest(), nodes.WORK, "00").header()
     cases = [{"name": name, "header": question | {"plan": text}} for name, text in PLANS.items()]
     cases += [{"name": name, "header": question | {"work": nodes.WORK | work}} for name, work in WORKS.items()]
     cases += [{"name": "unsigned", "header": question}, {"name": "others", "header": question | {"client": 1}}]
-    cases += [{"name": "raw norms", "header": question, "type": "train.norms"}, {"name": "evaluate", "header": question, "type": "evaluate"}]
+    cases += [
+        {"name": "raw norms", "header": question, "type": "train.norms"},
+        {"name": "evaluate", "header": question, "type": "evaluate"},
+    ]
     cases += [{"name": "text", "header": {}, "text": "not json", "json": False}]
     full = [{"type": MESSAGE, "json": True, "text": ""} | case for case in cases]
     out = tmp_path / "out.json"

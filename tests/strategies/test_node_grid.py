@@ -21,13 +21,14 @@ from clients.node.folder import NodeFolder
 from clients.node.relay import forward
 from fedlgm import mechanisms, wire
 from fedlgm.errors import ConfigError, RunError
+from fedlgm.facts import RunFacts, Sampling
 from fedlgm.keys import KeyRing
+from fedlgm.mechanisms.method import Method
 from fedlgm.node_protocol import BODY, HEADER
-from fedlgm.plan import Budget, Sampling
 from fedlgm.privacy.ledger import Ledger
 from fedlgm.transcript import Transcript
-from strategies import CohortSampler, LayerwiseFedAvg, ServerOptimizer
-from strategies.nodes import Enrolment, NodeGrid, Patience, RoundReport, key_digest
+from strategies import CohortSampler, LayerwiseFedAvg, Releaser, ServerOptimizer
+from strategies.node_grid import EnrolledNodes, Enrolment, NodeGrid, Patience, RoundReport, key_digest
 from tests.support import nodes
 from tests.support.nodes import LAYERS, MODEL, WORK, NodeProcess, make_node, rows
 
@@ -47,7 +48,9 @@ class Link(Grid):
         self.folders, self.keys = dict(enumerate(folders)), list(keys)
         self.offline: set[int] = set()
         self.node_of = {100 + client: client for client in self.folders}
-        self.fault: Callable[[int, Message, RecordDict], RecordDict | Error | None] = lambda client, message, reply: reply
+        self.fault: Callable[[int, Message, RecordDict], RecordDict | Error | None] = lambda client, message, reply: (
+            reply
+        )
         self.sent: list[tuple[int, Message]] = []
         self._replies: dict[str, Message] = {}
 
@@ -57,9 +60,13 @@ class Link(Grid):
     def run(self) -> Any:
         return None
 
-    def create_message(self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: Any = None) -> Message:
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: Any = None
+    ) -> Message:
         number = str(len(self.sent) + len(self._replies) + id(content))
-        return Message(content=content, metadata=Metadata(1, number, 1, dst_node_id, "", group_id, 0.0, 9e9, message_type))
+        return Message(
+            content=content, metadata=Metadata(1, number, 1, dst_node_id, "", group_id, 0.0, 9e9, message_type)
+        )
 
     def get_node_ids(self) -> list[int]:
         return [node.node_id for node in self.get_nodes()]
@@ -123,12 +130,12 @@ class Federation:
 
     def run(self, rounds: int = 1, grid: NodeGrid | None = None) -> torch.Tensor:
         """The model after some rounds of a real strategy."""
-        budget = Budget(4.0, Sampling("poisson", CLIENTS, 1.0), "replace-one", "local", 10)
-        keys = KeyRing(1)
+        facts = RunFacts(4.0, Sampling("poisson", CLIENTS, 1.0), "replace-one", "local", 10)
+        method, keys = Method(mechanisms.get("snr-consistent"), LAYERS, facts), KeyRing(1, secret=True)
         with Ledger(self.ledger, "run") as ledger:
             strategy = LayerwiseFedAvg(
-                mechanisms.get("snr-consistent"), LAYERS, budget, Transcript.start(MODEL),
-                CohortSampler(budget.sampling, keys), ServerOptimizer("sgd", 1.0), keys, ledger,
+                method, Transcript.start(MODEL), CohortSampler(facts.sampling, keys), ServerOptimizer("sgd", 1.0),
+                Releaser(keys, ledger), EnrolledNodes(quorum=QUICK.quorum),
             )  # fmt: skip
             strategy.start(grid or self.grid(), strategy.initial_arrays(), num_rounds=rounds)
         return strategy.transcript.models[-1]
