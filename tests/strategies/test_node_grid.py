@@ -221,6 +221,7 @@ def other_numbers(content: RecordDict) -> RecordDict:
     return content
 
 
+REFUSAL = '{"ok": false, "code": "privacy"}'
 TAMPERED: dict[str, tuple[Callable[[RecordDict], Any], str]] = {
     "numbers": (other_numbers, "was not signed"),
     "number of the release": (lambda c: altered(c, seq=99), "was not signed"),
@@ -231,7 +232,7 @@ TAMPERED: dict[str, tuple[Callable[[RecordDict], Any], str]] = {
     "for tests": (lambda c: altered(c, test=True), "a node for tests"),
     "no header": (lambda c: RecordDict({wire.ARRAYS: c[wire.ARRAYS]}), "not one of a release service"),
     "not JSON": (lambda c: RecordDict({wire.CONFIG: ConfigRecord({HEADER: "{"})}), "not one of a release service"),
-    "a refusal": (lambda c: RecordDict({wire.CONFIG: ConfigRecord({HEADER: '{"ok": false, "code": "privacy"}'})}), "refused"),
+    "a refusal": (lambda c: RecordDict({wire.CONFIG: ConfigRecord({HEADER: REFUSAL})}), "refused"),
 }  # fmt: skip
 
 

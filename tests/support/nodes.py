@@ -1,4 +1,4 @@
-"""Nodes with their own real release services, in processes forked from the test's: they start without importing torch."""
+"""Nodes with real release services, in processes forked from the test's: they start without importing torch."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def _serve(folder: NodeFolder, log: Path, before: Callable[[], None] | None) -> 
     os._exit(0)
 
 
-# -- faults, set in the service's own process ------------------------------------------------------------------------------
+# -- faults, set in the service's own process --------------------------------------------------------------------------
 
 
 def die() -> None:
