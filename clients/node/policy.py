@@ -292,7 +292,7 @@ receive_seconds = 60.0 # for a whole question to arrive
 queue_seconds = 120.0 # that a question waits for another one's release
 release_seconds = 600.0 # of training; after it the question is given up, charged
 connections = 8
-reply_every_seconds = 0.5 # answers leave at multiples of it: how long training takes tells how many examples there are
+reply_every_seconds = 0.5 # everything leaves at multiples of it: the time of training tells how many examples there are
 threads = 1
 kept_replies = 4 # answers kept on disk, so that the same question after a lost connection costs nothing
 

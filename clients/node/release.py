@@ -77,6 +77,8 @@ class Work(BaseModel):
             numbers = (settings.lr, settings.momentum, settings.epochs, settings.batch_size)
             if any(isinstance(number, bool) or not number >= 0 for number in numbers):
                 raise ValueError("settings must be non-negative numbers")
+            if settings.gradient_clip is not None and not settings.gradient_clip > 0:
+                raise ValueError("gradient_clip must be positive")
             if not (type(settings.epochs) is int and type(settings.batch_size) is int and settings.batch_size >= 1):
                 raise ValueError("epochs and batch_size must be whole numbers")
             return settings

@@ -255,18 +255,15 @@ class Service:
         arrived, limits = time.monotonic(), self.policy.limits
         pid, uid, _ = _peer(writer.get_extra_info("socket"))
         self._open += 1
-        code = "failed"
+        code, understood = "failed", False
         try:
             if self.policy.socket.uids and uid not in self.policy.socket.uids:
                 raise Refusal("peer", f"user {uid} may not ask")
             if self._open > limits.connections:
                 raise Refusal("busy", f"more than {limits.connections} connections")
             ask, body = await self._receive(reader)
+            understood = True
             answer = await self._answer(ask, body)
-            if answer.body and limits.reply_every_seconds:
-                step = limits.reply_every_seconds
-                await asyncio.sleep(-(time.monotonic() - arrived) % step)
-            code = "ok"
         except Refusal as refusal:
             code = refusal.code
             _log.info("refused (%s): %s [user %d, process %d]", refusal.code, refusal.why, uid, pid)
@@ -278,6 +275,9 @@ class Service:
         except Exception:  # nothing that a question holds may end the service, or show in an answer
             _log.exception("a question failed [user %d, process %d]", uid, pid)
             answer = _Answer({"ok": False, "protocol": protocol.PROTOCOL, "code": code, "why": "see this node's log"})
+        if understood and limits.reply_every_seconds:
+            # Refusals too: they may have waited for another question's training to end.
+            await asyncio.sleep(-(time.monotonic() - arrived) % limits.reply_every_seconds)
         try:
             async with asyncio.timeout(limits.receive_seconds):
                 writer.write(protocol.encode(answer.header, answer.body))

@@ -9,9 +9,16 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_ssh_public_key,
+)
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 _DAYS = 825
@@ -67,6 +74,19 @@ def make_node_key(path: Path) -> bytes:
     public = key.public_key()
     path.with_name(path.name + ".pub").write_bytes(public.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n")
     return public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
+def public_pem(openssh: bytes) -> bytes:
+    """A public key of OpenSSH's form in PEM.
+
+    Raises:
+        ValueError: not a public key.
+    """
+    try:
+        key = load_ssh_public_key(openssh)
+    except UnsupportedAlgorithm as error:
+        raise ValueError(str(error)) from error
+    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
 def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:

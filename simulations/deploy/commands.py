@@ -52,6 +52,25 @@ def init(
 
 
 @app.command()
+def enrol(
+    folder: FolderArgument,
+    public: Annotated[Path, typer.Argument(metavar="PUBLIC", help="The node's public.toml.")],
+    key: Annotated[
+        Path, typer.Argument(metavar="KEY.pub", help="Public key of its SuperNode, as ssh-keygen writes it.")
+    ],
+) -> None:
+    """Enrol a node that has made its own keys, or replace the one with its client number."""
+    from simulations.deploy.create import enrol as add
+    from simulations.deploy.layout import DeploymentFolder
+
+    entry = add(DeploymentFolder.open(folder), public, key)
+    _out.print(
+        f"client {entry['client']} is {entry['name']}; register its SuperNode with flwr supernode register",
+        markup=False,
+    )
+
+
+@app.command()
 def up(folder: FolderArgument) -> None:
     """Start the SuperLink and all nodes on this machine."""
     from simulations.deploy import processes

@@ -6,6 +6,7 @@ import secrets
 import shutil
 import socket
 import sys
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from simulations.config.assembly import Assembly
 from simulations.config.recipe import Recipe
 from simulations.deploy import certificates
 from simulations.deploy.layout import CONNECTION, DeployedNode, DeployedNodeFolder, DeploymentFolder, Settings
-from strategies.node_grid import key_digest
+from strategies.node_grid import Enrolment, key_digest
 
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 _QUIET = "export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1"
@@ -116,12 +117,47 @@ def _fill(
         enrolled.append({"client": client, "name": one.name, "flower_key": key_digest(pem)} | {
             "service_key": public["service_key"]
         })  # fmt: skip
-    draft.enrolment_file.write_text(
-        "# Which registered node is which client. A new node: its public.toml and its supernode.key.pub, see\n"
-        "# `fedlgm deploy enrol`.\n" + tomli_w.dumps({"node": enrolled}, multiline_strings=False),
-        encoding="utf-8",
-    )
+    draft.enrolment_file.write_text(_enrolment(enrolled), encoding="utf-8")
     _write_units(draft, final, settings)
+
+
+def enrol(folder: DeploymentFolder, public: Path, key: Path) -> dict[str, Any]:
+    """Add a node to the enrolment, or replace the one with its client number; returns its entry.
+
+    Args:
+        folder: the deployment's folder.
+        public: the node's `public.toml`.
+        key: public key of its SuperNode, OpenSSH form.
+
+    Raises:
+        ConfigError: a file that cannot be used, or an entry that does not fit the others.
+    """
+    try:
+        given = tomllib.loads(public.read_text(encoding="utf-8"))
+        flower_key = key_digest(certificates.public_pem(key.read_bytes()))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{public} or {key} cannot be used: {error}") from error
+    entry = {name: given.get(name) for name in ("client", "name")}
+    entry |= {"flower_key": flower_key, "service_key": given.get("service_key")}
+    others = [
+        node.model_dump() for node in Enrolment.load(folder.enrolment_file).node if node.client != entry["client"]
+    ]
+    draft = folder.enrolment_file.with_suffix(".draft")
+    known = {name: value for name, value in entry.items() if value is not None}
+    draft.write_text(_enrolment([*others, known]), encoding="utf-8")
+    try:
+        Enrolment.load(draft)
+        draft.replace(folder.enrolment_file)
+    finally:
+        draft.unlink(missing_ok=True)
+    return entry
+
+
+def _enrolment(nodes: list[dict[str, Any]]) -> str:
+    head = (
+        "# Which registered node is which client. Another one: fedlgm deploy enrol DIR public.toml supernode.key.pub\n"
+    )
+    return head + tomli_w.dumps({"node": sorted(nodes, key=lambda node: int(node.get("client", 0)))})
 
 
 def _shares(example: Recipe | None, nodes: int) -> list[tuple[np.ndarray, np.ndarray, int]] | None:
@@ -223,4 +259,4 @@ def free_ports(count: int) -> list[int]:
             probe.close()
 
 
-__all__ = ["create", "free_ports"]
+__all__ = ["create", "enrol", "free_ports"]

@@ -98,7 +98,7 @@ def test_a_node_whose_service_is_down_counts_as_zero_and_comes_back(real):
         real, recipe("federation.rounds=2", "deployment.offline_seconds=4", "privacy.max_participations=2")
     )
     assert result["rounds"] == 2
-    assert not result["seeded"]
+    assert not result["noise_reproducible"]
     for round_ in reports(Path(result["run"])):
         assert round_["answered"] == ["node0", "node1"]
         assert "does not answer" in round_["lost"]["node2"]
