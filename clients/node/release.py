@@ -137,6 +137,17 @@ class Releaser:
         """Digest of the examples."""
         return self._digest
 
+    def warm(self) -> None:
+        """Take one step on the first example with a small model."""
+        work = Work(mechanism="gaussian", model={"name": "logistic"})
+        module = self._module(work)
+        layers = LayerTable.from_module(module)
+        order = KeyRing.from_seed(0).torch_generator(Purpose.TRAIN, 0, 0)
+        task = ClientTask(self._data.x[:1], self._data.y[:1], order, 1)
+        if len(self._data):
+            model = layers.flatten(module)
+            next(iter(SequentialTrainer(module, layers, LocalTraining()).updates(model, [task])))
+
     def understand(self, round: int, plan: str, work: Any, model: np.ndarray) -> Request:
         """The request of a question, admitted by the policy.
 

@@ -34,6 +34,7 @@ from clients.node.ledger import Row
 from clients.node.policy import MIB, Refusal
 from clients.node.release import Releaser, Request
 from fedlgm import node_protocol as protocol
+from fedlgm import privacy
 from fedlgm.errors import LedgerError, RunError
 from fedlgm.node_protocol import FrameError, Position, Question
 
@@ -91,17 +92,22 @@ class Service:
         self._server_key = protocol.public_key(self.policy.ask.server_key) if self.policy.ask.server_key else None
         self._failed: str | None = None
 
+    def warm(self) -> None:
+        """Load what the first release needs, which takes seconds, and throw its result away."""
+        self._ledger.epsilon(self.policy.privacy.delta, privacy.accounting.gaussian_event(1.0))
+        self._releaser.warm()
+
     # -- questions -----------------------------------------------------------------------------------------------------
 
     def hello(self, ask: _Ask) -> _Answer:
         """Who this node is and what is left."""
-        privacy, ask_limits = self.policy.privacy, self.policy.ask
+        budget, ask_limits = self.policy.privacy, self.policy.ask
         header = {
             "ok": True, "protocol": protocol.PROTOCOL, "name": self.policy.node.name,
             "client": self.policy.node.client, "population": self.policy.node.population,
             "service_key": protocol.public_text(self._signer), "test": self._ledger.test,
-            "trust": list(privacy.trust), "releases_left": max(0, ask_limits.releases - self._ledger.count()),
-            "epsilon": privacy.epsilon, "delta": privacy.delta, "epsilon_spent": self._ledger.epsilon(privacy.delta),
+            "trust": list(budget.trust), "releases_left": max(0, ask_limits.releases - self._ledger.count()),
+            "epsilon": budget.epsilon, "delta": budget.delta, "epsilon_spent": self._ledger.epsilon(budget.delta),
             "position": self._position().values(),
         }  # fmt: skip
         facts = protocol.canonical(header)
@@ -162,7 +168,7 @@ class Service:
         return _Answer(header | {"signature": protocol.sign(self._signer, *signed)}, body)
 
     def _afford(self, ask: _Ask, request: Request) -> None:
-        limits, privacy, ledger = self.policy.ask, self.policy.privacy, self._ledger
+        limits, budget, ledger = self.policy.ask, self.policy.privacy, self._ledger
         today = datetime.now(UTC).date().isoformat()
         for count, most, per in (
             (ledger.count(), limits.releases, "over its data set's life"),
@@ -171,12 +177,12 @@ class Service:
         ):
             if count >= most:
                 raise Refusal("budget-spent", f"this node makes {most} releases {per}, and has made them")
-        after = ledger.epsilon(privacy.delta, request.event)
-        if not after <= privacy.epsilon * (1 + 1e-6):
+        after = ledger.epsilon(budget.delta, request.event)
+        if not after <= budget.epsilon * (1 + 1e-6):
             raise Refusal(
                 "budget-spent",
-                f"the release would bring this node's epsilon to {after:.4g}; its policy allows {privacy.epsilon:g} at "
-                f"delta {privacy.delta:g} over its data set's life",
+                f"the release would bring this node's epsilon to {after:.4g}; its policy allows {budget.epsilon:g} at "
+                f"delta {budget.delta:g} over its data set's life",
             )
 
     def _check_expectation(self, raw: dict[str, Any] | None) -> None:
@@ -232,10 +238,10 @@ class Service:
             with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):  # not in the main thread
                 asyncio.get_running_loop().add_signal_handler(number, stop.set)
         server = await asyncio.start_unix_server(self._connected, sock=listener, limit=MIB)
-        privacy = self.policy.privacy
+        budget = self.policy.privacy
         _log.info(
             "client %d of %d, %d examples, epsilon %.4g of %g spent, listening on %s", self.policy.node.client,
-            self.policy.node.population, self._examples, self._ledger.epsilon(privacy.delta), privacy.epsilon,
+            self.policy.node.population, self._examples, self._ledger.epsilon(budget.delta), budget.epsilon,
             self.folder.socket,
         )  # fmt: skip
         if self._ledger.test:
@@ -349,7 +355,9 @@ def run(folder: Path) -> None:
     np.seterr(all="ignore")
 
     async def main() -> None:
-        await Service(NodeFolder.open(folder)).serve()
+        service = Service(NodeFolder.open(folder))
+        service.warm()
+        await service.serve()
 
     asyncio.run(main())
 

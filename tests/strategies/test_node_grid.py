@@ -128,9 +128,9 @@ class Federation:
             say=self.lines.append, on_round=self.reports.append, **options,
         )  # fmt: skip
 
-    def run(self, rounds: int = 1, grid: NodeGrid | None = None) -> torch.Tensor:
+    def run(self, rounds: int = 1, grid: NodeGrid | None = None, trust: str = "local") -> torch.Tensor:
         """The model after some rounds of a real strategy."""
-        facts = RunFacts(4.0, Sampling("poisson", CLIENTS, 1.0), "replace-one", "local", 10)
+        facts = RunFacts(4.0, Sampling("poisson", CLIENTS, 1.0), "replace-one", trust, 10)  # type: ignore[arg-type]
         method, keys = Method(mechanisms.get("snr-consistent"), LAYERS, facts), KeyRing(1, secret=True)
         with Ledger(self.ledger, "run") as ledger:
             strategy = LayerwiseFedAvg(
@@ -155,6 +155,18 @@ def test_a_round_of_all_nodes(federation):
     assert [report.answered for report in federation.reports] == [["n0", "n1", "n2"]] * 2
     assert [len(rows(folder)) for folder in federation.folders] == [2, 2, 2]
     assert set(json.loads(federation.positions.read_text())) == {"0", "1", "2"}
+
+
+def test_central_trust_where_the_nodes_allow_it(federation):
+    with pytest.raises(RunError, match=r"refused \(privacy\): a plan for central trust; allowed: local"):
+        federation.run(trust="central")
+    for client, folder in enumerate(federation.folders):
+        federation.processes[client].stop()
+        nodes.edit(folder, 'trust = ["local"]', 'trust = ["local", "central"]')
+        federation.processes[client] = NodeProcess(folder)
+    federation.run(trust="central")
+    assert federation.reports[-1].answered == ["n0", "n1", "n2"]
+    assert [[row.trust for row in rows(folder)] for folder in federation.folders] == [["central"]] * 3
 
 
 def test_the_same_round_again_costs_nothing_and_gives_the_same_model(federation):
