@@ -126,6 +126,7 @@ class Patience:
         offline_seconds: for which a node that is not connected, or whose service is down, is waited for.
         give_up_seconds: after which a round below its quorum ends the run with an error; it can be resumed.
         poll_seconds: between looks for answers.
+        nudge_seconds: after which a node that is connected and silent is sent something else, see `NodeGrid._nudge`.
     """
 
     quorum: float = 1.0
@@ -133,6 +134,7 @@ class Patience:
     offline_seconds: float = 30.0
     give_up_seconds: float = 3600.0
     poll_seconds: float = 0.2
+    nudge_seconds: float = 20.0
 
 
 @dataclass
@@ -151,6 +153,8 @@ class _Asked:
     down_since: float | None = None
     why_down: str = "is not connected"
     next_try: float = 0.0
+    asked_at: float = 0.0
+    nudged: bool = False
 
     @property
     def open(self) -> bool:
@@ -222,6 +226,8 @@ class NodeGrid(Grid):
         self._excluded: dict[int, str] = {}
         self._down: dict[int, float] = {}
         self._late: dict[str, int] = {}  # message id -> client
+        self._nudges: dict[str, int] = {}  # message id -> client
+        self._behind: set[int] = set()
         self._strangers: set[str] = set()
         self._numbers = itertools.count(1)
         self._ready: dict[str, Message] = {}
@@ -336,6 +342,7 @@ class NodeGrid(Grid):
             if now - looked > 2.0:
                 online, looked = self._online(), now
             self._push([one for one in asked if one.open and not one.keys and now >= one.next_try], online, now)
+            self._nudge(asked, online, now)
             late += self._pull(asked, now)
             waiting = [one for one in asked if one.open]
             answered = sum(one.answer is not None for one in asked)
@@ -409,17 +416,45 @@ class NodeGrid(Grid):
             group = one.message.metadata.group_id
             messages.append(self._runtime.create_message(content, MessageType.TRAIN, online[one.client], group))
         for one, id_ in zip(ready, self._runtime.push_messages(messages), strict=True):
-            one.next_try = now + 2.0
+            one.next_try, one.asked_at, one.nudged = now + 2.0, now, False
             if id_:
                 one.keys[id_] = key
 
+    def _nudge(self, asked: list[_Asked], online: dict[int, int], now: float) -> None:
+        """Send something else to nodes that are connected and silent.
+
+        A SuperNode sends replies only after it has received a message, and then what is there. If a run ended while it
+        was receiving, that run's reply is what it sends after the next message, whose own reply then waits for the one
+        after: the node stays behind by one until it is started again. A greeting brings the answer forth; a node that
+        needed one gets one with every question.
+        """
+        after = dict.fromkeys(self._behind, 1.0)
+        due = [
+            one
+            for one in asked
+            if one.open and one.keys and not one.nudged and one.client in online
+            and now - one.asked_at > after.get(one.client, self._patience.nudge_seconds)
+        ]  # fmt: skip
+        messages = []
+        for one in due:
+            one.nudged = True
+            header = {"protocol": protocol.PROTOCOL, "ask": "hello", "nonce": secrets.token_hex(16)}
+            content = RecordDict({wire.CONFIG: ConfigRecord({HEADER: json.dumps(header), MASK: 0})})
+            messages.append(self._runtime.create_message(content, MessageType.TRAIN, online[one.client], "hello"))
+        if messages:
+            for one, id_ in zip(due, self._runtime.push_messages(messages), strict=True):
+                if id_:
+                    self._nudges[id_] = one.client
+
     def _pull(self, asked: list[_Asked], now: float) -> int:
         owner = {id_: one for one in asked if one.open for id_ in one.keys}
-        wanted = [*owner, *self._late]
+        wanted = [*owner, *self._late, *self._nudges]
         late = 0
         for reply in self._runtime.pull_messages(wanted) if wanted else ():
             id_ = reply.metadata.reply_to_message_id
-            if id_ in self._late:
+            if id_ in self._nudges:
+                self._behind.discard(self._nudges.pop(id_))
+            elif id_ in self._late:
                 late += 1
                 name = self._enrolment[self._late.pop(id_)].name
                 self._say(f"{name} has answered an earlier round too late: charged there, not counted here")
@@ -458,6 +493,8 @@ class NodeGrid(Grid):
             return
         one.answer, one.body = header, body
         self._down.pop(one.client, None)
+        if one.client in self._nudges.values():
+            self._behind.add(one.client)
 
     def _retry(self, one: _Asked, why: str, now: float) -> None:
         one.next_try, one.why_down = now + 2.0, why

@@ -25,11 +25,12 @@ from typing import Any
 FLOWER = "1.41."
 _HEARTBEAT_S = 20.0
 _PULL_S = 120.0
+_TASKS = 4
 _log = logging.getLogger("fedlgm.executor")
 
 
 class Executor:
-    """Takes one task after another from a SuperNode on this machine.
+    """Takes tasks from a SuperNode on this machine, a few at a time: one may wait for a message that never comes whole.
 
     Args:
         supernode: host:port of its Runtime API.
@@ -45,6 +46,7 @@ class Executor:
             master_secret=secret, protected_methods={"/flwr.proto.Runtime/AcquireTask"}
         )
         self._supernode, self._socket, self._poll = supernode, socket, poll
+        self._free = threading.Semaphore(_TASKS)
         self._client = self._connect("SuperExec", signed)
 
     def run(self, stop: threading.Event) -> None:
@@ -83,16 +85,22 @@ class Executor:
             if not answer.token:
                 stop.wait(self._poll)
                 continue
-            started = time.monotonic()
-            try:
-                self._work(answer.token)
-                _log.info("task %d done in %.2f s", answer.task.task_id, time.monotonic() - started)
-            except Exception:  # one message must not end the executor
-                _log.exception("task %d failed", answer.task.task_id)
+            self._free.acquire()
+            threading.Thread(target=self._take, args=(answer.token, answer.task.task_id), daemon=True).start()
 
     def close(self) -> None:
         """Disconnect."""
         self._client.close()
+
+    def _take(self, token: str, task: int) -> None:
+        started = time.monotonic()
+        try:
+            self._work(token)
+            _log.info("task %d done in %.2f s", task, time.monotonic() - started)
+        except Exception:  # one message must not end the executor
+            _log.exception("task %d failed", task)
+        finally:
+            self._free.release()
 
     def _work(self, token: str) -> None:
         from flwr.app import Error, Message
