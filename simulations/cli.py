@@ -13,6 +13,8 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
+from simulations.deploy import commands, node_commands
+
 app = typer.Typer(
     help="Layer-wise differentially private federated learning: every mechanism, one honest accountant.",
     no_args_is_help=True,
@@ -29,6 +31,8 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.
 
 applications = typer.Typer(help="Coordinate descent and PCA over a federation.", no_args_is_help=True)
 app.add_typer(applications, name="apply")
+app.add_typer(node_commands.app, name="node")
+app.add_typer(commands.app, name="deploy")
 SettingsArgument = Annotated[Path | None, typer.Argument(help="TOML file of settings; the options below override it.")]
 EpsilonOption = Annotated[float | None, typer.Option(help="Budget of the whole run.")]
 DeltaOption = Annotated[float | None, typer.Option(help="0 for Laplace noise; by default 1/rows^2 for Gaussian noise.")]

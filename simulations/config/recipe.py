@@ -201,6 +201,13 @@ class Run(_Section):
     test_mode: bool = False
 
 
+class Deployment(_Section):
+    """[deployment]: how long a round waits for nodes that are gone; see `strategies.node_grid.Patience`."""
+
+    offline_seconds: float = Field(default=30.0, gt=0)
+    give_up_seconds: float = Field(default=3600.0, gt=0)
+
+
 class Recipe(_Section):
     """A validated recipe."""
 
@@ -214,6 +221,7 @@ class Recipe(_Section):
     mechanism: MechanismSection
     privacy: Privacy
     run: Run = Run()
+    deployment: Deployment | None = None
 
     @model_validator(mode="after")
     def _fits(self) -> Recipe:

@@ -61,7 +61,8 @@ def serve(
         keys, abandoned = folder.keys(recipe.run.seed)
         started = time.perf_counter()
         with Ledger(folder.ledger_file, folder.owner()) as ledger:
-            repeats = nodes.simulated  # real nodes make other updates when a round is made again
+            # Real nodes make other updates when a round is made again, unless they keep their answers.
+            repeats = getattr(nodes, "repeats", nodes.simulated)
             if not repeats:
                 abandoned = ledger.position()
             _warn_of_cost(ledger, transcript, abandoned)

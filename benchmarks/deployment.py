@@ -1,0 +1,268 @@
+"""Real nodes on this machine beside Flower's plain FedAvg app: `python -m benchmarks.deployment --json`.
+
+Both run on the same kind of deployment (TLS, authentication, one SuperNode per node) and are taken in turn. Flower's
+app is the least that an app can do: its ClientApp returns the arrays that it was sent, slightly changed, without torch
+and without training; fedlgm's nodes train, bound, noise, charge and sign. Reported: seconds per round after the first,
+the processor time that a message takes on the node (Flower: its ClientApp process; fedlgm: executor and service), bytes
+on the wire as Flower counts them, and how long the ledger takes to charge.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from clients.node.ledger import NodeLedger
+from fedlgm.privacy.accounting import gaussian_event
+from simulations.config import recipe as recipes
+from simulations.config.assembly import Assembly
+from simulations.deploy import processes, submit
+from simulations.deploy.create import create
+from simulations.deploy.flower_cli import Flower
+from simulations.deploy.layout import CONNECTION, DeploymentFolder
+from simulations.deploy.server_entry import REPORT
+
+_SERVER = """
+import json, time
+import numpy as np
+from flwr.app import ArrayRecord
+from flwr.serverapp import ServerApp
+from flwr.serverapp.strategy import FedAvg
+
+app = ServerApp()
+
+@app.main()
+def main(grid, context):
+    config, stamps = context.run_config, []
+    rng = np.random.default_rng(0)
+    arrays = ArrayRecord([rng.standard_normal(config["parameters"]).astype(np.float32)])
+    nodes = config["nodes"]
+    strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=nodes, min_available_nodes=nodes)
+    strategy.start(grid, arrays, num_rounds=config["rounds"], evaluate_fn=lambda r, a: stamps.append(time.time()))
+    open(config["out"], "w").write(json.dumps(stamps))
+"""
+_CLIENT = """
+import numpy as np
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+app = ClientApp()
+
+@app.train()
+def train(message, context):
+    (values,) = message.content["arrays"].to_numpy_ndarrays()
+    rng = np.random.default_rng(context.node_id % 2**32)
+    arrays = ArrayRecord([values + np.float32(0.01) * rng.standard_normal(values.shape).astype(np.float32)])
+    return Message(RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": 1})}), reply_to=message)
+"""
+# Counts the processor time of every ClientApp process that SuperExec starts.
+_WRAPPER = """#!/usr/bin/env bash
+"{real}" "$@"
+status=$?
+times | tail -n 1 >> "{log}"
+exit $status
+"""
+
+
+def plain(folder: DeploymentFolder, nodes: int, rounds: int, parameters: int) -> dict[str, Any]:
+    """Flower's FedAvg on SuperNodes as they come."""
+    app, out = folder.path / "app", folder.path / "stamps.json"
+    if not app.exists():
+        shutil.copytree(submit.APP, app)
+        (app / "server_app.py").write_text(_SERVER)
+        (app / "client_app.py").write_text(_CLIENT)
+        text = (app / "pyproject.toml").read_text()
+        text = text[: text.index("deployment =")] + 'rounds = 1\nnodes = 1\nparameters = 1\nout = ""\n'
+        (app / "pyproject.toml").write_text(text.replace("fedlgm-nodes", "plain"))
+    out.unlink(missing_ok=True)
+    _cpu_log(folder).unlink(missing_ok=True)
+    config = f'rounds={rounds} nodes={nodes} parameters={parameters} out="{out}"'
+    flower = Flower(folder)
+    run = str(flower.json("run", str(app), CONNECTION, "--run-config", config)["run-id"])
+    deadline = time.monotonic() + 900
+    while not out.exists():
+        if time.monotonic() > deadline:
+            raise RuntimeError(flower.text("log", run, CONNECTION, "--show"))
+        time.sleep(0.5)
+    stamps = json.loads(out.read_text())
+    seconds = np.diff(stamps)[1:].tolist()
+    used = [_seconds(one) for line in _cpu_log(folder).read_text().splitlines() for one in line.split()]
+    return {
+        "seconds": seconds, "cpu_per_message": sum(used) / (rounds * nodes),
+        "bytes_per_message": _traffic(flower, run) / (rounds * nodes),
+    }  # fmt: skip
+
+
+def ours(folder: DeploymentFolder, nodes: int, recipe: recipes.Recipe) -> dict[str, Any]:
+    """The same number of rounds through the nodes' services."""
+    before = _cpu(folder)
+    result = submit.run(folder, recipe, fresh=True, say=lambda line: None)
+    rounds = [json.loads(line) for line in (Path(result["run"]) / REPORT).read_text().splitlines()]
+    rows = [json.loads(line) for line in (Path(result["run"]) / "metrics.jsonl").read_text().splitlines()]
+    lost = [one["lost"] for one in rounds if one["lost"]]
+    if lost:
+        raise RuntimeError(f"nodes were lost: {lost}")
+    flower = Flower(folder)
+    run = flower.json("list", CONNECTION)["runs"][0]["run-id"]
+    return {
+        "seconds": [one["seconds"] for one in rounds[1:]],
+        "cpu_per_message": (_cpu(folder) - before) / (len(rounds) * nodes),
+        "bytes_per_message": _traffic(flower, str(run)) / (len(rounds) * nodes),
+        "rounds": len(rows),
+    }
+
+
+def _traffic(flower: Flower, run: str) -> float:
+    traffic = flower.json("list", CONNECTION, "--run-id", run)["runs"][0]["network-traffic"]
+    return float(traffic["total-bytes"])
+
+
+def _cpu(folder: DeploymentFolder) -> float:
+    """Processor seconds of all executors and services so far."""
+    found = 0.0
+    for role, (pid, _) in processes._recorded(folder).items():
+        if role.endswith(("-service", "-executor")):
+            times = psutil.Process(pid).cpu_times()
+            found += times.user + times.system
+    return found
+
+
+def _cpu_log(folder: DeploymentFolder) -> Path:
+    return folder.path / "clientapp-times"
+
+
+def _seconds(text: str) -> float:
+    minutes, _, seconds = text.partition("m")
+    return 60 * float(minutes) + float(seconds.rstrip("s"))
+
+
+def make_plain(folder: DeploymentFolder) -> None:
+    """Turn a deployment's nodes into SuperNodes as they come: Flower starts a ClientApp process per message."""
+    wrapped = folder.path / "bin"
+    wrapped.mkdir()
+    (wrapped / "flwr-clientapp").write_text(
+        _WRAPPER.format(real=Path(sys.executable).parent / "flwr-clientapp", log=_cpu_log(folder))
+    )
+    (wrapped / "flwr-clientapp").chmod(0o755)
+    for node in folder.settings().nodes:
+        files = folder.node(node.name)
+        text = files.script("supernode").read_text()
+        text = text.replace(" \\\n    --isolation process --superexec-auth-secret-file executor.secret", "")
+        files.script("supernode").write_text(text.replace("exec ", f'export PATH="{wrapped}:$PATH"\nexec '))
+        for role in ("service", "executor"):
+            files.script(role).write_text("#!/usr/bin/env bash\nexec sleep infinity\n")
+
+
+def charge_times(count: int = 500) -> dict[str, float]:
+    """Milliseconds that the ledger takes to charge, fsync of row and witness included."""
+    with tempfile.TemporaryDirectory(prefix="fedlgm-ledger-") as place:
+        paths = Path(place) / "ledger.sqlite", Path(place) / "seen.json"
+        NodeLedger.create(*paths, "data")
+        taken = []
+        with NodeLedger(*paths) as ledger:
+            for number in range(count):
+                started = time.perf_counter()
+                ledger.charge(f"{number}", gaussian_event(2.0), trust="local", run="r", round=number, data="d")
+                taken.append(1000 * (time.perf_counter() - started))
+    return {"median_ms": statistics.median(taken), "p99_ms": float(np.quantile(taken, 0.99))}
+
+
+def measure(nodes: int, rounds: int, repeats: int, overrides: list[str]) -> dict[str, Any]:
+    """Both in turn on deployments of their own, one up at a time."""
+    recipe = recipes.load(
+        "nodes",
+        [f"federation.rounds={rounds}", f"privacy.max_participations={rounds}", "federation.quorum=1.0", *overrides],
+    )
+    federation = recipe.federation.model_copy(update={"clients": nodes})
+    parameters = Assembly(recipe.model_copy(update={"federation": federation})).layers.size
+    found: dict[str, list[dict[str, Any]]] = {"flower": [], "fedlgm": []}
+    with tempfile.TemporaryDirectory(prefix="fedlgm-bench-") as place:
+        folders = {
+            "flower": create(Path(place) / "flower", nodes),
+            "fedlgm": create(Path(place) / "fedlgm", nodes, example=recipe, policy={"epsilon": 1e6}),
+        }
+        make_plain(folders["flower"])
+        for _ in range(repeats):
+            for name, folder in folders.items():
+                try:
+                    _up(folder, name)
+                    if name == "flower":
+                        found[name].append(plain(folder, nodes, rounds, parameters))
+                    else:
+                        found[name].append(ours(folder, nodes, recipe))
+                finally:
+                    processes.down(folder)
+    summary: dict[str, Any] = {"nodes": nodes, "parameters": parameters, "rounds": rounds, "repeats": repeats}
+    for name, measured in found.items():
+        summary[name] = {
+            "seconds_per_round": statistics.median(s for one in measured for s in one["seconds"]),
+            "cpu_seconds_per_message": statistics.median(one["cpu_per_message"] for one in measured),
+            "bytes_per_message": statistics.median(one["bytes_per_message"] for one in measured),
+        }
+    ratios = [
+        statistics.median(a["seconds"]) / statistics.median(b["seconds"])
+        for a, b in zip(found["fedlgm"], found["flower"], strict=True)
+    ]
+    summary["round_time_ratio"] = statistics.median(ratios)
+    summary["bytes_over_model"] = summary["fedlgm"]["bytes_per_message"] / (4 * parameters)
+    return summary
+
+
+def _up(folder: DeploymentFolder, name: str) -> None:
+    if name == "fedlgm":
+        processes.up(folder, lambda line: None)
+        return
+    answers, processes._answers = processes._answers, lambda *_: True  # these nodes have no services
+    try:
+        processes.up(folder, lambda line: None)
+    finally:
+        processes._answers = answers
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--nodes", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--set", action="append", default=[], dest="overrides", help="of the recipe `nodes`")
+    parser.add_argument(
+        "--resnet18", action="store_true", help="ResNet-18, 10 nodes, two examples each, instead of a small network"
+    )
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    nodes, overrides = options.nodes, options.overrides
+    if options.resnet18:
+        nodes = 10
+        overrides = [
+            "data={name='synthetic-20', partition='iid'}", "model={name='resnet18'}", "training.epochs=1", *overrides,
+        ]  # fmt: skip
+    result = measure(nodes, options.rounds, options.repeats, overrides) | {"ledger_charge": charge_times()}
+    if options.json:
+        print(json.dumps(result))
+        return
+    for name in ("flower", "fedlgm"):
+        one = result[name]
+        print(
+            f"{name:8} {one['seconds_per_round']:7.2f} s per round   {one['cpu_seconds_per_message']:6.2f} CPU-s and "
+            f"{one['bytes_per_message'] / 1e6:.2f} MB per message"
+        )
+    print(
+        f"round time {result['round_time_ratio']:.2f} of Flower's; {result['bytes_over_model']:.2f} model sizes on the "
+        f"wire per message; a charge takes {result['ledger_charge']['median_ms']:.1f} ms (p99 "
+        f"{result['ledger_charge']['p99_ms']:.1f} ms)"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""The node's own examples, read once when the service starts."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from clients.node.policy import Data
+from clients.source import ClientData
+from fedlgm.data.formats import read_idx
+from fedlgm.errors import DataError
+
+_IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"})
+
+
+def read(section: Data, folder: Path) -> ClientData:
+    """Inputs float32 [n, *shape] and targets int64 [n] as the policy describes them.
+
+    Unsigned bytes become [-1, 1]; scaling uses no figure of the data. Other numbers are taken as they are.
+
+    Args:
+        section: [data] of the policy.
+        folder: to which relative paths refer.
+
+    Raises:
+        DataError: missing, damaged, of another shape, labels outside [0, classes), or NaN.
+    """
+    reader: Callable[[Data, Path], tuple[Any, Any]] = _READERS[section.kind]
+    if section.kind != "loader":
+        for key, name in (("path", section.path), ("labels", section.labels if section.kind != "parquet" else "")):
+            if name and not (folder / name).exists():
+                raise DataError(f"data.{key}: there is nothing at {folder / name}")
+    try:
+        x, y = reader(section, folder)
+        x, y = np.asarray(x), np.asarray(y).reshape(-1)
+    except DataError:
+        raise
+    except Exception as error:  # readers of files and a user's own function may raise anything
+        raise DataError(f"data: the {section.kind} data cannot be read: {error!r}") from error
+    if len(x) != len(y):
+        raise DataError(f"data: {len(x)} inputs, but {len(y)} labels")
+    if x.size != len(x) * int(np.prod(section.shape)):
+        raise DataError(f"data.shape: inputs are of shape {list(x.shape[1:])}, the policy says {list(section.shape)}")
+    if x.dtype == np.uint8:
+        x = x.astype(np.float32) / np.float32(127.5) - np.float32(1)
+    if x.dtype.kind not in "fiub" or y.dtype.kind not in "fiub":
+        raise DataError(f"data: inputs and labels must be numbers, got {x.dtype} and {y.dtype}")
+    x = np.ascontiguousarray(x, dtype=np.float32).reshape(len(x), *section.shape)
+    if not np.isfinite(x).all():
+        raise DataError("data: inputs hold NaN or Inf")
+    labels = y.astype(np.int64)
+    if (labels != y).any() or ((labels < 0) | (labels >= section.classes)).any():
+        raise DataError(f"data.classes: labels must be whole numbers in [0, {section.classes})")
+    return ClientData(torch.from_numpy(x), torch.from_numpy(labels))
+
+
+def digest(data: ClientData) -> str:
+    """SHA-256 of the examples, in order: other data, other digest."""
+    total = hashlib.sha256()
+    for array in (data.x.numpy(), data.y.numpy()):
+        total.update(f"{array.dtype.str}{array.shape}".encode())
+        total.update(array.reshape(-1).view(np.uint8).data)
+    return total.hexdigest()
+
+
+def _numpy(section: Data, folder: Path) -> tuple[Any, Any]:
+    path = folder / section.path
+    if path.suffix == ".npy":
+        if not section.labels:
+            raise DataError("data.labels: a .npy of inputs needs labels = a .npy of labels")
+        return np.load(path, allow_pickle=False), np.load(folder / section.labels, allow_pickle=False)
+    with np.load(path, allow_pickle=False) as arrays:
+        missing = {"x", "y"} - set(arrays)
+        if missing:
+            raise DataError(f"{path} has no array {', '.join(sorted(missing))}; it must hold x and y")
+        return arrays["x"], arrays["y"]
+
+
+def _idx(section: Data, folder: Path) -> tuple[Any, Any]:
+    return read_idx(folder / section.path), read_idx(folder / section.labels)
+
+
+def _images(section: Data, folder: Path) -> tuple[Any, Any]:
+    from PIL import Image
+
+    path = folder / section.path
+    if len(section.shape) != 3 or section.shape[0] not in (1, 3):
+        raise DataError(f"data.shape: images are [1, height, width] or [3, height, width], not {list(section.shape)}")
+    channels, height, width = section.shape
+    mode = {1: "L", 3: "RGB"}[channels]
+    pixels, labels = [], []
+    for number, name in enumerate(section.class_names):
+        if not (path / name).is_dir():
+            raise DataError(f"data.class_names: there is no folder {path / name}")
+        for file in sorted(one for one in (path / name).rglob("*") if one.suffix.lower() in _IMAGES):
+            try:
+                with Image.open(file) as picture:
+                    array = np.asarray(picture.convert(mode).resize((width, height)), dtype=np.uint8)
+            except OSError as error:
+                raise DataError(f"{file} cannot be read: {error}") from error
+            pixels.append(array[None] if channels == 1 else array.transpose(2, 0, 1))
+            labels.append(number)
+    return np.stack(pixels) if pixels else np.zeros((0, *section.shape), np.uint8), np.array(labels, np.int64)
+
+
+def _parquet(section: Data, folder: Path) -> tuple[Any, Any]:
+    import pyarrow.parquet
+
+    path = folder / section.path
+    table = pyarrow.parquet.read_table(path)
+    features = section.features or tuple(name for name in table.column_names if name != section.labels)
+    missing = sorted({section.labels, *features} - set(table.column_names))
+    if missing:
+        raise DataError(f"{path} has no column {missing[0]!r}; it has {', '.join(table.column_names)}")
+    return np.concatenate(list(_columns(table, features)), axis=1), table[section.labels].to_numpy()
+
+
+def _columns(table: Any, names: tuple[str, ...]) -> Iterator[np.ndarray]:
+    """Columns as [n, 1], or [n, k] where a column holds lists of k numbers."""
+    for name in names:
+        values = table[name].to_numpy()
+        wide = np.stack([np.asarray(v, np.float32).reshape(-1) for v in values]) if values.dtype == object else values
+        yield wide.reshape(len(wide), -1).astype(np.float32)
+
+
+def _loader(section: Data, folder: Path) -> tuple[Any, Any]:
+    module, _, name = section.loader.partition(":")
+    try:
+        load = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise DataError(f"data.loader: {section.loader} cannot be imported: {error}") from error
+    return load(**section.options)  # type: ignore[no-any-return]
+
+
+_READERS: dict[str, Callable[[Data, Path], tuple[Any, Any]]] = {
+    "numpy": _numpy, "images": _images, "idx": _idx, "parquet": _parquet, "loader": _loader,
+}  # fmt: skip

@@ -1,0 +1,191 @@
+"""A node's folder: who owns which file, and how it is made.
+
+DIR/policy.toml          what the operator allows
+DIR/state/               noise key, service key, ledger, kept answers: the service's user only
+DIR/witness/             how far the ledger is; best another disk, or another backup schedule
+DIR/run/release.sock     where questions arrive; the group of the folder may connect
+DIR/public.toml          what the server's operator needs to enrol this node
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from clients.node.ledger import NodeLedger, write_durably
+from clients.node.policy import TEMPLATE, Policy
+from fedlgm import mechanisms, models
+from fedlgm.errors import ConfigError, RunError
+from fedlgm.node_protocol import public_text
+
+DEFAULTS: dict[str, Any] = {
+    "client": 0, "population": 1, "data_name": "my data", "kind": "numpy", "path": "data.npz", "shape": [1, 28, 28],
+    "classes": 10, "epsilon": 8.0, "delta": 1e-5, "server_key": "",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class NodeFolder:
+    """Files of one node under `path`."""
+
+    path: Path
+
+    @property
+    def policy_file(self) -> Path:
+        """The policy."""
+        return self.path / "policy.toml"
+
+    @property
+    def ledger_file(self) -> Path:
+        """The ledger."""
+        return self.path / "state" / "ledger.sqlite"
+
+    @property
+    def witness_file(self) -> Path:
+        """The ledger's witness."""
+        return self.path / "witness" / "seen.json"
+
+    @property
+    def replies(self) -> Path:
+        """Kept answers."""
+        return self.path / "state" / "replies"
+
+    @property
+    def socket(self) -> Path:
+        """The socket that the service listens on."""
+        return self.path / "run" / "release.sock"
+
+    @property
+    def public_file(self) -> Path:
+        """What may be given away."""
+        return self.path / "public.toml"
+
+    @classmethod
+    def create(cls, path: Path, values: Mapping[str, Any] | None = None, *, test_seed: int | None = None) -> NodeFolder:
+        """Make a node's folder with fresh keys, an empty ledger and a commented policy.
+
+        Args:
+            path: folder to make.
+            values: of the policy, by the names of `DEFAULTS`, and `name`, `labels`, `class_names`.
+            test_seed: for tests only: the node's noise will be that of a simulation with this seed.
+
+        Raises:
+            ConfigError: a value that a policy cannot have.
+            RunError: there is something at `path`, or it cannot be made.
+        """
+        if path.exists():
+            raise RunError(f"{path} exists already: a node's keys and ledger are made once and never replaced")
+        draft = path.with_name(f".{path.name}.draft-{secrets.token_hex(4)}")
+        try:
+            for name, mode in (("", 0o711), ("state", 0o700), ("state/replies", 0o700), ("witness", 0o700)):
+                (draft / name).mkdir(mode=mode, parents=True)
+            (draft / "run").mkdir(mode=0o750)
+            folder = cls(draft)
+            text = policy_text(path.name, values or {})
+            write_durably(folder.policy_file, text.encode())
+            policy = Policy.load(folder.policy_file)
+            write_durably(draft / "state" / "noise.key", secrets.token_bytes(32))
+            signer = Ed25519PrivateKey.generate()
+            write_durably(draft / "state" / "service.key", signer.private_bytes_raw())
+            if test_seed is not None:
+                write_durably(draft / "state" / "test-seed", str(test_seed).encode())
+            NodeLedger.create(folder.ledger_file, folder.witness_file, policy.data.name, test=test_seed is not None)
+            public = {"name": policy.node.name, "client": policy.node.client, "service_key": public_text(signer)}
+            write_durably(folder.public_file, tomli_w.dumps(public).encode(), 0o644)
+            draft.rename(path)
+        except OSError as error:
+            raise RunError(f"cannot make the node's folder {path}: {error}") from error
+        except ConfigError as error:
+            raise ConfigError(str(error).replace(str(draft), str(path))) from error
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+        return cls(path)
+
+    @classmethod
+    def open(cls, path: Path) -> NodeFolder:
+        """An existing node's folder.
+
+        Raises:
+            RunError: not a node's folder.
+        """
+        if not (path / "policy.toml").is_file():
+            raise RunError(f"{path} is not a node's folder (it has no policy.toml); make one: fedlgm node init {path}")
+        return cls(path)
+
+    def policy(self) -> Policy:
+        """The policy as it is now."""
+        return Policy.load(self.policy_file)
+
+    def secret(self) -> bytes:
+        """The noise key, 32 bytes.
+
+        Raises:
+            RunError: missing or damaged.
+        """
+        return self._key("noise.key")
+
+    def signer(self) -> Ed25519PrivateKey:
+        """The service's own key.
+
+        Raises:
+            RunError: missing or damaged.
+        """
+        return Ed25519PrivateKey.from_private_bytes(self._key("service.key"))
+
+    def test_seed(self) -> int | None:
+        """Seed of a node that was made for tests, else None."""
+        file = self.path / "state" / "test-seed"
+        return int(file.read_text()) if file.is_file() else None
+
+    def public(self) -> dict[str, Any]:
+        """What the server's operator needs to enrol this node."""
+        return tomllib.loads(self.public_file.read_text(encoding="utf-8"))
+
+    def ledger(self, *, readonly: bool = False) -> NodeLedger:
+        """The ledger.
+
+        Raises:
+            LedgerError: see `NodeLedger`.
+        """
+        return NodeLedger(self.ledger_file, self.witness_file, self.policy().data.name, readonly=readonly)
+
+    def _key(self, name: str) -> bytes:
+        file = self.path / "state" / name
+        try:
+            key = file.read_bytes()
+        except OSError as error:
+            raise RunError(f"the key {file} cannot be read: {error}") from error
+        if len(key) != 32:
+            raise RunError(f"the key {file} is damaged: it has {len(key)} bytes, not 32; restore it from a backup")
+        return key
+
+
+def policy_text(name: str, values: Mapping[str, Any]) -> str:
+    """A commented policy with the given values; see `NodeFolder.create`.
+
+    Raises:
+        ConfigError: an unknown name.
+    """
+    more = {key: values[key] for key in ("labels", "class_names", "features", "loader", "options") if key in values}
+    unknown = sorted(values.keys() - DEFAULTS.keys() - more.keys() - {"name", "mechanisms", "models"})
+    if unknown:
+        raise ConfigError(f"unknown value {unknown[0]!r} of a policy; known: {', '.join(DEFAULTS)}")
+    private = [one for one in mechanisms.names() if one != "none"]
+    filled = {"name": name, "mechanisms": private, "models": list(models.names()), **DEFAULTS, **values}
+    written = {key: json.dumps(value) for key, value in filled.items()}
+    return TEMPLATE.format(more_data="".join(f"{key} = {_toml(value)}\n" for key, value in more.items()), **written)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {_toml(one)}" for key, one in value.items()) + "}"
+    return json.dumps(value)

@@ -1,0 +1,302 @@
+"""What a node's operator allows: one TOML file that no message can change.
+
+Everything is checked in numbers, on the plan as it will be carried out. Labels in a plan or a run grant nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from fedlgm.clipping import LEAST_CLIP
+from fedlgm.errors import ConfigError
+from fedlgm.node_protocol import public_key
+from fedlgm.plan import ReleasePlan
+
+_ROUNDING = 1 + 1e-6
+_LARGEST_SCALE = 2.0**100  # of noise; beyond it float64 sums overflow
+MIB = 1 << 20
+
+
+class Refusal(Exception):
+    """A question that the node does not answer; nothing has been charged or computed.
+
+    Attributes:
+        code: one of a fixed set, for programs.
+        why: one sentence, for people. It never depends on the node's data.
+    """
+
+    def __init__(self, code: str, why: str) -> None:
+        super().__init__(f"{code}: {why}")
+        self.code, self.why = code, why
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
+
+
+class Node(_Section):
+    """[node]: which client of the federation this node is."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
+    client: int = Field(ge=0, lt=2**31)
+    population: int = Field(ge=1, le=2**31)
+
+    @model_validator(mode="after")
+    def _client_exists(self) -> Self:
+        if self.client >= self.population:
+            raise ValueError(f"client = {self.client} must be below population = {self.population}")
+        return self
+
+
+class Data(_Section):
+    """[data]: where the node's examples are; see `clients.node.data`."""
+
+    name: str = Field(min_length=1, max_length=200)
+    kind: Literal["numpy", "images", "idx", "parquet", "loader"]
+    path: str = ""
+    labels: str = ""  # numpy, idx: a file of its own; parquet: the column
+    features: tuple[str, ...] = ()  # parquet: columns; by default all but the labels
+    loader: str = Field(default="", pattern=r"^([A-Za-z_][\w.]*:[A-Za-z_]\w*)?$")
+    options: dict[str, Any] = {}  # of the loader
+    shape: tuple[int, ...] = Field(min_length=1)  # of one input
+    classes: int = Field(ge=1)
+    class_names: tuple[str, ...] = ()  # images: folders, in the order of their numbers
+
+    @field_validator("shape", "features", "class_names", mode="before")
+    @classmethod
+    def _lists(cls, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if any(size < 1 for size in self.shape):
+            raise ValueError(f"shape must hold positive sizes, got {list(self.shape)}")
+        if self.kind == "loader" and not self.loader:
+            raise ValueError("kind = 'loader' needs loader = 'package.module:function'")
+        if self.kind != "loader" and not self.path:
+            raise ValueError(f"kind = {self.kind!r} needs path")
+        if self.kind in ("idx", "parquet") and not self.labels:
+            raise ValueError(f"kind = {self.kind!r} needs labels (idx: a file; parquet: a column)")
+        if self.kind == "images" and len(self.class_names) != self.classes:
+            raise ValueError("kind = 'images' needs class_names, one folder name per class")
+        return self
+
+
+class Privacy(_Section):
+    """[privacy]: for the whole life of the data set, over all runs, servers and plans."""
+
+    epsilon: float = Field(gt=0)
+    delta: float = Field(gt=0, lt=1)
+    trust: tuple[Literal["local", "central"], ...] = ("local",)
+    min_noise_multiplier: float = Field(default=0.0, ge=0)
+    largest_clip: float = Field(default=1.0, gt=0, le=1e6)
+
+    @field_validator("trust", mode="before")
+    @classmethod
+    def _trust(cls, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
+
+    @model_validator(mode="after")
+    def _some_trust(self) -> Self:
+        if not self.trust:
+            raise ValueError("trust must name 'local', 'central' or both")
+        return self
+
+
+class Allow(_Section):
+    """[allow]: names that are installed on the node and that a server may ask for."""
+
+    mechanisms: tuple[str, ...]
+    models: tuple[str, ...]
+    tasks: tuple[Literal["classification"], ...] = ("classification",)
+    largest_model: int = Field(default=20_000_000, ge=1)  # parameters
+    most_epochs: int = Field(default=20, ge=1)
+
+    @field_validator("mechanisms", "models", "tasks", mode="before")
+    @classmethod
+    def _names(cls, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
+
+
+class Ask(_Section):
+    """[ask]: who may ask, and how often."""
+
+    server_key: str = ""  # Ed25519 public key; questions that it has not signed are refused
+    runs: tuple[str, ...] = ()  # labels; empty: any
+    releases: int = Field(default=1000, ge=1)
+    releases_per_run: int = Field(default=1000, ge=1)
+    releases_per_day: int = Field(default=1000, ge=1)
+
+    @field_validator("runs", mode="before")
+    @classmethod
+    def _runs(cls, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
+
+    @field_validator("server_key")
+    @classmethod
+    def _key(cls, value: str) -> str:
+        if value:
+            try:
+                public_key(value)
+            except ValueError:
+                raise ValueError("must be an Ed25519 public key of 64 hexadecimal digits, or empty") from None
+        return value
+
+
+class Limits(_Section):
+    """[limits]: sizes and times."""
+
+    message_mib: int = Field(default=96, ge=1, le=1 << 13)
+    receive_seconds: float = Field(default=60.0, gt=0)
+    queue_seconds: float = Field(default=120.0, gt=0)
+    release_seconds: float = Field(default=600.0, gt=0)
+    connections: int = Field(default=8, ge=1, le=1024)
+    reply_every_seconds: float = Field(default=0.5, ge=0)
+    threads: int = Field(default=1, ge=1)
+    kept_replies: int = Field(default=4, ge=0)
+
+
+class Socket(_Section):
+    """[socket]: who may connect, besides the permissions of its folder."""
+
+    group: str = ""
+    uids: tuple[int, ...] = ()
+
+    @field_validator("uids", mode="before")
+    @classmethod
+    def _uids(cls, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
+
+
+class Policy(_Section):
+    """A validated policy."""
+
+    node: Node
+    data: Data
+    privacy: Privacy
+    allow: Allow
+    ask: Ask = Ask()
+    limits: Limits = Limits()
+    socket: Socket = Socket()
+
+    @classmethod
+    def load(cls, path: Path) -> Policy:
+        """Read a policy file.
+
+        Raises:
+            ConfigError: missing, not TOML, an unknown key, a wrong type or value: with the key and the reason.
+        """
+        try:
+            raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(f"the policy {path} cannot be read: {error}") from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path} is not valid TOML: {error}") from error
+        try:
+            return cls.model_validate(raw)
+        except ValidationError as error:
+            raise ConfigError("\n".join(f"{path}: {_explain(item)}" for item in error.errors())) from error
+
+    def admit(self, plan: ReleasePlan) -> None:
+        """Refuse a plan that this node does not carry out, whatever its budget.
+
+        Raises:
+            Refusal: another trust, no noise or too little, bounds that are not kept or too large.
+        """
+        privacy = self.privacy
+        if plan.facts.trust not in privacy.trust:
+            raise Refusal("privacy", f"a plan for {plan.facts.trust} trust; allowed: {', '.join(privacy.trust)}")
+        if plan.size == 0:
+            raise Refusal("plan", "a plan that releases nothing")
+        if not plan.protected:
+            raise Refusal("privacy", "a plan without a guarantee")
+        if plan.bounded_by != "aggregator":
+            raise Refusal("privacy", "a plan that counts on its trainer; this node bounds its whole update itself")
+        clip = plan.clip[plan.released]
+        sigma = np.array([part.sigma for part in plan.parts])
+        if (clip > privacy.largest_clip * _ROUNDING).any():
+            raise Refusal("privacy", f"a bound of {clip.max():g}; at most {privacy.largest_clip:g} is allowed")
+        if ((clip > 0) & (clip < LEAST_CLIP)).any():
+            raise Refusal("privacy", f"a bound of {clip[clip > 0].min():g}; norms in float32 are not known that well")
+        if not ((sigma > 0) & (sigma <= _LARGEST_SCALE)).all():
+            raise Refusal("privacy", "a released part without noise, or with more than can be represented")
+        multiplier = plan.effective_multiplier
+        if not math.isfinite(multiplier) or multiplier < privacy.min_noise_multiplier or multiplier <= 0:
+            raise Refusal(
+                "privacy", f"a noise multiplier of {multiplier:g}; at least {privacy.min_noise_multiplier:g} is needed"
+            )
+
+
+def _explain(item: Any) -> str:
+    key = ".".join(str(part) for part in item["loc"])
+    if item["type"] == "extra_forbidden":
+        return f"{key}: unknown key"
+    if item["type"] == "missing":
+        return f"{key}: is missing"
+    message = item["msg"].removeprefix("Value error, ")
+    shown = isinstance(item["input"], (str, int, float, bool))
+    return f"{key}: {message}" + (f", got {item['input']!r}" if shown else "")
+
+
+TEMPLATE = """\
+# What this node allows. Read by `fedlgm node serve`; no message can change it. After an edit: restart the service.
+# Neither an edit here nor new data resets the ledger: the budget belongs to the data set, for its whole life.
+
+[node]
+name = {name}
+client = {client} # this node's number in the federation, from 0
+population = {population} # registered clients of the federation
+
+[data]
+name = {data_name} # identity of the data set; the ledger is bound to it
+# kind: "numpy"   path = a .npz with arrays x and y, or a .npy of inputs with labels = a .npy of labels
+#       "images"  path = a folder with one folder per class, class_names = ["benign", "malignant"]
+#       "idx"     path = images, labels = labels, both in MNIST's format (.gz or not)
+#       "parquet" path = a file or folder, labels = the label column, features = ["a", "b"] (default: all others)
+#       "loader"  loader = "package.module:function", a function of yours that returns (x, y); options = {{...}}
+kind = {kind}
+path = {path}
+{more_data}shape = {shape} # of one input, as the model sees it
+classes = {classes}
+
+[privacy]
+epsilon = {epsilon} # the most that all releases together may cost, over all runs and servers
+delta = {delta}
+trust = ["local"] # "local": this node adds the noise. "central": the server does, and sees the bounded update
+min_noise_multiplier = 0.0 # noise over bound of any one release, at least
+largest_clip = 1.0 # l2 bound of any layer of an update, at most
+
+[allow]
+mechanisms = {mechanisms}
+models = {models}
+tasks = ["classification"]
+largest_model = 20_000_000 # parameters
+most_epochs = 20 # of local training in one round
+
+[ask]
+server_key = {server_key} # public key of the server; with it nobody else can spend the budget. Empty: anybody may ask
+runs = [] # labels of runs; they protect nothing, since anybody may invent one. Empty: any
+releases = 1000 # over the data set's life
+releases_per_run = 1000
+releases_per_day = 1000
+
+[limits]
+message_mib = 96
+receive_seconds = 60.0 # for a whole question to arrive
+queue_seconds = 120.0 # that a question waits for another one's release
+release_seconds = 600.0 # of training; after it the question is given up, charged
+connections = 8
+reply_every_seconds = 0.5 # everything leaves at multiples of it: the time of training tells how many examples there are
+threads = 1
+kept_replies = 4 # answers kept on disk, so that the same question after a lost connection costs nothing
+
+[socket]
+group = "" # group of the processes that may connect
+uids = [] # user numbers that may connect; empty: whoever the permissions of run/ let through
+"""

@@ -1,0 +1,73 @@
+"""Between Flower and a node's release service: bytes in, bytes out. Holds nothing private and imports no torch.
+
+The header of the service's frame travels as text in the message's config record, the model and the answer as Flower
+arrays. Whoever runs this code can lose or spoil messages; it cannot read data, nor make the service release more than
+its policy allows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from fedlgm import node_protocol as protocol
+from fedlgm import wire
+from fedlgm.errors import RunError
+from fedlgm.node_protocol import BODY, HEADER, MASK
+
+SOCKET = "release-socket"  # key of the SuperNode's node config
+_TIMEOUT = 3600.0
+
+
+def forward(content: RecordDict, socket: str | Path, timeout: float = _TIMEOUT) -> RecordDict:
+    """Ask the service what a Flower message asks, and put its answer into records.
+
+    Args:
+        content: of a message of `strategies.node_grid`.
+        socket: of the node's service.
+        timeout: seconds for the exchange.
+
+    Raises:
+        RunError: not such a message, or the service cannot be reached.
+    """
+    config = content.config_records.get(wire.CONFIG, ConfigRecord())
+    header = config.get(HEADER)
+    if not isinstance(header, str):
+        raise RunError("this node answers fedlgm's questions only: the message holds none")
+    arrays = content.array_records.get(wire.ARRAYS, ArrayRecord())
+    key = config.get(MASK, 0)
+    if not isinstance(key, int):
+        raise RunError(f"{MASK} must be a number")
+    body = protocol.masked(arrays[BODY].data, key) if BODY in arrays else b""
+    answer, numbers = protocol.exchange(str(socket), header, body, timeout=timeout)
+    reply = RecordDict({wire.CONFIG: ConfigRecord({HEADER: json.dumps(answer)})})
+    if numbers:
+        array = Array(dtype="uint8", shape=(len(numbers),), stype="bytes", data=protocol.masked(numbers, key))
+        reply[wire.ARRAYS] = ArrayRecord({BODY: array})
+    return reply
+
+
+def make_client_app() -> ClientApp:
+    """ClientApp for stock Flower: asks the service whose socket the SuperNode's `--node-config` names.
+
+        flower-supernode ... --node-config 'release-socket="/srv/node/run/release.sock"'
+
+    Its process is Flower's, started per message from uploaded code: run the SuperNode as a user that cannot read the
+    node's files, only connect to the socket. `clients.node.executor` needs no uploaded code at all.
+    """
+    app = ClientApp()
+    handle: Callable[[Message, Context], Message] = _relay
+    app.train()(handle)
+    app.query()(handle)
+    return app
+
+
+def _relay(message: Message, context: Context) -> Message:
+    socket = str(context.node_config.get(SOCKET, ""))
+    if not socket:
+        raise RunError(f'the SuperNode\'s --node-config must say {SOCKET}="/path/of/release.sock"')
+    return Message(forward(message.content, socket), reply_to=message)

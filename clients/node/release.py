@@ -1,0 +1,247 @@
+"""One release of a node: train on its data, bound the update, add the node's noise."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import Tensor
+
+import fedlgm
+from clients.node.policy import Policy, Refusal
+from clients.source import ClientData
+from fedlgm import mechanisms, models, privacy
+from fedlgm.aggregation import BoundedSum
+from fedlgm.contributions import Updates
+from fedlgm.devices import torch_threads
+from fedlgm.errors import FedlgmError
+from fedlgm.keys import KeyRing, Purpose
+from fedlgm.layers import LayerTable
+from fedlgm.node_protocol import canonical, digest, sha256
+from fedlgm.plan import ReleasePlan
+from fedlgm.release import local_release
+from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer
+
+REPLACED = privacy.guarantee.SENSITIVITY_FACTOR["replace-one"]
+
+
+class Work(BaseModel):
+    """What a question asks for by name; every name must be installed on the node and listed in its policy."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    mechanism: str = Field(max_length=200)
+    group_by: str = Field(default="module", pattern="^(module|tensor)$")
+    task: str = Field(default="classification", max_length=200)
+    model: dict[str, Any]
+    training: dict[str, Any] = {}
+
+    @classmethod
+    def parse(cls, raw: Any, policy: Policy) -> Work:
+        """The work that a question asks for.
+
+        Raises:
+            Refusal: not of this form, or not what the policy allows.
+        """
+        try:
+            work = cls.model_validate(raw)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise Refusal("work", f"work.{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        allow, name = policy.allow, work.model.get("name")
+        for kind, asked, allowed in (
+            ("mechanism", work.mechanism, allow.mechanisms),
+            ("model", name, allow.models),
+            ("task", work.task, allow.tasks),
+        ):
+            if asked not in allowed:
+                raise Refusal("work", f"{kind} {asked!r} is not allowed on this node; allowed: {', '.join(allowed)}")
+        if len(canonical(work.model)) > 4096:
+            raise Refusal("work", "the model's options are longer than 4096 characters")
+        if work.local().epochs > allow.most_epochs:
+            raise Refusal("work", f"training.epochs = {work.local().epochs}; at most {allow.most_epochs} are allowed")
+        return work
+
+    def local(self) -> LocalTraining:
+        """Settings of local training.
+
+        Raises:
+            Refusal: unknown or wrong settings.
+        """
+        try:
+            settings = LocalTraining(**self.training)
+            numbers = (settings.lr, settings.momentum, settings.epochs, settings.batch_size)
+            if any(isinstance(number, bool) or not number >= 0 for number in numbers):
+                raise ValueError("settings must be non-negative numbers")
+            if settings.gradient_clip is not None and not settings.gradient_clip > 0:
+                raise ValueError("gradient_clip must be positive")
+            if not (type(settings.epochs) is int and type(settings.batch_size) is int and settings.batch_size >= 1):
+                raise ValueError("epochs and batch_size must be whole numbers")
+            return settings
+        except (TypeError, ValueError, FedlgmError) as error:
+            raise Refusal("work", f"training: {error}") from error
+
+
+@dataclass(frozen=True)
+class Request:
+    """A question that has been understood and admitted; nothing has been charged or computed for it.
+
+    Attributes:
+        round: of the run that asks.
+        plan: what to release.
+        text: the plan as it was received.
+        model: the global model, float32 [D].
+        work: names and settings.
+    """
+
+    round: int
+    plan: ReleasePlan
+    text: str
+    model: np.ndarray
+    work: Work
+
+    @property
+    def event(self) -> Any:
+        """Cost under replace-one, without amplification: whoever reads the reply knows that this node took part."""
+        multiplier = self.plan.effective_multiplier / REPLACED
+        if self.plan.family == "laplace":
+            return privacy.accounting.laplace_event(1.0 / multiplier, 1.0, "replace-one")
+        return privacy.accounting.gaussian_event(multiplier, 1.0)
+
+
+class Releaser:
+    """The node's data and its trainer, both resident.
+
+    Args:
+        policy: the node's policy.
+        data: its examples.
+        data_digest: of the examples.
+        secret: the node's noise key, 32 bytes of the operating system.
+        test_seed: for tests only: noise of a simulation with this seed, which protects nothing.
+    """
+
+    def __init__(
+        self, policy: Policy, data: ClientData, data_digest: str, secret: bytes, test_seed: int | None = None
+    ) -> None:
+        self._policy, self._data, self._digest, self._secret = policy, data, data_digest, secret
+        self._test_seed = test_seed
+        self._layers: dict[str, LayerTable] = {}
+        self._trainer: tuple[str, SequentialTrainer] | None = None
+
+    @property
+    def data_digest(self) -> str:
+        """Digest of the examples."""
+        return self._digest
+
+    def warm(self) -> None:
+        """Take one step on the first example with a small model."""
+        work = Work(mechanism="gaussian", model={"name": "logistic"})
+        module = self._module(work)
+        layers = LayerTable.from_module(module)
+        order = KeyRing.from_seed(0).torch_generator(Purpose.TRAIN, 0, 0)
+        task = ClientTask(self._data.x[:1], self._data.y[:1], order, 1)
+        if len(self._data):
+            model = layers.flatten(module)
+            next(iter(SequentialTrainer(module, layers, LocalTraining()).updates(model, [task])))
+
+    def understand(self, round: int, plan: str, work: Any, model: np.ndarray) -> Request:
+        """The request of a question, admitted by the policy.
+
+        Raises:
+            Refusal: it cannot be understood or is not allowed; the reason does not depend on the data.
+        """
+        asked = Work.parse(work, self._policy)
+        if not np.isfinite(model).all():
+            raise Refusal("model", "the model holds NaN or Inf")
+        layers = self._table(asked)
+        if len(model) != layers.size:
+            raise Refusal("model", f"{len(model)} numbers for a model of {layers.size} parameters")
+        try:
+            parsed = ReleasePlan.from_json(layers, plan)
+        except Exception as error:  # a crafted plan may fail anywhere in being parsed
+            raise Refusal("plan", f"the plan cannot be read: {error!r}"[:300]) from error
+        self._policy.admit(parsed)
+        return Request(round, parsed, plan, model, asked)
+
+    def name(self, request: Request) -> str:
+        """Name of the release: a keyed digest of all that its numbers depend on.
+
+        The data are among them: were they not, one more record would be released with the same noise as before, and the
+        difference of the two answers would show it bare. The run's label is not: the same question costs once.
+        """
+        versions = (fedlgm.__version__, torch.__version__, self._policy.limits.threads)
+        parts = (self._digest, request.round, self._policy.node.client, request.text, sha256(request.model.data))
+        named = digest("release", *parts, canonical(request.work.model_dump()), *versions)
+        return hmac.new(self._secret, named.encode(), hashlib.sha256).hexdigest()
+
+    def make(self, request: Request, name: str) -> np.ndarray:
+        """The numbers of a release that has been charged: bounded and, under local trust, noised; float64 [plan.size].
+
+        float32 where that holds the same numbers: released values lie on a grid, so it usually does.
+        """
+        plan, client = request.plan, self._policy.node.client
+        model = torch.from_numpy(request.model.copy())
+        if self._test_seed is None:
+            order, noise = self._keys("order", name), self._keys("noise", name)
+        else:  # as `clients.LayerwiseClient` in a simulation
+            order = KeyRing.from_seed(self._test_seed)
+            noise = order.derive(model.numpy().tobytes(), plan.to_json().encode())
+        update = self._update(request, model, order) if len(self._data) else None
+        if plan.facts.trust == "local":
+            wide = local_release(update, plan, noise, request.round, client)[0].total.numpy()
+            narrow = wide.astype(np.float32)
+            return narrow if (narrow == wide).all() else wide
+        total = BoundedSum.empty(plan)
+        if update is None:
+            total.skip(1)
+        else:
+            total.add(update)
+        return total.total.numpy()
+
+    def _keys(self, purpose: str, name: str) -> KeyRing:
+        digest = hmac.new(self._secret, f"{purpose} {name}".encode(), hashlib.sha256).digest()
+        return KeyRing(int.from_bytes(digest[:16], "little"), secret=True)
+
+    def _update(self, request: Request, model: Tensor, order: KeyRing) -> Updates:
+        """The raw update, [1, D]."""
+        settings = request.work.local()
+        stream = order.torch_generator(Purpose.TRAIN, request.round, self._policy.node.client)
+        task = ClientTask(self._data.x, self._data.y, stream, settings.epochs)
+        with torch_threads(self._policy.limits.threads):
+            return next(iter(self._resident(request.work, settings).updates(model, [task])))
+
+    def _resident(self, work: Work, settings: LocalTraining) -> SequentialTrainer:
+        key = canonical(work.model_dump())
+        if self._trainer is None or self._trainer[0] != key:
+            self._trainer = None  # two large models need not fit
+            self._trainer = key, SequentialTrainer(self._module(work), self._table(work), settings)
+        return self._trainer[1]
+
+    def _table(self, work: Work) -> LayerTable:
+        key = canonical([work.model, work.mechanism, work.group_by])
+        if key not in self._layers:
+            try:
+                with torch.device("meta"):  # nothing is allocated before the size is known
+                    module = self._module(work)
+                size = sum(parameter.numel() for parameter in module.parameters())
+                if size > self._policy.allow.largest_model:
+                    raise Refusal("work", f"{size} parameters; at most {self._policy.allow.largest_model} are allowed")
+                table = mechanisms.get(work.mechanism).table(LayerTable.from_module(module, work.group_by))
+            except Refusal:
+                raise
+            except Exception as error:  # options are the server's: anything may be wrong with them
+                raise Refusal("work", f"model {work.model.get('name')!r} cannot be built: {error!r}"[:300]) from error
+            if len(self._layers) >= 8:
+                self._layers.clear()
+            self._layers[key] = table
+        return self._layers[key]
+
+    def _module(self, work: Work) -> torch.nn.Module:
+        options = {name: value for name, value in work.model.items() if name != "name"}
+        data = self._policy.data
+        shape = tuple(data.shape)
+        return models.build(work.model["name"], in_shape=shape, classes=data.classes, seed=0, **options)  # type: ignore[arg-type]

@@ -1,0 +1,397 @@
+"""The release service: one long-lived process that answers questions about the node's data, by policy and on account.
+
+    parse -> policy -> price -> charge, on disk -> train, bound, noise -> keep the answer -> send it
+
+One release at a time. Whoever connects is believed nothing: not the run, not the round, not who asks; the kernel's word
+for the user is the only fact. There is no question that is answered with figures that were not noised, but for the
+bounded update of central trust, where the policy allows it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import grp
+import logging
+import os
+import re
+import signal
+import socket
+import stat
+import struct
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from clients.node import data as node_data
+from clients.node.folder import NodeFolder
+from clients.node.ledger import Row
+from clients.node.policy import MIB, Refusal
+from clients.node.release import Releaser, Request
+from fedlgm import node_protocol as protocol
+from fedlgm import privacy
+from fedlgm.errors import LedgerError, RunError
+from fedlgm.node_protocol import FrameError, Position, Question
+
+_log = logging.getLogger("fedlgm.node")
+_PRINTABLE = re.compile(r"[^\x20-\x7e]")
+
+
+class _Ask(BaseModel):
+    """Header of a question, as it may arrive from anybody."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    protocol: int
+    ask: str
+    nonce: str = Field(default="", pattern="^[0-9a-f]{0,64}$")
+    run: str = Field(default="", max_length=200)
+    round: int = Field(default=0, ge=0, lt=2**31)
+    client: int = Field(default=-1, ge=-1, lt=2**31)
+    plan: str = ""
+    work: dict[str, Any] = {}
+    expect: dict[str, Any] | None = None
+    signature: str = Field(default="", pattern="^[0-9a-f]{0,128}$")
+
+
+@dataclass
+class _Answer:
+    header: dict[str, Any]
+    body: bytes = b""
+
+
+class Service:
+    """The service of one node's folder.
+
+    Args:
+        folder: the node's folder.
+
+    Raises:
+        FedlgmError: policy, keys, data or ledger cannot be used; nothing has been changed.
+    """
+
+    def __init__(self, folder: NodeFolder) -> None:
+        self.folder, self.policy = folder, folder.policy()
+        self._signer = folder.signer()
+        self._ledger = folder.ledger()
+        try:
+            seed = folder.test_seed()
+            if (seed is not None) != self._ledger.test:
+                raise LedgerError("a ledger of private releases cannot be used in a test, nor one of tests afterwards")
+            data = node_data.read(self.policy.data, folder.path)
+            self._examples = len(data)
+            self._releaser = Releaser(self.policy, data, node_data.digest(data), folder.secret(), seed)
+        except BaseException:
+            self._ledger.close()
+            raise
+        self._busy, self._open = asyncio.Lock(), 0
+        self._server_key = protocol.public_key(self.policy.ask.server_key) if self.policy.ask.server_key else None
+        self._failed: str | None = None
+
+    def warm(self) -> None:
+        """Load what the first release needs, which takes seconds, and throw its result away."""
+        self._ledger.epsilon(self.policy.privacy.delta, privacy.accounting.gaussian_event(1.0))
+        self._releaser.warm()
+
+    # -- questions -----------------------------------------------------------------------------------------------------
+
+    def hello(self, ask: _Ask) -> _Answer:
+        """Who this node is and what is left."""
+        budget, ask_limits = self.policy.privacy, self.policy.ask
+        header = {
+            "ok": True, "protocol": protocol.PROTOCOL, "name": self.policy.node.name,
+            "client": self.policy.node.client, "population": self.policy.node.population,
+            "service_key": protocol.public_text(self._signer), "test": self._ledger.test,
+            "trust": list(budget.trust), "releases_left": max(0, ask_limits.releases - self._ledger.count()),
+            "epsilon": budget.epsilon, "delta": budget.delta, "epsilon_spent": self._ledger.epsilon(budget.delta),
+            "position": self._position().values(),
+        }  # fmt: skip
+        facts = protocol.canonical(header)
+        return _Answer(header | {"signature": protocol.sign(self._signer, "hello", ask.nonce, facts)})
+
+    def admit(self, ask: _Ask, body: bytes) -> tuple[Request, str]:
+        """The request of a question and the question's digest; nothing is charged yet.
+
+        Raises:
+            Refusal: the question is malformed, not allowed, or not the server's.
+        """
+        node, limits = self.policy.node, self.policy.ask
+        if ask.round < 1:
+            raise Refusal("malformed", "rounds are numbered from 1")
+        if ask.client != node.client:
+            raise Refusal("client", f"this node is client {node.client}: it does not answer for {ask.client}")
+        question = Question(ask.run, ask.round, ask.client, ask.plan, protocol.sha256(body), ask.work, ask.nonce).digest
+        if self._server_key and not protocol.verify(self._server_key, ask.signature, "question", question):
+            raise Refusal("unsigned", "this node answers its enrolled server only, which has not signed this question")
+        if limits.runs and ask.run not in limits.runs:
+            raise Refusal("run", f"the run {_shown(ask.run)!r} is not among those that this node takes part in")
+        self._check_expectation(ask.expect)
+        try:
+            model = protocol.vector(body, ("<f4",))
+        except FrameError as error:
+            raise Refusal("model", str(error)) from error
+        return self._releaser.understand(ask.round, ask.plan, ask.work, model), question
+
+    def release(self, ask: _Ask, request: Request, question: str) -> _Answer:
+        """Charge, make, keep and sign one release; the same question again gives the kept answer.
+
+        Raises:
+            Refusal: the budget is spent, a cap is reached, or the answer has left already and is no longer kept.
+        """
+        name = self._releaser.name(request)
+        row = self._ledger.find(name)
+        replayed = row is not None
+        if row is None:
+            self._afford(ask, request)
+            row = self._ledger.charge(
+                name, request.event, trust=request.plan.facts.trust, run=ask.run, round=ask.round,
+                data=self._releaser.data_digest,
+            )  # fmt: skip
+        body = self._kept(row)
+        if body is None:
+            body = protocol.npy(self._releaser.make(request, name))
+            self._keep(row, body)
+        _log.info(
+            "round %d of run %r: %s release %d, epsilon %.4g of %g spent",
+            ask.round, _shown(ask.run), "again" if replayed else "new", row.seq,
+            self._ledger.epsilon(self.policy.privacy.delta), self.policy.privacy.epsilon,
+        )  # fmt: skip
+        header = {
+            "ok": True, "protocol": protocol.PROTOCOL, "client": self.policy.node.client, "question": question,
+            "seq": row.seq, "replayed": replayed, "test": self._ledger.test, "position": self._position().values(),
+        }  # fmt: skip
+        signed = protocol.answer_fields(question, self.policy.node.client, row.seq, body)
+        return _Answer(header | {"signature": protocol.sign(self._signer, *signed)}, body)
+
+    def _afford(self, ask: _Ask, request: Request) -> None:
+        limits, budget, ledger = self.policy.ask, self.policy.privacy, self._ledger
+        today = datetime.now(UTC).date().isoformat()
+        for count, most, per in (
+            (ledger.count(), limits.releases, "over its data set's life"),
+            (ledger.count(run=ask.run), limits.releases_per_run, "per run"),
+            (ledger.count(since=today), limits.releases_per_day, "per day"),
+        ):
+            if count >= most:
+                raise Refusal("budget-spent", f"this node makes {most} releases {per}, and has made them")
+        after = ledger.epsilon(budget.delta, request.event)
+        if not after <= budget.epsilon * (1 + 1e-6):
+            raise Refusal(
+                "budget-spent",
+                f"the release would bring this node's epsilon to {after:.4g}; its policy allows {budget.epsilon:g} at "
+                f"delta {budget.delta:g} over its data set's life",
+            )
+
+    def _check_expectation(self, raw: dict[str, Any] | None) -> None:
+        """Refuse to go on with a ledger that is older than one this service has signed for."""
+        if raw is None:
+            return
+        expected = Position.of(raw)
+        if expected is None or not expected.valid(self._signer.public_key()):
+            raise Refusal("expect", "the expected position of the ledger was not signed by this service")
+        if expected.ledger != self._ledger.identity or self._ledger.head_at(expected.seq) != expected.head:
+            self._failed = "its ledger was rolled back: this service has signed for a later one"
+            if expected.ledger == self._ledger.identity and expected.seq > self._ledger.seq:
+                self._ledger.rolled_back(expected.seq, expected.head)
+            _log.error("REFUSING EVERYTHING: %s", self._failed)
+            raise Refusal("rolled-back", self._failed)
+
+    def _position(self) -> Position:
+        return Position.signed(self._ledger.identity, self._ledger.seq, self._ledger.head, self._signer)
+
+    def _kept(self, row: Row) -> bytes | None:
+        """The answer that release `row` left with; None if nothing can have left and it must be made."""
+        digest = self._ledger.answered(row.seq)
+        if digest is None:
+            return None
+        with contextlib.suppress(OSError):
+            body = self._reply_file(row).read_bytes()
+            if protocol.sha256(body) == digest:
+                return body
+        # Made again it could differ in a last bit, with the same noise.
+        raise Refusal("gone", f"release {row.seq} was answered before, and its answer is no longer kept")
+
+    def _keep(self, row: Row, body: bytes) -> None:
+        """Keep an answer; it may leave only when the ledger says so, on disk."""
+        kept = self.policy.limits.kept_replies
+        if kept:
+            file = self._reply_file(row)
+            file.with_suffix(".partial").write_bytes(body)
+            file.with_suffix(".partial").replace(file)
+        self._ledger.answer(row.seq, protocol.sha256(body))
+        for old in sorted(self.folder.replies.glob("*.npy"))[: -kept or None]:
+            old.unlink(missing_ok=True)
+
+    def _reply_file(self, row: Row) -> Path:
+        return self.folder.replies / f"{row.seq:09d}.npy"
+
+    # -- connections ---------------------------------------------------------------------------------------------------
+
+    async def serve(self, ready: asyncio.Event | None = None) -> None:
+        """Answer until SIGTERM or SIGINT."""
+        listener = _listen(self.folder.socket, self.policy.socket.group)
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):  # not in the main thread
+                asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        server = await asyncio.start_unix_server(self._connected, sock=listener, limit=MIB)
+        budget = self.policy.privacy
+        _log.info(
+            "client %d of %d, %d examples, epsilon %.4g of %g spent, listening on %s", self.policy.node.client,
+            self.policy.node.population, self._examples, self._ledger.epsilon(budget.delta), budget.epsilon,
+            self.folder.socket,
+        )  # fmt: skip
+        if self._ledger.test:
+            _log.warning("TEST: the noise of this node is known to whoever knows its seed. NOT PRIVATE.")
+        if ready is not None:
+            ready.set()
+        try:
+            await stop.wait()
+        finally:
+            server.close()
+            with contextlib.suppress(OSError):
+                self.folder.socket.unlink()
+            async with self._busy:
+                self._ledger.close()
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        arrived, limits = time.monotonic(), self.policy.limits
+        pid, uid, _ = _peer(writer.get_extra_info("socket"))
+        self._open += 1
+        code, understood = "failed", False
+        try:
+            if self.policy.socket.uids and uid not in self.policy.socket.uids:
+                raise Refusal("peer", f"user {uid} may not ask")
+            if self._open > limits.connections:
+                raise Refusal("busy", f"more than {limits.connections} connections")
+            ask, body = await self._receive(reader)
+            understood = True
+            answer = await self._answer(ask, body)
+        except Refusal as refusal:
+            code = refusal.code
+            _log.info("refused (%s): %s [user %d, process %d]", refusal.code, refusal.why, uid, pid)
+            answer = _Answer({"ok": False, "protocol": protocol.PROTOCOL, "code": refusal.code, "why": refusal.why})
+        except (ConnectionError, asyncio.IncompleteReadError):
+            self._open -= 1
+            writer.close()
+            return
+        except Exception:  # nothing that a question holds may end the service, or show in an answer
+            _log.exception("a question failed [user %d, process %d]", uid, pid)
+            answer = _Answer({"ok": False, "protocol": protocol.PROTOCOL, "code": code, "why": "see this node's log"})
+        if understood and limits.reply_every_seconds:
+            # Refusals too: they may have waited for another question's training to end.
+            await asyncio.sleep(-(time.monotonic() - arrived) % limits.reply_every_seconds)
+        try:
+            async with asyncio.timeout(limits.receive_seconds):
+                writer.write(protocol.encode(answer.header, answer.body))
+                await writer.drain()
+        except (OSError, TimeoutError):
+            pass
+        finally:
+            self._open -= 1
+            writer.close()
+
+    async def _receive(self, reader: asyncio.StreamReader) -> tuple[_Ask, bytes]:
+        limits = self.policy.limits
+        try:
+            async with asyncio.timeout(limits.receive_seconds):
+                prefix = await reader.readexactly(protocol.PREFIX_BYTES)
+                try:
+                    head, size = protocol.lengths(prefix, limits.message_mib * MIB)
+                except FrameError as error:
+                    raise Refusal("too-large", str(error)) from error
+                header = protocol.parse_header(await reader.readexactly(head))
+                if header.get("protocol") != protocol.PROTOCOL:
+                    raise Refusal("protocol", f"this service speaks protocol {protocol.PROTOCOL}")
+                ask = _Ask.model_validate(header)
+                return ask, await reader.readexactly(size)
+        except TimeoutError:
+            raise Refusal("slow", f"the question did not arrive within {limits.receive_seconds:g} s") from None
+        except FrameError as error:
+            raise Refusal("frame", str(error)) from error
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise Refusal("malformed", f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+
+    async def _answer(self, ask: _Ask, body: bytes) -> _Answer:
+        if self._failed is not None:
+            raise Refusal("rolled-back", self._failed)
+        if ask.ask not in ("hello", "release"):
+            raise Refusal("malformed", "a service is asked for hello or release; there is nothing else")
+        try:
+            async with asyncio.timeout(self.policy.limits.queue_seconds):
+                await self._busy.acquire()
+        except TimeoutError:
+            raise Refusal("busy", "other questions are still being answered") from None
+        work = asyncio.get_running_loop().run_in_executor(None, self._work, ask, body)
+        # Whatever becomes of this connection, the next release waits for this one to end.
+        work.add_done_callback(lambda _: self._busy.release())
+        try:
+            return await asyncio.wait_for(asyncio.shield(work), self.policy.limits.release_seconds)
+        except TimeoutError:
+            raise Refusal("slow", "the release took longer than this node allows; it has been charged") from None
+
+    def _work(self, ask: _Ask, body: bytes) -> _Answer:
+        if ask.ask == "hello":
+            return self.hello(ask)
+        try:
+            return self.release(ask, *self.admit(ask, body))
+        except LedgerError as error:
+            self._failed = "its ledger cannot be used; its operator's log says why"
+            _log.error("REFUSING EVERYTHING: %s", error)
+            raise Refusal("ledger", self._failed) from error
+
+
+def run(folder: Path) -> None:
+    """Serve a node's folder until SIGTERM or SIGINT.
+
+    Raises:
+        FedlgmError: it cannot be served.
+    """
+    os.umask(0o077)
+    np.seterr(all="ignore")
+
+    async def main() -> None:
+        service = Service(NodeFolder.open(folder))
+        service.warm()
+        await service.serve()
+
+    asyncio.run(main())
+
+
+def _listen(path: Path, group: str) -> socket.socket:
+    """A listening socket that only the folder's user and group may connect to."""
+    if len(os.fsencode(path)) > 100:
+        raise RunError(f"the path of the socket is longer than the system allows: {path}; use a shorter folder")
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise RunError(f"{path} exists and is not a socket")
+    draft = path.with_suffix(".new")
+    draft.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o117)
+    try:
+        listener.bind(os.fspath(draft))
+        if group:
+            os.chown(draft, -1, grp.getgrnam(group).gr_gid if not group.isdigit() else int(group))
+        listener.listen(64)
+        draft.replace(path)  # of a service that has ended: the ledger's lock keeps two from running
+    except (OSError, KeyError) as error:
+        listener.close()
+        raise RunError(f"cannot listen on {path}: {error}") from error
+    finally:
+        os.umask(before)
+    return listener
+
+
+def _peer(link: Any) -> tuple[int, int, int]:
+    """(process, user, group) on the other side, by the kernel's word."""
+    return struct.unpack("3i", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))  # type: ignore[return-value]
+
+
+def _shown(text: str) -> str:
+    """A stranger's text, fit for a log."""
+    return _PRINTABLE.sub("?", text)[:80]

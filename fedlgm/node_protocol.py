@@ -1,0 +1,313 @@
+"""What a server asks a node's release service and what the service answers: frames, questions and signatures.
+
+A frame is `uint32 header length | uint64 body length | header | body`, little-endian: the header is a JSON object, the
+body one array in the .npy format, version 1, or nothing. Nothing in a frame is executed or unpickled. Processes that
+only forward frames need neither torch nor flwr.
+
+The same question is asked through any number of processes that nobody trusts, so it is named by a digest of all its
+parts. The server may sign it (then nobody else can spend the node's budget), and the service signs its answer together
+with that digest: an answer cannot be forged, altered, or passed off as the answer to another question.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import socket
+import struct
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from fedlgm.errors import RunError
+
+PROTOCOL = 1
+HEADER_BYTES = 1 << 19  # a plan for a few thousand layers
+_PREFIX = struct.Struct("<IQ")
+PREFIX_BYTES = _PREFIX.size
+
+# Flower messages between `strategies.node_grid` and the process in front of the service; see `clients.node.relay`.
+HEADER = "node.header"
+BODY = "node.body"
+MASK = "node.mask"
+
+# Refusals after which the same question may be asked again.
+TRANSIENT = frozenset({"busy", "slow", "unavailable"})
+
+
+class FrameError(RunError):
+    """Bytes that are not a frame of this protocol."""
+
+
+def encode(header: Mapping[str, Any], body: bytes | memoryview = b"") -> bytes:
+    """One frame."""
+    text = json.dumps(header, allow_nan=False).encode()
+    return b"".join((_PREFIX.pack(len(text), len(body)), text, body))
+
+
+def lengths(prefix: bytes, largest_body: int) -> tuple[int, int]:
+    """Lengths of header and body that a frame's first `PREFIX_BYTES` bytes announce.
+
+    Raises:
+        FrameError: longer than is allowed.
+    """
+    header, body = _PREFIX.unpack(prefix)
+    if header > HEADER_BYTES:
+        raise FrameError(f"a header of {header} bytes; at most {HEADER_BYTES} are read")
+    if body > largest_body:
+        raise FrameError(f"a body of {body} bytes; at most {largest_body} are read")
+    return header, body
+
+
+def parse_header(text: bytes) -> dict[str, Any]:
+    """The JSON object of a header.
+
+    Raises:
+        FrameError: not a JSON object, or one with NaN or Infinity in it.
+    """
+    try:
+        header = json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise FrameError(f"the header is not JSON: {error}") from error
+    if not isinstance(header, dict):
+        raise FrameError("the header is not a JSON object")
+    return header
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def exchange(
+    path: str, header: Mapping[str, Any] | str, body: bytes | memoryview, *, timeout: float, largest: int = 1 << 33
+) -> tuple[dict[str, Any], bytes]:
+    """Ask the service behind the Unix domain socket at `path` and wait for its answer.
+
+    Args:
+        path: of the socket.
+        header: of the question; a string is passed on as it is.
+        body: of the question.
+        timeout: seconds for the whole exchange.
+        largest: most bytes of an answer's body.
+
+    Returns:
+        Header and body of the answer.
+
+    Raises:
+        RunError: nobody listens there, or the answer is late or not a frame.
+    """
+    deadline = time.monotonic() + timeout
+    text = header.encode() if isinstance(header, str) else json.dumps(header, allow_nan=False).encode()
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
+            link.settimeout(timeout)
+            link.connect(path)
+            try:
+                link.sendall(_PREFIX.pack(len(text), len(body)) + text)
+                link.sendall(body)
+            except (BrokenPipeError, ConnectionResetError):
+                pass  # refused before all of it was read: the answer says why
+            head, size = lengths(_receive(link, PREFIX_BYTES, deadline), largest)
+            return parse_header(_receive(link, head, deadline)), _receive(link, size, deadline)
+    except TimeoutError as error:
+        raise RunError(f"the release service at {path} did not answer within {timeout:g} s") from error
+    except OSError as error:
+        raise RunError(f"the release service at {path} cannot be reached: {error}") from error
+
+
+def _receive(link: socket.socket, count: int, deadline: float) -> bytes:
+    data = bytearray(count)
+    view, got = memoryview(data), 0
+    while got < count:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        link.settimeout(left)
+        received = link.recv_into(view[got:])
+        if received == 0:
+            raise FrameError("the release service closed the connection in the middle of an answer")
+        got += received
+    return bytes(data)
+
+
+def npy(values: np.ndarray) -> bytes:
+    """An array in the .npy format, version 1."""
+    values = np.ascontiguousarray(values)
+    file = BytesIO()
+    np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(values))
+    return b"".join((file.getvalue(), values.reshape(-1).view(np.uint8).data))
+
+
+def vector(data: bytes | memoryview, kinds: tuple[str, ...]) -> np.ndarray:
+    """The one-dimensional array in `data`, read-only and without a copy.
+
+    Args:
+        data: the .npy format, version 1: one array and nothing after it.
+        kinds: accepted dtypes, for example ("<f4",).
+
+    Raises:
+        FrameError: anything else, objects and pickles above all.
+    """
+    file = BytesIO(memoryview(data)[: 1 << 12])
+    try:
+        if np.lib.format.read_magic(file) != (1, 0):
+            raise ValueError("not version 1")
+        shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+    except Exception as error:  # NumPy's parser raises what Python's tokenizer does
+        raise FrameError(f"not an array in the .npy format, version 1: {error}") from error
+    if dtype.str not in kinds or len(shape) != 1:
+        raise FrameError(f"an array of {dtype} and shape {shape}; expected one dimension of {' or '.join(kinds)}")
+    if len(data) - file.tell() != math.prod(shape) * dtype.itemsize:
+        raise FrameError(f"{len(data) - file.tell()} bytes for an array of shape {shape}")
+    return np.frombuffer(data, dtype, offset=file.tell())
+
+
+def masked(data: bytes | memoryview, key: int) -> bytes:
+    """Bytes exclusive-or a 32-bit key, again and again; twice gives them back. No secret: it makes bytes unlike others.
+
+    Flower keeps objects by their content. A message that a node has received when its run ended leaves objects behind
+    that are announced and never fetched, and every later message with the same content then waits for them for good: a
+    resumed run asks with the very same model.
+
+    Raises:
+        FrameError: not a multiple of four bytes, as every array of numbers is in the .npy format.
+    """
+    if len(data) % 4 or not 0 <= key < 2**32:
+        raise FrameError(f"{len(data)} bytes cannot be masked with {key}")
+    return (np.frombuffer(data, "<u4") ^ np.uint32(key)).tobytes()
+
+
+def digest(*fields: str | bytes | int) -> str:
+    """SHA-256 over length-prefixed fields, as hexadecimal digits."""
+    total = hashlib.sha256()
+    for field in fields:
+        data = field if isinstance(field, bytes) else str(field).encode()
+        total.update(len(data).to_bytes(8, "little") + data)
+    return total.hexdigest()
+
+
+def canonical(value: Any) -> str:
+    """JSON text that is the same for equal values."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def sha256(data: bytes | memoryview) -> str:
+    """SHA-256 as hexadecimal digits."""
+    return hashlib.sha256(data).hexdigest()
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a server asks one node in one round.
+
+    Attributes:
+        run: label of the run, for people: anyone may invent one.
+        round: number, from 1.
+        client: the node's client number.
+        plan: JSON text of the `ReleasePlan`.
+        model: SHA-256 of the frame's body, the global model.
+        work: names that are installed on the node, with options: {"mechanism", "group_by", "model", "training"}.
+        nonce: 32 hexadecimal digits; makes an answer to this question useless for any other.
+    """
+
+    run: str
+    round: int
+    client: int
+    plan: str
+    model: str
+    work: Mapping[str, Any]
+    nonce: str
+
+    @property
+    def digest(self) -> str:
+        """Name of the question, its model included."""
+        parts = (PROTOCOL, self.run, self.round, self.client, self.plan, self.model, canonical(self.work), self.nonce)
+        return digest("fedlgm question", *parts)
+
+    def header(self, signer: Ed25519PrivateKey | None = None) -> dict[str, Any]:
+        """The frame's header, signed if there is a `signer`."""
+        header: dict[str, Any] = {
+            "protocol": PROTOCOL, "ask": "release", "run": self.run, "round": self.round, "client": self.client,
+            "plan": self.plan, "work": dict(self.work), "nonce": self.nonce,
+        }  # fmt: skip
+        if signer is not None:
+            header["signature"] = sign(signer, "question", self.digest)
+        return header
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far a node's ledger is, in the service's own hand.
+
+    Attributes:
+        ledger: the ledger's identity.
+        seq: number of releases charged.
+        head: head of its hash chain.
+        signature: of the three by the service.
+    """
+
+    ledger: str
+    seq: int
+    head: str
+    signature: str
+
+    @classmethod
+    def signed(cls, ledger: str, seq: int, head: str, signer: Ed25519PrivateKey) -> Position:
+        """A position with the service's signature."""
+        return cls(ledger, seq, head, sign(signer, "position", ledger, seq, head))
+
+    @classmethod
+    def of(cls, raw: Any) -> Position | None:
+        """A position from plain values; None if they are not of its shape."""
+        types = {"ledger": str, "seq": int, "head": str, "signature": str}
+        if not isinstance(raw, dict) or raw.keys() != types.keys():
+            return None
+        return cls(**raw) if all(type(raw[name]) is kind for name, kind in types.items()) else None
+
+    def valid(self, key: Ed25519PublicKey) -> bool:
+        """Whether the service that owns `key` has said so."""
+        return verify(key, self.signature, "position", self.ledger, self.seq, self.head)
+
+    def values(self) -> dict[str, Any]:
+        """Plain values."""
+        return {"ledger": self.ledger, "seq": self.seq, "head": self.head, "signature": self.signature}
+
+
+def answer_fields(question: str, client: int, seq: int, body: bytes | memoryview) -> tuple[str | int, ...]:
+    """What the service signs of an answer: the question's digest, its client, the release's number, the numbers."""
+    return ("answer", question, client, seq, sha256(body))
+
+
+def sign(key: Ed25519PrivateKey, *fields: str | int) -> str:
+    """Ed25519 signature of the fields' digest, as hexadecimal digits."""
+    return key.sign(bytes.fromhex(digest(*fields))).hex()
+
+
+def verify(key: Ed25519PublicKey, signature: str, *fields: str | int) -> bool:
+    """Whether `signature` is that of the owner of `key` over the fields."""
+    try:
+        key.verify(bytes.fromhex(signature), bytes.fromhex(digest(*fields)))
+    except (InvalidSignature, ValueError, TypeError):
+        return False
+    return True
+
+
+def public_key(text: str) -> Ed25519PublicKey:
+    """Ed25519 public key of 64 hexadecimal digits.
+
+    Raises:
+        ValueError: not of that form.
+    """
+    return Ed25519PublicKey.from_public_bytes(bytes.fromhex(text))
+
+
+def public_text(key: Ed25519PrivateKey) -> str:
+    """Public half of a key, as 64 hexadecimal digits."""
+    return key.public_key().public_bytes_raw().hex()

@@ -1,0 +1,1 @@
+"""Federations of real nodes on Flower: made, started, used and stopped."""

@@ -1,0 +1,5 @@
+"""The ClientApp for nodes without an executor of their own: it forwards to the node's service and imports no torch."""
+
+from clients.node.relay import make_client_app
+
+app = make_client_app()

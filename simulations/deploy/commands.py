@@ -1,0 +1,144 @@
+"""`fedlgm deploy`: the commands of a server's operator."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+app = typer.Typer(help="Federations of real nodes: make, start, run, stop.", no_args_is_help=True)
+_out = Console(highlight=False)
+_err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+FolderArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The deployment's folder.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+@app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to make.")],
+    nodes: Annotated[int, typer.Option(help="Number of nodes.")] = 3,
+    example: Annotated[
+        str, typer.Option(help="Recipe whose data the nodes get, each its share; 'none': fill in their policies.")
+    ] = "nodes",
+    hosts: Annotated[
+        list[str] | None, typer.Option("--host", help="Name or address under which nodes reach the server; repeatable.")
+    ] = None,
+    port: Annotated[int | None, typer.Option(help="Port of the SuperLink; by default a free one.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="Budget in every node's policy.")] = None,
+    test_seed: Annotated[
+        int | None, typer.Option(help="FOR TESTS: nodes whose noise whoever knows the seed can take off. NOT PRIVATE.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a deployment: certificates, keys, Flower configuration, scripts, systemd units, nodes."""
+    from simulations.config import recipe as recipes
+    from simulations.deploy.create import create
+
+    shared = None if example == "none" else recipes.load(example)
+    policy = {} if epsilon is None else {"epsilon": epsilon}
+    made = create(folder, nodes, example=shared, hosts=hosts or (), port=port, policy=policy, test_seed=test_seed)
+    settings = made.settings()
+    if as_json:
+        _print_json({"folder": str(made.path), "address": f"{settings.host}:{settings.port}", "nodes": nodes})
+        return
+    _out.print(f"made {made.path} for https://{settings.host}:{settings.port} and {nodes} nodes", markup=False)
+    next_step = f"fedlgm deploy up {folder}" if shared is not None else f"edit {made.path}/nodes/*/service/policy.toml"
+    _out.print(f"next: {next_step}", markup=False)
+
+
+@app.command()
+def enrol(
+    folder: FolderArgument,
+    public: Annotated[Path, typer.Argument(metavar="PUBLIC", help="The node's public.toml.")],
+    key: Annotated[
+        Path, typer.Argument(metavar="KEY.pub", help="Public key of its SuperNode, as ssh-keygen writes it.")
+    ],
+) -> None:
+    """Enrol a node that has made its own keys, or replace the one with its client number."""
+    from simulations.deploy.create import enrol as add
+    from simulations.deploy.layout import DeploymentFolder
+
+    entry = add(DeploymentFolder.open(folder), public, key)
+    _out.print(
+        f"client {entry['client']} is {entry['name']}; register its SuperNode with flwr supernode register",
+        markup=False,
+    )
+
+
+@app.command()
+def up(folder: FolderArgument) -> None:
+    """Start the SuperLink and all nodes on this machine."""
+    from simulations.deploy import processes
+    from simulations.deploy.layout import DeploymentFolder
+
+    processes.up(DeploymentFolder.open(folder), _say)
+
+
+@app.command()
+def status(folder: FolderArgument, as_json: JsonOption = False) -> None:
+    """What runs, who is connected, what every node has left."""
+    from simulations.deploy import processes
+    from simulations.deploy.layout import DeploymentFolder
+
+    found = processes.status(DeploymentFolder.open(folder))
+    if as_json:
+        _print_json(found)
+        return
+    state = f"answers, {found['connected']} nodes connected" if found["superlink"] else "does not answer"
+    _out.print(f"SuperLink at {found['address']}: {state}", markup=False)
+    table = Table()
+    for column in ("node", "service", "supernode", "executor", "epsilon spent", "releases left"):
+        table.add_column(column)
+    for node in found["nodes"]:
+        spent = "?" if node["epsilon_spent"] is None else f"{node['epsilon_spent']:.4g} of {node['epsilon']:g}"
+        running = ["yes" if node[role] else "no" for role in ("service", "supernode", "executor")]
+        table.add_row(node["name"], *running, spent, str(node["releases_left"] or "?"))
+    _out.print(table)
+    for run_ in found["runs"]:
+        _out.print(f"{run_['run']}: {run_['rounds']} rounds{', finished' if run_['finished'] else ''}", markup=False)
+
+
+@app.command()
+def run(
+    recipe: Annotated[str, typer.Argument(help="Bundled recipe or TOML file.")],
+    folder: FolderArgument,
+    overrides: Annotated[list[str] | None, typer.Option("--set", help="section.key=value; repeatable.")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start another run of this recipe.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a recipe on the nodes; the same command goes on with a run that was interrupted."""
+    from simulations.config import recipe as recipes
+    from simulations.deploy import submit
+    from simulations.deploy.layout import DeploymentFolder
+    from simulations.reports import terminal
+
+    result = submit.run(DeploymentFolder.open(folder), recipes.load(recipe, overrides or ()), fresh=fresh, say=_say)
+    if as_json:
+        _print_json(result)
+    else:
+        _out.print(terminal.summary(result))
+
+
+@app.command()
+def down(folder: FolderArgument) -> None:
+    """Stop everything that `up` has started on this machine."""
+    from simulations.deploy import processes
+    from simulations.deploy.layout import DeploymentFolder
+
+    stopped = processes.down(DeploymentFolder.open(folder))
+    _out.print(f"stopped {stopped} processes" if stopped else "nothing was running", markup=False)
+
+
+def _say(line: str) -> None:
+    _err.print(line, markup=False)
+
+
+def _print_json(value: Any) -> None:
+    from simulations.runs import strict_json
+
+    sys.stdout.write(strict_json.dumps(value) + "\n")

@@ -1,0 +1,262 @@
+"""Making a deployment: keys, certificates, nodes, scripts."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import socket
+import sys
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tomli_w
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from clients.node.folder import NodeFolder
+from fedlgm.errors import ConfigError, RunError
+from fedlgm.node_protocol import public_text
+from simulations.config.assembly import Assembly
+from simulations.config.recipe import Recipe
+from simulations.deploy import certificates
+from simulations.deploy.layout import CONNECTION, DeployedNode, DeployedNodeFolder, DeploymentFolder, Settings
+from strategies.node_grid import Enrolment, key_digest
+
+_LOCAL = ("localhost", "127.0.0.1", "::1")
+_QUIET = "export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1"
+
+
+def create(
+    path: Path,
+    nodes: int,
+    *,
+    example: Recipe | None = None,
+    hosts: Sequence[str] = (),
+    port: int | None = None,
+    policy: dict[str, Any] | None = None,
+    test_seed: int | None = None,
+) -> DeploymentFolder:
+    """Make a deployment's folder.
+
+    Args:
+        path: folder to make.
+        nodes: number of nodes, called node0, node1, ...
+        example: give every node its share of this recipe's data; without it the policies are to be filled in.
+        hosts: names and addresses under which nodes reach the SuperLink, besides this machine's own.
+        port: of the SuperLink; by default one that is free here.
+        policy: values for every node's policy, see `clients.node.folder`.
+        test_seed: make nodes for tests, whose noise is that of a simulation with this seed.
+
+    Raises:
+        ConfigError: a number of nodes that cannot be.
+        RunError: there is something at `path`, or it cannot be made.
+    """
+    if nodes < 1:
+        raise ConfigError(f"--nodes must be at least 1, got {nodes}")
+    path = path.resolve()
+    if path.exists():
+        raise RunError(f"{path} exists already: choose another folder, or remove it (its nodes' ledgers too)")
+    draft = DeploymentFolder(path.with_name(f".{path.name}.draft-{secrets.token_hex(4)}"))
+    try:
+        _fill(draft, DeploymentFolder(path), nodes, example, hosts, port, policy or {}, test_seed)
+        draft.path.rename(path)
+    except OSError as error:
+        raise RunError(f"cannot make the deployment {path}: {error}") from error
+    finally:
+        shutil.rmtree(draft.path, ignore_errors=True)
+    return DeploymentFolder(path)
+
+
+def _fill(
+    draft: DeploymentFolder,
+    final: DeploymentFolder,
+    nodes: int,
+    example: Recipe | None,
+    hosts: Sequence[str],
+    port: int | None,
+    policy: dict[str, Any],
+    test_seed: int | None,
+) -> None:
+    for folder in (draft.server, draft.flower_home, draft.runs):
+        folder.mkdir(mode=0o700, parents=True)
+    draft.logs.mkdir()
+    host = hosts[0] if hosts else "127.0.0.1"
+    ports = free_ports(nodes + 1)
+    port = port or ports[0]
+    settings = Settings(
+        host=host, port=port, test=test_seed is not None,
+        nodes=[DeployedNode(name=f"node{i}", port=ports[i + 1]) for i in range(nodes)],
+    )  # fmt: skip
+    draft.write_settings(settings)
+    certificates.make_server_certificate(
+        draft.server, certificates.make_authority(draft.server), [*hosts, *(h for h in _LOCAL if h not in hosts)]
+    )
+    signer = Ed25519PrivateKey.generate()
+    certificates.write_private(draft.server / "question.key", signer.private_bytes_raw())
+    _write_flower_configuration(draft, final, settings)
+    _script(draft.server / "start-superlink.sh", _superlink(settings))
+    shares = _shares(example, nodes)
+    enrolled = []
+    for client, one in enumerate(settings.nodes):
+        node = draft.node(one.name)
+        node.path.mkdir(mode=0o711, parents=True)
+        values: dict[str, Any] = {
+            "name": one.name, "client": client, "population": nodes, "server_key": public_text(signer), **policy,
+        }  # fmt: skip
+        if shares is not None:
+            values |= _write_share(node, *shares[client])
+        service = NodeFolder.create(node.service.path, values, test_seed=test_seed)
+        pem = certificates.make_node_key(node.flower_key)
+        certificates.write_private(node.secret, secrets.token_hex(32).encode())
+        shutil.copyfile(draft.server / "ca.crt", node.ca)
+        for role, lines in _node_scripts(settings, one).items():
+            _script(node.script(role), lines)
+        public = service.public()
+        enrolled.append({"client": client, "name": one.name, "flower_key": key_digest(pem)} | {
+            "service_key": public["service_key"]
+        })  # fmt: skip
+    draft.enrolment_file.write_text(_enrolment(enrolled), encoding="utf-8")
+    _write_units(draft, final, settings)
+
+
+def enrol(folder: DeploymentFolder, public: Path, key: Path) -> dict[str, Any]:
+    """Add a node to the enrolment, or replace the one with its client number; returns its entry.
+
+    Args:
+        folder: the deployment's folder.
+        public: the node's `public.toml`.
+        key: public key of its SuperNode, OpenSSH form.
+
+    Raises:
+        ConfigError: a file that cannot be used, or an entry that does not fit the others.
+    """
+    try:
+        given = tomllib.loads(public.read_text(encoding="utf-8"))
+        flower_key = key_digest(certificates.public_pem(key.read_bytes()))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{public} or {key} cannot be used: {error}") from error
+    entry = {name: given.get(name) for name in ("client", "name")}
+    entry |= {"flower_key": flower_key, "service_key": given.get("service_key")}
+    others = [
+        node.model_dump() for node in Enrolment.load(folder.enrolment_file).node if node.client != entry["client"]
+    ]
+    draft = folder.enrolment_file.with_suffix(".draft")
+    known = {name: value for name, value in entry.items() if value is not None}
+    draft.write_text(_enrolment([*others, known]), encoding="utf-8")
+    try:
+        Enrolment.load(draft)
+        draft.replace(folder.enrolment_file)
+    finally:
+        draft.unlink(missing_ok=True)
+    return entry
+
+
+def _enrolment(nodes: list[dict[str, Any]]) -> str:
+    head = (
+        "# Which registered node is which client. Another one: fedlgm deploy enrol DIR public.toml supernode.key.pub\n"
+    )
+    return head + tomli_w.dumps({"node": sorted(nodes, key=lambda node: int(node.get("client", 0)))})
+
+
+def _shares(example: Recipe | None, nodes: int) -> list[tuple[np.ndarray, np.ndarray, int]] | None:
+    """(inputs, labels, classes) of every node."""
+    if example is None:
+        return None
+    federation = example.federation.model_copy(update={"clients": nodes, "rate": 1.0, "cohort": None})
+    assembly = Assembly(example.model_copy(update={"federation": federation}))
+    data = assembly.dataset
+    if data.classes is None or not isinstance(data.train_x, np.ndarray):
+        raise ConfigError("--example takes a recipe of one input and classes")
+    x, y, classes = data.train_x, data.train_y, data.classes
+    return [(x[rows], y[rows], classes) for rows in (assembly.partition[client] for client in range(nodes))]
+
+
+def _write_share(node: DeployedNodeFolder, x: np.ndarray, y: np.ndarray, classes: int) -> dict[str, Any]:
+    (node.path / "data").mkdir(mode=0o700)
+    file = node.path / "data" / "examples.npz"
+    np.savez(file, x=x, y=y)
+    file.chmod(0o600)
+    return {"path": "../data/examples.npz", "shape": list(x.shape[1:]), "classes": classes, "data_name": "example"}
+
+
+def _write_flower_configuration(draft: DeploymentFolder, final: DeploymentFolder, settings: Settings) -> None:
+    connection = {"address": f"{settings.host}:{settings.port}", "root-certificates": str(final.server / "ca.crt")}
+    text = tomli_w.dumps({"superlink": {"default": CONNECTION, CONNECTION: connection}})
+    (draft.flower_home / "config.toml").write_text(text, encoding="utf-8")
+
+
+def _superlink(settings: Settings) -> list[str]:
+    bound = "127.0.0.1" if settings.host in _LOCAL else "0.0.0.0"
+    return [
+        'export FLWR_HOME="$PWD/flower"',
+        f'exec "$BIN/flower-superlink" --host {bound} --port {settings.port} --database superlink.db \\',
+        "    --ssl-certfile tls.crt --ssl-keyfile tls.key --ssl-ca-certfile ca.crt --enable-supernode-auth",
+    ]
+
+
+def _node_scripts(settings: Settings, node: DeployedNode) -> dict[str, list[str]]:
+    return {
+        "service": ['exec "$BIN/python" -m simulations.cli node serve service'],
+        "supernode": [
+            'export FLWR_HOME="$PWD/flower"; mkdir -p "$FLWR_HOME"',
+            'exec "$BIN/flower-supernode" --root-certificates ca.crt --auth-supernode-private-key supernode.key \\',
+            f"    --superlink {settings.host}:{settings.port} --host 127.0.0.1 --port {node.port} \\",
+            "    --isolation process --superexec-auth-secret-file executor.secret",
+        ],
+        "executor": [
+            f'exec "$BIN/python" -m clients.node.executor --supernode 127.0.0.1:{node.port} \\',
+            "    --secret-file executor.secret --socket service/run/release.sock",
+        ],
+    }
+
+
+def _script(path: Path, lines: Sequence[str]) -> None:
+    head = [
+        "#!/usr/bin/env bash",
+        "set -eu",
+        'cd "$(dirname "$0")"',
+        f'BIN="${{FEDLGM_BIN:-{Path(sys.executable).parent}}}"',
+    ]
+    path.write_text("\n".join([*head, 'export PATH="$BIN:$PATH"', _QUIET, *lines]) + "\n", encoding="utf-8")
+    path.chmod(0o755)
+
+
+def _write_units(draft: DeploymentFolder, final: DeploymentFolder, settings: Settings) -> None:
+    """Units for systemd: the SuperLink's, and of each node three under three users; docs say how to make these."""
+    folder = draft.path / "systemd"
+    folder.mkdir()
+    units = {"fedlgm-superlink": ("fl-server", final.server / "start-superlink.sh", "", "")}
+    for node in settings.nodes:
+        files = final.node(node.name)
+        confined = "PrivateNetwork=yes\nProtectProc=invisible\nUMask=0077\n"
+        units |= {
+            f"fedlgm-{node.name}-service": ("fl-data", files.script("service"), "", confined),
+            f"fedlgm-{node.name}-supernode": ("fl-node", files.script("supernode"), "", ""),
+            f"fedlgm-{node.name}-executor": (
+                "fl-app", files.script("executor"), f"After=fedlgm-{node.name}-service.service\n", ""
+            ),
+        }  # fmt: skip
+    for name, (user, script, after, more) in units.items():
+        text = (
+            f"[Unit]\nDescription={name}\nAfter=network-online.target\n{after}\n[Service]\nUser={user}\n"
+            f"ExecStart={script}\nRestart=always\nRestartSec=5\nNoNewPrivileges=yes\n{more}\n"
+            "[Install]\nWantedBy=multi-user.target\n"
+        )
+        (folder / f"{name}.service").write_text(text, encoding="utf-8")
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of this machine that nobody listens on, all different."""
+    probes = [socket.socket() for _ in range(count)]
+    try:
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
+    finally:
+        for probe in probes:
+            probe.close()
+
+
+__all__ = ["create", "enrol", "free_ports"]

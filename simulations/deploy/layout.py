@@ -1,0 +1,168 @@
+"""A deployment's folder: what the server's operator keeps, and what goes to each node.
+
+DIR/deploy.toml                address, ports, names
+DIR/server/                    certificates, SuperLink's database, Flower's configuration, enrolment, runs
+DIR/nodes/NAME/                everything of one node: goes to its machine
+DIR/systemd/                   units for machines that start them by themselves
+DIR/logs/, DIR/processes.json  of what `fedlgm deploy up` has started on this machine
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+import tomli_w
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from clients.node.folder import NodeFolder
+from fedlgm.errors import ConfigError, RunError
+
+CONNECTION = "fedlgm"
+
+
+class DeployedNode(BaseModel):
+    """One node of `deploy.toml`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    name: str
+    port: int  # of its SuperNode's Runtime API, on its own machine
+
+
+class Settings(BaseModel):
+    """`deploy.toml`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    host: str
+    port: int
+    test: bool = False
+    nodes: list[DeployedNode]
+
+
+@dataclass(frozen=True)
+class DeployedNodeFolder:
+    """Files of one node under `path`."""
+
+    path: Path
+
+    @property
+    def service(self) -> NodeFolder:
+        """Policy, keys and ledger of its release service."""
+        return NodeFolder(self.path / "service")
+
+    @property
+    def flower_key(self) -> Path:
+        """Private key of its SuperNode; the public half is beside it, with `.pub`."""
+        return self.path / "supernode.key"
+
+    @property
+    def secret(self) -> Path:
+        """Shared by its SuperNode and its executor."""
+        return self.path / "executor.secret"
+
+    @property
+    def ca(self) -> Path:
+        """Certificate of the deployment's own authority."""
+        return self.path / "ca.crt"
+
+    def script(self, role: str) -> Path:
+        """Script that starts one of its processes: "service", "supernode" or "executor"."""
+        return self.path / f"start-{role}.sh"
+
+
+@dataclass(frozen=True)
+class DeploymentFolder:
+    """Files of a deployment under `path`."""
+
+    path: Path
+
+    @classmethod
+    def open(cls, path: Path) -> DeploymentFolder:
+        """An existing deployment.
+
+        Raises:
+            RunError: not a deployment's folder.
+        """
+        folder = cls(path.resolve())
+        if not folder.settings_file.is_file():
+            raise RunError(
+                f"{path} is not a deployment's folder (it has no deploy.toml); make one: fedlgm deploy init {path}"
+            )
+        return folder
+
+    @property
+    def settings_file(self) -> Path:
+        """Address, ports, names."""
+        return self.path / "deploy.toml"
+
+    @property
+    def server(self) -> Path:
+        """The server's own files."""
+        return self.path / "server"
+
+    @property
+    def flower_home(self) -> Path:
+        """FLWR_HOME of the server's operator: Flower's configuration."""
+        return self.server / "flower"
+
+    @property
+    def enrolment_file(self) -> Path:
+        """Which registered node is which client."""
+        return self.server / "enrolment.toml"
+
+    @property
+    def positions_file(self) -> Path:
+        """How far each node's ledger was."""
+        return self.server / "positions.json"
+
+    @property
+    def registered_file(self) -> Path:
+        """Names of the nodes that the SuperLink knows."""
+        return self.server / "registered"
+
+    @property
+    def runs(self) -> Path:
+        """Run folders."""
+        return self.server / "runs"
+
+    @property
+    def logs(self) -> Path:
+        """Output of started processes."""
+        return self.path / "logs"
+
+    @property
+    def processes_file(self) -> Path:
+        """What `up` has started."""
+        return self.path / "processes.json"
+
+    def settings(self) -> Settings:
+        """`deploy.toml`.
+
+        Raises:
+            ConfigError: damaged.
+        """
+        try:
+            return Settings.model_validate(tomllib.loads(self.settings_file.read_text(encoding="utf-8")))
+        except (OSError, tomllib.TOMLDecodeError, ValidationError) as error:
+            raise ConfigError(f"{self.settings_file} cannot be used: {error}") from error
+
+    def write_settings(self, settings: Settings) -> None:
+        """Write `deploy.toml`."""
+        self.settings_file.write_text(tomli_w.dumps(settings.model_dump()), encoding="utf-8")
+
+    def node(self, name: str) -> DeployedNodeFolder:
+        """The folder of a node."""
+        return DeployedNodeFolder(self.path / "nodes" / name)
+
+    def signer(self) -> Ed25519PrivateKey:
+        """The key that signs questions.
+
+        Raises:
+            RunError: missing or damaged.
+        """
+        try:
+            return Ed25519PrivateKey.from_private_bytes((self.server / "question.key").read_bytes())
+        except (OSError, ValueError) as error:
+            raise RunError(f"the server's key {self.server / 'question.key'} cannot be used: {error}") from error

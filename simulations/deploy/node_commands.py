@@ -1,0 +1,167 @@
+"""`fedlgm node`: the commands of a node's operator."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+app = typer.Typer(help="A node's own release service: policy, data, ledger.", no_args_is_help=True)
+_out = Console()
+
+NodeArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The node's folder.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+@app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to make.")],
+    client: Annotated[int, typer.Option(help="This node's number in the federation, from 0.")] = 0,
+    population: Annotated[int, typer.Option(help="Registered clients of the federation.")] = 1,
+    name: Annotated[str | None, typer.Option(help="Name of the node; by default the folder's.")] = None,
+    data: Annotated[Path | None, typer.Option(help="The examples: .npz, .npy, folder of images, IDX, Parquet.")] = None,
+    labels: Annotated[str | None, typer.Option(help="Labels: a file (npy, idx) or a column (parquet).")] = None,
+    kind: Annotated[str | None, typer.Option(help="numpy, images, idx, parquet or loader.")] = None,
+    shape: Annotated[str | None, typer.Option(help="Shape of one input, for example 1,28,28.")] = None,
+    classes: Annotated[int | None, typer.Option(help="Number of classes.")] = None,
+    epsilon: Annotated[float, typer.Option(help="Budget of the data set's whole life.")] = 8.0,
+    delta: Annotated[float, typer.Option(help="Its delta.")] = 1e-5,
+    server_key: Annotated[str, typer.Option(help="Public key of the server; nobody else is answered then.")] = "",
+    test_seed: Annotated[
+        int | None, typer.Option(help="FOR TESTS: noise that whoever knows the seed can take off. NOT PRIVATE.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a node's folder: commented policy, keys, empty ledger."""
+    from clients.node.folder import NodeFolder
+
+    values: dict[str, Any] = {
+        "client": client, "population": max(population, client + 1), "epsilon": epsilon, "delta": delta,
+        "server_key": server_key,
+    }  # fmt: skip
+    values |= {"name": name} if name else {}
+    if data is not None:
+        values |= {"path": str(data.resolve()), "kind": kind or _kind(data), "data_name": data.stem}
+    elif kind is not None:
+        values["kind"] = kind
+    if labels is not None:
+        local = Path(labels)
+        values["labels"] = str(local.resolve()) if local.exists() else labels
+    if shape is not None:
+        values["shape"] = [int(size) for size in shape.split(",")]
+    if classes is not None:
+        values["classes"] = classes
+    if values.get("kind") == "images" and data is not None and data.is_dir():
+        names = sorted(one.name for one in data.iterdir() if one.is_dir())
+        values |= {"class_names": names, "classes": len(names)}
+    if values.get("kind") == "loader":
+        values["loader"] = values.pop("path", "package.module:function")
+    made = NodeFolder.create(folder, values, test_seed=test_seed)
+    if as_json:
+        _print_json({"folder": str(folder), **made.public()})
+        return
+    _out.print(f"made {folder}: read and edit {made.policy_file}, then `fedlgm node serve {folder}`", markup=False)
+    _out.print(f"give {made.public_file} to the server's operator; back up {folder / 'state'} as one", markup=False)
+
+
+@app.command()
+def serve(folder: NodeArgument) -> None:
+    """Answer questions about this node's data, as its policy allows, until stopped."""
+    from clients.node.service import run
+
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(message)s")
+    run(folder)
+
+
+@app.command()
+def status(folder: NodeArgument, as_json: JsonOption = False) -> None:
+    """Whether the service answers, and what is left."""
+    from clients.node.folder import NodeFolder
+    from fedlgm import node_protocol as protocol
+    from fedlgm.errors import RunError
+
+    node = NodeFolder.open(folder)
+    try:
+        answer, _ = protocol.exchange(str(node.socket), {"protocol": 1, "ask": "hello"}, b"", timeout=60)
+    except RunError as error:
+        answer = {"ok": False, "why": str(error)}
+    if as_json:
+        _print_json(answer)
+    elif answer.get("ok"):
+        note = ". FOR TESTS, NOT PRIVATE" if answer["test"] else ""
+        _out.print(
+            f"{answer['name']}: client {answer['client']} of {answer['population']}, epsilon "
+            f"{answer['epsilon_spent']:.4g} of {answer['epsilon']:g} spent at delta {answer['delta']:g}, "
+            f"{answer['releases_left']} releases left{note}",
+            markup=False,
+        )
+    else:
+        _out.print(f"not answering: {answer.get('why')}", markup=False)
+    if not answer.get("ok"):
+        raise typer.Exit(1)
+
+
+@app.command()
+def ledger(folder: NodeArgument, as_json: JsonOption = False) -> None:
+    """What the data set has released and what is left, checked row by row."""
+    from clients.node.folder import NodeFolder
+
+    node = NodeFolder.open(folder)
+    policy = node.policy()
+    with node.ledger(readonly=True) as kept:
+        rows, spent = kept.rows(), kept.epsilon(policy.privacy.delta)
+        report: dict[str, Any] = {
+            "data": kept.dataset, "ledger": kept.identity, "test": kept.test, "releases": len(rows), "head": kept.head,
+            "epsilon_spent": spent, "epsilon": policy.privacy.epsilon,
+            "epsilon_left": max(0.0, policy.privacy.epsilon - spent), "delta": policy.privacy.delta,
+            "releases_left": max(0, policy.ask.releases - len(rows)),
+            "unit": "client", "relation": "replace-one", "trust": sorted({row.trust for row in rows}),
+            "runs": dict(Counter(row.run for row in rows)),
+            "rows": [{key: getattr(row, key) for key in ("seq", "charged_at", "run", "round", "trust", "event")}
+                     for row in rows],
+        }  # fmt: skip
+    if as_json:
+        _print_json(report)
+        return
+    table = Table(title=f"{policy.node.name}: {report['data']}", title_justify="left")
+    for column in ("release", "charged at", "run", "round", "trust", "cost"):
+        table.add_column(column)
+    for row in rows[-20:]:
+        event = json.loads(row.event)
+        cost = f"{event.pop('type')} {' '.join(f'{value:.6g}' for value in event.values() if isinstance(value, float))}"
+        table.add_row(str(row.seq), row.charged_at[:19], row.run, str(row.round), row.trust, cost)
+    _out.print(table)
+    central = (
+        "; central trust: the server adds the noise, and is believed that it does"
+        if "central" in report["trust"]
+        else ""
+    )
+    _out.print(
+        f"epsilon {spent:.4g} of {policy.privacy.epsilon:g} spent at delta {policy.privacy.delta:g} (client-level, "
+        f"replace-one{central}); {report['releases_left']} of {policy.ask.releases} releases left; "
+        f"head {kept.head[:16]}",
+        markup=False,
+    )
+    if kept.test:
+        _out.print("FOR TESTS, NOT PRIVATE: the noise of these releases is known", markup=False)
+
+
+def _kind(data: Path) -> str:
+    if data.suffix in (".npz", ".npy"):
+        return "numpy"
+    if data.suffix == ".parquet" or (data.is_dir() and any(data.rglob("*.parquet"))):
+        return "parquet"
+    return "images" if data.is_dir() else "idx"
+
+
+def _print_json(value: Any) -> None:
+    from simulations.runs import strict_json
+
+    sys.stdout.write(strict_json.dumps(value) + "\n")

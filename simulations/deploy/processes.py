@@ -1,0 +1,190 @@
+"""Starting and stopping a deployment's processes on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from clients.node.ledger import write_durably
+from fedlgm import node_protocol as protocol
+from fedlgm.errors import RunError
+from simulations.deploy.flower_cli import Flower, environment
+from simulations.deploy.layout import DeploymentFolder
+from simulations.runs.folder import RunFolder
+
+_STARTUP_S = 120.0
+_ENDING_S = 10.0
+
+
+def up(folder: DeploymentFolder, say: Callable[[str], None] = print) -> None:
+    """Start the SuperLink and every node, and wait until all nodes are connected; what runs already is left running.
+
+    Raises:
+        RunError: a process ended, or not all nodes connected; everything that was started is stopped again.
+    """
+    settings, flower = folder.settings(), Flower(folder)
+    running = _running(folder)
+    started: list[str] = []
+    try:
+        if "superlink" not in running and flower.healthy():
+            raise RunError(f"something else answers at {settings.host}:{settings.port}: stop it, or change deploy.toml")
+        _start(folder, "superlink", folder.server / "start-superlink.sh", running, started)
+        _wait(folder, started, "the SuperLink", flower.healthy)
+        known = set(folder.registered_file.read_text().split()) if folder.registered_file.is_file() else set()
+        for node in settings.nodes:
+            _start(folder, f"{node.name}-service", folder.node(node.name).script("service"), running, started)
+        for node in settings.nodes:
+            if node.name not in known:
+                flower.register(node.name)
+                known.add(node.name)
+                folder.registered_file.write_text("\n".join(sorted(known)))
+        for node in settings.nodes:
+            _start(folder, f"{node.name}-supernode", folder.node(node.name).script("supernode"), running, started)
+            _start(folder, f"{node.name}-executor", folder.node(node.name).script("executor"), running, started)
+        for node in settings.nodes:
+            _wait(folder, started, f"the service of {node.name}", partial(_answers, folder, node.name))
+        _wait(folder, started, "every node", lambda: flower.online() >= len(settings.nodes), every=1.0)
+    except BaseException:
+        _stop(folder, started)
+        raise
+    say(f"{len(settings.nodes)} nodes are connected to https://{settings.host}:{settings.port}")
+
+
+def down(folder: DeploymentFolder) -> int:
+    """Stop everything that `up` has started here, and what that has started; returns how many processes there were."""
+    return _stop(folder, list(_recorded(folder)))
+
+
+def status(folder: DeploymentFolder) -> dict[str, Any]:
+    """What runs, who is connected, what each node has left, and the runs."""
+    settings, running, flower = folder.settings(), _running(folder), Flower(folder)
+    healthy = flower.healthy()
+    nodes = []
+    for node in settings.nodes:
+        answer = hello(folder, node.name) or {}
+        roles = {role: f"{node.name}-{role}" in running for role in ("service", "supernode", "executor")}
+        figures = {key: answer.get(key) for key in ("epsilon_spent", "epsilon", "delta", "releases_left", "test")}
+        nodes.append({"name": node.name, **roles, **figures})
+    return {
+        "address": f"{settings.host}:{settings.port}",
+        "superlink": healthy,
+        "connected": flower.online() if healthy else 0,
+        "nodes": nodes,
+        "runs": [_run(path) for path in sorted(folder.runs.iterdir())] if folder.runs.is_dir() else [],
+    }
+
+
+def hello(folder: DeploymentFolder, name: str) -> dict[str, Any] | None:
+    """What a node's service on this machine says of itself; None if it does not answer."""
+    try:
+        header, _ = protocol.exchange(
+            str(folder.node(name).service.socket), {"protocol": 1, "ask": "hello"}, b"", timeout=60
+        )
+    except RunError:
+        return None
+    return header if header.get("ok") else None
+
+
+def _answers(folder: DeploymentFolder, name: str) -> bool:
+    return hello(folder, name) is not None
+
+
+def _run(path: Path) -> dict[str, Any]:
+    run = RunFolder(path)
+    result = run.result()
+    return {"run": path.name, "rounds": len(run.rows()), "finished": result is not None}
+
+
+def _start(
+    folder: DeploymentFolder, role: str, script: Path, running: dict[str, psutil.Process], started: list[str]
+) -> None:
+    if role in running:
+        return
+    folder.logs.mkdir(exist_ok=True)
+    with (folder.logs / f"{role}.log").open("ab") as log:
+        process = subprocess.Popen(
+            [str(script)], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            env=environment(None),
+        )  # fmt: skip
+    born = psutil.Process(process.pid).create_time()
+    recorded = {name: pair for name, pair in _recorded(folder).items() if name != role}
+    write_durably(folder.processes_file, json.dumps(recorded | {role: [process.pid, born]}).encode())
+    started.append(role)
+
+
+def _wait(
+    folder: DeploymentFolder, started: list[str], what: str, ready: Callable[[], bool], every: float = 0.1
+) -> None:
+    deadline = time.monotonic() + _STARTUP_S
+    while not ready():
+        running = _running(folder)
+        for role in started:
+            if role not in running:
+                raise RunError(f"{role} ended:\n{_tail(folder.logs / f'{role}.log')}")
+        if time.monotonic() > deadline:
+            raise RunError(f"{what} did not start within {_STARTUP_S:g} s; see {folder.logs}")
+        time.sleep(every)
+
+
+def _recorded(folder: DeploymentFolder) -> dict[str, tuple[int, float]]:
+    if not folder.processes_file.is_file():
+        return {}
+    return {
+        role: (int(pid), float(born)) for role, (pid, born) in json.loads(folder.processes_file.read_text()).items()
+    }
+
+
+def _running(folder: DeploymentFolder) -> dict[str, psutil.Process]:
+    found = {}
+    for role, (pid, born) in _recorded(folder).items():
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(pid)
+            if abs(process.create_time() - born) < 0.01 and process.status() != psutil.STATUS_ZOMBIE:
+                found[role] = process
+    return found
+
+
+def _stop(folder: DeploymentFolder, roles: list[str]) -> int:
+    running = _running(folder)
+    family = {one for role in roles if role in running for one in _with_children(running[role])}
+    if "superlink" in roles:
+        family |= _started_under(folder.flower_home)
+    for one in family:
+        with contextlib.suppress(psutil.Error):
+            one.terminate()
+    _, left = psutil.wait_procs(family, timeout=_ENDING_S)
+    for one in left:
+        with contextlib.suppress(psutil.Error):
+            one.kill()
+    psutil.wait_procs(left, timeout=_ENDING_S)
+    kept = {role: pair for role, pair in _recorded(folder).items() if role not in roles}
+    write_durably(folder.processes_file, json.dumps(kept).encode())
+    return len(family)
+
+
+def _with_children(process: psutil.Process) -> set[psutil.Process]:
+    with contextlib.suppress(psutil.Error):
+        return {process, *process.children(recursive=True)}
+    return {process}
+
+
+def _started_under(home: Path) -> set[psutil.Process]:
+    """Processes whose FLWR_HOME is `home`: the SuperLink's SuperExec and ServerApps are in sessions of their own."""
+    found = set()
+    for one in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if one.environ().get("FLWR_HOME") == str(home):
+                found |= _with_children(one)
+    return {one for one in found if one.pid != psutil.Process().pid}
+
+
+def _tail(log: Path, lines: int = 12) -> str:
+    return "\n".join(log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-lines:])

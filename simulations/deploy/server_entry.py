@@ -1,0 +1,130 @@
+"""The ServerApp of a deployment: the run's objects over `NodeGrid`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from fedlgm.errors import ConfigError
+from simulations.config.assembly import Assembly
+from simulations.config.recipe import Deployment, Recipe
+from simulations.deploy.layout import DeploymentFolder
+from simulations.runs.folder import RunFolder
+from simulations.runs.server import serve
+from strategies.node_grid import EnrolledNodes, Enrolment, NodeGrid, Patience, RoundReport
+
+TOLD = "nodes.log"  # lines for people, in the run's folder
+REPORT = "nodes.jsonl"  # what became of each round's questions
+
+
+class DeployedAssembly(Assembly):
+    """The objects of a run whose clients keep their data: the server has the recipe's test set, and no partition."""
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Nobody knows how many examples a node has: they count alike, [clients]."""
+        return np.ones(self.recipe.federation.clients, dtype=np.int64)
+
+
+def deployed(recipe: Recipe, clients: int, *, test: bool = False) -> Recipe:
+    """The recipe as a deployment runs it: with its number of nodes, its own keys and a checkpoint in every round.
+
+    Args:
+        recipe: as written.
+        clients: enrolled nodes.
+        test: keep the recipe's seed, for nodes that were made for tests with the same one.
+
+    Raises:
+        ConfigError: what real nodes cannot do.
+    """
+    federation, run = recipe.federation, recipe.run
+    if federation.dropout or federation.stragglers:
+        raise ConfigError("federation.dropout and federation.stragglers are simulated: set both to 0 for real nodes")
+    if test and run.seed is None:
+        raise ConfigError("a test deployment needs run.seed, the seed that its nodes were made with")
+    if federation.cohort is not None and federation.cohort > clients:
+        raise ConfigError(f"federation.cohort = {federation.cohort} is more than the {clients} nodes there are")
+    changed = {
+        "federation": federation.model_copy(update={"clients": clients}),
+        "run": run.model_copy(update={"seed": run.seed if test else None, "test_mode": test, "checkpoint_every": 1}),
+        "deployment": recipe.deployment or Deployment(),
+    }
+    return Recipe.model_validate(recipe.model_copy(update=changed).model_dump())
+
+
+def work_of(recipe: Recipe) -> dict[str, Any]:
+    """What nodes are asked to do, by names that are installed there; see `fedlgm.node_protocol.Question`."""
+    return {
+        "mechanism": recipe.mechanism.name,
+        "group_by": recipe.mechanism.group_by,
+        "task": "classification",
+        "model": {"name": recipe.model.name, **recipe.model.options},
+        "training": asdict(recipe.training.local),
+    }
+
+
+def make_server_app() -> ServerApp:
+    """ServerApp that runs, or continues, the run folder named in the run config."""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        deployment = DeploymentFolder.open(Path(str(context.run_config["deployment"])))
+        folder = RunFolder.open(Path(str(context.run_config["run-dir"])))
+        recipe = folder.recipe()
+        assembly, federation = DeployedAssembly(recipe), recipe.federation
+        log, report = folder.path / TOLD, folder.path / REPORT
+
+        def say(line: str) -> None:
+            print(line, flush=True)
+            with log.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+
+        def record(round_: RoundReport) -> None:
+            with report.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(asdict(round_)) + "\n")
+
+        nodes = NodeGrid(
+            grid,
+            Enrolment.load(deployment.enrolment_file),
+            assembly.layers,
+            work_of(recipe),
+            folder.path.name,
+            patience=_patience(recipe),
+            signer=deployment.signer(),
+            positions=deployment.positions_file,
+            test=deployment.settings().test,
+            say=say,
+            on_round=record,
+        )
+        enrolled = EnrolledNodes(
+            round_timeout=federation.round_timeout, quorum=federation.quorum, max_failures=federation.max_failures,
+            simulated=recipe.run.test_mode,
+        )  # fmt: skip
+        serve(nodes, assembly, folder, "deployment", _tell(say), nodes=enrolled)
+
+    return app
+
+
+def _tell(say: Any) -> Any:
+    def tell(row: dict[str, Any]) -> None:
+        figures = f", accuracy {row['accuracy']:.4f}, epsilon {row['epsilon']:.3f}" if "accuracy" in row else ""
+        say(f"round {row['round']}: {row['cohort']} nodes asked, {row['seconds']:.2f} s{figures}")
+
+    return tell
+
+
+def _patience(recipe: Recipe) -> Patience:
+    federation, deployment = recipe.federation, recipe.deployment or Deployment()
+    return Patience(
+        quorum=federation.quorum or 0.0,
+        round_seconds=federation.round_timeout or 600.0,
+        offline_seconds=deployment.offline_seconds,
+        give_up_seconds=deployment.give_up_seconds,
+    )

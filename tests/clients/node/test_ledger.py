@@ -1,0 +1,180 @@
+"""The node's ledger: every row on disk before it counts, every change noticed."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from clients.node.ledger import NodeLedger
+from fedlgm.errors import LedgerError
+from fedlgm.privacy import composed_epsilon
+from fedlgm.privacy.accounting import gaussian_event, laplace_event
+
+EVENT = gaussian_event(2.0)
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> tuple[Path, Path]:
+    found = tmp_path / "ledger.sqlite", tmp_path / "seen.json"
+    NodeLedger.create(*found, "hearts")
+    return found
+
+
+def charge(ledger: NodeLedger, *names: str) -> None:
+    for name in names:
+        ledger.charge(name, EVENT, trust="local", run="run", round=1, data="d")
+
+
+def test_what_was_charged_is_there_and_chained(paths):
+    with NodeLedger(*paths, "hearts") as ledger:
+        charge(ledger, "a", "b", "c")
+        assert [row.seq for row in ledger.rows()] == [1, 2, 3]
+        assert ledger.find("b").seq == 2
+        assert ledger.find("x") is None
+        assert ledger.head_at(0) == ledger.identity
+        assert ledger.head_at(3) == ledger.head
+        assert ledger.head_at(4) is None
+        assert json.loads(paths[1].read_text()) == {"ledger": ledger.identity, "seq": 3, "head": ledger.head}
+        assert ledger.count(run="run") == 3
+        assert ledger.count(run="other") == 0
+        assert ledger.count(since="2000-01-01") == 3
+        assert ledger.count(since="9000-01-01") == 0
+        with pytest.raises(LedgerError):
+            charge(ledger, "a")  # one release, one row
+        assert ledger.seq == 3
+
+
+def test_epsilon_is_that_of_the_composition(paths):
+    laplace = laplace_event(0.5, 1.0, "replace-one")
+    with NodeLedger(*paths) as ledger:
+        assert ledger.epsilon(1e-5) == 0
+        assert ledger.epsilon(1e-5, EVENT) == composed_epsilon([(EVENT, 1)], 1e-5)
+        charge(ledger, "a", "b")
+        ledger.charge("c", laplace, trust="local", run="run", round=1, data="d")
+        expected = composed_epsilon([(EVENT, 2), (laplace, 1)], 1e-5)
+        assert ledger.epsilon(1e-5) == pytest.approx(expected, rel=1e-6)
+
+
+def _sql(statement: str) -> Callable[[Path], None]:
+    def change(path: Path) -> None:
+        with sqlite3.connect(path) as database:
+            database.execute(statement)
+        database.close()
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        'UPDATE releases SET event = \'{"type": "NoOpDpEvent"}\' WHERE seq = 2',
+        "UPDATE releases SET run = 'x' WHERE seq = 1",
+        "UPDATE releases SET round = 9 WHERE seq = 3",
+        "UPDATE releases SET charged_at = '2000' WHERE seq = 3",
+        "UPDATE releases SET request = 'z' WHERE seq = 3",
+        "UPDATE releases SET head = 'z' WHERE seq = 3",
+        "DELETE FROM releases WHERE seq = 2",
+        "DELETE FROM releases WHERE seq = 3",
+        "DELETE FROM releases",
+        "UPDATE meta SET value = 'x' WHERE key = 'ledger'",
+        "DELETE FROM meta",
+        "DROP TABLE releases",
+    ],
+)
+def test_every_edit_is_noticed(paths, statement):
+    with NodeLedger(*paths) as ledger:
+        charge(ledger, "a", "b", "c")
+    _sql(statement)(paths[0])
+    with pytest.raises(LedgerError):
+        NodeLedger(*paths)
+    with pytest.raises(LedgerError):
+        NodeLedger(*paths, readonly=True)
+
+
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
+@given(at=st.integers(0, 10**9), flip=st.integers(1, 255))
+def test_a_damaged_file_is_refused_or_whole(tmp_path_factory, at, flip):
+    folder = tmp_path_factory.mktemp("damaged")
+    paths = folder / "ledger.sqlite", folder / "seen.json"
+    NodeLedger.create(*paths, "hearts")
+    with NodeLedger(*paths) as ledger:
+        charge(ledger, "a", "b")
+        rows = ledger.rows()
+    data = bytearray(paths[0].read_bytes())
+    data[at % len(data)] ^= flip
+    paths[0].write_bytes(data)
+    try:
+        with NodeLedger(*paths) as ledger:
+            assert ledger.rows() == rows
+    except LedgerError:
+        pass
+
+
+def test_a_charge_without_its_witness_is_caught_up(paths):
+    with NodeLedger(*paths) as ledger:
+        charge(ledger, "a")
+        before = paths[1].read_bytes()
+        charge(ledger, "b")
+    paths[1].write_bytes(before)
+    with NodeLedger(*paths) as ledger:
+        assert ledger.seq == 2
+    assert json.loads(paths[1].read_text())["seq"] == 2
+
+
+def test_a_witness_of_rows_that_are_not_there(paths):
+    with NodeLedger(*paths) as ledger:
+        charge(ledger, "a", "b")
+    seen = json.loads(paths[1].read_text())
+    paths[1].write_text(json.dumps(seen | {"head": "0" * 64}))
+    with pytest.raises(LedgerError, match="rows were exchanged"):
+        NodeLedger(*paths)
+    paths[1].write_text(json.dumps(seen | {"seq": 9}))
+    with pytest.raises(LedgerError, match=r"rolled back: it has 2 releases, its witness saw 9"):
+        NodeLedger(*paths)
+    for damaged in ("", "[]", '{"seq": "9"}'):
+        paths[1].write_text(damaged)
+        with pytest.raises(LedgerError, match="witness"):
+            NodeLedger(*paths)
+
+
+def test_the_ledger_belongs_to_its_data_set(paths):
+    with pytest.raises(LedgerError, match="another data set needs a node folder of its own"):
+        NodeLedger(*paths, "lungs")
+
+
+def test_a_ledger_is_made_once(paths):
+    with pytest.raises(LedgerError, match="made once"):
+        NodeLedger.create(*paths, "hearts")
+
+
+def test_one_process_at_a_time_charges_and_any_number_reads(paths):
+    with NodeLedger(*paths) as ledger:
+        with pytest.raises(LedgerError, match="another process holds"):
+            NodeLedger(*paths)
+        charge(ledger, "a")
+        with NodeLedger(*paths, readonly=True) as reader:
+            assert reader.seq == 1
+
+
+def test_a_test_ledger_stays_one(tmp_path):
+    paths = tmp_path / "ledger.sqlite", tmp_path / "seen.json"
+    NodeLedger.create(*paths, "hearts", test=True)
+    with NodeLedger(*paths) as ledger:
+        assert ledger.test
+
+
+def test_a_full_disk_charges_nothing(paths, monkeypatch):
+    with NodeLedger(*paths) as ledger:
+        charge(ledger, "a")
+        ledger._db.execute(f"PRAGMA max_page_count = {ledger._db.execute('PRAGMA page_count').fetchone()[0]}")
+        with pytest.raises(LedgerError, match="full"):
+            charge(ledger, *(f"n{number}" for number in range(1000)))
+        seq, head = ledger.seq, ledger.head
+    with NodeLedger(*paths) as ledger:
+        assert (ledger.seq, ledger.head) == (seq, head)

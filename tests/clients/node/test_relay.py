@@ -1,0 +1,74 @@
+"""What stands between Flower and the service: it needs no torch, holds nothing, and changes nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+from clients.node import executor
+from clients.node.relay import forward
+from fedlgm import node_protocol as protocol
+from fedlgm import wire
+from fedlgm.errors import RunError
+from fedlgm.node_protocol import BODY, HEADER, MASK
+from tests.support import nodes
+from tests.support.nodes import MODEL, ask, make_node, served
+
+
+def content(header: str) -> RecordDict:
+    model = ArrayRecord({BODY: Array(**wire.fields(MODEL.numpy()))})
+    return RecordDict({wire.CONFIG: ConfigRecord({HEADER: header}), wire.ARRAYS: model})
+
+
+def header() -> str:
+    question = nodes.Question("run", 1, 0, nodes.plan().to_json(), protocol.sha256(nodes.BODY), nodes.WORK, "00")
+    return json.dumps(question.header())
+
+
+def test_the_relay_passes_on_what_the_service_says(tmp_path):
+    with served(make_node(tmp_path / "node")) as folder:
+        reply = forward(content(header()), folder.socket)
+        said, body = ask(folder)
+        passed = json.loads(reply.config_records[wire.CONFIG][HEADER])
+        assert passed["question"] == said["question"]
+        assert passed["signature"] == said["signature"]
+        assert reply.array_records[wire.ARRAYS][BODY].data == body
+        hidden = content(header())
+        model = protocol.masked(hidden.array_records[wire.ARRAYS][BODY].data, 12345)
+        hidden[wire.ARRAYS] = ArrayRecord({BODY: Array(dtype="uint8", shape=(len(model),), stype="bytes", data=model)})
+        hidden[wire.CONFIG] = ConfigRecord({HEADER: header(), MASK: 12345})
+        reply = forward(hidden, folder.socket)
+        assert protocol.masked(reply.array_records[wire.ARRAYS][BODY].data, 12345) == body
+        refused = forward(content(header().replace('"round": 1', '"round": 0')), folder.socket)
+        assert json.loads(refused.config_records[wire.CONFIG][HEADER])["code"] == "malformed"
+        assert wire.ARRAYS not in refused
+        with pytest.raises(RunError, match="holds none"):
+            forward(RecordDict(), folder.socket)
+    with pytest.raises(RunError, match="cannot be reached"):
+        forward(content(header()), folder.socket)
+
+
+@pytest.mark.parametrize("module", ["clients.node.relay", "clients.node.executor", "fedlgm.node_protocol"])
+def test_no_torch_is_imported(module):
+    code = f"import {module}, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_another_version_of_flower_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(executor, "version", lambda name: "1.42.0")
+    arguments = ["--supernode", "127.0.0.1:1", "--secret-file", str(tmp_path / "s"), "--socket", "x"]
+    assert executor.main(arguments) == 2
+    assert "flwr 1.42.0 is installed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("secret", "message"), [(None, "cannot be read"), (b"", "is empty")])
+def test_a_secret_that_cannot_be_used(tmp_path, capsys, secret, message):
+    if secret is not None:
+        (tmp_path / "s").write_bytes(secret)
+    arguments = ["--supernode", "127.0.0.1:1", "--secret-file", str(tmp_path / "s"), "--socket", "x"]
+    assert executor.main(arguments) == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,132 @@
+"""Making a deployment's files, without starting anything."""
+
+from __future__ import annotations
+
+import os
+import ssl
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+
+from clients.node.folder import NodeFolder
+from fedlgm.errors import ConfigError, RunError
+from simulations.config import recipe as recipes
+from simulations.deploy import certificates
+from simulations.deploy.create import create, enrol, free_ports
+from simulations.deploy.layout import DeploymentFolder
+from simulations.deploy.server_entry import deployed, work_of
+from strategies.node_grid import Enrolment, key_digest
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> DeploymentFolder:
+    return create(tmp_path / "lab", 2, hosts=["fl.example.org", "10.0.0.7"], port=8443)
+
+
+def test_certificates_name_every_host(folder):
+    certificate = x509.load_pem_x509_certificate((folder.server / "tls.crt").read_bytes())
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["fl.example.org", "localhost"]
+    assert [str(one) for one in names.get_values_for_type(x509.IPAddress)] == ["10.0.0.7", "127.0.0.1", "::1"]
+    authority = x509.load_pem_x509_certificate((folder.server / "ca.crt").read_bytes())
+    certificate.verify_directly_issued_by(authority)
+    ssl.create_default_context(cafile=str(folder.server / "ca.crt"))
+
+
+def test_nothing_secret_can_be_read_by_others(folder):
+    secret = [folder.server / name for name in ("ca.key", "tls.key", "question.key")]
+    for node in ("node0", "node1"):
+        secret += [folder.node(node).flower_key, folder.node(node).secret]
+    for file in secret:
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
+    assert stat.S_IMODE(folder.server.stat().st_mode) == 0o700
+
+
+def test_every_node_is_enrolled_with_its_own_keys(folder):
+    enrolment = Enrolment.load(folder.enrolment_file)
+    assert len(enrolment) == 2
+    for client in range(2):
+        node = folder.node(f"node{client}")
+        assert enrolment[client].service_key == node.service.public()["service_key"]
+        public = node.flower_key.with_name("supernode.key.pub").read_bytes()
+        assert enrolment[client].flower_key == key_digest(certificates.public_pem(public))
+        load_ssh_private_key(node.flower_key.read_bytes(), None)
+        assert node.service.policy().node.client == client
+        assert node.service.policy().ask.server_key
+
+
+def test_scripts_are_whole_and_nothing_in_them_is_of_the_draft(folder):
+    files = [*folder.path.rglob("*.sh"), *folder.path.rglob("*.service"), folder.flower_home / "config.toml"]
+    assert len(files) == 7 + 7 + 1
+    for file in files:
+        text = file.read_text()
+        assert ".draft" not in text
+        if file.suffix == ".sh":
+            assert os.access(file, os.X_OK)
+            assert subprocess.run(["bash", "-n", str(file)], check=False).returncode == 0
+    assert 'address = "fl.example.org:8443"' in (folder.flower_home / "config.toml").read_text()
+
+
+def test_a_node_that_makes_its_own_keys_is_enrolled(folder, tmp_path):
+    own = NodeFolder.create(tmp_path / "own", {"name": "clinic", "client": 2, "population": 3})
+    certificates.make_node_key(tmp_path / "key")
+    entry = enrol(folder, own.public_file, tmp_path / "key.pub")
+    enrolment = Enrolment.load(folder.enrolment_file)
+    assert len(enrolment) == 3
+    assert enrolment[2].name == "clinic"
+    assert enrolment[2].service_key == own.public()["service_key"] == entry["service_key"]
+    before = folder.enrolment_file.read_bytes()
+    far = NodeFolder.create(tmp_path / "far", {"name": "far", "client": 7, "population": 8})
+    with pytest.raises(ConfigError, match="numbered 0 to 3"):
+        enrol(folder, far.public_file, tmp_path / "key.pub")
+    with pytest.raises(ConfigError, match="cannot be used"):
+        enrol(folder, own.public_file, own.public_file)
+    assert folder.enrolment_file.read_bytes() == before
+
+
+def test_a_folder_is_made_whole_or_not_at_all(folder, tmp_path):
+    with pytest.raises(RunError, match="exists already"):
+        create(folder.path, 2)
+    with pytest.raises(ConfigError, match="at least 1"):
+        create(tmp_path / "none", 0)
+    with pytest.raises(ConfigError, match="unknown value"):
+        create(tmp_path / "wrong", 2, policy={"budget": 1})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["lab"]
+    with pytest.raises(RunError, match="fedlgm deploy init"):
+        DeploymentFolder.open(tmp_path)
+
+
+def test_example_nodes_share_a_recipes_data(tmp_path):
+    import numpy as np
+
+    folder = create(tmp_path / "lab", 3, example=recipes.load("nodes"))
+    counts = []
+    for name in ("node0", "node1", "node2"):
+        with np.load(folder.node(name).path / "data" / "examples.npz") as arrays:
+            counts.append(len(arrays["y"]))
+            assert list(arrays["x"].shape[1:]) == list(folder.node(name).service.policy().data.shape)
+    assert sum(counts) == 1442
+    assert min(counts) > 400
+
+
+def test_a_recipe_becomes_that_of_the_deployment():
+    recipe = recipes.load("nodes", ["run.seed=7"])
+    real, test = deployed(recipe, 5), deployed(recipe, 5, test=True)
+    assert (real.federation.clients, real.run.seed, real.run.checkpoint_every) == (5, None, 1)
+    assert (test.run.seed, test.run.test_mode) == (7, True)
+    assert work_of(real)["model"] == {"name": "mlp", "hidden": [32], "activation": "tanh"}
+    for change, message in (
+        ("federation.dropout=0.1", "simulated"), ("federation.stragglers=0.1", "simulated"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=message):
+            deployed(recipes.load("nodes", [change]), 5)
+    with pytest.raises(ConfigError, match=r"needs run\.seed"):
+        deployed(recipes.load("nodes", ["run.seed=none"]), 5, test=True)
+
+
+def test_free_ports_are_different():
+    assert len(set(free_ports(20))) == 20

@@ -1,0 +1,297 @@
+"""Real deployments on this machine: SuperLink with TLS and authentication, SuperNodes, executors, services."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from fedlgm.errors import RunError
+from simulations import launch
+from simulations.config import recipe as recipes
+from simulations.deploy import certificates, processes, submit
+from simulations.deploy.create import create, free_ports
+from simulations.deploy.flower_cli import Flower, environment
+from simulations.deploy.layout import CONNECTION, DeploymentFolder
+from simulations.deploy.server_entry import REPORT
+
+pytestmark = pytest.mark.slow
+BIN = Path(sys.executable).parent
+SMALL = ("model.hidden=[8]", "training.epochs=1")
+
+
+def recipe(*overrides: str) -> recipes.Recipe:
+    return recipes.load("nodes", [*SMALL, *overrides])
+
+
+def reports(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / REPORT).read_text().splitlines()]
+
+
+def ledger_rows(folder: DeploymentFolder, name: str) -> list[Any]:
+    with folder.node(name).service.ledger(readonly=True) as ledger:
+        return ledger.rows()
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeploymentFolder]:
+    """Three nodes for tests, whose noise is the simulation's."""
+    folder = create(tmp_path_factory.mktemp("lab") / "lab", 3, example=recipe(), test_seed=7)
+    try:
+        processes.up(folder)
+        yield folder
+    finally:
+        processes.down(folder)
+
+
+@pytest.fixture(scope="module")
+def real(lab: DeploymentFolder, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeploymentFolder]:
+    """Three nodes with keys of their own, beside the lab on the same machine."""
+    folder = create(tmp_path_factory.mktemp("real") / "real", 3, example=recipe(), policy={"epsilon": 60.0})
+    try:
+        processes.up(folder)
+        yield folder
+    finally:
+        processes.down(folder)
+
+
+def test_the_model_is_that_of_the_simulation(lab, real, tmp_path):
+    asked = recipe("run.seed=7")
+    deployed = submit.run(lab, asked)
+    simulated = launch.simulate(asked, engine="local", run_dir=tmp_path / "simulated")
+    for figure in ("model_sha256", "accuracy", "epsilon", "rounds", "guarantee"):
+        assert deployed[figure] == simulated[figure]
+    for round_ in reports(Path(deployed["run"])):
+        assert round_["answered"] == ["node0", "node1", "node2"]
+        assert round_["lost"] == {}
+    assert [len(ledger_rows(lab, f"node{i}")) for i in range(3)] == [5, 5, 5]
+    assert [len(ledger_rows(real, f"node{i}")) for i in range(3)] == [0, 0, 0]  # another federation's
+
+
+def test_a_finished_run_is_not_repeated(lab):
+    before = len(ledger_rows(lab, "node0"))
+    assert submit.run(lab, recipe("run.seed=7"))["rounds"] == 5
+    assert len(ledger_rows(lab, "node0")) == before
+
+
+def test_a_node_whose_budget_is_spent_refuses_and_the_run_goes_on_without_it(lab):
+    """The budget of these nodes was made for the five rounds that they have answered."""
+    with pytest.raises(RunError, match=r"0 of 3 nodes answered.*budget-spent"):
+        submit.run(lab, recipe("run.seed=7", "federation.rounds=1", "privacy.max_participations=1"))
+    assert [len(ledger_rows(lab, f"node{i}")) for i in range(3)] == [5, 5, 5]
+
+
+def test_a_node_whose_service_is_down_counts_as_zero_and_comes_back(real):
+    name = "node2-service"
+    os.kill(processes._recorded(real)[name][0], signal.SIGKILL)
+    result = submit.run(
+        real, recipe("federation.rounds=2", "deployment.offline_seconds=4", "privacy.max_participations=2")
+    )
+    assert result["rounds"] == 2
+    assert not result["noise_reproducible"]
+    for round_ in reports(Path(result["run"])):
+        assert round_["answered"] == ["node0", "node1"]
+        assert "does not answer" in round_["lost"]["node2"]
+    assert len(ledger_rows(real, "node2")) == 0
+    processes.up(real)  # starts what is missing
+    assert processes.status(real)["nodes"][2]["service"]
+
+
+def test_an_interrupted_run_goes_on_and_costs_the_nodes_nothing_twice(real):
+    before = [len(ledger_rows(real, f"node{i}")) for i in range(3)]
+    command = [sys.executable, "-m", "simulations.cli", "deploy", "run", "nodes", str(real.path), "--json"]
+    command += [part for one in SMALL for part in ("--set", one)]
+    first = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert first.stderr is not None
+    for line in first.stderr:
+        if line.startswith("round 2"):
+            break
+    first.send_signal(signal.SIGINT)
+    first.wait(60)
+    assert first.returncode == 130
+    second = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert second.returncode == 0, second.stderr
+    assert "continuing" in second.stderr
+    assert json.loads(second.stdout)["rounds"] == 5
+    after = [len(ledger_rows(real, f"node{i}")) for i in range(3)]
+    assert [b - a for a, b in zip(before, after, strict=True)] == [5, 5, 5]
+
+
+def test_a_run_goes_on_after_the_superlink_was_killed(real):
+    before = len(ledger_rows(real, "node0"))
+    asked = recipe("federation.rounds=3", "privacy.max_participations=3", "model.hidden=[9]")
+    pid = processes._recorded(real)["superlink"][0]
+    lines: list[str] = []
+
+    def kill_after_round_one(line: str) -> None:
+        lines.append(line)
+        if line.startswith("round 1"):
+            os.kill(pid, signal.SIGKILL)
+
+    with pytest.raises(RunError):
+        submit.run(real, asked, say=kill_after_round_one)
+    assert not psutil.pid_exists(pid)
+    deadline = time.monotonic() + 150
+    while True:  # nodes that find no SuperLink end, and are started again, as systemd would
+        try:
+            processes.up(real)
+            break
+        except RunError:
+            assert time.monotonic() < deadline
+            time.sleep(5)
+    assert submit.run(real, asked)["rounds"] == 3
+    assert len(ledger_rows(real, "node0")) - before == 3
+
+
+@pytest.mark.parametrize(
+    ("case", "reason"),
+    [
+        ("unknown key", "2004"),
+        ("no key", "2001"),
+        ("wrong authority", "CERTIFICATE_VERIFY_FAILED"),
+        ("no TLS", "disconnected without sending a response"),
+    ],
+)
+def test_strangers_are_refused(real, tmp_path, case, reason):
+    settings = real.settings()
+    certificates.make_node_key(tmp_path / "key")
+    certificates.make_authority(tmp_path)
+    secure = ["--root-certificates", str(tmp_path / "ca.crt" if case == "wrong authority" else real.server / "ca.crt")]
+    key = ["--auth-supernode-private-key", str(tmp_path / "key")]
+    command = [str(BIN / "flower-supernode"), "--superlink", f"{settings.host}:{settings.port}", "--max-retries", "1"]
+    command += ["--port", str(free_ports(1)[0])]
+    command += {"no key": secure, "no TLS": ["--insecure"]}.get(case, [*secure, *key])
+    done = subprocess.run(
+        command, env=environment(tmp_path / "home"), capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode != 0
+    assert reason in done.stdout + done.stderr
+    assert Flower(real).online() == 3
+
+
+HOSTILE = '''
+"""What whoever can upload an app may try: nothing of it is signed by the enrolled server."""
+import json, secrets, sys
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.serverapp import ServerApp
+from fedlgm import node_protocol as protocol
+
+app = ServerApp()
+
+@app.main()
+def main(grid, context):
+    given = json.loads(open(context.run_config["attack"]).read())
+    nodes = [node.node_id for node in grid.get_nodes()]
+    questions = [(case, node) for case in given["cases"] for node in nodes]
+    sent = {}
+    body = bytes.fromhex(given["model"])
+    array = Array(dtype="float32", shape=(given["size"],), stype="numpy.ndarray", data=body)
+    for case, node in questions:
+        header = dict(case["header"], nonce=secrets.token_hex(8))
+        text = json.dumps(header) if case["json"] else case["text"]
+        content = RecordDict({"config": ConfigRecord({protocol.HEADER: text}),
+                              "arrays": ArrayRecord({protocol.BODY: array})})
+        (id_,) = grid.push_messages([Message(content, node, case["type"], group_id="x")])
+        sent[id_] = case["name"]
+    import time
+    answers, deadline = [], time.monotonic() + given["seconds"]
+    while sent and time.monotonic() < deadline:
+        for reply in grid.pull_messages(list(sent)):
+            name = sent.pop(reply.metadata.reply_to_message_id)
+            if reply.has_error():
+                answers.append([name, "error", reply.error.reason])
+            else:
+                header = json.loads(reply.content.config_records["config"][protocol.HEADER])
+                arrays = reply.content.array_records.get("arrays", {})
+                answers.append([name, "ok" if header.get("ok") else header["code"], len(arrays)])
+        time.sleep(0.2)
+    open(given["out"], "w").write(json.dumps({"answers": answers, "missing": list(sent.values())}))
+'''
+CLIENT = '''
+"""An app that would take what it finds, if the node ran it."""
+import pathlib
+pathlib.Path("{marker}").write_text("run on the node")
+from flwr.clientapp import ClientApp
+app = ClientApp()
+'''
+
+
+def test_hostile_apps_on_unmodified_flower_get_nothing(real, tmp_path):
+    from tests.clients.node.test_service import OBJECTS, PLANS, WORKS
+    from tests.support import nodes
+
+    before = [len(ledger_rows(real, f"node{i}")) for i in range(3)]
+    app = tmp_path / "app"
+    shutil.copytree(submit.APP, app)
+    marker = tmp_path / "marker"
+    (app / "server_app.py").write_text(HOSTILE)
+    (app / "client_app.py").write_text(CLIENT.replace("{marker}", str(marker)))
+    pyproject = (app / "pyproject.toml").read_text()
+    (app / "pyproject.toml").write_text(
+        pyproject.replace('deployment = ""', 'attack = ""').replace("fedlgm-nodes", "evil")
+    )
+    question = nodes.Question("mine", 1, 0, nodes.plan().to_json(), protocol_digest(), nodes.WORK, "00").header()
+    cases = [{"name": name, "header": question | {"plan": text}} for name, text in PLANS.items()]
+    cases += [{"name": name, "header": question | {"work": nodes.WORK | work}} for name, work in WORKS.items()]
+    cases += [{"name": "unsigned", "header": question}, {"name": "others", "header": question | {"client": 1}}]
+    cases += [
+        {"name": "raw norms", "header": question, "type": "train.norms"},
+        {"name": "evaluate", "header": question, "type": "evaluate"},
+    ]
+    cases += [{"name": "text", "header": {}, "text": "not json", "json": False}]
+    full = [{"type": MESSAGE, "json": True, "text": ""} | case for case in cases]
+    out = tmp_path / "out.json"
+    attack = {
+        "cases": full, "model": nodes.BODY.hex(), "size": len(nodes.MODEL), "out": str(out), "seconds": 300.0,
+    }  # fmt: skip
+    assert OBJECTS
+    (tmp_path / "attack.json").write_text(json.dumps(attack))
+    (tmp_path / "config.toml").write_text(f'attack = "{tmp_path / "attack.json"}"\n')
+    flower = Flower(real)
+    flower.json("run", str(app), CONNECTION, "--run-config", str(tmp_path / "config.toml"))
+    deadline = time.monotonic() + 330
+    while not out.exists():
+        assert time.monotonic() < deadline
+        time.sleep(1)
+    found = json.loads(out.read_text())
+    assert found["missing"] == []
+    assert len(found["answers"]) >= 100
+    assert [answer for answer in found["answers"] if answer[1] == "ok"] == []
+    assert [answer for answer in found["answers"] if answer[1] != "error" and answer[2]] == []
+    assert not marker.exists()
+    assert [len(ledger_rows(real, f"node{i}")) for i in range(3)] == before
+
+
+def protocol_digest() -> str:
+    from fedlgm import node_protocol as protocol
+    from tests.support import nodes
+
+    return protocol.sha256(nodes.BODY)
+
+
+MESSAGE = "train"
+
+
+def test_nothing_is_left_running(lab, real):
+    for folder in (lab, real):
+        processes.down(folder)
+    left = []
+    for one in psutil.process_iter():
+        try:
+            text = " ".join(one.cmdline())
+            if any(str(folder.path) in text or one.environ().get("FLWR_HOME", "").startswith(str(folder.path))
+                   for folder in (lab, real)):  # fmt: skip
+                left.append(text)
+        except psutil.Error:
+            continue
+    assert left == []

@@ -1,0 +1,49 @@
+"""The tutorial's commands, as they are written."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+PAGE = Path(__file__).parents[3] / "docs/how-to/run-real-nodes.md"
+
+
+@pytest.mark.slow
+def test_the_tutorial_runs_as_written(tmp_path):
+    blocks = re.findall(r"^```bash\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    assert [line.split()[2] for block in blocks for line in block.splitlines()] == [
+        "init", "up", "status", "run", "ledger", "status", "down",
+    ]  # fmt: skip
+    script = f'set -e\nfedlgm() {{ "{sys.executable}" -m simulations.cli "$@"; }}\n' + "\n".join(blocks)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(PAGE.parents[2]), os.environ.get("PYTHONPATH", "")])}
+    try:
+        done = subprocess.run(
+            ["bash", "-c", script],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=480,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "3 releases" in done.stdout or "997 of 1000 releases left" in done.stdout
+        assert "epsilon 8 of 8 spent" in done.stdout
+        assert "NOT PRIVATE" not in done.stdout
+    finally:
+        if (tmp_path / "lab").exists():
+            subprocess.run(
+                [sys.executable, "-m", "simulations.cli", "deploy", "down", str(tmp_path / "lab")],
+                env=environment, check=False, capture_output=True,
+            )  # fmt: skip
+    for one in psutil.process_iter():
+        try:
+            assert str(tmp_path) not in one.cwd()
+        except psutil.Error:
+            continue

@@ -1,0 +1,228 @@
+"""Nodes with real release services, in processes forked from the test's: they start without importing torch."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from clients.node import service
+from clients.node.folder import NodeFolder
+from clients.node.ledger import NodeLedger
+from fedlgm import mechanisms, models
+from fedlgm import node_protocol as protocol
+from fedlgm.facts import RunFacts, Sampling
+from fedlgm.layers import LayerTable
+from fedlgm.node_protocol import Question
+from fedlgm.plan import ReleasePlan
+from fedlgm.transcript import Transcript
+
+SHAPE, CLASSES, EXAMPLES = (1, 4, 4), 3, 24
+WORK: dict[str, Any] = {
+    "mechanism": "snr-consistent",
+    "model": {"name": "logistic"},
+    "training": {"lr": 0.1, "epochs": 1, "batch_size": 8},
+}
+_MODULE = models.build("logistic", in_shape=SHAPE, classes=CLASSES)
+LAYERS = mechanisms.get("snr-consistent").table(LayerTable.from_module(_MODULE))
+MODEL = LAYERS.flatten(_MODULE)
+BODY = protocol.npy(MODEL.numpy())
+_fork = multiprocessing.get_context("fork")
+
+
+def write_data(path: Path, examples: int = EXAMPLES, seed: int = 0) -> None:
+    """Random examples; more of them with the same seed begin with the same ones."""
+    rng = np.random.default_rng(seed)
+    x = rng.random((1000, *SHAPE), dtype=np.float32)[:examples]
+    np.savez(path, x=x, y=np.arange(examples) % CLASSES)
+
+
+def make_node(path: Path, *, test_seed: int | None = None, **values: Any) -> NodeFolder:
+    """A node's folder with its own data beside it."""
+    write_data(path.with_name(path.name + ".npz"))
+    policy = {"population": 3, "path": f"../{path.name}.npz", "shape": list(SHAPE), "classes": CLASSES} | values
+    made = NodeFolder.create(path, policy, test_seed=test_seed)
+    edit(made, "reply_every_seconds = 0.5", "reply_every_seconds = 0.0")
+    return made
+
+
+def edit(folder: NodeFolder, old: str, new: str) -> None:
+    """Change the node's policy."""
+    text = folder.policy_file.read_text()
+    assert old in text, old
+    folder.policy_file.write_text(text.replace(old, new))
+
+
+def plan(
+    multiplier: float = 4.0,
+    *,
+    trust: str = "local",
+    bound: float = 1.0,
+    population: int = 3,
+    mechanism: str = "snr-consistent",
+) -> ReleasePlan:
+    """A plan for the nodes' model; `multiplier` is noise over bound."""
+    facts = RunFacts(multiplier, Sampling("poisson", population, 1.0), "replace-one", trust, 10)  # type: ignore[arg-type]
+    return mechanisms.get(mechanism, bound=bound).plan(LAYERS, facts, Transcript.start(MODEL))
+
+
+def ask(
+    folder: NodeFolder,
+    *,
+    text: str | None = None,
+    round: int = 1,
+    run: str = "run",
+    client: int = 0,
+    body: bytes = BODY,
+    work: dict[str, Any] | None = None,
+    signer: Any = None,
+    nonce: str = "00",
+    timeout: float = 60.0,
+    **more: Any,
+) -> tuple[dict[str, Any], bytes]:
+    """Ask the service as a server would; every part may be another."""
+    question = Question(run, round, client, text or plan().to_json(), protocol.sha256(body), work or WORK, nonce)
+    return protocol.exchange(str(folder.socket), question.header(signer) | more, body, timeout=timeout)
+
+
+def hello(folder: NodeFolder) -> dict[str, Any]:
+    """What the service says of itself."""
+    return protocol.exchange(str(folder.socket), {"protocol": 1, "ask": "hello"}, b"", timeout=30)[0]
+
+
+def rows(folder: NodeFolder) -> list[Any]:
+    """The ledger's rows, whole and checked."""
+    with folder.ledger(readonly=True) as ledger:
+        return ledger.rows()
+
+
+class NodeProcess:
+    """A service in a process of its own.
+
+    Args:
+        folder: of the node.
+        before: called in the new process before the service starts; for faults.
+    """
+
+    def __init__(self, folder: NodeFolder, before: Callable[[], None] | None = None) -> None:
+        self.folder, self.log = folder, folder.path.with_name(folder.path.name + ".log")
+        with contextlib.suppress(FileNotFoundError):
+            folder.socket.unlink()
+        self._process = _fork.Process(target=_serve, args=(folder, self.log, before), daemon=True)
+        self._process.start()
+        deadline = time.monotonic() + 60
+        while not folder.socket.exists():
+            if not self._process.is_alive() or time.monotonic() > deadline:
+                self.stop()
+                raise AssertionError(f"the service did not start:\n{self.log.read_text()}")
+            time.sleep(0.005)
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return int(self._process.pid or 0)
+
+    def kill(self) -> None:
+        """`kill -9`."""
+        os.kill(self.pid, signal.SIGKILL)
+        self._process.join(30)
+
+    def wait(self, seconds: float = 30) -> None:
+        """Wait for its end."""
+        self._process.join(seconds)
+        assert not self._process.is_alive()
+
+    def stop(self) -> None:
+        """End it in order, or at all."""
+        self._process.terminate()
+        self._process.join(10)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join(10)
+
+    def __enter__(self) -> NodeProcess:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+
+def _serve(folder: NodeFolder, log: Path, before: Callable[[], None] | None) -> None:
+    file = log.open("a", buffering=1)
+    os.dup2(file.fileno(), 1)
+    os.dup2(file.fileno(), 2)
+    sys.stdout = sys.stderr = file
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, force=True)
+    try:
+        if before is not None:
+            before()
+        service.run(folder.path)
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+    os._exit(0)
+
+
+# -- faults, set in the service's own process --------------------------------------------------------------------------
+
+
+def die() -> None:
+    """As by `kill -9`, now."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _die_around(owner: Any, name: str, after: bool) -> Callable[[], None]:
+    original = getattr(owner, name)
+
+    def dying(*args: Any, **kwargs: Any) -> Any:
+        if not after:
+            die()
+        original(*args, **kwargs)
+        die()
+
+    return lambda: setattr(owner, name, dying)
+
+
+CRASHES: dict[str, Callable[[], None]] = {
+    "before the charge": _die_around(NodeLedger, "charge", after=False),
+    "between the charge and its witness": _die_around(NodeLedger, "_witness", after=False),
+    "after the charge": _die_around(NodeLedger, "charge", after=True),
+    "after training and noise": _die_around(service.Service, "_keep", after=False),
+    "after the answer was kept": _die_around(NodeLedger, "answer", after=False),
+    "before the answer was sent": _die_around(service.Service, "_keep", after=True),
+}
+
+
+def die_after(seconds: float) -> Callable[[], None]:
+    """A fault: `kill -9` so long after the first question arrives."""
+    original = service.Service._receive
+
+    def arm() -> None:
+        async def receive(self: Any, reader: asyncio.StreamReader) -> Any:
+            found = await original(self, reader)
+            threading.Timer(seconds, die).start()
+            return found
+
+        service.Service._receive = receive  # type: ignore[method-assign]
+
+    return arm
+
+
+@contextlib.contextmanager
+def served(folder: NodeFolder) -> Iterator[NodeFolder]:
+    """The folder while its service runs."""
+    with NodeProcess(folder):
+        yield folder
