@@ -7,7 +7,7 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, RecordDict
 
-from clients import LayerwiseClient, PartitionedSource
+from clients import AnyClient, LayerwiseClient, LocalWork, PartitionedSource
 from fedlgm import wire
 from fedlgm.errors import PrivacyError
 from fedlgm.keys import KeyRing
@@ -30,23 +30,16 @@ def _ask(client: LayerwiseClient, assembly: Assembly, members: list[int]) -> dic
 def test_a_client_evaluates_only_if_it_was_built_to() -> None:
     assembly = Assembly(recipes.load("digits", ["federation.clients=20", "privacy.accountant='rdp'"]))
     with pytest.raises(PrivacyError, match="does not evaluate"):
-        _ask(assembly.client(KeyRing(1)), assembly, [0])
+        _ask(assembly.client(KeyRing(1), AnyClient()), assembly, [0])
     training = assembly.recipe.training.local
     source = PartitionedSource(assembly.dataset, assembly.partition)
-    client = LayerwiseClient(
-        assembly.trainer(False, False),
-        training,
-        source,
-        assembly.mechanism,
-        assembly.layers,
-        KeyRing(1),
-        evaluator=assembly.module(),
-    )
+    work = LocalWork(assembly.trainer(False, False), training, source, evaluator=assembly.module())
+    client = LayerwiseClient(work, assembly.mechanism, assembly.layers, KeyRing(1), AnyClient())
     members = [3, 5, 7]
     index = np.concatenate([assembly.partition[c] for c in members])
     x, y = (torch.from_numpy(a[index]) for a in (assembly.dataset.train_x, assembly.dataset.train_y))
     loss, accuracy = evaluate(assembly.module(), x, y)
     figures = _ask(client, assembly, members)
-    assert figures[wire.EXAMPLES] == len(index)
+    assert figures[wire.EXAMPLE_COUNT] == len(index)
     assert figures["accuracy"] == pytest.approx(accuracy)
     assert figures["loss"] == pytest.approx(loss, rel=1e-5)
