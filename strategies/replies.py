@@ -154,7 +154,7 @@ def contribution(reply: Message, plan: ReleasePlan) -> np.ndarray:
         raise PrivacyError(f"the reply cannot be read: {type(error).__name__}: {error}") from error
     if not np.isfinite(values).all():
         raise PrivacyError("it holds NaN or infinite values")
-    if plan.bounded_by == "trainer" and plan.facts.trust == "central":
+    if plan.bounded_by == "trainer":
         return values
     order, start = 2 if plan.family == "gaussian" else 1, 0
     for part in plan.parts:

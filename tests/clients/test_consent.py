@@ -8,31 +8,29 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, RecordDict
+from flwr.app import RecordDict
 
 from clients import Consent
-from fedlgm import mechanisms, wire
-from fedlgm.clipping import quantile_side_clip
-from fedlgm.errors import PrivacyError
-from fedlgm.keys import KeyRing
+from fedlgm import mechanisms
+from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.layers import LayerTable
-from fedlgm.plan import ReleasePlan, RunFacts, Sampling, Side
+from fedlgm.plan import NoisyQuery, ReleasePlan, RunFacts, Sampling
 from fedlgm.privacy import gaussian_epsilon
 from fedlgm.privacy.guarantee import Guarantee
+from fedlgm.queries import BelowBound
 from fedlgm.transcript import Transcript
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
-from simulations.engines.local import LocalGrid
 
 LAYERS = LayerTable.from_sizes({"a": 3, "b": 5})
-AGREED = RunFacts(4.0, Sampling("poisson", 10, 1.0), "replace-one", "local", 3)
+AGREED = RunFacts(4.0, Sampling("poisson", 10, 1.0), "replace-one", "local", 5)
 LOCAL = ["privacy.trust=local", "privacy.max_participations=3"]
-PROVEN = Guarantee("proven", "the Gaussian mechanism", "replace-one", "local")
+PROVEN = Guarantee("proven", "the Gaussian mechanism")
 
 
-def plan_with(budget: RunFacts, mechanism: str = "snr-consistent") -> ReleasePlan:
+def plan_with(facts: RunFacts, mechanism: str = "snr-consistent") -> ReleasePlan:
     method = mechanisms.get(mechanism)
-    return method.plan(method.table(LAYERS), budget, Transcript.start(torch.zeros(8)))
+    return method.plan(method.table(LAYERS), facts, Transcript.start(torch.zeros(8)))
 
 
 def laplace(multiplier: float) -> ReleasePlan:
@@ -41,7 +39,7 @@ def laplace(multiplier: float) -> ReleasePlan:
 
 
 def test_the_agreed_releases_are_made_and_not_one_more() -> None:
-    consent, state, plan = Consent(AGREED, 2, PROVEN), RecordDict(), plan_with(AGREED)
+    consent, state, plan = Consent(replace(AGREED, rounds=2)), RecordDict(), plan_with(AGREED)
     consent.check(plan)
     consent.record(state, 7, "first", plan)
     consent.record(state, 7, "first", plan)  # the same noise again
@@ -54,8 +52,8 @@ def test_the_agreed_releases_are_made_and_not_one_more() -> None:
 def test_less_noise_uses_the_budget_up_faster() -> None:
     weak = plan_with(replace(AGREED, noise_multiplier=2.0))
     with pytest.raises(PrivacyError, match="less noise"):
-        Consent(AGREED, 3, PROVEN).record(RecordDict(), 1, "only", weak)
-    state, consent = RecordDict(), Consent(AGREED, 5, PROVEN)
+        Consent(replace(AGREED, rounds=3)).record(RecordDict(), 1, "only", weak)
+    state, consent = RecordDict(), Consent(AGREED)
     consent.record(state, 1, "worth four", weak)
     consent.record(state, 1, "the fifth", plan_with(AGREED))
     with pytest.raises(PrivacyError):
@@ -63,9 +61,9 @@ def test_less_noise_uses_the_budget_up_faster() -> None:
 
 
 def test_central_trust_no_guarantee_and_weak_laplace_noise_are_refused() -> None:
-    consent = Consent(AGREED, 5, PROVEN)
+    consent = Consent(AGREED)
     with pytest.raises(PrivacyError, match="central trust"):
-        consent.check(plan_with(replace(AGREED, trust="central")))
+        consent.check(plan_with(replace(AGREED, relation="add-remove", trust="central")))
     with pytest.raises(PrivacyError, match="without a guarantee"):
         consent.check(plan_with(replace(AGREED, noise_multiplier=0.0), "none"))
     with pytest.raises(PrivacyError, match="noise multiplier of 4"):
@@ -74,23 +72,36 @@ def test_central_trust_no_guarantee_and_weak_laplace_noise_are_refused() -> None
 
 
 def test_no_detail_of_a_plan_can_loosen_the_bound() -> None:
-    """Whatever the server writes into it: unbounded updates, or a side that is charged less than it holds."""
-    consent, honest = Consent(AGREED, 5, PROVEN), plan_with(AGREED)
-    with pytest.raises(PrivacyError, match="client-level privacy"):
-        consent.check(replace(honest, guarantee=replace(PROVEN, unit="example")))
-    side = Side("below-bound", 2, quantile_side_clip(LAYERS), 50.0)
-    consent.check(replace(honest, sides=(side,)))
-    for wrong in (replace(side, clip=side.clip / 2), replace(side, size=10**6), replace(side, size=1)):
-        with pytest.raises(PrivacyError, match="counts less for 'below-bound'"):
-            consent.check(replace(honest, sides=(wrong,)))
+    """Whatever the server writes into it: updates that nobody bounds, or a query with little noise."""
+    consent, honest = Consent(AGREED), plan_with(AGREED)
+    with pytest.raises(
+        PrivacyError, match="bounded by the aggregator: it refuses a plan that leaves it to the trainer"
+    ):
+        consent.check(replace(honest, bounded_by="trainer"))
+    with pytest.raises(PrivacyError, match="bounded by the trainer"):
+        replace(consent, bounded_by="trainer").check(honest)
+
+    def asks(sigma: float, name: str = "below-bound") -> ReleasePlan:
+        written = replace(honest, queries=(NoisyQuery(BelowBound((3, 5)), sigma),)).to_json()
+        return ReleasePlan.from_json(LAYERS, written.replace("below-bound", name))
+
+    # The query's own bound counts, which no plan states: sqrt(2) / 2 beside one release at 4.
+    assert asks(50.0).effective_multiplier == pytest.approx((1 / 16 + 0.5 / 50**2) ** -0.5, rel=1e-8)
+    consent.check(asks(50.0))
+    consent.record(RecordDict(), 1, "little more than one release", asks(50.0))
+    consent.record(RecordDict(), 1, "almost five", asks(1.5))
+    with pytest.raises(PrivacyError, match="less noise"):
+        consent.record(RecordDict(), 1, "more than five", asks(1.4))
+    with pytest.raises(ConfigError, match="unknown auxiliary query"):
+        asks(50.0, "everything")
 
 
 def test_multipliers_of_another_law_are_not_compared() -> None:
     """1 / (epsilon of pure DP) and a Gaussian's sigma over its bound are different things."""
     with pytest.raises(PrivacyError, match="agreed to laplace noise: it refuses a plan with gaussian"):
-        Consent(AGREED, 5, PROVEN, "laplace").check(plan_with(AGREED))
+        Consent(AGREED, family="laplace").check(plan_with(AGREED))
     with pytest.raises(PrivacyError, match="agreed to gaussian noise: it refuses a plan with laplace"):
-        Consent(AGREED, 5, PROVEN).check(laplace(4.0))
+        Consent(AGREED).check(laplace(4.0))
     laplace_client = Assembly(recipes.load("digits", [*LOCAL, "mechanism={name = 'laplace-inid'}"])).consent()
     assert laplace_client is not None
     assert laplace_client.family == "laplace"
@@ -105,7 +116,9 @@ def test_an_honest_run_is_agreed_to_and_the_cheapest_plan_over_and_over_is_not(m
     rounds = 12
     options = [*LOCAL[:1], f"privacy.max_participations={rounds}", f"federation.rounds={rounds}"]
     options += ["training={optimizer = 'sgd', lr = 0.1, epochs = 1, batch_size = 16, gradient_clip = 1.0}"]
-    options.append(f"mechanism={{name = '{mechanism}'" + (f", budget = '{rule}'}}" if mechanism in BASELINES else "}"))
+    options.append(
+        f"mechanism={{name = '{mechanism}'" + (f", calibration = '{rule}'}}" if mechanism in BASELINES else "}")
+    )
     if rule == "matched":
         options += ["privacy.epsilon=0.2", "privacy.delta=0.02"]
     assembly = Assembly(recipes.load("digits", options))
@@ -113,7 +126,7 @@ def test_an_honest_run_is_agreed_to_and_the_cheapest_plan_over_and_over_is_not(m
     assert consent is not None
     plans = []
     for number in range(rounds):
-        plan = assembly.mechanism.plan(assembly.layers, assembly.budget, transcript)
+        plan = assembly.method.plan(transcript)
         consent.check(plan)
         consent.record(state, 0, str(number), plan)
         plans.append(plan)
@@ -122,7 +135,7 @@ def test_an_honest_run_is_agreed_to_and_the_cheapest_plan_over_and_over_is_not(m
     with pytest.raises(PrivacyError, match="refuses another"):
         consent.record(state, 0, "one more", plans[-1])
     worst = min(plans, key=lambda plan: plan.effective_multiplier)
-    spent = (assembly.budget.noise_multiplier / worst.effective_multiplier) ** 2
+    spent = (assembly.facts.noise_multiplier / worst.effective_multiplier) ** 2
     within = math.floor(consent.allowance * (1 + 1e-6) / spent)
     state = RecordDict()
     for number in range(within):
@@ -137,7 +150,7 @@ def test_the_allowance_is_the_recipes_epsilon() -> None:
     """A server that asks for the least noise again and again gets what the recipe's epsilon allows, and not more."""
     options = [*LOCAL[:1], "privacy.max_participations=12", "federation.rounds=12", "mechanism={name = 'time-varying'}"]
     assembly = Assembly(recipes.load("digits", options))
-    consent, least = assembly.consent(), assembly.budget.noise_multiplier / 2  # replace-one
+    consent, least = assembly.consent(), assembly.facts.noise_multiplier / 2  # replace-one
     assert consent is not None
     assert consent.allowance is not None
     whole = gaussian_epsilon(math.sqrt(consent.allowance) / least, assembly.recipe.privacy.delta)
@@ -150,12 +163,13 @@ def test_no_more_is_calibrated_for_than_a_client_can_take_part_in(cap: int, last
     options = [*LOCAL[:1], f"privacy.max_participations={cap}", "federation.rounds=12"]
     assembly = Assembly(recipes.load("digits", [*options, "mechanism={name = 'time-varying'}"]))
     plain = Assembly(recipes.load("digits", [*options, f"privacy.max_participations={last}"]))
-    assert Assembly(recipes.load("digits", options)).budget == plain.budget
+    capped = Assembly(recipes.load("digits", options)).facts
+    assert (capped.noise_multiplier, capped.releases) == (plain.facts.noise_multiplier, plain.facts.releases)
     consent, transcript, plans = assembly.consent(), assembly.start(), []
     assert consent is not None
-    assert consent.participations == last
+    assert consent.facts.releases == last
     for _ in range(12):
-        plans.append(assembly.mechanism.plan(assembly.layers, assembly.budget, transcript))
+        plans.append(assembly.method.plan(transcript))
         transcript = transcript.extend(transcript.models[-1], torch.zeros(plans[-1].size), plans[-1])
     for order in (plans, plans[::-1]):
         state = RecordDict()
@@ -165,38 +179,18 @@ def test_no_more_is_calibrated_for_than_a_client_can_take_part_in(cap: int, last
             consent.record(state, 0, "one more", order[0])
 
 
-def test_a_node_of_one_client_answers_for_no_other() -> None:
-    assembly = Assembly(recipes.load("digits", ["federation.clients=20", "privacy.accountant='rdp'"]))
-    client = assembly.client(KeyRing(1))
-    plan = assembly.mechanism.plan(assembly.layers, assembly.budget, assembly.start())
-
-    def ask(members: list[int], **node: int) -> int:
-        context = Context(1, 2, {name.replace("_", "-"): value for name, value in node.items()}, RecordDict(), {})
-        values = {wire.ROUND: 1, wire.BLOCK: 0, wire.CLIENTS: members, wire.PLAN: plan.to_json()}
-        model = ArrayRecord({wire.MODEL: Array(assembly.initial_model().numpy())})
-        content = RecordDict({wire.ARRAYS: model, wire.CONFIG: ConfigRecord(values)})
-        reply = client.train(LocalGrid(client.as_app()).create_message(content, "train", 2, "1"), context)
-        return int(reply.content.metric_records[wire.METRICS][wire.EXAMPLES])  # type: ignore[arg-type]
-
-    assert ask([3], partition_id=3, num_partitions=20) == 1
-    assert ask([3, 4], partition_id=0, num_partitions=2) == 2  # a worker that simulates any client
-    for members in ([4], [3, 4], [3, 3]):
-        with pytest.raises(PrivacyError, match="this node is client 3 of 20: it does not answer for"):
-            ask(members, partition_id=3, num_partitions=20)
-
-
 def test_raw_norms_are_handed_out_only_where_nothing_was_promised() -> None:
     with pytest.raises(PrivacyError, match="no layer norms"):
-        Consent(AGREED, 5, PROVEN).check_raw_figures()
-    Consent(AGREED, 5, replace(PROVEN, status="none")).check_raw_figures()
+        Consent(AGREED).check_raw_figures()
+    Consent(AGREED, protected=False).check_raw_figures()
 
 
 def test_a_recipes_clients_agree_to_its_budget() -> None:
     consent = Assembly(recipes.load("digits", LOCAL)).consent()
     assert consent is not None
-    assert consent.private
-    assert consent.participations == 3
+    assert consent.protected
+    assert consent.facts.releases == 3
     assert Assembly(recipes.load("digits")).consent() is None
     nothing = Assembly(recipes.load("digits", [*LOCAL, "mechanism={name = 'none'}"])).consent()
     assert nothing is not None
-    assert not nothing.private
+    assert not nothing.protected

@@ -13,6 +13,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from scipy import stats
 
 from fedlgm import wire
+from fedlgm.devices import Numerics
 from fedlgm.keys import KeyRing
 from fedlgm.mechanisms.layerwise_gaussian import FlatGaussian
 from fedlgm.plan import RunFacts, Sampling
@@ -194,7 +195,7 @@ def test_plans_are_made_with_the_recipes_threads(federate, monkeypatch, threads)
 
     monkeypatch.setattr(FlatGaussian, "plan", watched)
     before = torch.get_num_threads()
-    federate(ones, {"a": 4}, mechanism="gaussian", sampling=ALL, threads=threads).run(1)
+    federate(ones, {"a": 4}, mechanism="gaussian", sampling=ALL, numerics=Numerics(threads)).run(1)
     assert seen == [threads]
     assert torch.get_num_threads() == before
 
@@ -203,8 +204,8 @@ def test_plans_are_made_with_the_recipes_threads(federate, monkeypatch, threads)
 class Pausing(FlatGaussian):
     """Releases in rounds 2 and 4 only."""
 
-    def plan(self, layers, budget, transcript):
-        plan = super().plan(layers, budget, transcript)
+    def plan(self, layers, facts, transcript):
+        plan = super().plan(layers, facts, transcript)
         if transcript.rounds in (1, 3):
             return plan
         return replace(plan, clip=np.zeros(1), sigma=np.full(1, math.inf), released=None)
@@ -261,11 +262,11 @@ class TestAskedTwice:
     """A server that resumes, errs or cheats may ask a client for the same round again."""
 
     @staticmethod
-    def ask(federation, model: float = 0.0, budget: RunFacts | None = None) -> torch.Tensor:
-        strategy, grid = federation.strategy, federation.grid
-        plan = strategy.mechanism.plan(strategy.layers, budget or strategy.budget, strategy.transcript)
-        arrays = ArrayRecord({wire.MODEL: Array(np.full(strategy.layers.size, model, dtype=np.float32))})
-        config = ConfigRecord({wire.ROUND: 1, wire.BLOCK: 0, wire.CLIENTS: [4], wire.PLAN: plan.to_json()})
+    def ask(federation, model: float = 0.0, facts: RunFacts | None = None) -> torch.Tensor:
+        method, grid = federation.strategy.method, federation.grid
+        plan = replace(method, facts=facts or method.facts).plan(federation.strategy.transcript)
+        arrays = ArrayRecord({wire.MODEL: Array(np.full(method.layers.size, model, dtype=np.float32))})
+        config = ConfigRecord({wire.ROUND: 1, wire.CLIENTS: [4], wire.PLAN: plan.to_json()})
         content = RecordDict({wire.ARRAYS: arrays, wire.CONFIG: config})
         message = grid.create_message(content, "train", grid.get_node_ids()[0], "1")
         (reply,) = grid.deliver([message])
@@ -274,6 +275,15 @@ class TestAskedTwice:
     @pytest.fixture
     def federation(self, federate):
         return federate(spread, {"a": 9}, sampling=ALL, trust="local", relation="replace-one")
+
+    def test_other_data_has_other_noise(self, federate):
+        """The same noise on two data sets would leave the difference of the two."""
+        moved = [torch.zeros(9), torch.full((9,), 0.01)]
+        setting = {"sampling": ALL, "trust": "local", "relation": "replace-one"}
+        one, other = (
+            self.ask(federate(lambda client, u=u: u, {"a": 9}, owner=str(n), **setting)) for n, u in enumerate(moved)
+        )
+        assert (one - other - (moved[0] - moved[1])).abs().min() > 1e-3
 
     def test_the_same_question_has_the_same_answer(self, federation):
         assert torch.equal(self.ask(federation), self.ask(federation))
@@ -284,9 +294,8 @@ class TestAskedTwice:
 
     def test_another_plan_has_other_noise(self, federation):
         """The same noise at two scales would cancel in a weighted difference."""
-        budget = federation.strategy.budget
-        louder = replace(budget, noise_multiplier=3 * budget.noise_multiplier)
-        silent = replace(budget, noise_multiplier=1e-3)
-        signal = self.ask(federation, budget=silent)
-        ratios = (self.ask(federation, budget=louder) - signal) / (self.ask(federation) - signal)
+        facts = federation.strategy.method.facts
+        louder, silent = (facts.with_multiplier(m) for m in (3 * facts.noise_multiplier, 1e-3))
+        signal = self.ask(federation, facts=silent)
+        ratios = (self.ask(federation, facts=louder) - signal) / (self.ask(federation) - signal)
         assert (ratios - 3).abs().min() > 0.05
