@@ -6,8 +6,8 @@ million rows by 2.3e-4 of the bound, far more than sums are cut short by (`fedlg
 passes through few additions.
 
 With at most L additions on each value's way a sum of n values of size C is off by at most L n C 2^-53, and two sums
-differ by at most L n C 2^-52 more than they should: 0.3e-6 C for three million rows (L = 512), below the margin up to 10^8.
-Adding M clients' sums after that adds M to L.
+differ by at most L n C 2^-52 more than they should: 0.3e-6 C for three million rows (L = 512), below the margin up to
+10^8. Adding M clients' sums after that adds M to L.
 """
 
 from __future__ import annotations
