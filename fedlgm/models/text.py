@@ -1,7 +1,7 @@
 """Small models of text: tokens int64 [n, length] to logits of the next token [n, length, vocabulary].
 
-Both are written in plain tensor operations, so that `torch.func` can stack them over clients (torch's own `nn.GRU` and
-`nn.MultiheadAttention` choose fused kernels that it cannot transform everywhere).
+Both are written in plain tensor operations, so that `torch.func` can stack them over clients: for the fused kernels
+that torch's own `nn.GRU` and `nn.MultiheadAttention` choose it has no rule, and runs one client after another.
 """
 
 from __future__ import annotations

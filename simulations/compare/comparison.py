@@ -29,6 +29,7 @@ from fedlgm.privacy.ledger import Ledger
 from simulations import launch
 from simulations.config import recipe as recipes
 from simulations.config.recipe import Recipe
+from simulations.reports.headline import headline
 from simulations.runs import strict_json
 from simulations.runs.folder import RunFolder
 
@@ -177,8 +178,9 @@ def run(todo: Sequence[Job], out: Path, engine: launch.Engine = "local", on_row:
 def summarise(done: Sequence[Job], out: Path) -> dict[str, Any]:
     """Figures of a finished set: every run, every cell (method, budget, partition) and tests against the first method.
 
-    A run's accuracy is the mean over its last five evaluated rounds, or over as many as there are; its noise scale is
-    the sum over the rounds of the l2 norm of the noise in the round's mean. A cell has mean and standard deviation over
+    A run's accuracy (or what else is its task's headline, under that name) is the mean over its last five evaluated
+    rounds, or over as many as there are; its noise scale is the sum over the rounds of the l2 norm of the noise in the
+    round's mean. A cell has mean and standard deviation over
     its repetitions. The p-values are those of the LaDP-FL paper's test: two-sided Mann-Whitney U on the last five
     evaluated rounds of all repetitions, from three repetitions on. Rounds of one run are not independent, so they are
     an indication, no more.
@@ -191,7 +193,8 @@ def summarise(done: Sequence[Job], out: Path) -> dict[str, Any]:
         own = [r for r in runs if (r["method"], r["epsilon_budget"], r["partition"]) == (method, epsilon, partition)]
         cell = {"method": method, "epsilon_budget": epsilon, "partition": partition, "seeds": len(own)}
         cell["averaged_rounds"] = min(r["averaged_rounds"] for r in own)
-        for name in ("accuracy", "noise_scale", "seconds"):
+        cell |= {name: own[0][name] for name in ("headline", "better")}
+        for name in (cell["headline"], "noise_scale", "seconds"):
             values = [r[name] for r in own]
             cell |= {name: float(np.mean(values)), f"{name}_std": float(np.std(values, ddof=1)) if own[1:] else 0.0}
         cell |= {name: max(r[name] for r in own) for name in ("epsilon", "claimed_epsilon")}
@@ -252,7 +255,7 @@ def _caveats(cells: list[dict[str, Any]]) -> list[str]:
     told = []
     least = min(cell["averaged_rounds"] for cell in cells)
     if least < LAST:
-        told.append(f"accuracy is averaged over {least} evaluated rounds: there are not {LAST}")
+        told.append(f"{cells[0]['headline']} is averaged over {least} evaluated rounds: there are not {LAST}")
     if min(cell["seeds"] for cell in cells) < _LEAST_SEEDS:
         told.append(f"no p-values: they need at least {_LEAST_SEEDS} repetitions of both methods (--seeds)")
     return told
@@ -262,22 +265,26 @@ def _run_figures(job: Job, path: Path) -> dict[str, Any]:
     folder = RunFolder.open(path)
     rows, result = folder.rows(private=True), folder.result() or {}
     noise = np.cumsum([row["noise_scale"] for row in rows])
-    seen = [(row, float(total)) for row, total in zip(rows, noise, strict=True) if "accuracy" in row][-LAST:]
+    seen = [(row, float(total)) for row, total in zip(rows, noise, strict=True) if "loss" in row][-LAST:]
+    name, final = headline(result)
+    figures = [headline(row)[1] for row, _ in seen]
     return {
         "method": job.method,
         "epsilon_budget": job.epsilon,
         "partition": job.partition,
         "repetition": job.repetition,
         "averaged_rounds": len(seen),
-        "accuracy": float(np.mean([row["accuracy"] for row, _ in seen])),
-        "final_accuracy": result["accuracy"],
+        "headline": name,
+        "better": job.recipe.task.build().better,
+        name: float(np.mean(figures)),
+        f"final_{name}": final,
         "noise_scale": float(noise[-1]),
         "seconds": float(statistics.median([row["seconds"] for row in rows if "seconds" in row] or [0.0])),
         "skipped_rounds": sum(bool(row.get("skipped")) for row in rows),
         **{name: result[name] for name in _PRIVACY},
         "run": str(path),
         "last": {
-            "accuracy": [row["accuracy"] for row, _ in seen],
+            name: figures,
             "noise_scale": [total for _, total in seen],
             "claimed_epsilon": [row["claimed_epsilon"] for row, _ in seen],
         },

@@ -13,12 +13,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from simulations.compare.comparison import Job
+from simulations.reports.headline import headline, is_share
 from simulations.reports.terminal import number
 from simulations.runs.folder import RunFolder
 
 Cell = dict[str, Any]
 _CURVES = {
-    "accuracy": "test accuracy",
     "noise": "noise scale, cumulated",
     "epsilon": "epsilon (solid: proven, dashed: claimed)",
 }
@@ -47,8 +47,9 @@ def progress(todo: Sequence[Job], shown: bool = True) -> Iterator[Callable[[Job,
 
         def on_row(job: Job, row: dict[str, Any]) -> None:
             figures = f"run {numbers[job.folder]}/{len(todo)} {job.folder}"
-            if "accuracy" in row:
-                figures += f"  accuracy {row['accuracy']:.3f}"
+            if "loss" in row:
+                name, value = headline(row)
+                figures += f"  {name} {value:.3f}"
             bar.update(task, completed=starts[job.folder] + row["round"], figures=figures)
 
         yield on_row
@@ -61,16 +62,16 @@ def tables(summary: dict[str, Any]) -> Group:
     parts: list[Any] = []
     for partition in partitions:
         here = [cell for cell in cells if cell["partition"] == partition]
-        parts.append(_by_budget(here, methods, f"Accuracy in % ({partition})", _accuracy, _improvement))
+        parts.append(_by_budget(here, methods, f"{_title(cells[0])} ({partition})", _score, _improvement))
         parts.append(_by_budget(here, methods, f"Noise scale ({partition})", _noise, _reduction))
     parts += [_by_partition(cells, methods, partitions), _privacy(cells), _significance(cells)]
     averaged = min(cell["averaged_rounds"] for cell in cells)
     notes = (
-        f"accuracy: mean of the last {averaged} evaluated rounds, then mean and standard deviation over the "
-        "repetitions; noise scale: l2 norm of the noise in each round's mean, summed over the rounds; improvement and "
-        "reduction: of the first method over the column's, averaged over the budgets; p-values: two-sided Mann-Whitney "
-        f"U on the last {averaged} evaluated rounds of all repetitions (rounds of a run depend on each other: an "
-        "indication only)"
+        f"{cells[0]['headline']}: mean of the last {averaged} evaluated rounds, then mean and standard deviation over "
+        "the repetitions; noise scale: l2 norm of the noise in each round's mean, summed over the rounds; improvement "
+        "and reduction: of the first method over the column's, averaged over the budgets; p-values: two-sided "
+        f"Mann-Whitney U on the last {averaged} evaluated rounds of all repetitions (rounds of a run depend on each "
+        "other: an indication only)"
     )
     caveats = "\n".join(f"note: {caveat}" for caveat in summary["caveats"])
     pictures = "\n".join(f"picture: {path}" for path in summary.get("pictures", {}).values())
@@ -88,7 +89,7 @@ def _together(cost: dict[str, Any]) -> str:
 
 
 def draw(done: Sequence[Job], out: Path) -> dict[str, str]:
-    """Curves over the rounds, one PNG each for accuracy, noise and epsilon: mean over the seeds, range shaded.
+    """Curves over the rounds, one PNG each for the headline, noise and epsilon: mean over the seeds, range shaded.
 
     Returns:
         Name of the figure -> path.
@@ -102,7 +103,8 @@ def draw(done: Sequence[Job], out: Path) -> dict[str, str]:
     scenes = [scene for scene in everything if scene[0] is not None] or everything
     rows = {job.folder: RunFolder.open(out / job.folder).rows() for job in done}
     paths = {}
-    for name, label in _CURVES.items():
+    score = done[0].recipe.task.build().headline
+    for name, label in ({score: f"test {score}"} | _CURVES).items():
         figure, grid = plt.subplots(1, len(scenes), figsize=(5.5 * len(scenes), 4), squeeze=False)
         for axes, (epsilon, partition) in zip(grid[0], scenes, strict=True):
             here = [job for job in done if job.partition == partition and job.epsilon in (epsilon, None)]
@@ -127,9 +129,9 @@ def _curve(axes: Any, name: str, runs: list[list[dict[str, Any]]], label: str, c
         rounds = [row["round"] for row in runs[0]]
         values = np.array([np.cumsum([row["noise_scale"] for row in run]) for run in runs])
     else:
-        seen = [[row for row in run if "accuracy" in row] for run in runs]
+        seen = [[row for row in run if "loss" in row] for run in runs]
         rounds = [row["round"] for row in seen[0]]
-        values = np.array([[row[name] for row in run] for run in seen])
+        values = np.array([[row[name] if name == "epsilon" else headline(row)[1] for row in run] for run in seen])
         if name == "epsilon":
             claimed = np.array([[row["claimed_epsilon"] for row in run] for run in seen])
             axes.plot(rounds, claimed.mean(axis=0), color=colour, linestyle="--", alpha=0.7)
@@ -165,22 +167,22 @@ def _by_budget(
                 gains[method].append(value)
     table.add_section()
     means = [f"{np.mean(values):+.2%}" if values else "-" for values in gains.values()]
-    table.add_row("improvement" if show is _accuracy else "reduction", *means)
+    table.add_row("improvement" if show is _score else "reduction", *means)
     return table
 
 
 def _by_partition(cells: list[Cell], methods: list[str], partitions: list[str]) -> Table:
-    """Table V: one row per budget and method, accuracy and noise for every partition."""
+    """Table V: one row per budget and method, the headline and noise for every partition."""
     table = Table(title="By partition", title_justify="left")
     table.add_column("epsilon", justify="right")
     table.add_column("method")
     for partition in partitions:
-        table.add_column(f"{partition}: acc. (%)", justify="right")
+        table.add_column(f"{partition}: {_title(cells[0])}", justify="right")
         table.add_column("noise scale", justify="right")
     at = {(c["epsilon_budget"], c["method"], c["partition"]): c for c in cells}
     for budget, method in dict.fromkeys((c["epsilon_budget"], c["method"]) for c in cells):
         found = [at.get((budget, method, partition)) for partition in partitions]
-        shown = [text for cell in found for text in ((_accuracy(cell), _noise(cell)) if cell else ("-", "-"))]
+        shown = [text for cell in found for text in ((_score(cell), _noise(cell)) if cell else ("-", "-"))]
         name = "no protection" if method == "none" else method
         table.add_row("-" if budget is None else f"{budget:g}", name, *shown)
     return table
@@ -199,7 +201,7 @@ def _privacy(cells: list[Cell]) -> Table:
 
 def _significance(cells: list[Cell]) -> Table:
     table = Table(title=f"p-values against {cells[0]['method']}", title_justify="left")
-    for name in ("method", "budget", "partition", "accuracy", "noise scale", "claimed epsilon"):
+    for name in ("method", "budget", "partition", cells[0]["headline"], "noise scale", "claimed epsilon"):
         table.add_column(name, justify="left" if name in ("method", "partition") else "right")
     for cell in cells:
         budget = "-" if cell["epsilon_budget"] is None else f"{cell['epsilon_budget']:g}"
@@ -208,8 +210,15 @@ def _significance(cells: list[Cell]) -> Table:
     return table
 
 
-def _accuracy(cell: Cell) -> str:
-    return f"{100 * cell['accuracy']:.2f} ± {100 * cell['accuracy_std']:.2f}"
+def _title(cell: Cell) -> str:
+    name = cell["headline"]
+    return f"{name.capitalize()} in %" if is_share(name) else name.capitalize()
+
+
+def _score(cell: Cell) -> str:
+    name = cell["headline"]
+    mean, spread = cell[name], cell[f"{name}_std"]
+    return f"{100 * mean:.2f} ± {100 * spread:.2f}" if is_share(name) else f"{mean:.4g} ± {spread:.2g}"
 
 
 def _noise(cell: Cell) -> str:
@@ -219,7 +228,11 @@ def _noise(cell: Cell) -> str:
 
 
 def _improvement(reference: Cell, cell: Cell) -> float | None:
-    return float(reference["accuracy"] / cell["accuracy"] - 1) if cell["accuracy"] > 0 else None
+    """Relative gain of the reference, positive where it is better."""
+    ours, theirs = reference[cell["headline"]], cell[cell["headline"]]
+    if not theirs > 0:
+        return None
+    return float(ours / theirs - 1) if cell["better"] == "higher" else float(1 - ours / theirs)
 
 
 def _reduction(reference: Cell, cell: Cell) -> float | None:

@@ -136,8 +136,9 @@ class Assembly:
             FedlgmError: what is wrong, and what would be right.
         """
         self.partition  # noqa: B018
+        module = self.module()
         with prefix_key("task"):
-            self.task.check(self.module(), self.dataset)
+            self.task.check(module, self.dataset)
         self.method.plan(self.start())
 
     def server_optimizer(self) -> ServerStep:

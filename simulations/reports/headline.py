@@ -15,8 +15,13 @@ def headline(row: Mapping[str, Any]) -> tuple[str, float]:
     return name, float(row["metrics"][name] if "metrics" in row else row[name])
 
 
+def is_share(name: str) -> bool:
+    """Whether a metric lies in [0, 1] and is read in percent."""
+    return name in _SHARES
+
+
 def shown(name: str, value: float) -> str:
     """A metric as text: shares in percent."""
-    if name in _SHARES:
+    if is_share(name):
         return f"{value:.2%}"
     return "inf" if math.isinf(value) else f"{value:.4g}"

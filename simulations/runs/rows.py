@@ -31,7 +31,7 @@ class RoundRow(TypedDict, total=False):
         loss, accuracy, metrics: of the current model on the test set, in evaluated rounds: all of the task's metrics,
             and two of them by name (`accuracy` where the task has one).
         headline: name of the metric that stands for the run.
-            epsilon, claimed_epsilon: spent so far, in evaluated rounds.
+        epsilon, claimed_epsilon: spent so far, in evaluated rounds.
     """
 
     round: int
