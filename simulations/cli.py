@@ -13,6 +13,8 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
+from simulations.audits.command import audit
+
 app = typer.Typer(
     help="Layer-wise differentially private federated learning: every mechanism, one honest accountant.",
     no_args_is_help=True,
@@ -126,6 +128,9 @@ def compare(
         _print_json(summary)
     else:
         _out.print(comparison_figures.tables(summary))
+
+
+app.command()(audit)
 
 
 @app.command()
