@@ -108,6 +108,8 @@ class Subject:
         Raises:
             ConfigError: unknown name, variant or option, or a value outside its range.
         """
+        if variant == "published" and "clip" in mechanisms.options(name):
+            options.setdefault("clip", "med")  # what is published and not private there is MedClip alone
         mechanism = mechanisms.get(name, variant=variant, **options)
         local = isinstance(mechanism, UsesPrivateUpdates)
         table = mechanism.table(layers or LayerTable.from_sizes(LAYERS))
