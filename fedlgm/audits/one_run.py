@@ -77,13 +77,14 @@ def audit_record(
     return _audit_run(record, reported, method, confidence)
 
 
-def epsilon_at_ratio(reported: Reported, signals: np.ndarray, ratio: float) -> float:
+def epsilon_at_ratio(reported: Reported, signals: np.ndarray, ratio: float, *, quick: bool = False) -> float:
     """Epsilon of releases whose noise is that of the plan divided by `ratio`.
 
     Args:
         reported: rate, relation, delta.
         signals: mu of each release by the plan, [T]; 0 where nothing was released.
         ratio: signal-to-noise over the planned one.
+        quick: at a tenth of the cost, and up to a thousandth per release less.
     """
     if ratio <= 0 or not (signals > 0).any():
         return 0.0
@@ -97,7 +98,11 @@ def epsilon_at_ratio(reported: Reported, signals: np.ndarray, ratio: float) -> f
         (privacy.accounting.gaussian_event(1.0 / (float(level) * ratio * factor), reported.rate), int(count))
         for level, count in zip(levels, counts, strict=True)
     ]
-    return privacy.accounting.composed_epsilon(events, reported.delta)
+    if not quick or reported.rate == 1:
+        return privacy.accounting.composed_epsilon(events, reported.delta)
+    # Every release's loss is rounded up to the next point of a grid of this step.
+    rough = privacy.accounting.composed_epsilon(events, reported.delta, "coarse pld")
+    return max(0.0, rough - 1e-3 * int(counts.sum()))
 
 
 def _layer_signals(record: CanaryRecord, reported: Reported, layer: int) -> np.ndarray:
@@ -143,8 +148,9 @@ def _audit_releases(
     for j in range(count):
         signals = _layer_signals(record, reported, j)
         size = int(layers.sizes[j])
-        found = epsilon_at_ratio(reported, signals, layer_ratio(record, j, size, own) * cancelled)
-        rows.append(LayerRow(layers.names[j], size, found, epsilon_at_ratio(reported, signals, 1.0)))
+        found = epsilon_at_ratio(reported, signals, layer_ratio(record, j, size, own) * cancelled, quick=True)
+        planned = epsilon_at_ratio(reported, signals, 1.0, quick=True)
+        rows.append(LayerRow(layers.names[j], size, found, planned))
     inside, outside = np.abs(record.signs) > 0, record.signs == 0
     turned = record.aligned * record.orientation
     return AuditResult(

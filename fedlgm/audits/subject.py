@@ -232,10 +232,10 @@ class Subject:
             if "epsilon" in plan.claim:
                 return rounds * float(plan.claim["epsilon"])
             event = privacy.accounting.decode(plan.claim["event"])
-            return privacy.accounting.composed_epsilon([(event, rounds)], self.delta)
+            return privacy.accounting.composed_epsilon([(event, rounds)], self.delta, self.facts.accountant)
         levels, counts = np.unique(self.multipliers(plan)[:rounds], return_counts=True)
         events = [(self.event(plan, float(m), whole), int(n)) for m, n in zip(levels, counts, strict=True)]
-        return privacy.accounting.composed_epsilon(events, self.delta)
+        return privacy.accounting.composed_epsilon(events, self.delta, self.facts.accountant)
 
     def event(self, plan: ReleasePlan, multiplier: float, sampled: bool = True) -> dp_event.DpEvent:
         """Event of a release like `plan` with another effective multiplier (under add-or-remove-one)."""

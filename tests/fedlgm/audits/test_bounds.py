@@ -120,6 +120,7 @@ def test_the_shift_exceeds_the_truth_as_often_as_it_says(mu):
 
 
 @pytest.mark.parametrize("name", ["clopper-pearson", "one-run", "one-run-fdp"])
+@pytest.mark.slow
 def test_no_bound_exceeds_the_truth_more_often_than_it_says(name):
     """Canaries of a Gaussian release in one run are independent, so every bound applies."""
     rng, confidence, audits, mu = np.random.default_rng(2), 0.9, 150, 0.8

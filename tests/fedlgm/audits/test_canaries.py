@@ -9,13 +9,16 @@ import pytest
 import scipy.stats
 import torch
 
+from fedlgm import mechanisms
 from fedlgm.aggregation import BoundedSum
 from fedlgm.audits import Canaries, CanaryRecord, Reported, Subject, audit_record
 from fedlgm.audits.canaries import canary_count, check_auditable
 from fedlgm.audits.one_run import release_ratio, run_scores
 from fedlgm.errors import ConfigError, PrivacyError
+from fedlgm.facts import RunFacts, Sampling
 from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
+from fedlgm.mechanisms.method import Method
 from fedlgm.plan import ReleasePlan
 from fedlgm.release import release
 
@@ -23,8 +26,15 @@ SIZES = {"a": 40, "b": 600, "c": 160}
 LAYERS = LayerTable.from_sizes(SIZES)
 
 
-def subject(rounds: int = 4, rate: float = 1.0, name: str = "snr-consistent", **options) -> Subject:
-    return Subject.of(name, rounds=rounds, rate=rate, layers=LAYERS, **options)
+def subject(rounds: int = 4, name: str = "snr-consistent", **options) -> Subject:
+    return Subject.of(name, rounds=rounds, layers=LAYERS, **options)
+
+
+def sampled(**options) -> Subject:
+    """Two rounds at rate 1/2 with a given noise multiplier: calibrating sampled releases takes its time."""
+    mechanism = mechanisms.get("snr-consistent", **options)
+    facts = RunFacts(1.0, Sampling("poisson", 20, 0.5), rounds=2, epsilon=8.0, delta=1e-5)
+    return Subject("sampled", Method(mechanism, LAYERS, facts))
 
 
 def sound(plan: ReleasePlan, total: torch.Tensor, keys: KeyRing, round: int) -> torch.Tensor:
@@ -65,7 +75,7 @@ def test_a_sound_run_is_nearly_reached_and_not_exceeded(name, epsilon):
 
 
 def test_sampled_runs_and_auxiliary_queries():
-    of = subject(clip="med", norms="quantile", rate=0.5, rounds=2)
+    of = sampled(clip="med", norms="quantile")
     result = audited(of, watched(of), per_layer=False)
     assert result.passed
     assert result.epsilon_lower > 0.6 * result.epsilon_reported
@@ -155,9 +165,8 @@ def test_methods_for_the_run_as_a_whole():
     assert scores.inside.mean() > scores.outside.mean()
     with pytest.raises(ConfigError, match="coin per round"):
         audited(of, watched(of), method="one-run")
-    sampled = subject(rate=0.5)
     with pytest.raises(ConfigError, match="Gaussian-DP"):
-        audited(sampled, watched(sampled, presence="run"), method="one-run-fdp")
+        audited(sampled(), watched(sampled(), presence="run"), method="one-run-fdp")
     with pytest.raises(ConfigError, match="shows nothing below 64"):
         audited(of, watched(of, count=8, presence="run"), method="one-run")
 

@@ -15,7 +15,7 @@ from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.layers import LayerTable
 
 LAYERS = LayerTable.from_sizes({"a": 60, "b": 300, "c": 12})
-SHORT = {"trials": 300, "canaries": 300, "seed": 0}
+SHORT = {"trials": 150, "canaries": 200, "seed": 0}
 CASES: list[tuple[str, dict]] = [(name, {}) for name in mechanisms.names()]
 CASES += [("snr-consistent", {"clip": "med", "norms": norms}) for norms in ("public", "stale", "quantile")]
 CASES += [("ladp", {"local_share": 0.05}), ("ladp", {"threshold": 0.5})]

@@ -83,10 +83,10 @@ def local_dp_mod(epsilon: float) -> Release:
 
 def test_flowers_local_dp_at_a_large_epsilon():
     """Its constant is false above epsilon = 8.4: 97 is given where 50 is asked for."""
-    result = audit(local_dp_mod(50.0), 50.0)
+    result = audit(local_dp_mod(50.0), 50.0, trials=120)
     assert result.exceeded
-    assert 60 < result.epsilon_lower < 97.5
-    assert audit(local_dp_mod(4.0), 4.0).passed
+    assert 55 < result.epsilon_lower < 97.5
+    assert audit(local_dp_mod(4.0), 4.0, trials=120).passed
 
 
 def weighted_average(examples: int) -> Release:
