@@ -18,6 +18,7 @@ from fedlgm.errors import ConfigError
 from fedlgm.layers import LayerTable
 from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR, Relation
 
+_COARSE_ERROR = 1e-3  # relative, ten times what it is
 _MOST_LEVELS = 8  # different noise levels of one layer that are composed one by one
 
 
@@ -63,7 +64,8 @@ def audit_record(
         method: "one-run-gaussian": canary-aligned sums give the noise ratio of single releases, and the accountant
             composes them; "one-run", "one-run-fdp" and the estimate "one-shot": scores of the run as a whole.
         confidence: of the lower bound, shared among the whole release and its layers.
-        per_layer: whether layers are looked at by themselves.
+        per_layer: whether layers are looked at by themselves. Without them the accountant is quicker, too, and the
+            bound a thousandth smaller.
 
     Raises:
         ConfigError: a method that the record does not fit, or too few canaries.
@@ -84,7 +86,8 @@ def epsilon_at_ratio(reported: Reported, signals: np.ndarray, ratio: float, *, q
         reported: rate, relation, delta.
         signals: mu of each release by the plan, [T]; 0 where nothing was released.
         ratio: signal-to-noise over the planned one.
-        quick: at a tenth of the cost, and up to a thousandth per release less.
+        quick: at a tenth of the cost, on a grid ten times as coarse, and a thousandth less: the coarse grid's epsilon is
+            at most 1e-4 too large.
     """
     if ratio <= 0 or not (signals > 0).any():
         return 0.0
@@ -100,9 +103,7 @@ def epsilon_at_ratio(reported: Reported, signals: np.ndarray, ratio: float, *, q
     ]
     if not quick or reported.rate == 1:
         return privacy.accounting.composed_epsilon(events, reported.delta)
-    # Every release's loss is rounded up to the next point of a grid of this step.
-    rough = privacy.accounting.composed_epsilon(events, reported.delta, "coarse pld")
-    return max(0.0, rough - 1e-3 * int(counts.sum()))
+    return (1 - _COARSE_ERROR) * privacy.accounting.composed_epsilon(events, reported.delta, "coarse pld")
 
 
 def _layer_signals(record: CanaryRecord, reported: Reported, layer: int) -> np.ndarray:
@@ -143,7 +144,8 @@ def _audit_releases(
     own = 1 - (1 - confidence) / (count + 1)
     checks = noise_checks(record, layers, confidence)
     cancelled = _cancelled(record, layers, confidence)
-    whole = epsilon_at_ratio(reported, 1.0 / reported.multipliers, release_ratio(record, own) * cancelled)
+    signals = 1.0 / reported.multipliers
+    whole = epsilon_at_ratio(reported, signals, release_ratio(record, own) * cancelled, quick=not per_layer)
     rows = []
     for j in range(count):
         signals = _layer_signals(record, reported, j)

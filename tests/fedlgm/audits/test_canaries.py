@@ -13,7 +13,7 @@ from fedlgm import mechanisms
 from fedlgm.aggregation import BoundedSum
 from fedlgm.audits import Canaries, CanaryRecord, Reported, Subject, audit_record
 from fedlgm.audits.canaries import canary_count, check_auditable
-from fedlgm.audits.one_run import release_ratio, run_scores
+from fedlgm.audits.one_run import epsilon_at_ratio, release_ratio, run_scores
 from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.facts import RunFacts, Sampling
 from fedlgm.keys import KeyRing
@@ -152,6 +152,13 @@ def test_bounds_in_the_wrong_norm_are_caught():
         canaries.insert(round_, wide, total)
         canaries.observe(round_, plan, release(total, plan, keys, round_))
     assert audited(of, canaries.record()).exceeded
+
+
+@pytest.mark.parametrize(("rounds", "rate", "multiplier"), [(100, 0.1, 1.2), (3, 0.5, 0.6), (2000, 0.02, 0.9)])
+def test_the_quick_accountant_errs_on_the_low_side(rounds, rate, multiplier):
+    reported = Reported("", 8.0, 1e-5, np.full(rounds, multiplier), rate)
+    exact, quick = (epsilon_at_ratio(reported, 1 / reported.multipliers, 0.9, quick=quick) for quick in (False, True))
+    assert 0.998 * exact < quick < exact
 
 
 def test_methods_for_the_run_as_a_whole():
