@@ -86,7 +86,7 @@ def epsilon_at_ratio(reported: Reported, signals: np.ndarray, ratio: float, *, q
         reported: rate, relation, delta.
         signals: mu of each release by the plan, [T]; 0 where nothing was released.
         ratio: signal-to-noise over the planned one.
-        quick: at a tenth of the cost, on a grid ten times as coarse, and a thousandth less: the coarse grid's epsilon is
+        quick: at a tenth of the cost, on a grid ten times as coarse, and a thousandth less: its epsilon is
             at most 1e-4 too large.
     """
     if ratio <= 0 or not (signals > 0).any():
