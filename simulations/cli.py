@@ -13,6 +13,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
+from simulations.audits.command import audit
 from simulations.deploy import commands, node_commands
 
 app = typer.Typer(
@@ -130,6 +131,9 @@ def compare(
         _print_json(summary)
     else:
         _out.print(comparison_figures.tables(summary))
+
+
+app.command()(audit)
 
 
 @app.command()

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedlgm.aggregation import BoundedSum
 from fedlgm.aggregation.kernels import widest
+from fedlgm.audits.canaries import ReleaseObserver
 from fedlgm.devices import Numerics
 from fedlgm.keys import KeyRing
 from fedlgm.plan import ReleasePlan
@@ -24,6 +25,8 @@ class Releaser:
         keys: secret ring of the server's noise.
         ledger: charged before each release.
         numerics: device and noise backend.
+        observer: of a simulation's releases under central trust: sees every sum before and after its noise and may add
+            canaries to it.
         attempt: distinguishes attempts whose releases under local trust are not repeated bit by bit (real nodes).
     """
 
@@ -31,17 +34,23 @@ class Releaser:
     ledger: Ledger
     numerics: Numerics = field(default_factory=Numerics)
     attempt: bytes = b""
+    observer: ReleaseObserver | None = None
 
     def mean(self, total: BoundedSum, plan: ReleasePlan, round: int) -> Tensor:
         """The round's released mean [plan.size] float32 on the CPU."""
         device, backend = self.numerics.device, self.numerics.noise_backend
         values = total.total.to(device, widest(device))
         if plan.facts.trust == "central":
+            watched = self.observer if plan.size > 0 else None
+            if watched is not None:
+                watched.insert(round, plan, values)
             keys = noise_keys(self.keys, values)
             if self.costs(plan):
                 key = fingerprint(keys, round, SERVER, backend)
                 self.ledger.charge(plan.event, round=round, key=key, claim=plan.claim)
             release(values, plan, keys, round, backend=backend)
+            if watched is not None:
+                watched.observe(round, plan, values)
         values.div_(plan.denominator)
         return add_downlink_(values, plan, noise_keys(self.keys, values), round, backend).cpu().float()
 

@@ -355,6 +355,11 @@ class Ledger:
             rows = self._db.execute("SELECT client, COUNT(*) FROM charges WHERE client >= 0 GROUP BY client")
             return dict(rows.fetchall())
 
+    def noise_keys(self) -> set[tuple[int, int, str]]:
+        """(round, client, name of the noise key) of all rows."""
+        with self._translated():
+            return set(self._db.execute("SELECT round, client, key FROM charges").fetchall())
+
     def since(self, round: int) -> list[tuple[int, int, str]]:
         """(round, client, key) of all clients' rows from `round` on: what an interrupted run had got ahead to."""
         with self._translated():

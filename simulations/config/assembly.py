@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from clients import Consent, LayerwiseClient, LocalWork, PartitionedSource
 from clients.serving import Serving
 from fedlgm import data, devices, models, tasks
+from fedlgm.audits.canaries import check_auditable
 from fedlgm.data import DataSet, Partition
 from fedlgm.devices import Numerics, torch_threads
 from fedlgm.errors import prefix_key
@@ -19,7 +20,7 @@ from fedlgm.extension import is_object, missing_object
 from fedlgm.facts import RunFacts
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.layers import LayerTable
-from fedlgm.mechanisms import Mechanism
+from fedlgm.mechanisms import Mechanism, UsesPrivateNorms
 from fedlgm.mechanisms.method import Method
 from fedlgm.noise import NoiseBackend
 from fedlgm.tasks import Task
@@ -139,7 +140,10 @@ class Assembly:
         module = self.module()
         with prefix_key("task"):
             self.task.check(module, self.dataset)
-        self.method.plan(self.start())
+        plan = self.method.plan(self.start())
+        if self.recipe.run.audit and not isinstance(self.mechanism, UsesPrivateNorms):
+            with prefix_key("run.audit"):
+                check_auditable(plan)
 
     def server_optimizer(self) -> ServerStep:
         """The server's step, afresh."""

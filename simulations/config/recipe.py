@@ -186,10 +186,11 @@ class Privacy(_Section):
 
 
 class Run(_Section):
-    """[run]: seed and engine settings. `seed`, `block_size` and `threads` are part of the result's bits.
+    """[run]: seed and engine settings. `seed`, `block_size`, `threads` and `audit` are part of the result's bits.
 
     A `seed` is public: it makes a simulation reproducible and its noise predictable. Real nodes refuse it unless
-    `test_mode` says that nothing needs protection.
+    `test_mode` says that nothing needs protection. With `audit` canaries take part in every round of a simulation, and
+    the summary says what they show.
     """
 
     seed: int | None = Field(default=None, ge=0, lt=2**128)
@@ -199,6 +200,7 @@ class Run(_Section):
     checkpoint_every: int = Field(default=1, ge=1)
     workers: int | None = Field(default=None, ge=1)
     test_mode: bool = False
+    audit: bool = False
 
 
 class Deployment(_Section):

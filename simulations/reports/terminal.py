@@ -71,6 +71,8 @@ def summary(result: dict[str, Any]) -> Group:
     table.add_row(f"test {name}", f"[bold]{shown(name, value)}[/bold]  (loss {result['loss']:.4f})")
     table.add_row("epsilon claimed", f"{number(result['claimed_epsilon'])}  at delta {result['delta']:g}")
     table.add_row(*_proven(result))
+    if "audited_epsilon" in result:
+        table.add_row("epsilon audited", _audited(result))
     table.add_row("guarantee", result["guarantee"])
     table.add_row("noise multiplier", f"{result['noise_multiplier']:.4f}")
     if "noise_backend" in result:  # runs of earlier versions have none
@@ -92,6 +94,12 @@ def epsilon_label(status: str) -> str:
 def _proven(result: dict[str, Any]) -> tuple[str, str]:
     figure = f"[bold]{number(result['epsilon'])}[/bold]  at delta {result['delta']:g}"
     return epsilon_label(result["guarantee_status"]), figure
+
+
+def _audited(result: dict[str, Any]) -> str:
+    how = f"({result['audit_method']}, confidence {result['audit_confidence']:g})"
+    found = f"at least {number(result['audited_epsilon'])}  {how}"
+    return found if result["audit_passed"] else f"[bold red]{found}: NOT AS REPORTED[/bold red]"
 
 
 def application(result: dict[str, Any]) -> Panel:

@@ -113,6 +113,11 @@ class RunFolder:
         return self.path / "private" / "diagnostics.jsonl"
 
     @property
+    def canaries_file(self) -> Path:
+        """One JSON object per round of what the canaries of an audited run saw; it tells who of them was in."""
+        return self.path / "private" / "canaries.jsonl"
+
+    @property
     def provenance_file(self) -> Path:
         """What the run was made of: its clients, versions, sources of users' own objects."""
         return self.path / "provenance.json"
@@ -207,13 +212,22 @@ class RunFolder:
         own = {row["round"]: row for row in _rows(self.diagnostics_file)}
         return [own.get(row["round"], {}) | row for row in rows]
 
+    def append_canaries(self, row: Mapping[str, Any]) -> None:
+        """Add what the canaries saw of one round."""
+        with _private(self.canaries_file, "a") as file:
+            file.write(strict_json.dumps(row) + "\n")
+
+    def canaries(self) -> list[dict[str, Any]]:
+        """What the canaries saw, complete rows only; empty for a run that was not audited."""
+        return list(_rows(self.canaries_file))
+
     def truncate(self, round: int) -> None:
         """Forget rows after `round`: those rounds are done again."""
-        for file in (self.metrics_file, self.diagnostics_file):
+        for file in (self.metrics_file, self.diagnostics_file, self.canaries_file):
             kept = [row for row in _rows(file) if row["round"] <= round]
             if file.is_file() or kept:
                 content = "".join(strict_json.dumps(row) + "\n" for row in kept).encode()
-                _write(file, content, private=file == self.diagnostics_file)
+                _write(file, content, private=file != self.metrics_file)
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Write the final summary; the run's noise will not be drawn again, so its keys go."""

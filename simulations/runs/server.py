@@ -15,6 +15,7 @@ from flwr.serverapp import Grid
 from fedlgm.errors import Notice
 from fedlgm.privacy.ledger import Ledger
 from fedlgm.transcript import Transcript
+from simulations.audits.canaries import audited_figures, run_canaries
 from simulations.config.assembly import Assembly
 from simulations.runs.folder import RunFolder, model_digest
 from simulations.runs.provenance import provenance_of
@@ -67,12 +68,14 @@ def serve(
                 abandoned = ledger.position()
             _warn_of_cost(ledger, transcript, abandoned)
             recorder = Recorder(assembly, folder, optimizer, progress, abandoned)
+            canaries = run_canaries(assembly, folder, keys, nodes.simulated) if recipe.run.audit else None
+            attempt = b"" if repeats else secrets.token_bytes(16)
             strategy = LayerwiseFedAvg(
                 assembly.method,
                 transcript,
                 CohortSampler(assembly.facts.sampling, keys, federation.dropout),
                 optimizer,
-                Releaser(keys, ledger, assembly.numerics, b"" if repeats else secrets.token_bytes(16)),
+                Releaser(keys, ledger, assembly.numerics, attempt, canaries),
                 nodes,
                 on_round=recorder,
             )
@@ -107,6 +110,8 @@ def serve(
             "model_sha256": model_digest(final.models[-1]),
             "ledger_head": str(head),
         }
+        if canaries is not None:
+            result |= audited_figures(assembly, folder, result)
         folder.finish(result)
         # How long rounds took and who failed shows who took part: the operator sees it, the summary does not keep it.
         seen = {

@@ -1,0 +1,36 @@
+"""Audits: lower bounds on the epsilon that releases really have, beside what is claimed and proven.
+
+    from fedlgm.audits import Audit, Subject, audit_release
+
+    Audit().mechanism(Subject.of("snr-consistent"))      # a registered mechanism, through the public release path
+    audit_release(release, epsilon=1.0, delta=1e-5)      # any function that releases one of two neighbouring inputs
+    Canaries(layers, count, keys)                        # canaries for a run of your own
+
+What each bound assumes: `fedlgm.audits.bounds`.
+"""
+
+from fedlgm.audits.audit import Audit, watch
+from fedlgm.audits.bounds import CONFIDENCE, Scores
+from fedlgm.audits.canaries import Canaries, CanaryRecord, ReleaseObserver
+from fedlgm.audits.distinguisher import audit_release
+from fedlgm.audits.one_run import Reported, audit_record
+from fedlgm.audits.result import AuditResult, Check, LayerRow, Method
+from fedlgm.audits.subject import Subject
+
+__all__ = [
+    "CONFIDENCE",
+    "Audit",
+    "AuditResult",
+    "Canaries",
+    "CanaryRecord",
+    "Check",
+    "LayerRow",
+    "Method",
+    "ReleaseObserver",
+    "Reported",
+    "Scores",
+    "Subject",
+    "audit_record",
+    "audit_release",
+    "watch",
+]

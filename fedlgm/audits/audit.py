@@ -1,0 +1,172 @@
+"""Audits of mechanisms: one entry point for every method."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import get_args
+
+import torch
+
+from fedlgm.aggregation import BoundedSum
+from fedlgm.audits.bounds import CONFIDENCE
+from fedlgm.audits.canaries import Canaries, CanaryRecord, Presence, check_auditable
+from fedlgm.audits.distinguisher import TRIALS, audit_mechanism_by_trials
+from fedlgm.audits.one_run import Reported, audit_record
+from fedlgm.audits.probe import ProbeReading, audit_by_probe, checks, probe
+from fedlgm.audits.result import AuditResult, Method
+from fedlgm.audits.subject import Subject
+from fedlgm.errors import ConfigError
+from fedlgm.keys import KeyRing
+from fedlgm.release import noise_keys, release
+
+Progress = Callable[[int, int], None]
+OBSERVATIONS = 16000
+_ELEMENTS = 1 << 23  # numbers that all canaries' directions may take
+
+
+@dataclass(frozen=True)
+class Audit:
+    """How to audit a mechanism.
+
+    Attributes:
+        method: "auto" takes the strongest method that fits: canary-aligned sums for Gaussian noise under central trust,
+            a distinguisher for everything else. "probe" is deterministic; "distinguisher" tries one release many times;
+            "one-run-gaussian", "one-run", "one-run-fdp" and the estimate "one-shot" put canaries into one run.
+        confidence: of the lower bound.
+        trials: releases of each population, for the distinguisher.
+        canaries: for methods of one run; None for as many as make the bound tight.
+        seed: of the audit's randomness, the noise included; None takes the operating system's.
+    """
+
+    method: Method = "auto"
+    confidence: float = CONFIDENCE
+    trials: int = TRIALS
+    canaries: int | None = None
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.method not in get_args(Method):
+            raise ConfigError(f"unknown audit method {self.method!r}; known: {', '.join(get_args(Method))}")
+        if not 0.5 < self.confidence < 1:
+            raise ConfigError(f"confidence must lie in (0.5, 1), got {self.confidence}")
+
+    def mechanism(self, subject: Subject, progress: Progress | None = None) -> AuditResult:
+        """Audit a mechanism on made-up updates; every method also checks whitened sensitivity and plan purity.
+
+        Args:
+            subject: what to audit.
+            progress: called with (done, all).
+
+        Raises:
+            ConfigError: too few trials or canaries, a mechanism that releases nothing, or a method of one run for
+                releases that canaries cannot be looked for in.
+
+        Example:
+            >>> Audit(method="probe").mechanism(Subject.of("snr-consistent")).passed
+            True
+        """
+        started = time.perf_counter()
+        if self.method == "probe":
+            result = audit_by_probe(subject)
+        else:
+            reading = probe(subject)
+            method = self._settled(subject)
+            if method == "distinguisher":
+                result = audit_mechanism_by_trials(
+                    subject, trials=self.trials, confidence=self.confidence, seed=self.seed, on_trial=progress
+                )
+            else:
+                result = self._one_run(subject, reading, method, progress)
+            result = dataclasses.replace(result, checks=(*checks(reading), *result.checks))
+        return dataclasses.replace(result, seconds=time.perf_counter() - started)
+
+    def _settled(self, subject: Subject) -> Method:
+        if self.method != "auto":
+            return self.method
+        return "one-run-gaussian" if subject.alignable else "distinguisher"
+
+    def _one_run(
+        self, subject: Subject, reading: ProbeReading, method: Method, progress: Progress | None
+    ) -> AuditResult:
+        if subject.private_plan:
+            check_auditable(reading.plan)
+            raise ConfigError(f"the plans of {subject.name} hang on private data: use method = 'distinguisher'")
+        presence: Presence = "release" if method == "one-run-gaussian" else "run"
+        rate = subject.facts.sampling.rate
+        plan = reading.plan
+        reported = Reported(
+            subject.name,
+            subject.reported(plan),
+            subject.delta,
+            subject.multipliers(plan),
+            rate,
+            subject.facts.relation,
+            plan.guarantee.sentence(noise_reproducible=False),
+        )
+        record = watch(subject, self._count(subject, presence), presence, self.seed, progress)
+        return audit_record(record, subject.layers, reported, method=method, confidence=self.confidence)
+
+    def _count(self, subject: Subject, presence: Presence) -> int:
+        if self.canaries is not None:
+            return self.canaries
+        if presence == "run":
+            return min(1000, max(2, _ELEMENTS // subject.layers.size))
+        return plenty(subject.layers.size, watched_rounds(subject))
+
+
+def plenty(size: int, rounds: int) -> int:
+    """Canaries for a tight bound from single releases of `size` coordinates, where nothing has to be trained."""
+    return max(2, min(OBSERVATIONS // rounds, _ELEMENTS // size, 2 * size))
+
+
+def watched_rounds(subject: Subject) -> int:
+    """Rounds that an audit of single releases goes through: all of a short run, the first ones of a long one."""
+    return min(subject.facts.rounds, 20)
+
+
+def watch(
+    subject: Subject, count: int, presence: Presence, seed: int | None = None, progress: Progress | None = None
+) -> CanaryRecord:
+    """Run a mechanism with canaries through the public release path: plan, bounded sum, noise, transcript.
+
+    Args:
+        subject: what to run; its clients' updates are made up.
+        count: canaries.
+        presence: see `Canaries`.
+        seed: of canaries and noise, which have rings of their own; None takes the operating system's.
+        progress: called with (round, all).
+    """
+    ring = KeyRing.from_seed(seed)
+    keys = ring.derive(b"noise of an audit")
+    canaries = Canaries(
+        subject.layers, count, ring.derive(b"canaries"), presence=presence, rate=subject.facts.sampling.rate
+    )
+    rounds = watched_rounds(subject) if presence == "release" else subject.facts.rounds
+    transcript, generator = subject.start, torch.Generator().manual_seed(subject.seed)
+    for round_ in range(1, rounds + 1):
+        plan = subject.method.plan(transcript)
+        check_auditable(plan)
+        block = BoundedSum.empty(plan)
+        for _ in range(2):
+            block.add(torch.randn(subject.layers.size, generator=generator))
+        total = block.total
+        canaries.insert(round_, plan, total)
+        release(total, plan, noise_keys(keys, total), round_)
+        canaries.observe(round_, plan, total)
+        mean = (total / plan.denominator).float()
+        moved = torch.zeros(subject.layers.size)
+        position = 0
+        for j in plan.indices:
+            size, low = int(subject.layers.sizes[j]), int(subject.layers.offsets[j])
+            moved[low : low + size] = mean[position : position + size]
+            position += size
+        transcript = transcript.extend(transcript.models[-1] + moved, mean, plan)
+        if progress is not None:
+            progress(round_, rounds)
+    return canaries.record()
+
+
+__all__ = ["Audit", "watch", "watched_rounds"]

@@ -1,0 +1,293 @@
+"""Canaries in a run: known contributions that are added to some of its sums and looked for in what is released.
+
+A canary contributes as much as a client may, in a random direction: in layer j its update is a vector of random signs
+whose norm is far above the bound s_j, so that the release's own clipping brings it there. The auditor is the adversary
+of the definition: it knows every client's contribution and every direction, and not whether a canary was in. What it
+sees of canary i in a round is the *canary-aligned sum* <u_i, (release - clients' sum) / sigma>, with u_i the canary's
+unit direction in units of the noise: signal mu = 1 / sigma_eff if the canary was in, and exactly Gaussian noise of
+standard deviation 1 if the release is as planned.
+
+    canaries.insert(round, plan, total)    # before the noise; total [plan.size] is changed in place
+    noisy = release(total, plan, keys, round)
+    canaries.observe(round, plan, noisy)   # after it
+    record = canaries.record()             # everything that the bounds of a run are computed from
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlgm.aggregation import BoundedSum, DeviceSum
+from fedlgm.errors import ConfigError
+from fedlgm.keys import KeyRing, Purpose
+from fedlgm.layers import LayerTable
+from fedlgm.plan import ReleasePlan
+
+Presence = Literal["release", "run"]
+_SMALL = 1 << 13
+_ABOVE = 8.0  # a canary's raw update over its bound: clipping must bring it down
+_PARTICIPATION, _SIGNS, _BITS = 0, 1, 2  # paths of the auditor's streams
+
+
+class ReleaseObserver(Protocol):
+    """Someone who looks at a simulation's sums on their way to release. Never part of a deployment."""
+
+    def insert(self, round: int, plan: ReleasePlan, total: Tensor) -> None:
+        """Called with the bounded sum [plan.size] before noise is added; may add to it in place."""
+        ...
+
+    def observe(self, round: int, plan: ReleasePlan, noisy: Tensor) -> None:
+        """Called with the noisy sum [plan.size] before anything else is done with it."""
+        ...
+
+
+@dataclass(frozen=True)
+class CanaryRecord:
+    """What canaries saw over T rounds with m canaries and K layers.
+
+    Attributes:
+        aligned: canary-aligned sums of each round, the other canaries' known contributions taken off, [T, m].
+        raw: the same without taking them off: functions of the release alone, [T, m].
+        signs: +1 or -1 where the canary was in (times its direction), 0 where not, [T, m].
+        orientation: the direction's sign in that round, whether the canary was in or not, [T, m].
+        member: whether the canary's coin put it into the run, bool [m].
+        signal: mu of each round by the plan, [T].
+        layer_aligned: canary-aligned sums of each layer, [T, m, K]; NaN where not released.
+        layer_signal: s_j / sigma_j of each layer, [T, K]; 0 where not released.
+        energy: mean square of the noise in each layer, in units of the plan's, [T, K]; NaN where not released.
+        correlation: largest significance |z| of a correlation of the noise with the last round's and with other
+            layers', and the correlation itself, [T, 2].
+        multipliers: the plan's effective multiplier of each round, [T].
+        overlap: mean square of the cosine of two canaries, [T].
+        cosines: cosine of each canary with the sum of all releases, [m].
+        rate: probability that a canary that is in takes part in a round.
+        presence: "release" (a coin per round) or "run" (a coin per run).
+    """
+
+    aligned: np.ndarray
+    raw: np.ndarray
+    signs: np.ndarray
+    orientation: np.ndarray
+    member: np.ndarray
+    signal: np.ndarray
+    layer_aligned: np.ndarray
+    layer_signal: np.ndarray
+    energy: np.ndarray
+    correlation: np.ndarray
+    multipliers: np.ndarray
+    overlap: np.ndarray
+    cosines: np.ndarray
+    rate: float
+    presence: Presence
+
+    @classmethod
+    def of(
+        cls, rows: Sequence[Mapping[str, Any]], member: np.ndarray, rate: float = 1.0, presence: Presence = "release"
+    ) -> CanaryRecord:
+        """Record of rounds, as `Canaries.rows` holds them or as they were stored.
+
+        Raises:
+            ConfigError: no rows, or rows that are incomplete.
+        """
+        if not rows:
+            raise ConfigError("nothing was released while the canaries watched: there is nothing to audit")
+        try:
+            values = {name: np.stack([np.asarray(row[name], dtype=np.float64) for row in rows]) for name in _ROW}
+        except (KeyError, ValueError) as error:
+            raise ConfigError(f"the canaries' record is damaged: {error}") from error
+        whole = values.pop("whole")[-1]
+        cosines = np.sum(values["raw"] * values["orientation"], axis=0) / float(whole)
+        return cls(**values, member=member, cosines=cosines, rate=rate, presence=presence)  # type: ignore[arg-type]
+
+
+_ROW = ("aligned", "raw", "signs", "orientation", "signal", "layer_aligned", "layer_signal", "energy", "correlation",
+        "multipliers", "overlap", "whole")  # fmt: skip
+
+
+class Canaries:
+    """m canaries over the layers of a run; see the module.
+
+    Args:
+        layers: the layers that are released (as the mechanism sees them).
+        count: number m of canaries.
+        keys: the auditor's own ring; never that of the noise.
+        presence: "release": each canary takes part in each round by a fair coin, for bounds on single releases;
+            "run": a fair coin decides for the whole run, and a canary that is in takes part with probability `rate`,
+            as a client does, for bounds on the run as a whole.
+        rate: the run's sampling rate q.
+
+    Raises:
+        ConfigError: fewer than two canaries.
+    """
+
+    def __init__(
+        self, layers: LayerTable, count: int, keys: KeyRing, *, presence: Presence = "release", rate: float = 1.0
+    ) -> None:
+        if count < 2:
+            raise ConfigError(f"an audit needs at least 2 canaries, got {count}")
+        self._layers, self._keys, self._presence, self._rate = layers, keys, presence, rate
+        # Signs of norm 1 in every layer: bounded by s_j in l2 norm, whatever the layer's size.
+        random = keys.numpy_generator(Purpose.PROBE, _SIGNS).bytes((count * layers.size + 7) // 8)
+        bits = np.unpackbits(np.frombuffer(random, dtype=np.uint8), count=count * layers.size)
+        unit = (2.0 * bits.reshape(count, layers.size) - 1.0).astype(np.float32)
+        self._unit = torch.from_numpy(unit / np.sqrt(layers.sizes).astype(np.float32).repeat(layers.sizes))
+        self._member = keys.numpy_generator(Purpose.PROBE, _BITS).random(count) < 0.5
+        self.rows: list[dict[str, Any]] = []
+        self._before: Tensor | None = None  # the clients' sum of the round in progress
+        self._added: Tensor | None = None
+        self._signs = np.zeros(count)
+        self._last: Tensor | None = None  # noise of the round before
+        self._whole = np.zeros(layers.size)  # sum of all releases in units of their noise
+
+    def __len__(self) -> int:
+        return len(self._unit)
+
+    def insert(self, round: int, plan: ReleasePlan, total: Tensor) -> None:
+        """Add this round's canaries to a bounded sum [plan.size], in place, through the release's own bounding.
+
+        Raises:
+            ConfigError: a plan whose releases canaries cannot be looked for in: Laplace or no noise, local trust.
+        """
+        check_auditable(plan)
+        rng = self._keys.numpy_generator(Purpose.PROBE, _PARTICIPATION, round)
+        orientation = rng.integers(0, 2, len(self)) * 2.0 - 1.0 if self._presence == "release" else np.ones(len(self))
+        if plan.facts.relation == "replace-one" and self._presence == "release":
+            present: np.ndarray = np.ones(len(self))  # the other contribution is the opposite one
+        elif self._presence == "release":
+            present = (rng.random(len(self)) < 0.5).astype(np.float64)
+        else:
+            present = self._member * (rng.random(len(self)) < self._rate)
+        self._orientation, self._signs = orientation, orientation * present
+        scale = torch.from_numpy(np.where(plan.released, plan.clip, 0.0).astype(np.float32))
+        widths = torch.from_numpy(self._layers.sizes)
+        raw = _ABOVE * scale.repeat_interleave(widths)
+        chosen = torch.from_numpy(np.flatnonzero(self._signs))
+        updates = self._unit[chosen] * raw * torch.from_numpy(self._signs).float()[chosen, None]
+        # Either is the release's own bounding; the kernels take a small model's canaries in one call.
+        block = DeviceSum(plan, torch.device("cpu"), "torch") if raw.numel() <= _SMALL else BoundedSum.empty(plan)
+        if len(updates):
+            block.add(updates)
+        self._before, self._added = total.detach().clone(), block.total.to(total)
+        total += self._added
+
+    def observe(self, round: int, plan: ReleasePlan, noisy: Tensor) -> None:
+        """Record what the canaries see of a noisy sum [plan.size]."""
+        if self._before is None or self._added is None:
+            raise ValueError("observe was called without insert")
+        scale = _scales(plan, self._layers)
+        size = len(scale)
+        released = (noisy - self._before)[:size].double().cpu().numpy() / scale  # queries come last
+        added = self._added[:size].double().cpu().numpy() / scale
+        noise = released - added
+        columns = _columns(plan, self._layers)
+        unit = self._unit.numpy()
+        share = plan.clip / np.where(plan.released, plan.sigma, 1.0) * plan.released
+        mu = float(np.linalg.norm(share))
+        layer_raw = np.full((len(self), len(self._layers)), np.nan)
+        others = np.zeros_like(layer_raw)
+        energy = np.full(len(self._layers), np.nan)
+        for j, (low, high, start) in columns.items():
+            block = unit[:, start : start + high - low]
+            layer_raw[:, j] = block @ released[low:high].astype(np.float32)
+            planned = block.T @ self._signs.astype(np.float32) * share[j]
+            others[:, j] = block @ planned - self._signs * share[j]
+            energy[j] = float(np.mean(noise[low:high] ** 2))
+        aligned = np.where(np.isnan(layer_raw), np.nan, layer_raw - others)
+        weights = share / mu
+        for low, high, start in columns.values():
+            self._whole[start : start + high - low] += released[low:high]
+        self.rows.append(
+            {
+                "round": round,
+                "aligned": np.nansum(aligned * weights, axis=1),
+                "raw": np.nansum(layer_raw * weights, axis=1),
+                "signs": self._signs,
+                "orientation": self._orientation,
+                "signal": mu,
+                "layer_aligned": aligned,
+                "layer_signal": share,
+                "energy": energy,
+                "correlation": self._correlation(noise, columns),
+                "multipliers": plan.effective_multiplier,
+                "overlap": float(np.sum(weights**4 / self._layers.sizes)),
+                "whole": float(np.linalg.norm(self._whole)),
+            }
+        )
+        self._last = torch.from_numpy(noise)
+        self._before = self._added = None
+
+    def record(self) -> CanaryRecord:
+        """Everything seen so far.
+
+        Raises:
+            ConfigError: no round was observed.
+        """
+        return CanaryRecord.of(self.rows, self._member, self._rate, self._presence)
+
+    def _correlation(self, noise: np.ndarray, columns: dict[int, tuple[int, int, int]]) -> np.ndarray:
+        """(|z|, correlation) of the most conspicuous pair: with the last round's noise, or of two layers."""
+        pairs: list[tuple[np.ndarray, np.ndarray]] = []
+        if self._last is not None and len(self._last) == len(noise):
+            pairs.append((noise, self._last.numpy()))
+        parts = [noise[low:high] for low, high, _ in columns.values()]
+        for other in range(1, len(parts)):
+            for one in {0, other - 1}:
+                shorter = min(len(parts[one]), len(parts[other]))
+                pairs.append((parts[one][:shorter], parts[other][:shorter]))
+        found = np.zeros(2)
+        for a, b in pairs:
+            lengths = float(np.linalg.norm(a) * np.linalg.norm(b))
+            if len(a) < 8 or lengths == 0:
+                continue
+            value = float(a @ b) / lengths
+            z = abs(math.atanh(max(min(value, 1 - 1e-15), -1 + 1e-15))) * math.sqrt(len(a))
+            if z > found[0]:
+                found = np.array([z, value])
+        return found
+
+
+def check_auditable(plan: ReleasePlan) -> None:
+    """Refuse a plan whose releases canaries cannot be looked for in.
+
+    Raises:
+        ConfigError: the message says which and what to do instead.
+    """
+    if plan.size == 0:
+        raise ConfigError("the plan releases nothing: there is no release to audit")
+    if plan.family != "gaussian":
+        raise ConfigError(f"canary-aligned sums need Gaussian noise, the plan has {plan.family}: use 'distinguisher'")
+    if plan.effective_multiplier == 0:
+        raise ConfigError("the plan adds no noise to a released layer: use 'distinguisher'")
+    if plan.facts.trust == "local":
+        raise ConfigError("under local trust every client's own upload is a release: use 'distinguisher'")
+
+
+def _columns(plan: ReleasePlan, layers: LayerTable) -> dict[int, tuple[int, int, int]]:
+    """Layer -> (start and end in the released vector, start in the flat update)."""
+    found, position = {}, 0
+    for j in (int(j) for j in plan.indices):
+        size = int(layers.sizes[j])
+        found[j] = (position, position + size, int(layers.offsets[j]))
+        position += size
+    return found
+
+
+def _scales(plan: ReleasePlan, layers: LayerTable) -> np.ndarray:
+    """Noise scale of every released coordinate of a layer."""
+    return np.repeat(plan.sigma[plan.indices], layers.sizes[plan.indices])
+
+
+def canary_count(size: int, rounds: int, wanted: int = 4000, elements: int = 1 << 19) -> int:
+    """How many canaries a run of `rounds` rounds over `size` coordinates can carry at little cost.
+
+    Enough for `wanted` observations in all, as long as they stay few beside the coordinates and `elements` numbers hold
+    them all.
+    """
+    return int(max(2, min(-(-wanted // rounds), 64, size // 16, elements // size)))

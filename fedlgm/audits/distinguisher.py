@@ -1,0 +1,260 @@
+"""Many-trial distinguishers: release two neighbouring populations again and again and try to tell them apart.
+
+`audit_mechanism_by_trials` knows the plans and scores a release by its exact log-likelihood ratio. `audit_release`
+knows nothing: it takes any function that releases one of two neighbouring inputs, of this library or of another,
+learns from half of the trials what tells them apart, and counts errors on the other half.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from fedlgm import privacy
+from fedlgm.audits import bounds
+from fedlgm.audits.bounds import CONFIDENCE, Scores
+from fedlgm.audits.result import AuditResult
+from fedlgm.audits.subject import Subject, World
+from fedlgm.errors import ConfigError
+from fedlgm.keys import KeyRing
+from fedlgm.noise import Family
+
+Array = npt.NDArray[np.float64]
+Release = Callable[[int, np.random.Generator], npt.ArrayLike]
+"""(0 or 1: which of two neighbouring inputs, source of randomness) -> what is released, [n]."""
+OnTrial = Callable[[int, int], None]
+TRIALS = 4000
+_CERTAIN = 1e6  # log-likelihood ratio of what only one population can release
+_MOST_COORDINATES = 64  # up to which the covariance of everything released is estimated
+
+
+# -- mechanisms --------------------------------------------------------------------------------------------------------
+
+
+def audit_mechanism_by_trials(
+    subject: Subject,
+    *,
+    trials: int = TRIALS,
+    confidence: float = CONFIDENCE,
+    seed: int | None = None,
+    on_trial: OnTrial | None = None,
+) -> AuditResult:
+    """Audit one release of a mechanism, without sampling, on the most telling of several neighbours.
+
+    Args:
+        subject: what to audit.
+        trials: releases of each of the two populations.
+        confidence: of the Clopper-Pearson bound.
+        seed: of noise and split; None draws both from the operating system.
+        on_trial: called with (done, all).
+
+    Raises:
+        ConfigError: too few trials to show anything at this confidence.
+    """
+    check_trials(trials, subject.delta, confidence)
+    later = subject.start if subject.private_plan else subject.later()
+    one, other = max(subject.neighbours(later), key=lambda pair: divergence(*pair))
+    keys = KeyRing.from_seed(seed).derive(b"distinguisher")
+    found: tuple[list[float], list[float]] = ([], [])
+    for trial in range(trials):
+        for world, values, number in ((one, found[0], 0), (other, found[1], 1)):
+            noisy = world.released(keys.derive(number.to_bytes(1, "little"), trial.to_bytes(4, "little")))
+            values.append(log_likelihood_ratio(noisy.double().numpy(), one, other))
+        if on_trial is not None:
+            on_trial(trial + 1, trials)
+    scores = Scores(np.array(found[0]), np.array(found[1]))
+    lower = bounds.epsilon_clopper_pearson(scores, subject.delta, confidence, two_sided=True, seed=seed)
+    return AuditResult(
+        subject=f"one release of {subject.name}",
+        method="distinguisher",
+        epsilon_lower=lower,
+        epsilon_reported=subject.reported(one.plan, whole=False),
+        delta=subject.delta,
+        confidence=confidence,
+        guarantee=one.plan.guarantee.sentence(noise_reproducible=False),
+        observations=2 * trials,
+        scores={"inside": scores.inside, "outside": scores.outside},
+    )
+
+
+def log_likelihood_ratio(noisy: Array, one: World, other: World) -> float:
+    """Of a release, ln p(noisy | one) - ln p(noisy | other); a large number where only one can have released it."""
+    if one.plan.size != other.plan.size:
+        return _CERTAIN if len(noisy) == one.plan.size else -_CERTAIN
+    ratio = _log_density(noisy, one) - _log_density(noisy, other)
+    return float(np.clip(ratio, -_CERTAIN, _CERTAIN)) if not math.isnan(ratio) else 0.0
+
+
+def divergence(one: World, other: World) -> float:
+    """How telling a pair of neighbours is: Kullback-Leibler divergence as if all noise were Gaussian."""
+    if one.plan.size != other.plan.size:
+        return math.inf
+    a, b = _noise(one), _noise(other)
+    gap = (one.total - other.total).double().numpy()
+    with np.errstate(divide="ignore", invalid="ignore"):
+        terms = np.log(b / a) + (a**2 + gap**2) / (2 * b**2) - 0.5
+        terms = np.where((a == 0) & (b == 0), np.where(gap == 0, 0.0, np.inf), terms)
+    return float(np.sum(terms))
+
+
+def _log_density(noisy: Array, world: World) -> float:
+    scale, gap = _noise(world), noisy - world.total.double().numpy()
+    free = scale == 0
+    if free.any() and np.abs(gap[free]).max() > 0:
+        return -math.inf
+    gap, scale = gap[~free], scale[~free]
+    if world.plan.family == "laplace":
+        return float(-np.sum(np.abs(gap) / scale + np.log(scale)))
+    return float(-np.sum(0.5 * (gap / scale) ** 2 + np.log(scale)))
+
+
+def _noise(world: World) -> Array:
+    return np.concatenate([np.full(size, sigma) for _, size, _, sigma in world.plan.parts])
+
+
+# -- anything that releases --------------------------------------------------------------------------------------------
+
+
+def audit_release(
+    release: Release,
+    epsilon: float,
+    delta: float,
+    *,
+    noise: Family | Literal["unknown"] = "unknown",
+    trials: int = TRIALS,
+    confidence: float = CONFIDENCE,
+    seed: int | None = None,
+    name: str = "release",
+    on_trial: OnTrial | None = None,
+) -> AuditResult:
+    """Audit any release by what it does: code of your own, or of another framework.
+
+    Args:
+        release: called with 0 or 1 (which of two neighbouring inputs) and a source of randomness, which it need not
+            use; returns what it releases, always of one length (several rounds: one after another).
+        epsilon: that it is reported to have, for these neighbours.
+        delta: its delta.
+        noise: "gaussian" where the release is known to be linear with Gaussian noise: the distance of the populations
+            then bounds epsilons of any size. Otherwise errors are counted, which shows at most about ln(trials).
+        trials: releases of each input.
+        confidence: of the bound.
+        seed: of the randomness handed to `release` and of the split.
+        name: for reports.
+        on_trial: called with (done, all).
+
+    Raises:
+        ConfigError: too few trials, or releases of different lengths.
+
+    Example:
+        >>> def release(world, rng):  # a sum of sensitivity 1 with half the noise that epsilon = 1 needs
+        ...     return [world + rng.normal(scale=1.87)]
+        >>> audit_release(release, epsilon=1.0, delta=1e-5, noise="gaussian", seed=0).passed
+        False
+    """
+    check_trials(trials, delta, confidence)
+    if not epsilon >= 0:
+        raise ConfigError(f"epsilon must be at least 0, got {epsilon}")
+    rng = np.random.default_rng(seed)
+    rows: tuple[list[Array], list[Array]] = ([], [])
+    for trial in range(trials):
+        for world in (0, 1):
+            rows[world].append(np.ravel(np.asarray(release(world, rng), dtype=np.float64)))
+        if on_trial is not None:
+            on_trial(trial + 1, trials)
+    if len({len(row) for part in rows for row in part}) != 1:
+        raise ConfigError("releases differ in length: pad what is not released with zeros")
+    without, with_ = (np.stack(part) for part in rows)
+    cut = trials // 2
+    learned = Discriminant.fit(without[:cut], with_[:cut], linear=noise == "gaussian")
+    scores = Scores(learned(with_[cut:]), learned(without[cut:]))
+    if noise == "gaussian":
+        mu = bounds.gaussian_shift(scores, confidence)
+        lower = privacy.gaussian_epsilon(mu, delta) if mu > 0 else 0.0
+    else:
+        chosen = Scores(learned(with_[:cut]), learned(without[:cut]))
+        lower = bounds.epsilon_clopper_pearson(
+            scores, delta, confidence, rule=best_threshold(chosen, delta, confidence), two_sided=True
+        )
+    return AuditResult(
+        subject=name,
+        method="distinguisher",
+        epsilon_lower=lower,
+        epsilon_reported=epsilon,
+        delta=delta,
+        confidence=confidence,
+        observations=2 * trials,
+        scores={"inside": scores.inside, "outside": scores.outside},
+    )
+
+
+@dataclass(frozen=True)
+class Discriminant:
+    """A linear discriminant of features of a release.
+
+    Features are the released numbers themselves if there are few, else their projection on the difference of the two
+    means; and, unless it has to be linear, the logarithm of the mean square of their deviations, which shows noise
+    scales.
+    """
+
+    direction: Array | None
+    centre: Array
+    pieces: int
+    weights: Array
+
+    @classmethod
+    def fit(cls, without: Array, with_: Array, linear: bool) -> Discriminant:
+        """Learn from releases without and with the target, [trials, n] each."""
+        size = without.shape[1]
+        centre = (without.mean(axis=0) + with_.mean(axis=0)) / 2
+        direction = None
+        if size > _MOST_COORDINATES:
+            direction = with_.mean(axis=0) - without.mean(axis=0)
+            direction = direction / max(float(np.linalg.norm(direction)), 1e-300)
+        draft = cls(direction, centre, 0 if linear else 1, np.zeros(0))
+        a, b = draft._features(without), draft._features(with_)
+        pooled = np.atleast_2d(np.cov(np.concatenate([a - a.mean(axis=0), b - b.mean(axis=0)]), rowvar=False))
+        values, vectors = np.linalg.eigh(pooled)
+        values = np.maximum(values, 1e-14 * max(float(values.max()), 1e-300))
+        weights = vectors @ ((vectors.T @ (b.mean(axis=0) - a.mean(axis=0))) / values)
+        return cls(direction, centre, draft.pieces, weights)
+
+    def __call__(self, released: Array) -> Array:
+        """Scores of releases [trials, n]: higher with the target."""
+        return self._features(released) @ self.weights
+
+    def _features(self, released: Array) -> Array:
+        moved = released - self.centre
+        columns = [moved if self.direction is None else (moved @ self.direction)[:, None]]
+        if self.pieces:
+            columns.append(np.log(np.maximum(np.mean(moved**2, axis=1), 1e-300))[:, None])
+        return np.concatenate(columns, axis=1)
+
+
+def best_threshold(scores: Scores, delta: float, confidence: float) -> float:
+    """Threshold at which these scores show most; for use on other scores."""
+    thresholds, rejected, missed = scores.frontier()
+    significance = 1 - confidence
+    fnr = bounds.clopper_pearson_upper(missed, scores.inside.size, significance / 2)
+    fpr = bounds.clopper_pearson_upper(scores.outside.size - rejected, scores.outside.size, significance / 2)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        values = np.fmax(np.log((1 - fnr - delta) / fpr), np.log((1 - fpr - delta) / fnr))
+    return float(thresholds[int(np.nanargmax(values))])
+
+
+def check_trials(trials: int, delta: float, confidence: float) -> None:
+    """Refuse a number of trials that can show nothing.
+
+    Raises:
+        ConfigError: with the number that is needed.
+    """
+    if trials < 2 or bounds.largest_epsilon("clopper-pearson", 2 * trials, delta, confidence) <= 0:
+        needed = bounds.canaries_needed("clopper-pearson", 0.0, delta, confidence) // 2
+        raise ConfigError(
+            f"{trials} trials are too few for a confidence of {confidence:g}: at least {needed} are needed to show "
+            "anything"
+        )

@@ -1,0 +1,138 @@
+"""Deterministic checks with the noise off: how far one client moves the whitened sum, and whether it moves the plan.
+
+They need no statistics and take milliseconds, and they take the noise to be what the plan says; whether it is, the
+other audits show.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedlgm import privacy
+from fedlgm.audits.result import AuditResult, Check
+from fedlgm.audits.subject import Subject, World
+from fedlgm.plan import ReleasePlan
+from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR
+from fedlgm.transcript import Transcript
+
+_ROUNDING = 1 + 1e-6
+
+
+@dataclass(frozen=True)
+class ProbeReading:
+    """What the probe found over all neighbours tried.
+
+    Attributes:
+        ratio: largest distance of two neighbouring sums, in units of the noise, over what the plan accounts for.
+        pure: whether no neighbour changed a plan.
+        changed: what changed, if anything did.
+        plan: the first round's.
+    """
+
+    ratio: float
+    pure: bool
+    changed: str
+    plan: ReleasePlan
+
+
+def probe(subject: Subject) -> ProbeReading:
+    """Try the subject on neighbouring populations, in its first round and in a later one."""
+    ratio, pure, changed = 0.0, True, ""
+    plan: ReleasePlan | None = None
+    for transcript in _transcripts(subject):
+        for one, other in subject.neighbours(transcript):
+            plan = plan or one.plan
+            difference = _difference(one.plan, other.plan)
+            if difference:
+                pure, changed = False, difference
+            ratio = max(ratio, distance(one, other) * _accounted(one.plan))
+    assert plan is not None
+    return ProbeReading(ratio, pure, changed, plan)
+
+
+def distance(one: World, other: World) -> float:
+    """Norm of the sums' difference in units of the first plan's noise: l2 for Gaussian, l1 for Laplace noise."""
+    if one.plan.size != other.plan.size:
+        return math.inf
+    difference = (one.total - other.total).abs().double().numpy()
+    scales = np.concatenate([np.full(size, sigma) for _, size, _, sigma in one.plan.parts])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        whitened = np.where(difference > 0, difference / scales, 0.0)
+    return float(np.linalg.norm(whitened, 2 if one.plan.family == "gaussian" else 1))
+
+
+def checks(reading: ProbeReading) -> tuple[Check, ...]:
+    """The reading as checks: whitened sensitivity and plan purity."""
+    claims = reading.plan.protected or reading.plan.claim is not None
+    return (
+        Check(
+            "whitened sensitivity",
+            reading.ratio <= _ROUNDING or not claims,
+            f"one client moves the sum by {reading.ratio:.6g} of what is accounted for"
+            if claims
+            else "nothing is claimed",
+        ),
+        Check(
+            "plan purity",
+            reading.pure,
+            "no client's data changes the plan" if reading.pure else f"one client's data changes {reading.changed}",
+        ),
+    )
+
+
+def audit_by_probe(subject: Subject) -> AuditResult:
+    """Lower bound from the probe alone: exact, for noise that is as planned."""
+    reading = probe(subject)
+    return AuditResult(
+        subject=subject.name,
+        method="probe",
+        epsilon_lower=_epsilon(subject, reading),
+        epsilon_reported=subject.reported(reading.plan),
+        delta=subject.delta,
+        confidence=1.0,
+        guarantee=reading.plan.guarantee.sentence(noise_reproducible=False),
+        checks=checks(reading),
+    )
+
+
+def _epsilon(subject: Subject, reading: ProbeReading) -> float:
+    plan, ratio = reading.plan, reading.ratio
+    if ratio <= _ROUNDING:
+        ratio = min(ratio, 1.0)
+    if ratio == 0:
+        return 0.0
+    if math.isinf(ratio) or plan.effective_multiplier == 0:
+        return math.inf
+    levels, counts = np.unique(subject.multipliers(plan), return_counts=True)
+    events = [(subject.event(plan, float(m) / ratio), int(n)) for m, n in zip(levels, counts, strict=True)]
+    return privacy.accounting.composed_epsilon(events, subject.delta)
+
+
+def _accounted(plan: ReleasePlan) -> float:
+    """1 / distance that the plan accounts for; 1 where it accounts for nothing (then any distance is too far)."""
+    factor = SENSITIVITY_FACTOR[plan.facts.relation]
+    multiplier = plan.effective_multiplier
+    if multiplier == 0 and not plan.protected:
+        multiplier = plan.facts.noise_multiplier
+    return multiplier / factor if multiplier > 0 else 1.0
+
+
+def _difference(one: ReleasePlan, other: ReleasePlan) -> str:
+    """Which of the plan's figures differ, in words; empty where the plans are equal bit by bit."""
+    if one.to_json() == other.to_json() and one.denominator == other.denominator:
+        return ""
+    names = {
+        "the released layers": (one.released, other.released),
+        "bounds": (one.clip, other.clip),
+        "noise scales": (one.sigma, other.sigma),
+        "the denominator": (np.array(one.denominator), np.array(other.denominator)),
+    }
+    found = [name for name, (a, b) in names.items() if a.shape != b.shape or not np.array_equal(a, b)]
+    return " and ".join(found) or "the plan"
+
+
+def _transcripts(subject: Subject) -> list[Transcript]:
+    return [subject.start] if subject.private_plan else [subject.start, subject.later()]

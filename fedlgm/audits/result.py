@@ -1,0 +1,117 @@
+"""What an audit found, in one frozen object: figures, checks, rows per layer."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+Method = Literal[
+    "auto", "probe", "distinguisher", "one-run-gaussian", "one-run", "one-run-fdp", "one-shot"
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that must hold whatever the scores say.
+
+    Attributes:
+        name: what was checked.
+        passed: whether it holds.
+        detail: the figure behind the answer, in words.
+    """
+
+    name: str
+    passed: bool
+    detail: str
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    """What a layer's share of the releases shows by itself.
+
+    Attributes:
+        layer: name.
+        size: coordinates d_j.
+        epsilon_lower: lower bound from this layer alone; it bounds the whole release, too.
+        epsilon_planned: what the plan's noise costs if only this layer were released.
+    """
+
+    layer: str
+    size: int
+    epsilon_lower: float
+    epsilon_planned: float
+
+
+@dataclass(frozen=True)
+class AuditResult:
+    """Outcome of one audit.
+
+    Attributes:
+        subject: what was audited.
+        method: how.
+        epsilon_lower: epsilon that the releases are shown to have at least; an estimate for method "one-shot".
+        epsilon_reported: what is reported: proven, or claimed where nothing is proven; `inf` where nothing is claimed.
+        delta: at which both are stated.
+        confidence: probability with which `epsilon_lower` is no more than the truth; 1 for what needs no statistics.
+        guarantee: the releases' guarantee, in one line.
+        observations: scores behind the bound.
+        layers: one row per layer, where the method looks at layers.
+        checks: what must hold besides.
+        scores: canaries' or trials' scores ("inside", "outside"), for pictures.
+        seconds: wall time.
+    """
+
+    subject: str
+    method: str
+    epsilon_lower: float
+    epsilon_reported: float
+    delta: float
+    confidence: float
+    guarantee: str = ""
+    observations: int = 0
+    layers: tuple[LayerRow, ...] = ()
+    checks: tuple[Check, ...] = ()
+    scores: dict[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
+    seconds: float = 0.0
+
+    @property
+    def estimate(self) -> bool:
+        """Whether `epsilon_lower` is an estimate, which no release can fail."""
+        return self.method == "one-shot"
+
+    @property
+    def exceeded(self) -> bool:
+        """Whether the bound lies above what is reported."""
+        return not self.estimate and self.epsilon_lower > self.epsilon_reported * (1 + 1e-9)
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing contradicts what is reported."""
+        return not self.exceeded and all(check.passed for check in self.checks)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, without the scores."""
+        return {
+            "subject": self.subject,
+            "method": self.method,
+            "epsilon_lower": float(self.epsilon_lower),
+            "epsilon_reported": float(self.epsilon_reported),
+            "delta": self.delta,
+            "confidence": self.confidence,
+            "estimate": self.estimate,
+            "passed": self.passed,
+            "guarantee": self.guarantee,
+            "observations": self.observations,
+            "layers": [vars(row) for row in self.layers],
+            "checks": [vars(check) for check in self.checks],
+            "seconds": self.seconds,
+        }
+
+    def sentence(self) -> str:
+        """The outcome in one line, as summaries print it."""
+        kind = "estimated" if self.estimate else f"at least {self.confidence:.4g} confident"
+        lower = "inf" if math.isinf(self.epsilon_lower) else f"{self.epsilon_lower:.4g}"
+        return f"{lower} ({self.method}, {kind}){'' if self.passed else ': NOT AS REPORTED'}"

@@ -1,0 +1,289 @@
+"""What is audited: a mechanism in a run's public setting, and neighbouring populations on which it is tried.
+
+Everything goes through the library's own path: the mechanism's plan, `BoundedSum`, `release`. Only the clients' updates
+are made up, since an audit looks for the worst that a client's data could do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlgm import mechanisms, privacy
+from fedlgm.aggregation import BoundedSum
+from fedlgm.clipping import LEAST_CLIP
+from fedlgm.errors import ConfigError
+from fedlgm.facts import LocalTraining, RunFacts, Sampling
+from fedlgm.keys import KeyRing
+from fedlgm.layers import LayerTable
+from fedlgm.mechanisms import UsesPrivateNorms, UsesPrivateUpdates
+from fedlgm.mechanisms.method import Method
+from fedlgm.noise import NoiseBackend
+from fedlgm.plan import ReleasePlan
+from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR
+from fedlgm.release import release
+from fedlgm.transcript import Transcript
+
+if TYPE_CHECKING:
+    from dp_accounting import dp_event
+
+LAYERS = {"first": 400, "second": 1600, "last": 100}
+"""Sizes of the model on which mechanisms are tried by default."""
+_ABOVE = 8.0  # raw updates over their bounds
+_ROUNDS = 4
+_CLIENTS = 7  # an odd number: one client decides where a median lies
+
+
+@dataclass(frozen=True)
+class World:
+    """One of two neighbouring populations in one round.
+
+    Attributes:
+        plan: by which it is released.
+        total: its exact bounded sum (under local trust the target's own contribution), [plan.size].
+    """
+
+    plan: ReleasePlan
+    total: Tensor
+
+    def released(self, keys: KeyRing, round: int = 1, backend: NoiseBackend = "cpu") -> Tensor:
+        """One release of it, through the public path, [plan.size]."""
+        party = {} if self.plan.facts.trust == "central" else {"party": 0}
+        return release(self.total.clone(), self.plan, keys, round, backend=backend, **party)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A mechanism to audit, in the run that it is made for.
+
+    Attributes:
+        name: how it is called in reports.
+        method: mechanism, layers and facts.
+        seed: of the made-up updates.
+
+    Example:
+        >>> subject = Subject.of("snr-consistent", epsilon=1.0)
+        >>> subject.reported(subject.method.plan(subject.start)) <= 1.0
+        True
+    """
+
+    name: str
+    method: Method
+    seed: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        variant: str = "sound",
+        *,
+        epsilon: float = 4.0,
+        delta: float = 1e-5,
+        rounds: int | None = None,
+        rate: float = 1.0,
+        layers: LayerTable | None = None,
+        **options: Any,
+    ) -> Subject:
+        """A registered mechanism, calibrated for a small run.
+
+        Args:
+            name: of the mechanism.
+            variant: "sound" or "published"; those that plan from a client's own update run under local trust.
+            epsilon: budget of the run.
+            delta: its delta.
+            rounds: its rounds; None for a few, or for one where single releases are what can be audited (Laplace
+                noise, no noise, variants that are not private).
+            rate: Poisson sampling rate.
+            layers: of the model; by default three of very different sizes.
+            options: of the mechanism.
+
+        Raises:
+            ConfigError: unknown name, variant or option, or a value outside its range.
+        """
+        if variant == "published" and "clip" in mechanisms.options(name):
+            options.setdefault("clip", "med")  # what is published and not private there is MedClip alone
+        mechanism = mechanisms.get(name, variant=variant, **options)
+        local = isinstance(mechanism, UsesPrivateUpdates)
+        table = mechanism.table(layers or LayerTable.from_sizes(LAYERS))
+        facts = RunFacts(
+            0.0,
+            Sampling("poisson", 10 * _CLIENTS, 1.0 if local else rate),
+            "replace-one" if local else "add-remove",
+            "local" if local else "central",
+            rounds or _ROUNDS,
+            epsilon=epsilon,
+            delta=delta,
+            training=LocalTraining(gradient_clip=1.0),
+        )
+        method = Method(mechanism, table, facts.with_multiplier(mechanism.calibrate(facts)))
+        subject = cls(name if variant == "sound" else f"{name} ({variant})", method)
+        if rounds is None and not subject.alignable:
+            facts = dataclasses.replace(facts, rounds=1)
+            method = Method(mechanism, table, facts.with_multiplier(mechanism.calibrate(facts)))
+            subject = dataclasses.replace(subject, method=method)
+        return subject
+
+    @property
+    def layers(self) -> LayerTable:
+        """The layers as the mechanism sees them."""
+        return self.method.layers
+
+    @property
+    def facts(self) -> RunFacts:
+        """The run's public facts."""
+        return self.method.facts
+
+    @property
+    def delta(self) -> float:
+        """Delta at which epsilons are stated."""
+        return self.facts.budget()[1]
+
+    @property
+    def private_plan(self) -> bool:
+        """Whether the plan itself is made of private data: published variants that are not private."""
+        return isinstance(self.method.mechanism, (UsesPrivateNorms, UsesPrivateUpdates))
+
+    @cached_property
+    def alignable(self) -> bool:
+        """Whether canary-aligned sums fit the releases: public plans, Gaussian noise, central trust."""
+        if self.private_plan or self.facts.trust == "local":
+            return False
+        plan = self.method.plan(self.start)
+        return plan.family == "gaussian" and plan.effective_multiplier > 0 and plan.size > 0
+
+    # -- plans ---------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def start(self) -> Transcript:
+        """Before the first round: a random public model."""
+        return Transcript.start(torch.randn(self.layers.size, generator=self._generator(1)))
+
+    def later(self) -> Transcript:
+        """After one round, as an adaptive mechanism could find it."""
+        start = self.start
+        if self.private_plan:
+            return start
+        first = self.method.plan(start)
+        generator = self._generator(2)
+        mean = 0.05 * torch.randn(first.size, generator=generator)
+        return start.extend(start.models[-1] + 0.1 * torch.randn(self.layers.size, generator=generator), mean, first)
+
+    def plan(self, transcript: Transcript, updates: list[Tensor]) -> ReleasePlan:
+        """The round's plan for clients with these updates; sound mechanisms never see them."""
+        mechanism = self.method.mechanism
+        if isinstance(mechanism, UsesPrivateNorms):
+            norms = np.stack([self.layers.norms(update).numpy() for update in updates])
+            return mechanism.plan_from_private_norms(self.layers, self.facts, norms)
+        plan = self.method.plan(transcript)
+        if isinstance(mechanism, UsesPrivateUpdates):  # each client's own; the target comes last
+            plan, _ = mechanism.plan_from_private_update(plan, updates[-1], transcript.models[-1])
+        return plan
+
+    def world(self, transcript: Transcript, updates: list[Tensor], base: World | None = None) -> World:
+        """A population with these updates, the target's last; `base` has the same without it, if that is known."""
+        plan = self.plan(transcript, updates)
+        if plan.size == 0:
+            raise ConfigError(f"{self.name} releases nothing here: there is no release to audit")
+        alone = plan.facts.trust == "local"
+        block = BoundedSum.empty(plan)
+        if base is not None and not alone and plan.to_json() == base.plan.to_json():
+            block.total.copy_(base.total)
+            alone = True
+        for update in updates[-1:] if alone else updates:
+            block.add(update)
+        return World(plan, block.total)
+
+    def neighbours(self, transcript: Transcript) -> Iterator[tuple[World, World]]:
+        """Pairs of populations (with the target, and without or with another one) that differ in one client."""
+        for others in self._populations():
+            base = self.world(transcript, others)
+            for target in self._targets():
+                if self.facts.relation == "replace-one":
+                    for instead in (-target, target / 100):
+                        pair = (self.world(transcript, [*others, update], base) for update in (target, instead))
+                        yield next(pair), next(pair)
+                else:
+                    yield self.world(transcript, [*others, target], base), base
+
+    def multipliers(self, plan: ReleasePlan) -> np.ndarray:
+        """Effective noise multiplier of every round, float64 [rounds], from that of a first plan."""
+        costs = self.method.mechanism.costs(self.layers, self.facts.rounds)
+        return np.asarray(plan.effective_multiplier * np.sqrt(costs[0] / costs))
+
+    def reported(self, plan: ReleasePlan, whole: bool = True) -> float:
+        """Epsilon that is reported: proven, else claimed, else `inf`.
+
+        Args:
+            plan: the first round's.
+            whole: all rounds, with the run's sampling; otherwise one release that everyone takes part in.
+        """
+        rounds = self.facts.rounds if whole else 1
+        if not plan.protected:
+            if plan.claim is None:
+                return math.inf
+            if "epsilon" in plan.claim:
+                return rounds * float(plan.claim["epsilon"])
+            event = privacy.accounting.decode(plan.claim["event"])
+            return privacy.accounting.composed_epsilon([(event, rounds)], self.delta, self.facts.accountant)
+        levels, counts = np.unique(self.multipliers(plan)[:rounds], return_counts=True)
+        events = [(self.event(plan, float(m), whole), int(n)) for m, n in zip(levels, counts, strict=True)]
+        return privacy.accounting.composed_epsilon(events, self.delta, self.facts.accountant)
+
+    def event(self, plan: ReleasePlan, multiplier: float, sampled: bool = True) -> dp_event.DpEvent:
+        """Event of a release like `plan` with another effective multiplier (under add-or-remove-one)."""
+        own = multiplier / SENSITIVITY_FACTOR[plan.facts.relation]
+        rate = plan.facts.accounted_rate if sampled else 1.0
+        if plan.family == "laplace":
+            return privacy.accounting.laplace_event(1.0 / own if own > 0 else math.inf, rate, plan.facts.relation)
+        return privacy.accounting.gaussian_event(own, rate)
+
+    # -- made-up updates -----------------------------------------------------------------------------------------------
+
+    def _generator(self, number: int) -> torch.Generator:
+        return torch.Generator().manual_seed(1000 * self.seed + number)
+
+    def _reach(self) -> np.ndarray:
+        """Norm of each layer in an update that its bound cuts; where nothing is bounded, what training can do."""
+        clip = np.full(len(self.layers), np.inf)
+        if not isinstance(self.method.mechanism, UsesPrivateNorms):
+            clip = self.method.plan(self.start).clip
+        training = self.facts.training
+        free = training.lr * training.epochs * (training.gradient_clip or 1.0) / math.sqrt(len(self.layers))
+        return np.where(np.isfinite(clip), np.maximum(_ABOVE * clip, LEAST_CLIP), free)
+
+    def _targets(self) -> Iterator[Tensor]:
+        """Updates of the target: in all layers, in one coordinate of each, in one layer only."""
+        reach, widths = self._reach(), self.layers.sizes
+        spread = np.repeat(reach / np.sqrt(widths), widths)
+        signs = torch.randint(0, 2, (self.layers.size,), generator=self._generator(3)) * 2.0 - 1.0
+        yield torch.from_numpy(spread).float() * signs
+        corners = np.zeros(self.layers.size)
+        corners[self.layers.offsets[:-1]] = reach
+        yield torch.from_numpy(corners).float()
+        order = np.argsort(widths)
+        for j in sorted({0, len(widths) - 1, int(order[0]), int(order[-1])}):
+            alone = np.zeros(self.layers.size)
+            alone[self.layers.offsets[j] : self.layers.offsets[j + 1]] = reach[j] / math.sqrt(widths[j])
+            yield torch.from_numpy(alone).float()
+
+    def _populations(self) -> Iterator[list[Tensor]]:
+        """The other clients: alike, and in two halves that differ in their first layer (medians hang on one client)."""
+        reach, widths = self._reach() / _ABOVE, self.layers.sizes
+        generator = self._generator(4)
+        scale = torch.from_numpy(np.repeat(reach / np.sqrt(widths), widths)).float()
+        yield [scale * torch.randn(self.layers.size, generator=generator) for _ in range(_CLIENTS - 1)]
+        first = int(widths[0])
+        halves = []
+        for client in range(_CLIENTS - 1):
+            update = scale.clone()
+            update[:first] *= 1.0 if client < _CLIENTS // 2 else 3.0
+            halves.append(update)
+        yield halves

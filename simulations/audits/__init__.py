@@ -1,0 +1,1 @@
+"""Audits of recipes and runs, and the `fedlgm audit` command."""

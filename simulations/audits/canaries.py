@@ -1,0 +1,115 @@
+"""Canaries in a simulated run: put in by the server, seen again in what it releases, stored with the run."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from fedlgm.audits import CONFIDENCE, AuditResult, Canaries, CanaryRecord, Reported, audit_record
+from fedlgm.audits.canaries import canary_count
+from fedlgm.errors import ConfigError, RunError
+from fedlgm.keys import KeyRing
+from fedlgm.plan import ReleasePlan
+from simulations.config.assembly import Assembly
+from simulations.runs.folder import RunFolder
+
+_DIGITS = 7  # significant, of what is stored
+
+
+class LoggedCanaries:
+    """Canaries whose observations go into the run's folder, round by round.
+
+    Args:
+        canaries: the canaries.
+        folder: the run's.
+    """
+
+    def __init__(self, canaries: Canaries, folder: RunFolder) -> None:
+        self._canaries, self._folder = canaries, folder
+
+    def insert(self, round: int, plan: ReleasePlan, total: Tensor) -> None:
+        """See `ReleaseObserver.insert`."""
+        self._canaries.insert(round, plan, total)
+
+    def observe(self, round: int, plan: ReleasePlan, noisy: Tensor) -> None:
+        """See `ReleaseObserver.observe`."""
+        self._canaries.observe(round, plan, noisy)
+        self._folder.append_canaries({name: _plain(value) for name, value in self._canaries.rows.pop().items()})
+
+
+def run_canaries(assembly: Assembly, folder: RunFolder, keys: KeyRing, simulated: bool) -> LoggedCanaries:
+    """Canaries for the rounds that are still to come.
+
+    Args:
+        assembly: the run's objects.
+        folder: the run's.
+        keys: the run's ring; the canaries have one of their own, derived from it.
+        simulated: whether the clients are.
+
+    Raises:
+        ConfigError: real nodes: made-up contributions have no place beside real ones.
+    """
+    if not simulated:
+        raise ConfigError("run.audit: canaries are for simulations, this run has real nodes: set run.audit = false")
+    count = canary_count(assembly.layers.size, assembly.recipe.federation.rounds)
+    return LoggedCanaries(Canaries(assembly.layers, count, keys.derive(b"canaries")), folder)
+
+
+def audit_stored(
+    assembly: Assembly,
+    folder: RunFolder,
+    result: dict[str, Any],
+    *,
+    confidence: float = CONFIDENCE,
+    per_layer: bool = True,
+) -> AuditResult:
+    """Audit a run from what its canaries saw.
+
+    Raises:
+        RunError: there were none, or their file is damaged.
+    """
+    rows = folder.canaries()
+    if not rows:
+        raise RunError(f"{folder.canaries_file} holds nothing: the run had no canaries; run it with run.audit = true")
+    try:
+        record = CanaryRecord.of(rows, np.zeros(0, dtype=bool))
+    except ConfigError as error:
+        raise RunError(f"{folder.canaries_file}: {error}") from error
+    reported = run_reported(assembly, f"run {folder.path}", result, record)
+    return audit_record(record, assembly.layers, reported, confidence=confidence, per_layer=per_layer)
+
+
+def run_reported(assembly: Assembly, subject: str, result: dict[str, Any], record: CanaryRecord) -> Reported:
+    """What a finished run reports: its proven epsilon, or the claimed one where nothing is proven."""
+    epsilon = float(result["epsilon"])
+    if math.isinf(epsilon):
+        epsilon = float(result["claimed_epsilon"])
+    return Reported(
+        subject,
+        epsilon,
+        float(result["delta"]),
+        record.multipliers,
+        assembly.facts.sampling.rate,
+        assembly.facts.relation,
+        str(result["guarantee"]),
+    )
+
+
+def audited_figures(assembly: Assembly, folder: RunFolder, result: dict[str, Any]) -> dict[str, Any]:
+    """The audited line of a run's summary."""
+    audit = audit_stored(assembly, folder, result, per_layer=False)
+    return {
+        "audited_epsilon": audit.epsilon_lower,
+        "audit_method": audit.method,
+        "audit_confidence": audit.confidence,
+        "audit_passed": audit.passed,
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return [_plain(item) for item in value]
+    return float(f"{value:.{_DIGITS}g}") if isinstance(value, (float, np.floating)) else int(value)

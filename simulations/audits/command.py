@@ -1,0 +1,145 @@
+"""`fedlgm audit`: table, picture, JSON; exit status 1 when something is not as reported."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+    from fedlgm.audits import AuditResult
+    from fedlgm.audits.audit import Progress
+
+FAILED = 1
+"""Exit status of an audit that contradicts what is reported."""
+
+
+def audit(
+    target: Annotated[str, typer.Argument(help="A mechanism, a recipe (bundled name or file) or a run's folder.")],
+    variant: Annotated[str | None, typer.Option(help="sound or published.")] = None,
+    method: Annotated[
+        str,
+        typer.Option(help="auto, probe, distinguisher, one-run-gaussian, one-run, one-run-fdp or one-shot."),
+    ] = "auto",
+    epsilon: Annotated[float, typer.Option(help="Mechanisms: budget that the audited noise is made for.")] = 4.0,
+    delta: Annotated[float, typer.Option(help="Mechanisms: its delta.")] = 1e-5,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Mechanisms: rounds of the audited run.")] = None,
+    rate: Annotated[float, typer.Option(help="Mechanisms: sampling rate of the audited run.")] = 1.0,
+    trials: Annotated[int | None, typer.Option(min=1, help="Releases of each population (distinguisher).")] = None,
+    canaries: Annotated[int | None, typer.Option(min=1, help="Canaries (methods of one run).")] = None,
+    confidence: Annotated[float | None, typer.Option(help="Confidence of the lower bound.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the audit; by default none.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", help="Recipes: section.key=value; mechanisms: option=value.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Picture to write; `audit.png` of a run's folder by default.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Measure what a mechanism, a recipe or a finished run really gives away; status 1 if more than is reported."""
+    from fedlgm.audits import CONFIDENCE, Audit
+    from fedlgm.audits.distinguisher import TRIALS
+    from fedlgm.errors import ConfigError
+    from simulations.audits import targets
+    from simulations.audits.figures import draw_audit
+
+    how = Audit(
+        method=method,  # type: ignore[arg-type]
+        confidence=CONFIDENCE if confidence is None else confidence,
+        trials=TRIALS if trials is None else trials,
+        canaries=canaries,
+        seed=seed,
+    )
+    kind = targets.kind_of(target)
+    with _progress(target, shown=not as_json) as progress:
+        if kind == "mechanism":
+            result = targets.audit_mechanism(
+                target, how, variant=variant, overrides=overrides or (), progress=progress,
+                epsilon=epsilon, delta=delta, rounds=rounds, rate=rate,
+            )  # fmt: skip
+        elif kind == "recipe":
+            result = targets.audit_recipe(target, how, variant=variant, overrides=overrides or (), progress=progress)
+        else:
+            if variant is not None or overrides:
+                raise ConfigError("a finished run is audited as it ran: leave out --variant and --set")
+            result = targets.audit_run(target, how, progress=progress)
+    picture = out or (Path(target) / "audit.png" if kind == "run" else None)
+    if picture is not None:
+        draw_audit(result, picture)
+    if as_json:
+        from simulations.runs import strict_json
+
+        figures = result.to_dict() | ({"picture": str(picture)} if picture is not None else {})
+        sys.stdout.write(strict_json.dumps(figures) + "\n")
+    else:
+        from rich.console import Console
+
+        Console().print(table(result, picture))
+    if not result.passed:
+        raise typer.Exit(FAILED)
+
+
+def table(result: AuditResult, picture: Path | None = None) -> Group:
+    """Claimed, proven and audited side by side, then layers and checks."""
+    from rich.console import Group
+    from rich.table import Table
+
+    from simulations.reports.terminal import number
+
+    head = Table(title=result.subject, title_justify="left", show_header=False, box=None, pad_edge=False)
+    kind = "estimate, not a bound" if result.estimate else f"confidence {result.confidence:g}"
+    head.add_row("epsilon reported", f"{number(result.epsilon_reported)}  at delta {result.delta:g}")
+    name, least = ("epsilon estimated", "about") if result.estimate else ("epsilon audited", "at least")
+    head.add_row(name, f"[bold]{least} {number(result.epsilon_lower)}[/bold]  ({result.method}, {kind})")
+    head.add_row("guarantee", result.guarantee)
+    if result.observations:
+        head.add_row("scores", f"{result.observations:,}  in {result.seconds:.1f} s")
+    parts: list[Any] = [head]
+    if result.layers:
+        layers = Table(title="by layer", title_justify="left")
+        for name in ("layer", "coordinates", "epsilon audited", "epsilon planned"):
+            layers.add_column(name, justify="left" if name == "layer" else "right")
+        for row in result.layers:
+            layers.add_row(row.layer, f"{row.size:,}", number(row.epsilon_lower), number(row.epsilon_planned))
+        parts.append(layers)
+    if result.checks:
+        checks = Table(title="checks", title_justify="left", show_header=False, box=None, pad_edge=False)
+        for check in result.checks:
+            style = "green" if check.passed else "bold red"
+            checks.add_row(f"[{style}]{'passed' if check.passed else 'FAILED'}[/{style}]", check.name, check.detail)
+        parts.append(checks)
+    if picture is not None:
+        parts.append(f"picture: {picture}")
+    parts.append(
+        "[green]nothing contradicts what is reported[/green]"
+        if result.passed
+        else "[bold red]NOT AS REPORTED[/bold red]"
+    )
+    return Group(*parts)
+
+
+@contextmanager
+def _progress(name: str, shown: bool) -> Iterator[Progress | None]:
+    """Progress bar on standard error."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    if not shown or not console.is_terminal:
+        yield None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task(f"audit of {name}", total=None)
+
+        def on_progress(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        yield on_progress

@@ -1,0 +1,200 @@
+"""What `fedlgm audit` takes: a mechanism's name, a recipe, or the folder of a finished run."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from fedlgm import mechanisms
+from fedlgm.audits import Audit, AuditResult, Canaries, Check, Subject, audit_record
+from fedlgm.audits.audit import Progress, plenty
+from fedlgm.audits.probe import checks, probe
+from fedlgm.errors import ConfigError, RunError
+from fedlgm.keys import KeyRing
+from fedlgm.plan import ReleasePlan
+from fedlgm.privacy.ledger import SERVER, Ledger
+from fedlgm.release import fingerprint, release
+from simulations.audits.canaries import audit_stored, run_reported
+from simulations.config import recipe as recipes
+from simulations.config.assembly import Assembly, settled
+from simulations.runs.folder import RunFolder
+
+Kind = Literal["mechanism", "recipe", "run"]
+
+
+def kind_of(target: str) -> Kind:
+    """What a target is.
+
+    Raises:
+        ConfigError: none of the three.
+    """
+    if target in mechanisms.names():
+        return "mechanism"
+    path = Path(target)
+    if path.is_dir():
+        RunFolder.open(path)
+        return "run"
+    if target in recipes.names() or path.is_file():
+        return "recipe"
+    raise ConfigError(
+        f"nothing to audit at {target!r}: neither a mechanism ({', '.join(mechanisms.names())}), nor a recipe "
+        f"({', '.join(recipes.names())}, or a file), nor the folder of a run"
+    )
+
+
+def audit_mechanism(
+    name: str,
+    audit: Audit,
+    *,
+    variant: str | None = None,
+    overrides: Sequence[str] = (),
+    progress: Progress | None = None,
+    **facts: Any,
+) -> AuditResult:
+    """Audit a registered mechanism on a small model and made-up updates.
+
+    Args:
+        name: of the mechanism.
+        audit: how.
+        variant: "sound" or "published"; sound if left out.
+        overrides: its options as "option=value" (TOML values), with or without "mechanism." in front.
+        progress: called with (done, all).
+        facts: epsilon, delta, rounds and rate of the run that it is calibrated for, see `Subject.of`.
+
+    Raises:
+        ConfigError: an unknown variant or option, or a variant that the mechanism has not.
+    """
+    raw: dict[str, Any] = {"mechanism": {"name": name}}
+    recipes.override(raw, [text if text.startswith("mechanism.") else f"mechanism.{text}" for text in overrides])
+    options = {key: value for key, value in raw["mechanism"].items() if key not in ("name", "variant")}
+    chosen = variant or str(raw["mechanism"].get("variant", "sound"))
+    return audit.mechanism(Subject.of(name, chosen, **facts, **options), progress)
+
+
+def audit_recipe(
+    recipe: str,
+    audit: Audit,
+    *,
+    variant: str | None = None,
+    overrides: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> AuditResult:
+    """Audit what a recipe would release: its layers, plans and noise, without training.
+
+    Args:
+        recipe: bundled name or path.
+        audit: how.
+        variant: overrides mechanism.variant.
+        overrides: "section.key=value".
+        progress: called with (done, all).
+    """
+    extra = [*overrides, *([f"mechanism.variant={variant}"] if variant else [])]
+    assembly = Assembly(settled(recipes.load(recipe, extra)))
+    return audit.mechanism(subject_of(assembly, f"recipe {assembly.recipe.name}"), progress)
+
+
+def subject_of(assembly: Assembly, name: str) -> Subject:
+    """A recipe's mechanism in the recipe's own setting."""
+    label = f"{name} ({assembly.mechanism.name}, {assembly.mechanism.variant})"
+    return Subject(label, assembly.method)
+
+
+def audit_run(run: Path | str, audit: Audit, *, progress: Progress | None = None) -> AuditResult:
+    """Audit a finished run: by the canaries that were in it, or by drawing its noise again from its seed.
+
+    A seeded run's noise is drawn again for every round by the plans that it recorded, and canaries are put into what
+    it is added to; the ledger shows whether it is the noise that was charged for. Releases that canaries cannot be
+    looked for in (Laplace noise, local trust, plans made of private data) are audited by the recipe's mechanism.
+
+    Args:
+        run: the run's folder.
+        audit: how; "auto" or "one-run-gaussian" for the run's own noise, any other method for its recipe's mechanism.
+        progress: called with (done, all).
+
+    Raises:
+        RunError: the run is not finished, or has neither canaries nor a seed: it says what to run again.
+    """
+    started = time.perf_counter()
+    folder = RunFolder.open(Path(run))
+    result = folder.result()
+    if result is None:
+        raise RunError(f"{run} is not finished: continue it with fedlgm simulate --resume {run}")
+    assembly = Assembly(folder.recipe())
+    subject = subject_of(assembly, f"run {folder.path}")
+    own = audit.method in ("auto", "one-run-gaussian")
+    if own and folder.canaries():
+        found = audit_stored(assembly, folder, result, confidence=audit.confidence)
+        found = dataclasses.replace(found, checks=(*checks(probe(subject)), *found.checks))
+    elif not own or not subject.alignable:
+        return audit.mechanism(subject, progress)
+    elif assembly.recipe.run.seed is None:
+        raise RunError(
+            f"{run} drew its noise from the operating system and had no canaries: nothing of it can be drawn again. "
+            "Run it again with --set run.audit=true (canaries in the run) or with --seed N (noise that can be drawn "
+            "again), then audit that run"
+        )
+    else:
+        found = _replayed(assembly, folder, result, subject, audit, progress)
+    return dataclasses.replace(found, seconds=time.perf_counter() - started)
+
+
+def _replayed(
+    assembly: Assembly,
+    folder: RunFolder,
+    result: dict[str, object],
+    subject: Subject,
+    audit: Audit,
+    progress: Progress | None,
+) -> AuditResult:
+    """Canaries in a seeded run's own noise."""
+    layers, recipe = assembly.layers, assembly.recipe
+    keys = KeyRing.from_seed(recipe.run.seed)
+    rows = folder.rows()
+    count = audit.canaries or plenty(layers.size, len(rows))
+    canaries = Canaries(layers, count, KeyRing.from_seed(audit.seed).derive(b"canaries"))
+    first = assembly.method.plan(assembly.start())
+    with Ledger(folder.ledger_file, folder.owner()) as ledger:
+        charged = ledger.noise_keys()
+    unknown = 0
+    for number, row in enumerate(rows, start=1):
+        if progress is not None:
+            progress(number, len(rows))
+        plan = _recorded_plan(first, row)
+        if plan.size == 0:
+            continue
+        round_ = int(row["round"])
+        unknown += (round_, SERVER, fingerprint(keys, round_, SERVER, assembly.noise_backend)) not in charged
+        total = torch.zeros(plan.size, dtype=torch.float64)
+        canaries.insert(round_, plan, total)
+        release(total, plan, keys, round_, backend=assembly.noise_backend)
+        canaries.observe(round_, plan, total)
+    record = canaries.record()
+    reported = run_reported(assembly, f"run {folder.path}", result, record)
+    found = audit_record(record, layers, reported, confidence=audit.confidence)
+    named = Check(
+        "noise on the ledger",
+        unknown == 0,
+        f"{unknown} rounds drew noise that the ledger does not name" if unknown else "it names every round's noise",
+    )
+    return dataclasses.replace(found, checks=(*checks(probe(subject)), *found.checks, named))
+
+
+def _recorded_plan(first: ReleasePlan, row: dict[str, object]) -> ReleasePlan:
+    """The plan of a finished round, from its row of metrics; what rows do not hold does not change over rounds."""
+    clip, sigma = row["clip"], row["sigma"]
+    assert isinstance(clip, list)
+    assert isinstance(sigma, list)
+    scales = [float("inf") if value is None else float(value) for value in sigma]
+    return dataclasses.replace(
+        first,
+        clip=np.array(clip),
+        sigma=np.array(scales),
+        released=np.isfinite(scales),
+        notes={},
+    )

@@ -1,0 +1,214 @@
+"""`run.audit` and `fedlgm audit` on real runs, and the command's exit status."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+
+import numpy as np
+import pytest
+from federations import tiny_values
+from typer.testing import CliRunner
+
+from fedlgm.audits import Audit
+from fedlgm.errors import ConfigError, FedlgmError, RunError
+from simulations import launch
+from simulations.audits import targets
+from simulations.cli import app
+from simulations.config import recipe as recipes
+from simulations.config.assembly import Assembly
+from simulations.reports import terminal
+from simulations.runs.folder import RunFolder
+
+
+@pytest.fixture(scope="module")
+def seeded(tmp_path_factory):
+    """A finished run without canaries whose noise can be drawn again; nobody changes it."""
+    path = tmp_path_factory.mktemp("runs") / "seeded"
+    launch.simulate(recipes.validate(tiny_values()), run_dir=path)
+    return path
+
+
+def test_a_simulation_with_canaries(tiny, tmp_path, capsys):
+    run = tmp_path / "run"
+    result = launch.simulate(tiny(run={"audit": True}), run_dir=run)
+    assert result["audit_passed"]
+    assert 0 < result["audited_epsilon"] <= result["epsilon"] == pytest.approx(result["claimed_epsilon"], rel=1e-3)
+    rows = RunFolder.open(run).canaries()
+    assert [row["round"] for row in rows] == [1, 2, 3]
+    assert (run / "private" / "canaries.jsonl").stat().st_mode & 0o077 == 0
+    assert RunFolder.open(run).result()["audited_epsilon"] == result["audited_epsilon"]
+    terminal.Console().print(terminal.summary(result))
+    assert "epsilon audited" in capsys.readouterr().out
+    audited = targets.audit_run(run, Audit())
+    assert audited.passed
+    assert audited.epsilon_lower == pytest.approx(result["audited_epsilon"], rel=0.3)
+    assert [row.layer for row in audited.layers] == ["fc1", "fc2"]
+
+
+def test_an_interrupted_audited_run_keeps_what_its_canaries_saw(tiny, tmp_path):
+    recipe = tiny(run={"audit": True})
+    whole = launch.simulate(recipe, run_dir=tmp_path / "whole")
+
+    class Stop(Exception):
+        pass
+
+    def stop(row):
+        if row["round"] == 2:
+            raise Stop
+
+    with pytest.raises(Stop):
+        launch.simulate(recipe, run_dir=tmp_path / "cut", progress=stop)
+    again = launch.resume(tmp_path / "cut")
+    assert again["model_sha256"] == whole["model_sha256"]
+    one, other = (RunFolder.open(tmp_path / name).canaries() for name in ("whole", "cut"))
+    assert [row["aligned"] for row in one] == [row["aligned"] for row in other]
+
+
+@pytest.mark.slow
+def test_canaries_are_part_of_the_bits_and_their_absence_changes_nothing(tiny, tmp_path):
+    plain, audited = (
+        launch.simulate(tiny(run={"audit": flag}), run_dir=tmp_path / str(flag)) for flag in (False, True)
+    )
+    assert plain["model_sha256"] != audited["model_sha256"]
+    assert "audited_epsilon" not in plain
+    assert not RunFolder.open(tmp_path / "False").canaries()
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        (
+            {"mechanism": {"name": "laplace-inid"}, "privacy": {"accountant": "pld"}, "federation": {"rate": 1.0}},
+            "Gaussian noise",
+        ),
+        ({"mechanism": {"name": "none"}}, "no noise"),
+        ({"privacy": {"trust": "local", "max_participations": 2}}, "own upload"),
+    ],
+)
+def test_runs_that_canaries_do_not_fit_are_refused_before_anything_is_written(tiny, tmp_path, sections, message):
+    with pytest.raises(ConfigError, match=f"run.audit: .*{message}"):
+        launch.simulate(tiny(run={"audit": True}, **sections), run_dir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_seeded_run_is_audited_by_its_own_noise(seeded):
+    result = targets.audit_run(seeded, Audit(canaries=100, seed=0))
+    assert result.passed
+    assert 0.3 * result.epsilon_reported < result.epsilon_lower <= result.epsilon_reported
+    assert result.epsilon_reported == pytest.approx(8.0, rel=1e-3)
+    assert "noise on the ledger" in {check.name for check in result.checks}
+
+
+def test_another_seed_is_not_that_of_the_ledger(seeded, tmp_path):
+    copy = shutil.copytree(seeded, tmp_path / "copy")
+    text = (copy / "recipe.toml").read_text()
+    (copy / "recipe.toml").write_text(text.replace("seed = 3", "seed = 4"))
+    with pytest.raises(FedlgmError, match="ledger"):  # it belongs to the recipe as it was
+        targets.audit_run(copy, Audit(canaries=100, seed=0))
+
+
+def test_a_run_with_less_noise_than_it_reports_is_caught(seeded, monkeypatch):
+    """As if the run's release had drawn half the noise of its plan."""
+    honest = targets.release
+
+    def half(total, plan, keys, round, backend="cpu"):
+        exact = total.clone()
+        noisy = honest(total, plan, keys, round, backend=backend)
+        return noisy.copy_((noisy + exact) / 2)
+
+    monkeypatch.setattr(targets, "release", half)
+    result = targets.audit_run(seeded, Audit(canaries=100, seed=0))
+    assert result.exceeded
+    assert "noise scale" in [check.name for check in result.checks if not check.passed]
+
+
+def test_unseeded_and_unfinished_runs_say_what_to_run_again(tiny, tmp_path):
+    launch.simulate(tiny(run={"seed": None}), run_dir=tmp_path / "unseeded")
+    with pytest.raises(RunError, match=r"--set run.audit=true .* --seed N"):
+        targets.audit_run(tmp_path / "unseeded", Audit())
+    assert targets.audit_run(tmp_path / "unseeded", Audit(method="probe")).passed  # its recipe's mechanism
+    RunFolder.create(tmp_path / "unfinished", tiny())
+    with pytest.raises(RunError, match="--resume"):
+        targets.audit_run(tmp_path / "unfinished", Audit())
+
+
+@pytest.mark.slow
+def test_an_unseeded_run_with_canaries(tiny, tmp_path):
+    launch.simulate(tiny(run={"seed": None, "audit": True}), run_dir=tmp_path / "run")
+    assert targets.audit_run(tmp_path / "run", Audit()).passed
+
+
+def test_recipes_are_audited_in_their_own_setting(tiny_file):
+    result = targets.audit_recipe(str(tiny_file), Audit(canaries=200, seed=0))
+    assert result.passed
+    assert result.epsilon_reported == pytest.approx(8.0, rel=0.05)
+    assert "tiny" in result.subject
+    caught = targets.audit_recipe(
+        str(tiny_file), Audit(trials=200, seed=0), variant="published", overrides=["mechanism.clip=med"]
+    )
+    assert not caught.passed
+
+
+def test_the_command_draws_prints_and_exits(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    short = ["--seed", "0", "--canaries", "300", "--trials", "200"]
+    done = CliRunner().invoke(app, ["audit", "snr-consistent", *short, "--out", "audit.png"])
+    assert done.exit_code == 0
+    assert "epsilon audited" in done.stdout
+    assert (tmp_path / "audit.png").stat().st_size > 10_000
+    done = CliRunner().invoke(app, ["audit", "ladp", "--variant", "published", *short, "--json"])
+    assert done.exit_code == 1
+    shown = json.loads(done.stdout)
+    assert not shown["passed"]
+    assert shown["epsilon_lower"] > shown["epsilon_reported"]
+    assert {"method", "confidence", "checks", "layers"} <= shown.keys()
+    done = CliRunner().invoke(app, ["audit", "none", *short, "--json"])
+    assert done.exit_code == 0
+    assert json.loads(done.stdout)["epsilon_reported"] == "inf"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nothing-of-that-name"], "neither a mechanism"),
+        (["gaussian", "--method", "best"], "known: auto"),
+        (["gaussian", "--canaries", "1"], "at least 2"),
+        (["gaussian", "--variant", "published"], "no variant"),
+        (["laplace-iid", "--trials", "9"], "at least 32"),
+        (["gaussian", "--confidence", "1.5"], "confidence"),
+        (["gaussian", "--set", "colour=red"], "colour"),
+    ],
+)
+def test_bad_input_is_refused_with_one_message(arguments, message):
+    done = CliRunner().invoke(app, ["audit", *arguments])
+    assert isinstance(done.exception, FedlgmError)  # `main` turns it into status 2
+    assert message in str(done.exception)
+
+
+def test_a_finished_run_takes_no_overrides(seeded):
+    done = CliRunner().invoke(app, ["audit", str(seeded), "--variant", "sound"])
+    assert isinstance(done.exception, ConfigError)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("epsilon", [4, 8])
+@pytest.mark.parametrize("name", ["gaussian", "snr-consistent"])
+def test_tightness_in_one_training_run(tmp_path, name, epsilon):
+    """A real run of the default recipe: the audited epsilon is at least 0.7 of the proven one."""
+    overrides = [f"mechanism.name={name}", f"privacy.epsilon={epsilon}", "run.audit=true"]
+    result = launch.simulate(recipes.load("digits", overrides), run_dir=tmp_path / "run")
+    assert result["audit_passed"]
+    assert 0.7 * result["epsilon"] <= result["audited_epsilon"] <= result["epsilon"]
+    assert result["accuracy"] > 0.8
+
+
+def test_the_plan_of_a_finished_round_comes_from_its_row(seeded):
+    folder = RunFolder.open(seeded)
+    assembly = Assembly(folder.recipe())
+    first = assembly.method.plan(assembly.start())
+    plan = targets._recorded_plan(first, folder.rows()[1])
+    assert plan.clip.tolist() == first.clip.tolist()
+    assert np.isfinite(plan.sigma).all()
+    assert math.isclose(plan.effective_multiplier, first.effective_multiplier, rel_tol=1e-6)
