@@ -37,16 +37,30 @@ TPR_AT = 0.01
 """False-positive rate at which the table states the membership attack's true-positive rate."""
 
 
-def check(names: Sequence[str]) -> tuple[Attack, ...]:
-    """The attacks called `names`.
+def parse(text: str) -> tuple[tuple[Attack, ...], tuple[int, ...]]:
+    """The attacks and classes of "membership,inversion,gan:3:9".
+
+    Returns:
+        The attacks, and the classes that "gan" reconstructs.
 
     Raises:
-        ConfigError: one that is not there.
+        ConfigError: an attack that is not there, a class that is no number, or "gan" without a class.
     """
-    for name in names:
+    names: list[Attack] = []
+    labels: list[int] = []
+    for part in (part.strip() for part in text.split(",") if part.strip()):
+        name, *classes = part.split(":")
         if name not in get_args(Attack):
-            raise ConfigError(f"unknown attack {name!r}; known: {', '.join(get_args(Attack))}")
-    return tuple(names)  # type: ignore[arg-type]
+            raise ConfigError(f"--attacks: unknown attack {name!r}; known: {', '.join(get_args(Attack))}")
+        if (name == "gan") != bool(classes) or not all(label.isdigit() for label in classes):
+            raise ConfigError(
+                f"--attacks: {part!r}: 'gan' takes the classes to reconstruct, as in gan:3:9, others none"
+            )
+        names.append(name)  # type: ignore[arg-type]
+        labels += [int(label) for label in classes]
+    if not names:
+        raise ConfigError(f"--attacks takes attacks by comma: {', '.join(get_args(Attack))}")
+    return tuple(names), tuple(labels)
 
 
 def measure(
