@@ -109,6 +109,7 @@ def test_gan_of_a_recipe(run, tiny_file):
         (["lira", "digits", "--shadows", 7], "even number"),
         (["lira", "digits", "--shadows", 4, "--set", "federation.rounds=1"], "at least 6"),
         (["mia", "digits", "--examples", 3], "at least 20"),
+        (["inversion", "digits", "--set", "task.name=binary"], "task"),
         (["gan", "digits"], "data.partition = 'isolation'"),
         (["gan", "digits", "--kind", "vae"], "acgan, dcgan"),
     ],
