@@ -121,7 +121,7 @@ def compare(
     if attacks is not None:
         from simulations.attacks import table as attacking
 
-        wanted = attacking.parse(attacks)
+        wanted = attacking.Attacks.parse(attacks)
     names = [name.strip() for name in methods.split(",") if name.strip()]
     todo = comparing.jobs(recipe, names, seeds, overrides or (), epsilons or (), partitions or ())
     folder = out or Path("runs") / f"compare-{Path(recipe or 'digits').stem}"
@@ -130,7 +130,7 @@ def compare(
             comparing.run(todo, folder, engine, on_row)  # type: ignore[arg-type]
         if wanted is not None:
             with contextlib.redirect_stdout(sys.stderr), attack_command.progress("attacks", not as_json) as on_attack:
-                rows = attacking.measure(todo, folder, wanted[0], labels=wanted[1], progress=on_attack)
+                rows = attacking.measure(todo, folder, wanted, progress=on_attack)
     except (KeyboardInterrupt, SystemExit):
         _err.print("interrupted; the same command goes on from here", style="yellow")
         raise
