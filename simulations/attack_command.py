@@ -95,7 +95,7 @@ def inversion(
 
     opened = Target.open(target, overrides or ())
     settings = InversionSettings(iterations=iterations, restarts=restarts)
-    with _progress("inversion", not as_json) as on_progress:
+    with progress("inversion", not as_json) as on_progress:
         findings = attacks.attack(
             opened,
             count=victims,
@@ -142,7 +142,7 @@ def gan(
 
     settings = GanSettings(kind=kind, active=active, steps=steps)  # type: ignore[arg-type]
     opened = Target.open(target, overrides or ())
-    with _progress("gan", not as_json) as on_progress, contextlib.redirect_stdout(sys.stderr):
+    with progress("gan", not as_json) as on_progress, contextlib.redirect_stdout(sys.stderr):
         found = attacks.attack(opened, label=label, settings=settings, progress=on_progress)
     path = figures.save(
         figures.classes([(f"{kind}, {'active' if active else 'passive'}", found)]), picture or Path("attack-gan.png")
@@ -174,7 +174,7 @@ def _population(
     opened = Target.open(target, overrides or ())
     if pooled:
         membership.require_pooled(opened, shadows)
-    with _progress("membership", not as_json) as on_progress, contextlib.redirect_stdout(sys.stderr):
+    with progress("membership", not as_json) as on_progress, contextlib.redirect_stdout(sys.stderr):
         return membership.population(opened, shadows, examples=examples, progress=on_progress)
 
 
@@ -242,8 +242,8 @@ def _table(title: str, *columns: str) -> Table:
 
 
 @contextlib.contextmanager
-def _progress(name: str, shown: bool) -> Iterator[OnProgress]:
-    """Progress bar on standard error."""
+def progress(name: str, shown: bool) -> Iterator[OnProgress]:
+    """Progress bar on standard error, called with (done, in all, what is being done)."""
     if not shown:
         yield lambda done, total, what: None
         return

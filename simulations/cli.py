@@ -13,6 +13,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
+from simulations import attack_command
 from simulations.audits.command import audit
 from simulations.deploy import commands, node_commands
 
@@ -34,6 +35,7 @@ applications = typer.Typer(help="Coordinate descent and PCA over a federation.",
 app.add_typer(applications, name="apply")
 app.add_typer(node_commands.app, name="node")
 app.add_typer(commands.app, name="deploy")
+app.add_typer(attack_command.app, name="attack")
 SettingsArgument = Annotated[Path | None, typer.Argument(help="TOML file of settings; the options below override it.")]
 EpsilonOption = Annotated[float | None, typer.Option(help="Budget of the whole run.")]
 DeltaOption = Annotated[float | None, typer.Option(help="0 for Laplace noise; by default 1/rows^2 for Gaussian noise.")]
@@ -107,6 +109,9 @@ def compare(
         list[str] | None, typer.Option("--set", help="[METHOD/]section.key=value; repeatable.")
     ] = None,
     engine: Annotated[str, typer.Option(help="local, ray or flower.")] = "local",
+    attacks: Annotated[
+        str | None, typer.Option(help="Attack every run: membership, inversion, gan:CLASS[:CLASS...], by comma.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the runs; continued if it exists.")] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -116,21 +121,33 @@ def compare(
     from simulations.compare import figures as comparison_figures
 
     launch.check_engine(engine)
+    wanted = None
+    if attacks is not None:
+        from simulations.attacks import table as attacking
+
+        wanted = attacking.Attacks.parse(attacks)
     names = [name.strip() for name in methods.split(",") if name.strip()]
     todo = comparing.jobs(recipe, names, seeds, overrides or (), epsilons or (), partitions or ())
     folder = out or Path("runs") / f"compare-{Path(recipe or 'digits').stem}"
     try:
         with contextlib.redirect_stdout(sys.stderr), comparison_figures.progress(todo, not as_json) as on_row:
             comparing.run(todo, folder, engine, on_row)  # type: ignore[arg-type]
+        if wanted is not None:
+            with contextlib.redirect_stdout(sys.stderr), attack_command.progress("attacks", not as_json) as on_attack:
+                rows = attacking.measure(todo, folder, wanted, progress=on_attack)
     except (KeyboardInterrupt, SystemExit):
         _err.print("interrupted; the same command goes on from here", style="yellow")
         raise
     summary = comparing.summarise(todo, folder)
     summary["pictures"] = comparison_figures.draw(todo, folder)
+    if wanted is not None:
+        summary["attacks"] = attacking.cells(rows)
     if as_json:
         _print_json(summary)
-    else:
-        _out.print(comparison_figures.tables(summary))
+        return
+    _out.print(comparison_figures.tables(summary))
+    if wanted is not None:
+        _out.print(attacking.tables(summary["attacks"]))
 
 
 app.command()(audit)

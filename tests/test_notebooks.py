@@ -1,17 +1,31 @@
-"""The notebook runs from top to bottom."""
+"""The notebooks run from top to bottom."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import nbformat
 from nbclient import NotebookClient
 
-NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "quickstart.ipynb"
+NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
+
+
+def outputs_of(name: str) -> list[str]:
+    """What the cells of a notebook put out when they are run in order."""
+    notebook = nbformat.read(NOTEBOOKS / name, as_version=4)
+    NotebookClient(notebook, timeout=240, resources={"metadata": {"path": str(NOTEBOOKS)}}).execute()
+    return [str(o) for cell in notebook.cells if cell.cell_type == "code" for o in cell.outputs]
 
 
 def test_quickstart_notebook() -> None:
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
-    NotebookClient(notebook, timeout=240, resources={"metadata": {"path": str(NOTEBOOK.parent)}}).execute()
-    outputs = [o for cell in notebook.cells if cell.cell_type == "code" for o in cell.outputs]
-    assert any("NOT PRIVATE" in str(o) and "inf" in str(o) for o in outputs)
+    assert any("NOT PRIVATE" in o and "inf" in o for o in outputs_of("quickstart.ipynb"))
+
+
+def test_attacks_notebook() -> None:
+    outputs = outputs_of("attacks.ipynb")
+    assert sum("image/png" in o for o in outputs) == 4
+    figures = dict(re.findall(r"(no noise|ladp, published|epsilon \d+) .*?mean SSIM +(-?[\d.]+)", "".join(outputs)))
+    assert float(figures["no noise"]) > 0.9  # the attack works where there is no noise,
+    assert abs(float(figures["epsilon 8"])) < 0.3  # and finds nothing under noise that is sound
+    assert abs(float(figures["epsilon 1"])) < 0.3

@@ -136,7 +136,7 @@ def invert(
     guessed = infer_labels(module, observation, images, shape) if labels is None else torch.tensor(list(labels))
     divided = analytic(module, observation, shape) if images == 1 else None
     first = _first_linear(module, observation, shape)
-    if divided is not None and first is not None and observation.sigma[first.index] == 0:
+    if divided is not None and first is not None and observation.sigma[first.layer] == 0:
         total = settings.iterations * settings.restarts
         if progress is not None:
             progress(total, total)
@@ -205,7 +205,7 @@ def analytic(module: nn.Module, observation: Observation, shape: tuple[int, int,
     weight, bias = first.weight, first.bias
     rows = observation.update[weight.offset : weight.offset + weight.size].view(weight.shape).double()
     moved = observation.update[bias.offset : bias.offset + bias.size].double()
-    noise = float(observation.sigma[first.index]) ** 2 * len(moved)
+    noise = float(observation.sigma[first.layer]) ** 2 * len(moved)
     energy = float(moved.square().sum())
     if energy == 0:
         return None
@@ -216,7 +216,7 @@ def analytic(module: nn.Module, observation: Observation, shape: tuple[int, int,
 class _Linear(NamedTuple):
     """A visible linear layer whose input is the image itself: its layer's index, weight and bias."""
 
-    index: int
+    layer: int
     weight: Slot
     bias: Slot
 

@@ -7,8 +7,11 @@ budget, method and class.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -28,6 +31,7 @@ from simulations.compare.comparison import Job
 from simulations.config import recipe as recipes
 from simulations.reports.terminal import number
 from simulations.runs import strict_json
+from simulations.runs.folder import RunFolder
 
 Attack = Literal["membership", "inversion", "gan"]
 OnProgress = Callable[[int, int, str], None]
@@ -37,83 +41,126 @@ TPR_AT = 0.01
 """False-positive rate at which the table states the membership attack's true-positive rate."""
 
 
-def check(names: Sequence[str]) -> tuple[Attack, ...]:
-    """The attacks called `names`.
+@dataclass(frozen=True)
+class Attacks:
+    """What every run of a comparison is attacked with.
 
-    Raises:
-        ConfigError: one that is not there.
+    Attributes:
+        names: which attacks.
+        labels: classes that "gan" reconstructs.
+        victims: clients of the inversion.
+        inversion: how hard the inversion tries.
+        gan: how the reconstruction trains.
     """
-    for name in names:
-        if name not in get_args(Attack):
-            raise ConfigError(f"unknown attack {name!r}; known: {', '.join(get_args(Attack))}")
-    return tuple(names)  # type: ignore[arg-type]
+
+    names: tuple[Attack, ...] = ("membership", "inversion")
+    labels: tuple[int, ...] = ()
+    victims: int = 3
+    inversion: InversionSettings = InversionSettings()  # noqa: RUF009  (frozen)
+    gan: GanSettings = GanSettings()  # noqa: RUF009  (frozen)
+
+    def __post_init__(self) -> None:
+        if ("gan" in self.names) != bool(self.labels):
+            raise ConfigError("--attacks: 'gan' takes the classes to reconstruct, as in gan:3:9")
+
+    @classmethod
+    def parse(cls, text: str) -> Attacks:
+        """The attacks of "membership,inversion,gan:3:9".
+
+        Raises:
+            ConfigError: an attack that is not there, a class that is no number, or "gan" without a class.
+        """
+        names: list[Attack] = []
+        labels: list[int] = []
+        for part in (part.strip() for part in text.split(",") if part.strip()):
+            name, *classes = part.split(":")
+            if name not in get_args(Attack):
+                raise ConfigError(f"--attacks: unknown attack {name!r}; known: {', '.join(get_args(Attack))}")
+            if (name == "gan") != bool(classes) or not all(label.isdigit() for label in classes):
+                raise ConfigError(
+                    f"--attacks: {part!r}: 'gan' takes the classes to reconstruct, as in gan:3:9, others none"
+                )
+            names.append(name)  # type: ignore[arg-type]
+            labels += [int(label) for label in classes]
+        if not names:
+            raise ConfigError(f"--attacks takes attacks by comma: {', '.join(get_args(Attack))}")
+        return cls(tuple(names), tuple(labels))
 
 
 def measure(
-    jobs: Sequence[Job],
-    out: Path,
-    attacks: Sequence[Attack] = ("membership", "inversion"),
-    *,
-    labels: Sequence[int] = (),
-    victims: int = 5,
-    inversion_settings: InversionSettings | None = None,
-    gan_settings: GanSettings | None = None,
-    progress: OnProgress | None = None,
+    jobs: Sequence[Job], out: Path, attacks: Attacks | None = None, *, progress: OnProgress | None = None
 ) -> list[dict[str, Any]]:
-    """Attack every finished run of a comparison; a run's figures are kept beside it and are not measured again.
+    """Attack every finished run of a comparison.
+
+    Figures compare private data with what was released, so they are kept with the run's private files; they are not
+    measured again under the same settings.
 
     Membership is inferred from the outputs of the final model, training set against test set (the modified-entropy
-    attack, which needs no shadow models; `fedlgm attack lira` is stronger). Inversion attacks the updates of `victims`
+    attack, which needs no shadow models; `fedlgm attack lira` is stronger). Inversion attacks the updates of some
     clients in the first round, each cut to one image, as the mechanism releases them. The class reconstruction runs the
-    federation again for each class in `labels`, with that class isolated from the last client.
+    federation again for each class, with that class isolated from the last client.
 
     Args:
         jobs: the comparison's runs, finished.
         out: folder of their run folders.
-        attacks: which attacks to run.
-        labels: classes of the reconstruction.
-        victims: clients of the inversion.
-        inversion_settings: how hard the inversion tries.
-        gan_settings: how the reconstruction trains.
+        attacks: which attacks to run, and how.
         progress: called with (runs done, runs in all, what is being done).
 
     Returns:
         One row per job.
-
-    Raises:
-        ConfigError: "gan" without labels.
     """
-    if "gan" in attacks and not labels:
-        raise ConfigError("the attack 'gan' needs the classes to reconstruct")
+    attacks = attacks or Attacks()
     rows = []
     for index, job in enumerate(jobs):
-        if progress is not None:
-            progress(index, len(jobs), job.folder)
-        kept = out / job.folder / _FILE
-        row: dict[str, Any] = strict_json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else {}
         target = Target.open(str(out / job.folder))
-        row |= {
+        kept = _Kept(target.folder)
+
+        def tell(what: str, index: int = index, job: Job = job) -> None:
+            if progress is not None:
+                progress(index, len(jobs), f"{job.folder}: {what}")
+
+        row: dict[str, Any] = {
             "method": job.method,
             "epsilon_budget": job.epsilon,
             "partition": job.partition,
             "repetition": job.repetition,
         }
         row |= target.figures()
-        if "membership" in attacks and "membership_auc" not in row:
-            row |= _membership(target)
-        if "inversion" in attacks and "inversion_ssim" not in row:
-            row |= _inversion(target, victims, inversion_settings)
-        if "gan" in attacks:
-            distances = {int(label): value for label, value in row.get("gan", {}).items()}
-            for label in labels:
-                if label not in distances:
-                    distances[label] = _gan(job, label, gan_settings)
-            row["gan"] = {str(label): value for label, value in distances.items()}
-        kept.write_text(strict_json.dumps(row, indent=1) + "\n", encoding="utf-8")
+        if "membership" in attacks.names:
+            tell("membership")
+            row |= kept.get("membership", None, partial(_membership, target))
+        if "inversion" in attacks.names:
+            tell("inversion")
+            settings = {"victims": attacks.victims, **asdict(attacks.inversion)}
+            row |= kept.get("inversion", settings, partial(_inversion, target, attacks.victims, attacks.inversion))
+        for label in attacks.labels:
+            tell(f"class {label}")
+            found = kept.get(f"gan {label}", asdict(attacks.gan), partial(_gan, job, label, attacks.gan))
+            row.setdefault("gan", {})[str(label)] = found
         rows.append(row)
     if progress is not None:
         progress(len(jobs), len(jobs), "done")
     return rows
+
+
+class _Kept:
+    """Figures of one run that have been measured already, with the settings they were measured under."""
+
+    def __init__(self, folder: RunFolder | None) -> None:
+        if folder is None:
+            raise ConfigError("figures are kept with a finished run")
+        self._folder, self._values = folder, dict[str, Any]()
+        with contextlib.suppress(OSError, ValueError):  # missing or damaged: everything is measured again
+            self._values = strict_json.loads((folder.path / "private" / _FILE).read_text(encoding="utf-8"))
+
+    def get(self, name: str, settings: Any, measured: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """The figures called `name` under these settings, measured now if they are not there."""
+        known = self._values.get(name)
+        if not isinstance(known, dict) or known.get("settings") != settings:
+            self._values[name] = known = {"settings": settings, "figures": measured()}
+            content = strict_json.dumps(self._values, indent=1) + "\n"
+            self._folder.private_file(_FILE).write_text(content, encoding="utf-8")
+        return dict(known["figures"])
 
 
 def cells(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -228,7 +275,7 @@ def _membership(target: Target) -> dict[str, float]:
     }
 
 
-def _inversion(target: Target, victims: int, settings: InversionSettings | None) -> dict[str, float]:
+def _inversion(target: Target, victims: int, settings: InversionSettings) -> dict[str, float]:
     first_round = Target(target.recipe)  # the initial model: what later rounds give away is not more
     findings = inversion.attack(first_round, count=victims, settings=settings)
     label = next((f.protection for f in findings if f.protection != inversion.UNPROTECTED), inversion.UNPROTECTED)
@@ -236,7 +283,7 @@ def _inversion(target: Target, victims: int, settings: InversionSettings | None)
     return {"inversion_ssim": _mean(scores), "inversion_clients": len(scores)}
 
 
-def _gan(job: Job, label: int, settings: GanSettings | None) -> dict[str, float]:
+def _gan(job: Job, label: int, settings: GanSettings) -> dict[str, float]:
     raw = job.recipe.model_dump(exclude_none=True)
     if not job.recipe.data.partition.startswith("isolation"):
         recipes.override(raw, ["data.partition=isolation"])

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from clients import AnyClient
 from fedlgm import data
-from fedlgm.data import DataSet, Partition
+from fedlgm.data import DataSet
 from fedlgm.errors import ConfigError, RunError
 from fedlgm.keys import KeyRing
+from fedlgm.tasks import Classification
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly, settled
 from simulations.config.recipe import Recipe
@@ -110,9 +111,11 @@ class Target:
         """The objects of its recipe.
 
         Raises:
-            ConfigError: data that are not labelled images.
+            ConfigError: another task than classification, or data that are not labelled images.
         """
         assembly = Assembly(self.recipe)
+        if not isinstance(assembly.task, Classification):
+            raise ConfigError(f"task.name: the attacks work on 'classification', not {self.recipe.task.name!r}")
         Images.of(assembly.dataset)
         return assembly
 
@@ -204,11 +207,13 @@ class Pool:
         x: inputs [n, C, H, W].
         y: labels [n].
         trained: whether an example belongs to the recipe's own training set, bool [n].
+        classes: number of classes.
     """
 
     x: np.ndarray
     y: np.ndarray
     trained: np.ndarray
+    classes: int
 
     @classmethod
     def of(cls, dataset: Images, limit: int | None = None, seed: int = 0) -> Pool:
@@ -218,7 +223,7 @@ class Pool:
         if limit is not None and limit < len(y):
             rows = np.sort(np.random.default_rng(seed).permutation(len(y))[:limit])
             x, y, trained = x[rows], y[rows], trained[rows]
-        return cls(x, y, trained)
+        return cls(x, y, trained, dataset.classes)
 
     def tensors(self, rows: np.ndarray | slice = slice(None)) -> tuple[Tensor, Tensor]:
         """Inputs and labels of some examples."""
@@ -235,15 +240,11 @@ class Pool:
                 "data.partition = 'natural' divides by the set's own users, which shadow federations on other examples "
                 "do not have: use another partition"
             )
-        original = data.load(recipe.data.name, recipe.data.dir)
         own = DataSet(
-            original.name, self.x[members], self.y[members], self.x[~members], self.y[~members], original.classes
+            recipe.data.name, self.x[members], self.y[members], self.x[~members], self.y[~members], self.classes
         )
-        return Assembly(recipe).with_data(own, _divide(recipe, own))
-
-
-def _divide(recipe: Recipe, dataset: DataSet) -> Partition:
-    section = recipe.data
-    return data.partition(
-        dataset.train_y, recipe.federation.clients, section.partition, seed=section.partition_seed, **section.options
-    )
+        section = recipe.data
+        divided = data.divide(
+            own, recipe.federation.clients, section.partition, seed=section.partition_seed, **section.options
+        )
+        return Assembly(recipe).with_data(own, divided)

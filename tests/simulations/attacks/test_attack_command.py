@@ -9,10 +9,7 @@ import warnings
 
 import pytest
 
-from simulations import attack_command, cli
-
-if not any(group.name == "attack" for group in cli.app.registered_groups):
-    cli.app.add_typer(attack_command.app, name="attack")
+from simulations import cli
 
 
 @pytest.fixture
@@ -112,6 +109,7 @@ def test_gan_of_a_recipe(run, tiny_file):
         (["lira", "digits", "--shadows", 7], "even number"),
         (["lira", "digits", "--shadows", 4, "--set", "federation.rounds=1"], "at least 6"),
         (["mia", "digits", "--examples", 3], "at least 20"),
+        (["inversion", "digits", "--set", "task.name=binary"], "task"),
         (["gan", "digits"], "data.partition = 'isolation'"),
         (["gan", "digits", "--kind", "vae"], "acgan, dcgan"),
     ],
@@ -147,3 +145,36 @@ def test_a_run_that_has_not_finished(run, finished):
     status, _, err = run("attack", "lira", finished)
     assert status == 2
     assert "--resume" in err
+
+
+def test_compare_with_attacks(run, tiny_file, tmp_path):
+    options = ["--methods", "none,gaussian", "--seeds", 1, "--out", tmp_path / "set", "--attacks", "membership,gan:3"]
+    changes = ["federation.clients=6", "federation.rate=1.0"]
+    changed = [part for change in changes for part in ("--set", change)]
+    status, out, err = run("compare", tiny_file, *options, *changed, "--json")
+    assert status == 0, err
+    bare, noised = json.loads(out)["attacks"]
+    assert (bare["method"], noised["method"]) == ("none", "gaussian")
+    assert (bare["guarantee_status"], noised["guarantee_status"]) == ("none", "proven")
+    assert noised["epsilon"] <= 8.0
+    for cell in (bare, noised):
+        assert 0.3 < cell["membership_auc"] < 0.7
+        assert cell["gan"]["3"]["floor"] < cell["gan"]["3"]["nearest_class"]
+    kept = {path: path.read_bytes() for path in (tmp_path / "set").glob("*/private/attacks.json")}
+    assert len(kept) == 2
+    assert all(path.stat().st_mode & 0o077 == 0 for path in kept)  # they compare private data with what was released
+    status, out, err = run("compare", tiny_file, *options, *changed)
+    assert status == 0, err
+    assert "NOT PRIVATE" in out
+    assert "Reconstruction of classes" in out
+    assert {path: path.read_bytes() for path in kept} == kept  # what has been measured is read
+
+
+@pytest.mark.parametrize(
+    ("attacks", "message"),
+    [("phishing", "unknown attack 'phishing'"), ("gan", "gan:3:9"), ("membership:1", "gan:3:9"), (",", "by comma")],
+)
+def test_compare_refuses_attacks(run, tiny_file, attacks, message):
+    status, out, err = run("compare", tiny_file, "--methods", "none", "--attacks", attacks)
+    assert (status, out) == (2, "")
+    assert message in err
