@@ -3,7 +3,7 @@
 Each contender runs in a process of its own and does one round on demand, so that rounds alternate between contenders
 and a change of the machine's speed hits all of them alike. Medians and ratios over ours are printed as one JSON
 object.
-pfl takes part if the interpreter named by FEDLGM_PFL_PYTHON has `pfl`, torch and this checkout's requirements: two
+pfl takes part if the interpreter named by FEDLGM_PFL_PYTHON has `pfl`, torch, flwr-datasets and NumPy: two
 processes, each with half of the cohort, which never exchange anything (its own exchange needs Horovod or MPI), so it is
 faster here than it would be.
 """
@@ -26,6 +26,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.contenders import work
+from fedlgm import data
+from fedlgm.errors import DataError
 
 CONTENDERS = {"ours": ["fedlgm_ray"], "flower": ["flower"], "bare": ["bare"]}
 
@@ -141,6 +143,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, help="timed rounds of each contender")
     parser.add_argument("--starts", type=int, help="timed starts of each contender, one of them for its rounds")
     arguments = parser.parse_args()
+    try:
+        data.load("fashion-mnist")
+    except DataError as error:
+        sys.exit(f"the benchmark trains on FashionMNIST: {error}")
     rounds = arguments.rounds or (4 if arguments.quick else 15)
     makers = {name: partial(Contender, command) for name, command in CONTENDERS.items()}
     pfl_python = os.environ.get("FEDLGM_PFL_PYTHON")
@@ -148,7 +154,10 @@ def main() -> None:
         shares = [["pfl_simulator", str(share)] for share in range(work.WORKERS)]
         makers["pfl"] = partial(Contender, *shares, python=pfl_python)
     else:
-        print("pfl does not take part: FEDLGM_PFL_PYTHON names no interpreter that has it", file=sys.stderr)
+        print(
+            "pfl does not take part: FEDLGM_PFL_PYTHON names no interpreter with pfl, torch and flwr-datasets",
+            file=sys.stderr,
+        )
     started = starts(makers, (arguments.starts or (1 if arguments.quick else 3)) - 1)
     contenders = {name: make() for name, make in makers.items()}
     for name, contender in contenders.items():

@@ -84,6 +84,8 @@ def simulate(
                     parsed, run_dir=run_dir, progress=on_round, on_folder=folders.append, **options
                 )
     except BaseException as error:
+        if isinstance(error, KeyboardInterrupt | SystemExit) and not folders:
+            _err.print("interrupted before the run had begun: nothing was written", style="yellow")
         for folder in () if isinstance(error, FedlgmError) and resume is not None else folders:
             how = "" if engine == "ray" else f" --engine {engine}"
             _err.print(

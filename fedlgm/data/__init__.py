@@ -16,6 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedlgm.data.bundled import digits, synthetic
 from fedlgm.data.dataset import DataSet
 from fedlgm.data.division import divide
@@ -25,7 +27,18 @@ from fedlgm.data.sources import FILE_SETS, locate, read
 from fedlgm.errors import ConfigError, DataError
 from fedlgm.extension import is_reference, load_object
 
-__all__ = ["DataSet", "Partition", "divide", "load", "names", "partition", "scheme_options", "schemes", "synthetic"]
+__all__ = [
+    "DataSet",
+    "Partition",
+    "divide",
+    "load",
+    "names",
+    "outline",
+    "partition",
+    "scheme_options",
+    "schemes",
+    "synthetic",
+]
 
 _synthetic = cache(synthetic)
 
@@ -76,6 +89,21 @@ def load(name: Loadable, data_dir: str | Path | None = None, *, download: bool =
             "your own as 'package.module:name'"
         )
     return _synthetic(int(size[1])) if size[1] else _synthetic()
+
+
+def outline(name: str) -> DataSet | None:
+    """A bundled set without its examples: shapes and classes, as a model needs them; None where only the files say.
+
+    >>> outline("fashion-mnist").shape, outline("fashion-mnist").classes
+    ((1, 28, 28), 10)
+    """
+    if name not in FILE_SETS:
+        return None
+    spec = FILE_SETS[name]
+    text = len(spec.shape) == 1
+    x = np.empty((0, *spec.shape), dtype=np.int64 if text else np.float32)
+    y = np.empty((0, *spec.shape) if text else 0, dtype=np.int64)
+    return DataSet(name, x, y, x, y, spec.classes)
 
 
 def _own(found: Any, label: str) -> DataSet:

@@ -28,6 +28,7 @@ class FileSet:
 
     Attributes:
         classes: number of classes, or of characters.
+        shape: shape of one input.
         files: glob patterns, each of which must match a file of the set's folder.
         read: reads (train, test) from the folder.
         layout: folder below a data directory in which torchvision or LEAF keeps it.
@@ -37,6 +38,7 @@ class FileSet:
     """
 
     classes: int
+    shape: tuple[int, ...]
     files: tuple[str, ...]
     read: Callable[[Path], tuple[Samples, Samples]]
     layout: str
@@ -93,6 +95,7 @@ _CIFAR_SITE = "https://www.cs.toronto.edu/~kriz/cifar.html"
 def _bible(by_chapter: bool) -> FileSet:
     return FileSet(
         classes=len(text.ALPHABET),
+        shape=(text.LENGTH,),
         files=("bible.data",),
         read=partial(_read_bible, by_chapter=by_chapter),
         layout="bible-kjv",
@@ -105,6 +108,7 @@ def _bible(by_chapter: bool) -> FileSet:
 FILE_SETS: dict[str, FileSet] = {
     "mnist": FileSet(
         classes=10,
+        shape=(1, 28, 28),
         files=_IDX_FILES,
         read=_read_mnist,
         layout="MNIST/raw",
@@ -113,6 +117,7 @@ FILE_SETS: dict[str, FileSet] = {
     ),
     "fashion-mnist": FileSet(
         classes=10,
+        shape=(1, 28, 28),
         files=_IDX_FILES,
         read=_read_mnist,
         layout="FashionMNIST/raw",
@@ -121,6 +126,7 @@ FILE_SETS: dict[str, FileSet] = {
     ),
     "cifar10": FileSet(
         classes=10,
+        shape=(3, 32, 32),
         files=_CIFAR10_FILES,
         read=_read_cifar10,
         layout="cifar-10-batches-py",
@@ -129,6 +135,7 @@ FILE_SETS: dict[str, FileSet] = {
     ),
     "cifar100": FileSet(
         classes=100,
+        shape=(3, 32, 32),
         files=("train", "test"),
         read=_read_cifar100,
         layout="cifar-100-python",
@@ -137,6 +144,7 @@ FILE_SETS: dict[str, FileSet] = {
     ),
     "svhn": FileSet(
         classes=10,
+        shape=(3, 32, 32),
         files=("train_32x32.mat", "test_32x32.mat"),
         read=_read_svhn,
         layout="SVHN",
@@ -145,6 +153,7 @@ FILE_SETS: dict[str, FileSet] = {
     ),
     "femnist": FileSet(
         classes=62,
+        shape=(1, 28, 28),
         files=("train/*.json", "test/*.json"),
         read=_read_femnist,
         layout="femnist/data",

@@ -97,11 +97,20 @@ class Assembly:
                 raise missing_object(section.name, "model")
             return models.build(
                 section.name if self.own.model is None else self.own.model,
-                in_shape=self.dataset.shape,
-                classes=self.task.outputs(self.dataset),
+                in_shape=self._outline.shape,
+                classes=self.task.outputs(self._outline),
                 seed=(self.recipe.run.seed or 0) if section.seed is None else section.seed,
                 **section.options,
             )
+
+    @property
+    def _outline(self) -> DataSet:
+        """What the model needs to know of the data: shapes and classes, without loading a bundled set for it."""
+        if "dataset" not in self.__dict__ and self.own.data is None:
+            known = data.outline(self.recipe.data.name)
+            if known is not None:
+                return known
+        return self.dataset
 
     @cached_property
     def mechanism(self) -> Mechanism:
