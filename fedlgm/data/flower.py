@@ -1,7 +1,7 @@
 """Partition schemes of `flwr-datasets`, run over the label column only.
 
 Each function maps (labels [n], clients, ring) to the owner of each sample (int64 [n], -1: nobody's). `flwr-datasets` is
-imported on the first call (it takes about a second).
+imported on the first call.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedlgm.data.assignment import require_count, require_positive
+from fedlgm.data.partitioners import partitioners
 from fedlgm.errors import ConfigError
 from fedlgm.extension import load_object, parameters_of
 from fedlgm.keys import KeyRing, Purpose
@@ -26,14 +27,12 @@ _ATTEMPTS = 10
 
 def iid(labels: np.ndarray, clients: int, ring: KeyRing) -> np.ndarray:
     """Random clients of equal size, give or take one (`IidPartitioner`); each has at least one sample."""
-    from flwr_datasets.partitioner import IidPartitioner
-
     if clients > len(labels):
         raise ConfigError(
             f"partition scheme 'iid' cannot divide {len(labels)} samples among {clients} clients: use at most one "
             f"client a sample, or the scheme 'dirichlet-large' with a large alpha"
         )
-    return _owners(IidPartitioner(clients), labels, ring)
+    return _owners(partitioners().IidPartitioner(clients), labels, ring)
 
 
 def dirichlet(
@@ -61,12 +60,10 @@ def dirichlet(
     Raises:
         ConfigError: if an option is out of range or `min_size` is not met.
     """
-    from flwr_datasets.partitioner import DirichletPartitioner
-
     require_positive("alpha", alpha)
     require_count("min_size", min_size, least=0)
     for attempt in range(_ATTEMPTS):
-        partitioner = DirichletPartitioner(
+        partitioner = partitioners().DirichletPartitioner(
             clients,
             "label",
             float(alpha),
@@ -112,8 +109,6 @@ def pathological(
     Raises:
         ConfigError: if an option is out of range, or a class has fewer samples than clients that need it.
     """
-    from flwr_datasets.partitioner import PathologicalPartitioner
-
     present = len(np.unique(labels))
     require_count("classes_per_client", classes_per_client)
     if classes_per_client > present:
@@ -123,7 +118,7 @@ def pathological(
     modes = ("first-deterministic", "deterministic", "random")
     if assignment not in modes:
         raise ConfigError(f"unknown assignment {assignment!r} of classes; known: {', '.join(modes)}")
-    partitioner = PathologicalPartitioner(
+    partitioner = partitioners().PathologicalPartitioner(
         clients, "label", classes_per_client, class_assignment_mode=assignment, shuffle=False, seed=_seed(ring, 0)
     )
     try:
@@ -150,15 +145,15 @@ def shard(labels: np.ndarray, clients: int, ring: KeyRing, *, shards_per_client:
     Raises:
         ConfigError: if there are fewer samples than shards.
     """
-    from flwr_datasets.partitioner import ShardPartitioner
-
     require_count("shards_per_client", shards_per_client)
     if clients * shards_per_client > len(labels):
         raise ConfigError(
             f"{clients} clients with shards_per_client={shards_per_client} need {clients * shards_per_client} samples, "
             f"got {len(labels)}: use fewer clients or fewer shards"
         )
-    partitioner = ShardPartitioner(clients, "label", shards_per_client, shuffle=False, seed=_seed(ring, 0))
+    partitioner = partitioners().ShardPartitioner(
+        clients, "label", shards_per_client, shuffle=False, seed=_seed(ring, 0)
+    )
     return _owners(partitioner, labels, ring)
 
 
@@ -192,6 +187,8 @@ def find(scheme: str) -> Any:
     Raises:
         ConfigError: there is none.
     """
+    if is_partitioner_name(scheme):
+        partitioners()
     reference = f"flwr_datasets.partitioner:{scheme}" if is_partitioner_name(scheme) else scheme
     return load_object(reference, "partition scheme")
 

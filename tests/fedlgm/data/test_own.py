@@ -199,3 +199,19 @@ def test_schemes_of_our_own_do_not_import_flwr_datasets() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
+
+
+def test_partitioners_come_without_plotting_and_the_rest_of_their_package_when_it_is_asked_for() -> None:
+    program = (
+        "import sys, numpy as np\nfrom fedlgm import data\n"
+        "data.partition(np.arange(60) % 3, 4, 'dirichlet', alpha=1.0)\n"
+        "print('flwr_datasets' in sys.modules, 'seaborn' in sys.modules, 'matplotlib' in sys.modules)\n"
+        "import flwr_datasets\nfrom flwr_datasets import FederatedDataset\nimport flwr_datasets.partitioner\n"
+        "from fedlgm.data.partitioners import partitioners\n"
+        "print(flwr_datasets.partitioner.IidPartitioner is partitioners().IidPartitioner, flwr_datasets.__version__)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    first, second = done.stdout.splitlines()
+    assert first.split() == ["True", "False", "False"]
+    assert second.split()[0] == "True"
+    assert second.split()[1][0].isdigit()
