@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console, Group
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -76,7 +77,7 @@ def tables(summary: dict[str, Any]) -> Group:
     caveats = "\n".join(f"note: {caveat}" for caveat in summary["caveats"])
     pictures = "\n".join(f"picture: {path}" for path in summary.get("pictures", {}).values())
     guarantees = {cell["method"]: cell["guarantee"] for cell in cells}
-    sentences = "\n".join(f"{method}: {sentence}" for method, sentence in guarantees.items())
+    sentences = "\n".join(escape(f"{method}: {sentence}") for method, sentence in guarantees.items())
     return Group(*parts, sentences, "", _together(summary["together"]), *filter(None, (caveats, notes, pictures)))
 
 

@@ -379,6 +379,7 @@ def override(raw: dict[str, Any], texts: Iterable[str]) -> None:
         if not keys:
             if removed:
                 raw.pop(section, None)
+                sections.pop(section, None)
             else:
                 raw[section] = parsed
             continue
@@ -386,6 +387,7 @@ def override(raw: dict[str, Any], texts: Iterable[str]) -> None:
             raise ConfigError(f"--set {text!r}: {section} is not a section")
         if removed:
             raw.setdefault(section, {}).pop(keys[0], None)
+            sections.get(section, {}).pop(keys[0], None)
         else:
             sections.setdefault(section, {})[keys[0]] = parsed
     for section, values in sections.items():

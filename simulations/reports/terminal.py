@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console, Group
+from rich.markup import escape
 from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
@@ -73,7 +74,7 @@ def summary(result: dict[str, Any]) -> Group:
     table.add_row(*_proven(result))
     if "audited_epsilon" in result:
         table.add_row("epsilon audited", _audited(result))
-    table.add_row("guarantee", result["guarantee"])
+    table.add_row("guarantee", escape(result["guarantee"]))
     table.add_row("noise multiplier", f"{result['noise_multiplier']:.4f}")
     if "noise_backend" in result:  # runs of earlier versions have none
         table.add_row("noise drawn by", f"{result['noise_backend']}; trained on {result['device']}")
@@ -110,7 +111,7 @@ def application(result: dict[str, Any]) -> Panel:
     table.add_row("method", result.get("method") or f"{result['rule']}, {result['family']}")
     table.add_row("epsilon claimed", f"{number(result['claimed_epsilon'])}  at delta {result['delta']:g}")
     table.add_row(*_proven(result))
-    table.add_row("guarantee", result["guarantee"])
+    table.add_row("guarantee", escape(result["guarantee"]))
     for name in ("objective", "optimum", "relative_error", "recovery_error", "variance_kept"):
         if name in figures:
             table.add_row(f"{name.replace('_', ' ')} *", number(figures[name]))
@@ -139,7 +140,7 @@ def plan_table(report: dict[str, Any]) -> Group:
     cost.add_row("rounds", f"{report['rounds']}, {report['sampling']}")
     cost.add_row("epsilon (PLD)", f"{number(report['epsilon_pld'])} at delta {report['delta']:g}")
     cost.add_row("epsilon (RDP)", f"{number(report['epsilon_rdp'])} at delta {report['delta']:g}")
-    cost.add_row("guarantee", report["guarantee"])
+    cost.add_row("guarantee", escape(report["guarantee"]))
     return Group(table, cost)
 
 
@@ -175,7 +176,7 @@ def ledger_table(report: dict[str, Any]) -> Group:
         f"checkpoints and result\nledger head {report['ledger_head']}"
     )
     if report["guarantee"]:
-        totals += f"\n{report['guarantee']}"
+        totals += f"\n{escape(report['guarantee'])}"
     return Group(table, totals)
 
 

@@ -1,0 +1,101 @@
+"""A run is continued with the clients that it had: simulated ones do not take the place of real nodes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from fedlgm.errors import RunError
+from simulations import launch
+from simulations.config import recipe as recipes
+from simulations.config.assembly import Assembly
+from simulations.engines.local import LocalGrid
+from simulations.runs.folder import RunFolder
+from simulations.runs.provenance import provenance_of
+from simulations.runs.server import nodes_of, serve
+from strategies import AnyNode, OneNodePerClient
+
+
+class Interrupted(Exception):
+    """What a user's callback may raise."""
+
+
+def stop(row):
+    if row["round"] == 1:
+        raise Interrupted
+
+
+@pytest.mark.filterwarnings("ignore:run.test_mode")
+@pytest.mark.parametrize("test_mode", [False, True])
+def test_a_run_of_real_nodes_is_not_continued_with_simulated_clients(tiny, tmp_path, test_mode):
+    """`--resume --engine local` trained on simulated clients and called it the same run."""
+    seed = 3 if test_mode else None
+    assembly = Assembly(tiny(run={"seed": seed, "test_mode": test_mode}, federation={"wait_for_nodes": 0.1}))
+    folder = RunFolder.create(tmp_path / "run", assembly.recipe)
+    nodes = nodes_of(assembly, "clients")
+    assert not nodes.simulated
+    with pytest.raises(RunError, match=r"no node connected|does not|says that"):
+        serve(LocalGrid(Silent()), assembly, folder, "flower", nodes=nodes)
+    with pytest.raises(RunError, match="was run with real nodes: it cannot be continued with simulated clients"):
+        launch.resume(folder.path)
+    assert not list((folder.path / "checkpoints").iterdir())
+
+
+class Silent:
+    """Nodes that say nothing of themselves."""
+
+    def __call__(self, message, context):
+        from flwr.app import Message, RecordDict
+
+        return Message(RecordDict(), reply_to=message)
+
+
+def test_a_simulation_is_not_continued_with_real_nodes(tiny, tmp_path):
+    assembly = Assembly(tiny(run={"seed": None}))
+    with pytest.raises(Interrupted):
+        launch.simulate(assembly.recipe, run_dir=tmp_path / "run", progress=stop)
+    folder = RunFolder.open(tmp_path / "run")
+    rows = folder.metrics_file.read_text()
+    with pytest.raises(RunError, match="was run with simulated clients: it cannot be continued with real nodes"):
+        serve(LocalGrid(Silent()), assembly, folder, "flower", nodes=OneNodePerClient(wait=0.1))
+    assert folder.metrics_file.read_text() == rows
+
+
+def test_engines_of_a_simulation_continue_each_other(tiny, tmp_path):
+    """Power: what is refused is other clients, not another engine."""
+    with pytest.raises(Interrupted):
+        launch.simulate(tiny(), run_dir=tmp_path / "run", progress=stop)
+    assembly = Assembly(tiny())
+    folder = RunFolder.open(tmp_path / "run")
+    result = launch.resume(folder.path)
+    assert result["model_sha256"] == launch.simulate(tiny(), run_dir=tmp_path / "whole")["model_sha256"]
+    simulated = [AnyNode(), OneNodePerClient(simulated=True)]
+    assert {provenance_of(assembly, nodes)["clients"] for nodes in simulated} == {"simulated clients"}
+
+
+@pytest.mark.parametrize("options", [{}, {"test_mode": True}])
+def test_real_nodes_are_told_apart_from_simulated_ones(tiny, options):
+    made = provenance_of(Assembly(tiny()), OneNodePerClient(**options))
+    assert made["clients"] == "real nodes"
+    json.dumps(made)
+
+
+class TestRemovingValues:
+    """`--set section.key=none`: the seed of a bundled recipe could not be removed."""
+
+    def test_a_seed(self):
+        assert recipes.load("digits").run.seed is not None
+        assert recipes.load("digits", ["run.seed=none"]).run.seed is None
+
+    def test_other_values_fall_back_to_their_defaults(self):
+        assert recipes.load("digits", ["run.evaluate_every=none"]).run.evaluate_every == 1
+        assert recipes.load("digits", ["training=none"]).training.epochs == 1
+
+    def test_the_mechanism_none_is_a_mechanism(self):
+        assert recipes.load("digits", ["mechanism.name=none"]).mechanism.name == "none"
+
+    def test_later_values_win(self):
+        assert recipes.load("digits", ["run.seed=none", "run.seed=4"]).run.seed == 4
+        assert recipes.load("digits", ["run.seed=4", "run.seed=none"]).run.seed is None
+        assert recipes.load("digits", ["run.seed=4", "run=none"]).run.seed is None

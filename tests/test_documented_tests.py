@@ -1,0 +1,29 @@
+"""Every test that a page names as backing one of its lines is there, under that name."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = {"guarantees.md": ROOT / "tests", "node-threats.md": ROOT / "tests" / "clients" / "node"}
+
+
+def named(page: str) -> list[tuple[str, str]]:
+    """(file, test) in the order of the page; "::test" alone belongs to the file named before it."""
+    found, file = [], ""
+    for spelt, test in re.findall(r"`([\w/.]*)::(\w+)`", (ROOT / "docs" / page).read_text(encoding="utf-8")):
+        file = spelt or file
+        found.append((file, test))
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_they_exist(page):
+    assert len(named(page)) > 20
+    for file, test in named(page):
+        here = [base / file for base in (PAGES[page], ROOT / "tests") if (base / file).is_file()]
+        assert here, f"{page} names {file}, which is not there"
+        assert re.search(rf"def {test}\(", here[0].read_text(encoding="utf-8")), f"{page} names {file}::{test}"
