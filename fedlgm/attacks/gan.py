@@ -31,12 +31,15 @@ class GanSettings:
     """How the attacker trains.
 
     Attributes:
+        kind: "acgan" (the generator draws every class that the attacker knows of, and a real-or-generated discriminator
+            is trained on the attacker's own images) or "dcgan" (the generator draws the class alone, and the released
+            models are the only discriminator, as in the original attack).
         active: whether generated images, with a wrong label, enter the attacker's own training.
         steps: generator steps for each observed model.
         batch: images of one step.
         noise: dimensions of the generator's input.
         lr: learning rate of Adam.
-        realism: weight of the real-or-generated discriminator; 0 leaves it out, as in the original active attack.
+        realism: weight of the real-or-generated discriminator of kind "acgan".
         injected: generated images in the active attacker's training set.
         seed: seed of weights and inputs.
     """

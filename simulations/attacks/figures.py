@@ -1,4 +1,4 @@
-"""Pictures of attacks (PNG, no display needed)."""
+"""Pictures of attacks: figures that need no display and no state of pyplot's, for notebooks and PNG files alike."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import matplotlib as mpl
 import numpy as np
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from fedlgm.attacks.membership import MembershipResult
 from fedlgm.errors import RunError
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from simulations.attacks.gan import ClassFinding
     from simulations.attacks.inversion import Finding
 
@@ -58,9 +56,8 @@ def classes(findings: Sequence[tuple[str, ClassFinding]]) -> Figure:
 
 def curves(results: Mapping[str, MembershipResult], title: str) -> Figure:
     """Receiver operating characteristics on logarithmic axes: what an attack achieves at low false-positive rates."""
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(5.6, 4.6))
+    figure = Figure(figsize=(5.6, 4.6), layout="constrained")
+    axes = figure.subplots()
     least = 0.5 / max(max(r.nonmembers, r.members) for r in results.values())
     for name, result in results.items():
         fpr, tpr = result.roc
@@ -72,24 +69,19 @@ def curves(results: Mapping[str, MembershipResult], title: str) -> Figure:
     )  # fmt: skip
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
-    figure.tight_layout()
     return figure
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write a picture and close it; returns `path`.
+    """Write a picture; returns `path`.
 
     Raises:
         RunError: the file cannot be written.
     """
-    import matplotlib.pyplot as plt
-
     try:
         figure.savefig(path, dpi=110)
     except (OSError, ValueError) as error:
         raise RunError(f"cannot write the picture {path}: {error}") from error
-    finally:
-        plt.close(figure)
     return path
 
 
@@ -100,12 +92,8 @@ def _assigned(finding: Finding) -> np.ndarray:
 
 
 def _grid(rows: int, columns: int) -> tuple[Figure, Any]:
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, grid = plt.subplots(
-        rows, columns, figsize=(1.25 * columns + 2.6, 1.4 * rows), squeeze=False, layout="constrained"
-    )
+    figure = Figure(figsize=(1.25 * columns + 2.6, 1.4 * rows), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False)
     for axes in grid.flat:
         axes.set(xticks=[], yticks=[])
     return figure, grid
