@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-PAGES = Path(__file__).parents[1] / "docs" / "how-to"
+PAGES = Path(__file__).parents[2] / "docs" / "how-to"
 BLOCK = re.compile(r"^```(python|toml)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
