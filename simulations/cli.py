@@ -214,16 +214,40 @@ def partition(
 
 
 @app.command()
-def report(run: Annotated[Path, typer.Argument(help="Run folder.")], as_json: JsonOption = False) -> None:
+def report(
+    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    private: Annotated[
+        bool, typer.Option("--private", help="Write private/report.html instead, with what only the operator may see.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
     """Write a run's report.html and print its summary."""
     from simulations.reports import report as reporting
     from simulations.reports import terminal as display
 
-    summary = reporting.write_report(run)
+    summary = reporting.write_report(run, private)
     if as_json:
         _print_json(summary)
     else:
         _out.print(display.summary(summary))
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    format: Annotated[str, typer.Option(help="safetensors, pt or onnx.")] = "safetensors",
+    out: Annotated[Path | None, typer.Option(help="File or folder; by default model.FORMAT in the run folder.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a finished run's model to a file, with its guarantee."""
+    from simulations.reports import export as exporting
+    from simulations.reports import terminal as display
+
+    written = exporting.export(run, format, out)  # type: ignore[arg-type]
+    if as_json:
+        _print_json(written)
+    else:
+        _out.print(display.exported(written))
 
 
 @app.command()

@@ -5,18 +5,19 @@ from __future__ import annotations
 import importlib.util
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from clients import AnyClient
-from fedlgm.errors import ConfigError, RunError
+from fedlgm.errors import ConfigError, RunError, prefix_key
 from simulations.config.assembly import Assembly, settled
 from simulations.config.own import Own
 from simulations.config.recipe import Recipe
 from simulations.runs.folder import RunFolder
 from simulations.runs.recorder import OnRound
+from simulations.runs.trackers import Tracker, Trackers
 
 if TYPE_CHECKING:
     from simulations.engines.ray import RayGrid
@@ -35,6 +36,7 @@ def simulate(
     progress: OnRound | None = None,
     on_folder: Callable[[Path], None] | None = None,
     own: Own | None = None,
+    trackers: Sequence[str | Tracker] | None = None,
 ) -> dict[str, Any]:
     """Simulate a federation in a new run folder and return its summary (see `server.serve`).
 
@@ -49,6 +51,7 @@ def simulate(
         progress: called with each round's metrics row.
         on_folder: called with the run folder as soon as it exists.
         own: objects of a user's own that stand for names in the recipe.
+        trackers: followers of the run, by name or as objects (`simulations.runs.trackers`), instead of the recipe's.
 
     Raises:
         ConfigError, DataError, PrivacyError, RunError: with one clear message, before anything is written where
@@ -57,7 +60,7 @@ def simulate(
     _check_options(engine, workers, ray_address, supernodes)
     if run_dir is not None:
         RunFolder.refuse_existing(Path(run_dir))
-    recipe = settled(recipe)
+    recipe, objects = _tracked(settled(recipe), trackers, engine)
     assembly, workers = Assembly(recipe, own or Own()), _workers(recipe, workers)
     with prepared(assembly, engine, workers, ray_address) as actors:
         if "auto" in (recipe.training.vectorize, recipe.training.compile):
@@ -67,7 +70,7 @@ def simulate(
         folder = RunFolder.create(Path(run_dir), recipe) if run_dir is not None else _fresh_folder(recipe)
         if on_folder is not None:
             on_folder(folder.path)
-        return _run(assembly, folder, engine, actors, supernodes, workers, progress)
+        return _run(assembly, folder, engine, actors, supernodes, workers, progress, objects)
 
 
 def resume(
@@ -79,8 +82,12 @@ def resume(
     supernodes: int | None = None,
     progress: OnRound | None = None,
     own: Own | None = None,
+    trackers: Sequence[Tracker] = (),
 ) -> dict[str, Any]:
-    """Continue an interrupted run to the model that an uninterrupted one would have reached."""
+    """Continue an interrupted run to the model that an uninterrupted one would have reached.
+
+    The trackers that its recipe names go on; `trackers` are objects that follow it besides.
+    """
     _check_options(engine, workers, ray_address, supernodes)
     folder = RunFolder.open(Path(run))
     finished = folder.result()
@@ -91,9 +98,10 @@ def resume(
         assembly = Assembly(settled(folder.recipe()), own or Own())
     except ConfigError as error:
         raise RunError(f"{run} can only be resumed where it can draw the same noise: {error}") from error
+    _check_trackers(assembly.recipe, trackers, engine)
     workers = _workers(assembly.recipe, workers)
     with prepared(assembly, engine, workers, ray_address) as actors:
-        return _run(assembly, folder, engine, actors, supernodes, workers, progress)
+        return _run(assembly, folder, engine, actors, supernodes, workers, progress, trackers)
 
 
 @contextmanager
@@ -144,6 +152,27 @@ def _check_options(engine: str, workers: int | None, ray_address: str | None, su
         raise ConfigError(f"a number of SuperNodes is for engine 'flower', not {engine!r}")
 
 
+def _tracked(recipe: Recipe, trackers: Sequence[str | Tracker] | None, engine: str) -> tuple[Recipe, list[Tracker]]:
+    """The recipe with the trackers given by name, and those given as objects; refuses what cannot follow the run."""
+    given = list(trackers or ())
+    objects = [tracker for tracker in given if not isinstance(tracker, str)]
+    if trackers is not None:
+        names = [tracker for tracker in given if isinstance(tracker, str)]
+        recipe = recipe.model_copy(update={"run": recipe.run.model_copy(update={"trackers": names})})
+    _check_trackers(recipe, objects, engine)
+    return recipe, objects
+
+
+def _check_trackers(recipe: Recipe, objects: Sequence[Tracker], engine: str) -> None:
+    with prefix_key("run.trackers"):
+        Trackers.of(recipe.run.trackers, objects)
+    if objects and engine == "flower":
+        raise ConfigError(
+            "with engine 'flower' the server is another process, which a tracker object does not reach: name it as "
+            "'package.module:name'"
+        )
+
+
 def _workers(recipe: Recipe, workers: int | None) -> int:
     return workers or recipe.run.workers or os.cpu_count() or 1
 
@@ -156,6 +185,7 @@ def _run(
     supernodes: int | None,
     workers: int,
     progress: OnRound | None,
+    trackers: Sequence[Tracker],
 ) -> dict[str, Any]:
     from simulations.runs.server import serve
 
@@ -163,10 +193,11 @@ def _run(
         from simulations.engines.local import LocalGrid
 
         keys, _ = folder.keys(assembly.recipe.run.seed)
-        return serve(LocalGrid(assembly.client(keys, AnyClient()).as_app()), assembly, folder, engine, progress)
+        grid = LocalGrid(assembly.client(keys, AnyClient()).as_app())
+        return serve(grid, assembly, folder, engine, progress, trackers=trackers)
     if actors is not None:
         keys, _ = folder.keys(assembly.recipe.run.seed)
-        return serve(actors.serving(assembly, keys), assembly, folder, engine, progress)
+        return serve(actors.serving(assembly, keys), assembly, folder, engine, progress, trackers=trackers)
     from simulations.engines.flower import run_flower
 
     return run_flower(folder, supernodes or workers, workers, progress, assembly.own)

@@ -191,6 +191,8 @@ class Run(_Section):
     A `seed` is public: it makes a simulation reproducible and its noise predictable. Real nodes refuse it unless
     `test_mode` says that nothing needs protection. With `audit` canaries take part in every round of a simulation, and
     the summary says what they show.
+    `trackers` follow the run: tensorboard, mlflow, wandb, or your own as "package.module:name"; left out, TensorBoard
+    where it is installed.
     """
 
     seed: int | None = Field(default=None, ge=0, lt=2**128)
@@ -201,6 +203,7 @@ class Run(_Section):
     workers: int | None = Field(default=None, ge=1)
     test_mode: bool = False
     audit: bool = False
+    trackers: list[str] | None = None
 
 
 class Deployment(_Section):

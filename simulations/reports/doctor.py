@@ -20,6 +20,7 @@ def examine() -> dict[str, Any]:
     from fedlgm import data, mechanisms, models
     from fedlgm.errors import DataError
     from simulations.config import recipe as recipes
+    from simulations.runs import trackers
 
     available = []
     for name in data.names():
@@ -36,6 +37,7 @@ def examine() -> dict[str, Any]:
         "devices": [f"{name} ({what})" for name, what in devices.found().items()],
         "noise backends": [_noise(name) for name in devices.found()],
         "triton": _triton(),
+        "trackers here": [name for name in trackers.names() if trackers.installed(name)],
         "data sets here": available,
         "recipes": list(recipes.names()),
         "mechanisms": list(mechanisms.names()),

@@ -1,52 +1,43 @@
-"""Pictures of partitions and runs (PNG, no display needed)."""
+"""Pictures of partitions and applications as files; no display is needed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+from matplotlib.figure import Figure
 
 from fedlgm.errors import RunError
-from simulations.reports.headline import headline
+from simulations.reports.pictures import draw_division, draw_sizes
+from simulations.reports.svg import drawing
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
 
 
 def draw_partition(histogram: np.ndarray, title: str, path: Path) -> None:
-    """Stacked bars, one per client, one colour per class; `histogram` is int [clients, classes]."""
-    clients, classes = histogram.shape
-    figure, axes = plt.subplots(figsize=(10, 4))
-    left = np.zeros(clients)
-    colours = plt.get_cmap("tab10" if classes <= 10 else "turbo", classes)
-    for label in range(classes):
-        axes.bar(
-            np.arange(clients), histogram[:, label], bottom=left, width=1.0, color=colours(label), label=str(label)
-        )
-        left += histogram[:, label]
-    axes.set(xlabel="client", ylabel="examples", title=title, xlim=(-0.5, clients - 0.5))
-    if classes <= 20:
-        axes.legend(title="class", ncols=2, fontsize="small", loc="upper right")
-    _save(figure, path)
+    """How data is divided, as a heat map of sorted clients, or as sorted sizes if there is one class only.
 
+    Args:
+        histogram: examples by client and class, int [clients, classes].
+        title: heading.
+        path: file to write; its ending says the format (.png, .svg, .pdf).
 
-def draw_run(rows: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:
-    """The task's headline and epsilon over the rounds."""
-    seen = [row for row in rows if "loss" in row]
-    rounds = [row["round"] for row in seen]
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6))
-    left.plot(rounds, [headline(row)[1] for row in seen], marker=".")
-    left.set(xlabel="round", ylabel=f"test {headline(seen[-1])[0]}" if seen else "", title=title)
-    right.plot(rounds, [row["epsilon"] for row in seen], label="proven")
-    right.plot(rounds, [row["claimed_epsilon"] for row in seen], label="claimed", linestyle="--")
-    right.set(xlabel="round", ylabel="epsilon", title="privacy spent")
-    right.legend()
-    for axes in (left, right):
-        axes.grid(alpha=0.3)
-    _save(figure, path)
+    Raises:
+        RunError: the file cannot be written.
+    """
+    with drawing(9.0, 4.5) as figure:
+        if histogram.shape[1] == 1:
+            axes = figure.add_subplot()
+            axes.set(xlabel="client, smallest first", title=title)
+            draw_sizes(axes, np.sort(histogram[:, 0]))
+        else:
+            top, below = figure.subplots(2, 1, sharex=True, height_ratios=(1, 3))
+            top.set_title(title)
+            draw_division(figure, top, below, histogram)
+        _write(figure, path)
 
 
 def draw_descent(values: Sequence[float], optimum: float, title: str, path: Path) -> None:
@@ -69,11 +60,16 @@ def draw_spectrum(exact: Sequence[float], released: Sequence[float], title: str,
     _save(figure, path)
 
 
-def _save(figure: Any, path: Path) -> None:
+def _save(figure: Figure, path: Path) -> None:
     figure.tight_layout()
+    try:
+        _write(figure, path)
+    finally:
+        plt.close(figure)
+
+
+def _write(figure: Figure, path: Path) -> None:
     try:
         figure.savefig(path, dpi=110)
     except (OSError, ValueError) as error:
         raise RunError(f"cannot write the picture {path}: {error}") from error
-    finally:
-        plt.close(figure)

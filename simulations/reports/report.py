@@ -1,69 +1,247 @@
-"""Reports of a finished or interrupted run."""
+"""Reports of a finished run: a page for people, and what its ledger says."""
 
 from __future__ import annotations
 
-import base64
-import html
-import tempfile
-from collections.abc import Iterable
+import os
+from collections.abc import Mapping, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
-from fedlgm.errors import RunError
+from fedlgm.errors import FedlgmError, RunError
+from fedlgm.extension import is_object, is_reference
 from fedlgm.privacy.ledger import Ledger
-from simulations.reports.headline import headline, shown
-from simulations.reports.terminal import epsilon_label, number
+from simulations.reports import page
+from simulations.reports.terminal import number
 from simulations.runs.folder import RunFolder
 
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>
-body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222 }}
-table {{ border-collapse: collapse; margin: 1rem 0 }} td, th {{ padding: .25rem .8rem; border-bottom: 1px solid #ddd }}
-th {{ text-align: left; font-weight: 600 }} img {{ max-width: 100% }} pre {{ background: #f6f6f6; padding: 1rem }}
-.none {{ color: #a00000; font-weight: 600 }}
-</style></head><body><h1>{title}</h1>
-<p class="{status}">{guarantee}</p>
-<table>{rows}</table>
-<p><img alt="test figures and epsilon over the rounds" src="data:image/png;base64,{picture}"></p>
-<h2>Recipe</h2><pre>{recipe}</pre>
-</body></html>
-"""
+_LONGEST = 12  # kinds of charges, or rounds with failures, that a page lists
 
 
-def write_report(run: Path) -> dict[str, Any]:
-    """Write `report.html` into a run folder and return the run's summary."""
-    from simulations.reports.figures import draw_run
+def write_report(run: Path, private: bool = False) -> dict[str, Any]:
+    """Write a run's report, one HTML file without anything else, and return its summary with the file as `report`.
 
+    The page holds what the run made public: the released model's test figures, plans, the ledger. How clients' data is
+    divided is shown for bundled data sets, which are public, simulated.
+
+    Args:
+        run: run folder.
+        private: also show what only the run's operator may see (who took part, how long rounds took, failures, the
+            division of data that is not bundled). The page is then another one, `private/report.html`, which nobody
+            but its owner may read; `report.html` is left as it is.
+
+    Raises:
+        RunError: not a run folder, not finished, or the page cannot be written.
+        LedgerError: the ledger does not fit the recipe, the checkpoints, the result or its own hashes.
+    """
     folder = RunFolder.open(run)
-    result, rows = folder.result(), folder.rows()
+    result, rows = folder.result(), folder.rows(private=private)
     if result is None:
         raise RunError(f"{run} is not finished: continue it with `fedlgm simulate --resume {run}`")
-    with tempfile.TemporaryDirectory() as directory:
-        picture = Path(directory) / "run.png"
-        draw_run(rows, str(result["recipe"]), picture)
-        encoded = base64.b64encode(picture.read_bytes()).decode()
-    name, value = headline(result)
-    figures = {
-        f"test {name}": shown(name, value),
-        "epsilon claimed": number(result["claimed_epsilon"]),
-        epsilon_label(str(result["guarantee_status"])): number(result["epsilon"]),
-        "delta": f"{result['delta']:g}",
-        "rounds": str(result["rounds"]),
-        "mechanism": f"{result['mechanism']} ({result['variant']})",
-        "noise multiplier": f"{result['noise_multiplier']:.4f}",
-        "noise drawn by": str(result.get("noise_backend", "cpu")),
-        "model sha256": str(result["model_sha256"]),
-    }
-    page = _PAGE.format(
-        title=html.escape(f"fedlgm run: {result['recipe']}"),
-        status=html.escape(str(result["guarantee_status"])),
-        guarantee=html.escape(str(result["guarantee"])),
-        rows=_table_rows(figures.items()),
-        picture=encoded,
-        recipe=html.escape(folder.recipe_file.read_text(encoding="utf-8")),
+    ledger = ledger_report(run)
+    sections = [
+        page.figure_list(page.key_figures(result)),
+        _rounds(result, rows),
+        _layers(folder, rows),
+        _division(folder, private),
+        _ledger(ledger),
+        _origin(folder, result),
+        _operator(rows) if private else "",
+    ]
+    target = folder.diagnostics_file.with_name("report.html") if private else folder.path / "report.html"
+    _write(target, _page(result, folder.recipe().title, sections), private)
+    return result | {"report": str(target)}
+
+
+def _page(result: Mapping[str, Any], subtitle: str, sections: Sequence[str]) -> str:
+    title = escape(str(result["recipe"]))
+    style = (Path(__file__).parent / "style.css").read_text(encoding="utf-8")
+    lead = escape(f"{result['mechanism']}, {result['variant']}; {result['rounds']} rounds; engine {result['engine']}")
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{title} · fedlgm run</title><style>\n{style}</style></head>\n<body><header><h1>{title}</h1>"
+        + (f'<p class="lead">{escape(subtitle)}</p>' if subtitle else "")
+        + f'<p class="lead">{lead}</p>{page.guarantee(result)}</header>\n<main>'
+        + "\n".join(section for section in sections if section)
+        + "</main>\n<footer><p>Written by fedlgm. Figures of the layers are those of the released plans; test figures "
+        "are those of the released models on the public test set.</p></footer></body></html>\n"
     )
-    (folder.path / "report.html").write_text(page, encoding="utf-8")
-    return result
+
+
+def _section(title: str, *parts: str) -> str:
+    name = title.lower().replace(" ", "-")
+    return f'<section aria-labelledby="{name}"><h2 id="{name}">{escape(title)}</h2>{"".join(parts)}</section>'
+
+
+def _facts(facts: Sequence[tuple[str, str]]) -> str:
+    rows = "".join(f"<dt>{escape(label)}</dt><dd>{escape(value)}</dd>" for label, value in facts)
+    return f'<dl class="facts">{rows}</dl>'
+
+
+def _rounds(result: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
+    from simulations.reports.pictures import over_rounds
+
+    pictures = page.curves(rows, str(result["guarantee_status"]))
+    noise = [row["noise_norm"] for row in rows]
+    if max(noise, default=0.0) > min(noise, default=0.0) * 1.001:
+        pictures.append(over_rounds("Noise on the mean update", [row["round"] for row in rows], {"noise norm": noise}))
+    unbounded = (
+        ""
+        if result["epsilon"] != float("inf")
+        else ('<p class="note">No epsilon is proven for this run, so there is no curve of it: it is infinite.</p>')
+    )
+    return _section("Over the rounds", unbounded, page.gallery(pictures))
+
+
+def layers_of(folder: RunFolder, rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, int | None]]:
+    """Names and sizes of a run's layers; runs of earlier versions did not store them: there layers have numbers."""
+    stored = folder.provenance().get("layers")
+    if isinstance(stored, dict):
+        return [(str(name), int(size)) for name, size in stored.items()]
+    return [(f"layer {j + 1}", None) for j in range(len(rows[-1]["clip"]) if rows else 0)]
+
+
+def _layers(folder: RunFolder, rows: Sequence[Mapping[str, Any]]) -> str:
+    from simulations.reports.pictures import layer_columns, per_layer
+
+    layers = layers_of(folder, rows)
+    if not rows or len(rows[-1]["clip"]) != len(layers):
+        return ""
+    names = [name for name, _ in layers]
+    wanted = (
+        ("Bound s_j", "clip", True),
+        ("Noise scale sigma_j", "sigma", True),
+        ("Signal to noise ratio SNR_j", "snr", True),
+        ("Share of the budget p_j", "share", False),
+        ("Norm of the released mean, with its noise", "released_norm", True),
+    )
+    pictures = []
+    for title, key, log in wanted:
+        rounds, values = layer_columns(rows, key, len(layers))
+        pictures.append(per_layer(title, names, rounds, values, log=log))
+    answers = [{**row, **(row.get("queries") or {})} for row in rows]
+    rounds, within = layer_columns(answers, "below-bound", len(layers))
+    pictures.append(
+        per_layer("Share of clients that were clipped (noisy)", names, rounds, 1.0 - within, limits=(0.0, 1.0))
+    )
+    caption = f"Layers as planned for round {rows[-1]['round']}"
+    table = page.layer_table(page.layer_rows(rows[-1], layers), caption)
+    if len(layers) > _LONGEST:
+        table = f"<details><summary>Table of {len(layers)} layers</summary>{table}</details>"
+    return _section("Layers", table, page.gallery(pictures))
+
+
+def _division(folder: RunFolder, private: bool) -> str:
+    """How the data is divided; of data that is not known to be public only for the operator."""
+    from simulations.config.assembly import Assembly
+    from simulations.reports.pictures import division
+
+    recipe = folder.recipe()
+    simulated = folder.provenance().get("clients", "simulated clients") == "simulated clients"
+    public = not is_reference(recipe.data.name) and not is_object(recipe.data.name)
+    if not simulated:
+        return _section("Clients", "<p>Real nodes: this server has not seen how their data is divided.</p>")
+    facts = [
+        ("data", str(recipe.data.name)),
+        ("partition", _options(recipe.data.partition, recipe.data.options)),
+        ("clients", f"{recipe.federation.clients:,}"),
+        ("drawn per round", f"{recipe.federation.plan_sampling.expected:g} expected, {recipe.federation.sampling}"),
+    ]
+    if not public and not private:
+        hidden = '<p class="note">The division of this data set is not released: it is shown with --private.</p>'
+        return _section("Clients", _facts(facts), hidden)
+    try:
+        assembly = Assembly(recipe)
+        data, sizes = assembly.dataset, assembly.sizes
+    except (FedlgmError, ImportError) as error:
+        missing = f'<p class="note">The division cannot be drawn here: {escape(str(error))}</p>'
+        return _section("Clients", _facts(facts), missing)
+    labelled = data.classes is not None and data.train_y.ndim == 1
+    histogram = assembly.partition.label_histogram(data.train_y, data.classes or 1) if labelled else None
+    picture = page.image(division(sizes, histogram)).replace("<figure>", '<figure class="wide">')
+    return _section("Clients", _facts(facts), picture)
+
+
+def _options(name: str, options: Mapping[str, Any]) -> str:
+    return f"{name} ({', '.join(f'{key} = {value}' for key, value in options.items())})" if options else name
+
+
+def _ledger(ledger: Mapping[str, Any]) -> str:
+    events = ledger["events"]
+    rows = [(f"{row['first']}–{row['last']}", str(row["count"]), row["event"]) for row in events[:_LONGEST]]
+    more = len(events) - len(rows)
+    accounted = f"{str(ledger['accountant']).upper()} accountant, budget {ledger['budget']:g}"
+    charged = f"epsilon {number(ledger['epsilon'])} at delta {ledger['delta']:g} ({accounted})"
+    heads = f"{ledger['anchors']} heads kept in checkpoints and result"
+    facts = [
+        ("charged", charged),
+        ("claimed", f"epsilon {number(ledger['claimed_epsilon'])}"),
+        ("head", str(ledger["ledger_head"])),
+        ("verified", f"rows follow from each other and from the recipe, and agree with {heads}"),
+    ]
+    table = page.table(("rounds", "releases", "event"), rows, "Charges", words=True)
+    rest = f'<p class="note">and {more:,} more kinds of charges: `fedlgm ledger RUN` lists all.</p>' if more > 0 else ""
+    return _section("Ledger", _facts(facts), table, rest)
+
+
+def _origin(folder: RunFolder, result: Mapping[str, Any]) -> str:
+    versions = folder.provenance().get("versions", {})
+    facts = [
+        ("model SHA-256", str(result["model_sha256"])),
+        ("mechanism", f"{result['mechanism']}, {result['variant']}"),
+        ("noise", f"drawn by {result.get('noise_backend', 'cpu')}; trained on {result.get('device', 'cpu')}"),
+        ("seed", "public: the noise can be drawn again" if result["noise_reproducible"] else "none: fresh noise"),
+        ("versions", ", ".join(f"{name} {version}" for name, version in versions.items())),
+    ]
+    recipe = escape(folder.recipe_file.read_text(encoding="utf-8"))
+    whole = f"<details><summary>Recipe</summary><pre>{recipe}</pre></details>"
+    return _section("Origin", _facts([fact for fact in facts if fact[1]]), whole)
+
+
+def _operator(rows: Sequence[Mapping[str, Any]]) -> str:
+    """What only the operator may see."""
+    from simulations.reports.pictures import over_rounds
+
+    known = [row for row in rows if "cohort" in row]
+    rounds = [row["round"] for row in known]
+    taking_part = {"drawn": [row["cohort"] for row in known], "asked": [row["present"] for row in known]}
+    pictures = [
+        over_rounds("Clients that took part", rounds, taking_part),
+        over_rounds("Seconds per round", rounds, {"seconds": [row["seconds"] for row in known]}),
+    ]
+    discarded = [(row["round"], row["discarded"]) for row in known if row["discarded"]]
+    failed = [(row["round"], failure) for row in known for failure in row["failures"]]
+    warning = "These figures are not noised and depend on who took part: do not pass this page on."
+    parts = [
+        f"<p><strong>For the run's operator alone.</strong> {warning}</p>",
+        page.gallery(pictures),
+        f"<p>{sum(count for _, count in discarded)} contributions with NaN or infinity counted as zero"
+        + (f", in rounds {', '.join(str(round) for round, _ in discarded[:_LONGEST])}" if discarded else "")
+        + ".</p>",
+    ]
+    if failed:
+        cells = [(str(r), str(f["kind"]), str(f["node"]), str(f["client"]), str(f["reason"])) for r, f in failed]
+        caption = f"Failures, the first {min(len(cells), 10 * _LONGEST)} of {len(cells)}"
+        parts.append(
+            page.table(("round", "kind", "node", "client", "reason"), cells[: 10 * _LONGEST], caption, words=True)
+        )
+    return _section("Private diagnostics", *parts).replace("<section ", '<section class="operator" ')
+
+
+def _write(target: Path, text: str, private: bool) -> None:
+    """Write the page at once or not at all; a private one nobody but its owner may ever read."""
+    partial = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        target.parent.mkdir(mode=0o700, exist_ok=True)
+        descriptor = os.open(partial, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600 if private else 0o666)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        partial.replace(target)
+    except OSError as error:
+        raise RunError(f"cannot write {target}: {error}") from error
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def ledger_report(run: Path) -> dict[str, Any]:
@@ -98,7 +276,3 @@ def ledger_report(run: Path) -> dict[str, Any]:
             "budget": privacy.epsilon,
             "accountant": privacy.accountant,
         }
-
-
-def _table_rows(pairs: Iterable[tuple[str, str]]) -> str:
-    return "".join(f"<tr><th>{html.escape(k)}</th><td>{html.escape(v)}</td></tr>" for k, v in pairs)

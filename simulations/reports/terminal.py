@@ -84,7 +84,23 @@ def summary(result: dict[str, Any]) -> Group:
     for node, count in (result.get("failures") or {}).items():
         table.add_row("failed replies", f"{node}: {count}")
     table.add_row("run folder", result["run"])
+    if "report" in result:
+        table.add_row("report", result["report"])
     return Group(Panel(table, title="fedlgm", title_align="left", expand=False))
+
+
+def exported(written: dict[str, Any]) -> Table:
+    """What an export wrote, with the guarantee that goes with it."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column()
+    table.add_column(overflow="fold")
+    table.add_row("file", f"{written['file']}  ({written['bytes']:,} bytes)")
+    if written["metadata_file"]:
+        table.add_row("metadata", written["metadata_file"])
+    table.add_row(*_proven(written))
+    table.add_row("guarantee", written["guarantee"])
+    table.add_row("model sha256", written["model_sha256"])
+    return table
 
 
 def epsilon_label(status: str) -> str:

@@ -1,8 +1,7 @@
-"""Turns finished rounds into metrics, checkpoints, TensorBoard events and progress, while the next round trains."""
+"""Turns finished rounds into metrics, checkpoints, trackers' figures and progress, while the next round trains."""
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,7 +16,8 @@ from fedlgm.tasks import evaluate
 from fedlgm.transcript import Transcript
 from simulations.config.assembly import Assembly
 from simulations.runs.folder import RunFolder
-from simulations.runs.rows import private_row, round_row
+from simulations.runs.rows import private_row, released_figures, round_row
+from simulations.runs.trackers import Trackers
 from strategies import RoundRecord, ServerStep
 from strategies.server_optimizer import state_of
 
@@ -37,6 +37,7 @@ class Recorder:
         optimizer: server optimizer, whose state goes into checkpoints.
         progress: called with each row, the operator's own figures included.
         abandoned: see `Ledger.epsilon`.
+        trackers: started already; they get each public row.
     """
 
     def __init__(
@@ -46,12 +47,13 @@ class Recorder:
         optimizer: ServerStep,
         progress: OnRound | None = None,
         abandoned: int = 0,
+        trackers: Trackers | None = None,
     ) -> None:
         self._assembly, self._folder, self._optimizer, self._progress = assembly, folder, optimizer, progress
         self._module, self._abandoned = assembly.module(), abandoned
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="recorder")
         self._pending: deque[Future[None]] = deque()
-        self._board: Any = None
+        self._trackers = trackers or Trackers()
         self._latest: tuple[int, dict[str, Any]] = (-1, {})
 
     def __call__(self, record: RoundRecord, transcript: Transcript) -> None:
@@ -67,8 +69,6 @@ class Recorder:
                 self._pending.popleft().result()
         finally:
             self._thread.shutdown(wait=True)
-            if self._board is not None:
-                self._board.close()
 
     def figures(self, transcript: Transcript) -> dict[str, Any]:
         """The task's metrics of the current model on the test set; epsilon proven and claimed so far."""
@@ -94,24 +94,13 @@ class Recorder:
     def _record(self, record: RoundRecord, transcript: Transcript, optimizer: dict[str, Tensor]) -> None:
         run = self._assembly.recipe.run
         last = record.round == self._assembly.recipe.federation.rounds
-        row: dict[str, Any] = dict(round_row(record))
+        row: dict[str, Any] = {**round_row(record), **released_figures(transcript)}
         private = private_row(record)
         if last or record.round % run.evaluate_every == 0:
             row |= self.figures(transcript)
-            self._show(row)
         self._folder.append(row, private)
+        self._trackers.round(row)
         if last or record.round % run.checkpoint_every == 0:
             self._folder.save(transcript, optimizer)
         if self._progress is not None:
             self._progress({**private, **row})
-
-    def _show(self, row: dict[str, Any]) -> None:
-        if self._board is None:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._board = SummaryWriter(str(self._folder.path / "tensorboard"), flush_secs=5)
-        names = ("epsilon", "claimed_epsilon", "noise_norm")
-        for name, value in {**row["metrics"], **{name: row[name] for name in names}}.items():
-            if math.isfinite(value):
-                # Real times between rounds would show how many clients took part.
-                self._board.add_scalar(name, value, row["round"], walltime=float(row["round"]))

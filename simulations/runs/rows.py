@@ -7,6 +7,7 @@ from typing import Any, TypedDict
 
 import numpy as np
 
+from fedlgm.transcript import Transcript
 from strategies import Failure, RoundRecord
 
 
@@ -27,6 +28,8 @@ class RoundRow(TypedDict, total=False):
         released: number of released layers.
         score: scores that the plan was made of, [K], where the mechanism has any.
         clients: of published, NOT PRIVATE variants: the clients' own figures, each [clients, K].
+        released_norm: l2 norm of each layer of the released noisy mean, [K]; 0 where not released.
+        queries: what the released mean says of each auxiliary query, by name, decoded.
         skipped: present and true where nothing was released.
         loss, accuracy, metrics: of the current model on the test set, in evaluated rounds: all of the task's metrics,
             and two of them by name (`accuracy` where the task has one).
@@ -45,6 +48,8 @@ class RoundRow(TypedDict, total=False):
     released: int
     score: list[float]
     clients: dict[str, list[list[float]]]
+    released_norm: list[float]
+    queries: dict[str, list[float]]
     skipped: bool
     loss: float
     accuracy: float
@@ -94,6 +99,21 @@ def round_row(record: RoundRecord) -> RoundRow:
         row["clients"] = {name: _compact(values) for name, values in record.notes.items()}
     if plan.size == 0:
         row["skipped"] = True
+    return row
+
+
+def released_figures(transcript: Transcript) -> RoundRow:
+    """Figures of what the last round released, the noise included: post-processing, so they cost nothing."""
+    mean, plan = transcript.mean, transcript.plan
+    if mean is None or plan is None or plan.size == 0:
+        return {}
+    norms = np.zeros(len(plan.layers))
+    sizes = [int(size) for size in plan.layers.sizes[plan.indices]]
+    norms[plan.indices] = [float(part.double().norm()) for part in mean[: sum(sizes)].split(sizes)]
+    row: RoundRow = {"released_norm": _compact(norms)}
+    answers = {noisy.query.name: transcript.answer(noisy.query.name) for noisy in plan.queries}
+    if answers:
+        row["queries"] = {name: _compact(values) for name, values in answers.items() if values is not None}
     return row
 
 

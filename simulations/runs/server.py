@@ -7,6 +7,8 @@ import secrets
 import time
 import warnings
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from statistics import median_high
 from typing import Any
 
@@ -20,6 +22,7 @@ from simulations.config.assembly import Assembly
 from simulations.runs.folder import RunFolder, model_digest
 from simulations.runs.provenance import provenance_of
 from simulations.runs.recorder import OnRound, Recorder
+from simulations.runs.trackers import RunStart, Tracker, Trackers
 from strategies import AnyNode, CohortSampler, LayerwiseFedAvg, OneNodePerClient, Releaser
 from strategies.nodes import Nodes
 from strategies.server_optimizer import restore
@@ -35,6 +38,7 @@ def serve(
     progress: OnRound | None = None,
     *,
     nodes: Nodes | None = None,
+    trackers: Sequence[Tracker] = (),
 ) -> dict[str, Any]:
     """Run (or continue) a federation over `grid` and return its summary.
 
@@ -45,6 +49,7 @@ def serve(
         engine: name of the engine, for the summary.
         progress: called with each round's row, the operator's own figures included.
         nodes: which nodes serve which clients; by default workers of a simulation, any of which serves any client.
+        trackers: objects that follow the run, besides the trackers that its recipe names.
     """
     logging.getLogger("flwr").setLevel(logging.ERROR)  # what a run does shows in its rows
     nodes = nodes or AnyNode(assembly.sizes)
@@ -61,13 +66,16 @@ def serve(
         folder.truncate(transcript.rounds)
         keys, abandoned = folder.keys(recipe.run.seed)
         started = time.perf_counter()
-        with Ledger(folder.ledger_file, folder.owner()) as ledger:
+        with (
+            _followed(assembly, folder, transcript.rounds, trackers) as followers,
+            Ledger(folder.ledger_file, folder.owner()) as ledger,
+        ):
             # Real nodes make other updates when a round is made again, unless they keep their answers.
             repeats = getattr(nodes, "repeats", nodes.simulated)
             if not repeats:
                 abandoned = ledger.position()
             _warn_of_cost(ledger, transcript, abandoned)
-            recorder = Recorder(assembly, folder, optimizer, progress, abandoned)
+            recorder = Recorder(assembly, folder, optimizer, progress, abandoned, followers)
             canaries = run_canaries(assembly, folder, keys, nodes.simulated) if recipe.run.audit else None
             attempt = b"" if repeats else secrets.token_bytes(16)
             strategy = LayerwiseFedAvg(
@@ -113,6 +121,7 @@ def serve(
         if canaries is not None:
             result |= audited_figures(assembly, folder, result)
         folder.finish(result)
+        followers.end(result)
         # How long rounds took and who failed shows who took part: the operator sees it, the summary does not keep it.
         seen = {
             "failures": _failures(rows),
@@ -143,6 +152,24 @@ def nodes_of(assembly: Assembly, kind: str, *, simulated: bool = False) -> Nodes
         simulated,
         run.test_mode,
     )
+
+
+@contextmanager
+def _followed(assembly: Assembly, folder: RunFolder, done: int, objects: Sequence[Tracker]) -> Iterator[Trackers]:
+    """The run's trackers, started; an error ends them, otherwise the run's summary does."""
+    recipe, layers = assembly.recipe, assembly.layers
+    trackers = Trackers.of(recipe.run.trackers, objects)
+    sizes = dict(zip(layers.names, layers.sizes.tolist(), strict=True))
+    trackers.start(
+        RunStart(
+            recipe.name, folder.path, recipe.model_dump(mode="json", exclude_none=True), sizes, assembly.facts, done
+        )
+    )
+    try:
+        yield trackers
+    except BaseException:
+        trackers.end(None)
+        raise
 
 
 def _failures(rows: list[dict[str, Any]]) -> dict[str, int]:

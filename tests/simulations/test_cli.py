@@ -173,7 +173,7 @@ def test_report_and_ledger(run, finished):
     assert json.loads(out)["rounds"] == 3
     page = (finished / "report.html").read_text()
     assert "epsilon proven" in page
-    assert "data:image/png;base64" in page
+    assert "data:image/svg+xml" in page
     status, out, _ = run("ledger", finished, "--json")
     assert status == 0
     report = json.loads(out)

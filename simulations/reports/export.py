@@ -1,0 +1,175 @@
+"""A finished run's model as a file that other programs read, with what was proven about it."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from fedlgm import inputs
+from fedlgm.errors import ConfigError, RunError
+from fedlgm.layers import LayerTable
+from simulations.config.assembly import Assembly
+from simulations.runs import strict_json
+from simulations.runs.folder import RunFolder, model_digest
+
+Format = Literal["safetensors", "pt", "onnx"]
+_FOR_ONNX = ("onnx", "onnxscript")
+_KEPT = (
+    "mechanism", "variant", "rounds", "epsilon", "claimed_epsilon", "delta", "guarantee", "guarantee_status",
+    "noise_reproducible", "ledger_head", "model_sha256",
+)  # fmt: skip
+
+
+def load_model(run: Path | str, module: nn.Module | None = None) -> nn.Module:
+    """The model of a finished run, in evaluation mode.
+
+    Args:
+        run: run folder.
+        module: a model of the same architecture to load the weights into, changed in place; by default the recipe's own
+            is built, for which its data set must be there.
+
+    Raises:
+        RunError: not a run folder, not finished, or the model that is there is not the one that the result names.
+        ConfigError, DataError: the recipe's model or data cannot be made here.
+
+    Example:
+        >>> model = load_model("runs/digits")  # doctest: +SKIP
+        >>> model(torch.zeros(1, 1, 8, 8)).shape  # doctest: +SKIP
+        torch.Size([1, 10])
+    """
+    folder, result = _finished(Path(run))
+    assembly = Assembly(folder.recipe())
+    module = assembly.module() if module is None else module
+    grouped = LayerTable.from_module(module, assembly.recipe.mechanism.group_by)
+    layers = assembly.mechanism.table(grouped)
+    checkpoint = folder.latest(layers)
+    if checkpoint is None or model_digest(checkpoint.transcript.models[-1]) != result["model_sha256"]:
+        raise RunError(
+            f"the last checkpoint of {run} is not the model of its result, {result['model_sha256']}: restore "
+            "`checkpoints/` from a backup"
+        )
+    flat = checkpoint.transcript.models[-1]
+    if flat.numel() != layers.size:
+        raise RunError(
+            f"the model of {run} has {flat.numel():,} parameters, {type(module).__name__} has {layers.size:,}: give "
+            "the architecture that the run trained"
+        )
+    layers.load_(module, flat)
+    return module.eval()
+
+
+def metadata(run: Path | str) -> dict[str, Any]:
+    """What belongs beside a run's model: recipe (TOML), epsilon, guarantee, ledger head, SHA-256 of the flat model.
+
+    Raises:
+        RunError: not a run folder, or not finished.
+        LedgerError: the ledger is damaged, or does not fit recipe, checkpoints and result.
+    """
+    folder, result = _finished(Path(run))
+    folder.verify()
+    kept = {name: result[name] for name in _KEPT if name in result}
+    return {"made_by": "fedlgm", **kept, "recipe": folder.recipe_file.read_text(encoding="utf-8")}
+
+
+def export(
+    run: Path | str,
+    format: Format = "safetensors",
+    out: Path | str | None = None,
+    module: nn.Module | None = None,
+) -> dict[str, Any]:
+    """Write a finished run's model to one file.
+
+    Its `state_dict` is that of the recipe's model, under PyTorch's names: trained parameters, frozen ones and buffers.
+    Metadata (see `metadata`) are inside a safetensors or ONNX file; a .pt file has no place for them, so they are in a
+    JSON file of the same name beside it.
+
+    Args:
+        run: run folder.
+        format: "safetensors"; "pt", which `torch.load(..., weights_only=True)` reads; or "onnx", a graph that runs
+            without PyTorch, with a free batch size.
+        out: file to write or a folder; by default `model.<format>` in the run folder. An existing file is replaced.
+        module: see `load_model`; needed where the run was given its model as an object in Python.
+
+    Returns:
+        `file`, `format`, `bytes`, `metadata_file` (None where they are inside) and the metadata without the recipe.
+
+    Raises:
+        ConfigError: unknown format, or packages that "onnx" needs are missing.
+        RunError: see `load_model`; the file cannot be written; or PyTorch cannot express the model as ONNX.
+        LedgerError: see `metadata`.
+    """
+    if format not in get_args(Format):
+        raise ConfigError(f"unknown export format {format!r}; known: {', '.join(get_args(Format))}")
+    missing = [package for package in _FOR_ONNX if find_spec(package) is None]
+    if format == "onnx" and missing:
+        raise ConfigError(f"format 'onnx' needs {' and '.join(missing)}: pip install 'fedlgm[onnx]'")
+    target = Path(run) / f"model.{format}" if out is None else Path(out)
+    if target.is_dir():
+        target = target / f"model.{format}"
+    told, module = metadata(run), load_model(run, module)
+    beside = None
+    state = {name: tensor.detach().clone().contiguous() for name, tensor in module.state_dict().items()}
+    if format == "safetensors":
+        _write(target, lambda path: save_file(state, path, metadata=_texts(told)))
+    elif format == "pt":
+        beside = target.with_suffix(".json")
+        _write(target, lambda path: torch.save(state, path))
+        _write(beside, lambda path: path.write_text(strict_json.dumps(told, indent=2) + "\n", encoding="utf-8"))
+    else:
+        _write_onnx(target, module, Assembly(RunFolder.open(Path(run)).recipe()), told)
+    return {
+        "file": str(target),
+        "format": format,
+        "bytes": target.stat().st_size,
+        "metadata_file": None if beside is None else str(beside),
+        **{name: value for name, value in told.items() if name != "recipe"},
+    }
+
+
+def _finished(run: Path) -> tuple[RunFolder, dict[str, Any]]:
+    folder = RunFolder.open(run)
+    result = folder.result()
+    if result is None:
+        raise RunError(f"{run} is not finished: continue it with `fedlgm simulate --resume {run}`")
+    return folder, result
+
+
+def _texts(values: dict[str, Any]) -> dict[str, str]:
+    """Metadata as the formats take them: text alone, figures as JSON."""
+    return {name: value if isinstance(value, str) else strict_json.dumps(value) for name, value in values.items()}
+
+
+def _write_onnx(target: Path, module: nn.Module, assembly: Assembly, told: dict[str, Any]) -> None:
+    example = inputs.tensors(inputs.take(assembly.dataset.test_x, slice(2)))
+    arguments = example if isinstance(example, tuple) else (example,)
+    batch = tuple({0: torch.export.Dim("batch")} if part.ndim else None for part in arguments)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the exporter, about itself
+            program = torch.onnx.export(module, arguments, dynamo=True, dynamic_shapes=batch, verbose=False)
+    except Exception as error:  # whatever a graph lacks, the exporter raises something of its own
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise RunError(f"PyTorch cannot express {type(module).__name__} as ONNX: {reason}") from error
+    assert program is not None
+    program.model.metadata_props.update(_texts(told))
+    _write(target, lambda path: program.save(str(path), external_data=False))
+
+
+def _write(target: Path, save: Callable[[Path], Any]) -> None:
+    """Write a file at once or not at all."""
+    partial = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        save(partial)
+        partial.replace(target)
+    except Exception as error:  # safetensors, zip files and the system each have errors of their own
+        raise RunError(f"cannot write {target}: {error}") from error
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,159 @@
+"""Pieces of HTML that the report and the notebook summary share: figures, guarantee, layer table, pictures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from simulations.reports.headline import headline, shown
+from simulations.reports.pictures import Picture, over_rounds
+from simulations.reports.svg import to_uri
+from simulations.reports.terminal import epsilon_label, number
+
+
+def key_figures(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The run in a few figures, by label; an epsilon never stands without the guarantee's kind."""
+    name, value = headline(result)
+    return [
+        (f"test {name}", shown(name, value)),
+        (epsilon_label(str(result["guarantee_status"])), number(result["epsilon"])),
+        ("epsilon claimed", number(result["claimed_epsilon"])),
+        ("delta", f"{result['delta']:g}"),
+        ("rounds", str(result["rounds"])),
+        ("noise multiplier", f"{result['noise_multiplier']:.4g}"),
+    ]
+
+
+def figure_list(figures: Iterable[tuple[str, str]]) -> str:
+    """Labels and values as a description list."""
+    items = "".join(f"<div><dt>{escape(label)}</dt><dd>{escape(value)}</dd></div>" for label, value in figures)
+    return f'<dl class="figures">{items}</dl>'
+
+
+def guarantee(result: Mapping[str, Any]) -> str:
+    """The guarantee sentence; its first words say of which kind it is, colour only repeats that."""
+    kind, bracket, rest = str(result["guarantee"]).partition(" (")
+    if result["guarantee_status"] == "none":
+        kind, bracket, rest = str(result["guarantee"]).partition(": ")
+    said = f"<strong>{escape(kind)}</strong>{escape(bracket + rest)}"
+    return f'<p class="guarantee {escape(str(result["guarantee_status"]))}">{said}</p>'
+
+
+def image(picture: Picture) -> str:
+    """A picture with its heading."""
+    return (
+        f'<figure><figcaption>{escape(picture.title)}</figcaption><img src="{to_uri(picture.svg)}" '
+        f'alt="{escape(picture.alt)}"></figure>'
+    )
+
+
+def gallery(pictures: Iterable[Picture | None]) -> str:
+    """Pictures side by side where there is room; nothing if there are none."""
+    images = [image(picture) for picture in pictures if picture is not None]
+    return f'<div class="gallery">{"".join(images)}</div>' if images else ""
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], caption: str, *, words: bool = False) -> str:
+    """A table that scrolls by itself where it is too wide; the first column names its row.
+
+    Args:
+        head: names of the columns.
+        rows: cells.
+        caption: what the table shows.
+        words: whether the last column holds words rather than figures.
+    """
+    top = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
+    body = "".join(
+        f'<tr><th scope="row">{escape(row[0])}</th>' + "".join(f"<td>{escape(cell)}</td>" for cell in row[1:]) + "</tr>"
+        for row in rows
+    )
+    kind = ' class="words"' if words else ""
+    return (
+        f'<div class="scroll" role="region" aria-label="{escape(caption)}" tabindex="0"><table{kind}>'
+        f"<caption>{escape(caption)}</caption><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def layer_table(layers: Sequence[Mapping[str, Any]], caption: str = "Layers") -> str:
+    """Layers as `simulations.reports.planning.layer_rows` describes them, then their totals."""
+    head = ("layer", "d_j", "bound s_j", "noise sigma_j", "share p_j", "SNR_j", "noise norm on the mean")
+    rows = [(str(row["layer"]), _count(row["size"]), _figure(row["clip"]), *_noise(row)) for row in layers]
+    released = [row for row in layers if row["released"]]
+    if len(layers) > 1 and released:
+        total = math.sqrt(sum(float(row["noise_norm"]) ** 2 for row in released))
+        count = sum(row["size"] or 0 for row in layers)
+        share = sum(float(row["share"]) for row in released)
+        rows.append(("all", _count(count), "", "", f"{share:.4f}", "", _figure(total)))
+    return table(head, rows, caption)
+
+
+def _noise(row: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    if not row["released"]:
+        return ("not released", "–", "–", "–")
+    return _figure(row["sigma"]), f"{row['share']:.4f}", f"{row['snr']:.3e}", _figure(row["noise_norm"])
+
+
+def _count(value: int | None) -> str:
+    return f"{value:,}" if value else "?"
+
+
+def _figure(value: float) -> str:
+    return f"{value:.4g}"
+
+
+def curves(rows: Sequence[Mapping[str, Any]], status: str, *, dark: bool = True) -> list[Picture | None]:
+    """The task's metrics, the headline first, then epsilon, over the evaluated rounds.
+
+    Args:
+        rows: a run's public rows.
+        status: of the guarantee.
+        dark: see `simulations.reports.svg.to_svg`.
+    """
+    seen = [row for row in rows if "epsilon" in row]
+    if not seen:
+        return []
+    rounds = [row["round"] for row in seen]
+    first = headline(seen[-1])[0]
+    names = [first, *sorted(set(_metrics(seen[-1])) - {first})]
+    pictures = []
+    for name in names:
+        values = [_metrics(row).get(name, math.nan) for row in seen]
+        shares = shown(name, 0.5).endswith("%")
+        pictures.append(over_rounds(f"Test {name}", rounds, {name: values}, percent=shares, dark=dark))
+    spent = {
+        epsilon_label(status).removeprefix("epsilon "): [row["epsilon"] for row in seen],
+        "claimed": [row["claimed_epsilon"] for row in seen],
+    }
+    pictures.append(over_rounds("Epsilon spent", rounds, spent, dark=dark))
+    return pictures
+
+
+def _metrics(row: Mapping[str, Any]) -> dict[str, float]:
+    """All metrics of an evaluated row; runs of earlier versions have loss and accuracy beside the rest."""
+    return {name: row[name] for name in ("loss", "accuracy") if name in row} | dict(row.get("metrics") or {})
+
+
+def layer_rows(
+    row: Mapping[str, Any], layers: Mapping[str, int] | Sequence[tuple[str, int | None]]
+) -> list[dict[str, Any]]:
+    """A round's layers from its public row, as `simulations.reports.planning.layer_rows` gives those of a plan.
+
+    Args:
+        row: see `simulations.runs.rows.RoundRow`.
+        layers: names and sizes in order; a size may be None.
+    """
+    pairs = list(layers.items()) if isinstance(layers, Mapping) else list(layers)
+    each = np.asarray(row["layer_noise"], dtype=float)
+    # Every layer's noise on the mean is that of one party times the same factor.
+    factor = row["noise_norm"] / float(np.linalg.norm(each)) if each.any() else 0.0
+    return [
+        {
+            "layer": name, "size": size, "clip": row["clip"][j], "sigma": row["sigma"][j], "share": row["share"][j],
+            "snr": row["snr"][j], "noise_norm": factor * float(each[j]), "released": row["sigma"][j] is not None,
+        }
+        for j, (name, size) in enumerate(pairs)
+    ]  # fmt: skip

@@ -1,0 +1,290 @@
+"""The pictures of a run: figures over the rounds, figures of the layers, and how the data is divided."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from simulations.reports.svg import LIGHT, SERIES, drawing, to_svg
+from simulations.reports.terminal import number
+
+_LINES = 8  # layers whose curves can still be told apart; more become a heat map
+_BARS = 28  # layers whose names fit beside bars
+_COLUMNS = 500  # of a heat map; more clients than that share columns
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An image for a page.
+
+    Attributes:
+        title: heading of the picture.
+        alt: what it shows, in words, for those who cannot see it.
+        svg: an SVG document.
+    """
+
+    title: str
+    alt: str
+    svg: str
+
+
+def over_rounds(
+    title: str,
+    rounds: Sequence[int],
+    series: Mapping[str, Sequence[float]],
+    *,
+    dark: bool = True,
+    percent: bool = False,
+) -> Picture | None:
+    """Curves over the rounds; None if there is nothing finite to show.
+
+    Args:
+        title: heading.
+        rounds: the rounds [n].
+        series: values [n] by name.
+        dark: see `to_svg`.
+        percent: whether values are shares, to be shown in per cent.
+    """
+    finite = {name: [(r, v) for r, v in zip(rounds, values, strict=True) if math.isfinite(v)]
+              for name, values in series.items()}  # fmt: skip
+    finite = {name: points for name, points in finite.items() if points}
+    if not finite:
+        return None
+    with drawing() as figure:
+        axes = _axes(figure, "round")
+        for (name, points), style in zip(finite.items(), ("-", "--", ":", "-."), strict=False):
+            marker = "o" if len(points) < 30 and style == "-" else None
+            axes.plot(*zip(*points, strict=True), style, label=name, marker=marker, markersize=3.5)
+        if percent:
+            axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+        if len(finite) > 1:
+            axes.legend(loc="best")
+        axes.margins(x=0.02)
+        svg = to_svg(figure, dark=dark)
+    told = "; ".join(_course(name, points, percent) for name, points in finite.items())
+    return Picture(title, f"{title} over the rounds: {told}.", svg)
+
+
+def per_layer(
+    title: str,
+    names: Sequence[str],
+    rounds: Sequence[int],
+    values: np.ndarray,
+    *,
+    log: bool = False,
+    limits: tuple[float, float] | None = None,
+    dark: bool = True,
+) -> Picture | None:
+    """A figure of each layer: bars if it stays the same, curves or a heat map over the rounds if it changes.
+
+    Args:
+        title: heading.
+        names: layers, K.
+        rounds: rounds [T].
+        values: [T, K]; NaN where a layer was not released.
+        log: whether the axis is logarithmic where values differ by more than a factor of ten.
+        limits: ends of a heat map's colours; by default those of the values.
+        dark: see `to_svg`.
+    """
+    values = np.where(np.isfinite(values), values, np.nan)
+    if log:
+        values = np.where(values > 0, values, np.nan)
+    if values.size == 0 or np.isnan(values).all():
+        return None
+    log = log and float(np.nanmax(values)) > 10 * float(np.nanmin(values))
+    first = np.broadcast_to(values[:1], values.shape)
+    if np.allclose(values, first, rtol=1e-3, atol=0.0, equal_nan=True):
+        return _bars(title, names, values[-1], log, dark)
+    if len(names) <= _LINES:
+        return _curves(title, names, rounds, values, log, dark)
+    return _heat_map(title, names, rounds, values, log, limits, dark)
+
+
+def _bars(title: str, names: Sequence[str], values: np.ndarray, log: bool, dark: bool) -> Picture:
+    named = len(names) <= _BARS
+    with drawing(height=max(1.5, 0.55 + 0.235 * len(names)) if named else 3.0) as figure:
+        axes = _axes(figure, "" if named else "layer, from input to output")
+        if named:
+            axes.barh(range(len(names)), values, height=0.68, color=SERIES[0])
+            axes.set_yticks(range(len(names)), [_short(name) for name in names])
+            axes.tick_params(axis="y", length=0)
+            axes.invert_yaxis()
+            axes.grid(visible=False, axis="y")
+        else:
+            axes.fill_between(range(1, len(names) + 1), values, step="mid", alpha=0.25, color=SERIES[0], linewidth=0)
+            axes.step(range(1, len(names) + 1), values, where="mid", color=SERIES[0])
+            axes.margins(x=0)
+        if log:
+            (axes.set_xscale if named else axes.set_yscale)("log")
+        (axes.xaxis if named else axes.yaxis).set_major_formatter(lambda value, _: number(value))
+        svg = to_svg(figure, dark=dark)
+    return Picture(title, f"{title} of each layer, the same in every round: {_extremes(names, values)}.", svg)
+
+
+def _curves(
+    title: str, names: Sequence[str], rounds: Sequence[int], values: np.ndarray, log: bool, dark: bool
+) -> Picture:
+    with drawing() as figure:
+        axes = _axes(figure, "round")
+        for position, name in enumerate(names):
+            style = ("-", "--")[position // 4 % 2]
+            axes.plot(rounds, values[:, position], style, label=_short(name), color=SERIES[position % len(SERIES)])
+        if log:
+            axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda value, _: number(value))
+        axes.margins(x=0.02)
+        if len(names) > 1:
+            figure.legend(loc="outside lower center", ncols=min(3, len(names)), handlelength=1.6, columnspacing=1.2)
+        svg = to_svg(figure, dark=dark)
+    return Picture(title, f"{title} of each layer over the rounds; in the last: {_extremes(names, values[-1])}.", svg)
+
+
+def _heat_map(
+    title: str,
+    names: Sequence[str],
+    rounds: Sequence[int],
+    values: np.ndarray,
+    log: bool,
+    limits: tuple[float, float] | None,
+    dark: bool,
+) -> Picture:
+    shown = np.log10(values) if log else values
+    with drawing(height=3.4) as figure:
+        axes = _axes(figure, "round", grid=False)
+        extent = (rounds[0] - 0.5, rounds[-1] + 0.5, len(names) + 0.5, 0.5)
+        low, high = limits or (None, None)
+        image = axes.imshow(
+            shown.T, aspect="auto", interpolation="none", cmap="viridis", extent=extent, vmin=low, vmax=high
+        )
+        axes.set_ylabel("layer, from input to output")
+        bar = figure.colorbar(image, ax=axes, pad=0.02)
+        bar.outline.set_visible(False)  # type: ignore[operator]
+        if log:
+            bar.ax.yaxis.set_major_formatter(lambda value, _: number(10**value))
+        svg = to_svg(figure, dark=dark)
+    return Picture(title, f"{title} of each layer over the rounds; in the last: {_extremes(names, values[-1])}.", svg)
+
+
+def division(sizes: np.ndarray, histogram: np.ndarray | None, *, dark: bool = True) -> Picture:
+    """How the training data is divided among clients, readable for any number of them.
+
+    With classes: one column per client, sorted by the class it has most of, each coloured by the classes' shares.
+    Without: numbers of examples, sorted.
+
+    Args:
+        sizes: examples of each client, int [clients].
+        histogram: examples by client and class, int [clients, classes]; None where there are no classes.
+        dark: see `to_svg`.
+    """
+    figures = (
+        f"{len(sizes)} clients with {int(sizes.min())} to {int(sizes.max())} examples, median {np.median(sizes):g}, "
+        f"{int((sizes == 0).sum())} without data"
+    )
+    with drawing(5.4, 3.4 if histogram is not None else 2.6) as figure:
+        if histogram is None:
+            draw_sizes(_axes(figure, "client, smallest first"), np.sort(sizes))
+            told = f"Numbers of examples, sorted: {figures}."
+        else:
+            top, below = figure.subplots(2, 1, sharex=True, height_ratios=(1, 3))
+            draw_division(figure, top, below, histogram)
+            largest = float(np.mean(histogram.max(axis=1)[sizes > 0] / sizes[sizes > 0])) if sizes.any() else 0.0
+            told = (
+                f"Heat map of {histogram.shape[1]} classes over clients sorted by their largest class: {figures}; on "
+                f"average {largest:.0%} of a client's examples are of its largest class."
+            )
+        svg = to_svg(figure, dark=dark)
+    return Picture("Examples by client and class" if histogram is not None else "Examples by client", told, svg)
+
+
+def draw_sizes(axes: Axes, sizes: np.ndarray) -> None:
+    """Numbers of examples [clients], in the given order."""
+    axes.fill_between(range(1, len(sizes) + 1), sizes, step="mid", color=SERIES[0], alpha=0.35, linewidth=0)
+    axes.step(range(1, len(sizes) + 1), sizes, where="mid", color=SERIES[0], linewidth=1)
+    axes.set_ylabel("examples")
+    axes.set_ylim(bottom=0)
+    axes.margins(x=0)
+
+
+def draw_division(figure: Figure, top: Axes, below: Axes, histogram: np.ndarray) -> None:
+    """Sizes above, shares of the classes below; clients in the order of `sorted_clients`."""
+    order = sorted_clients(histogram)
+    ordered = histogram[order]
+    groups = np.array_split(ordered, min(_COLUMNS, len(ordered)))
+    counts = np.array([group.mean(axis=0) for group in groups])
+    totals = counts.sum(axis=1, keepdims=True)
+    shares = np.divide(counts, totals, out=np.zeros_like(counts), where=totals > 0)
+    clients, classes = histogram.shape
+    edges = np.linspace(0.5, clients + 0.5, len(groups) + 1)
+    top.stairs(totals[:, 0], edges, fill=True, color=SERIES[0], alpha=0.35)
+    top.set(ylabel="examples", ylim=(0, None))
+    top.grid(axis="y", alpha=0.8)
+    image = below.imshow(
+        shares.T, aspect="auto", interpolation="none", cmap="viridis", vmin=0, vmax=1,
+        extent=(0.5, clients + 0.5, classes - 0.5, -0.5),
+    )  # fmt: skip
+    below.set(xlabel="client, sorted by its largest class", ylabel="class")
+    if classes <= 12:
+        below.set_yticks(range(classes))
+    bar = figure.colorbar(image, ax=[top, below], pad=0.02, label="share of the client's examples")
+    bar.outline.set_visible(False)  # type: ignore[operator]
+    bar.ax.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+
+
+def sorted_clients(histogram: np.ndarray) -> np.ndarray:
+    """Order of the clients: by the class they have most of, then by its share; those without data last.
+
+    >>> sorted_clients(np.array([[0, 4], [2, 2], [0, 0], [5, 1]]))
+    array([3, 1, 0, 2])
+    """
+    totals = histogram.sum(axis=1)
+    share = histogram.max(axis=1) / np.maximum(totals, 1)
+    return np.lexsort((-share, histogram.argmax(axis=1), totals == 0))
+
+
+def _axes(figure: Figure, label: str, grid: bool = True) -> Axes:
+    axes = figure.add_subplot()
+    axes.set_xlabel(label)
+    axes.set_axisbelow(True)
+    if grid:
+        axes.grid(alpha=0.9)
+    return axes
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 22 else f"…{name[-21:]}"
+
+
+def _course(name: str, points: Sequence[tuple[int, float]], percent: bool) -> str:
+    (first, start), (last, end) = points[0], points[-1]
+    begin, finish = (f"{start:.1%}", f"{end:.1%}") if percent else (number(start), number(end))
+    return f"{name} from {begin} in round {first} to {finish} in round {last}"
+
+
+def _extremes(names: Sequence[str], values: np.ndarray) -> str:
+    if np.isnan(values).all():
+        return "none released"
+    low, high = int(np.nanargmin(values)), int(np.nanargmax(values))
+    if values[low] == values[high]:
+        return f"{number(float(values[low]))} in all"
+    return f"least {number(float(values[low]))} ({names[low]}), most {number(float(values[high]))} ({names[high]})"
+
+
+def layer_columns(rows: Sequence[Mapping[str, Any]], key: str, layers: int) -> tuple[list[int], np.ndarray]:
+    """Rounds and values [T, K] of a per-layer figure in a run's rows; NaN where a layer was not released."""
+    kept = [row for row in rows if isinstance(row.get(key), list) and len(row[key]) == layers]
+    values = np.array([[math.nan if v is None else v for v in row[key]] for row in kept], dtype=float)
+    released = [[sigma is not None for sigma in row.get("sigma", [0.0] * layers)] for row in kept]
+    values = values.reshape(len(kept), layers)
+    return [row["round"] for row in kept], np.where(np.array(released).reshape(values.shape), values, np.nan)
+
+
+__all__ = [
+    "LIGHT", "Picture", "division", "draw_division", "draw_sizes", "layer_columns", "over_rounds", "per_layer",
+    "sorted_clients",
+]  # fmt: skip

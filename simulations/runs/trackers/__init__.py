@@ -1,0 +1,246 @@
+"""Trackers: whoever follows a run's public figures while it goes on, such as TensorBoard, MLflow or Weights & Biases.
+
+A tracker has three methods, see `Tracker`. It is named in a recipe (`run.trackers`) or passed to
+`simulations.launch.simulate(..., trackers=[...])`. It receives public figures only: the private diagnostics of a round
+(who took part, how long it took) never reach one.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from fedlgm.errors import ConfigError, FedlgmError, Notice, RunError
+from fedlgm.extension import is_reference, load_object
+from fedlgm.facts import RunFacts
+
+__all__ = ["RunStart", "Tracker", "Trackers", "make", "names", "scalars"]
+
+
+@dataclass(frozen=True)
+class RunStart:
+    """What a tracker is told when a run starts or is continued.
+
+    Attributes:
+        name: the recipe's name.
+        folder: the run folder.
+        recipe: the whole recipe as plain values, defaults included.
+        layers: d_j by layer name, in order.
+        facts: the run's public facts, its noise multiplier included.
+        rounds_done: rounds that a continued run has behind it; a tracker may have seen later ones, which are repeated.
+    """
+
+    name: str
+    folder: Path
+    recipe: Mapping[str, Any]
+    layers: Mapping[str, int]
+    facts: RunFacts
+    rounds_done: int = 0
+
+
+@runtime_checkable
+class Tracker(Protocol):
+    """What a tracker must have. `round` is called in another thread than `start` and `end`, never two at a time.
+
+    What `start` raises stops the run before anything is released. What `round` or `end` raises is reported as a warning
+    and ends this tracker's part: the run goes on, its rows are in `metrics.jsonl`.
+
+    Example:
+        >>> class Printer:
+        ...     def start(self, run): print(run.name)
+        ...     def round(self, row): print(row["round"], row.get("accuracy"))
+        ...     def end(self, summary): print("interrupted" if summary is None else summary["epsilon"])
+        >>> isinstance(Printer(), Tracker)
+        True
+    """
+
+    def start(self, run: RunStart) -> None:
+        """Called once, before the first round."""
+
+    def round(self, row: Mapping[str, Any]) -> None:
+        """Called after each round with its public row, see `simulations.runs.rows.RoundRow`."""
+
+    def end(self, summary: Mapping[str, Any] | None) -> None:
+        """Called once with the run's summary; with None if the run was interrupted or failed."""
+
+
+def _tensorboard() -> Tracker:
+    from simulations.runs.trackers.tensorboard import TensorBoardTracker
+
+    return TensorBoardTracker()
+
+
+def _mlflow() -> Tracker:
+    from simulations.runs.trackers.mlflow import MlflowTracker
+
+    return MlflowTracker()
+
+
+def _wandb() -> Tracker:
+    from simulations.runs.trackers.wandb import WandbTracker
+
+    return WandbTracker()
+
+
+_BUNDLED: dict[str, Callable[[], Tracker]] = {"tensorboard": _tensorboard, "mlflow": _mlflow, "wandb": _wandb}
+
+
+def names() -> tuple[str, ...]:
+    """Bundled trackers; each needs the package of its name."""
+    return tuple(_BUNDLED)
+
+
+def installed(name: str) -> bool:
+    """Whether the package of the bundled tracker `name` is there."""
+    return importlib.util.find_spec(name) is not None
+
+
+def make(name: str) -> Tracker:
+    """The tracker of that name.
+
+    Args:
+        name: one of `names()`, or "package.module:name" of a tracker, or of a class or function that makes one when it
+            is called without arguments.
+
+    Raises:
+        ConfigError: unknown name, package not installed, reference that does not import, or an object that is no
+            tracker.
+    """
+    if is_reference(name):
+        found = load_object(name, "tracker")
+        if isinstance(found, type) or (callable(found) and not isinstance(found, Tracker)):
+            try:
+                found = found()
+            except TypeError as error:
+                raise ConfigError(f"tracker {name!r} cannot be made without arguments: {error}") from error
+        return _checked(found, repr(name))
+    if name not in _BUNDLED:
+        raise ConfigError(
+            f"unknown tracker {name!r}; known: {', '.join(_BUNDLED)}, or your own as 'package.module:name'"
+        )
+    if not installed(name):
+        raise ConfigError(
+            f"tracker {name!r} needs the package {name!r}, which is not installed: pip install 'fedlgm[{name}]'"
+        )
+    return _BUNDLED[name]()
+
+
+def _checked(tracker: object, what: str) -> Tracker:
+    missing = [method for method in ("start", "round", "end") if not callable(getattr(tracker, method, None))]
+    if missing:
+        raise ConfigError(f"tracker {what} has no method {missing[0]!r}: it needs start(run), round(row), end(summary)")
+    return tracker  # type: ignore[return-value]
+
+
+def named_in(trackers: Sequence[str] | None) -> list[str]:
+    """Names of a recipe's trackers; where it says nothing, TensorBoard if it is installed."""
+    if trackers is None:
+        return ["tensorboard"] if installed("tensorboard") else []
+    return list(trackers)
+
+
+class Trackers:
+    """All trackers of a run, as one.
+
+    Args:
+        members: trackers by the name that messages use.
+
+    Raises:
+        ConfigError: an object that is no tracker.
+    """
+
+    def __init__(self, members: Iterable[tuple[str, Tracker]] = ()) -> None:
+        self._members = [(name, _checked(tracker, name)) for name, tracker in members]
+
+    @classmethod
+    def of(cls, named: Sequence[str] | None, objects: Iterable[Tracker] = ()) -> Trackers:
+        """Trackers named in a recipe (see `named_in`), then objects; see `make` for the errors."""
+        members = [(repr(name), make(name)) for name in named_in(named)]
+        return cls([*members, *((type(tracker).__name__, tracker) for tracker in objects)])
+
+    def start(self, run: RunStart) -> None:
+        """Start each; if one fails, those before it are ended.
+
+        Raises:
+            RunError: one cannot start; nothing has been released yet.
+        """
+        for position, (name, tracker) in enumerate(self._members):
+            try:
+                tracker.start(run)
+            except Exception as error:
+                self._members = self._members[:position]
+                self.end(None)
+                if isinstance(error, FedlgmError):
+                    raise
+                raise RunError(f"tracker {name} cannot start: {_line(error)}") from error
+
+    def round(self, row: Mapping[str, Any]) -> None:
+        """Hand a finished round to each."""
+        for name, tracker in list(self._members):
+            try:
+                tracker.round(row)
+            except Exception as error:  # what has been released cannot be taken back: the run goes on
+                self._members.remove((name, tracker))
+                _warn(f"tracker {name} failed in round {row['round']} and gets no more rounds: {_line(error)}")
+
+    def end(self, summary: Mapping[str, Any] | None) -> None:
+        """End each, in the order in which they started; they are ended once, whatever is called afterwards."""
+        members, self._members = self._members, []
+        for name, tracker in members:
+            try:
+                tracker.end(summary)
+            except Exception as error:
+                _warn(f"tracker {name} failed at the end of the run: {_line(error)}")
+
+
+def scalars(row: Mapping[str, Any], layers: Sequence[str]) -> dict[str, float]:
+    """Figures of a public row by name, as charts want them; infinite ones and NaN are left out.
+
+    Besides the run's own (loss and the task's metrics, epsilon, claimed_epsilon, noise_norm) there are, for each
+    released layer, `bound/LAYER` (s_j), `noise/LAYER` (root mean square norm of what one noising party adds),
+    `snr/LAYER`, `share/LAYER`, `released_norm/LAYER` (norm of the released noisy mean) and `clipped/LAYER` (share of
+    clients that were clipped, noisy) where the round released that as a query.
+
+    Args:
+        row: see `simulations.runs.rows.RoundRow`.
+        layers: names of the layers, K.
+
+    >>> row = {"round": 1, "epsilon": 2.0, "noise_norm": 1.5, "share": [0.25, 0.75], "sigma": [1.0, None]}
+    >>> scalars(row, ["a", "b"])
+    {'epsilon': 2.0, 'noise_norm': 1.5, 'share/a': 0.25}
+    """
+    figures = {name: row[name] for name in ("loss", "accuracy") if name in row}
+    figures |= row.get("metrics") or {}
+    figures |= {name: row[name] for name in ("epsilon", "claimed_epsilon", "noise_norm") if name in row}
+    released = [sigma is not None for sigma in row.get("sigma", [0.0] * len(layers))]
+    columns = {
+        "bound": row.get("clip"), "noise": row.get("layer_noise"), "snr": row.get("snr"), "share": row.get("share"),
+        "released_norm": row.get("released_norm"), "clipped": clipped(row),
+    }  # fmt: skip
+    for kind, values in columns.items():
+        for layer, value, shown in zip(layers, values or (), released, strict=False):
+            if shown:
+                figures[f"{kind}/{layer}"] = value
+    return {name: float(value) for name, value in figures.items() if _is_number(value)}
+
+
+def clipped(row: Mapping[str, Any]) -> list[float] | None:
+    """Noisy share of clients clipped in each layer, [K], where a round released it; it may lie outside [0, 1]."""
+    within = (row.get("queries") or {}).get("below-bound")
+    return None if within is None else [1.0 - share for share in within]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and abs(value) < float("inf")
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+
+
+def _warn(message: str) -> None:
+    warnings.warn(Notice(message), stacklevel=3)

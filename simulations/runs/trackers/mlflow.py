@@ -1,0 +1,64 @@
+"""MLflow: one MLflow run per run folder, at the tracking server that MLFLOW_TRACKING_URI names."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from simulations.runs.trackers import RunStart, scalars
+from simulations.runs.trackers.values import flat, remembered, summary_figures
+
+_FORBIDDEN = re.compile(r"[^\w\-. /]")  # in names of metrics
+_BATCH = 1000  # metrics that the server takes at once
+
+
+class MlflowTracker:
+    """Logs the recipe as parameters, rounds as metrics, and guarantee and ledger head as tags.
+
+    A continued run goes on in the same MLflow run.
+
+    Args:
+        experiment: name of the experiment; by default $MLFLOW_EXPERIMENT_NAME, else "fedlgm".
+        tracking_uri: by default MLflow's own ($MLFLOW_TRACKING_URI, else files or a database in this directory).
+    """
+
+    def __init__(self, experiment: str | None = None, tracking_uri: str | None = None) -> None:
+        self._experiment = experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME", "fedlgm")
+        self._uri = tracking_uri
+
+    def start(self, run: RunStart) -> None:
+        """Create the MLflow run, or find that of a continued run."""
+        from mlflow import MlflowClient  # the fluent functions keep their run per thread
+        from mlflow.entities import Metric, Param
+
+        self._client, self._metric = MlflowClient(tracking_uri=self._uri), Metric
+        self._layers = tuple(run.layers)
+
+        def create() -> str:
+            found = self._client.get_experiment_by_name(self._experiment)
+            experiment = found.experiment_id if found else self._client.create_experiment(self._experiment)
+            made: str = self._client.create_run(experiment, run_name=run.folder.name).info.run_id
+            parameters = flat(run.recipe) | {"noise_multiplier": run.facts.noise_multiplier}
+            self._client.log_batch(made, params=[Param(name, str(value)) for name, value in parameters.items()])
+            return made
+
+        self._run = remembered(run.folder, "mlflow", create)
+        self._client.update_run(self._run, status="RUNNING")
+
+    def round(self, row: Mapping[str, Any]) -> None:
+        """One metric per figure, the round as its step."""
+        now = 1000 * row["round"]  # real times between rounds would show how many clients took part
+        metrics = [
+            self._metric(_FORBIDDEN.sub("_", name), value, now, row["round"])
+            for name, value in scalars(row, self._layers).items()
+        ]
+        for first in range(0, len(metrics), _BATCH):
+            self._client.log_batch(self._run, metrics=metrics[first : first + _BATCH])
+
+    def end(self, summary: Mapping[str, Any] | None) -> None:
+        """Set the tags and the status: FINISHED, or KILLED for an interrupted run."""
+        for name, value in summary_figures(summary).items():
+            self._client.set_tag(self._run, f"fedlgm.{name}", str(value))
+        self._client.set_terminated(self._run, "FINISHED" if summary is not None else "KILLED")

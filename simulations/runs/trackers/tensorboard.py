@@ -1,0 +1,34 @@
+"""TensorBoard: event files in the run folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from simulations.runs.trackers import RunStart, scalars
+
+
+class TensorBoardTracker:
+    """Writes `tensorboard/` in the run folder; look at it with `tensorboard --logdir RUN`."""
+
+    def start(self, run: RunStart) -> None:
+        """Open the event file; of a continued run, later rounds that will be repeated are purged."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        purge = run.rounds_done + 1 if run.rounds_done else None
+        self._board = SummaryWriter(str(run.folder / "tensorboard"), purge_step=purge, flush_secs=5)
+        self._layers = tuple(run.layers)
+
+    def round(self, row: Mapping[str, Any]) -> None:
+        """One scalar per figure."""
+        for name, value in scalars(row, self._layers).items():
+            # Real times between rounds would show how many clients took part.
+            self._board.add_scalar(name, value, row["round"], walltime=float(row["round"]))
+
+    def end(self, summary: Mapping[str, Any] | None) -> None:
+        """The guarantee as text beside the curves."""
+        if summary is not None:
+            self._board.add_text(
+                "guarantee", str(summary["guarantee"]), summary["rounds"], walltime=self._clock(summary["rounds"])
+            )
+        self._board.close()

@@ -1,0 +1,46 @@
+"""What adapters of trackers share: plain figures, and which run of the tracker belongs to a run folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+_SHOWN = ("guarantee", "guarantee_status", "ledger_head", "model_sha256", "delta", "noise_reproducible", "epsilon")
+_FILE = "trackers.json"
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one, keys joined by dots; lists become JSON.
+
+    >>> flat({"run": {"seed": 1}, "model": {"hidden": [8, 8]}})
+    {'run.seed': 1, 'model.hidden': '[8, 8]'}
+    """
+    result: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            result |= flat(value, f"{prefix}{key}.")
+        else:
+            result[f"{prefix}{key}"] = json.dumps(value, default=str) if isinstance(value, list | tuple) else value
+    return result
+
+
+def summary_figures(summary: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What a tracker keeps of a run's summary: an epsilon never travels without its guarantee."""
+    return {name: summary[name] for name in _SHOWN if name in summary} if summary is not None else {}
+
+
+def remembered(folder: Path, tracker: str, create: Callable[[], str]) -> str:
+    """The tracker's own identifier of the run in `folder`: made the first time, then read from `trackers.json`."""
+    file = folder / _FILE
+    try:
+        known = dict(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        known = {}
+    if tracker not in known:
+        known[tracker] = create()
+        partial = file.with_suffix(".partial")
+        partial.write_text(json.dumps(known) + "\n", encoding="utf-8")
+        partial.replace(file)
+    return str(known[tracker])
