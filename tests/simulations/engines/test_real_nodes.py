@@ -1,0 +1,266 @@
+"""Real SuperNodes that lie, come from another population, or vanish: one client each, on loopback, unencrypted."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+
+from fedlgm.errors import RunError
+from simulations import launch
+from simulations.config import recipe as recipes
+from simulations.engines.flower import APP
+from simulations.reports.report import ledger_report
+from simulations.runs.folder import RunFolder
+
+pytestmark = pytest.mark.slow
+BIN = Path(sys.executable).parent
+CLIENTS = 4
+PATIENCE_S = 400.0
+
+HOSTILE = '''
+"""Each node attacks in its own way, if the run's config says so."""
+
+import json
+import time
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from fedlgm import wire
+from simulations.engines.flower_entry import make_client_app
+
+honest = make_client_app()
+app = ClientApp()
+
+
+def changed(reply, values):
+    content = RecordDict(dict(reply.content.items()))
+    content[wire.ARRAYS] = ArrayRecord({wire.SUM: Array(values)})
+    return content
+
+
+@app.query()
+def query(message, context):
+    place = {"partition-id": int(context.node_config["partition-id"]), "num-partitions": 4}
+    if context.run_config["attack"] == "wrong population" and place["partition-id"] == 2:
+        place["num-partitions"] = 5
+    if context.run_config["attack"] == "same client" and place["partition-id"] == 2:
+        place["partition-id"] = 1
+    return Message(RecordDict({wire.CONFIG: ConfigRecord(place)}), reply_to=message)
+
+
+@app.train()
+def train(message, context):
+    reply = honest(message, context)
+    me = int(context.node_config["partition-id"])
+    if context.run_config["attack"] == "slow":
+        time.sleep(2)
+    if context.run_config["attack"] != "values" or me == 0:
+        return reply
+    values = reply.content[wire.ARRAYS][wire.SUM].numpy()
+    if me == 1:
+        return Message(changed(reply, values * 1e6), reply_to=message)
+    if me == 2:
+        return Message(changed(reply, np.where(np.arange(len(values)) == 3, np.nan, values)), reply_to=message)
+    if "kept" not in context.state:
+        context.state["kept"] = ConfigRecord({"id": message.metadata.message_id})
+        return reply
+    # A reply to the first round's message, sent in the second.
+    reply.metadata.__dict__["_reply_to_message_id"] = str(context.state["kept"]["id"])
+    return reply
+'''
+
+
+class Lab:
+    """A SuperLink and one SuperNode per client."""
+
+    def __init__(self, home: Path) -> None:
+        self.home, self.port = home, _free_port()
+        self.environment = os.environ | {
+            "FLWR_HOME": str(home),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+            "NO_PROXY": "127.0.0.1",
+            "no_proxy": "127.0.0.1",
+            "OMP_NUM_THREADS": "1",
+            "PATH": f"{BIN}{os.pathsep}{os.environ.get('PATH', '')}",
+            "PYTHONPATH": str(Path(__file__).parents[3]),
+        }
+        (home / "config.toml").write_text(
+            f'[superlink]\ndefault = "lab"\n\n[superlink.lab]\naddress = "127.0.0.1:{self.port}"\ninsecure = true\n'
+        )
+        self.app = home / "app"
+        shutil.copytree(APP, self.app)
+        (self.app / "client_app.py").write_text(HOSTILE)
+        project = self.app / "pyproject.toml"
+        project.write_text(project.read_text() + 'attack = ""\n')
+        self.link = self._start("flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(self.port))
+        self.nodes: dict[int, subprocess.Popen[bytes]] = {}
+
+    def _start(self, command: str, *arguments: str) -> subprocess.Popen[bytes]:
+        log = (self.home / f"{command}-{time.monotonic_ns()}.log").open("wb")
+        return subprocess.Popen(
+            [str(BIN / command), *arguments], env=self.environment, stdout=log, stderr=log, start_new_session=True
+        )
+
+    def up(self) -> None:
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        for _ in range(600):
+            try:
+                direct.open(f"http://127.0.0.1:{self.port}/health", timeout=1).close()
+                break
+            except OSError:
+                time.sleep(0.2)
+        for client in range(CLIENTS):
+            config = f"partition-id={client} num-partitions={CLIENTS}"
+            options = ("--node-config", config, "--port", str(_free_port()))
+            self.nodes[client] = self._start(
+                "flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{self.port}", *options
+            )
+
+    def flwr(self, *arguments: str) -> Any:
+        done = subprocess.run([str(BIN / "flwr"), *arguments], env=self.environment, capture_output=True, text=True)
+        text = done.stdout or done.stderr
+        return json.loads(text[text.index("{") :]) if "--format" in arguments else text
+
+    def submit(self, recipe: Path, run: Path, attack: str) -> str:
+        config = f'recipe="{recipe}" run-dir="{run}" nodes="clients" attack="{attack}"'
+        return str(self.flwr("run", str(self.app), "lab", "--format", "json", "--run-config", config)["run-id"])
+
+    def wait(self, run_id: str) -> str:
+        """Status and log of a run that has ended."""
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            status = self.flwr("list", "lab", "--run-id", run_id, "--format", "json")["runs"][0]["status"]
+            if str(status).startswith("finished"):
+                return f"{status}\n{self.flwr('log', run_id, 'lab', '--show')}"
+            time.sleep(2)
+        raise AssertionError(f"run {run_id} did not end within {PATIENCE_S} s")
+
+    def down(self) -> None:
+        for process in [*self.nodes.values(), self.link]:
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                try:
+                    os.killpg(process.pid, number)
+                    process.wait(10)
+                except (ProcessLookupError, subprocess.TimeoutExpired):
+                    continue
+        _end_children(self.home)
+
+
+def _end_children(home: Path) -> None:
+    """Whatever still runs with this home: executors are in sessions of their own."""
+    import psutil
+
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("FLWR_HOME") == str(home):
+                process.kill()
+        except (psutil.Error, OSError):
+            continue
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory) -> Iterator[Lab]:
+    made = Lab(tmp_path_factory.mktemp("lab"))
+    try:
+        made.up()
+        yield made
+    finally:
+        made.down()
+
+
+@pytest.fixture
+def recipe(tmp_path) -> Path:
+    """Four clients who all take part in each of two rounds; no seed."""
+    from federations import tiny_values
+
+    raw = tiny_values()
+    raw["federation"] = {"clients": CLIENTS, "rounds": 2, "rate": 1.0, "round_timeout": 150.0, "wait_for_nodes": 150.0}
+    raw["data"]["partition"] = "iid"
+    raw["data"].pop("alpha")
+    raw["run"] = {"block_size": 10}
+    path = tmp_path / "nodes.toml"
+    path.write_text(tomli_w.dumps(recipes.validate(raw).model_dump(exclude_none=True)), encoding="utf-8")
+    return path
+
+
+def failures(run: Path) -> list[set[tuple[str, int]]]:
+    """(kind, client) of every failure, by round."""
+    rows = RunFolder(run).rows(private=True)
+    return [{(failure["kind"], failure["client"]) for failure in row["failures"]} for row in rows]
+
+
+def test_nodes_that_lie_count_as_zero_and_are_named(lab, recipe, tmp_path):
+    """One multiplies by a million, one sends NaN, one answers the first round again; the honest one is enough."""
+    run = tmp_path / "run"
+    told = lab.wait(lab.submit(recipe, run, "values"))
+    assert told.startswith("finished:completed"), told
+    first, second = failures(run)
+    assert first == {("rejected", 1), ("rejected", 2)}
+    assert {("rejected", 1), ("rejected", 2)} <= second
+    assert {client for _, client in second} >= {1, 2, 3}
+    reasons = [f["reason"] for row in RunFolder(run).rows(private=True) for f in row["failures"]]
+    assert any("has norm" in reason and "the plan allows" in reason for reason in reasons)
+    assert any("NaN" in reason for reason in reasons)
+    result = RunFolder(run).result()
+    assert result["loss"] < 100  # 22,842 when contributions were taken as they came
+    assert result["noise_reproducible"] is False
+    assert result["epsilon"] == pytest.approx(8.0, rel=0.01)
+    ledger_report(run)
+
+
+@pytest.mark.parametrize(
+    ("attack", "said"),
+    [("wrong population", "says that it is client 2 of 5"), ("same client", "both say that they are client 1")],
+)
+def test_nodes_that_do_not_fit_end_the_start(lab, recipe, tmp_path, attack, said):
+    run = tmp_path / "run"
+    told = lab.wait(lab.submit(recipe, run, attack))
+    assert told.startswith("finished:failed"), told
+    assert said in told
+    assert not (run / "result.json").exists()
+    with pytest.raises(RunError, match="was run with real nodes: it cannot be continued with simulated clients"):
+        launch.resume(run)
+
+
+def test_a_node_that_vanishes_counts_as_zero(lab, recipe, tmp_path):
+    """It ended the run after 47 s, with a traceback and exit status 0. Last: the node does not come back."""
+    text = recipe.read_text().replace("rounds = 2", "rounds = 3")
+    recipe.write_text(text)
+    run = tmp_path / "run"
+    run_id = lab.submit(recipe, run, "slow")
+    deadline = time.monotonic() + PATIENCE_S
+    while not (RunFolder(run).metrics_file.is_file() and RunFolder(run).rows()) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    os.killpg(lab.nodes[3].pid, signal.SIGKILL)
+    told = lab.wait(run_id)
+    assert told.startswith("finished:completed"), told
+    seen = failures(run)
+    assert len(seen) == 3
+    assert seen[0] == set()
+    assert {client for row in seen for _, client in row} == {3}
+    assert RunFolder(run).result()["epsilon"] == pytest.approx(8.0, rel=0.01)
+    public = (run / "result.json").read_text() + (run / "metrics.jsonl").read_text()
+    assert "failures" not in public
