@@ -144,11 +144,11 @@ def main() -> None:
     }
     text = "# Audits\n\nMade by `python -m benchmarks.audits`. Lower bounds at confidence 0.999, delta = 1e-5.\n"
     notes = {
-        "Every mechanism": "Audited of reported epsilon. Counting errors shows at most about ln(trials); canary-aligned "
-        "sums (one-run-gaussian) have no such limit. Models of 2,100 coordinates, made-up updates, 4 rounds (1 where "
+        "Every mechanism": "Audited of reported epsilon. Counting errors shows at most ln(trials) or so; "
+        "canary-aligned sums (one-run-gaussian) have no such limit. 2,100 coordinates, made-up updates, 4 rounds (1 where "
         "single releases are audited).",
-        "Tightness in one training run": "The default recipe (500 clients, 100 rounds, rate 0.1) with run.audit = true.",
-        "False alarms": "Releases exactly as planned; a false alarm is a noise ratio above 1. About 5 and 0.1 % are "
+        "Tightness in one training run": "The default recipe (500 clients, 100 rounds, rate 0.1), run.audit = true.",
+        "False alarms": "Releases exactly as planned; a false alarm is a noise ratio above 1. 5 and 0.1 % are "
         "what the confidences allow.",
         "Cost of canaries in a run": "Time in `insert` and `observe` over the median round's time, all in one run.",
     }

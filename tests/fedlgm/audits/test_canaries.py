@@ -14,7 +14,7 @@ from fedlgm.aggregation import BoundedSum
 from fedlgm.audits import Canaries, CanaryRecord, Reported, Subject, audit_record
 from fedlgm.audits.canaries import canary_count, check_auditable
 from fedlgm.audits.one_run import epsilon_at_ratio, release_ratio, run_scores
-from fedlgm.errors import ConfigError, PrivacyError
+from fedlgm.errors import ConfigError
 from fedlgm.facts import RunFacts, Sampling
 from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
@@ -222,7 +222,7 @@ _NOT_ROWS = ("member", "cosines", "rate", "presence")
 )
 def test_releases_that_canaries_do_not_fit(name, options, message):
     of = Subject.of(name, rounds=1, layers=LAYERS, **options)
-    with pytest.raises(PrivacyError, match=message):
+    with pytest.raises(ConfigError, match=message):
         check_auditable(of.method.plan(of.start))
 
 
