@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from fedlgm.audits import CONFIDENCE, AuditResult, Canaries, CanaryRecord, Reported, audit_record
+from fedlgm.audits import CONFIDENCE, AuditResult, Canaries, CanaryRecord, Reported, Subject, audit_record
 from fedlgm.audits.canaries import canary_count
+from fedlgm.audits.probe import checks, probe
 from fedlgm.errors import ConfigError, RunError
 from fedlgm.keys import KeyRing
 from fedlgm.plan import ReleasePlan
@@ -101,6 +103,8 @@ def run_reported(assembly: Assembly, subject: str, result: dict[str, Any], recor
 def audited_figures(assembly: Assembly, folder: RunFolder, result: dict[str, Any]) -> dict[str, Any]:
     """The audited line of a run's summary."""
     audit = audit_stored(assembly, folder, result, per_layer=False)
+    if result["guarantee_status"] == "none":  # what is wrong with it may be its plan, which canaries take as it is
+        audit = dataclasses.replace(audit, checks=(*audit.checks, *checks(probe(Subject("run", assembly.method)))))
     return {
         "audited_epsilon": audit.epsilon_lower,
         "audit_method": audit.method,

@@ -47,6 +47,15 @@ def test_a_simulation_with_canaries(tiny, tmp_path, capsys):
     assert [row.layer for row in audited.layers] == ["fc1", "fc2"]
 
 
+def test_an_audited_run_of_published_medclip_is_not_as_claimed(tiny, tmp_path):
+    recipe = tiny(run={"audit": True}, mechanism={"variant": "published", "clip": "med"})
+    result = launch.simulate(recipe, run_dir=tmp_path / "run")
+    assert math.isinf(result["epsilon"])
+    assert result["audited_epsilon"] < result["claimed_epsilon"]  # its noise is as planned, its plan is not pure
+    assert not result["audit_passed"]
+    assert not targets.audit_run(tmp_path / "run", Audit()).passed
+
+
 def test_an_interrupted_audited_run_keeps_what_its_canaries_saw(tiny, tmp_path):
     recipe = tiny(run={"audit": True})
     whole = launch.simulate(recipe, run_dir=tmp_path / "whole")
