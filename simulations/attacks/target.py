@@ -131,7 +131,7 @@ class Target:
         initial = (seed or 0) if model.seed is None else model.seed
         return self.recipe.model_copy(
             update={
-                "run": self.recipe.run.model_copy(update={"seed": own, **run}),
+                "run": self.recipe.run.model_copy(update={"seed": own, "audit": False, **run}),
                 "model": model.model_copy(update={"seed": initial}),
             }
         )
