@@ -194,12 +194,14 @@ def measure(nodes: int, rounds: int, repeats: int, overrides: list[str]) -> dict
         make_plain(folders["flower"])
         for _ in range(repeats):
             for name, folder in folders.items():
+                print(f"{name} ...", file=sys.stderr, flush=True)
                 try:
                     _up(folder, name)
                     if name == "flower":
                         found[name].append(plain(folder, nodes, rounds, parameters))
                     else:
                         found[name].append(ours(folder, nodes, recipe))
+                    print(f"{name}: {found[name][-1]}", file=sys.stderr, flush=True)
                 finally:
                     processes.down(folder)
     summary: dict[str, Any] = {"nodes": nodes, "parameters": parameters, "rounds": rounds, "repeats": repeats}

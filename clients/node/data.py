@@ -10,17 +10,20 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from clients.node.policy import Data
 from clients.source import ClientData
+from fedlgm import inputs
 from fedlgm.data.formats import read_idx
 from fedlgm.errors import DataError
+from fedlgm.tasks import Task
 
 _IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"})
 
 
 def read(section: Data, folder: Path) -> ClientData:
-    """Inputs float32 [n, *shape] and targets int64 [n] as the policy describes them.
+    """Inputs float32 [n, *shape] and targets [n, ...] as the policy describes them; see `check` for the targets.
 
     Unsigned bytes become [-1, 1]; scaling uses no figure of the data. Other numbers are taken as they are.
 
@@ -29,7 +32,7 @@ def read(section: Data, folder: Path) -> ClientData:
         folder: to which relative paths refer.
 
     Raises:
-        DataError: missing, damaged, of another shape, labels outside [0, classes), or NaN.
+        DataError: missing, damaged, of another shape, or NaN.
     """
     reader: Callable[[Data, Path], tuple[Any, Any]] = _READERS[section.kind]
     if section.kind != "loader":
@@ -38,7 +41,8 @@ def read(section: Data, folder: Path) -> ClientData:
                 raise DataError(f"data.{key}: there is nothing at {folder / name}")
     try:
         x, y = reader(section, folder)
-        x, y = np.asarray(x), np.asarray(y).reshape(-1)
+        x, y = np.asarray(x), np.asarray(y)
+        y = y.reshape(-1) if y.ndim == 2 and y.shape[1] == 1 else y
     except DataError:
         raise
     except Exception as error:  # readers of files and a user's own function may raise anything
@@ -54,16 +58,28 @@ def read(section: Data, folder: Path) -> ClientData:
     x = np.ascontiguousarray(x, dtype=np.float32).reshape(len(x), *section.shape)
     if not np.isfinite(x).all():
         raise DataError("data: inputs hold NaN or Inf")
-    labels = y.astype(np.int64)
-    if (labels != y).any() or ((labels < 0) | (labels >= section.classes)).any():
+    whole = y.astype(np.int64, copy=True) if np.isfinite(y).all() else y
+    y = whole if (whole == y).all() else y.astype(np.float32)
+    return ClientData(torch.from_numpy(x), torch.from_numpy(y))
+
+
+def targets(section: Data, y: Tensor, task: Task) -> Tensor:
+    """The targets in the form that a task takes.
+
+    Raises:
+        DataError: it does not take them, or labels lie outside [0, classes).
+    """
+    found = task.targets(y.numpy(), "node's")
+    if task.name == "classification" and ((found < 0) | (found >= section.classes)).any():
         raise DataError(f"data.classes: labels must be whole numbers in [0, {section.classes})")
-    return ClientData(torch.from_numpy(x), torch.from_numpy(labels))
+    return torch.from_numpy(np.ascontiguousarray(found))
 
 
 def digest(data: ClientData) -> str:
     """SHA-256 of the examples, in order: other data, other digest."""
     total = hashlib.sha256()
-    for array in (data.x.numpy(), data.y.numpy()):
+    for part in (inputs.first(data.x), data.y):
+        array = part.numpy()
         total.update(f"{array.dtype.str}{array.shape}".encode())
         total.update(array.reshape(-1).view(np.uint8).data)
     return total.hexdigest()

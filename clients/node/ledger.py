@@ -294,7 +294,7 @@ class NodeLedger:
     def _translated(self) -> Iterator[None]:
         try:
             yield
-        except (sqlite3.Error, KeyError, ValueError, TypeError) as error:
+        except (sqlite3.Error, KeyError, ValueError, TypeError, AttributeError) as error:
             raise LedgerError(f"the ledger {self.path} cannot be used: {error!r}") from error
 
 

@@ -65,7 +65,7 @@ class Data(_Section):
     loader: str = Field(default="", pattern=r"^([A-Za-z_][\w.]*:[A-Za-z_]\w*)?$")
     options: dict[str, Any] = {}  # of the loader
     shape: tuple[int, ...] = Field(min_length=1)  # of one input
-    classes: int = Field(ge=1)
+    classes: int = Field(ge=1)  # outputs of a model: classes, or numbers per example
     class_names: tuple[str, ...] = ()  # images: folders, in the order of their numbers
 
     @field_validator("shape", "features", "class_names", mode="before")
@@ -114,7 +114,7 @@ class Allow(_Section):
 
     mechanisms: tuple[str, ...]
     models: tuple[str, ...]
-    tasks: tuple[Literal["classification"], ...] = ("classification",)
+    tasks: tuple[str, ...] = ("classification",)
     largest_model: int = Field(default=20_000_000, ge=1)  # parameters
     most_epochs: int = Field(default=20, ge=1)
 
@@ -263,7 +263,7 @@ name = {data_name} # identity of the data set; the ledger is bound to it
 kind = {kind}
 path = {path}
 {more_data}shape = {shape} # of one input, as the model sees it
-classes = {classes}
+classes = {classes} # or outputs per example, for other tasks than classification
 
 [privacy]
 epsilon = {epsilon} # the most that all releases together may cost, over all runs and servers
@@ -275,7 +275,7 @@ largest_clip = 1.0 # l2 bound of any layer of an update, at most
 [allow]
 mechanisms = {mechanisms}
 models = {models}
-tasks = ["classification"]
+tasks = ["classification"] # also "regression", "binary", "multi-label"
 largest_model = 20_000_000 # parameters
 most_epochs = 20 # of local training in one round
 

@@ -13,9 +13,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 import fedlgm
+from clients.node import data as node_data
 from clients.node.policy import Policy, Refusal
 from clients.source import ClientData
-from fedlgm import mechanisms, models, privacy
+from fedlgm import inputs, mechanisms, models, privacy, tasks
 from fedlgm.aggregation import BoundedSum
 from fedlgm.contributions import Updates
 from fedlgm.devices import torch_threads
@@ -25,6 +26,7 @@ from fedlgm.layers import LayerTable
 from fedlgm.node_protocol import canonical, digest, sha256
 from fedlgm.plan import ReleasePlan
 from fedlgm.release import local_release
+from fedlgm.tasks import Task
 from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer
 
 REPLACED = privacy.guarantee.SENSITIVITY_FACTOR["replace-one"]
@@ -36,7 +38,7 @@ class Work(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
     mechanism: str = Field(max_length=200)
     group_by: str = Field(default="module", pattern="^(module|tensor)$")
-    task: str = Field(default="classification", max_length=200)
+    task: dict[str, Any] = {"name": "classification"}
     model: dict[str, Any]
     training: dict[str, Any] = {}
 
@@ -56,7 +58,7 @@ class Work(BaseModel):
         for kind, asked, allowed in (
             ("mechanism", work.mechanism, allow.mechanisms),
             ("model", name, allow.models),
-            ("task", work.task, allow.tasks),
+            ("task", work.task.get("name"), allow.tasks),
         ):
             if asked not in allowed:
                 raise Refusal("work", f"{kind} {asked!r} is not allowed on this node; allowed: {', '.join(allowed)}")
@@ -128,6 +130,8 @@ class Releaser:
         self, policy: Policy, data: ClientData, data_digest: str, secret: bytes, test_seed: int | None = None
     ) -> None:
         self._policy, self._data, self._digest, self._secret = policy, data, data_digest, secret
+        for name in policy.allow.tasks:
+            node_data.targets(policy.data, data.y, tasks.get(name))  # refused now, not in the middle of a run
         self._test_seed = test_seed
         self._layers: dict[str, LayerTable] = {}
         self._trainer: tuple[str, SequentialTrainer] | None = None
@@ -143,9 +147,9 @@ class Releaser:
         module = self._module(work)
         layers = LayerTable.from_module(module)
         order = KeyRing.from_seed(0).torch_generator(Purpose.TRAIN, 0, 0)
-        task = ClientTask(self._data.x[:1], self._data.y[:1], order, 1)
         if len(self._data):
-            model = layers.flatten(module)
+            model, label = layers.flatten(module), torch.zeros(1, dtype=torch.int64)
+            task = ClientTask(inputs.take(self._data.x, slice(0, 1)), label, order, 1)
             next(iter(SequentialTrainer(module, layers, LocalTraining()).updates(model, [task])))
 
     def understand(self, round: int, plan: str, work: Any, model: np.ndarray) -> Request:
@@ -158,6 +162,10 @@ class Releaser:
         if not np.isfinite(model).all():
             raise Refusal("model", "the model holds NaN or Inf")
         layers = self._table(asked)
+        try:
+            self._task(asked)
+        except Exception as error:  # its options are the server's
+            raise Refusal("work", f"task: {error}"[:300]) from error
         if len(model) != layers.size:
             raise Refusal("model", f"{len(model)} numbers for a model of {layers.size} parameters")
         try:
@@ -210,7 +218,8 @@ class Releaser:
         """The raw update, [1, D]."""
         settings = request.work.local()
         stream = order.torch_generator(Purpose.TRAIN, request.round, self._policy.node.client)
-        task = ClientTask(self._data.x, self._data.y, stream, settings.epochs)
+        targets = node_data.targets(self._policy.data, self._data.y, self._task(request.work))
+        task = ClientTask(self._data.x, targets, stream, settings.epochs)
         with torch_threads(self._policy.limits.threads):
             return next(iter(self._resident(request.work, settings).updates(model, [task])))
 
@@ -218,8 +227,15 @@ class Releaser:
         key = canonical(work.model_dump())
         if self._trainer is None or self._trainer[0] != key:
             self._trainer = None  # two large models need not fit
-            self._trainer = key, SequentialTrainer(self._module(work), self._table(work), settings)
+            self._trainer = (
+                key,
+                SequentialTrainer(self._module(work), self._table(work), settings, task=self._task(work)),
+            )
         return self._trainer[1]
+
+    @staticmethod
+    def _task(work: Work) -> Task:
+        return tasks.get(work.task["name"], **{name: value for name, value in work.task.items() if name != "name"})
 
     def _table(self, work: Work) -> LayerTable:
         key = canonical([work.model, work.mechanism, work.group_by])

@@ -47,7 +47,9 @@ def init(
         "server_key": server_key,
     }  # fmt: skip
     values |= {"name": name} if name else {}
-    if data is not None:
+    if kind == "loader":
+        values |= {"kind": kind, "path": "", "loader": str(data or "package.module:function")}
+    elif data is not None:
         values |= {"path": str(data.resolve()), "kind": kind or _kind(data), "data_name": data.stem}
     elif kind is not None:
         values["kind"] = kind
@@ -61,8 +63,6 @@ def init(
     if values.get("kind") == "images" and data is not None and data.is_dir():
         names = sorted(one.name for one in data.iterdir() if one.is_dir())
         values |= {"class_names": names, "classes": len(names)}
-    if values.get("kind") == "loader":
-        values["loader"] = values.pop("path", "package.module:function")
     made = NodeFolder.create(folder, values, test_seed=test_seed)
     if as_json:
         _print_json({"folder": str(folder), **made.public()})

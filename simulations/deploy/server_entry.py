@@ -63,7 +63,7 @@ def work_of(recipe: Recipe) -> dict[str, Any]:
     return {
         "mechanism": recipe.mechanism.name,
         "group_by": recipe.mechanism.group_by,
-        "task": "classification",
+        "task": {"name": recipe.task.name, **recipe.task.options},
         "model": {"name": recipe.model.name, **recipe.model.options},
         "training": asdict(recipe.training.local),
     }

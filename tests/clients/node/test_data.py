@@ -12,6 +12,7 @@ import pytest
 
 from clients.node import data as node_data
 from clients.node.policy import Data
+from fedlgm import tasks
 from fedlgm.errors import DataError
 
 X = np.arange(2 * 4 * 4, dtype=np.uint8).reshape(2, 4, 4) * 7
@@ -23,8 +24,9 @@ def section(**values: Any) -> Data:
 
 
 def read(folder: Path, **values: Any) -> tuple[np.ndarray, np.ndarray]:
-    found = node_data.read(section(**values), folder)
-    return found.x.numpy(), found.y.numpy()
+    described = section(**values)
+    found = node_data.read(described, folder)
+    return found.x.numpy(), node_data.targets(described, found.y, tasks.get()).numpy()
 
 
 def idx(array: np.ndarray) -> bytes:
@@ -111,7 +113,7 @@ def test_a_users_own_loader(tmp_path):
         ({"x": X}, "no array y"),
         ({"x": X, "y": Y[:1]}, "2 inputs, but 1 labels"),
         ({"x": X, "y": Y + 1}, r"labels must be whole numbers in \[0, 2\)"),
-        ({"x": X, "y": Y + 0.5}, "labels must be whole numbers"),
+        ({"x": X, "y": Y + 0.5}, "use the task 'regression'"),
         ({"x": X[:, :3], "y": Y}, "data.shape"),
         ({"x": np.full(X.shape, np.nan), "y": Y}, "NaN or Inf"),
         ({"x": np.array(["a"] * 32).reshape(2, 4, 4), "y": Y}, "must be numbers"),
@@ -135,3 +137,16 @@ def test_the_digest_is_that_of_the_examples(tmp_path):
     np.savez(tmp_path / "d.npz", x=X[::-1], y=Y)
     other = node_data.digest(node_data.read(section(kind="numpy", path="d.npz"), tmp_path))
     assert same[0] == same[1] != other
+
+
+def test_targets_of_other_tasks(tmp_path):
+    np.savez(tmp_path / "d.npz", x=X, y=[[0.5], [1.5]])
+    described = section(kind="numpy", path="d.npz", classes=1)
+    y = node_data.read(described, tmp_path).y
+    assert node_data.targets(described, y, tasks.get("regression")).tolist() == [0.5, 1.5]
+    with pytest.raises(DataError, match="0 and 1"):
+        node_data.targets(described, y, tasks.get("binary"))
+    np.savez(tmp_path / "d.npz", x=X, y=[[0, 1, 1], [1, 0, 0]])
+    described = section(kind="numpy", path="d.npz", classes=3)
+    y = node_data.read(described, tmp_path).y
+    assert node_data.targets(described, y, tasks.get("multi-label")).shape == (2, 3)

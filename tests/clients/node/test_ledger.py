@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from clients.node.ledger import NodeLedger
@@ -97,8 +97,9 @@ def test_every_edit_is_noticed(paths, statement):
         NodeLedger(*paths, readonly=True)
 
 
-@settings(max_examples=60, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, suppress_health_check=list(HealthCheck))
 @given(at=st.integers(0, 10**9), flip=st.integers(1, 255))
+@example(at=224739164, flip=1)  # makes a text a blob
 def test_a_damaged_file_is_refused_or_whole(tmp_path_factory, at, flip):
     folder = tmp_path_factory.mktemp("damaged")
     paths = folder / "ledger.sqlite", folder / "seen.json"

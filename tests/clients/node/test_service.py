@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import shutil
@@ -22,11 +23,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from clients.node.folder import NodeFolder
+from fedlgm import mechanisms, models
 from fedlgm import node_protocol as protocol
 from fedlgm.errors import RunError
+from fedlgm.layers import LayerTable
 from fedlgm.node_protocol import Question
 from fedlgm.privacy import composed_epsilon
 from fedlgm.privacy.accounting import gaussian_event
+from fedlgm.transcript import Transcript
 from tests.support import nodes
 from tests.support.nodes import BODY, CRASHES, MODEL, NodeProcess, ask, edit, hello, make_node, plan, rows, served
 
@@ -161,6 +165,30 @@ def test_central_trust_only_where_the_policy_says_so(tmp_path):
     assert [row.trust for row in rows(folder)] == ["central"]
 
 
+def test_another_task_that_the_policy_lists(tmp_path):
+    folder = make_node(tmp_path / "node", classes=1)
+    with np.load(tmp_path / "node.npz") as kept:
+        np.savez(tmp_path / "node.npz", x=kept["x"], y=kept["y"] / 2)
+    edit(folder, 'tasks = ["classification"]', 'tasks = ["regression"]')
+    module = models.build("logistic", in_shape=nodes.SHAPE, classes=1)
+    layers = LayerTable.from_module(module)
+    text = (
+        mechanisms.get("snr-consistent").plan(layers, plan().facts, Transcript.start(layers.flatten(module))).to_json()
+    )
+    body = protocol.npy(layers.flatten(module).numpy())
+    with served(folder):
+        work = nodes.WORK | {"task": {"name": "regression", "loss": "huber"}}
+        assert ask(folder, text=text, body=body, work=work)[0]["ok"]
+        assert ask(folder, text=text, body=body)[0]["code"] == "work"
+
+
+def test_targets_that_no_listed_task_takes(tmp_path):
+    folder = make_node(tmp_path / "node")
+    with np.load(tmp_path / "node.npz") as kept:
+        np.savez(tmp_path / "node.npz", x=kept["x"], y=kept["y"] / 2)
+    assert "use the task 'regression'" in refused(folder)
+
+
 def test_without_examples_there_is_noise_alone(tmp_path):
     folder = make_node(tmp_path / "node")
     nodes.write_data(tmp_path / "node.npz", 0)
@@ -284,7 +312,10 @@ WORKS: dict[str, Any] = {
     "many options": {"model": {"name": "mlp", "hidden": [1] * 5000}},
     "no mechanism": {"mechanism": "none"},
     "an unknown mechanism": {"mechanism": "raw"},
-    "an unknown task": {"task": "read"},
+    "an unknown task": {"task": {"name": "read"}},
+    "a task that is not listed": {"task": {"name": "regression"}},
+    "a task as an object": {"task": "classification"},
+    "an unknown option of the task": {"task": {"name": "classification", "hook": 1}},
     "endless training": {"training": {"epochs": 10**9}},
     "a negative rate": {"training": {"lr": -1.0}},
     "half a batch": {"training": {"batch_size": 0.5}},
@@ -445,7 +476,8 @@ def test_a_hundred_half_sent_questions(lasting):
             link = socket.socket(socket.AF_UNIX)
             link.settimeout(10)
             link.connect(str(lasting.socket))
-            link.sendall(b"\x01")
+            with contextlib.suppress(BrokenPipeError):  # refused already
+                link.sendall(b"\x01")
             links.append(link)
     finally:
         answered = sum(b"busy" in link.recv(1 << 16) for link in links[20:40])
