@@ -18,8 +18,8 @@ from fedlgm.example_level.rules.base import Kept, KeptGradients, Rule, Scale, Us
 
 CHUNK_BYTES = 3 << 20
 """Bytes of gradients and their operands that are formed at a time: about the size of a core's cache."""
-GHOST_TRUST = 2.0**-6
-"""Least ratio of a squared norm to the norms of its Gram matrices at which the Gram matrices' rounding is harmless."""
+GHOST_TRUST = 2.0**-4
+"""Least ratio of a squared norm to the norms of its Gram matrices at which their rounding moves the norm by 4e-6."""
 _RUN = 256  # float32 numbers whose squares vectorised sums add up with a relative error below 2^-20
 
 
@@ -47,16 +47,18 @@ def chunks(examples: int, bytes_each: int, at_most: int = CHUNK_BYTES) -> Iterat
         yield slice(low, min(low + size, examples))
 
 
-def untrusted(squares: Tensor, gram_x: Tensor, gram_y: Tensor) -> Tensor:
-    """Indices of the examples whose ghost norm may have lost its digits to cancellation.
+def ghost_squares(gram_x: Tensor, gram_y: Tensor) -> tuple[Tensor, Tensor]:
+    """Squared norms from Gram matrices [c, T, T], never too small, and where they are too far above to be used.
 
-    Where an example's positions cancel, the Gram matrices' sum is a small difference of large numbers: with r the ratio
-    of the sum to ||A||_F ||B||_F, the norm has a relative error of about 4e-9 / r in float32.
+    Where an example's positions cancel, sum(A B) is a small difference of large numbers: its rounding error is relative
+    to ||A||_F ||B||_F. That error's bound is added, and where it is not small beside the sum the norm is not used.
     """
+    sums = torch.linalg.vecdot(gram_x.flatten(1), gram_y.flatten(1)).double()
     scale = (
         torch.linalg.vector_norm(gram_x, dim=(1, 2)).double() * torch.linalg.vector_norm(gram_y, dim=(1, 2)).double()
     )
-    return ((squares < GHOST_TRUST * scale) | ~torch.isfinite(squares)).nonzero()[:, 0]
+    doubtful = (sums < GHOST_TRUST * scale) | ~torch.isfinite(sums)
+    return sums + 4 * torch.finfo(gram_x.dtype).eps * scale, doubtful.nonzero()[:, 0]
 
 
 class ProductRule(Rule):
@@ -159,9 +161,9 @@ class ProductRule(Rule):
             gram_x = self.grams(use, rows)
             gram_y = self.memory.take("gram of outputs", *gram_x.shape)
             torch.bmm(y[rows], y[rows].transpose(1, 2), out=gram_y)
-            found = torch.linalg.vecdot(gram_x.flatten(1), gram_y.flatten(1)).double()
-            squares.append(found.clamp(min=0))
-            doubtful.append(untrusted(found, gram_x, gram_y) + rows.start)
+            found, apart = ghost_squares(gram_x, gram_y)
+            squares.append(found)
+            doubtful.append(apart + rows.start)
         return torch.cat(squares), torch.cat(doubtful)
 
     def _instantiates(self, use: Use) -> bool:

@@ -1,0 +1,191 @@
+"""LM-DP-SGD: every layer of an example's gradient is scaled to a share w_l of its clipped length.
+
+    g_hat_il = w_l min(C, ||g_i||) g_il / ||g_il||,   sum_l w_l^2 = 1
+
+For fixed weights one example moves the sum by at most C. The paper takes the weights from the batch itself, so that an
+example moves every other example's contribution, too: up to C sqrt(B^2 + (B + 1)^2), which is why `published` is not
+private. The sound variants take them from public data, from past releases, or from a noisy query that is paid for.
+
+Source: LM-DP-SGD paper, equation 1, Algorithm 1 and Appendix D.2; docs/guarantees.md for why the published form fails.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlgm.errors import ConfigError
+from fedlgm.example_level.scaling import Reweighted, check_bounds
+
+__all__ = ["aggregate", "bias_minimising_weights", "layer_directions", "published_weights", "risk_weights"]
+
+FLOOR = 0.05
+"""Least weight of a layer as a share of 1 / sqrt(K), for the layers' sake: privacy does not need it."""
+
+
+def aggregate(
+    grads: Sequence[Tensor],
+    clip: float,
+    error_rates: Sequence[float] | np.ndarray | None = None,
+    emphasis: float = 1.0,
+    weights: Sequence[float] | np.ndarray | Tensor | None = None,
+) -> list[Tensor]:
+    """Sum over a batch of reweighted, clipped gradients; no noise is added.
+
+    With `weights` given independently of the batch, adding or removing one example changes the concatenated sum by at
+    most `clip` in l2 norm (times ||weights||_2). With `weights=None` they come from the batch, as published: the change
+    is bounded by clip * sqrt(B^2 + (B + 1)^2) only, and noise of scale clip * sigma does not make that private.
+
+    Args:
+        grads: one tensor [B, d_l] per layer, l = 1 .. L; B may be 0.
+        clip: C > 0.
+        error_rates: ER_l in [0, 0.5] of the layers' membership adversaries; None counts all layers alike.
+        emphasis: r >= 1, exponent of the error rates.
+        weights: w_l >= 0 with sum_l w_l^2 = 1; None is the published rule. Error rates then play no part.
+
+    Returns:
+        One tensor [d_l] per layer. An example with NaN or Inf counts as zero.
+
+    Raises:
+        ConfigError: arguments out of range or that do not fit.
+
+    >>> ones = [torch.ones(2, 3), torch.ones(2, 1)]
+    >>> [round(float(part.norm()), 4) for part in aggregate(ones, 1.0, weights=(0.6, 0.8))]
+    [1.2, 1.6]
+    """
+    if not grads or any(g.dim() != 2 or len(g) != len(grads[0]) for g in grads):
+        raise ConfigError("grads must be one tensor [B, d] per layer, all with the same number of examples")
+    check_bounds([clip])
+    rates = check_risk(error_rates, emphasis, len(grads))
+    norms = torch.stack([torch.linalg.vector_norm(g.double(), dim=1) for g in grads], dim=1)
+    counted = torch.isfinite(norms).all(dim=1)
+    norms = torch.where(counted[:, None], norms, 0.0)
+    if weights is None:
+        w = published_weights(norms[counted].cpu().numpy(), clip, rates, emphasis)
+    else:
+        w = np.asarray(weights.detach().cpu() if isinstance(weights, Tensor) else weights, dtype=np.float64)
+    if w.shape != (len(grads),):
+        raise ConfigError(f"{w.size} layer weights for {len(grads)} layers")
+    factors = Reweighted(float(clip), tuple(w.tolist())).factors(norms)
+    return [(torch.where(counted[:, None], g, 0.0) * factors[:, j : j + 1].to(g)).sum(0) for j, g in enumerate(grads)]
+
+
+def check_risk(error_rates: Sequence[float] | np.ndarray | None, emphasis: float, layers: int) -> np.ndarray:
+    """The error rates as float64 [L]; ones where there are none.
+
+    Raises:
+        ConfigError: a rate outside [0, 0.5] (a worse adversary than a coin), r < 1, or another number of layers.
+    """
+    if not (math.isfinite(emphasis) and emphasis >= 1):
+        raise ConfigError(f"the emphasis r must be at least 1, got {emphasis}")
+    if error_rates is None:
+        return np.ones(layers)
+    rates = np.asarray(error_rates, dtype=np.float64)
+    if rates.shape != (layers,):
+        raise ConfigError(f"{rates.size} error rates for {layers} layers")
+    if np.all(rates == 1.0):
+        return rates  # no adversary: all layers count alike
+    if not ((rates >= 0) & (rates <= 0.5)).all():
+        raise ConfigError(f"error rates must lie in [0, 0.5], where 0.5 is a coin toss, got {rates.tolist()}")
+    return rates
+
+
+def published_weights(
+    norms: np.ndarray, clip: float, error_rates: Sequence[float] | np.ndarray | None = None, emphasis: float = 1.0
+) -> np.ndarray:
+    """Weights of Algorithm 1, lines 8 to 10, from the batch's PRIVATE layer norms [B, L]: NOT PRIVATE.
+
+    w_l is proportional to mean_i(||g_il|| / min(C, ||g_i||)) ER_l^r.
+    """
+    rates = check_risk(error_rates, emphasis, norms.shape[1])
+    whole = np.linalg.norm(norms, axis=1)
+    kept = whole > 0
+    if not kept.any():
+        return np.full(norms.shape[1], 1 / math.sqrt(norms.shape[1]))
+    means = (norms[kept] / np.minimum(clip, whole[kept])[:, None]).sum(0) / len(norms)
+    return _unit(means * rates**emphasis)
+
+
+def risk_weights(
+    strengths: np.ndarray,
+    error_rates: Sequence[float] | np.ndarray | None = None,
+    emphasis: float = 1.0,
+    floor: float = FLOOR,
+) -> np.ndarray:
+    """Weights from public, released or noisy strengths of the layers, float64 [L] with sum_l w_l^2 = 1.
+
+    w_l is proportional to strength_l ER_l^r; no layer falls below floor / sqrt(L) before the last normalisation.
+
+    Args:
+        strengths: how large each layer's gradients are, [L]; negative ones (noise) count as 0.
+        error_rates: ER_l in [0, 0.5].
+        emphasis: r >= 1.
+        floor: in [0, 1].
+    """
+    rates = check_risk(error_rates, emphasis, len(strengths))
+    w = _unit(np.maximum(np.asarray(strengths, dtype=np.float64), 0.0) * rates**emphasis)
+    return _unit(np.maximum(w, floor / math.sqrt(len(w))))
+
+
+def layer_directions(norms: Tensor) -> Tensor:
+    """a_i = (||g_il|| / ||g_i||)_l, the privatised query of the layers' strengths: rows of norm 1 or 0, [n, L].
+
+    For an example that is not clipped this is what the published rule averages, and it needs no bound of its own.
+    """
+    whole = torch.linalg.vector_norm(norms, dim=1, keepdim=True)
+    finite = torch.isfinite(whole) & (whole > 0)
+    return torch.where(finite, norms / torch.where(finite, whole, 1.0), 0.0)
+
+
+def bias_minimising_weights(
+    squares: Sequence[float] | np.ndarray, products: Sequence[float] | np.ndarray
+) -> np.ndarray:
+    """Minimiser of sum_l (w_l^2 A_l - 2 w_l B_l) subject to sum_l w_l^2 = 1, float64 [L]; weights may be negative.
+
+    w_l = B_l / (A_l - lambda) with sum_l w_l^2 = 1. That equation has several roots; the minimiser is the one with
+    lambda below min A (at another one the objective may be largest).
+
+    Args:
+        squares: A_l = ||u_l||^2, u_l the mean of the clipped directions.
+        products: B_l = <u_l, gradient of layer l>.
+
+    Source: LM-DP-SGD paper, Appendix D.2, equations 10 and 11, which calls the multiplier unique; it is not.
+
+    >>> bias_minimising_weights([4.0, 1.0], [1.0, 2.0]).round(5).tolist()
+    [0.19839, 0.98012]
+    """
+    a, b = np.asarray(squares, dtype=np.float64), np.asarray(products, dtype=np.float64)
+    if a.shape != b.shape or a.ndim != 1 or not len(a) or not (np.isfinite(a).all() and np.isfinite(b).all()):
+        raise ConfigError("A and B must be two equally long lists of finite numbers")
+    size = float(np.linalg.norm(b))
+    if size == 0:
+        return np.asarray(np.eye(len(a))[int(np.argmin(a))])  # any unit vector in the flattest direction
+    least = float(a.min())
+    flat = a == least
+
+    def excess(gap: float) -> float:
+        return float(np.sum((b / (a - least + gap)) ** 2)) - 1
+
+    if np.linalg.norm(b[flat]) <= 1e-12 * size:
+        rest = np.zeros_like(b)
+        rest[~flat] = b[~flat] / (a[~flat] - least)
+        length = float(rest @ rest)
+        if length <= 1:  # the multiplier is min A itself
+            rest[int(np.argmax(flat))] = math.sqrt(1 - length)
+            return rest
+    low, high = 0.0, size  # lambda = min A - gap; the sum of squares falls with the gap and is at most 1 at ||B||
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if middle == 0 or excess(middle) > 0 else (low, middle)
+    return _unit(b / (a - least + high))
+
+
+def _unit(values: np.ndarray) -> np.ndarray:
+    length = float(np.linalg.norm(values))
+    if length == 0:
+        return np.full(len(values), 1 / math.sqrt(len(values)))
+    return np.asarray(values / length)
