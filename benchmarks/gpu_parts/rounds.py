@@ -1,8 +1,8 @@
 """Whole private rounds (train, bound, add up, noise, step): many clients at once against one after another.
 
 The clients are those of the experiments: 26,010-parameter CNN, images of 28 x 28, about 120 examples per client
-(unequal, as a Dirichlet partition gives them), three epochs of Adam in batches of 32. Images are synthetic: time does not depend
-on what they show.
+(unequal, as a Dirichlet partition gives them), three epochs of Adam in batches of 32. Images are synthetic: time does
+not depend on what they show.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import math
 from collections import OrderedDict
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -107,7 +107,7 @@ def vgg16(in_shape: tuple[int, int, int], classes: int, *, groups: int = 32, hea
     _norm(groups)
     with torch.device("meta") if head == "mean" else nullcontext():
         model = vgg16_bn(num_classes=classes, dropout=0.0)
-        features = to_groupnorm(model.features, groups)
+        features = cast(nn.Sequential, to_groupnorm(model.features, groups))
         features[0] = nn.Conv2d(in_shape[0], 64, 3, padding=1)
     model.features = features
     if head == "mean":
@@ -119,10 +119,11 @@ def vgg16(in_shape: tuple[int, int, int], classes: int, *, groups: int = 32, hea
         )
         for module in model.modules():
             if isinstance(module, nn.GroupNorm):
-                module.reset_parameters()
+                module.reset_parameters()  # type: ignore[operator]
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            assert module.bias is not None
             nn.init.zeros_(module.bias)
     return _without_inplace(model)
 

@@ -29,6 +29,6 @@ class TensorBoardTracker:
         """The guarantee as text beside the curves."""
         if summary is not None:
             self._board.add_text(
-                "guarantee", str(summary["guarantee"]), summary["rounds"], walltime=self._clock(summary["rounds"])
+                "guarantee", str(summary["guarantee"]), summary["rounds"], walltime=float(summary["rounds"])
             )
         self._board.close()
