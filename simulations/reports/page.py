@@ -36,11 +36,7 @@ def figure_list(figures: Iterable[tuple[str, str]]) -> str:
 
 def guarantee(result: Mapping[str, Any]) -> str:
     """The guarantee sentence; its first words say of which kind it is, colour only repeats that."""
-    kind, bracket, rest = str(result["guarantee"]).partition(" (")
-    if result["guarantee_status"] == "none":
-        kind, bracket, rest = str(result["guarantee"]).partition(": ")
-    said = f"<strong>{escape(kind)}</strong>{escape(bracket + rest)}"
-    return f'<p class="guarantee {escape(str(result["guarantee_status"]))}">{said}</p>'
+    return f'<p class="guarantee {escape(str(result["guarantee_status"]))}">{escape(str(result["guarantee"]))}</p>'
 
 
 def image(picture: Picture) -> str:

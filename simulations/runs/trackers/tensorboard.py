@@ -28,7 +28,6 @@ class TensorBoardTracker:
     def end(self, summary: Mapping[str, Any] | None) -> None:
         """The guarantee as text beside the curves."""
         if summary is not None:
-            self._board.add_text(
-                "guarantee", str(summary["guarantee"]), summary["rounds"], walltime=float(summary["rounds"])
-            )
+            last = int(summary["rounds"])
+            self._board.add_text("guarantee", str(summary["guarantee"]), last, walltime=float(last))
         self._board.close()

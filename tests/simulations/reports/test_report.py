@@ -87,7 +87,7 @@ def test_the_page_is_whole(adaptive: Path) -> None:
     assert all(resource.startswith("data:image/svg+xml,") for resource in seen.resources)
     for image in seen.images:
         ElementTree.fromstring(unquote(image["src"].partition(",")[2]))
-    for told in (result["guarantee"].partition(" (")[2], result["ledger_head"], result["model_sha256"]):
+    for told in (result["guarantee"], result["ledger_head"], result["model_sha256"]):
         assert told in text
     assert "epsilon proven" in text
     assert "epsilon claimed" in text
@@ -129,7 +129,7 @@ def test_a_run_without_a_guarantee_says_so(tiny: Callable[..., Recipe], tmp_path
     launch.simulate(tiny(mechanism={"name": "none"}), run_dir=tmp_path / "run", trackers=[])
     report.write_report(tmp_path / "run")
     text = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
-    assert '<p class="guarantee none"><strong>NOT PRIVATE</strong>' in text
+    assert '<p class="guarantee none">NOT PRIVATE' in text
     assert "No epsilon is proven for this run" in text
 
 
@@ -169,14 +169,13 @@ def test_a_division_among_many_clients_is_a_sorted_heat_map(tmp_path: Path) -> N
     assert order[-1] == 7
     largest = histogram[order[:-1]].argmax(axis=1)
     assert (np.diff(largest) >= 0).all()
-    for clients in (3, 500, 100_000):
+    for clients in (500, 100_000):
         many = histogram[np.arange(clients) % 500]
         picture = pictures.division(many.sum(axis=1), many)
         assert len(page.image(picture)) < 60_000
         assert f"{clients} clients with" in picture.alt
-    for name in ("picture.png", "picture.svg"):
-        figures.draw_partition(histogram, "digits, dirichlet", tmp_path / name)
-        figures.draw_partition(histogram[:, :1], "one class", tmp_path / name)
+    figures.draw_partition(histogram, "digits, dirichlet", tmp_path / "picture.png")
+    figures.draw_partition(histogram[:, :1], "one class", tmp_path / "picture.svg")
     with pytest.raises(RunError, match="cannot write the picture"):
         figures.draw_partition(histogram, "", tmp_path / "nowhere" / "picture.png")
 
@@ -208,16 +207,16 @@ addEventListener("load", () => {{
 
 
 @pytest.mark.skipif(_CHROMIUM is None, reason="no chromium here")
-@pytest.mark.parametrize("width", [390, 1280])
-def test_a_browser_shows_every_image_and_scrolls_only_down(width: int, adaptive: Path, tmp_path: Path) -> None:
+def test_a_browser_shows_every_image_and_scrolls_only_down(adaptive: Path, tmp_path: Path) -> None:
+    width = 390  # a phone's
     text = (adaptive / "private" / "report.html").read_text(encoding="utf-8")
     found = browse(text, width, tmp_path)
     assert found == (text.count("<img "), 0, width, found[3])
     assert found[3] <= width
-    if width == 390:  # the probe sees what it is there for
-        spoilt = text.replace("<main>", '<main><p style="width:500px">wide</p><img alt="" src="data:image/png,none">')
-        _, broken, _, wide = browse(spoilt, width, tmp_path)
-        assert (broken, wide > width) == (1, True)
+    # The probe sees what it is there for.
+    spoilt = text.replace("<main>", '<main><p style="width:500px">wide</p><img alt="" src="data:image/png,none">')
+    _, broken, _, wide = browse(spoilt, width, tmp_path)
+    assert (broken, wide > width) == (1, True)
 
 
 def browse(text: str, width: int, folder: Path) -> tuple[int, ...]:
