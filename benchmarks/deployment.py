@@ -69,7 +69,9 @@ def train(message, context):
 _WRAPPER = """#!/usr/bin/env bash
 "{real}" "$@"
 status=$?
-times | tail -n 1 >> "{log}"
+times > "{log}.$$"  # not into a pipe: that would be another shell's
+tail -n 1 "{log}.$$" >> "{log}"
+rm "{log}.$$"
 exit $status
 """
 
