@@ -284,7 +284,7 @@ def _scales(plan: ReleasePlan, layers: LayerTable) -> np.ndarray:
     return np.repeat(plan.sigma[plan.indices], layers.sizes[plan.indices])
 
 
-def canary_count(size: int, rounds: int, wanted: int = 4000, elements: int = 1 << 19) -> int:
+def canary_count(size: int, rounds: int, wanted: int = 2000, elements: int = 1 << 19) -> int:
     """How many canaries a run of `rounds` rounds over `size` coordinates can carry at little cost.
 
     Enough for `wanted` observations in all, as long as they stay few beside the coordinates and `elements` numbers hold

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,8 +19,6 @@ from fedlgm.keys import KeyRing
 from fedlgm.plan import ReleasePlan
 from simulations.config.assembly import Assembly
 from simulations.runs.folder import RunFolder
-
-_DIGITS = 7  # significant, of what is stored
 
 
 class LoggedCanaries:
@@ -39,7 +39,7 @@ class LoggedCanaries:
     def observe(self, round: int, plan: ReleasePlan, noisy: Tensor) -> None:
         """See `ReleaseObserver.observe`."""
         self._canaries.observe(round, plan, noisy)
-        self._folder.append_canaries({name: _plain(value) for name, value in self._canaries.rows.pop().items()})
+        self._folder.append_canaries(_stored(self._canaries.rows.pop()))
 
 
 def run_canaries(assembly: Assembly, folder: RunFolder, keys: KeyRing, simulated: bool) -> LoggedCanaries:
@@ -77,7 +77,7 @@ def audit_stored(
     if not rows:
         raise RunError(f"{folder.canaries_file} holds nothing: the run had no canaries; run it with run.audit = true")
     try:
-        record = CanaryRecord.of(rows, np.zeros(0, dtype=bool))
+        record = CanaryRecord.of([_loaded(row) for row in rows], np.zeros(0, dtype=bool))
     except ConfigError as error:
         raise RunError(f"{folder.canaries_file}: {error}") from error
     reported = run_reported(assembly, f"run {folder.path}", result, record)
@@ -113,7 +113,26 @@ def audited_figures(assembly: Assembly, folder: RunFolder, result: dict[str, Any
     }
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return [_plain(item) for item in value]
-    return float(f"{value:.{_DIGITS}g}") if isinstance(value, (float, np.floating)) else int(value)
+def _stored(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A round's observations as JSON: arrays as float32 in base64, since decimal numbers take their time."""
+    packed: dict[str, Any] = {"round": int(row["round"])}
+    for name in (key for key in row if key != "round"):
+        array = np.asarray(row[name], dtype=np.float32)
+        packed[name] = [list(array.shape), base64.b64encode(array.tobytes()).decode("ascii")]
+    return packed
+
+
+def _loaded(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Inverse of `_stored`.
+
+    Raises:
+        ConfigError: not such a row.
+    """
+    try:
+        return {"round": row["round"]} | {
+            name: np.frombuffer(base64.b64decode(row[name][1]), dtype=np.float32).reshape(row[name][0])
+            for name in row
+            if name != "round"
+        }
+    except (TypeError, ValueError, IndexError) as error:
+        raise ConfigError(f"a damaged row of round {row.get('round')}: {error}") from error

@@ -227,7 +227,7 @@ def test_releases_that_canaries_do_not_fit(name, options, message):
 
 
 def test_numbers_of_canaries():
-    assert canary_count(2410, 100) == 40
+    assert canary_count(2410, 100) == 20
     assert canary_count(2410, 1) == 64
     assert canary_count(11_000_000, 100) == 2
     with pytest.raises(ConfigError, match="at least 2"):

@@ -75,6 +75,14 @@ def test_an_interrupted_audited_run_keeps_what_its_canaries_saw(tiny, tmp_path):
     assert [row["aligned"] for row in one] == [row["aligned"] for row in other]
 
 
+def test_a_damaged_record_is_refused(tiny, tmp_path):
+    launch.simulate(tiny(run={"audit": True}), run_dir=tmp_path / "run")
+    file = tmp_path / "run" / "private" / "canaries.jsonl"
+    file.write_text(file.read_text().replace('"aligned": [[', '"aligned": [["x", '))
+    with pytest.raises(RunError, match=r"canaries.jsonl: a damaged row"):
+        targets.audit_run(tmp_path / "run", Audit())
+
+
 @pytest.mark.slow
 def test_canaries_are_part_of_the_bits_and_their_absence_changes_nothing(tiny, tmp_path):
     plain, audited = (
