@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from flwr.app import Context, Error, Message, RecordDict
-from flwr.clientapp import ClientApp
 from torch import Tensor
 
 from fedlgm.privacy.ledger import Ledger
@@ -39,40 +37,6 @@ class GivenUpdates:
     def updates(self, model: Tensor, tasks: Iterable[ClientTask]) -> Iterator[Tensor]:
         for task in tasks:
             yield self._updates(int(task.x[0]))[None]
-
-
-class OneNodeEach(LocalGrid):
-    """Every client has a node of its own, with a random-looking id, as in a deployment.
-
-    What a client raises comes back as an error message, as Flower does it.
-    """
-
-    def __init__(self, apps: Sequence[ClientApp]) -> None:
-        super().__init__(apps[0])
-        self._apps = apps
-        self._contexts = [Context(1, self.node_of(c), {}, RecordDict(), {}) for c in range(len(apps))]
-
-    def get_node_ids(self) -> list[int]:
-        return [self.node_of(client) for client in range(len(self._apps))]
-
-    @staticmethod
-    def node_of(client: int) -> int:
-        return 1000 - 7 * client
-
-    @staticmethod
-    def client_of(message: Message) -> int:
-        return (1000 - message.metadata.dst_node_id) // 7
-
-    def deliver(self, messages: list[Message]) -> Iterator[Message]:
-        for message in messages:
-            yield self.answer(message)
-
-    def answer(self, message: Message) -> Message:
-        client = self.client_of(message)
-        try:
-            return self._apps[client](message, self._contexts[client])
-        except Exception as error:
-            return Message(Error(code=1, reason=str(error)), reply_to=message)
 
 
 @dataclass
