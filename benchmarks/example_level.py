@@ -1,6 +1,6 @@
 """Clipped per-example gradients: time and memory of a step beside plain SGD and Opacus.
 
-    python -m benchmarks.example_level [--networks d-cnn-256 ...] [--contenders plain per-layer ...] [--rounds 7] [--json]
+    python -m benchmarks.example_level [--networks d-cnn-256 ...] [--contenders plain ...] [--rounds 7] [--json]
 
 Every contender is a process of its own with one torch thread; they take their steps in turn, so that all see the same
 machine. Times are CPU seconds of the process; printed are medians of the ratios to the plain step of the same turn.
@@ -96,9 +96,8 @@ def main() -> None:
         if not options.json:
             print(f"{network}: plain {results[network]['plain']['milliseconds']:.0f} ms", flush=True)
             for name, row in results[network].items():
-                print(
-                    f"  {name:18s} {row['ratio']:6.2f}   peak {row['peak_mb']:6.0f} MB   above imports {row['above_imports_mb']:6.0f} MB"
-                )
+                memory = f"peak {row['peak_mb']:6.0f} MB   above imports {row['above_imports_mb']:6.0f} MB"
+                print(f"  {name:18s} {row['ratio']:6.2f}   {memory}")
     if options.json:
         print(json.dumps(results))
 

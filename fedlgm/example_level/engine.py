@@ -316,7 +316,8 @@ class _Pass:
         (x,) = (*arguments, *named.values())
         if len(x) != len(self._squares):
             raise ConfigError(
-                f"{site.name} got {len(x)} rows for {len(self._squares)} examples: the first dimension must be the example"
+                f"{site.name} got {len(x)} rows for {len(self._squares)} examples: the first dimension must be the "
+                "example"
             )
         return _Fused.apply(site.rule.prepare(x), self.anchor, site, self)
 
@@ -465,8 +466,8 @@ def clipped_sum(
 ) -> tuple[Tensor, Tensor]:
     """Sum over examples of clipped gradients, and the per-example norms of every layer.
 
-    With `style="per-layer"` layer j of example i is multiplied by min(1, c_j / ||g_ij||), with "flat" the whole gradient
-    by min(1, C / ||g_i||); where that cuts, the factor is 2^-20 smaller, so that rounding carries no contribution
+    With `style="per-layer"` layer j of example i is multiplied by min(1, c_j / ||g_ij||), with "flat" the whole
+    gradient by min(1, C / ||g_i||); where that cuts, the factor is 2^-20 smaller, so that rounding carries no contribution
     above its bound. One example's contribution has at most the l2 norm sqrt(sum_j c_j^2), or C: the sensitivity of the
     sum under add-or-remove-one example.
 

@@ -43,7 +43,7 @@ class GenericSite:
         self._leaves = {}
 
     def observe(self, examples: int, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """Learn which arguments have an example dimension, from a call with a number of examples that nothing else has."""
+        """Learn which arguments have an example dimension, from a call with a telling number of examples."""
         self._batched = self._of_examples(examples, pytree.tree_leaves((arguments, named)))
 
     def call(self, examples: int, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
@@ -117,8 +117,8 @@ class GenericSite:
                 grown = [i for i, (a, b) in enumerate(zip(one, two, strict=True)) if (a, b) == (1, 2)]
                 if len(grown) != 1 or len(one) != len(two):
                     raise ConfigError(
-                        f"{self.name or 'the module'} ({type(self.module).__name__}) gives {tuple(one)} for one example "
-                        f"and {tuple(two)} for two: it needs one dimension for the example"
+                        f"{self.name or 'the module'} ({type(self.module).__name__}) gives {tuple(one)} for one "
+                        f"example and {tuple(two)} for two: it needs one dimension for the example"
                     )
                 axes.append(grown[0])
             self._axes = axes

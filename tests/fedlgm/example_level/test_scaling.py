@@ -22,8 +22,12 @@ def test_factors_keep_the_stated_bounds(norms, clip, small):
     g = torch.tensor(norms, dtype=torch.float64)
     weights = (0.6, 0.8, 0.0)
     for scaling in (
-        PerLayerClip((clip, 0.0, math.inf)), FlatClip(clip), AutoS(clip, small), PSAC(clip, small), Reweighted(clip, weights)
-    ):  # fmt: skip
+        PerLayerClip((clip, 0.0, math.inf)),
+        FlatClip(clip),
+        AutoS(clip, small),
+        PSAC(clip, small),
+        Reweighted(clip, weights),
+    ):
         counted = scaling.factors(g) * g
         limits = torch.from_numpy(scaling.bounds(3))
         assert (counted >= 0).all()
