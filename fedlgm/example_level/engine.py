@@ -168,7 +168,6 @@ class ExampleGradients:
         work = _Pass(self._sites, self._places, scaling, total, squares)
         with self._patched(work.call):
             outputs = self._module(*x)
-        assert self._task is not None
         losses = self._task.losses(outputs, y)
         if losses.shape != (len(squares),):
             raise ConfigError(f"a task must give one loss per example, [{len(squares)}], got {tuple(losses.shape)}")
@@ -196,7 +195,7 @@ class ExampleGradients:
             for site in self._sites:
                 site.module.forward = _bound(call, site)  # type: ignore[method-assign]
             for pool in self._pools:
-                pool.forward = partial(max_pool, pool)  # type: ignore[method-assign, arg-type]
+                pool.forward = partial(max_pool, pool)  # type: ignore[method-assign]
             yield
         finally:
             for module in (*(site.module for site in self._sites), *self._pools):
@@ -317,7 +316,8 @@ class _Pass:
         (x,) = (*arguments, *named.values())
         if len(x) != len(self._squares):
             raise ConfigError(
-                f"{site.name} got {len(x)} rows for {len(self._squares)} examples: the first dimension must be theirs"
+                f"{site.name} got {len(x)} rows for {len(self._squares)} examples: the first dimension must be the "
+                "example"
             )
         return _Fused.apply(site.rule.prepare(x), self.anchor, site, self)
 
@@ -467,9 +467,9 @@ def clipped_sum(
     """Sum over examples of clipped gradients, and the per-example norms of every layer.
 
     With `style="per-layer"` layer j of example i is multiplied by min(1, c_j / ||g_ij||), with "flat" the whole
-    gradient by min(1, C / ||g_i||); where that cuts, the factor is 2^-20 smaller, so that rounding carries no
-    contribution above its bound. One example's contribution has at most the l2 norm sqrt(sum_j c_j^2), or C: the
-    sensitivity of the sum under add-or-remove-one example.
+    gradient by min(1, C / ||g_i||); where that cuts, the factor is 2^-20 smaller, so that rounding carries no contribution
+    above its bound. One example's contribution has at most the l2 norm sqrt(sum_j c_j^2), or C: the sensitivity of the
+    sum under add-or-remove-one example.
 
     Args:
         module: any module whose first dimension is the example and whose examples do not influence each other.

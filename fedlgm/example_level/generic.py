@@ -43,7 +43,7 @@ class GenericSite:
         self._leaves = {}
 
     def observe(self, examples: int, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """Learn which arguments have an example dimension, from a call with a number of examples of its own."""
+        """Learn which arguments have an example dimension, from a call with a telling number of examples."""
         self._batched = self._of_examples(examples, pytree.tree_leaves((arguments, named)))
 
     def call(self, examples: int, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:

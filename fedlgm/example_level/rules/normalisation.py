@@ -21,7 +21,7 @@ class _AffineRule(Rule):
 
     def stored(self, x: Tensor) -> int:
         """See `Rule`."""
-        return 2 * int(self.module.weight.numel())  # type: ignore[operator]
+        return 2 * self.module.weight.numel()
 
 
 class LayerNormRule(_AffineRule):
@@ -77,7 +77,7 @@ class GroupNormRule(_AffineRule):
     def input_gradient(self, use: Use) -> Tensor:
         """See `Rule`; torch's kernel, or three passes over data in the cache where that one is slow (channels last).
 
-        With a = weight * dy, xhat = (x - mean) * scale, means over a group: scale (a - mean(a) - xhat mean(a xhat)).
+        With a = weight * dy, xhat = (x - mean) * scale and means over a group: scale (a - mean(a) - xhat mean(a xhat)).
         """
         (n, channels), positions = use.x.shape[:2], use.x[0, 0].numel()
         weight, groups = self.module.weight.detach(), self.module.num_groups
