@@ -212,14 +212,16 @@ NOTES = (
     "figures too, so read them beside its accuracy."
 )
 
+_MARKS = {"conditional": " *"}
+
 
 def main_table(made: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
     """Header and rows: accuracy, claimed, proven and audited epsilon, success of the attacks."""
     header = ["method", "budget", "accuracy", "claimed", "proven", "audited", "AUC", "TPR", "SSIM"]
     body = []
     for cell in made:
-        proven = number(cell["epsilon"]) + (" *" if cell["guarantee_status"] == "conditional" else "")
-        if cell["guarantee_status"] == "none":
+        proven = number(cell["epsilon"]) + _MARKS.get(cell["guarantee_status"], "")
+        if math.isinf(cell["epsilon"]):
             proven = "NOT PRIVATE"
         body.append(
             [

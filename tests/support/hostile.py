@@ -60,7 +60,7 @@ class NodeGrid(LocalGrid):
                 if place is not None:
                     yield Message(RecordDict({wire.CONFIG: ConfigRecord(place)}), reply_to=message)
                 continue
-            honest = self._app(message, self._context)
+            honest = self._app[client](message, self._context)
             if client not in self.tamper:
                 yield honest
                 continue

@@ -159,10 +159,11 @@ def test_the_sentence_is_made_in_one_place():
     """Whoever writes status and frame together writes it by hand."""
     root = Path(recipes.__file__).parents[2]
     own = root / "fedlgm" / "privacy" / "guarantee.py"
-    for path in [*root.glob("fedlgm/**/*.py"), *root.glob("clients/*.py"), *root.glob("strategies/*.py")]:
-        assert path == own or "a trusted server adds the noise" not in path.read_text()
-    for path in root.glob("simulations/**/*.py"):
-        assert "-level, " not in path.read_text()
+    for path in (
+        path for name in ("fedlgm", "clients", "strategies", "simulations") for path in root.glob(f"{name}/**/*.py")
+    ):
+        for words in ("a trusted server adds the noise", "each client adds its own noise"):
+            assert path == own or f", {words}" not in path.read_text(), path
     sentence = Guarantee("none", "no noise", unit="example").sentence(noise_reproducible=True)
     assert sentence == f"NOT PRIVATE: no noise [example-level, add-remove, a trusted server adds the noise]; {CAVEAT}"
 

@@ -171,16 +171,16 @@ else:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("attempt", range(3))
+@pytest.mark.parametrize("attempt", range(2))
 def test_killed_at_random_moments(recipe, tmp_path, attempt):
     """kill -9, again and again: no second charge, and every row that was ever written stays what it was."""
     file, path, draw = tmp_path / "recipe.toml", tmp_path / "run", random.Random(attempt)
-    long = recipe.model_copy(update={"federation": recipe.federation.model_copy(update={"rounds": 150})})
+    long = recipe.model_copy(update={"federation": recipe.federation.model_copy(update={"rounds": 80})})
     file.write_text(long.to_toml(), encoding="utf-8")
     seen: dict[int, dict] = {}
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     kills = 0
-    while kills < 6:
+    while kills < 4:
         process = subprocess.Popen(
             [sys.executable, "-c", _SCRIPT, str(path), str(file)],
             env=environment,
@@ -189,7 +189,7 @@ def test_killed_at_random_moments(recipe, tmp_path, attempt):
         )
         folder, rows = RunFolder(path), 0
         deadline = time.monotonic() + 120
-        enough = draw.randrange(3, 40) + len(seen) // 2
+        enough = len(seen) // 2 + draw.randrange(2, 20)
         while process.poll() is None and time.monotonic() < deadline:
             rows = len(folder.rows()) if folder.metrics_file.is_file() else 0
             if rows >= enough:
@@ -205,9 +205,9 @@ def test_killed_at_random_moments(recipe, tmp_path, attempt):
         for row in folder.rows():
             assert seen.setdefault(row["round"], row) == row
     result = launch.resume(path)
-    assert kills >= 3
+    assert kills >= 2
     assert result["epsilon"] <= 8.0
-    assert charges(RunFolder(path)) == list(range(1, 151))
+    assert charges(RunFolder(path)) == list(range(1, 81))
     assert all(seen.get(row["round"], row) == row for row in RunFolder(path).rows())
     last = RunFolder(path).latest(Assembly(RunFolder(path).recipe()).layers)
     assert model_digest(last.transcript.models[-1]) == result["model_sha256"]
