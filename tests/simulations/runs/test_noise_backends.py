@@ -58,7 +58,8 @@ def test_triton_draws_a_runs_noise_in_its_interpreter(tmp_path):
     file = tmp_path / "tiny.toml"
     file.write_text(recipes.validate(tiny_values()).to_toml(), encoding="utf-8")
     code = (
-        "import pathlib, sys; from simulations import launch, recipe; from simulations.config.assembly import Assembly\n"
+        "import pathlib, sys; from simulations import launch; from simulations.config import recipe\n"
+        "from simulations.config.assembly import Assembly\n"
         "from simulations.runs.folder import RunFolder\n"
         # Clients derive their noise from the model they are sent, to the last bit: one round, then.
         "for trust in (['federation.rounds=2'],\n"
