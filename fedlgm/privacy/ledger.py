@@ -122,7 +122,7 @@ class Ledger:
         if damage != "ok":
             raise LedgerError(f"the ledger {self.path} is damaged ({damage}); restore it from a backup")
         if owner is None and not self._db.execute("SELECT 1 FROM sqlite_master WHERE name='charges'").fetchone():
-            raise LedgerError(f"{self.path} is not a fedlgm ledger")
+            raise LedgerError(f"{self.path} is not a fedlgm ledger: restore it from a backup or start a new run")
         if owner is not None:
             self._db.executescript(_SCHEMA)
         columns = {row[1] for row in self._db.execute("PRAGMA table_info(charges)")}

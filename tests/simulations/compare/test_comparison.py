@@ -18,7 +18,7 @@ from simulations.cli import app
 from simulations.compare import comparison as comparing
 from simulations.compare import figures as comparison_figures
 from simulations.config import recipe
-from simulations.config.assembly import setting_of
+from simulations.config.assembly import facts_of
 from simulations.runs.folder import RunFolder
 
 SMALL = [
@@ -238,4 +238,6 @@ def test_bundled_recipes_are_valid(name: str) -> None:
     assert parsed.mechanism.name == "ladp"
     assert parsed.federation.clients == 100
     assert parsed.federation.plan_sampling.expected == 10
-    assert parsed.mechanism.build().under(setting_of(parsed)).variant == parsed.mechanism.variant
+    mechanism = parsed.mechanism.build()
+    assert mechanism.variant == parsed.mechanism.variant
+    assert mechanism.calibrate(facts_of(parsed)) > 0

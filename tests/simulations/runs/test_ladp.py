@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MessageType, RecordDict
 
+from clients import AnyClient
 from fedlgm import wire
 from fedlgm.errors import PrivacyError
 from fedlgm.keys import KeyRing
@@ -36,7 +37,7 @@ def simulate(tmp_path: Path, *overrides: str) -> tuple[dict, list[dict]]:
         warnings.simplefilter("ignore")  # delta = 0.02 is the paper's, and too large
         parsed = recipe.load("digits", overrides)
     result = launch.simulate(parsed, run_dir=tmp_path / "run")
-    return result, RunFolder.open(tmp_path / "run").rows()
+    return result, RunFolder.open(tmp_path / "run").rows(private=True)
 
 
 def test_a_run_that_selects_nothing_releases_nothing(tmp_path: Path) -> None:
@@ -100,12 +101,12 @@ def test_the_participation_cap_holds(tmp_path: Path) -> None:
 def test_a_client_refuses_more_than_it_agreed_to() -> None:
     local = ["privacy.trust=local", "privacy.max_participations=2", "privacy.epsilon=50.0"]
     assembly = Assembly(recipe.load("digits", [*SMALL, *local]))
-    grid = LocalGrid(assembly.client(KeyRing.from_seed(0)).as_app())
-    plan = assembly.mechanism.plan(assembly.layers, assembly.budget, assembly.start())
+    grid = LocalGrid(assembly.client(KeyRing.from_seed(0), AnyClient()).as_app())
+    plan = assembly.method.plan(assembly.start())
     model = ArrayRecord({wire.MODEL: Array(assembly.initial_model().numpy())})
 
     def ask(round_: int) -> None:
-        values = {wire.ROUND: round_, wire.BLOCK: 0, wire.CLIENTS: [3], wire.PLAN: plan.to_json()}
+        values = {wire.ROUND: round_, wire.CLIENTS: [3], wire.PLAN: plan.to_json()}
         content = RecordDict({wire.ARRAYS: model, wire.CONFIG: ConfigRecord(values)})
         list(grid.send_and_receive([grid.create_message(content, MessageType.TRAIN, 2, str(round_))]))
 

@@ -67,9 +67,23 @@ def test_noise_under_local_trust_is_that_of_the_clients_who_took_part(
     for row in RunFolder.open(tmp_path / "run").rows(private=True):
         each = math.sqrt(sum(norm**2 for norm in row["layer_noise"])) / 10
         present = taking_part.count(row["round"])
-        assert 0 < present < row["cohort"]
+        assert 0 < present == row["present"] < row["cohort"]
         assert row["noise_scale"] == pytest.approx(each * math.sqrt(present), rel=1e-4)
         assert row["noise_norm"] == pytest.approx(each * math.sqrt(10), rel=1e-4)  # as many as are expected
+
+
+def test_who_took_part_is_in_private_files_only(tiny: Callable[..., Recipe], tmp_path: Path) -> None:
+    """Amplification needs a secret cohort; how long a round took and who failed tell of it, too."""
+    secret = {"cohort", "present", "discarded", "seconds", "failures"}
+    shown: list[dict[str, Any]] = []
+    launch.simulate(tiny(), run_dir=tmp_path / "run", progress=shown.append)
+    folder = RunFolder.open(tmp_path / "run")
+    assert all(secret <= row.keys() for row in shown)  # the operator's own screen
+    assert not any(secret & row.keys() for row in folder.rows())
+    assert not {*secret, "seconds_per_round"} & (folder.result() or {}).keys()
+    assert [secret <= row.keys() for row in folder.rows(private=True)] == [True] * 3
+    private = tmp_path / "run" / "private"
+    assert {file.stat().st_mode & 0o777 for file in (private, *private.iterdir())} == {0o700, 0o600}
 
 
 def test_stragglers_train_less(tiny: Callable[..., Recipe], tmp_path: Path) -> None:

@@ -6,9 +6,12 @@ import json
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
+import warnings
+from contextlib import closing
 
 import pytest
 
@@ -51,8 +54,8 @@ def interrupt_at(round_):
 
 
 def figures(folder: RunFolder) -> list[dict]:
-    """Rows without wall times."""
-    return [{name: value for name, value in row.items() if name != "seconds"} for row in folder.rows()]
+    """Rows without wall times, the operator's own figures included."""
+    return [{name: value for name, value in row.items() if name != "seconds"} for row in folder.rows(private=True)]
 
 
 def assert_same(result, run, reference, whole):
@@ -156,9 +159,10 @@ def test_a_changed_recipe_is_refused_and_nothing_changes(cut):
     file = cut / "recipe.toml"
     file.write_text(file.read_text().replace("epsilon = 8.0", "epsilon = 1.0"))
     before = contents(cut)
-    with pytest.raises(LedgerError, match="belongs to another run"):
+    with pytest.raises(LedgerError, match="belongs to another recipe"):
         launch.resume(cut)
-    assert contents(cut) == before
+    # Readers of SQLite files leave an index and an empty log behind.
+    assert {"ledger.sqlite-shm": b"", "ledger.sqlite-wal": b""} | before == contents(cut) | {"ledger.sqlite-shm": b""}
 
 
 @pytest.mark.parametrize("damage", ["emptied", "an older copy"])
@@ -166,13 +170,14 @@ def test_a_ledger_behind_its_checkpoint_is_not_forgiven(tiny, tmp_path, damage):
     """The rounds that it has forgotten would be reported as free."""
     run = tmp_path / "run"
     recipe = five_rounds(tiny, {"run": {"checkpoint_every": 2}})
-    older: list[bytes] = []
+    older = tmp_path / "older.sqlite"
 
     def on_round(row):
         if row["round"] == 1:
-            with Ledger(run / "ledger.sqlite") as ledger:  # closing writes the log into the file
+            with closing(sqlite3.connect(run / "ledger.sqlite")) as now, closing(sqlite3.connect(older)) as copy:
+                now.backup(copy)
+            with Ledger(older) as ledger:
                 assert ledger.position() >= 1
-            older.append((run / "ledger.sqlite").read_bytes())
         if row["round"] == 4:
             raise Interrupted
 
@@ -180,9 +185,10 @@ def test_a_ledger_behind_its_checkpoint_is_not_forgiven(tiny, tmp_path, damage):
         launch.simulate(recipe, run_dir=run, progress=on_round)
     for file in run.glob("ledger.sqlite*"):
         file.unlink()
-    (run / "ledger.sqlite").write_bytes(b"" if damage == "emptied" else older[0])
+    (run / "ledger.sqlite").write_bytes(b"" if damage == "emptied" else older.read_bytes())
     before = (run / "metrics.jsonl").read_bytes()
-    with pytest.raises(LedgerError, match=r"shows \d releases, there were [45]"):
+    told = {"emptied": "is not a fedlgm ledger: restore", "an older copy": r"shows \d releases, there were [45]"}
+    with pytest.raises(LedgerError, match=told[damage]):
         launch.resume(run)
     assert (run / "metrics.jsonl").read_bytes() == before
 
@@ -222,19 +228,55 @@ def test_a_lost_ledger_is_not_forgiven(cut):
     assert not (cut / "ledger.sqlite").exists()
 
 
-def test_an_unseeded_run_pays_for_repeated_rounds(tiny, tmp_path):
-    recipe = five_rounds(tiny, {"run": {"seed": None, "checkpoint_every": 5}})
+def unseeded(tiny):
+    return five_rounds(tiny, {"run": {"seed": None, "checkpoint_every": 5}})
+
+
+def ledger_of(run):
+    with Ledger(run / "ledger.sqlite") as ledger:
+        return list(ledger.charges())
+
+
+def test_an_unseeded_run_repeats_rounds_bit_by_bit_while_it_has_its_keys(tiny, tmp_path):
+    run = tmp_path / "run"
+    seen = []
+
+    def on_round(row):
+        seen.append((row["round"], row["loss"], row["epsilon"]))
+        if row["round"] == 2:
+            raise Interrupted
+
     with pytest.raises(Interrupted):
-        launch.simulate(recipe, run_dir=tmp_path / "run", progress=interrupt_at(2))
-    with Ledger(tmp_path / "run" / "ledger.sqlite") as ledger:
-        before = len(list(ledger.charges()))
-    with pytest.warns(UserWarning, match=r"without a seed, \d rounds .* will cost more than its budget"):
-        result = launch.resume(tmp_path / "run")
-    with Ledger(tmp_path / "run" / "ledger.sqlite") as ledger:
-        assert len(list(ledger.charges())) == before + 5
+        launch.simulate(unseeded(tiny), run_dir=run, progress=on_round)
+    before, keys = ledger_of(run), (run / "private" / "keys").read_bytes()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = launch.resume(run)
+    rows = RunFolder(run).rows()
+    assert seen == [(row["round"], row["loss"], row["epsilon"]) for row in rows[: len(seen)]]
+    assert ledger_of(run)[: len(before)] == before
+    assert len(ledger_of(run)) == 5
+    assert 0 < result["epsilon"] <= unseeded(tiny).privacy.epsilon
+    assert not result["noise_reproducible"]
+    assert not (run / "private" / "keys").exists()  # what is finished is not drawn again
+    again = launch.simulate(unseeded(tiny), run_dir=tmp_path / "another")
+    assert again["model_sha256"] != result["model_sha256"]
+    assert keys.split()[0].decode() not in (run / "result.json").read_text()
+
+
+def test_an_unseeded_run_pays_for_repeated_rounds_once_its_keys_are_lost(tiny, tmp_path):
+    run = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        launch.simulate(unseeded(tiny), run_dir=run, progress=interrupt_at(2))
+    before = len(ledger_of(run))
+    (run / "private" / "keys").unlink()
+    with pytest.warns(UserWarning, match=r"\d rounds .* cannot be repeated .* will cost more than its budget"):
+        result = launch.resume(run)
+    assert len(ledger_of(run)) == before + 5
+    with Ledger(run / "ledger.sqlite") as ledger:
         first_attempt = ledger.epsilon(1e-5, "rdp", 0, before)
-    assert result["epsilon"] > recipe.privacy.epsilon
-    rows = RunFolder(tmp_path / "run").rows()
+    assert result["epsilon"] > unseeded(tiny).privacy.epsilon
+    rows = RunFolder(run).rows()
     assert rows[0]["epsilon"] > first_attempt > 0  # the rounds that were not repeated count from the start
     assert rows[-1]["epsilon"] == result["epsilon"]
 
