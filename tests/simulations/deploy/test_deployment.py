@@ -169,7 +169,8 @@ def test_strangers_are_refused(real, tmp_path, case, reason):
     secure = ["--root-certificates", str(tmp_path / "ca.crt" if case == "wrong authority" else real.server / "ca.crt")]
     key = ["--auth-supernode-private-key", str(tmp_path / "key")]
     command = [str(BIN / "flower-supernode"), "--superlink", f"{settings.host}:{settings.port}", "--max-retries", "1"]
-    command += ["--port", str(free_ports(1)[0])]
+    # Without a SuperExec of its own, which would keep the output open.
+    command += ["--port", str(free_ports(1)[0]), "--isolation", "process"]
     command += {"no key": secure, "no TLS": ["--insecure"]}.get(case, [*secure, *key])
     done = subprocess.run(
         command, env=environment(tmp_path / "home"), capture_output=True, text=True, timeout=120, check=False
