@@ -7,7 +7,7 @@ import math
 from collections import OrderedDict
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -106,8 +106,8 @@ def vgg16(in_shape: tuple[int, int, int], classes: int, *, groups: int = 32, hea
         raise ConfigError(f"model 'vgg16' cannot take inputs of shape {in_shape}: at least 32x32")
     _norm(groups)
     with torch.device("meta") if head == "mean" else nullcontext():
-        model = vgg16_bn(num_classes=classes, dropout=0.0)
-        features = to_groupnorm(model.features, groups)
+        model: nn.Module = vgg16_bn(num_classes=classes, dropout=0.0)
+        features = cast(nn.Sequential, to_groupnorm(cast(nn.Module, model.features), groups))
         features[0] = nn.Conv2d(in_shape[0], 64, 3, padding=1)
     model.features = features
     if head == "mean":
@@ -123,7 +123,7 @@ def vgg16(in_shape: tuple[int, int, int], classes: int, *, groups: int = 32, hea
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-            nn.init.zeros_(module.bias)
+            nn.init.zeros_(cast(nn.Parameter, module.bias))
     return _without_inplace(model)
 
 
