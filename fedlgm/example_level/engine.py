@@ -83,7 +83,8 @@ class ExampleGradients:
     ) -> None:
         if micro_batch is not None and micro_batch < 1:
             raise ConfigError(f"micro_batch must be at least 1, got {micro_batch}")
-        self._module, self._layers, self._task = module, layers, task if hasattr(task, "losses") else tasks.get(task)
+        self._module, self._layers = module, layers
+        self._task: ExampleLosses = task if task is not None else tasks.get()
         self._micro_batch, self._probed = micro_batch, False
         parameters = dict(module.named_parameters())
         missing = [slot.name for slot in layers.slots() if slot.name not in parameters]
@@ -97,9 +98,10 @@ class ExampleGradients:
         self._dtype = dtypes.pop()
         column = {slot.offset: j for j, layer in enumerate(layers.layers) for slot in layer.slots}
         self._places = {key: _Place(slot.offset, slot.size, column[slot.offset]) for key, slot in trained.items()}
+        _refuse_batch_norm(module)
         self._memory = Memory(self._dtype)
         self._sites: list[_Site | GenericSite] = []
-        self._pools = [child for child in module.modules() if suits(child)]
+        self._pools: list[Any] = [child for child in module.modules() if suits(child)]
         self._find(module, "")
         self._announce()
 
@@ -467,9 +469,9 @@ def clipped_sum(
     """Sum over examples of clipped gradients, and the per-example norms of every layer.
 
     With `style="per-layer"` layer j of example i is multiplied by min(1, c_j / ||g_ij||), with "flat" the whole
-    gradient by min(1, C / ||g_i||); where that cuts, the factor is 2^-20 smaller, so that rounding carries no contribution
-    above its bound. One example's contribution has at most the l2 norm sqrt(sum_j c_j^2), or C: the sensitivity of the
-    sum under add-or-remove-one example.
+    gradient by min(1, C / ||g_i||). Where that cuts, the factor is 2^-20 smaller, so that rounding carries no
+    contribution above its bound. One example's contribution has at most the l2 norm sqrt(sum_j c_j^2), or C: the
+    sensitivity of the sum under add-or-remove-one example.
 
     Args:
         module: any module whose first dimension is the example and whose examples do not influence each other.

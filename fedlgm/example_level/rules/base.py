@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -69,7 +69,8 @@ class Rule:
     """
 
     def __init__(self, module: nn.Module, memory: Memory, name: str) -> None:
-        self.module, self.memory, self.name = module, memory, name
+        self.module: Any = module
+        self.memory, self.name = memory, name
         self.parameters = [key for key, value in module.named_parameters(recurse=False) if value.requires_grad]
 
     @classmethod

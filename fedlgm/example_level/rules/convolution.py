@@ -105,7 +105,7 @@ class ConvolutionRule(ProductRule):
         return self.positions(use) * self.extent()[1] * use.x.element_size()
 
     def grams(self, use: Use, rows: slice) -> Tensor:
-        """See `ProductRule`; with stride 1 from the Gram matrix of the pixels, whose shifts add up to that of patches."""
+        """See `ProductRule`; with stride 1 by shifts of the Gram matrix of the pixels."""
         if use.saved or self._stride != (1, 1) or self._dilation != (1, 1):
             patches = self.operand(use[rows])
             gram = self.memory.take("gram of inputs", len(patches), patches.shape[1], patches.shape[1])
