@@ -13,6 +13,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from fedlgm.privacy.guarantee import Guarantee
+
 app = typer.Typer(help="A node's own release service: policy, data, ledger.", no_args_is_help=True)
 _out = Console()
 
@@ -108,6 +110,14 @@ def status(folder: NodeArgument, as_json: JsonOption = False) -> None:
         raise typer.Exit(1)
 
 
+def _guarantee(trust: set[str]) -> Guarantee:
+    """What is known of a node's releases, by who added their noise."""
+    if "central" in trust:
+        reason = "the server adds the noise, and is believed that it does"
+        return Guarantee("conditional", reason, "replace-one", "central")
+    return Guarantee("proven", "every answer was bounded and noised before it left this node", "replace-one", "local")
+
+
 @app.command()
 def ledger(folder: NodeArgument, as_json: JsonOption = False) -> None:
     """What the data set has released and what is left, checked row by row."""
@@ -123,6 +133,8 @@ def ledger(folder: NodeArgument, as_json: JsonOption = False) -> None:
             "epsilon_left": max(0.0, policy.privacy.epsilon - spent), "delta": policy.privacy.delta,
             "releases_left": max(0, policy.ask.releases - len(rows)),
             "unit": "client", "relation": "replace-one", "trust": sorted({row.trust for row in rows}),
+            "guarantee": _guarantee({row.trust for row in rows}).sentence(noise_reproducible=kept.test),
+            "noise_reproducible": kept.test,
             "runs": dict(Counter(row.run for row in rows)),
             "rows": [{key: getattr(row, key) for key in ("seq", "charged_at", "run", "round", "trust", "event")}
                      for row in rows],
@@ -138,15 +150,10 @@ def ledger(folder: NodeArgument, as_json: JsonOption = False) -> None:
         cost = f"{event.pop('type')} {' '.join(f'{value:.6g}' for value in event.values() if isinstance(value, float))}"
         table.add_row(str(row.seq), row.charged_at[:19], row.run, str(row.round), row.trust, cost)
     _out.print(table)
-    central = (
-        "; central trust: the server adds the noise, and is believed that it does"
-        if "central" in report["trust"]
-        else ""
-    )
     _out.print(
-        f"epsilon {spent:.4g} of {policy.privacy.epsilon:g} spent at delta {policy.privacy.delta:g} (client-level, "
-        f"replace-one{central}); {report['releases_left']} of {policy.ask.releases} releases left; "
-        f"head {kept.head[:16]}",
+        f"epsilon {spent:.4g} of {policy.privacy.epsilon:g} spent at delta {policy.privacy.delta:g}; "
+        f"{report['releases_left']} of {policy.ask.releases} releases left; "
+        f"head {kept.head[:16]}\n{report['guarantee']}",
         markup=False,
     )
     if kept.test:
