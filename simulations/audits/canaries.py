@@ -20,6 +20,8 @@ from fedlgm.plan import ReleasePlan
 from simulations.config.assembly import Assembly
 from simulations.runs.folder import RunFolder
 
+_WATCHED = 32  # rounds that canaries take part in, at most
+
 
 class LoggedCanaries:
     """Canaries whose observations go into the run's folder, round by round.
@@ -27,19 +29,25 @@ class LoggedCanaries:
     Args:
         canaries: the canaries.
         folder: the run's.
+        every: canaries take part in every so many rounds, from the first on.
     """
 
-    def __init__(self, canaries: Canaries, folder: RunFolder) -> None:
-        self._canaries, self._folder = canaries, folder
+    def __init__(self, canaries: Canaries, folder: RunFolder, every: int = 1) -> None:
+        self._canaries, self._folder, self._every = canaries, folder, every
+
+    def _watches(self, round: int) -> bool:
+        return (round - 1) % self._every == 0
 
     def insert(self, round: int, plan: ReleasePlan, total: Tensor) -> None:
         """See `ReleaseObserver.insert`."""
-        self._canaries.insert(round, plan, total)
+        if self._watches(round):
+            self._canaries.insert(round, plan, total)
 
     def observe(self, round: int, plan: ReleasePlan, noisy: Tensor) -> None:
         """See `ReleaseObserver.observe`."""
-        self._canaries.observe(round, plan, noisy)
-        self._folder.append_canaries(_stored(self._canaries.rows.pop()))
+        if self._watches(round):
+            self._canaries.observe(round, plan, noisy)
+            self._folder.append_canaries(_stored(self._canaries.rows.pop()))
 
 
 def run_canaries(assembly: Assembly, folder: RunFolder, keys: KeyRing, simulated: bool) -> LoggedCanaries:
@@ -56,8 +64,10 @@ def run_canaries(assembly: Assembly, folder: RunFolder, keys: KeyRing, simulated
     """
     if not simulated:
         raise ConfigError("run.audit: canaries are for simulations, this run has real nodes: set run.audit = false")
-    count = canary_count(assembly.layers.size, assembly.recipe.federation.rounds)
-    return LoggedCanaries(Canaries(assembly.layers, count, keys.derive(b"canaries")), folder)
+    rounds = assembly.recipe.federation.rounds
+    every = -(-rounds // _WATCHED)  # much of what canaries cost is the same for few and for many
+    count = canary_count(assembly.layers.size, -(-rounds // every))
+    return LoggedCanaries(Canaries(assembly.layers, count, keys.derive(b"canaries")), folder, every)
 
 
 def audit_stored(
@@ -80,11 +90,11 @@ def audit_stored(
         record = CanaryRecord.of([_loaded(row) for row in rows], np.zeros(0, dtype=bool))
     except ConfigError as error:
         raise RunError(f"{folder.canaries_file}: {error}") from error
-    reported = run_reported(assembly, f"run {folder.path}", result, record)
+    reported = run_reported(assembly, f"run {folder.path}", result)
     return audit_record(record, assembly.layers, reported, confidence=confidence, per_layer=per_layer)
 
 
-def run_reported(assembly: Assembly, subject: str, result: dict[str, Any], record: CanaryRecord) -> Reported:
+def run_reported(assembly: Assembly, subject: str, result: dict[str, Any]) -> Reported:
     """What a finished run reports: its proven epsilon, or the claimed one where nothing is proven."""
     epsilon = float(result["epsilon"])
     if math.isinf(epsilon):
@@ -93,7 +103,7 @@ def run_reported(assembly: Assembly, subject: str, result: dict[str, Any], recor
         subject,
         epsilon,
         float(result["delta"]),
-        record.multipliers,
+        assembly.facts.noise_multiplier / np.sqrt(assembly.mechanism.costs(assembly.layers, int(result["rounds"]))),
         assembly.facts.sampling.rate,
         assembly.facts.relation,
         str(result["guarantee"]),

@@ -175,7 +175,7 @@ def _replayed(
         release(total, plan, keys, round_, backend=assembly.noise_backend)
         canaries.observe(round_, plan, total)
     record = canaries.record()
-    reported = run_reported(assembly, f"run {folder.path}", result, record)
+    reported = run_reported(assembly, f"run {folder.path}", result)
     found = audit_record(record, layers, reported, confidence=audit.confidence)
     named = Check(
         "noise on the ledger",
