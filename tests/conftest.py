@@ -15,7 +15,7 @@ import torch
 from federations import Federation, GivenUpdates, tiny_values
 from torch import Tensor
 
-from clients import AnyClient, ClientData, LayerwiseClient, LocalWork
+from clients import AnyClient, ClientData, LayerwiseClient, LocalWork, OneClient
 from fedlgm import mechanisms
 from fedlgm.devices import Numerics
 from fedlgm.errors import LedgerError
@@ -29,7 +29,7 @@ from fedlgm.transcript import Transcript
 from simulations.config import recipe as recipes
 from simulations.config.recipe import Recipe
 from simulations.engines.local import LocalGrid
-from strategies import AnyNode, CohortSampler, LayerwiseFedAvg, Releaser, ServerOptimizer
+from strategies import AnyNode, CohortSampler, LayerwiseFedAvg, OneNodePerClient, Releaser, ServerOptimizer
 
 torch.set_num_threads(1)
 hypothesis.settings.register_profile("shared cores", deadline=None)
@@ -104,10 +104,15 @@ def federate(tmp_path: Path) -> Iterator[Callable[..., Federation]]:
             return ClientData(torch.full((count, 1), float(client)), torch.zeros(count, dtype=torch.int64))
 
         work = LocalWork(GivenUpdates(updates), LocalTraining(), source)
-        client = LayerwiseClient(work, method, layers, keys, AnyClient())
+        if isinstance(nodes, OneNodePerClient):  # one app per client, each of which refuses the others'
+            population = facts.sampling.population
+            one_each = [OneClient(number, population, simulated=True) for number in range(population)]
+            served: Any = [LayerwiseClient(work, method, layers, keys, serves).as_app() for serves in one_each]
+        else:
+            served = LayerwiseClient(work, method, layers, keys, AnyClient()).as_app()
         ledger = Ledger(tmp_path / f"ledger-{owner}.sqlite", owner)
         ledgers.append(ledger)
-        made = Federation(None, grid(client.as_app()), ledger)  # type: ignore[arg-type]
+        made = Federation(None, grid(served), ledger)  # type: ignore[arg-type]
 
         def on_round(record: Any, transcript: Transcript) -> None:
             made.records.append(record)

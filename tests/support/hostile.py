@@ -27,7 +27,7 @@ def node_of(client: int) -> int:
 
 
 class NodeGrid(LocalGrid):
-    """One node per client, with ids in another order than the clients' numbers.
+    """One node per client, with ids in another order than the clients' numbers, over one app per client.
 
     Class attributes (replace them in a subclass or on the instance):
         clients: which clients have a node.
@@ -40,8 +40,9 @@ class NodeGrid(LocalGrid):
     tamper: dict[int, Tamper]
     places: dict[int, Any]
 
-    def __init__(self, app: Any) -> None:
-        super().__init__(app)
+    def __init__(self, apps: Any) -> None:
+        super().__init__(None)  # type: ignore[arg-type]
+        self.apps = apps
         self.tamper = dict(getattr(type(self), "tamper", {}))
         self.places = dict(getattr(type(self), "places", {}))
         self.extra: list[int] = []
@@ -60,7 +61,7 @@ class NodeGrid(LocalGrid):
                 if place is not None:
                     yield Message(RecordDict({wire.CONFIG: ConfigRecord(place)}), reply_to=message)
                 continue
-            honest = self._app[client](message, self._context)
+            honest = self.apps[client](message, self._context)
             if client not in self.tamper:
                 yield honest
                 continue
