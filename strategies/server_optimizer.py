@@ -41,7 +41,7 @@ def server_step(choice: Any, lr: float, momentum: float) -> ServerStep:
     if isinstance(choice, str) and not is_reference(choice):
         return ServerOptimizer(choice, lr, momentum)  # type: ignore[arg-type]
     found = load_object(choice, "server optimizer") if isinstance(choice, str) else choice
-    if not hasattr(found, "step") or isinstance(found, type):
+    if (not hasattr(found, "step") and callable(found)) or isinstance(found, type):
         try:
             found = found(lr, momentum)
         except TypeError as error:

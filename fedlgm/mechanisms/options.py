@@ -34,7 +34,7 @@ def checked(owner: str, kind: type, values: Mapping[str, Any]) -> dict[str, Any]
             choices = get_origin(hints[option]) is Literal
             prefix = f"{owner}: unknown {option} {value!r}; known: " if choices else f"{owner}: {option} must be "
             raise ConfigError(prefix + problem + ("" if choices else f", got {value!r}"))
-    return dict(values)
+    return {option: tuple(value) if isinstance(value, list) else value for option, value in values.items()}
 
 
 def _problem(value: Any, hint: Any) -> str | None:
