@@ -29,6 +29,7 @@ class AnyNode:
 
     single = test_mode = False
     simulated = True
+    repeats = True  # a round that is made again after an interruption has the same contributions, bit by bit
     round_timeout = quorum = max_failures = None
 
     work: np.ndarray | None = None
@@ -87,6 +88,11 @@ class OneNodePerClient:
     test_mode: bool = False
     _nodes: dict[int, int] = field(default_factory=dict, repr=False)  # client -> node
     _known: set[int] = field(default_factory=set, repr=False)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether a round that is made again after an interruption has the same contributions, bit by bit."""
+        return self.simulated
 
     def find(self, grid: Grid, population: int) -> None:
         """Find every client's node; later calls notice nodes that left or joined.

@@ -146,6 +146,7 @@ class Assembly:
             FedlgmError: what is wrong, and what would be right.
         """
         self.partition  # noqa: B018
+        self.server_optimizer()
         module = self.module()
         with prefix_key("task"):
             self.task.check(module, self.dataset)

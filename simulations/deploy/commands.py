@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 app = typer.Typer(help="Federations of real nodes: make, start, run, stop.", no_args_is_help=True)
-_out = Console(highlight=False)
+_out = Console(highlight=False, soft_wrap=True)
 _err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 FolderArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The deployment's folder.")]
@@ -98,7 +98,7 @@ def status(folder: FolderArgument, as_json: JsonOption = False) -> None:
         spent = "?" if node["epsilon_spent"] is None else f"{node['epsilon_spent']:.4g} of {node['epsilon']:g}"
         running = ["yes" if node[role] else "no" for role in ("service", "supernode", "executor")]
         table.add_row(node["name"], *running, spent, str(node["releases_left"] or "?"))
-    _out.print(table)
+    _out.print(table, soft_wrap=False)
     for run_ in found["runs"]:
         _out.print(f"{run_['run']}: {run_['rounds']} rounds{', finished' if run_['finished'] else ''}", markup=False)
 
@@ -121,7 +121,7 @@ def run(
     if as_json:
         _print_json(result)
     else:
-        _out.print(terminal.summary(result))
+        _out.print(terminal.summary(result), soft_wrap=False)
 
 
 @app.command()

@@ -16,7 +16,7 @@ from rich.table import Table
 from fedlgm.privacy.guarantee import Guarantee
 
 app = typer.Typer(help="A node's own release service: policy, data, ledger.", no_args_is_help=True)
-_out = Console()
+_out = Console(soft_wrap=True)
 
 NodeArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The node's folder.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
@@ -149,7 +149,7 @@ def ledger(folder: NodeArgument, as_json: JsonOption = False) -> None:
         event = json.loads(row.event)
         cost = f"{event.pop('type')} {' '.join(f'{value:.6g}' for value in event.values() if isinstance(value, float))}"
         table.add_row(str(row.seq), row.charged_at[:19], row.run, str(row.round), row.trust, cost)
-    _out.print(table)
+    _out.print(table, soft_wrap=False)
     _out.print(
         f"epsilon {spent:.4g} of {policy.privacy.epsilon:g} spent at delta {policy.privacy.delta:g}; "
         f"{report['releases_left']} of {policy.ask.releases} releases left; "

@@ -71,7 +71,7 @@ def serve(
             Ledger(folder.ledger_file, folder.owner()) as ledger,
         ):
             # Real nodes make other updates when a round is made again, unless they keep their answers.
-            repeats = getattr(nodes, "repeats", nodes.simulated)
+            repeats = nodes.repeats
             if not repeats:
                 abandoned = ledger.position()
             _warn_of_cost(ledger, transcript, abandoned)
