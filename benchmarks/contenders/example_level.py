@@ -15,6 +15,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -149,6 +150,9 @@ def opacus(model: nn.Module, x: Tensor, y: Tensor, style: str) -> Callable[[], N
     from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping, DPPerLayerOptimizer
     from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 
+    for block in model.modules():
+        if type(block).__name__ == "BasicBlock":  # its `out += identity` raises under Opacus's hooks
+            block.forward = partial(_block, block)
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     if style == "ghost":
         wrapped = GradSampleModuleFastGradientClipping(model, max_grad_norm=CLIP, use_ghost_clipping=True)
@@ -175,6 +179,11 @@ def opacus(model: nn.Module, x: Tensor, y: Tensor, style: str) -> Callable[[], N
         private.step()
 
     return step
+
+
+def _block(block: Any, x: Tensor) -> Tensor:
+    out = block.bn2(block.conv2(block.relu(block.bn1(block.conv1(x)))))
+    return torch.relu(out + (x if block.downsample is None else block.downsample(x)))
 
 
 class _Criterion:

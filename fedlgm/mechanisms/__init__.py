@@ -66,9 +66,14 @@ def names() -> tuple[str, ...]:
     return tuple(_REGISTRY)
 
 
-def options(name: str) -> tuple[str, ...]:
-    """Option names that `get(name, ...)` takes, besides `variant`."""
-    return tuple(dict.fromkeys(option for kind in _variants(name).values() for option in _options.names(kind)))
+def options(name: str, variant: str | None = None) -> tuple[str, ...]:
+    """Option names that `get(name, ...)` takes, besides `variant`: those of one variant, or of any.
+
+    Raises:
+        ConfigError: unknown name or variant.
+    """
+    kinds = _variants(name).values() if variant is None else (_kind(name, variant),)
+    return tuple(dict.fromkeys(option for kind in kinds for option in _options.names(kind)))
 
 
 def get(name: str, *, variant: str = "sound", **values: Any) -> Mechanism:
@@ -86,11 +91,15 @@ def get(name: str, *, variant: str = "sound", **values: Any) -> Mechanism:
     Raises:
         ConfigError: unknown name, variant or option (the message lists the known ones), or an option outside its range.
     """
+    kind = _kind(name, variant)
+    return kind(name=name, **_options.checked(name, kind, values))
+
+
+def _kind(name: str, variant: str) -> type[Mechanism]:
     variants = _variants(name)
     if variant not in variants:
         raise ConfigError(f"{name} has no variant {variant!r}; known: {', '.join(variants)}")
-    kind = variants[variant]
-    return kind(name=name, **_options.checked(name, kind, values))
+    return variants[variant]
 
 
 def _variants(name: str) -> dict[str, type[Mechanism]]:

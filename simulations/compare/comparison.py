@@ -103,7 +103,7 @@ def jobs(
         raise ConfigError(f"--seeds must be at least 1, got {seeds}")
     common, mechanism, own = _sorted_overrides(methods, overrides)
     base = recipes.load(recipe, common)
-    known = {m: {*_OWN_KEYS, *mechanisms.options(m.partition(":")[0])} for m in methods}
+    known = {m: {*_OWN_KEYS, *_options(m)} for m in methods}
     for text in mechanism:
         option = text.partition("=")[0].removeprefix("mechanism.").strip()
         if not any(option in options for options in known.values()):
@@ -313,13 +313,19 @@ def _p_value(reference: list[float], values: list[float]) -> float | None:
     return float(mannwhitneyu(reference, values, alternative="two-sided").pvalue)
 
 
+def _options(method: str) -> tuple[str, ...]:
+    name, _, variant = method.partition(":")
+    return mechanisms.options(name, variant or "sound")
+
+
 def _raw(base: Recipe, method: str, known: set[str], overrides: list[str]) -> dict[str, Any]:
     """The base recipe with another mechanism, which keeps the options it knows."""
     raw = base.model_dump(exclude_none=True)
     name, _, variant = method.partition(":")
-    raw["mechanism"].pop("variant")
     own = [text for text in overrides if text.partition("=")[0].removeprefix("mechanism.").strip() in known]
-    recipes.override(raw, [f"mechanism.name={name}", *([f"mechanism.variant={variant}"] if variant else []), *own])
+    recipes.override(raw, [f"mechanism.name={name}", f"mechanism.variant={variant or 'sound'}", *own])
+    if not variant:
+        raw["mechanism"].pop("variant")  # seeds are derived from what a method says
     return raw
 
 

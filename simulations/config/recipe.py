@@ -337,10 +337,11 @@ def _laid_over(section: str, below: dict[str, Any], above: dict[str, Any]) -> di
         kept = {key: value for key, value in kept.items() if key not in _SIZES}
     naming = _NAMING.get(section, "")
     name = above.get(naming, below.get(naming))
-    if name != below.get(naming):
+    variant = above.get("variant", below.get("variant", "sound")) if section == "mechanism" else None
+    if name != below.get(naming) or variant not in (None, below.get("variant", "sound")):
         with suppress(ConfigError):  # an unknown name is reported when the whole recipe is checked
-            known = {*_SECTIONS[section].model_fields, *_OPTIONS[section](str(name))}
-            kept = {key: value for key, value in kept.items() if key in known}
+            options = _OPTIONS[section](str(name)) if variant is None else mechanisms.options(str(name), str(variant))
+            kept = {key: value for key, value in kept.items() if key in {*_SECTIONS[section].model_fields, *options}}
     return kept | above
 
 
@@ -357,8 +358,8 @@ def _locate(recipe: str) -> Path:
 def override(raw: dict[str, Any], texts: Iterable[str]) -> None:
     """Set values in a recipe's plain values.
 
-    With another mechanism, model or partition scheme, options that it does not know fall away; `rate` and `cohort` of
-    [federation] replace each other.
+    With another mechanism, variant, model or partition scheme, options that it does not know fall away; `rate` and
+    `cohort` of [federation] replace each other.
 
     Args:
         raw: changed in place.

@@ -28,7 +28,7 @@ SMALL = [
 METHODS = ("ladp", "full-dp", "none")
 
 
-def small(methods: tuple[str, ...] = METHODS, seeds: int = 2, *more: str, **options: object) -> list[comparing.Job]:
+def small(methods: tuple[str, ...] = METHODS, seeds: int = 3, *more: str, **options: object) -> list[comparing.Job]:
     return comparing.jobs("digits", methods, seeds, [*SMALL, *more], **options)  # type: ignore[arg-type]
 
 
@@ -43,12 +43,13 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[comparing.J
 
 
 def test_one_run_for_every_combination() -> None:
-    todo = small(epsilons=(8.0, 2.0), partitions=("dirichlet", "iid"))
+    todo = small(METHODS, 2, epsilons=(8.0, 2.0), partitions=("dirichlet", "iid"))
     assert len(todo) == 2 * (2 + 2 + 1) * 2  # partitions, (methods x budgets, none once), seeds
     assert len({job.folder for job in todo}) == len(todo)
-    assert {job.seed for job in todo} == {3, 4}
+    assert {job.repetition for job in todo} == {0, 1}
+    assert len({job.recipe.run.seed for job in todo}) == len(todo)  # runs that are compared share no noise
     for job in todo:
-        assert job.recipe.run.seed == job.seed
+        assert job.recipe.model.seed == 3 + job.repetition
         assert job.recipe.data.partition == job.partition
         assert job.recipe.privacy.epsilon == (8.0 if job.epsilon is None else job.epsilon)
         assert job.recipe.data.options == ({"alpha": 0.5} if job.partition == "dirichlet" else {})
@@ -73,7 +74,7 @@ def test_a_variant_is_a_method_of_its_own() -> None:
     frame = ["privacy.trust=local", "privacy.max_participations=6", "training.gradient_clip=20.0"]
     todo = small(("ladp:published", "ladp"), 1, *frame, "ladp:published/mechanism.score_cap=1e-6")
     assert [job.recipe.mechanism.variant for job in todo] == ["published", "sound"]
-    assert todo[0].folder == "ladp-published-eps8-dirichlet-seed3"
+    assert todo[0].folder == "ladp-published-eps8-dirichlet-run0"
     assert todo[0].recipe.mechanism.options["score_cap"] == 1e-6
 
 
@@ -151,7 +152,7 @@ def test_another_set_in_the_same_folder_is_refused(finished: tuple[list[comparin
     todo, out = finished
     shutil.copytree(out / todo[0].folder, tmp_path / todo[0].folder)
     with pytest.raises(ConfigError, match="another --out"):
-        comparing.run(small(METHODS, 2, "training.lr=0.2", epsilons=(8.0, 2.0)), tmp_path)
+        comparing.run(small(METHODS, 3, "training.lr=0.2", epsilons=(8.0, 2.0)), tmp_path)
 
 
 # -- what it shows -----------------------------------------------------------------------------------------------------
@@ -220,12 +221,12 @@ def test_tables_and_pictures(finished: tuple[list[comparing.Job], Path]) -> None
 
 def test_the_command(finished: tuple[list[comparing.Job], Path]) -> None:
     _, out = finished
-    arguments = ["compare", "digits", "--methods", ",".join(METHODS), "--seeds", "2", "--out", str(out), "--json"]
+    arguments = ["compare", "digits", "--methods", ",".join(METHODS), "--seeds", "3", "--out", str(out), "--json"]
     arguments += ["--epsilon", "8", "--epsilon", "2", *(part for text in SMALL for part in ("--set", text))]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
     printed = json.loads(result.stdout.strip().splitlines()[-1])
-    assert len(printed["runs"]) == 10
+    assert len(printed["runs"]) == 15
     assert printed["runs"][-1]["epsilon"] == "inf"
 
 

@@ -31,6 +31,19 @@ def test_overrides_are_toml_values_or_strings():
     assert recipe.model.options["hidden"] == [4, 5]
 
 
+def test_options_of_another_variant_fall_away():
+    """The paper's text has no bound of its own, the sound variant no frame."""
+    local = ["privacy.trust=local", "privacy.max_participations=3"]
+    to_published = ["mechanism.name=ladp", "mechanism.variant=published", "mechanism.steps=7", *local]
+    published = recipes.load("digits", to_published).mechanism
+    assert published.options == {"steps": 7}
+    raw = recipes.load("digits", to_published).model_dump(exclude_none=True)
+    recipes.override(raw, ["mechanism.variant=sound", "mechanism.bound=0.3"])
+    assert recipes.validate(raw).mechanism.options == {"bound": 0.3}
+    with pytest.raises(ConfigError, match="no option bound; known: threshold"):
+        recipes.load("digits", [*to_published, "mechanism.bound=0.3"])
+
+
 def test_extends(tmp_path):
     base = tmp_path / "mine.toml"
     base.write_text('extends = "digits"\n[federation]\nrounds = 7\n', encoding="utf-8")
