@@ -12,9 +12,11 @@ secret: who replaces the ledger and everything that holds its heads is not detec
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
+import threading
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -107,6 +109,11 @@ class Ledger:
         if owner is None and not self.path.is_file():
             raise LedgerError(f"there is no ledger at {self.path}")
         with self._translated():
+            if owner is not None and not self.path.exists():
+                with suppress(
+                    OSError
+                ):  # what SQLite says of the same obstacle is clearer; or another process was faster
+                    _create(self.path, owner)
             self._db = _connect(self.path, reading=owner is None)
             try:
                 self._prepare(owner)
@@ -387,6 +394,24 @@ _REMEDIES = {
     sqlite3.SQLITE_BUSY: "another process is writing it: wait for it, or stop it",
     sqlite3.SQLITE_IOERR: "the disk reports an error: check it, then restore the ledger from a backup",
 }
+
+
+def _create(path: Path, owner: str) -> None:
+    """Make an empty ledger that is there whole or not at all: one cut short could not be told from an emptied one."""
+    with closing(sqlite3.connect(":memory:")) as db:
+        db.executescript(_SCHEMA)
+        db.execute("INSERT INTO meta VALUES ('owner', ?)", (owner,))
+        db.commit()
+        data = db.serialize()
+    draft = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+    try:
+        with draft.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def _connect(path: Path, *, reading: bool) -> sqlite3.Connection:

@@ -30,6 +30,36 @@ def path(tmp_path) -> Path:
     return tmp_path / "ledger.sqlite"
 
 
+@pytest.mark.parametrize("moment", ["os.fsync", "os.link"])
+def test_a_ledger_is_there_whole_or_not_at_all(path, moment):
+    """A run killed while it is made could not go on: an empty file may be one that was emptied."""
+    program = f"""
+        import os, signal, sys
+        from fedlgm.privacy import Ledger
+        real = {moment}
+        def killed(*arguments):
+            os.kill(os.getpid(), signal.SIGKILL)
+        {moment} = killed
+        Ledger(sys.argv[1], "run")
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program), str(path)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert not path.exists()
+    with Ledger(path, "run") as ledger:
+        assert ledger.verify(owner="run").rows == 0
+
+
+def test_the_file_has_its_owner_from_the_first_moment(path, monkeypatch):
+    from fedlgm.privacy import ledger as module
+
+    monkeypatch.setattr(module.Ledger, "_prepare", lambda self, owner: None)
+    module.Ledger(path, "run")._db.close()
+    monkeypatch.undo()
+    with Ledger(path) as ledger:
+        assert ledger.owner() == "run"
+        assert ledger.verify(owner="run").rows == 0
+
+
 def test_rows_add_up(path):
     with Ledger(path, "run") as ledger:
         assert ledger.epsilon(1e-5) == 0.0
