@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sklearn.datasets
 import torch.utils.tensorboard
-from tests.test_faults import RECIPE
 
 from simulations.config.assembly import Assembly
+from tests.simulations.engines.test_faults import RECIPE
 
 __all__ = ["sklearn", "torch"]
 
 assembly = Assembly(RECIPE)
-assembly.budget  # noqa: B018  (calibrates, and keeps the result)
+assembly.facts  # noqa: B018  (calibrates, and keeps the result)
 assembly.partition  # noqa: B018

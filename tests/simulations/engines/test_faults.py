@@ -8,7 +8,9 @@ import os
 import random
 import shutil
 import signal
+import sys
 import time
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +63,7 @@ def _ledger_epsilon(run: Path) -> float:
 
 
 def _drive(run: Path) -> None:
+    assert "warm_driver" in sys.modules
     os.setpgrp()
     if run.exists():
         launch.resume(run)
@@ -73,6 +76,9 @@ def drivers() -> multiprocessing.context.ForkServerContext:
     """Processes that start with everything imported, so that a kill hits the run and not the imports."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["warm_driver"])
+    with pytest.MonkeyPatch.context() as patch:  # the server does not take over this process's path
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+        forkserver.ensure_running()
     return context
 
 
@@ -154,14 +160,13 @@ def _worker_pids() -> list[int]:
 
 
 def _serve(grid: ray_engine.RayGrid, run: Path, progress: Any = None) -> dict[str, Any]:
-    folder = RunFolder.create(run, RECIPE)
-    return serve(grid, Assembly(RECIPE), folder, KeyRing.from_seed(RECIPE.run.seed), "ray", progress)
+    return serve(grid, Assembly(RECIPE), RunFolder.create(run, RECIPE), "ray", progress)
 
 
 def test_killed_actors_do_not_change_the_result(reference: dict[str, Any], tmp_path: Path) -> None:
     connect(None, 2)
     try:
-        grid = ray_engine.RayGrid(2).holding(Assembly(RECIPE), KeyRing.from_seed(RECIPE.run.seed))
+        grid = ray_engine.RayGrid(2).serving(Assembly(RECIPE), KeyRing.from_seed(RECIPE.run.seed))
         chance, kills = random.Random(3), []
 
         def kill(row: dict[str, Any]) -> None:
@@ -189,7 +194,7 @@ def test_a_lost_node_does_not_change_the_result(reference: dict[str, Any], tmp_p
     second = nodes.add_node(num_cpus=1)
     try:
         connect(nodes.address, 2)
-        grid = ray_engine.RayGrid(2).holding(Assembly(RECIPE), KeyRing.from_seed(RECIPE.run.seed))
+        grid = ray_engine.RayGrid(2).serving(Assembly(RECIPE), KeyRing.from_seed(RECIPE.run.seed))
         assert len({node["NodeID"] for node in ray.nodes() if node["Alive"]}) == 2
 
         def lose(row: dict[str, Any]) -> None:
@@ -230,13 +235,12 @@ def test_a_sum_lost_with_its_node_is_made_again(tmp_path: Path) -> None:
     second = nodes.add_node(num_cpus=1)
     try:
         connect(nodes.address, 2)
-        keys, assembly = KeyRing.from_seed(wide.run.seed), Assembly(wide)
         grid = _Losing(2)
-        grid.holding(assembly, keys)
+        grid.serving(Assembly(wide), KeyRing.from_seed(wide.run.seed))
         while grid._starting:  # both are up: each gets a block of the first round
             grid._started(grid._next(list(grid._starting)))
         grid.node, grid.remove = second.node_id, lambda: nodes.remove_node(second, allow_graceful=False)
-        result = serve(grid, assembly, RunFolder.create(tmp_path / "run", wide), keys, "ray", None)
+        result = serve(grid, Assembly(wide), RunFolder.create(tmp_path / "run", wide), "ray")
         assert grid.lost == 1
         assert result["model_sha256"] == reference["model_sha256"]
         assert result["epsilon"] >= reference["epsilon"]
