@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from fedlgm.aggregation import BoundedSum
 from fedlgm.aggregation.kernels import widest
-from fedlgm.audits.canaries import ReleaseObserver
 from fedlgm.devices import Numerics
 from fedlgm.keys import KeyRing
 from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.ledger import SERVER, Ledger
 from fedlgm.release import add_downlink_, fingerprint, noise_keys, release
+
+if TYPE_CHECKING:
+    from fedlgm.audits.canaries import ReleaseObserver  # half a second of imports that workers do without
 
 
 @dataclass(frozen=True)

@@ -417,17 +417,11 @@ def _create(path: Path, owner: str) -> None:
 def _connect(path: Path, *, reading: bool) -> sqlite3.Connection:
     if not reading:
         return sqlite3.connect(path, isolation_level=None, timeout=30)
-    address = path.resolve().as_uri()
-    db = sqlite3.connect(f"{address}?mode=ro", uri=True, isolation_level=None, timeout=30)
-    try:
-        db.execute("SELECT 1 FROM sqlite_master").fetchone()
-    except sqlite3.OperationalError:
-        db.close()
-        if path.with_name(path.name + "-wal").exists():
-            raise
-        # In a folder that may not be written, a closed ledger can still be read: nobody writes it meanwhile.
-        db = sqlite3.connect(f"{address}?mode=ro&immutable=1", uri=True, isolation_level=None)
-    return db
+    # A ledger that nobody writes is read as it lies: opened otherwise, SQLite would leave files beside it, or fail in a
+    # folder that may not be written.
+    closed = not path.with_name(path.name + "-wal").exists()
+    address = f"{path.resolve().as_uri()}?mode=ro{'&immutable=1' if closed else ''}"
+    return sqlite3.connect(address, uri=True, isolation_level=None, timeout=30)
 
 
 def _last(through: int | None) -> int:

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from clients import Consent, LayerwiseClient, LocalWork, PartitionedSource
 from clients.serving import Serving
 from fedlgm import data, devices, models, tasks
-from fedlgm.audits.canaries import check_auditable
 from fedlgm.data import DataSet, Partition
 from fedlgm.devices import Numerics, torch_threads
 from fedlgm.errors import prefix_key
@@ -152,6 +151,8 @@ class Assembly:
             self.task.check(module, self.dataset)
         plan = self.method.plan(self.start())
         if self.recipe.run.audit and not isinstance(self.mechanism, UsesPrivateNorms):
+            from fedlgm.audits.canaries import check_auditable  # the driver's alone: half a second of imports
+
             with prefix_key("run.audit"):
                 check_auditable(plan)
 

@@ -320,7 +320,7 @@ def test_a_resumed_run_keeps_its_recipe(run, finished):
     before = contents(finished)
     status, _, err = run("simulate", "--resume", finished, "--engine", "local")
     assert status == 2
-    assert "belongs to another run" in err
+    assert "belongs to another recipe" in err
     assert contents(finished) == before
 
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -135,7 +136,8 @@ def test_nbytes_counts_every_array() -> None:
 
 def test_names_and_unknown_name() -> None:
     assert set(data.names()) == {
-        "digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "svhn", "femnist", "synthetic"
+        "digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "svhn", "femnist", "bible-kjv",
+        "bible-kjv-chapters", "synthetic",
     }  # fmt: skip
     with pytest.raises(ConfigError, match=r"unknown data set 'cifar'; known: digits, mnist, fashion-mnist"):
         data.load("cifar")
@@ -265,7 +267,7 @@ def test_femnist_keeps_users(tmp_path: Path) -> None:
     )
     assert Assembly(of_a_recipe).partition.sizes.tolist() == [1, 2, 3]
     other = Assembly(recipe.load("digits", ["data={name = 'digits', partition = 'natural'}"]))
-    with pytest.raises(ConfigError, match="digits has none"):
+    with pytest.raises(ConfigError, match="'digits' has none"):
         other.partition  # noqa: B018
 
 
@@ -337,14 +339,18 @@ def test_damage_is_reported(tmp_path: Path, name: str, damage: Callable[[Path], 
 @pytest.mark.parametrize("name", list(sources.FILE_SETS))
 def test_missing_set_says_where_and_what(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "_DEBIAN", tmp_path / "debian")
+    spec = sources.FILE_SETS[name]
+    packaged = None if spec.debian is None else tmp_path / "debian" / "lib"
+    monkeypatch.setitem(sources.FILE_SETS, name, replace(spec, debian=packaged))
     with pytest.raises(DataError) as caught:
         data.load(name, tmp_path)
     message = str(caught.value)
-    assert message.startswith(f"{name} not found: looked for {sources.FILE_SETS[name].files[0]}")
-    for folder in (tmp_path, tmp_path / name, tmp_path / "store" / name, tmp_path / "debian" / name):
+    assert message.startswith(f"{name} not found: looked for {spec.files[0]}")
+    for folder in (tmp_path, tmp_path / name, tmp_path / "store" / name, packaged or tmp_path / "debian" / name):
         assert str(folder) in message
-    assert ("No ready-made files" if name == "femnist" else "Downloads are off.") in message
+    assert ("No ready-made files" if spec.torchvision is None else "Downloads are off.") in message
     assert ("dataset-fashion-mnist" in message) == (name == "fashion-mnist")
+    assert ("bible-kjv-text" in message) == name.startswith("bible")
 
 
 def test_data_dir_must_exist(tmp_path: Path) -> None:
@@ -419,7 +425,7 @@ def test_failed_download_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(torchvision.datasets.MNIST, "mirrors", [f"http://127.0.0.1:{closed_port}/"])
     monkeypatch.delenv("FEDLGM_OFFLINE")
     with pytest.raises(
-        DataError, match=r"^mnist not found.*The download failed: .*[Rr]efused.*To mend it, put the four"
+        DataError, match=r"^mnist not found.*The download failed: .*[Rr]efused.*To fix it, put the four"
     ):
         data.load("mnist")
 
