@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -61,7 +62,7 @@ def test_triton_draws_a_runs_noise_in_its_interpreter(tmp_path):
         "import pathlib, sys; from simulations import launch; from simulations.config import recipe\n"
         "from simulations.config.assembly import Assembly\n"
         "from simulations.runs.folder import RunFolder\n"
-        # Clients derive their noise from the model they are sent, to the last bit: one round, then.
+        # Clients derive their noise from the model and their contribution, to the last bit: one round, then.
         "for trust in (['federation.rounds=2'],\n"
         "              ['federation.rounds=1', 'privacy.trust=local', 'privacy.max_participations=3']):\n"
         "    models, digests = [], []\n"
@@ -176,10 +177,10 @@ def test_ray_workers_share_the_gpus_there_are():
 @pytest.mark.parametrize("vectorize", ["on", "off"])
 @pytest.mark.parametrize("trust", [{}, LOCAL], ids=["central", "local"])
 def test_a_gpu_run_is_reproducible_and_close_to_the_cpus(tiny, tmp_path, trust, vectorize):
+    """Under local trust it is as far from it as other noise is: noise depends on a contribution's last bits."""
     models, digests = [], []
     for number, device in enumerate(("cuda", "cuda", "cpu")):
         parsed = tiny(
-            # Clients derive their noise from the model they are sent: after one round it is another model's on a GPU.
             federation={"rounds": 1 if trust else 3},
             training={"device": device, "vectorize": vectorize},
             privacy={"noise_backend": "torch" if device == "cpu" else "auto", **trust},
@@ -188,6 +189,10 @@ def test_a_gpu_run_is_reproducible_and_close_to_the_cpus(tiny, tmp_path, trust, 
         folder = RunFolder.open(tmp_path / str(number))
         models.append(folder.latest(Assembly(settled(parsed)).layers).transcript.models[-1])
     assert digests[0] == digests[1]
+    if trust:
+        (row,) = RunFolder.open(tmp_path / "0").rows()
+        assert float((models[0] - models[2]).norm()) == pytest.approx(math.sqrt(2) * row["noise_scale"], rel=0.15)
+        return
     # Noise that falls on another step of the grid moves a coordinate by a thousandth of the noise.
     assert (models[0] - models[2]).norm() / models[2].norm() < 1e-3
     assert (models[0] - models[2]).abs().median() < 1e-4
