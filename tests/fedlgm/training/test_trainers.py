@@ -35,8 +35,9 @@ OPTIMIZERS = {
     "adam": LocalTraining("adam", lr=0.002, epochs=2, batch_size=8),
     "clipped": LocalTraining("sgd", lr=0.1, epochs=1, batch_size=8, gradient_clip=0.3),
 }
-SHAPES = {"cifar-cnn": (3, 32, 32), "resnet20": (3, 32, 32), "resnet18": (3, 32, 32), "resnet152": (3, 32, 32)}
-SMALL = [name for name in models.names() if name not in ("resnet18", "resnet152", "gru", "transformer")]
+LARGE = ("resnet18", "resnet152", "vgg16")
+SHAPES = dict.fromkeys(("cifar-cnn", "resnet20", *LARGE), (3, 32, 32))
+SMALL = [name for name in models.names() if name not in (*LARGE, "gru", "transformer")]
 
 
 @pytest.mark.parametrize("trainer", [SequentialTrainer, VectorizedTrainer])
@@ -155,7 +156,9 @@ def test_in_single_precision_both_trainers_round_no_worse_than_a_plain_loop(name
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
-@pytest.mark.parametrize("name", ["resnet18", pytest.param("resnet152", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["resnet18", *(pytest.param(n, marks=pytest.mark.slow) for n in ("resnet152", "vgg16"))]
+)
 def test_large_models_agree_in_double_precision(name: str, optimizer: str) -> None:
     module, layers, shape = _build(name)
     module = module.double()
