@@ -60,6 +60,26 @@ def test_the_file_has_its_owner_from_the_first_moment(path, monkeypatch):
         assert ledger.verify(owner="run").rows == 0
 
 
+def test_readers_leave_nothing_behind(path):
+    with Ledger(path, "run") as ledger:
+        ledger.charge(GAUSS, round=1, key="k")
+    before = {file.name: file.read_bytes() for file in path.parent.iterdir()}
+    for _ in range(2):
+        with Ledger(path) as ledger:
+            assert ledger.head().rows == 1
+    path.with_name("other.sqlite").write_bytes(b"")
+    with pytest.raises(LedgerError, match="not a fedlgm ledger"):
+        Ledger(path.with_name("other.sqlite"))
+    path.with_name("other.sqlite").unlink()
+    assert {file.name: file.read_bytes() for file in path.parent.iterdir()} == before
+    with Ledger(path, "run") as writer:
+        with Ledger(path):
+            pass
+        writer.charge(GAUSS, round=2, key="k")  # it is still whole
+        with Ledger(path) as reader:
+            assert reader.verify(owner="run").rows == 2
+
+
 def test_rows_add_up(path):
     with Ledger(path, "run") as ledger:
         assert ledger.epsilon(1e-5) == 0.0
