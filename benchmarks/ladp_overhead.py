@@ -22,10 +22,10 @@ from torch import Tensor
 
 from fedlgm import mechanisms, models
 from fedlgm.aggregation import BoundedSum
+from fedlgm.contributions import unbounded
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import Mechanism
-from fedlgm.mechanisms.base import Setting
 from fedlgm.plan import ReleasePlan, RunFacts, Sampling
 from fedlgm.release import release
 from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer
@@ -44,14 +44,12 @@ def noised(update: Tensor, plan: ReleasePlan) -> Tensor:
 
 def works(model: Tensor, update: Tensor, layers: LayerTable, threshold: float) -> dict[str, Callable[[], Any]]:
     """What a client does with its finished update under each mechanism."""
-    training = LocalTraining(lr=0.1, epochs=2, batch_size=BATCH, gradient_clip=20.0)
-    setting = Setting(0.2, 0.02, 400, "local", training)
     start = Transcript.start(model)
     history = start.extend(model + update, update, _plan(mechanisms.get("full-dp"), layers, start))
 
-    full = _plan(mechanisms.get("full-dp", calibration="matched").under(setting), layers, history)
+    full = _plan(mechanisms.get("full-dp", calibration="matched"), layers, history)
     sound = _plan(mechanisms.get("ladp", score="kl", threshold=threshold), layers, history)
-    published = mechanisms.get("ladp", variant="published", threshold=threshold, score_cap=1e-6).under(setting)
+    published = mechanisms.get("ladp", variant="published", threshold=threshold, score_cap=1e-6)
     frame = _plan(published, layers, history)
 
     def ladp_published() -> Tensor:
@@ -69,8 +67,10 @@ def works(model: Tensor, update: Tensor, layers: LayerTable, threshold: float) -
 
 
 def _plan(mechanism: Mechanism, layers: LayerTable, transcript: Transcript) -> ReleasePlan:
-    budget = RunFacts(14.2765876859, Sampling("poisson", 100, 0.1), "replace-one", "local", 400)
-    return mechanism.plan(mechanism.table(layers), budget, transcript)
+    training = LocalTraining(lr=0.1, epochs=2, batch_size=BATCH, gradient_clip=20.0)
+    sampling = Sampling("poisson", 100, 0.1)
+    facts = RunFacts(14.2765876859, sampling, "replace-one", "local", 400, 0.2, 0.02, training=training)
+    return mechanism.plan(mechanism.table(layers), facts, transcript)
 
 
 def measure(name: str, repeats: int, steps: int, threshold: float) -> dict[str, Any]:
@@ -84,7 +84,8 @@ def measure(name: str, repeats: int, steps: int, threshold: float) -> dict[str, 
     x, y = torch.randn(BATCH, 3, 32, 32, generator=draws), torch.randint(10, (BATCH,), generator=draws)
 
     def step() -> Tensor:
-        return next(iter(trainer.updates(model, [ClientTask(x, y, KEYS.torch_generator(Purpose.TRAIN, 1), 1)])))
+        task = ClientTask(x, y, KEYS.torch_generator(Purpose.TRAIN, 1), 1)
+        return unbounded(next(iter(trainer.updates(model, [task]))))[0]
 
     todo: dict[str, Callable[[], Any]] = {"step": step, **works(model, step().clone(), layers, threshold)}
     times: dict[str, list[float]] = {label: [] for label in todo}

@@ -1,4 +1,4 @@
-"""The house's own costs as ratios: `python -m benchmarks.house --json`.
+"""What fedlgm itself costs, as ratios: `python -m benchmarks.overheads --json`.
 
 * wall seconds of `import fedlgm` and of `fedlgm --help` (fresh processes, medians);
 * milliseconds to plan ResNet-152's layers;
@@ -31,7 +31,7 @@ from fedlgm.plan import RunFacts, Sampling
 from fedlgm.release import release
 from fedlgm.transcript import Transcript
 
-BUDGET = RunFacts(1.6747, Sampling("poisson", 500, 0.1))
+FACTS = RunFacts(1.6747, Sampling("poisson", 500, 0.1))
 
 
 def processes(repeats: int) -> dict[str, float]:
@@ -46,12 +46,12 @@ def plan_milliseconds(repeats: int) -> float:
         layers = LayerTable.from_module(models.build("resnet152", in_shape=(3, 32, 32), classes=10))
     transcript = Transcript.start(torch.zeros(1))
     mechanism = mechanisms.get("snr-consistent")
-    return 1e3 * statistics.median(_timed(lambda: mechanism.plan(layers, BUDGET, transcript)) for _ in range(repeats))
+    return 1e3 * statistics.median(_timed(lambda: mechanism.plan(layers, FACTS, transcript)) for _ in range(repeats))
 
 
 def private_step(repeats: int) -> dict[str, float]:
     layers = LayerTable.from_module(models.build("resnet18", in_shape=(3, 32, 32), classes=10))
-    plan = mechanisms.get("snr-consistent").plan(layers, BUDGET, Transcript.start(torch.zeros(1)))
+    plan = mechanisms.get("snr-consistent").plan(layers, FACTS, Transcript.start(torch.zeros(1)))
     update, keys = torch.randn(layers.size), KeyRing(1)
 
     total = BoundedSum.empty(plan)
@@ -78,22 +78,23 @@ def private_step(repeats: int) -> dict[str, float]:
 def private_round(repeats: int) -> dict[str, float]:
     from flwr.app import ConfigRecord
 
+    from clients import AnyClient
     from fedlgm.privacy import Ledger
     from simulations.config import recipe as recipes
     from simulations.config.assembly import Assembly
     from simulations.engines.local import LocalGrid
-    from strategies import CohortSampler, LayerwiseFedAvg, ServerOptimizer
+    from strategies import AnyNode, CohortSampler, LayerwiseFedAvg, Releaser, ServerOptimizer
 
     def runner(name: str, directory: Path) -> Callable[[], None]:
         overrides = [f"mechanism={{name = '{name}'}}"] if name == "none" else []
         assembly = Assembly(recipes.load("fashion-mnist", overrides))
         keys = KeyRing.from_seed(1)
         strategy = LayerwiseFedAvg(
-            assembly.mechanism, assembly.layers, assembly.budget, assembly.start(),
-            CohortSampler(assembly.budget.sampling, keys), ServerOptimizer("sgd", 1.0), keys,
-            Ledger(directory / f"{name}.sqlite", name), work=assembly.sizes,
+            assembly.method, assembly.start(), CohortSampler(assembly.facts.sampling, keys),
+            ServerOptimizer("sgd", 1.0),
+            Releaser(keys, Ledger(directory / f"{name}.sqlite", name), assembly.numerics), AnyNode(assembly.sizes),
         )  # fmt: skip
-        grid, start = LocalGrid(assembly.client(keys).as_app()), strategy.transcript
+        grid, start = LocalGrid(assembly.client(keys, AnyClient()).as_app()), strategy.transcript
 
         def one_round() -> None:
             strategy.transcript = start  # always the same cohort and the same batches

@@ -23,7 +23,7 @@ from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
 from simulations.engines import ray as ray_engine
 from simulations.launch import prepared
-from strategies import CohortSampler, LayerwiseFedAvg, ServerOptimizer
+from strategies import AnyNode, CohortSampler, LayerwiseFedAvg, Releaser, ServerOptimizer
 
 
 class _Cohorts(CohortSampler):
@@ -43,12 +43,12 @@ def serve(
     figures: Callable[[], dict[str, float]] = dict,
 ) -> None:
     """Serve private rounds of the work module `job` over `grid`; each answer holds the `figures` of its round."""
-    sampler = _Cohorts(assembly.budget.sampling, keys)
+    sampler = _Cohorts(assembly.facts.sampling, keys)
     sampler.job = job
     with tempfile.TemporaryDirectory() as directory, Ledger(Path(directory) / "ledger.sqlite", "benchmark") as ledger:
         strategy = LayerwiseFedAvg(
-            assembly.mechanism, assembly.layers, assembly.budget, assembly.start(), sampler,
-            ServerOptimizer("sgd", 1.0), keys, ledger, block_size=assembly.recipe.run.block_size, work=assembly.sizes,
+            assembly.method, assembly.start(), sampler, ServerOptimizer("sgd", 1.0),
+            Releaser(keys, ledger, assembly.numerics), AnyNode(assembly.sizes),
         )  # fmt: skip
 
         arrays = strategy.initial_arrays()
@@ -67,7 +67,7 @@ def main() -> None:
         assembly, keys = Assembly(recipes.load("fashion-mnist")), KeyRing.from_seed(1)
         with prepared(assembly, "ray", work.WORKERS, address) as actors:
             assert actors is not None
-            serve(actors.holding(assembly, keys), assembly, keys)
+            serve(actors.serving(assembly, keys), assembly, keys)
 
 
 if __name__ == "__main__":

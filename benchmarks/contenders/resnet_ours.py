@@ -80,11 +80,11 @@ def main() -> None:
             f"run.block_size={here.COHORT // here.WORKERS}",
         ],
     )
-    assembly = Assembly(recipe).holding(here.dataset(), here.clients())
+    assembly = Assembly(recipe).with_data(here.dataset(), here.clients())
     keys = KeyRing.from_seed(1)
     with cluster.session(None, here.WORKERS, lambda: _Grid(here.WORKERS)) as ready:
         grid = ready()
-        fedlgm_ray.serve(grid.holding(assembly, keys), assembly, keys, here, lambda: {"training": grid.training})
+        fedlgm_ray.serve(grid.serving(assembly, keys), assembly, keys, here, lambda: {"training": grid.training})
 
 
 if __name__ == "__main__":
