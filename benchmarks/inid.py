@@ -335,8 +335,8 @@ def group_noise() -> Rows:
     }
 
     def norm(name: str, multiplier: float) -> float:
-        budget = RunFacts(multiplier, Sampling("poisson", 50_000, 0.02))
-        plan = mechanisms.get(name).plan(layers, budget, start)
+        facts = RunFacts(multiplier, Sampling("poisson", 50_000, 0.02))
+        plan = mechanisms.get(name).plan(layers, facts, start)
         return float(np.linalg.norm(plan.noise_norms)) * plan.denominator
 
     return [
