@@ -15,7 +15,7 @@ from fedlgm.keys import KeyRing, Purpose
 from fedlgm.noise import NoiseBackend, add_noise_, add_scaled_, unit_noise
 from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.ledger import SERVER
-from fedlgm.run_noise import RunNoise
+from fedlgm.run_noise import Draw, RunNoise
 
 __all__ = ["SERVER", "add_downlink_", "fingerprint", "local_release", "noise_keys", "release"]
 
@@ -101,19 +101,19 @@ def _add_correlated_(
     sizes = [*(int(size) for size in plan.layers.sizes), *(noisy.query.size for noisy in plan.queries)]
     ends = np.cumsum([0, *sizes])
 
-    def draw(ring: KeyRing, number: int) -> Tensor:
+    def drawn(ring: KeyRing, number: int) -> Tensor:
         if backend == "cpu":
             return unit_noise(
                 sizes, [ring.torch_generator(Purpose.NOISE, number, SERVER + 1, j) for j in range(len(sizes))]
             )
         values = torch.zeros(sum(sizes), dtype=kernels.widest(total.device), device=total.device)
         scale, key = torch.ones(len(sizes), device=total.device), kernels.noise_key(ring, number)
-        stream = kernels.SERVER_STREAM
-        return kernels.add_noise_(
-            values, torch.from_numpy(ends), scale, "gaussian", key, stream, grid=False, backend=backend
-        )
+        offsets, stream = torch.from_numpy(ends), kernels.SERVER_STREAM
+        kernels.add_noise_(values, offsets, scale, "gaussian", key, stream, grid=False, backend=backend)
+        return values.to(where)
 
-    w = run_noise.next(noise, sum(sizes), round, keys, draw)
+    where = torch.device("cpu") if total.device.type == "mps" else total.device  # Metal has no double precision
+    w = run_noise.next(noise, sum(sizes), round, keys, Draw(drawn, where))
     places = [int(j) for j in plan.indices] + [len(plan.layers) + i for i in range(len(plan.queries))]
     pieces = total.split([part.size for part in plan.parts])
     for place, part, piece in zip(places, plan.parts, pieces, strict=True):

@@ -8,8 +8,10 @@ the releases holds the sums: they are as secret as the sums themselves.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from fedlgm.errors import PrivacyError, RunError
@@ -18,8 +20,21 @@ from fedlgm.keys import KeyRing
 if TYPE_CHECKING:
     from fedlgm.correlation import CorrelatedStream, Correlation
 
-Draw = Callable[[KeyRing, int], Tensor]
-"""(ring, round) -> z of that round, independent N(0, 1), float64 [size]."""
+@dataclass(frozen=True)
+class Draw:
+    """How the independent noise of a round is drawn.
+
+    Attributes:
+        of: (ring, round) -> z of that round, N(0, 1), float64 [size]; equal arguments give equal bits.
+        device: where it is drawn.
+    """
+
+    of: Callable[[KeyRing, int], Tensor]
+    device: torch.device
+
+    def __call__(self, ring: KeyRing, round: int) -> Tensor:
+        """`of`."""
+        return self.of(ring, round)
 
 
 class NoiseRings:
@@ -85,14 +100,15 @@ class RunNoise:
         assert self._stream is not None
         if ring.secret:
             self._rings.keep(round, ring)
+        self._done = -1  # until the stream has it: after an error in between it is made again
+        w = self._stream[2].next(draw(ring, round))
         self._done = round
-        return self._stream[2].next(draw(ring, round))
+        return w
 
     def _replay(self, noise: Correlation, size: int, round: int, ring: KeyRing, draw: Draw) -> None:
         from fedlgm.correlation import CorrelatedStream
 
         past = self._rings.first(round - 1) if ring.secret else [ring] * (round - 1)
-        stream = CorrelatedStream(noise, size)
-        for number, earlier in enumerate(past, start=1):
-            stream.next(draw(earlier, number))
+        stream = CorrelatedStream(noise, size, draw.device)
+        stream.replay(lambda t: draw(past[t], t + 1), round - 1)
         self._stream = (noise, size, stream)
