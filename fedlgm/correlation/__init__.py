@@ -15,11 +15,12 @@ import numpy as np
 
 from fedlgm.correlation import blt, sensitivities, toeplitz
 from fedlgm.correlation.correlation import Correlation
+from fedlgm.correlation.stream import CorrelatedStream
 from fedlgm.correlation.toeplitz import Reduce
 from fedlgm.correlation.workloads import Workload, as_workload
 from fedlgm.errors import ConfigError
 
-__all__ = ["Correlation", "Reduce", "Workload", "get", "names"]
+__all__ = ["CorrelatedStream", "Correlation", "Reduce", "Workload", "get", "names"]
 
 _OPTIONS: dict[str, tuple[str, ...]] = {
     "identity": (),
