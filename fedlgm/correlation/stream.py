@@ -34,22 +34,22 @@ class CorrelatedStream:
 
     Args:
         correlation: strategy and planned number of rounds.
-        size: n, coordinates of a release.
-        device: where the vectors are.
+        size: n, coordinates of a release. They stay on the device of the first z.
 
     Attributes:
         round: number of rounds whose noise was made.
     """
 
-    def __init__(self, correlation: Correlation, size: int, device: torch.device | str = "cpu") -> None:
+    def __init__(self, correlation: Correlation, size: int) -> None:
         self.correlation = correlation
         self.size = int(size)
         self.round = 0
-        kept, dtype = len(correlation.decays), torch.float64
-        if correlation.bands is not None:
-            kept, dtype = correlation.bands - 1, torch.float32
-        # Memory is taken when it is first written.
-        self._kept = torch.empty((kept, self.size), dtype=dtype, device=device)
+        bands = correlation.bands
+        # On the CPU memory is taken row by row, when it is first written.
+        self._kept = torch.empty(
+            (len(correlation.decays) if bands is None else bands - 1, self.size),
+            dtype=torch.float64 if bands is None else torch.float32,
+        )
 
     @property
     def memory(self) -> int:
@@ -72,7 +72,9 @@ class CorrelatedStream:
         if z.shape != (self.size,) or z.dtype not in (torch.float64, torch.float32):
             raise ConfigError(f"z must be a float64 or float32 vector [{self.size}], got {z.dtype} {list(z.shape)}")
         if z.device != self._kept.device:
-            raise ConfigError(f"z is on {z.device}, the stream on {self._kept.device}")
+            if self.round > 0:
+                raise ConfigError(f"z is on {z.device}, the noise of earlier rounds on {self._kept.device}")
+            self._kept = torch.empty_like(self._kept, device=z.device)
         if self.round >= self.correlation.rounds:
             raise PrivacyError(
                 f"noise was planned for {self.correlation.rounds} rounds and sensitivities count no more"
@@ -116,7 +118,7 @@ class CorrelatedStream:
         kept, over = state["kept"], int(state["round"])
         if kept.shape != self._kept.shape or kept.dtype != self._kept.dtype or over > self.correlation.rounds:
             raise ConfigError("the stored noise is that of another correlation, or of vectors of another size")
-        self._kept.copy_(kept)
+        self._kept = kept.clone()
         self.round = over
 
     def _banded(self, z: Tensor, kept: Tensor) -> None:
