@@ -50,10 +50,13 @@ def _epsilon(first: ReleasePlan, releases: np.ndarray, delta: float, accountant:
     """Cost of releases at the given costs relative to the first; `inf` where the accountant has no bound for them."""
     if first.size == 0:
         return 0.0  # nothing is released, so the model does not move and nothing ever will be
-    events = [
-        (replace(first, sigma=first.sigma / math.sqrt(cost)).event, int(count))
-        for cost, count in zip(*np.unique(releases, return_counts=True), strict=True)
-    ]
+    if first.facts.separate_rounds or not first.protected:
+        events = [
+            (replace(first, sigma=first.sigma / math.sqrt(cost)).event, int(count))
+            for cost, count in zip(*np.unique(releases, return_counts=True), strict=True)
+        ]
+    else:
+        events = first.run.events(first.facts.noise_multiplier)
     try:
         return composed_epsilon(events, delta, accountant)
     except PrivacyError:  # RDP: sampled Laplace noise

@@ -146,7 +146,7 @@ def _division(folder: RunFolder, private: bool) -> str:
         ("data", str(recipe.data.name)),
         ("partition", _options(recipe.data.partition, recipe.data.options)),
         ("clients", f"{recipe.federation.clients:,}"),
-        ("drawn per round", f"{recipe.federation.plan_sampling.expected:g} expected, {recipe.federation.sampling}"),
+        ("drawn per round", f"{recipe.sampling.expected:g} expected, {recipe.federation.sampling}"),
     ]
     if not public and not private:
         hidden = '<p class="note">The division of this data set is not released: it is shown with --private.</p>'

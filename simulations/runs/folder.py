@@ -28,10 +28,12 @@ from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
 from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.ledger import Head, Ledger
+from fedlgm.run_noise import RunNoise
 from fedlgm.transcript import Transcript
 from simulations.config import recipe as recipes
 from simulations.config.recipe import Recipe
 from simulations.runs import strict_json
+from simulations.runs.noise_file import NoiseFile
 
 _KEPT = 2  # checkpoints; the last could be the one that a crash cut short on a failing disk
 
@@ -42,6 +44,7 @@ class Checkpoint:
 
     transcript: Transcript
     optimizer: dict[str, Tensor]
+    noise: str = ""  # `NoiseFile.digest` of its rounds
 
 
 class RunFolder:
@@ -233,6 +236,7 @@ class RunFolder:
         """Write the final summary; the run's noise will not be drawn again, so its keys go."""
         _write(self.result_file, (strict_json.dumps(result, indent=2) + "\n").encode())
         self._keys_file.unlink(missing_ok=True)
+        self.noise_file.unlink(missing_ok=True)
 
     # -- what the run is made of ---------------------------------------------------------------------------------------
 
@@ -270,6 +274,42 @@ class RunFolder:
             return dict(strict_json.loads(self.provenance_file.read_text(encoding="utf-8")))
         except (ValueError, TypeError) as error:
             raise RunError(f"{self.provenance_file} is damaged: restore it from a backup ({error})") from error
+
+    @property
+    def noise_file(self) -> Path:
+        """Rings of the rounds' correlated noise, see `noise_file`; of runs without a seed, until they are finished."""
+        return self.path / "private" / "noise"
+
+    def run_noise(self, seed: int | None, checkpoint: Checkpoint | None) -> RunNoise:
+        """The correlated noise of the run, as far as it has come.
+
+        Raises:
+            RunError: rounds were released whose noise cannot be drawn again: that of later rounds follows from it.
+        """
+        if seed is not None:
+            return RunNoise()
+        rings = NoiseFile(self.noise_file)
+        if checkpoint is not None and rings.digest(checkpoint.transcript.rounds) != checkpoint.noise:
+            raise RunError(
+                f"{self.noise_file} is not that of the rounds before the last checkpoint: restore it from a backup, or "
+                "start a new run"
+            )
+        return RunNoise(rings)
+
+    def check_keys(self) -> None:
+        """Refuse to go on without the keys of a run whose rounds are one mechanism: cohorts and noise follow from them.
+
+        Raises:
+            RunError: rounds were charged and the keys are gone.
+        """
+        if self._keys_file.is_file() or not self.ledger_file.is_file():
+            return
+        with Ledger(self.ledger_file) as ledger:
+            if ledger.position():
+                raise RunError(
+                    f"{self._keys_file} is gone: neither the noise of the rounds that were released nor who may take "
+                    "part next can be known without it; restore it from a backup, or start a new run"
+                )
 
     @property
     def _keys_file(self) -> Path:
@@ -334,6 +374,8 @@ class RunFolder:
                 head = str(ledger.head())
         plan = transcript.plan.to_json() if transcript.plan else ""
         meta = {"rounds": str(transcript.rounds), "plan": plan, "ledger_head": head}
+        if self.noise_file.is_file():
+            meta["noise"] = NoiseFile(self.noise_file).digest(transcript.rounds)
         target = self.path / "checkpoints" / f"round-{transcript.rounds:06d}.safetensors"
         partial = target.with_suffix(".partial")
         try:
@@ -363,7 +405,7 @@ class RunFolder:
             models = tuple(tensors[f"models.{i}"] for i in range(sum(n.startswith("models.") for n in tensors)))
             plan = ReleasePlan.from_json(layers, described) if described else None
             optimizer = {n.removeprefix("optimizer."): t for n, t in tensors.items() if n.startswith("optimizer.")}
-            return Checkpoint(Transcript(rounds, models, tensors.get("mean"), plan), optimizer)
+            return Checkpoint(Transcript(rounds, models, tensors.get("mean"), plan), optimizer, meta.get("noise", ""))
         if files:
             raise RunError(f"no checkpoint in {self.path / 'checkpoints'} can be read")
         return None

@@ -176,8 +176,8 @@ class TestAnotherChoice:
 
 def test_a_fixed_cohort_is_rounded_before_it_is_accounted_for(tiny):
     recipe = tiny(federation={"clients": 21, "sampling": "fixed", "rate": 0.5})
-    sampling = recipe.federation.plan_sampling
+    sampling = recipe.sampling
     assert sampling.expected == 10.0
     assert sampling.rate == 10 / 21
     assert recipe.relation == "replace-one"
-    assert tiny(federation={"clients": 21, "rate": 0.5}).federation.plan_sampling.expected == 10.5
+    assert tiny(federation={"clients": 21, "rate": 0.5}).sampling.expected == 10.5
