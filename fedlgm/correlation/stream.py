@@ -34,13 +34,14 @@ class CorrelatedStream:
 
     Args:
         correlation: strategy and planned number of rounds.
-        size: n, coordinates of a release. They stay on the device of the first z.
+        size: n, coordinates of a release.
+        device: where the vectors are.
 
     Attributes:
         round: number of rounds whose noise was made.
     """
 
-    def __init__(self, correlation: Correlation, size: int) -> None:
+    def __init__(self, correlation: Correlation, size: int, device: torch.device | str = "cpu") -> None:
         self.correlation = correlation
         self.size = int(size)
         self.round = 0
@@ -49,6 +50,7 @@ class CorrelatedStream:
         self._kept = torch.empty(
             (len(correlation.decays) if bands is None else bands - 1, self.size),
             dtype=torch.float64 if bands is None else torch.float32,
+            device=device,
         )
 
     @property
@@ -72,9 +74,7 @@ class CorrelatedStream:
         if z.shape != (self.size,) or z.dtype not in (torch.float64, torch.float32):
             raise ConfigError(f"z must be a float64 or float32 vector [{self.size}], got {z.dtype} {list(z.shape)}")
         if z.device != self._kept.device:
-            if self.round > 0:
-                raise ConfigError(f"z is on {z.device}, the noise of earlier rounds on {self._kept.device}")
-            self._kept = torch.empty_like(self._kept, device=z.device)
+            raise ConfigError(f"z is on {z.device}, the noise of earlier rounds on {self._kept.device}")
         if self.round >= self.correlation.rounds:
             raise PrivacyError(
                 f"noise was planned for {self.correlation.rounds} rounds and sensitivities count no more"
@@ -118,7 +118,7 @@ class CorrelatedStream:
         kept, over = state["kept"], int(state["round"])
         if kept.shape != self._kept.shape or kept.dtype != self._kept.dtype or over > self.correlation.rounds:
             raise ConfigError("the stored noise is that of another correlation, or of vectors of another size")
-        self._kept = kept.clone()
+        self._kept.copy_(kept)
         self.round = over
 
     def _banded(self, z: Tensor, kept: Tensor) -> None:
