@@ -1,7 +1,8 @@
 """Correlated noise: what a round costs and what the models gain: `python -m benchmarks.correlated --json`.
 
-* milliseconds of a round's noise with 10 bands over those of independent noise, one core, and what is kept in memory;
-* seconds of whole rounds of `fashion-mnist` with either noise (`--rounds 0` leaves them out);
+* processor milliseconds of a round's noise with 10 bands over those of independent noise, one core, and what is kept in
+  memory;
+* processor seconds of whole rounds of `fashion-mnist` with either noise, one core (`--rounds 0` leaves them out);
 * errors of the models over those of independent noise: without amplification, clients at least b rounds apart in both;
   and with groups and secret draws in them, against Poisson sampling of everybody.
 
@@ -119,7 +120,8 @@ def whole_rounds(rounds: int) -> Row:
 
     with tempfile.TemporaryDirectory() as directory:
         jobs = [runner(noise, Path(directory)) for noise in ("independent", "banded")]
-        independent, correlated = interleaved(jobs, rounds)
+        with torch_threads(1):
+            independent, correlated = interleaved(jobs, rounds)
     return {
         "rounds": rounds,
         "independent_seconds": independent,
@@ -179,14 +181,17 @@ def workloads() -> list[Row]:
 
 
 def interleaved(jobs: list[Callable[[], Any]], repeats: int) -> list[float]:
-    """Median seconds of each job, taken in turn after one run that warms up."""
+    """Median seconds of this process's time for each job, taken in turn after one run that warms up.
+
+    Wall time would measure whatever else the machine does.
+    """
     times: list[list[float]] = [[] for _ in jobs]
     for turn in range(repeats + 1):
         for job, own in zip(jobs, times, strict=True):
-            started = time.perf_counter()
+            started = time.process_time()
             job()
             if turn > 0:
-                own.append(time.perf_counter() - started)
+                own.append(time.process_time() - started)
     return [float(np.median(own)) for own in times]
 
 
