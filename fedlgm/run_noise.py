@@ -20,6 +20,7 @@ from fedlgm.keys import KeyRing
 if TYPE_CHECKING:
     from fedlgm.correlation import CorrelatedStream, Correlation
 
+
 @dataclass(frozen=True)
 class Draw:
     """How the independent noise of a round is drawn.

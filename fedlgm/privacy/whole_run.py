@@ -131,18 +131,6 @@ class WholeRun:
         return [(self.event(position, multiplier), 1) for position in range(last)]
 
     @cached_property
-    def participation_norm(self) -> float:
-        """Bound on sens(C_j) / sqrt(j) over clients that take part j = 1, 2, ..., k times.
-
-        Whoever charges every participation alike, as a Gaussian mechanism of multiplier sigma_eff over this, never
-        charges less than they cost together.
-        """
-        squared = [
-            self.noise.sensitivity(self.separation, times) ** 2 / times for times in range(1, self.participations + 1)
-        ]
-        return math.sqrt(max(squared))
-
-    @cached_property
     def noise_std(self) -> np.ndarray:
         """Standard deviation of w_t for z of standard deviation 1, float64 [T]."""
         return self.noise.noise_std()

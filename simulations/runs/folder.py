@@ -296,21 +296,6 @@ class RunFolder:
             )
         return RunNoise(rings)
 
-    def check_keys(self) -> None:
-        """Refuse to go on without the keys of a run whose rounds are one mechanism: cohorts and noise follow from them.
-
-        Raises:
-            RunError: rounds were charged and the keys are gone.
-        """
-        if self._keys_file.is_file() or not self.ledger_file.is_file():
-            return
-        with Ledger(self.ledger_file) as ledger:
-            if ledger.position():
-                raise RunError(
-                    f"{self._keys_file} is gone: neither the noise of the rounds that were released nor who may take "
-                    "part next can be known without it; restore it from a backup, or start a new run"
-                )
-
     @property
     def _keys_file(self) -> Path:
         return self.path / "private" / "keys"
@@ -320,10 +305,11 @@ class RunFolder:
 
         A run without a seed keeps its root, from the operating system, in a private file until it is finished: a round
         that was released before an interruption is then released again as it was, and costs nothing more. If the file
-        is lost, whatever was charged before is made with fresh noise and paid for again.
+        is lost, whatever was charged before is made with fresh noise and paid for again; a run whose rounds are one
+        mechanism cannot go on then.
 
         Raises:
-            RunError: the file is damaged.
+            RunError: the file is damaged, or gone where it is needed.
         """
         if seed is not None:
             return KeyRing.from_seed(seed), 0
@@ -332,6 +318,11 @@ class RunFolder:
             if self.ledger_file.is_file():
                 with Ledger(self.ledger_file) as ledger:
                     charged = ledger.position()
+            if charged and self.recipe().sampling.separation is not None:
+                raise RunError(
+                    f"{self._keys_file} is gone: neither who may take part next nor the noise of the rounds that were "
+                    "released can be known without it; restore it from a backup, or start a new run"
+                )
             self._keys_file.parent.mkdir(mode=0o700, exist_ok=True)
             text = f"{KeyRing.from_seed(None).root:032x} {charged}\n"
             _write(self._keys_file, text.encode("ascii"), private=True)

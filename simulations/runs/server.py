@@ -135,17 +135,12 @@ def serve(
 
 
 def _check_continued(assembly: Assembly, folder: RunFolder, transcript: Transcript) -> None:
-    """Refuse to continue a run whose rounds are one mechanism as another mechanism.
+    """Refuse to continue a run with noise that is correlated otherwise.
 
     Raises:
-        RunError: its noise was correlated otherwise, or its keys are gone.
+        RunError: this machine computes other coefficients.
     """
-    facts = assembly.facts
-    if facts.separate_rounds:
-        return
-    if assembly.recipe.run.seed is None:
-        folder.check_keys()
-    if transcript.plan is not None and transcript.plan.facts.noise != facts.noise:
+    if transcript.plan is not None and transcript.plan.facts.noise != assembly.facts.noise:
         raise RunError(
             f"{folder.path} correlated its noise by other coefficients than this machine computes (another version of "
             "NumPy or SciPy?): continue it where it was started"
