@@ -15,12 +15,13 @@ import numpy as np
 
 from fedlgm.correlation import blt, sensitivities, toeplitz
 from fedlgm.correlation.correlation import Correlation
+from fedlgm.correlation.layers import optimal_split
 from fedlgm.correlation.stream import CorrelatedStream
 from fedlgm.correlation.toeplitz import Reduce
 from fedlgm.correlation.workloads import Workload, as_workload
 from fedlgm.errors import ConfigError
 
-__all__ = ["CorrelatedStream", "Correlation", "Reduce", "Workload", "get", "names"]
+__all__ = ["CorrelatedStream", "Correlation", "Reduce", "Workload", "get", "names", "optimal_split"]
 
 _OPTIONS: dict[str, tuple[str, ...]] = {
     "identity": (),

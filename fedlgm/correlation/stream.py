@@ -45,11 +45,13 @@ class CorrelatedStream:
         self.correlation = correlation
         self.size = int(size)
         self.round = 0
-        kept, dtype = len(correlation.decays), torch.float64
-        if correlation.bands is not None:
-            kept, dtype = correlation.bands - 1, torch.float32
-        # Memory is taken when it is first written.
-        self._kept = torch.empty((kept, self.size), dtype=dtype, device=device)
+        bands = correlation.bands
+        # On the CPU memory is taken row by row, when it is first written.
+        self._kept = torch.empty(
+            (len(correlation.decays) if bands is None else bands - 1, self.size),
+            dtype=torch.float64 if bands is None else torch.float32,
+            device=device,
+        )
 
     @property
     def memory(self) -> int:
@@ -72,7 +74,7 @@ class CorrelatedStream:
         if z.shape != (self.size,) or z.dtype not in (torch.float64, torch.float32):
             raise ConfigError(f"z must be a float64 or float32 vector [{self.size}], got {z.dtype} {list(z.shape)}")
         if z.device != self._kept.device:
-            raise ConfigError(f"z is on {z.device}, the stream on {self._kept.device}")
+            raise ConfigError(f"z is on {z.device}, the noise of earlier rounds on {self._kept.device}")
         if self.round >= self.correlation.rounds:
             raise PrivacyError(
                 f"noise was planned for {self.correlation.rounds} rounds and sensitivities count no more"

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 import pytest
 import torch
@@ -79,7 +77,8 @@ def test_replayed_and_restored_noise_is_the_same(c):
     before = CorrelatedStream(c, size)
     before.replay(lambda t: z[t].clone(), 6)
     after = CorrelatedStream(c, size)
-    after.restore(copy.deepcopy(before.state()))
+    after.restore(before.state())
+    before.next(z[6].clone())
     assert torch.equal(run(after, z[6:]), whole[6:])
 
 
@@ -122,6 +121,8 @@ def test_refused():
     with pytest.raises(ConfigError, match=r"got torch.int64 \[3\]"):
         stream.next(torch.zeros(3, dtype=torch.int64))
     stream.replay(lambda t: torch.zeros(3), 2)
+    with pytest.raises(ConfigError, match="z is on meta, the noise of earlier rounds on cpu"):
+        stream.next(torch.zeros(3, device="meta"))
     with pytest.raises(PrivacyError, match="planned for 2 rounds"):
         stream.next(torch.zeros(3))
     with pytest.raises(ConfigError, match="2 rounds are over"):
