@@ -139,8 +139,7 @@ class ReleasePlan:
             return
         if self.family != "gaussian":
             raise PrivacyError(f"noise of a whole run is accounted for as Gaussian: the plan has {self.family} noise")
-        least = privacy.whole_run.WholeRun.least_multiplier(facts.noise_multiplier)
-        if self.effective_multiplier < least:
+        if self.effective_multiplier < facts.least_multiplier:
             raise PrivacyError(
                 "a run is one mechanism only if no round has less noise than it is made for: this plan has a "
                 f"multiplier of {self.effective_multiplier:g}, the run {facts.noise_multiplier:g}"
@@ -207,7 +206,7 @@ class ReleasePlan:
             PrivacyError: such a plan without its position.
         """
         if not self.facts.separate_rounds:
-            return self.run.event(self._position, self.facts.noise_multiplier)
+            return self.run.event(self._position, self.facts.least_multiplier)
         own = self.effective_multiplier if self.size > 0 else self.facts.noise_multiplier
         multiplier, rate = own / SENSITIVITY_FACTOR[self.facts.relation], self.facts.accounted_rate
         if self.family == "laplace":
@@ -220,7 +219,7 @@ class ReleasePlan:
         """The accounting event of one more release of the same round with other noise."""
         if self.facts.separate_rounds:
             return self.event
-        return self.run.repeated_event(self._position, self.facts.noise_multiplier)
+        return self.run.repeated_event(self._position, self.facts.least_multiplier)
 
     @property
     def run(self) -> WholeRun:

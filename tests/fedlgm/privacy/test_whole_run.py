@@ -144,7 +144,7 @@ class TestPlans:
     def test_a_plan_knows_its_place(self):
         method = self.method()
         for position, plan in enumerate(self.plans(method)):
-            assert plan.event == plan.run.event(position, method.facts.noise_multiplier)
+            assert plan.event == plan.run.event(position, method.facts.least_multiplier)
             again = type(plan).from_json(self.layers, plan.to_json())
             assert again.event == plan.event
             assert again.facts == plan.facts
