@@ -182,7 +182,7 @@ class LayerwiseFedAvg(FedAvg):
         mechanism, layers, facts = self.method.mechanism, self.method.layers, self.method.facts
         if not isinstance(mechanism, UsesPrivateNorms):
             with torch_threads(self.releaser.numerics.threads):
-                return mechanism.plan(layers, facts, self.transcript)
+                return self.method.plan(self.transcript)
         sent = self._messages(grid, cut, round_, arrays, wire.TRAIN_NORMS, {})
         messages = [one.message for one in sent if one.message is not None]
         replies = grid.send_and_receive(messages, timeout=self.nodes.round_timeout)

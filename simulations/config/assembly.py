@@ -124,8 +124,7 @@ class Assembly:
     @cached_property
     def method(self) -> Method:
         """Mechanism, layers and facts, the noise calibrated so that the run stays within the recipe's budget."""
-        facts = facts_of(self.recipe)
-        return Method(self.mechanism, self.layers, facts.with_multiplier(self.mechanism.calibrate(facts)))
+        return Method.calibrated(self.mechanism, self.layers, facts_of(self.recipe))
 
     @property
     def facts(self) -> RunFacts:
@@ -206,7 +205,7 @@ class Assembly:
                 return [ClientTask(data.x, data.y, order, section.epochs) for data, order in orders]
 
             makers = {name: partial(self.trainer, *choice) for name, choice in choices.items()}
-            clients = federation.rounds * federation.plan_sampling.rate * federation.clients
+            clients = federation.rounds * federation.share * federation.clients
             with torch_threads(run.threads):
                 blocks = max(1.0, clients / run.block_size / workers)
                 winner, _ = fastest(makers, self.initial_model(), tasks, blocks=blocks)
@@ -260,7 +259,7 @@ def facts_of(recipe: Recipe) -> RunFacts:
     privacy, federation = recipe.privacy, recipe.federation
     return RunFacts(
         0.0,
-        federation.plan_sampling,
+        recipe.sampling,
         recipe.relation,
         privacy.trust,
         federation.rounds,
@@ -269,4 +268,5 @@ def facts_of(recipe: Recipe) -> RunFacts:
         accountant=privacy.accountant,
         max_participations=privacy.max_participations,
         training=recipe.training.local,
+        noise=recipe.noise,
     )
