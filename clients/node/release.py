@@ -112,7 +112,7 @@ class Request:
     def event(self) -> Any:
         """Cost under replace-one, without amplification: whoever reads the reply knows that this node took part.
 
-        Correlated noise spreads a participation over the rounds after it, which cost as much as its column of C is long.
+        Correlated noise spreads a participation over the rounds after it: it costs as its column of C is long.
         """
         noise = self.plan.facts.noise
         moved = REPLACED if noise is None else REPLACED * noise.amplified_column_norm()

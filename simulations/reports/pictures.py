@@ -287,6 +287,6 @@ def layer_columns(rows: Sequence[Mapping[str, Any]], key: str, layers: int) -> t
 
 
 __all__ = [
-    "LIGHT", "Picture", "division", "draw_division", "draw_sizes", "heat_map", "layer_columns", "over_rounds", "per_layer",
-    "sorted_clients",
+    "LIGHT", "Picture", "division", "draw_division", "draw_sizes", "heat_map", "layer_columns", "over_rounds",
+    "per_layer", "sorted_clients",
 ]  # fmt: skip
