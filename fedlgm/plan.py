@@ -73,7 +73,8 @@ class ReleasePlan:
             with finite noise.
         queries: auxiliary queries of the same release.
         bounded_by: who bounds contributions: the sum ("aggregator": each client's update) or the trainer ("trainer":
-            each of its units, such as rows or examples). The sum refuses what does not fit.
+            each of its units, such as rows or examples). Whoever bounds the layers bounds the queries' contributions,
+            too. The sum refuses what does not fit.
         claim: what the method's authors would charge for the round, if that differs from `event`.
         downlink: under local trust, std of noise that the server adds to every coordinate of the mean before it is
             broadcast. It costs nothing and proves nothing more: the uploads are released already.
@@ -109,8 +110,8 @@ class ReleasePlan:
             raise ConfigError(f"unknown noise family {self.family!r}; known: {', '.join(get_args(Family))}")
         if self.bounded_by not in get_args(BoundedBy):
             raise ConfigError(f"unknown bounded_by {self.bounded_by!r}; known: {', '.join(get_args(BoundedBy))}")
-        if self.queries and (self.family != "gaussian" or self.bounded_by != "aggregator"):
-            raise ConfigError("an auxiliary query bounds a client's vector in l2 norm: only Gaussian releases have one")
+        if self.queries and self.family != "gaussian":
+            raise ConfigError("an auxiliary query bounds a vector in l2 norm: only Gaussian releases have one")
         if np.isinf(sigma[released]).any():
             raise PrivacyError("a released layer has infinite noise: mark it as not released")
         object.__setattr__(self, "guarantee", self._qualified())

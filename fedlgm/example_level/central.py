@@ -12,12 +12,13 @@ from torch import Tensor, nn
 
 from fedlgm import inputs
 from fedlgm.aggregation import BoundedSum
-from fedlgm.contributions import BoundedUpdates
 from fedlgm.errors import ConfigError
+from fedlgm.example_level.bounding import bounded_updates
 from fedlgm.example_level.engine import ExampleGradients, ExampleLosses
-from fedlgm.example_level.scaling import Scaling
+from fedlgm.example_level.scaling import FlatClip, Scaling
 from fedlgm.inputs import Inputs
 from fedlgm.keys import KeyRing, Purpose
+from fedlgm.mechanisms.base import UsesPrivateNorms
 from fedlgm.mechanisms.method import Method
 from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.guarantee import Guarantee
@@ -99,10 +100,13 @@ def train(
         plan = method.plan(transcript)
         chosen = keys.numpy_generator(Purpose.COHORT, step).random(len(y)) < facts.sampling.rate
         rows = torch.from_numpy(np.flatnonzero(chosen))
+        chosen_x, chosen_y = inputs.take(x, rows), y[rows]
+        if isinstance(mechanism, UsesPrivateNorms):  # a published variant; its plan is charged as not private
+            norms = gradients.sum(chosen_x, chosen_y, FlatClip(1.0)).norms
+            plan = mechanism.plan_from_private_norms(method.layers, facts, norms.cpu().numpy())
         scaling = mechanism.scaling(plan)
-        batch = gradients.sum(inputs.take(x, rows), y[rows], scaling)
         total = BoundedSum.empty(plan)
-        total.add(BoundedUpdates(batch.total[None], tuple(scaling.bounds(len(plan.layers)).tolist())))
+        total.add(bounded_updates(gradients.sum(chosen_x, chosen_y, scaling), scaling, plan))
         own = noise_keys(keys, total.total)
         ledger.charge(plan.event, round=step, key=fingerprint(own, step))
         mean = release(total.total, plan, own, step) / plan.denominator

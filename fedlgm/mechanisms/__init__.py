@@ -22,6 +22,7 @@ from fedlgm.mechanisms.inid import gaussian_inid, laplace_inid
 from fedlgm.mechanisms.ladp import LaDP
 from fedlgm.mechanisms.ladp_published import PublishedLaDP
 from fedlgm.mechanisms.layerwise_gaussian import FlatGaussian, LayerwiseGaussian, NoPrivacy, PublishedMedClip
+from fedlgm.mechanisms.risk_aware import LMDPSGD, PublishedLMDPSGD
 from fedlgm.mechanisms.sensitive import SensitiveDP
 from fedlgm.mechanisms.time_varying import TimeVaryingDP
 
@@ -59,6 +60,7 @@ register("time-varying", TimeVaryingDP)
 register("sensitive", SensitiveDP)
 register("dpa", DynamicPrivacyAllocation)
 register("adapldp", AdapLDP)
+register("lm-dp-sgd", LMDPSGD, PublishedLMDPSGD)
 
 
 def names() -> tuple[str, ...]:
