@@ -21,16 +21,22 @@ class BoundedUpdates:
         values: [b, D] float32 or float64, one row per client.
         bounds: bound per layer that one unit's share of a row was kept to, [K], in the norm that the plan's noise
             needs (l2 for Gaussian, l1 for Laplace noise).
+        answers: sums of every unit's contribution to the auxiliary queries `queries`, [b, their sizes together]; each
+            unit's was cut to the query's own bound by `AuxiliaryQuery.contribution`. None without queries.
+        queries: names of the queries that were answered, in order.
     """
 
     values: Tensor
     bounds: tuple[float, ...]
+    answers: Tensor | None = None
+    queries: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.values)
 
     def __getitem__(self, rows: slice) -> BoundedUpdates:
-        return BoundedUpdates(self.values[rows], self.bounds)
+        answers = None if self.answers is None else self.answers[rows]
+        return BoundedUpdates(self.values[rows], self.bounds, answers, self.queries)
 
 
 Updates = Tensor | BoundedUpdates
@@ -48,11 +54,11 @@ def unbounded(updates: Updates) -> Tensor:
     return updates
 
 
-def bounded(updates: Updates, clip: tuple[float, ...]) -> Tensor:
-    """The values of updates that the trainer bounded at most at `clip`, [K].
+def bounded(updates: Updates, clip: tuple[float, ...], queries: tuple[str, ...] = ()) -> BoundedUpdates:
+    """The updates, where the trainer bounded them at most at `clip`, [K], and answered the plan's queries.
 
     Raises:
-        PrivacyError: raw updates, or bounds above the plan's.
+        PrivacyError: raw updates, bounds above the plan's, or other queries.
     """
     if not isinstance(updates, BoundedUpdates):
         raise PrivacyError("the plan counts on a trainer that bounds its updates, this one returns raw updates")
@@ -60,4 +66,6 @@ def bounded(updates: Updates, clip: tuple[float, ...]) -> Tensor:
         not kept <= planned * (1 + 1e-9) for kept, planned in zip(updates.bounds, clip, strict=True)
     ):
         raise PrivacyError(f"the trainer kept the bounds {updates.bounds}, the plan counts on at most {clip}")
-    return updates.values
+    if updates.queries != queries:
+        raise PrivacyError(f"the trainer answered the queries {updates.queries}, the plan releases {queries}")
+    return updates

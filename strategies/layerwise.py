@@ -152,7 +152,7 @@ class LayerwiseFedAvg(FedAvg):
         total = self._sum(pending, replies)
         self._check_quorum(pending)
         mean = self.releaser.mean(total, plan, pending.round)
-        model = self.optimizer.step(self.transcript.models[-1], self._expand(mean, plan))
+        model = self.optimizer.step(self.transcript.models[-1], plan.expand(mean))
         self.transcript = self.transcript.extend(model, mean, plan)
         record = RoundRecord(
             pending.round,
@@ -275,17 +275,6 @@ class LayerwiseFedAvg(FedAvg):
             raise RunError(f"fewer than federation.quorum = {nodes.quorum:g} of the nodes answered: {told}")
         if nodes.max_failures is not None and asked - answered > nodes.max_failures:
             raise RunError(f"more than federation.max_failures = {nodes.max_failures} nodes failed: {told}")
-
-    def _expand(self, mean: Tensor, plan: ReleasePlan) -> Tensor:
-        """The released layers' mean at their places in a flat update [D]; 0 for layers that were not released."""
-        layers = self.method.layers
-        if plan.released.all():
-            return mean[: layers.size]
-        update = torch.zeros(layers.size)
-        views = layers.split(update)
-        for j, part in zip(plan.indices, mean.split([part.size for part in plan.parts]), strict=False):
-            views[j].copy_(part)
-        return update
 
 
 def _norms(reply: Message, clients: int, layers: int) -> np.ndarray | None:

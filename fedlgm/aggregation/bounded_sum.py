@@ -68,8 +68,7 @@ class BoundedSum:
                 above the plan's.
         """
         if self.plan.bounded_by == "trainer":
-            for row in torch.atleast_2d(bounded(updates, tuple(self.plan.clip.tolist()))):
-                self._add_bounded(row)
+            self._add_bounded(updates)
             return
         for update in torch.atleast_2d(unbounded(updates)):
             self._add(update)
@@ -94,16 +93,19 @@ class BoundedSum:
                 self.total[position : position + noisy.query.size] += noisy.query.contribution(norms[None], clip)[0]
                 position += noisy.query.size
 
-    def _add_bounded(self, row: Tensor) -> None:
-        """Add one row of updates that the trainer has bounded, in float64 to the end."""
-        self.count += 1
-        if not row.isfinite().all():
-            self.discarded += 1
-            return
-        views = self.plan.layers.split(row)
-        released = [views[j] for j in self.plan.indices]
-        if released:
-            self.total += torch.cat(released).to(self.total)
+    def _add_bounded(self, updates: Updates) -> None:
+        """Add the rows of updates that the trainer has bounded, in float64 to the end."""
+        plan = self.plan
+        kept = bounded(updates, tuple(plan.clip.tolist()), tuple(noisy.query.name for noisy in plan.queries))
+        for i, row in enumerate(torch.atleast_2d(kept.values)):
+            views = plan.layers.split(row)
+            parts = [views[j] for j in plan.indices]
+            parts += [] if kept.answers is None else [torch.atleast_2d(kept.answers)[i]]
+            self.count += 1
+            if not all(part.isfinite().all() for part in (row, *parts)):
+                self.discarded += 1
+            elif parts:
+                self.total += torch.cat([part.to(self.total) for part in parts])
 
     def skip(self, clients: int) -> None:
         """Count clients without data: they contribute zero."""
