@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -30,13 +30,16 @@ from fedlgm.release import local_release
 from fedlgm.tasks import Classification, Task, evaluate
 from fedlgm.training import ClientTask, Trainer
 
+if TYPE_CHECKING:
+    from fedlgm.example_level.trainer import ExampleTrainer
+
 
 @dataclass(frozen=True)
 class LocalWork:
     """What a client does with its data before anything is bounded.
 
     Attributes:
-        trainer: local training.
+        trainer: local training; an `ExampleTrainer` for `ExampleClient`.
         settings: its settings.
         source: the clients' data.
         straggler_rate: probability that a client stops after one epoch in a round (simulations only).
@@ -44,7 +47,7 @@ class LocalWork:
         task: owns the figures of an evaluation.
     """
 
-    trainer: Trainer
+    trainer: Trainer | ExampleTrainer
     settings: LocalTraining
     source: ClientSource
     straggler_rate: float = 0.0
@@ -199,7 +202,7 @@ class LayerwiseClient:
         """(clients, their updates [b, D]) of the block in the order of the message; None for those without data."""
         tasks = {client: self._task(client, round_) for client in clients}
         with torch_threads(self._numerics.threads):
-            blocks = self._work.trainer.updates(model, [task for task in tasks.values() if task is not None])
+            blocks = cast(Trainer, self._work.trainer).updates(model, [task for task in tasks.values() if task is not None])
             rows: Updates = torch.empty(0)
             for trained, run in groupby(tasks, key=lambda client: tasks[client] is not None):
                 waiting = list(run)

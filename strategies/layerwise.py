@@ -22,7 +22,7 @@ from torch import Tensor
 from fedlgm import wire
 from fedlgm.aggregation import BoundedSum
 from fedlgm.devices import torch_threads
-from fedlgm.errors import ConfigError, PrivacyError, RunError
+from fedlgm.errors import ConfigError, Notice, PrivacyError, RunError
 from fedlgm.mechanisms import UsesPrivateNorms, UsesPrivateUpdates
 from fedlgm.mechanisms.method import Method
 from fedlgm.plan import ReleasePlan
@@ -35,6 +35,9 @@ from strategies.server_optimizer import ServerStep
 
 # Sums are read where their messages lie, and only read.
 warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
+
+
+_SHOWN = 10  # clients that a notice names
 
 
 @dataclass
@@ -50,6 +53,7 @@ class RoundRecord:
         seconds: wall time of the round without evaluation.
         failures: replies that are missing, failed or were rejected, each of which counted as zero.
         notes: figures that published, NOT PRIVATE variants report, each [clients, K].
+        exhausted: clients that stayed out because they have spent their own budget (local trust).
     """
 
     round: int
@@ -60,6 +64,7 @@ class RoundRecord:
     seconds: float
     failures: tuple[Failure, ...] = ()
     notes: dict[str, np.ndarray] = field(default_factory=dict)
+    exhausted: tuple[int, ...] = ()
 
 
 @dataclass
@@ -72,6 +77,7 @@ class _Pending:
     sent: list[Sent]
     started: float
     cohort: int
+    exhausted: tuple[int, ...] = ()
     answered: int = 0
     failures: list[Failure] = field(default_factory=list)
     notes: dict[str, list[np.ndarray]] = field(default_factory=dict)
@@ -116,6 +122,7 @@ class LayerwiseFedAvg(FedAvg):
         self.sampler, self.optimizer, self.releaser, self.nodes = sampler, optimizer, releaser, nodes
         self.on_round = on_round
         self._pending: _Pending | None = None
+        self._said: frozenset[int] = frozenset()
 
     def summary(self) -> None:
         """Flower prints this; the run's own report says more."""
@@ -131,16 +138,20 @@ class LayerwiseFedAvg(FedAvg):
         started = time.perf_counter()
         facts = self.method.facts
         round_ = self.transcript.rounds + 1  # Flower counts from 1 also when a run is resumed
-        drawn = self.sampler.cohort(round_, self.releaser.exhausted(round_, facts.max_participations))
+        # Where clients noise their own steps each has the recipe's budget for itself, with or without a cap.
+        cap = facts.max_participations if facts.steps is None else facts.releases
+        exhausted = self.releaser.exhausted(round_, cap)
+        self._say_exhausted(exhausted)
+        drawn = self.sampler.cohort(round_, exhausted)
         cut = blocks(self.sampler.present(round_, drawn), self.releaser.numerics.block_size, self.nodes.work)
-        self.nodes.find(grid, facts.sampling.population)
+        self.nodes.find(grid, self.sampler.sampling.population)
         plan = self._plan(round_, cut, arrays, grid)
         self.releaser.charge_clients(plan, round_, (int(c) for block in cut for c in block))
         if plan.size == 0:
             cut = []  # nothing is released: no client is asked
         extra = {**config, wire.PLAN: plan.to_json()}  # what the caller of `start` has to tell its clients
         sent = self._messages(grid, cut, round_, arrays, MessageType.TRAIN, extra)
-        self._pending = _Pending(round_, plan, cut, sent, started, len(drawn))
+        self._pending = _Pending(round_, plan, cut, sent, started, len(drawn), tuple(sorted(exhausted)))
         return [one.message for one in sent if one.message is not None]
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord, MetricRecord]:
@@ -163,6 +174,7 @@ class LayerwiseFedAvg(FedAvg):
             time.perf_counter() - pending.started,
             tuple(pending.failures),
             {name: np.concatenate(rows) for name, rows in pending.notes.items()},
+            pending.exhausted,
         )
         if self.on_round is not None:
             self.on_round(record, self.transcript)
@@ -177,6 +189,16 @@ class LayerwiseFedAvg(FedAvg):
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> None:
         """Nothing to aggregate, see `configure_evaluate`."""
         return None
+
+    def _say_exhausted(self, exhausted: frozenset[int]) -> None:
+        """Name the clients that stay out from now on; who took part is the operator's to know, not the reports'."""
+        new, self._said = sorted(exhausted - self._said), self._said | exhausted
+        if new:
+            shown = ", ".join(map(str, new[:_SHOWN])) + (", ..." if len(new) > _SHOWN else "")
+            who = f"client {shown} has" if len(new) == 1 else f"clients {shown} have"
+            warnings.warn(
+                Notice(f"{who} made all the releases that their budget allows and stay out from now on"), stacklevel=3
+            )
 
     def _plan(self, round_: int, cut: list[np.ndarray], arrays: ArrayRecord, grid: Grid) -> ReleasePlan:
         mechanism, layers, facts = self.method.mechanism, self.method.layers, self.method.facts
