@@ -6,7 +6,7 @@
     python -m benchmarks.lm_dp_sgd steps             # time and memory of a step (Tables 7 and 8)
     python -m benchmarks.lm_dp_sgd page              # writes docs/results/lm-dp-sgd.md from what was measured
 
-FashionMNIST, S-CNN (26,010 parameters). Private: 5,000 training examples; public: 10,000 others, half of which train the
+FashionMNIST, S-CNN (26,010 parameters). Private: 2,000 training examples; public: 4,000 others, half of which train the
 shadow model. Everything is one torch thread. What was measured is kept in runs/lm-dp-sgd.json, so that an interrupted
 benchmark goes on where it was.
 """
@@ -43,7 +43,7 @@ from fedlgm.privacy.ledger import Ledger
 from fedlgm.transcript import Transcript
 
 STORE = Path("runs") / "lm-dp-sgd.json"
-PRIVATE, PUBLIC, RATE, STEPS, EMPHASIS = 5000, 10000, 0.05, 400, 5.0
+PRIVATE, PUBLIC, RATE, STEPS, EMPHASIS = 2000, 4000, 0.05, 400, 5.0
 EPSILON, DELTA = 5.0, 1e-5
 RATES, SEARCH_SEED, SEEDS = (0.1, 0.3, 1.0), 100, (1, 2, 3)
 LOOKS = 10  # at how many steps the bias is measured
@@ -57,7 +57,7 @@ ALLOCATIONS = (
     "snr-consistent",
     "standard",
 )
-CENTRAL = {"private": 20000, "rate": 0.0256, "steps": 400, "epsilon": 3.0}
+CENTRAL = {"private": 10000, "rate": 0.0256, "steps": 300, "epsilon": 3.0}
 
 
 class Store:
@@ -120,8 +120,7 @@ def scnn(seed: int) -> nn.Module:
 def mechanism(style: str, store: Store) -> Any:
     """The mechanism of a row of the table."""
     if style in ("dp-sgd", "auto-s", "dp-psac"):
-        options = {"dp-psac": {"stabiliser": 0.1}}.get(style, {})
-        return DPSGD("dp-sgd", style="flat" if style == "dp-sgd" else style, **options)
+        return mechanisms.get(style)
     if style == "lm bias":
         return LMDPSGD("lm-dp-sgd", weights="public", strengths=tuple(store.values["bias weights"]))
     known: dict[str, Any] = {

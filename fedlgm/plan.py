@@ -17,6 +17,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from fedlgm import privacy, queries
 from fedlgm.allocation import effective_multiplier
@@ -73,8 +75,7 @@ class ReleasePlan:
             with finite noise.
         queries: auxiliary queries of the same release.
         bounded_by: who bounds contributions: the sum ("aggregator": each client's update) or the trainer ("trainer":
-            each of its units, such as rows or examples). Whoever bounds the layers bounds the queries' contributions,
-            too. The sum refuses what does not fit.
+            each of its units, such as rows or examples). The sum refuses what does not fit.
         claim: what the method's authors would charge for the round, if that differs from `event`.
         downlink: under local trust, std of noise that the server adds to every coordinate of the mean before it is
             broadcast. It costs nothing and proves nothing more: the uploads are released already.
@@ -111,7 +112,7 @@ class ReleasePlan:
         if self.bounded_by not in get_args(BoundedBy):
             raise ConfigError(f"unknown bounded_by {self.bounded_by!r}; known: {', '.join(get_args(BoundedBy))}")
         if self.queries and self.family != "gaussian":
-            raise ConfigError("an auxiliary query bounds a vector in l2 norm: only Gaussian releases have one")
+            raise ConfigError("an auxiliary query bounds a unit's vector in l2 norm: only Gaussian releases have one")
         if np.isinf(sigma[released]).any():
             raise PrivacyError("a released layer has infinite noise: mark it as not released")
         object.__setattr__(self, "guarantee", self._qualified())
@@ -126,7 +127,7 @@ class ReleasePlan:
         """The guarantee in the run's own terms, with the condition of sampled Gaussian releases under replace-one."""
         facts = self.facts
         given = replace(self.guarantee, relation=facts.relation, trust=facts.trust)
-        amplified = facts.trust == "central" and facts.sampling.rate < 1
+        amplified = facts.accounted_rate < 1
         if self.family != "gaussian" or facts.relation != "replace-one" or not amplified:
             return given
         return given.conditional_on(_SAMPLED_REPLACE_ONE)
@@ -168,7 +169,7 @@ class ReleasePlan:
 
     @property
     def event(self) -> dp_event.DpEvent:
-        """The accounting event of one round (central trust) or of one participation (local trust).
+        """The accounting event of one round (central trust) or of one participation (local trust), all its steps.
 
         A plan that releases nothing has that of a whole release: where it follows from earlier releases that there is
         none, composition is proven only if the number of releases does not depend on them.
@@ -178,7 +179,8 @@ class ReleasePlan:
         if self.family == "laplace":
             loss = 1.0 / multiplier if multiplier > 0 else math.inf
             return privacy.accounting.laplace_event(loss, rate, self.facts.relation)
-        return privacy.accounting.gaussian_event(multiplier, rate)
+        steps = 1 if self.facts.steps is None else self.facts.steps.count
+        return privacy.accounting.repeated(privacy.accounting.gaussian_event(multiplier, rate), steps)
 
     @property
     def protected(self) -> bool:
@@ -206,12 +208,22 @@ class ReleasePlan:
             return np.where(self.released, self.clip**2 / (self.layers.sizes * self.sigma**2), 0.0)
 
     @property
+    def upload_sigma(self) -> np.ndarray:
+        """Noise scale of one noising party's contribution to the sum, [K]: sigma, or what a round's local steps add up.
+
+        A step moves the client's model by lr / B times a noisy sum, so k of them leave lr sqrt(k) / B sigma.
+        """
+        steps = self.facts.steps
+        return self.sigma if steps is None else self.sigma * self.facts.training.lr * math.sqrt(steps.count) / steps.batch
+
+    @property
     def party_noise_norms(self) -> np.ndarray:
         """Root mean square l2 norm of the noise that one noising party adds to each layer, [K]; 0 where not released.
 
-        That party is the server under central trust, each client under local trust.
+        That party is the server under central trust, each client under local trust. Of local steps: what the noise of
+        all of a round's steps adds to the client's update, as SGD without momentum adds it up.
         """
-        per_coordinate = self.sigma * (math.sqrt(2.0) if self.family == "laplace" else 1.0)
+        per_coordinate = self.upload_sigma * (math.sqrt(2.0) if self.family == "laplace" else 1.0)
         with np.errstate(invalid="ignore"):
             return np.where(self.released, per_coordinate * np.sqrt(self.layers.sizes), 0.0)
 
@@ -223,6 +235,16 @@ class ReleasePlan:
         """
         parties = self.denominator if self.facts.trust == "local" else 1.0
         return self.party_noise_norms * math.sqrt(parties) / self.denominator
+
+    def expand(self, mean: Tensor) -> Tensor:
+        """The released layers of a released vector [size] at their places in a flat update [D]; 0 for other layers."""
+        if self.released.all():
+            return mean[: self.layers.size]
+        update = torch.zeros(self.layers.size, dtype=mean.dtype, device=mean.device)
+        views = self.layers.split(update)
+        for j, part in zip(self.indices, mean.split([part.size for part in self.parts]), strict=False):
+            views[j].copy_(part)
+        return update
 
     def to_json(self) -> str:
         """What a client needs to bound (and, under local trust, noise) its contribution."""

@@ -27,6 +27,7 @@ from fedlgm.facts import LocalTraining, RunFacts, Sampling
 from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import UsesPrivateNorms, UsesPrivateUpdates
+from fedlgm.mechanisms.base import BoundsExamples
 from fedlgm.mechanisms.method import Method
 from fedlgm.noise import NoiseBackend
 from fedlgm.plan import ReleasePlan
@@ -157,7 +158,7 @@ class Subject:
     @property
     def examples(self) -> bool:
         """Whether the unit is an example, bounded by the mechanism's own scaling."""
-        return hasattr(self.method.mechanism, "scaling")
+        return isinstance(self.method.mechanism, BoundsExamples)
 
     @cached_property
     def alignable(self) -> bool:
@@ -210,9 +211,9 @@ class Subject:
 
     def add(self, block: BoundedSum, updates: list[Tensor]) -> None:
         """Add raw updates to a sum by the plan that it was made for; gradients of examples as one batch."""
-        if block.plan.bounded_by == "trainer":
-            scaling = self.method.mechanism.scaling(block.plan)  # type: ignore[attr-defined]
-            block.add(bound_gradients(torch.stack(updates), scaling, block.plan))
+        mechanism = self.method.mechanism
+        if isinstance(mechanism, BoundsExamples):
+            block.add(bound_gradients(torch.stack(updates), mechanism.scaling(block.plan), block.plan))
             return
         for update in updates:
             block.add(update)

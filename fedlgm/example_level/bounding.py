@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 
 def bounded_updates(batch: ClippedSum, scaling: Scaling, plan: ReleasePlan) -> BoundedUpdates:
-    """One row for a whole batch: every example's share of it keeps the scaling's bounds and the queries'.
+    """One row for a whole batch, against the gradient: every example's share keeps the scaling's and queries' bounds.
 
     Args:
         batch: the batch's scaled sum and the norms that it was scaled by.
         scaling: the scaling.
         plan: whose auxiliary queries are answered, each example's answer cut to the query's bound.
     """
-    return BoundedUpdates(batch.total[None], _bounds(scaling, plan), _answers(batch.norms, plan))
+    return BoundedUpdates(-batch.total[None], _bounds(scaling, plan), _answers(batch.norms, plan))
 
 
 def bound_gradients(gradients: Tensor, scaling: Scaling, plan: ReleasePlan) -> BoundedUpdates:
-    """The same from given per-example gradients [B, D]: for audits and tests, where no model is trained.
+    """The same of given per-example gradients [B, D]: for audits and tests, where no model is trained.
 
     An example with NaN or Inf counts as zero.
     """
@@ -37,7 +37,7 @@ def bound_gradients(gradients: Tensor, scaling: Scaling, plan: ReleasePlan) -> B
     factors = scaling.factors(torch.where(counted[:, None], norms, 0.0))
     parts = layers.split(torch.where(counted[:, None], gradients, 0.0).double())
     total = torch.cat([(part * factors[:, j : j + 1]).sum(dim=0) for j, part in enumerate(parts)])
-    return BoundedUpdates(total[None], _bounds(scaling, plan), _answers(norms, plan))
+    return BoundedUpdates(-total[None], _bounds(scaling, plan), _answers(norms, plan))
 
 
 def _bounds(scaling: Scaling, plan: ReleasePlan) -> tuple[float, ...]:

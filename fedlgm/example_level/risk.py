@@ -28,6 +28,8 @@ from fedlgm.queries import layer_directions
 
 FEATURES = 256
 """Numbers per example that an adversary sees: larger outputs are projected at random."""
+_QUANTILES = torch.linspace(0.0, 1.0, 17)
+"""Of every example's output, beside the output itself: how far it stands out does not depend on its coordinates."""
 LEAST = 40
 """Least number of public examples."""
 _LOOKS, _LOOKED_AT = 5, 256  # times in a shadow model's training at which its gradients are looked at, and of how many
@@ -131,7 +133,8 @@ def layer_risk(
         training=settings,
         progress=None if progress is None else lambda done, layer: progress(settings.epochs + done, steps, layer),
     )
-    return [LayerRisk(layer, *errors.get(layer, (0.5, 0.5)), strengths[layer]) for layer in table.names]
+    rates = {layer: (min(seen, 0.5), min(unseen, 0.5)) for layer, (seen, unseen) in errors.items()}
+    return [LayerRisk(layer, *rates.get(layer, (0.5, 0.5)), strengths[layer]) for layer in table.names]
 
 
 def layer_errors(
@@ -211,12 +214,13 @@ def _representations(module: nn.Module, x: Tensor, rows: Tensor, keys: KeyRing) 
     def keep(name: str) -> Callable[..., None]:
         def hook(_: nn.Module, __: Any, output: Any) -> None:
             flat = output.detach().flatten(1)
+            shape = torch.quantile(flat, _QUANTILES.to(flat), dim=1).T
             if flat.shape[1] > FEATURES:
                 if name not in projections:
                     stream = keys.torch_generator(Purpose.PROBE, 3, table.names.index(name))
                     projections[name] = torch.randn(flat.shape[1], FEATURES, generator=stream) / flat.shape[1] ** 0.5
                 flat = flat @ projections[name]
-            found[name].append(flat)
+            found[name].append(torch.cat([flat, shape], dim=1))
 
         return hook
 
@@ -246,7 +250,7 @@ def _errors(
     _fit(adversary, lambda rows: entropy(adversary(features[rows]), members[rows], reduction="none"), seen, own, stream)
     with torch.no_grad():
         wrong = (adversary(features) > 0).float() != members
-    return tuple(min(float(wrong[rows].float().mean()), 0.5) for rows in (seen, unseen))  # type: ignore[return-value]
+    return float(wrong[seen].float().mean()), float(wrong[unseen].float().mean())
 
 
 def _fit(

@@ -25,11 +25,12 @@ from fedlgm.errors import ConfigError
 from fedlgm.example_level.scaling import Reweighted, Scaling
 from fedlgm.facts import RunFacts
 from fedlgm.layers import LayerTable
-from fedlgm.mechanisms.base import Mechanism, UsesPrivateNorms, Variant, check_positive, check_share
+from fedlgm.mechanisms.base import BoundsExamples, Mechanism, UsesPrivateNorms, Variant, check_positive, check_share
+from fedlgm.mechanisms.dp_sgd import example_plan
 from fedlgm.mechanisms.layerwise_gaussian import claim_of
 from fedlgm.mechanisms.lm_dp_sgd import FLOOR, check_risk, published_weights, risk_weights
 from fedlgm.plan import ReleasePlan, UnprotectedPlan
-from fedlgm.privacy.guarantee import Guarantee
+from fedlgm.privacy.guarantee import Guarantee, Unit
 from fedlgm.queries import LayerStrength, NoisyQuery
 from fedlgm.transcript import Transcript
 
@@ -46,7 +47,7 @@ _JUST_BELOW = 1 - 2.0**-40
 
 
 @dataclass(frozen=True)
-class _Reweighting(Mechanism):
+class _Reweighting(Mechanism, BoundsExamples):
     """What all variants share.
 
     Attributes:
@@ -60,14 +61,28 @@ class _Reweighting(Mechanism):
     error_rates: Sequence[float] = ()
     emphasis: float = 1.0
 
+    unit: ClassVar[Unit] = "example"
+
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(self.name, bound=self.bound)
         check_risk(self.error_rates or None, self.emphasis, len(self.error_rates))
 
     def scaling(self, plan: ReleasePlan) -> Scaling:
-        """How an example's gradient is counted so that it keeps the plan's bounds."""
+        """See `BoundsExamples.scaling`."""
         return Reweighted(self.bound, tuple((plan.clip / self.bound).tolist()))
+
+    def _sound(
+        self,
+        layers: LayerTable,
+        facts: RunFacts,
+        weights: np.ndarray,
+        multiplier: float,
+        queries: tuple[NoisyQuery, ...] = (),
+    ) -> ReleasePlan:
+        """The plan of weights that do not depend on the batch."""
+        clip, sigma = self.bound * weights * _JUST_BELOW, np.full(len(layers), self.bound * multiplier)
+        return example_plan(layers, facts, _PROVEN, clip=clip, sigma=sigma, queries=queries)
 
     def _rates(self, layers: LayerTable) -> np.ndarray:
         if self.error_rates and len(self.error_rates) != len(layers):
@@ -76,10 +91,6 @@ class _Reweighting(Mechanism):
                 f"({', '.join(layers.names)})"
             )
         return check_risk(self.error_rates or None, self.emphasis, len(layers))
-
-    def _require(self, facts: RunFacts) -> None:
-        if facts.trust != "central" or facts.sampling.scheme != "poisson":
-            raise ConfigError(f"{self.name}: a step samples examples by Poisson and adds its noise centrally")
 
 
 @dataclass(frozen=True)
@@ -118,22 +129,13 @@ class LMDPSGD(_Reweighting):
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
         """The next step's release; see `Mechanism.plan`."""
-        self._require(facts)
         weights = risk_weights(self._strengths(layers, transcript), self._rates(layers), self.emphasis, self.floor)
         multiplier, queries = facts.noise_multiplier, ()
         if self.weights == "privatised":
             strength = LayerStrength(tuple(layers.sizes.tolist()))
             queries = (NoisyQuery(strength, strength.bound * multiplier / math.sqrt(self.share)),)
             multiplier /= math.sqrt(1 - self.share)
-        return ReleasePlan(
-            layers,
-            self.bound * weights * _JUST_BELOW,
-            np.full(len(layers), self.bound * multiplier),
-            facts,
-            Guarantee("proven", _PROVEN, unit="example"),
-            queries=queries,
-            bounded_by="trainer",
-        )
+        return self._sound(layers, facts, weights, multiplier, queries)
 
     def _strengths(self, layers: LayerTable, transcript: Transcript) -> np.ndarray:
         if self.strengths and len(self.strengths) != len(layers):
@@ -167,18 +169,10 @@ class PublishedLMDPSGD(_Reweighting, UsesPrivateNorms):
 
     def plan_from_private_norms(self, layers: LayerTable, facts: RunFacts, norms: np.ndarray) -> ReleasePlan:
         """Weights from the batch's own norms [B, L]. Claimed as if they were public (Theorem 5.1)."""
-        self._require(facts)
         finite = norms[np.isfinite(norms).all(axis=1)]
         weights = published_weights(finite, self.bound, self._rates(layers), self.emphasis)
-        clip = self.bound * weights * _JUST_BELOW
-        sigma = np.full(len(layers), self.bound * facts.noise_multiplier)
-        sound = ReleasePlan(layers, clip, sigma, facts, Guarantee("proven", _PROVEN, unit="example"))
+        sound = self._sound(layers, facts, weights, facts.noise_multiplier)
+        guarantee = Guarantee("none", _PUBLISHED, unit="example")
         return UnprotectedPlan(
-            layers,
-            clip,
-            sigma,
-            facts,
-            Guarantee("none", _PUBLISHED, unit="example"),
-            bounded_by="trainer",
-            claim=claim_of(sound),
+            layers, sound.clip, sound.sigma, facts, guarantee, bounded_by="trainer", claim=claim_of(sound)
         )

@@ -20,6 +20,8 @@ from fedlgm.mechanisms import Mechanism
 from fedlgm.plan import Sampling
 from fedlgm.tasks import Task
 from fedlgm.training import LocalTraining
+from fedlgm.privacy.guarantee import Unit
+from simulations.config.example_level import check_example_level, check_unit
 from strategies.server_optimizer import Name as OptimizerName
 
 BUNDLED = Path(__file__).parents[1] / "recipes"
@@ -124,6 +126,8 @@ class Federation(_Section):
 
     @model_validator(mode="after")
     def _one_size(self) -> Federation:
+        if self.clients == 1 and self.rate is None and self.cohort is None:
+            return self
         if (self.rate is None) == (self.cohort is None):
             raise ValueError("give exactly one of rate (share of clients) and cohort (number of clients)")
         if self.cohort is not None and self.cohort > self.clients:
@@ -133,20 +137,28 @@ class Federation(_Section):
     @property
     def plan_sampling(self) -> Sampling:
         """As the library sees it."""
-        rate = self.rate if self.rate is not None else (self.cohort or 0) / self.clients
+        rate = self.rate if self.rate is not None else (self.cohort or 1) / self.clients
         if self.sampling == "fixed":
             rate = max(1, round(rate * self.clients)) / self.clients
         return Sampling(self.sampling, self.clients, rate)
 
 
 class Training(_Section):
-    """[training]: what a client does locally."""
+    """[training]: what a client does locally.
+
+    With example-level privacy whose noise the server adds, a round is one step: `batch_size` is the expected Poisson
+    batch, and `optimizer`, `lr` and `momentum` are those of the step. Where clients add the noise, every round has
+    `steps` steps (left out: `epochs` times 1 / `sampling_rate`), for each of which every example is drawn with the
+    public probability `sampling_rate`; the noisy sum is divided by `batch_size`.
+    """
 
     optimizer: Literal["sgd", "adam"] = "sgd"
     lr: float = Field(default=0.1, gt=0, le=_LARGEST)
     momentum: float = Field(default=0.0, ge=0, lt=1)
     epochs: int = Field(default=1, ge=1)
     batch_size: int = Field(default=32, ge=1)
+    sampling_rate: float | None = Field(default=None, gt=0, le=1)
+    steps: int | None = Field(default=None, ge=1)
     gradient_clip: float | None = Field(default=None, gt=0, le=_LARGEST)
     vectorize: Literal["off", "on", "auto"] = "off"
     width: int | None = Field(default=None, ge=1)
@@ -174,11 +186,15 @@ class MechanismSection(_OpenSection):
 
 
 class Privacy(_Section):
-    """[privacy]: the budget of the whole run."""
+    """[privacy]: the budget of the whole run, of each `unit` ("client", the default, or "example").
+
+    Where clients noise their own example-level steps (unit = "example", trust = "local") every client has it for itself.
+    """
 
     epsilon: float = Field(gt=0)
     delta: float = Field(gt=0, lt=1)
     accountant: Literal["pld", "rdp"] = "pld"
+    unit: Literal["client", "example"] | None = None
     trust: Literal["central", "local"] = "central"
     relation: Literal["add-remove", "replace-one"] | None = None
     max_participations: int | None = Field(default=None, ge=1)
@@ -230,7 +246,24 @@ class Recipe(_Section):
 
     @model_validator(mode="after")
     def _fits(self) -> Recipe:
+        for key, section in (("mechanism", self.mechanism), ("task", self.task)):
+            if not is_object(section.name):
+                with prefix_key(key):
+                    section.build()
+        if not is_object(self.mechanism.name):
+            check_unit(self, mechanisms.unit_of(self.mechanism.name))
+        if self.unit == "example":
+            check_example_level(self)
+        else:
+            self._fits_clients()
+        return self
+
+    def _fits_clients(self) -> None:
+        """Refuse settings that do not fit each other where clients are protected."""
         federation, privacy = self.federation, self.privacy
+        for key in ("sampling_rate", "steps"):
+            if getattr(self.training, key) is not None:
+                raise ValueError(f"training.{key} belongs to privacy.unit = 'example'")
         if privacy.trust == "local" and privacy.max_participations is None:
             raise ValueError("privacy.max_participations is needed under local trust: every participation costs")
         if privacy.trust == "central" and privacy.max_participations is not None:
@@ -239,17 +272,19 @@ class Recipe(_Section):
             raise ValueError("privacy.relation must be 'replace-one' under local trust: participation is visible")
         if self.relation == "add-remove" and federation.sampling == "fixed":
             raise ValueError("privacy.relation must be 'replace-one' for fixed-size sampling")
-        for key, section in (("mechanism", self.mechanism), ("task", self.task)):
-            if not is_object(section.name):
-                with prefix_key(key):
-                    section.build()
-        return self
+
+    @property
+    def unit(self) -> Unit:
+        """Whose data a neighbour changes."""
+        return self.privacy.unit or "client"
 
     @property
     def relation(self) -> Literal["add-remove", "replace-one"]:
         """The neighbouring relation: as written, else what sampling and trust call for."""
         if self.privacy.relation is not None:
             return self.privacy.relation
+        if self.unit == "example":
+            return "add-remove"
         return "replace-one" if self.privacy.trust == "local" or self.federation.sampling == "fixed" else "add-remove"
 
     def to_toml(self) -> str:
@@ -305,7 +340,8 @@ def validate(raw: dict[str, Any]) -> Recipe:
         recipe = Recipe.model_validate(raw)
     except ValidationError as error:
         raise ConfigError("\n".join(_explain(item) for item in error.errors())) from error
-    if recipe.privacy.delta >= 1 / recipe.federation.clients and recipe.mechanism.name != "none":
+    clients = recipe.unit == "client"  # how many examples there are is known when the data are
+    if clients and recipe.privacy.delta >= 1 / recipe.federation.clients and recipe.mechanism.name != "none":
         warnings.warn(
             f"privacy.delta = {recipe.privacy.delta:g} is not below 1/{recipe.federation.clients}, one over the number "
             "of clients: such a guarantee allows one client to be given away entirely",
