@@ -43,11 +43,11 @@ from fedlgm.privacy.ledger import Ledger
 from fedlgm.transcript import Transcript
 
 STORE = Path("runs") / "lm-dp-sgd.json"
-PRIVATE, PUBLIC, RATE, STEPS, EMPHASIS = 2000, 4000, 0.05, 400, 5.0
+PRIVATE, PUBLIC, RATE, STEPS, EMPHASIS = 2000, 4000, 0.05, 200, 5.0
 EPSILON, DELTA = 5.0, 1e-5
-RATES, SEARCH_SEED, SEEDS = (0.1, 0.3, 1.0), 100, (1, 2, 3)
-LOOKS = 10  # at how many steps the bias is measured
-SHADOW = ShadowTraining(epochs=30, lr=2e-3, adversary_epochs=20)
+RATES, SEARCH_SEED, SEEDS = (0.3, 1.0), 100, (1, 2, 3)
+LOOKS = 5  # at how many steps the bias is measured
+SHADOW = ShadowTraining(epochs=20, lr=2e-3, adversary_epochs=10)
 STYLES = ("sgd", "dp-sgd", "auto-s", "dp-psac", "lm public", "lm stale", "lm privatised", "lm bias", "lm published")
 ALLOCATIONS = (
     "uniform",
@@ -57,7 +57,7 @@ ALLOCATIONS = (
     "snr-consistent",
     "standard",
 )
-CENTRAL = {"private": 10000, "rate": 0.0256, "steps": 300, "epsilon": 3.0}
+CENTRAL = {"private": 10000, "rate": 0.02, "steps": 150, "epsilon": 3.0}
 
 
 class Store:

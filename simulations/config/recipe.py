@@ -222,6 +222,23 @@ class Run(_Section):
     trackers: list[str] | None = None
 
 
+class Risk(_Section):
+    """[risk]: what `fedlgm risk` measures the layers' membership risk on. Nothing of it is used in a run.
+
+    `data` names a public set; left out, it is the public half of a set whose private half is [data], else its test
+    examples. The rest is as in `fedlgm.example_level.risk.ShadowTraining`.
+    """
+
+    data: str | None = None
+    dir: str | None = None
+    examples: int | None = Field(default=None, ge=1)
+    members: float = Field(default=0.5, gt=0, lt=1)
+    epochs: int = Field(default=30, ge=1)
+    lr: float = Field(default=1e-3, gt=0, le=_LARGEST)
+    batch_size: int = Field(default=64, ge=1)
+    adversary_epochs: int = Field(default=30, ge=1)
+
+
 class Deployment(_Section):
     """[deployment]: how long a round waits for nodes that are gone; see `strategies.node_grid.Patience`."""
 
@@ -243,6 +260,7 @@ class Recipe(_Section):
     privacy: Privacy
     run: Run = Run()
     deployment: Deployment | None = None
+    risk: Risk | None = None
 
     @model_validator(mode="after")
     def _fits(self) -> Recipe:
