@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlgm import data, mechanisms, models, privacy
-from fedlgm.example_level import AutoS, ExampleGradients, FlatClip, PSAC, Reweighted
+from fedlgm.example_level import PSAC, AutoS, ExampleGradients, FlatClip, Reweighted
 from fedlgm.example_level.central import train
 from fedlgm.example_level.risk import ShadowTraining, layer_errors, layer_risk, public_bias_weights
 from fedlgm.facts import RunFacts, Sampling
@@ -169,7 +169,12 @@ def run(style: str, lr: float, seed: int, store: Store, whole: bool = True) -> d
         facts = RunFacts(0.0, Sampling("poisson", PRIVATE, RATE), rounds=STEPS, epsilon=EPSILON, delta=DELTA)
         method = Method.of(module, mechanism(style, store), facts)
         found = private_run(method, module, x, y, lr, keys, looks=LOOKS if whole else 0)
-    found |= {"lr": lr, "seed": seed, "seconds": time.process_time() - started, "accuracy": accuracy(module, halves.test)}
+    found |= {
+        "lr": lr,
+        "seed": seed,
+        "seconds": time.process_time() - started,
+        "accuracy": accuracy(module, halves.test),
+    }
     if whole:
         both, count = torch.cat([x, halves.test[0]]), min(len(x), len(halves.test[1]))
         inside, outside = torch.arange(count), len(x) + torch.arange(count)
@@ -202,7 +207,14 @@ def private_run(
 
     with tempfile.TemporaryDirectory() as folder, Ledger(Path(folder) / "ledger.sqlite", "run") as ledger:
         result = train(
-            module, x, y, Spy(method.mechanism, method.layers, method.facts), keys=keys, ledger=ledger, lr=lr, progress=after
+            module,
+            x,
+            y,
+            Spy(method.mechanism, method.layers, method.facts),
+            keys=keys,
+            ledger=ledger,
+            lr=lr,
+            progress=after,
         )
     multiplier = method.facts.noise_multiplier
     claimed = privacy.epsilon(multiplier, DELTA, steps=steps, sampling_rate=method.facts.sampling.rate)
@@ -218,9 +230,7 @@ def private_run(
 def sgd(module: nn.Module, x: Tensor, y: Tensor, lr: float, keys: KeyRing) -> None:
     """The same batches without bounds or noise."""
     for step in range(1, STEPS + 1):
-        rows = torch.from_numpy(
-            np.flatnonzero(keys.numpy_generator(Purpose.COHORT, step).random(len(y)) < RATE)
-        )
+        rows = torch.from_numpy(np.flatnonzero(keys.numpy_generator(Purpose.COHORT, step).random(len(y)) < RATE))
         loss = nn.functional.cross_entropy(module(x[rows]), y[rows], reduction="sum") / (RATE * len(y))
         loss.backward()
         with torch.no_grad():
@@ -232,7 +242,10 @@ def sgd(module: nn.Module, x: Tensor, y: Tensor, lr: float, keys: KeyRing) -> No
 def accuracy(module: nn.Module, pair: tuple[Tensor, Tensor]) -> float:
     x, y = pair
     with torch.no_grad():
-        right = [(module.eval()(part).argmax(1) == labels).float() for part, labels in zip(x.split(1000), y.split(1000), strict=True)]
+        right = [
+            (module.eval()(part).argmax(1) == labels).float()
+            for part, labels in zip(x.split(1000), y.split(1000), strict=True)
+        ]
     module.train()
     return float(torch.cat(right).mean())
 

@@ -91,9 +91,13 @@ def bounded(updates: Updates, clip: tuple[float, ...], queries: Sequence[tuple[s
         raise PrivacyError(f"the plan asks the queries {asked}, the trainer answered {given}")
     for answer, (name, size, bound) in zip(updates.answers, queries, strict=True):
         if answer.values.shape != (len(updates), size):
-            raise PrivacyError(f"query {name!r} takes {len(updates)} x {size} numbers, got {tuple(answer.values.shape)}")
+            raise PrivacyError(
+                f"query {name!r} takes {len(updates)} x {size} numbers, got {tuple(answer.values.shape)}"
+            )
         if not answer.bound <= bound * (1 + 1e-9):
-            raise PrivacyError(f"the trainer kept the bound {answer.bound} for query {name!r}, the plan counts on {bound}")
+            raise PrivacyError(
+                f"the trainer kept the bound {answer.bound} for query {name!r}, the plan counts on {bound}"
+            )
     if not updates.answers:
         return updates.values
     rows = updates.values

@@ -213,7 +213,8 @@ class LayerwiseFedAvg(FedAvg):
         rows = [
             norms
             for one, reply in in_order(sent, replies, self.nodes.single, [])
-            if reply is not None and (norms := _norms(reply, None if examples else len(one.clients), len(layers))) is not None
+            if reply is not None
+            and (norms := _norms(reply, None if examples else len(one.clients), len(layers))) is not None
         ]
         norms = np.concatenate(rows) if rows else np.ones((1, len(layers)))
         return mechanism.plan_from_private_norms(layers, facts, norms)

@@ -22,6 +22,8 @@ from fedlgm import inputs
 from fedlgm.data.bundled import digits, synthetic
 from fedlgm.data.dataset import DataSet
 from fedlgm.data.division import divide
+from fedlgm.data.images import NAME as IMAGE_FOLDER
+from fedlgm.data.images import load_folder
 from fedlgm.data.partition import Partition, partition, schemes
 from fedlgm.data.partition import options as scheme_options
 from fedlgm.data.sources import FILE_SETS, locate, read
@@ -29,6 +31,7 @@ from fedlgm.errors import ConfigError, DataError
 from fedlgm.extension import is_reference, load_object
 
 __all__ = [
+    "IMAGE_FOLDER",
     "DataSet",
     "Partition",
     "divide",
@@ -48,13 +51,13 @@ _HALF = re.compile(r"([^:/]+)/(public|private)")
 
 def names() -> tuple[str, ...]:
     """Names that `load` knows."""
-    return ("digits", *FILE_SETS, "synthetic")
+    return ("digits", *FILE_SETS, "synthetic", IMAGE_FOLDER)
 
 
 Loadable = str | DataSet | Mapping[str, Any] | Callable[[], Any]
 
 
-def load(name: Loadable, data_dir: str | Path | None = None, *, download: bool = True) -> DataSet:
+def load(name: Loadable, data_dir: str | Path | None = None, *, download: bool = True, **images: Any) -> DataSet:
     """Load a data set; a bundled one is held once per process.
 
     Files are looked for in `data_dir`, then in `$FEDLGM_DATA` (~/.cache/fedlgm when it is not set), then where Debian's
@@ -68,6 +71,8 @@ def load(name: Loadable, data_dir: str | Path | None = None, *, download: bool =
             function without arguments that gives one of these, or "package.module:name" of any of them.
         data_dir: directory of the files: bare, in a folder of the set's name, or in torchvision's (LEAF's) layout.
         download: whether to download a missing set.
+        images: for "image-folder", whose `data_dir` is the folder: `image_size`, `channels` and `attribute`, see
+            `fedlgm.data.images.load_folder`.
 
     Returns:
         The set. Pixels lie in [-1, 1] (grey: from background to ink), scaled by constants that do not depend on the
@@ -78,12 +83,16 @@ def load(name: Loadable, data_dir: str | Path | None = None, *, download: bool =
         DataError: if the files are missing (the message says where to put them) or damaged (it names the file), or your
             own data are not as `DataSet.from_arrays` wants them.
     """
+    if name == IMAGE_FOLDER:
+        return load_folder(data_dir, **images)
+    if images and name not in (f"{IMAGE_FOLDER}/private", f"{IMAGE_FOLDER}/public"):
+        raise ConfigError(f"{next(iter(images))} is for data.name = {IMAGE_FOLDER!r}, not for {name!r}")
     if not isinstance(name, str):
         return _own(name, repr(getattr(name, "__name__", type(name).__name__)))
     if is_reference(name):
         return _own(load_object(name, "data set"), repr(name))
     if (half := _HALF.fullmatch(name)) is not None:
-        return _part(load(half[1], data_dir, download=download), name, half[2] == "public")
+        return _part(load(half[1], data_dir, download=download, **images), name, half[2] == "public")
     if name == "digits":
         return digits()
     if name in FILE_SETS:

@@ -35,8 +35,8 @@ from fedlgm.queries import LayerStrength, NoisyQuery
 from fedlgm.transcript import Transcript
 
 _PROVEN = (
-    "every example's layers are scaled to shares of its clipped length that do not depend on the batch, before noise of "
-    "a public scale is added to the sum"
+    "every example's layers are scaled to shares of its clipped length that do not depend on the batch, before noise "
+    "of a public scale is added to the sum"
 )
 _PUBLISHED = (
     "the layer weights are computed from the private batch, so that one example changes every other example's "

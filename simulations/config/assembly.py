@@ -59,7 +59,7 @@ class Assembly:
             own, section = self.own.data, self.recipe.data
             if own is None and is_object(section.name):
                 raise missing_object(section.name, "data")
-            return self.task.prepare(data.load(section.name if own is None else own, section.dir))
+            return self.task.prepare(data.load(section.name if own is None else own, section.dir, **section.images))
 
     @cached_property
     def task(self) -> Task:
@@ -200,7 +200,11 @@ class Assembly:
         if self.recipe.unit == "example" and self.recipe.privacy.trust == "central":
             # A round is one step on the noisy mean gradient.
             training, named = self.recipe.training, own or is_reference(name)
-            return server_step(own or name, training.lr, training.momentum) if named else example_level.step_of(self.recipe)
+            return (
+                server_step(own or name, training.lr, training.momentum)
+                if named
+                else example_level.step_of(self.recipe)
+            )
         return server_step(own or name, federation.server_lr, federation.server_momentum)
 
     def initial_model(self) -> Tensor:

@@ -56,7 +56,10 @@ class _OpenSection(BaseModel):
 
 
 class Data(_OpenSection):
-    """[data]: the data set and how it is split; further keys are options of the partition scheme."""
+    """[data]: the data set and how it is split; further keys are options of the partition scheme.
+
+    `image_size`, `channels` and `attribute` are for name = "image-folder", whose folder is `dir`.
+    """
 
     taken: ClassVar[frozenset[str]] = frozenset({"labels", "clients", "ring", "scheme", "seed", "users", "self"})
 
@@ -64,6 +67,14 @@ class Data(_OpenSection):
     dir: str | None = None
     partition: str = "dirichlet"
     partition_seed: int = 0
+    image_size: int | None = Field(default=None, ge=4, le=4096)
+    channels: Literal[1, 3] | None = None
+    attribute: str | None = None
+
+    @property
+    def images(self) -> dict[str, Any]:
+        """Options of image folders that are given."""
+        return self.model_dump(include={"image_size", "channels", "attribute"}, exclude_none=True)
 
 
 class Model(_OpenSection):
@@ -231,6 +242,7 @@ class Risk(_Section):
 
     data: str | None = None
     dir: str | None = None
+    attribute: str | None = None
     examples: int | None = Field(default=None, ge=1)
     members: float = Field(default=0.5, gt=0, lt=1)
     epochs: int = Field(default=30, ge=1)

@@ -28,8 +28,9 @@ def risk(
     emphasis: Annotated[
         float | None, typer.Option(help="r >= 1 of the weights; by default mechanism.emphasis, else 1.")
     ] = None,
-    errors: Annotated[str, typer.Option(help="Error rates that the weights take: held-out or training (the paper's).")]
-    = "held-out",
+    errors: Annotated[
+        str, typer.Option(help="Error rates that the weights take: held-out or training (the paper's).")
+    ] = "held-out",
     overrides: Annotated[list[str] | None, typer.Option("--set", help="section.key=value; repeatable.")] = None,
     seed: Annotated[int | None, typer.Option(help="Overrides run.seed.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the results; by default runs/risk-RECIPE.")] = None,

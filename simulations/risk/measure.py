@@ -95,8 +95,12 @@ def public_examples(recipe: Recipe) -> PublicExamples:
     if section.data is None and is_object(own):
         raise ConfigError("risk.data: name the public set: the recipe's data were passed in Python")
     named = section.data or data.twin(own)
+    folder, images = (section.dir, {}) if section.data else (recipe.data.dir, recipe.data.images)
+    if section.data == data.IMAGE_FOLDER:
+        images = {key: value for key, value in recipe.data.images.items() if key != "attribute"}
+        images |= {} if section.attribute is None else {"attribute": section.attribute}
     with prefix_key("risk.data" if named else "data"):
-        found = recipe.task.build().prepare(data.load(named or own, section.dir if section.data else recipe.data.dir))
+        found = recipe.task.build().prepare(data.load(named or own, folder, **images))
     if named is None:
         source, x, y = f"the test examples of {own}, which runs evaluate without protection", found.test_x, found.test_y
     else:
@@ -111,7 +115,8 @@ def public_examples(recipe: Recipe) -> PublicExamples:
 
 def input_shape(recipe: Recipe) -> tuple[int, ...]:
     """Shape of one of the recipe's inputs; read off the files where their names do not say."""
-    known = data.outline(recipe.data.name) or data.load(recipe.data.name, recipe.data.dir)
+    section = recipe.data
+    known = data.outline(section.name) or data.load(section.name, section.dir, **section.images)
     return known.shape
 
 
@@ -126,7 +131,9 @@ def fitted(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     if len(shape) != 3 or x.dim() != 4:
         raise ConfigError(f"risk.data: its inputs have the shape {tuple(x.shape[1:])}, the model takes {tuple(shape)}")
     x = nn.functional.interpolate(x, size=tuple(shape[1:]), mode="bilinear", antialias=True)
-    return x.expand(-1, shape[0], -1, -1) if x.shape[1] == 1 else x.mean(dim=1, keepdim=True).expand(-1, shape[0], -1, -1)
+    return (
+        x.expand(-1, shape[0], -1, -1) if x.shape[1] == 1 else x.mean(dim=1, keepdim=True).expand(-1, shape[0], -1, -1)
+    )
 
 
 def measure(
