@@ -202,7 +202,9 @@ class LayerwiseClient:
         """(clients, their updates [b, D]) of the block in the order of the message; None for those without data."""
         tasks = {client: self._task(client, round_) for client in clients}
         with torch_threads(self._numerics.threads):
-            blocks = cast(Trainer, self._work.trainer).updates(model, [task for task in tasks.values() if task is not None])
+            blocks = cast(Trainer, self._work.trainer).updates(
+                model, [task for task in tasks.values() if task is not None]
+            )
             rows: Updates = torch.empty(0)
             for trained, run in groupby(tasks, key=lambda client: tasks[client] is not None):
                 waiting = list(run)

@@ -84,9 +84,7 @@ class DPSGD(LayerwiseGaussian, BoundsExamples):
         if self.style not in _STYLES:
             raise ConfigError(f"{self.name}: unknown style {self.style!r}; known: {', '.join(_STYLES)}")
         if self.allocation not in allocations():
-            raise ConfigError(
-                f"{self.name}: unknown allocation {self.allocation!r}; known: {', '.join(allocations())}"
-            )
+            raise ConfigError(f"{self.name}: unknown allocation {self.allocation!r}; known: {', '.join(allocations())}")
         if self.style == "flat" and (self.allocation != "uniform" or self.clip != "eq"):
             raise ConfigError(
                 f"{self.name}: style 'flat' has one bound and one noise scale: allocation and clip belong to style "

@@ -200,7 +200,11 @@ class Assembly:
         if self.recipe.unit == "example" and self.recipe.privacy.trust == "central":
             # A round is one step on the noisy mean gradient.
             training, named = self.recipe.training, own or is_reference(name)
-            return server_step(own or name, training.lr, training.momentum) if named else example_level.step_of(self.recipe)
+            return (
+                server_step(own or name, training.lr, training.momentum)
+                if named
+                else example_level.step_of(self.recipe)
+            )
         return server_step(own or name, federation.server_lr, federation.server_momentum)
 
     def initial_model(self) -> Tensor:
