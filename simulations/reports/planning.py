@@ -61,8 +61,8 @@ def _sampling(assembly: Assembly) -> str:
         sampling = facts.sampling
         epochs = facts.rounds * sampling.rate
         return (
-            f"each a step on {sampling.rate:g} of {sampling.population} examples (expected batch {sampling.expected:g}; "
-            f"{epochs:.3g} epochs), {facts.relation}"
+            f"each a step on {sampling.rate:g} of {sampling.population} examples (expected batch "
+            f"{sampling.expected:g}, {epochs:.3g} epochs), {facts.relation}"
         )
     return f"{clients}, {facts.relation}"
 

@@ -19,12 +19,14 @@ from clients import AnyClient, OneClient
 from fedlgm import wire
 from fedlgm.errors import ConfigError, FedlgmError, Notice, PrivacyError
 from fedlgm.example_level.central import train
+from fedlgm.example_level.trainer import digest_of
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.privacy.ledger import Ledger
 from fedlgm.release import release
 from simulations import launch
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly, settled
+from simulations.config.own import Own
 from simulations.reports.export import export
 from simulations.reports.planning import plan_report
 from simulations.reports.report import ledger_report, write_report
@@ -33,8 +35,8 @@ from simulations.runs.folder import RunFolder
 STEPS = 12
 CENTRAL = (f"federation.rounds={STEPS}", "run.evaluate_every=6", "run.checkpoint_every=5", "privacy.accountant=rdp")
 FEDERATED = (
-    "privacy.epsilon=4", "federation.clients=6", "federation.rounds=4", "federation.rate=0.9", "training.steps=3", "run.block_size=2",
-    "privacy.accountant=rdp",
+    "federation.clients=6", "federation.rounds=4", "federation.rate=0.9", "training.steps=3", "run.block_size=2",
+    "privacy.epsilon=4", "privacy.accountant=rdp",
 )  # fmt: skip
 
 
@@ -281,8 +283,6 @@ def test_local_steps_are_those_of_a_float64_loop_and_their_noise_is_as_planned(n
     found = ask(assembly, served, quiet)
     model, order = assembly.initial_model(), assembly.partition[2]
     x, y = torch.from_numpy(assembly.dataset.train_x[order]).double(), torch.from_numpy(assembly.dataset.train_y[order])
-    from fedlgm.example_level.trainer import digest_of
-
     own = keys.derive(model.numpy().tobytes(), quiet.to_json().encode())
     digest = digest_of(x.float(), y)
     module = assembly.module().double()
@@ -339,8 +339,10 @@ def test_recipes_that_do_not_fit_are_refused(changes, words):
         (lambda: federated("training.batch_size=900"), "batch_size = 900 is more than the .* of the largest client"),
         (
             lambda: central("privacy.epsilon=1e-3", "privacy.delta=1e-30"),
-            r"epsilon=0.001, .* after 12 releases: .* no number of steps would do: the least epsilon that the rdp "
-            r"accountant shows at this delta is 0.\d+; raise privacy.epsilon",
+            (
+                r"epsilon=0.001, .* after 12 releases: .* no number of steps would do: the least epsilon that the rdp "
+                r"accountant shows at this delta is 0.\d+; raise privacy.epsilon"
+            ),
         ),
     ],
 )
@@ -355,8 +357,6 @@ def test_batch_norm_is_refused_with_a_remedy():
     net = torch.nn.Sequential(
         torch.nn.Flatten(), torch.nn.Linear(64, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 10)
     )
-    from simulations.config.own import Own
-
     own = Own(model=net)
     own.into(raw)
     with pytest.raises(ConfigError, match="to_groupnorm"):
@@ -373,7 +373,7 @@ def test_old_recipes_are_written_as_they_were():
 def test_plans_say_how_examples_are_sampled():
     report = plan_report(central())
     assert report["unit"] == "example"
-    assert "of 1442 examples (expected batch 128; 1.07 epochs), add-remove" in report["sampling"]
+    assert "of 1442 examples (expected batch 128, 1.07 epochs), add-remove" in report["sampling"]
     assert report["epsilon_rdp"] <= 4.0
     local = plan_report(federated())
     assert "3 steps a round, each on 0.1 of a client's examples, divided by" in local["sampling"]
