@@ -60,7 +60,9 @@ class Consent:
         if plan.family != self.family:
             raise PrivacyError(f"this client agreed to {self.family} noise: it refuses a plan with {plan.family} noise")
         self._check_steps(plan)
-        if (plan.family == "laplace" or plan.facts.steps) and plan.effective_multiplier * _ROUNDING < self.facts.noise_multiplier:
+        if (
+            plan.family == "laplace" or plan.facts.steps
+        ) and plan.effective_multiplier * _ROUNDING < self.facts.noise_multiplier:
             raise PrivacyError(
                 f"this client agreed to a noise multiplier of {self.facts.noise_multiplier:g}: it refuses a plan with "
                 f"{plan.effective_multiplier:g}"

@@ -86,7 +86,7 @@ class ExampleClient(LayerwiseClient):
         return cast(ExampleTrainer, self._work.trainer)
 
     def _examples(self, client: int) -> tuple[ClientData, bytes]:
-        """A client's data and their digest; the last client's are kept, which in a federation of one are all there are."""
+        """A client's data and their digest; the last client's are kept (in a federation of one, all there are)."""
         if self._held is None or self._held[0] != client:
             data = self._work.source(client)
             self._held = client, data, digest_of(data.x, data.y)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from fedlgm.errors import ConfigError
@@ -131,7 +131,7 @@ class RunFacts:
     accountant: str = "pld"
     max_participations: int | None = None
     training: LocalTraining = LocalTraining()
-    steps: LocalSteps | None = None
+    steps: LocalSteps | None = field(default=None, repr=False)  # ledgers are named by the text of their facts
 
     def __post_init__(self) -> None:
         if self.steps is not None:

@@ -214,7 +214,9 @@ class ReleasePlan:
         A step moves the client's model by lr / B times a noisy sum, so k of them leave lr sqrt(k) / B sigma.
         """
         steps = self.facts.steps
-        return self.sigma if steps is None else self.sigma * self.facts.training.lr * math.sqrt(steps.count) / steps.batch
+        return (
+            self.sigma if steps is None else self.sigma * self.facts.training.lr * math.sqrt(steps.count) / steps.batch
+        )
 
     @property
     def party_noise_norms(self) -> np.ndarray:

@@ -4,8 +4,8 @@ Where the server adds the noise, a round of the facts is a step, the population 
 sampling rate is that of a step's batch. Where clients add it (`facts.steps`), a round is a client's local steps. Either
 way a plan says what one step's sum is bounded and noised by.
 
-Source: Abadi et al. (CCS 2016); Bu et al. (NeurIPS 2023) for Auto-S, equal to NSGD (Yang et al., 2022); Xia et al. (AAAI
-2023) for DP-PSAC; SNR-consistent allocation paper, Table 2, for the allocations.
+Source: Abadi et al. (CCS 2016); Bu et al. (NeurIPS 2023) for Auto-S, equal to NSGD (Yang et al., 2022); Xia et al.
+(AAAI 2023) for DP-PSAC; SNR-consistent allocation paper, Table 2, for the allocations.
 """
 
 from __future__ import annotations

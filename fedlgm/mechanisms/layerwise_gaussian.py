@@ -69,7 +69,9 @@ class LayerwiseGaussian(Mechanism):
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
         """The round's plan under EqClip or a sound MedClip."""
-        return ReleasePlan(layers, facts=facts, guarantee=Guarantee("proven", _PROVEN), **self._release(layers, facts, transcript))
+        return ReleasePlan(
+            layers, facts=facts, guarantee=Guarantee("proven", _PROVEN), **self._release(layers, facts, transcript)
+        )
 
     def _release(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> dict[str, Any]:
         """Bounds, noise and queries of the round."""

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from fedlgm import mechanisms
+from fedlgm import mechanisms, privacy
 from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.facts import LocalSteps, RunFacts, Sampling
 from fedlgm.mechanisms import Mechanism
@@ -16,6 +16,9 @@ from strategies.server_optimizer import ServerOptimizer
 
 if TYPE_CHECKING:
     from simulations.config.recipe import Recipe
+
+
+_HUGE = 1e6  # noise multiplier beyond which epsilon does not fall any more
 
 
 def check_unit(recipe: Recipe, unit: Unit) -> None:
@@ -44,8 +47,8 @@ def check_example_level(recipe: Recipe) -> None:
     Raises:
         ConfigError: the first of them, by its key, and what would be right.
     """
-    federation, training, privacy, run = recipe.federation, recipe.training, recipe.privacy, recipe.run
-    own = privacy.trust == "local"
+    federation, training, budget, run = recipe.federation, recipe.training, recipe.privacy, recipe.run
+    own = budget.trust == "local"
     for key, value, usual, why in (
         ("training.gradient_clip", training.gradient_clip, None, "the mechanism bounds every example's gradient"),
         ("training.vectorize", training.vectorize, "off", "a client's examples are already trained together"),
@@ -58,7 +61,7 @@ def check_example_level(recipe: Recipe) -> None:
     if own:
         _check_own_noise(recipe)
         return
-    if privacy.max_participations is not None:
+    if budget.max_participations is not None:
         raise ConfigError("privacy.max_participations belongs to trust = 'local'")
     if federation.sampling != "poisson" or federation.plan_sampling.rate < 1 or federation.dropout:
         raise ConfigError(
@@ -102,9 +105,9 @@ def facts_of(recipe: Recipe, examples: int) -> RunFacts:
     Raises:
         ConfigError: a batch larger than the data.
     """
-    privacy, federation, training = recipe.privacy, recipe.federation, recipe.training
+    budget, federation, training = recipe.privacy, recipe.federation, recipe.training
     steps = None
-    if privacy.trust == "local":
+    if budget.trust == "local":
         assert training.sampling_rate is not None
         count = training.steps or math.ceil(training.epochs / training.sampling_rate - 1e-9)
         steps = LocalSteps(count, training.sampling_rate, float(training.batch_size))
@@ -119,12 +122,12 @@ def facts_of(recipe: Recipe, examples: int) -> RunFacts:
         0.0,
         sampling,
         recipe.relation,
-        privacy.trust,
+        budget.trust,
         federation.rounds,
-        epsilon=privacy.epsilon,
-        delta=privacy.delta,
-        accountant=privacy.accountant,
-        max_participations=privacy.max_participations,
+        epsilon=budget.epsilon,
+        delta=budget.delta,
+        accountant=budget.accountant,
+        max_participations=budget.max_participations,
         training=training.local,
         steps=steps,
     )
@@ -152,7 +155,13 @@ def _remedy(mechanism: Mechanism, facts: RunFacts) -> str:
             rounds //= 2
             continue
         return f"federation.rounds = {rounds} would do, with a noise multiplier of {multiplier:.4g}"
-    return "no number of rounds would do: raise privacy.epsilon or privacy.delta, or use privacy.accountant = 'pld'"
+    _, delta = facts.budget()
+    rate, kind = facts.accounted_rate, facts.accountant
+    least = privacy.epsilon(_HUGE, delta, steps=1, sampling_rate=rate, relation=facts.relation, accountant=kind)
+    return (
+        f"no number of steps would do: the least epsilon that the {kind} accountant shows at this delta is {least:.3g}"
+        "; raise privacy.epsilon or privacy.delta" + (", or use privacy.accountant = 'pld'" if kind == "rdp" else "")
+    )
 
 
 def step_of(recipe: Recipe) -> ServerStep:

@@ -18,9 +18,9 @@ from fedlgm.errors import ConfigError, prefix_key
 from fedlgm.extension import is_object, is_reference, missing_object
 from fedlgm.mechanisms import Mechanism
 from fedlgm.plan import Sampling
+from fedlgm.privacy.guarantee import Unit
 from fedlgm.tasks import Task
 from fedlgm.training import LocalTraining
-from fedlgm.privacy.guarantee import Unit
 from simulations.config.example_level import check_example_level, check_unit
 from strategies.server_optimizer import Name as OptimizerName
 
@@ -199,7 +199,7 @@ class MechanismSection(_OpenSection):
 class Privacy(_Section):
     """[privacy]: the budget of the whole run, of each `unit` ("client", the default, or "example").
 
-    Where clients noise their own example-level steps (unit = "example", trust = "local") every client has it for itself.
+    Where clients noise their own example-level steps (unit = "example", trust = "local") it is each client's.
     """
 
     epsilon: float = Field(gt=0)
