@@ -59,6 +59,8 @@ _NEEDS = {
     False: "nobody takes part twice within {b} rounds; who takes part when may be known",
 }
 """What the guarantee of a run whose rounds are not charged one by one rests on, by whether draws amplify it."""
+_SECRET = {"client": "who takes part in a round stays secret", "example": "which examples a round draws stays secret"}
+"""What amplification by sampling rests on."""
 
 _SAMPLED_REPLACE_ONE = (
     "conditional on the composition of sampled releases under replace-one costing no more than that of the sampled "
@@ -148,13 +150,17 @@ class ReleasePlan:
             )
 
     def _qualified(self) -> Guarantee:
-        """The guarantee in the run's own terms, with the condition of sampled Gaussian releases under replace-one."""
+        """The guarantee in the run's own terms: what it needs of who takes part, and the condition of replace-one."""
         facts = self.facts
         given = replace(self.guarantee, relation=facts.relation, trust=facts.trust)
-        if not facts.separate_rounds and given.status != "none":
-            needs = _NEEDS[facts.sampling.amplifies].format(b=facts.sampling.separation)
-            return given if needs in given.reason else replace(given, reason=f"{given.reason}; {needs}")
         amplified = facts.accounted_rate < 1
+        needs = ""
+        if not facts.separate_rounds:
+            needs = _NEEDS[amplified].format(b=facts.sampling.separation)
+        elif amplified and facts.trust == "central":
+            needs = _SECRET[given.unit]
+        if given.status != "none" and needs not in given.reason:
+            given = replace(given, reason=f"{given.reason}; {needs}")
         if self.family != "gaussian" or facts.relation != "replace-one" or not amplified:
             return given
         return given.conditional_on(_SAMPLED_REPLACE_ONE)
