@@ -85,7 +85,7 @@ def _energies(mean_update: Tensor, plan: ReleasePlan) -> tuple[np.ndarray, np.nd
     sizes = [part.size for part in plan.parts]
     for j, part in zip(plan.indices, mean_update.split(sizes), strict=False):
         energy[j] = float(torch.linalg.vector_norm(part.double()) ** 2)
-        noise[j] = plan.layers.sizes[j] * draws * (plan.round_sigma[j] / plan.denominator) ** 2
+        noise[j] = plan.layers.sizes[j] * draws * (plan.upload_sigma[j] / plan.denominator) ** 2
     return energy, noise
 
 

@@ -140,6 +140,31 @@ class LocalTraining:
 
 
 @dataclass(frozen=True)
+class LocalSteps:
+    """Example-level steps that a client makes in a round and noises itself, each of them a release of its own.
+
+    All three are public constants of the run, the same for every client, whatever its number of examples.
+
+    Attributes:
+        count: steps k of a round.
+        rate: probability q in (0, 1] with which each of the client's examples enters a step's batch.
+        batch: divisor B of a step's noisy sum; never the realised size of the batch.
+    """
+
+    count: int
+    rate: float
+    batch: float
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ConfigError(f"a round has at least 1 local step, got {self.count}")
+        if not 0 < self.rate <= 1:
+            raise ConfigError(f"the rate of local steps must lie in (0, 1], got {self.rate}")
+        if not self.batch > 0:
+            raise ConfigError(f"the batch of local steps must be positive, got {self.batch}")
+
+
+@dataclass(frozen=True)
 class RunFacts:
     """Public facts of a run, known before it starts.
 
@@ -151,7 +176,7 @@ class RunFacts:
     Attributes:
         noise_multiplier: sigma_* of one round relative to one unit's l2 bound under add-or-remove-one (twice the
             calibrated Gaussian multiplier under replace-one). 0 until it is calibrated, and for runs without privacy.
-        sampling: how participants are chosen.
+        sampling: how participants are chosen: clients, or the examples of a step where the server noises steps.
         relation: neighbouring relation.
         trust: who adds the noise.
         rounds: number T of rounds.
@@ -160,6 +185,7 @@ class RunFacts:
         accountant: "pld" or "rdp".
         max_participations: releases that one client's data may be in; None: every round.
         training: what a client does locally.
+        steps: example-level steps that clients noise themselves, each round; None everywhere else.
         noise: how noise is correlated over the rounds; None: every round has noise of its own.
 
     Raises:
@@ -176,9 +202,17 @@ class RunFacts:
     accountant: str = "pld"
     max_participations: int | None = None
     training: LocalTraining = LocalTraining()
-    noise: Correlation | None = field(default=None, repr=False)  # the name of a run with independent noise stays
+    steps: LocalSteps | None = field(default=None, repr=False)  # ledgers are named by the text of their facts
+    noise: Correlation | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
+        if self.noise is not None or self.sampling.separation is not None:
+            self._check_noise()
+        if self.steps is not None:
+            # Which examples are in a batch stays within the client, and which clients take part depends on no example.
+            if self.trust != "local":
+                raise ConfigError("local steps are noised by the clients: use trust = 'local'")
+            return
         scheme = self.sampling.scheme
         if self.relation != "replace-one" and scheme == "fixed" and self.sampling.rate < 1:
             raise ConfigError("fixed-size sampling changes another client too: use relation = 'replace-one'")
@@ -235,14 +269,22 @@ class RunFacts:
 
     @property
     def accounted_rate(self) -> float:
-        """Sampling rate that amplifies privacy: q under central trust, 1 under local trust.
+        """Sampling rate that amplifies privacy: q under central trust, 1 under local trust, the steps' for local steps.
 
-        Whoever receives a client's own noisy update knows that the client takes part. Schemes that keep rounds between
-        participations have 1 if they draw nothing within a group, else the probability of that draw.
+        Whoever receives a client's own noisy update knows that the client takes part, but not which of its examples.
+        Schemes that keep rounds between participations have 1 if they draw nothing within a group, else the probability
+        of that draw.
         """
+        if self.steps is not None:
+            return self.steps.rate
         if self.trust == "local" or self.sampling.scheme == "min-separation":
             return 1.0
         return self.sampling.within_group
+
+    @property
+    def noisy_sums(self) -> int:
+        """Most noisy sums that one unit's data can be in: releases, times the local steps of each."""
+        return self.releases * (1 if self.steps is None else self.steps.count)
 
     def with_multiplier(self, noise_multiplier: float) -> RunFacts:
         """The same facts with sigma_* as calibrated."""
@@ -260,17 +302,22 @@ class RunFacts:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form."""
-        record = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "noise"}
+        record = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("noise", "steps")}
         record |= {"sampling": self.sampling.to_dict(), "training": asdict(self.training)}
+        # Clients' noise is keyed by the plan's text: that of runs without either stays as it was.
+        if self.steps is not None:
+            record["steps"] = asdict(self.steps)
         return record if self.noise is None else record | {"noise": self.noise.to_dict()}
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any]) -> RunFacts:
         """Inverse of `to_dict`."""
         sampling, training = Sampling(**raw["sampling"]), LocalTraining(**raw["training"])
-        noise = raw.get("noise")
+        noise, steps = raw.get("noise"), raw.get("steps")
         if noise is not None:
             from fedlgm.correlation import Correlation
 
             noise = Correlation.from_dict(noise)
-        return cls(**{**raw, "sampling": sampling, "training": training, "noise": noise})
+        if steps is not None:
+            steps = LocalSteps(**steps)
+        return cls(**{**raw, "sampling": sampling, "training": training, "noise": noise, "steps": steps})

@@ -17,6 +17,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from fedlgm import privacy, queries
 from fedlgm.allocation import effective_multiplier, floor_digits
@@ -123,8 +125,8 @@ class ReleasePlan:
             raise ConfigError(f"unknown noise family {self.family!r}; known: {', '.join(get_args(Family))}")
         if self.bounded_by not in get_args(BoundedBy):
             raise ConfigError(f"unknown bounded_by {self.bounded_by!r}; known: {', '.join(get_args(BoundedBy))}")
-        if self.queries and (self.family != "gaussian" or self.bounded_by != "aggregator"):
-            raise ConfigError("an auxiliary query bounds a client's vector in l2 norm: only Gaussian releases have one")
+        if self.queries and self.family != "gaussian":
+            raise ConfigError("an auxiliary query bounds a unit's vector in l2 norm: only Gaussian releases have one")
         if np.isinf(sigma[released]).any():
             raise PrivacyError("a released layer has infinite noise: mark it as not released")
         object.__setattr__(self, "guarantee", self._qualified())
@@ -153,7 +155,7 @@ class ReleasePlan:
         if not facts.separate_rounds and given.status != "none":
             needs = _NEEDS[facts.sampling.amplifies].format(b=facts.sampling.separation)
             return given if needs in given.reason else replace(given, reason=f"{given.reason}; {needs}")
-        amplified = facts.trust == "central" and facts.sampling.rate < 1
+        amplified = facts.accounted_rate < 1
         if self.family != "gaussian" or facts.relation != "replace-one" or not amplified:
             return given
         return given.conditional_on(_SAMPLED_REPLACE_ONE)
@@ -195,7 +197,7 @@ class ReleasePlan:
 
     @property
     def event(self) -> dp_event.DpEvent:
-        """The accounting event of one round (central trust) or of one participation (local trust).
+        """The accounting event of one round (central trust) or of one participation (local trust), all its steps.
 
         A plan that releases nothing has that of a whole release: where it follows from earlier releases that there is
         none, composition is proven only if the number of releases does not depend on them.
@@ -213,7 +215,8 @@ class ReleasePlan:
         if self.family == "laplace":
             loss = 1.0 / multiplier if multiplier > 0 else math.inf
             return privacy.accounting.laplace_event(loss, rate, self.facts.relation)
-        return privacy.accounting.gaussian_event(multiplier, rate)
+        steps = 1 if self.facts.steps is None else self.facts.steps.count
+        return privacy.accounting.repeated(privacy.accounting.gaussian_event(multiplier, rate), steps)
 
     @property
     def repeated_event(self) -> dp_event.DpEvent:
@@ -274,12 +277,24 @@ class ReleasePlan:
         return self.sigma if self.facts.noise is None else self.sigma * self.run.noise_std[self._position]
 
     @property
+    def upload_sigma(self) -> np.ndarray:
+        """Noise scale of one noising party's contribution to the sum, [K]: that of the round, or of all local steps.
+
+        A step moves the client's model by lr / B times a noisy sum, so k of them leave lr sqrt(k) / B sigma.
+        """
+        steps = self.facts.steps
+        if steps is None:
+            return self.round_sigma
+        return self.sigma * self.facts.training.lr * math.sqrt(steps.count) / steps.batch
+
+    @property
     def party_noise_norms(self) -> np.ndarray:
         """Root mean square l2 norm of the noise that one noising party adds to each layer, [K]; 0 where not released.
 
-        That party is the server under central trust, each client under local trust.
+        That party is the server under central trust, each client under local trust. Of local steps: what the noise of
+        all of a round's steps adds to the client's update, as SGD without momentum adds it up.
         """
-        per_coordinate = self.round_sigma * (math.sqrt(2.0) if self.family == "laplace" else 1.0)
+        per_coordinate = self.upload_sigma * (math.sqrt(2.0) if self.family == "laplace" else 1.0)
         with np.errstate(invalid="ignore"):
             return np.where(self.released, per_coordinate * np.sqrt(self.layers.sizes), 0.0)
 
@@ -291,6 +306,16 @@ class ReleasePlan:
         """
         parties = self.denominator if self.facts.trust == "local" else 1.0
         return self.party_noise_norms * math.sqrt(parties) / self.denominator
+
+    def expand(self, mean: Tensor) -> Tensor:
+        """The released layers of a released vector [size] at their places in a flat update [D]; 0 for other layers."""
+        if self.released.all():
+            return mean[: self.layers.size]
+        update = torch.zeros(self.layers.size, dtype=mean.dtype, device=mean.device)
+        views = self.layers.split(update)
+        for j, part in zip(self.indices, mean.split([part.size for part in self.parts]), strict=False):
+            views[j].copy_(part)
+        return update
 
     def to_json(self) -> str:
         """What a client needs to bound (and, under local trust, noise) its contribution."""

@@ -16,6 +16,7 @@ from rich.console import Console
 from simulations import attack_command
 from simulations.audits.command import audit
 from simulations.deploy import commands, node_commands
+from simulations.risk.command import risk
 
 app = typer.Typer(
     help="Layer-wise differentially private federated learning: every mechanism, one honest accountant.",
@@ -153,6 +154,7 @@ def compare(
 
 
 app.command()(audit)
+app.command()(risk)
 
 
 @app.command()

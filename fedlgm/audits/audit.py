@@ -151,8 +151,7 @@ def watch(
         plan = subject.method.plan(transcript)
         check_auditable(plan)
         block = BoundedSum.empty(plan)
-        for _ in range(2):
-            block.add(torch.randn(subject.layers.size, generator=generator))
+        subject.add(block, [torch.randn(subject.layers.size, generator=generator) for _ in range(2)])
         total = block.total
         canaries.insert(round_, plan, total)
         release(total, plan, noise_keys(keys, total), round_)

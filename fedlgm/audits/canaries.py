@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from fedlgm.aggregation import BoundedSum, DeviceSum
+from fedlgm.contributions import BoundedAnswer, BoundedUpdates
 from fedlgm.errors import ConfigError
 from fedlgm.facts import RunFacts
 from fedlgm.keys import KeyRing, Purpose
@@ -174,7 +175,7 @@ class Canaries:
         # Either is the release's own bounding; the kernels take a small model's canaries in one call.
         block = DeviceSum(plan, torch.device("cpu"), "torch") if raw.numel() <= _SMALL else BoundedSum.empty(plan)
         if len(updates):
-            block.add(updates)
+            block.add(_bounded(updates / _ABOVE, plan) if plan.bounded_by == "trainer" else updates)
         self._before, self._added = total.detach().clone(), block.total.to(total)
         total += self._added
 
@@ -288,6 +289,13 @@ def check_separate_rounds(facts: RunFacts) -> None:
             f"{facts.sampling.scheme} sampling decides who takes part in which round, and canaries take part by coins "
             "of their own: audit the same mechanism with Poisson sampling"
         )
+
+
+def _bounded(updates: Tensor, plan: ReleasePlan) -> BoundedUpdates:
+    """Canaries that are at the plan's bounds already, as a trainer hands them over; they answer its queries with 0."""
+    zeros = [torch.zeros(len(updates), noisy.query.size) for noisy in plan.queries]
+    answers = [BoundedAnswer(noisy.query.name, z, 0.0) for noisy, z in zip(plan.queries, zeros, strict=True)]
+    return BoundedUpdates(updates, tuple(plan.clip.tolist()), tuple(answers))
 
 
 def _columns(plan: ReleasePlan, layers: LayerTable) -> dict[int, tuple[int, int, int]]:

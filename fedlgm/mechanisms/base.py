@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 from torch import Tensor
@@ -13,7 +14,11 @@ from fedlgm.errors import ConfigError
 from fedlgm.facts import RunFacts
 from fedlgm.layers import LayerTable
 from fedlgm.plan import ReleasePlan
+from fedlgm.privacy.guarantee import Unit
 from fedlgm.transcript import Transcript
+
+if TYPE_CHECKING:
+    from fedlgm.example_level.scaling import Scaling
 
 Variant = Literal["sound", "published"]
 
@@ -45,6 +50,10 @@ class Mechanism:
     variant: ClassVar[Variant] = "sound"
     """"sound", or "published" for a paper's text taken literally where that is not private."""
 
+    unit: ClassVar[Unit] = "client"
+    """Whose data a neighbour changes: "client" (the sum bounds each client's update), or "example" (the trainer bounds
+    every example's gradient; such a mechanism also has `scaling`, see `BoundsExamples`)."""
+
     name: str
 
     def __post_init__(self) -> None:
@@ -72,7 +81,7 @@ class Mechanism:
         return privacy.accounting.calibrate(
             epsilon,
             delta,
-            steps=facts.releases,
+            steps=facts.noisy_sums,
             sampling_rate=facts.accounted_rate,
             relation=facts.relation,
             accountant=facts.accountant,
@@ -117,6 +126,17 @@ class Mechanism:
             transcript: past released outputs.
         """
         raise NotImplementedError
+
+
+class BoundsExamples(ABC):
+    """What a mechanism of unit "example" has besides its plans, which say `bounded_by = "trainer"`."""
+
+    @abstractmethod
+    def scaling(self, plan: ReleasePlan) -> Scaling:
+        """How the gradients of a step's examples are counted, within the plan's bounds; pure, like the plan.
+
+        A layer that the plan does not release counts 0.
+        """
 
 
 class UsesPrivateNorms:

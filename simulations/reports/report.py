@@ -309,4 +309,15 @@ def ledger_report(run: Path) -> dict[str, Any]:
             "delta": privacy.delta,
             "budget": privacy.epsilon,
             "accountant": privacy.accountant,
+            "clients": _client_rows(ledger, privacy.delta, privacy.accountant),
         }
+
+
+def _client_rows(ledger: Ledger, delta: float, accountant: str) -> list[dict[str, Any]]:
+    """What each client has spent, the worst-off first; empty under central trust, where the server releases."""
+    releases = ledger.participations()
+    rows = [
+        {"client": client, "releases": releases[client], "epsilon": epsilon}
+        for client, epsilon in ledger.client_epsilons(delta, accountant).items()
+    ]
+    return sorted(rows, key=lambda row: (-row["epsilon"], row["client"]))

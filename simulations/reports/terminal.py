@@ -210,6 +210,12 @@ def ledger_table(report: dict[str, Any]) -> Group:
         f"verified: rows follow from each other and from the recipe, and agree with {report['anchors']} heads kept in "
         f"checkpoints and result\nledger head {report['ledger_head']}"
     )
+    if report["clients"]:
+        worst, clients = report["clients"][0], len(report["clients"])
+        totals += (
+            f"\nworst-off of {clients} clients: client {worst['client']} with epsilon {number(worst['epsilon'])} after "
+            f"{worst['releases']} releases (all of them: --json)"
+        )
     if report["guarantee"]:
         totals += f"\n{escape(report['guarantee'])}"
     return Group(table, totals)

@@ -84,7 +84,7 @@ def serve(
             strategy = LayerwiseFedAvg(
                 assembly.method,
                 transcript,
-                CohortSampler(assembly.facts.sampling, keys, federation.dropout),
+                CohortSampler(assembly.cohorts, keys, federation.dropout),
                 optimizer,
                 Releaser(keys, ledger, assembly.numerics, attempt, canaries, run_noise),
                 nodes,
@@ -110,6 +110,7 @@ def serve(
             "mechanism": recipe.mechanism.name,
             "variant": recipe.mechanism.variant,
             "rounds": final.rounds,
+            "unit": recipe.unit,
             **figures,
             "delta": recipe.privacy.delta,
             "noise_reproducible": seeded,
