@@ -112,6 +112,7 @@ def test_gan_of_a_recipe(run, tiny_file):
         (["inversion", "digits", "--set", "task.name=binary"], "task"),
         (["gan", "digits"], "data.partition = 'isolation'"),
         (["gan", "digits", "--kind", "vae"], "acgan, dcgan"),
+        (["gan", "digits", "--inception", "weights.pth"], "Inception"),
     ],
 )
 def test_bad_input(run, arguments, message):
