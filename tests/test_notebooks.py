@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import nbformat
+import pytest
 from nbclient import NotebookClient
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
@@ -22,6 +23,7 @@ def test_quickstart_notebook() -> None:
     assert any("NOT PRIVATE" in o and "inf" in o for o in outputs_of("quickstart.ipynb"))
 
 
+@pytest.mark.slow
 def test_attacks_notebook() -> None:
     outputs = outputs_of("attacks.ipynb")
     assert sum("image/png" in o for o in outputs) == 4
