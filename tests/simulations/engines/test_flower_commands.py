@@ -25,7 +25,9 @@ pytestmark = pytest.mark.slow
 
 def option(command: str, name: str) -> str:
     """Value of an option as the page gives it to the command."""
-    text = next(block for block in re.findall(r"^```\w*\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL) if command in block)
+    text = next(
+        block for block in re.findall(r"^```\w*\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL) if command in block
+    )
     words = shlex.split(text.replace("\\\n", " "))
     return words[words.index(name) + 1]
 
