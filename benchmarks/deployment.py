@@ -248,7 +248,7 @@ def _up(folder: DeploymentFolder, name: str) -> None:
 def main() -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--nodes", type=int, default=3)
+    parser.add_argument("--nodes", type=int, help="3; with --resnet18, 10")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument(
@@ -256,13 +256,12 @@ def main() -> None:
     )
     parser.add_argument("--set", action="append", default=[], dest="overrides", help="of the recipe `nodes`")
     parser.add_argument(
-        "--resnet18", action="store_true", help="ResNet-18, 10 nodes, two examples each, instead of a small network"
+        "--resnet18", action="store_true", help="ResNet-18, two examples for each node, instead of a small network"
     )
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    nodes, overrides = options.nodes, options.overrides
+    nodes, overrides = options.nodes or (10 if options.resnet18 else 3), options.overrides
     if options.resnet18:
-        nodes = 10
         overrides = [
             "data={name='synthetic-20', partition='iid'}", "model={name='resnet18'}", "training.epochs=1", *overrides,
         ]  # fmt: skip
