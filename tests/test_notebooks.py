@@ -56,3 +56,14 @@ def test_attacks_notebook() -> None:
     assert float(figures["no noise"]) > 0.9  # the attack works where there is no noise,
     assert abs(float(figures["epsilon 8"])) < 0.3  # and finds nothing under noise that is sound
     assert abs(float(figures["epsilon 1"])) < 0.3
+
+
+def test_correlated_notebook() -> None:
+    outputs = outputs_of("correlated.ipynb")
+    assert sum("image/png" in o for o in outputs) == 2
+    text = "".join(outputs).replace("\\n", "\n")
+    assert float(re.search(r"ten rounds apart: ([\d.]+)", text)[1]) < 0.4
+    found = re.findall(r"([\w ]+, \w+) noise +accuracy (\d+)%", text)
+    accuracy = {label: int(percent) for label, percent in found}
+    assert accuracy["public cycle, correlated"] > accuracy["public cycle, independent"] + 15
+    assert accuracy["public cycle, correlated"] > accuracy["Poisson sampling, independent"] - 8
