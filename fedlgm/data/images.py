@@ -141,8 +141,8 @@ def _by_folder(folder: Path) -> _Found:
     names = sorted({child.name for root, _ in roots for child in root.iterdir() if child.is_dir() and _images(child)})
     if len(names) < 2:
         raise DataError(
-            f"{folder}: {len(names)} subfolders with images; give one subfolder per class (also within train/ and test/), "
-            "or an attribute of an attribute file"
+            f"{folder}: {len(names)} subfolders with images; give one subfolder per class (also within train/ and "
+            "test/), or an attribute of an attribute file"
         )
     files, labels, tests = [], [], []
     for root, is_test in roots:

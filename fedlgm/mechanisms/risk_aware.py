@@ -130,7 +130,8 @@ class LMDPSGD(_Reweighting):
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
         """The next step's release; see `Mechanism.plan`."""
         weights = risk_weights(self._strengths(layers, transcript), self._rates(layers), self.emphasis, self.floor)
-        multiplier, queries = facts.noise_multiplier, ()
+        multiplier = facts.noise_multiplier
+        queries: tuple[NoisyQuery, ...] = ()
         if self.weights == "privatised":
             strength = LayerStrength(tuple(layers.sizes.tolist()))
             queries = (NoisyQuery(strength, strength.bound * multiplier / math.sqrt(self.share)),)

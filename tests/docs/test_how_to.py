@@ -18,7 +18,7 @@ BLOCK = re.compile(r"^```(python|toml)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 COMMAND = re.compile(r"^\$ fedlgm (.*)$", re.MULTILINE)
 
 
-@pytest.mark.parametrize("page", ["own-model", "own-data", "own-task", "text", "example-level"])
+@pytest.mark.parametrize("page", ["own-model", "own-data", "own-task", "text", "example-level", "layer-risk"])
 def test_the_pages_code_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     blocks = BLOCK.findall((PAGES / f"{page}.md").read_text(encoding="utf-8"))
