@@ -79,7 +79,8 @@ def accuracy(values: Values) -> list[str]:
             str(len(found)),
         ])  # fmt: skip
     return _table(
-        ["method", "lr", "epsilon claimed", "proven", "test accuracy", "on its members", "peak layer MIA", "seeds"], rows
+        ["method", "lr", "epsilon claimed", "proven", "test accuracy", "on its members", "peak layer MIA", "seeds"],
+        rows,
     )
 
 
@@ -135,7 +136,9 @@ def steps(values: Values) -> list[str]:
         for network, (_, _, _, batch) in bench.NETWORKS.items():
             found = [values.get(f"step {network} {style}") for style in bench.STEPPED]
             if any(found):
-                rows.append([f"{network}, batch {batch}", *("-" if cell is None else form(cell[key]) for cell in found)])
+                rows.append(
+                    [f"{network}, batch {batch}", *("-" if cell is None else form(cell[key]) for cell in found)]
+                )
         return rows
 
     header = ["SGD", "DP-SGD", "Auto-S", "DP-PSAC", "LM-DP-SGD, sound", "published"]

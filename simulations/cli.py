@@ -176,7 +176,7 @@ def calibrate(
     delta: Annotated[float, typer.Option(help="Target delta.")],
     steps: Annotated[int, typer.Option(help="Number of releases T.")],
     sampling_rate: Annotated[float, typer.Option(help="Probability q that a client takes part.")] = 1.0,
-    relation: Annotated[str, typer.Option(help="add-remove or replace-one.")] = "add-remove",
+    relation: Annotated[str, typer.Option(help="add-remove, replace-one or zero-out.")] = "add-remove",
     accountant: Annotated[str, typer.Option(help="pld or rdp.")] = "pld",
     as_json: JsonOption = False,
 ) -> None:

@@ -204,8 +204,8 @@ class LayerwiseFedAvg(FedAvg):
         mechanism, layers, facts = self.method.mechanism, self.method.layers, self.method.facts
         if not isinstance(mechanism, UsesPrivateNorms):
             with torch_threads(self.releaser.numerics.threads):
-                return mechanism.plan(layers, facts, self.transcript)
-        extra = {wire.PLAN: mechanism.plan(layers, facts, self.transcript).to_json()}  # how examples are sampled
+                return self.method.plan(self.transcript)
+        extra = {wire.PLAN: self.method.plan(self.transcript).to_json()}  # how examples are sampled
         sent = self._messages(grid, cut, round_, arrays, wire.TRAIN_NORMS, extra)
         messages = [one.message for one in sent if one.message is not None]
         replies = grid.send_and_receive(messages, timeout=self.nodes.round_timeout)

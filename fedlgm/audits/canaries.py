@@ -27,6 +27,7 @@ from torch import Tensor
 from fedlgm.aggregation import BoundedSum, DeviceSum
 from fedlgm.contributions import BoundedAnswer, BoundedUpdates
 from fedlgm.errors import ConfigError
+from fedlgm.facts import RunFacts
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.layers import LayerTable
 from fedlgm.plan import ReleasePlan
@@ -260,6 +261,7 @@ def check_auditable(plan: ReleasePlan) -> None:
     Raises:
         ConfigError: the message says which and what to do instead.
     """
+    check_separate_rounds(plan.facts)
     if plan.size == 0:
         raise ConfigError("the plan releases nothing: there is no release to audit")
     if plan.family != "gaussian":
@@ -268,6 +270,25 @@ def check_auditable(plan: ReleasePlan) -> None:
         raise ConfigError("the plan adds no noise to a released layer: use 'distinguisher'")
     if plan.facts.trust == "local":
         raise ConfigError("under local trust every client's own upload is a release: use 'distinguisher'")
+
+
+def check_separate_rounds(facts: RunFacts) -> None:
+    """Refuse a run whose rounds are not charged one by one: every bound here is on a sequence of separate releases.
+
+    Raises:
+        ConfigError: the message says why.
+    """
+    if facts.noise is not None:
+        raise ConfigError(
+            "the noise of this run is correlated over its rounds: one round tells less than its noise scale, and all "
+            "of them more than their own costs say, so audits of separate releases would be wrong in both directions; "
+            "audit the same mechanism with privacy.noise = 'independent' and Poisson sampling"
+        )
+    if not facts.separate_rounds:
+        raise ConfigError(
+            f"{facts.sampling.scheme} sampling decides who takes part in which round, and canaries take part by coins "
+            "of their own: audit the same mechanism with Poisson sampling"
+        )
 
 
 def _bounded(updates: Tensor, plan: ReleasePlan) -> BoundedUpdates:

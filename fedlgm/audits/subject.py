@@ -32,7 +32,7 @@ from fedlgm.mechanisms.method import Method
 from fedlgm.noise import NoiseBackend
 from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR
-from fedlgm.release import release
+from fedlgm.release import SERVER, release
 from fedlgm.transcript import Transcript
 
 if TYPE_CHECKING:
@@ -60,8 +60,8 @@ class World:
 
     def released(self, keys: KeyRing, round: int = 1, backend: NoiseBackend = "cpu") -> Tensor:
         """One release of it, through the public path, [plan.size]."""
-        party = {} if self.plan.facts.trust == "central" else {"party": 0}
-        return release(self.total.clone(), self.plan, keys, round, backend=backend, **party)
+        party = SERVER if self.plan.facts.trust == "central" else 0
+        return release(self.total.clone(), self.plan, keys, round, party, backend)
 
 
 @dataclass(frozen=True)
