@@ -215,20 +215,28 @@ class ReleasePlan:
         """
         if not self.facts.separate_rounds:
             return self.run.event(self._position, self.facts.least_multiplier)
+        return self._separate_event(self.facts.accounted_rate)
+
+    @property
+    def repeated_event(self) -> dp_event.DpEvent:
+        """The accounting event of one more release of the same round: with other noise, but with the same draws.
+
+        Who takes part is drawn once for a round, whatever becomes of it. Two releases of one draw are not two sampled
+        mechanisms: what the first one tells of the draw is known when the second one is made, so that is not amplified.
+        """
+        if self.facts.separate_rounds:
+            return self._separate_event(1.0)
+        return self.run.repeated_event(self._position, self.facts.least_multiplier)
+
+    def _separate_event(self, rate: float) -> dp_event.DpEvent:
+        """Event of a round that is charged by itself, amplified by sampling at `rate`."""
         own = self.effective_multiplier if self.size > 0 else self.facts.noise_multiplier
-        multiplier, rate = own / SENSITIVITY_FACTOR[self.facts.relation], self.facts.accounted_rate
+        multiplier = own / SENSITIVITY_FACTOR[self.facts.relation]
         if self.family == "laplace":
             loss = 1.0 / multiplier if multiplier > 0 else math.inf
             return privacy.accounting.laplace_event(loss, rate, self.facts.relation)
         steps = 1 if self.facts.steps is None else self.facts.steps.count
         return privacy.accounting.repeated(privacy.accounting.gaussian_event(multiplier, rate), steps)
-
-    @property
-    def repeated_event(self) -> dp_event.DpEvent:
-        """The accounting event of one more release of the same round with other noise."""
-        if self.facts.separate_rounds:
-            return self.event
-        return self.run.repeated_event(self._position, self.facts.least_multiplier)
 
     @property
     def run(self) -> WholeRun:
@@ -385,6 +393,11 @@ class UnprotectedPlan(ReleasePlan):
     def event(self) -> dp_event.DpEvent:
         """A release that no budget covers."""
         return privacy.accounting.gaussian_event(0.0)
+
+    @property
+    def repeated_event(self) -> dp_event.DpEvent:
+        """The same."""
+        return self.event
 
     @property
     def protected(self) -> bool:

@@ -20,22 +20,26 @@ from fedlgm.run_noise import Draw, RunNoise
 __all__ = ["SERVER", "add_downlink_", "fingerprint", "local_release", "noise_keys", "release"]
 
 
-def noise_keys(keys: KeyRing, exact: Tensor) -> KeyRing:
-    """Ring of the noise for a vector that is about to be released, [n].
+def noise_keys(keys: KeyRing, exact: Tensor, plan: ReleasePlan) -> KeyRing:
+    """Ring of the noise for a vector that is about to be released by a plan, [n].
 
     Of a secret ring it depends on the vector itself: should a round be made again with other contributions, its noise
-    is another, and the difference of the two releases is not the difference of the contributions. The same vector gets
-    the same noise, so a repeated release is one release. The ring of a public seed stays as it is: whoever knows the
-    seed can draw its noise anyway.
+    is another, and the difference of the two releases is not the difference of the contributions. It depends on the
+    plan, too: the same vector with the same draws at two scales would give both away. The same vector by the same plan
+    gets the same noise, so a repeated release is one release. The ring of a public seed stays as it is: whoever knows
+    the seed can draw its noise anyway.
 
     Example:
+        >>> from fedlgm import Guarantee, LayerTable, RunFacts, Sampling
+        >>> facts, layers = RunFacts(1.0, Sampling("poisson", 10, 0.5)), LayerTable.from_sizes({"weight": 2})
+        >>> plan = ReleasePlan(layers, [1.0], [1.0], facts, Guarantee("proven", "an example"))
         >>> ring = KeyRing.from_seed(None)
-        >>> noise_keys(ring, torch.ones(2)) == noise_keys(ring, torch.zeros(2))
+        >>> noise_keys(ring, torch.ones(2), plan) == noise_keys(ring, torch.zeros(2), plan)
         False
     """
     if not keys.secret:
         return keys
-    return keys.derive(np.ascontiguousarray(exact.detach().cpu().numpy()).tobytes())
+    return keys.derive(np.ascontiguousarray(exact.detach().cpu().numpy()).tobytes(), plan.to_json().encode())
 
 
 def release(

@@ -87,12 +87,13 @@ class PrivateFedAvg(LayerwiseFedAvg):
         facts = RunFacts(0.0, sampling, relation, trust, rounds, epsilon=epsilon, delta=delta)  # type: ignore[arg-type]
         method, keys = Method.of(model, chosen, facts, group_by), KeyRing.from_seed(None)
         owner = hashlib.sha256(repr((chosen, method.facts, method.layers.names)).encode()).hexdigest()
+        opened = Ledger(ledger, owner)
         super().__init__(
             method,
             Transcript.start(method.layers.flatten(model)),
             CohortSampler(sampling, keys),
             optimizer or ServerOptimizer("sgd", 1.0),
-            Releaser(keys, Ledger(ledger, owner)),
+            Releaser(keys, opened, redrawn=opened.position()),
             nodes or OneNodePerClient(),
         )
 

@@ -35,6 +35,7 @@ class Releaser:
             canaries to it.
         attempt: distinguishes attempts whose releases under local trust are not repeated bit by bit (real nodes).
         run_noise: noise of the run so far, where it is correlated over rounds.
+        redrawn: up to which row of the ledger releases drew their participants by other keys than this process does.
     """
 
     keys: KeyRing
@@ -43,6 +44,7 @@ class Releaser:
     attempt: bytes = b""
     observer: ReleaseObserver | None = None
     run_noise: RunNoise = field(default_factory=RunNoise)
+    redrawn: int = 0
 
     def mean(self, total: BoundedSum, plan: ReleasePlan, round: int) -> Tensor:
         """The round's released mean [plan.size] float32 on the CPU."""
@@ -53,7 +55,7 @@ class Releaser:
             if watched is not None:
                 watched.insert(round, plan, values)
             following = self.keys if plan.facts.noise is None else self.run_noise.following(self.keys, round)
-            keys = noise_keys(following, values)
+            keys = noise_keys(following, values, plan)
             if self.costs(plan):
                 key = fingerprint(keys, round, SERVER, backend)
                 self.ledger.charge(self._event(plan, round, key), round=round, key=key, claim=plan.claim)
@@ -61,7 +63,7 @@ class Releaser:
             if watched is not None:
                 watched.observe(round, plan, values)
         values.div_(plan.denominator)
-        return add_downlink_(values, plan, noise_keys(self.keys, values), round, backend).cpu().float()
+        return add_downlink_(values, plan, noise_keys(self.keys, values, plan), round, backend).cpu().float()
 
     def charge_clients(self, plan: ReleasePlan, round: int, clients: Iterable[int]) -> None:
         """Local trust: charge clients before they are asked, since they release at once."""
@@ -86,8 +88,8 @@ class Releaser:
         return frozenset(client for client, count in counts.items() if count >= max_participations)
 
     def _event(self, plan: ReleasePlan, round: int, key: str) -> dp_event.DpEvent:
-        """The cost of a release: the round's part of the run, or one more row if the round was released otherwise."""
-        first = None if plan.facts.separate_rounds else self.ledger.first_key(round)
+        """The cost of a release: the round's own, or that of one more with the same draws if it was released before."""
+        first = self.ledger.first_key(round, after=self.redrawn)
         return plan.event if first in (None, key) else plan.repeated_event
 
     def _client_key(self, round: int, client: int) -> str:

@@ -154,7 +154,7 @@ def watch(
         subject.add(block, [torch.randn(subject.layers.size, generator=generator) for _ in range(2)])
         total = block.total
         canaries.insert(round_, plan, total)
-        release(total, plan, noise_keys(keys, total), round_)
+        release(total, plan, noise_keys(keys, total, plan), round_)
         canaries.observe(round_, plan, total)
         mean = (total / plan.denominator).float()
         moved = torch.zeros(subject.layers.size)

@@ -86,7 +86,7 @@ def train(
             plan = method.plan(transcript)
         total = BoundedSum.empty(plan)
         total.add(trainer.sum(x, y, rows, plan))
-        own = noise_keys(keys, total.total)
+        own = noise_keys(keys, total.total, plan)
         ledger.charge(plan.event, round=step, key=fingerprint(own, step))
         mean = (release(total.total, plan, own, step) / plan.denominator).float()
         trainer.weights.add_(plan.expand(mean), alpha=lr)

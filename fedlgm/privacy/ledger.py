@@ -374,11 +374,11 @@ class Ledger:
         with self._translated():
             return set(self._db.execute("SELECT round, client, key FROM charges").fetchall())
 
-    def first_key(self, round: int, client: int = SERVER) -> str | None:
-        """Name of the noise key with which a round was released first; None if it was not."""
-        query = "SELECT key FROM charges WHERE round = ? AND client = ? ORDER BY number LIMIT 1"
+    def first_key(self, round: int, client: int = SERVER, after: int = 0) -> str | None:
+        """Name of the noise key with which a round was released first after row `after`; None if it was not."""
+        query = "SELECT key FROM charges WHERE round = ? AND client = ? AND number > ? ORDER BY number LIMIT 1"
         with self._translated():
-            row = self._db.execute(query, (round, client)).fetchone()
+            row = self._db.execute(query, (round, client, after)).fetchone()
         return None if row is None else str(row[0])
 
     def since(self, round: int) -> list[tuple[int, int, str]]:

@@ -74,19 +74,23 @@ def serve(
             Ledger(folder.ledger_file, folder.owner()) as ledger,
         ):
             # Real nodes make other updates when a round is made again, unless they keep their answers.
-            repeats = nodes.repeats
+            repeats, redrawn = nodes.repeats, abandoned
+            attempt = b"" if repeats else secrets.token_bytes(16)
+            draws = keys
             if not repeats:
                 abandoned = ledger.position()
+                if keys.secret and assembly.facts.separate_rounds and recipe.unit == "client":
+                    # Other clients than before: sampling then amplifies what is released again, too.
+                    draws, redrawn = keys.derive(b"draws", attempt), abandoned
             _warn_of_cost(ledger, transcript, abandoned)
             recorder = Recorder(assembly, folder, optimizer, progress, abandoned, followers)
             canaries = run_canaries(assembly, folder, keys, nodes.simulated) if recipe.run.audit else None
-            attempt = b"" if repeats else secrets.token_bytes(16)
             strategy = LayerwiseFedAvg(
                 assembly.method,
                 transcript,
-                CohortSampler(assembly.cohorts, keys, federation.dropout),
+                CohortSampler(assembly.cohorts, draws, federation.dropout),
                 optimizer,
-                Releaser(keys, ledger, assembly.numerics, attempt, canaries, run_noise),
+                Releaser(keys, ledger, assembly.numerics, attempt, canaries, run_noise, redrawn),
                 nodes,
                 on_round=recorder,
             )

@@ -142,7 +142,8 @@ class TestLocalRelease:
 
 def test_noise_of_a_secret_ring_depends_on_what_is_released():
     secret, public, sums = KeyRing(7, secret=True), KeyRing(7), (torch.zeros(3), torch.tensor([0.0, 0.0, 1e-30]))
-    assert len({noise_keys(secret, total).root for total in sums}) == 2
-    assert noise_keys(secret, sums[0]) == noise_keys(secret, torch.zeros(3))
-    assert noise_keys(secret, sums[0]).secret
-    assert all(noise_keys(public, total) == public for total in sums)  # whoever knows the seed can draw it anyway
+    made = plan()
+    assert len({noise_keys(secret, total, made).root for total in sums}) == 2
+    assert noise_keys(secret, sums[0], made) == noise_keys(secret, torch.zeros(3), made)
+    assert noise_keys(secret, sums[0], made).secret
+    assert all(noise_keys(public, total, made) == public for total in sums)  # whoever knows the seed can draw it anyway

@@ -84,7 +84,7 @@ class TestOneClientsRelease:
 class TestServersNoise:
     def noise(self, keys: KeyRing, total: torch.Tensor, round_: int = 1) -> torch.Tensor:
         plan = plan_for(CENTRAL)
-        return release(total.clone(), plan, noise_keys(keys, total), round_) - total
+        return release(total.clone(), plan, noise_keys(keys, total, plan), round_) - total
 
     def test_unseeded_noise_depends_on_the_sum(self):
         keys, total = KeyRing.from_seed(None), bounded(update(1), plan_for(CENTRAL))
@@ -99,10 +99,10 @@ class TestServersNoise:
         assert correlation(self.noise(keys, total), self.noise(keys, total + 1)) > 0.999
 
     def test_a_secret_ring_is_never_used_as_it_is(self):
-        keys = KeyRing.from_seed(None)
-        assert noise_keys(keys, torch.zeros(3)) != keys
-        assert noise_keys(keys, torch.zeros(3)) != noise_keys(keys, torch.zeros(4))
-        assert noise_keys(keys, torch.zeros(3)).secret
+        keys, plan = KeyRing.from_seed(None), plan_for(CENTRAL)
+        assert noise_keys(keys, torch.zeros(3), plan) != keys
+        assert noise_keys(keys, torch.zeros(3), plan) != noise_keys(keys, torch.zeros(4), plan)
+        assert noise_keys(keys, torch.zeros(3), plan).secret
 
     @pytest.mark.parametrize(("seed", "rows"), [(None, 2), (3, 1)])
     def test_a_round_made_again_with_other_contributions_is_another_release(self, tmp_path, seed, rows):

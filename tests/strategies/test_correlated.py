@@ -200,7 +200,7 @@ class TestReplay:
         for round_ in rounds:
             plan = method.plan(Transcript(round_ - 1, (torch.zeros(self.layers.size),)))
             total = torch.full((plan.size,), float(round_), dtype=torch.float64)
-            ring = noise_keys(keys or KeyRing(3), total)
+            ring = noise_keys(keys or KeyRing(3), total, plan)
             found.append(release(total, plan, ring, round_, backend=backend, run_noise=run_noise))
         return found
 
