@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -52,8 +54,8 @@ class Sampling:
     def __post_init__(self) -> None:
         if self.scheme not in get_args(Scheme):
             raise ConfigError(f"unknown sampling scheme {self.scheme!r}; known: {', '.join(get_args(Scheme))}")
-        if self.population < 1:
-            raise ConfigError(f"the population must be at least 1, got {self.population}")
+        if not (isinstance(self.population, numbers.Integral) and self.population >= 1):
+            raise ConfigError(f"the population must be a whole number of at least 1, got {self.population}")
         if not 0 < self.rate <= 1:
             raise ConfigError(f"the sampling rate must lie in (0, 1], got {self.rate}")
         if self.scheme in ("fixed", "min-separation") and abs(self.expected - round(self.expected)) > _ROUNDING:
@@ -69,7 +71,7 @@ class Sampling:
 
     def _check_separation(self) -> None:
         b, cohort = self.separation, self.expected
-        if b is None or b < 1 or int(b) != b:
+        if not (isinstance(b, numbers.Integral) and b >= 1):
             raise ConfigError(f"{self.scheme} sampling needs a separation, a whole number of at least 1, got {b}")
         if self.scheme == "cyclic" and abs(b * self.rate - 1) > _ROUNDING:
             raise ConfigError(f"a cycle of {b} groups asks 1/{b} of the clients in a round: rate is {self.rate:g}")
@@ -158,12 +160,12 @@ class LocalSteps:
     batch: float
 
     def __post_init__(self) -> None:
-        if self.count < 1:
-            raise ConfigError(f"a round has at least 1 local step, got {self.count}")
+        if not (isinstance(self.count, numbers.Integral) and self.count >= 1):
+            raise ConfigError(f"a round has a whole number of local steps, at least 1, got {self.count}")
         if not 0 < self.rate <= 1:
             raise ConfigError(f"the rate of local steps must lie in (0, 1], got {self.rate}")
-        if not self.batch > 0:
-            raise ConfigError(f"the batch of local steps must be positive, got {self.batch}")
+        if not (math.isfinite(self.batch) and self.batch > 0):
+            raise ConfigError(f"the batch of local steps must be finite and positive, got {self.batch}")
 
 
 @dataclass(frozen=True)
@@ -208,6 +210,9 @@ class RunFacts:
     noise: Correlation | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
+        for what, value, known in (("relation", self.relation, Relation), ("trust", self.trust, Trust)):
+            if value not in get_args(known):
+                raise ConfigError(f"unknown {what} {value!r}; known: {', '.join(get_args(known))}")
         if self.noise is not None or self.sampling.separation is not None:
             self._check_noise()
         if self.steps is not None:

@@ -59,7 +59,11 @@ _NEEDS = {
     False: "nobody takes part twice within {b} rounds; who takes part when may be known",
 }
 """What the guarantee of a run whose rounds are not charged one by one rests on, by whether draws amplify it."""
-_SECRET = {"client": "who takes part in a round stays secret", "example": "which examples a round draws stays secret"}
+_SECRET = {
+    "client": "who takes part in a round stays secret",
+    "example": "which examples a round draws stays secret",
+    "step": "which of its examples a client's step draws stays secret",
+}
 """What amplification by sampling rests on."""
 
 _SAMPLED_REPLACE_ONE = (
@@ -129,6 +133,8 @@ class ReleasePlan:
             raise ConfigError(f"unknown bounded_by {self.bounded_by!r}; known: {', '.join(get_args(BoundedBy))}")
         if self.queries and self.family != "gaussian":
             raise ConfigError("an auxiliary query bounds a unit's vector in l2 norm: only Gaussian releases have one")
+        if self.position is not None and type(self.position) is not int:
+            raise ConfigError(f"the position of a round must be a whole number, got {self.position!r}")
         if np.isinf(sigma[released]).any():
             raise PrivacyError("a released layer has infinite noise: mark it as not released")
         object.__setattr__(self, "guarantee", self._qualified())
@@ -139,6 +145,11 @@ class ReleasePlan:
         if self.effective_multiplier == 0:
             raise PrivacyError("a release without noise cannot carry a proven guarantee")
         facts = self.facts
+        if facts.steps is not None and self.bounded_by != "trainer":
+            raise PrivacyError(
+                "local steps sample a client's examples, which amplifies nothing where whole updates are bounded: their "
+                "plan needs bounded_by = 'trainer'"
+            )
         if facts.separate_rounds:
             return
         if self.family != "gaussian":
@@ -157,8 +168,8 @@ class ReleasePlan:
         needs = ""
         if not facts.separate_rounds:
             needs = _NEEDS[amplified].format(b=facts.sampling.separation)
-        elif amplified and facts.trust == "central":
-            needs = _SECRET[given.unit]
+        elif amplified:
+            needs = _SECRET[given.unit] if facts.steps is None else _SECRET["step"]
         if given.status != "none" and needs not in given.reason:
             given = replace(given, reason=f"{given.reason}; {needs}")
         if self.family != "gaussian" or facts.relation != "replace-one" or not amplified:

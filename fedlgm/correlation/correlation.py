@@ -23,6 +23,8 @@ from fedlgm.correlation.workloads import Workload, as_workload
 from fedlgm.errors import ConfigError
 
 _MOST_ROUNDS = 1_000_000
+MOST_BUFFERS = 8
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +71,8 @@ class Correlation:
         decays, scales = np.array(self.decays), np.array(self.scales)
         if decays.shape != scales.shape or not ((decays > 0) & (decays < 1)).all() or not (scales > 0).all():
             raise ConfigError("buffers need decays in (0, 1) and as many positive scales")
+        if decays.size and not np.array_equal(c, blt.coefficients(decays, scales, self.rounds)):
+            raise ConfigError("these coefficients are not those of the buffers that the noise is made by")
         c.setflags(write=False)
         object.__setattr__(self, "rounds", int(self.rounds))
         object.__setattr__(self, "coefficients", c)
@@ -77,6 +81,8 @@ class Correlation:
     def from_buffers(cls, rounds: int, decays: tuple[float, ...], scales: tuple[float, ...]) -> Correlation:
         """The buffered Toeplitz strategy c_0 = 1, c_j = sum_i scale_i decay_i^(j-1)."""
         _check_rounds(rounds)
+        if not len(decays) == len(scales) <= MOST_BUFFERS or not sum(scales) <= 1 + _ROUNDING:
+            raise ConfigError(f"a buffered strategy has at most {MOST_BUFFERS} buffers, whose scales sum to at most 1")
         c = blt.coefficients(np.array(decays, dtype=np.float64), np.array(scales, dtype=np.float64), rounds)
         return cls("blt", rounds, c, tuple(decays), tuple(scales))
 

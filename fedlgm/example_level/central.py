@@ -77,13 +77,15 @@ def train(
         raise ConfigError(f"the facts count {facts.sampling.population} examples, the data have {len(y)}")
     batches = batch_keys(keys, digest_of(x, y))
     transcript = Transcript.start(trainer.weights.clone())
-    plan = method.plan(transcript)
     for step in range(1, facts.rounds + 1):
-        rows = poisson_rows(batches, len(y), facts.sampling.rate, step, 0)
+        plan = method.plan(transcript)
+        drawn = batches
+        if keys.secret:
+            # A step at other weights or by another plan is another release, which sampling amplifies by its own draws.
+            drawn = batches.derive(trainer.weights.detach().cpu().numpy().tobytes(), plan.to_json().encode())
+        rows = poisson_rows(drawn, len(y), facts.sampling.rate, step, 0)
         if isinstance(mechanism, UsesPrivateNorms):  # a published variant, whose plan is charged as not private
             plan = mechanism.plan_from_private_norms(method.layers, facts, trainer.norms(x, y, rows).cpu().numpy())
-        else:
-            plan = method.plan(transcript)
         total = BoundedSum.empty(plan)
         total.add(trainer.sum(x, y, rows, plan))
         own = noise_keys(keys, total.total, plan)

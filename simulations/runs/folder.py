@@ -45,6 +45,7 @@ class Checkpoint:
     transcript: Transcript
     optimizer: dict[str, Tensor]
     noise: str = ""  # `NoiseRings.digest` of its rounds
+    keys: str = ""  # which keys drew who takes part; it tells nothing of them
 
 
 class RunFolder:
@@ -300,7 +301,7 @@ class RunFolder:
     def _keys_file(self) -> Path:
         return self.path / "private" / "keys"
 
-    def keys(self, seed: int | None) -> tuple[KeyRing, int]:
+    def keys(self, seed: int | None, checkpoint: Checkpoint | None = None) -> tuple[KeyRing, int]:
         """The run's key ring, and up to which row of the ledger releases cannot be repeated.
 
         A run without a seed keeps its root, from the operating system, in a private file until it is finished: a round
@@ -328,12 +329,19 @@ class RunFolder:
             _write(self._keys_file, text.encode("ascii"), private=True)
         try:
             root, charged_before = self._keys_file.read_text(encoding="ascii").split()
-            return KeyRing(int(root, 16), secret=True), int(charged_before)
+            ring, charged = KeyRing(int(root, 16), secret=True), int(charged_before)
         except ValueError as error:
             raise RunError(
                 f"{self._keys_file} is damaged: restore it from a backup, or delete it, after which the run makes the "
                 "releases since its last checkpoint once more with fresh noise, and pays for them"
             ) from error
+        if checkpoint is not None and checkpoint.keys and checkpoint.keys != _named(ring):
+            if self.recipe().sampling.separation is not None:
+                raise RunError(
+                    f"{self._keys_file} is not that of the rounds before the last checkpoint: by other keys clients "
+                    "would take part sooner than they may; restore it from a backup, or start a new run"
+                )
+        return ring, charged
 
     def result(self) -> dict[str, Any] | None:
         """The final summary of a finished run, else None.
@@ -367,6 +375,8 @@ class RunFolder:
         meta = {"rounds": str(transcript.rounds), "plan": plan, "ledger_head": head}
         if self.noise_file.is_file():
             meta["noise"] = NoiseFile(self.noise_file).digest(transcript.rounds)
+        if self._keys_file.is_file():
+            meta["keys"] = _named(self.keys(None)[0])
         target = self.path / "checkpoints" / f"round-{transcript.rounds:06d}.safetensors"
         partial = target.with_suffix(".partial")
         try:
@@ -396,7 +406,8 @@ class RunFolder:
             models = tuple(tensors[f"models.{i}"] for i in range(sum(n.startswith("models.") for n in tensors)))
             plan = ReleasePlan.from_json(layers, described) if described else None
             optimizer = {n.removeprefix("optimizer."): t for n, t in tensors.items() if n.startswith("optimizer.")}
-            return Checkpoint(Transcript(rounds, models, tensors.get("mean"), plan), optimizer, meta.get("noise", ""))
+            transcript = Transcript(rounds, models, tensors.get("mean"), plan)
+            return Checkpoint(transcript, optimizer, meta.get("noise", ""), meta.get("keys", ""))
         if files:
             raise RunError(f"no checkpoint in {self.path / 'checkpoints'} can be read")
         return None
@@ -408,6 +419,11 @@ class RunFolder:
 def model_digest(model: Tensor) -> str:
     """SHA-256 of a flat float32 model."""
     return hashlib.sha256(model.to(torch.float32).contiguous().numpy().tobytes()).hexdigest()
+
+
+def _named(keys: KeyRing) -> str:
+    """Name of a ring that tells nothing of it, hexadecimal."""
+    return hashlib.sha256(keys.derive(b"name").root.to_bytes(16, "little")).hexdigest()
 
 
 def _metadata(checkpoint: Path) -> dict[str, str]:

@@ -66,7 +66,7 @@ def serve(
             restore(optimizer, transcript.models[-1], checkpoint.optimizer)
         _check_continued(assembly, folder, transcript)
         folder.truncate(transcript.rounds)
-        keys, abandoned = folder.keys(recipe.run.seed)
+        keys, abandoned = folder.keys(recipe.run.seed, checkpoint)
         run_noise = RunNoise() if assembly.facts.noise is None else folder.run_noise(recipe.run.seed, checkpoint)
         started = time.perf_counter()
         with (
@@ -140,12 +140,21 @@ def serve(
 
 
 def _check_continued(assembly: Assembly, folder: RunFolder, transcript: Transcript) -> None:
-    """Refuse to continue a run with noise that is correlated otherwise.
+    """Refuse to continue a run that is one mechanism with noise of another scale, or that is correlated otherwise.
 
     Raises:
-        RunError: this machine computes other coefficients.
+        RunError: this machine computes other coefficients, or another multiplier.
     """
-    if transcript.plan is not None and transcript.plan.facts.noise != assembly.facts.noise:
+    if transcript.plan is None:
+        return
+    started, facts = transcript.plan.facts, assembly.facts
+    if not facts.separate_rounds and started.least_multiplier != facts.least_multiplier:
+        raise RunError(
+            f"{folder.path} has a noise multiplier of {started.noise_multiplier:.12g}, this machine computes "
+            f"{facts.noise_multiplier:.12g} (another version of fedlgm or dp-accounting?): all rounds are one mechanism; "
+            "continue it where it was started"
+        )
+    if started.noise != facts.noise:
         raise RunError(
             f"{folder.path} correlated its noise by other coefficients than this machine computes (another version of "
             "NumPy or SciPy?): continue it where it was started"
