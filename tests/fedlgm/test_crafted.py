@@ -65,8 +65,11 @@ def test_crafted_plans_are_refused(path, value):
 
 @pytest.mark.parametrize(
     "crafted",
-    [{"count": math.nan}, {"count": 2.5}, {"count": 0}, {"count": "2"}, {"rate": math.nan}, {"rate": 0}]
-    + [{"batch": math.nan}, {"batch": math.inf}, {"batch": 0}],
+    [
+        *({"count": value} for value in (math.nan, 2.5, 0, "2")),
+        *({"rate": value} for value in (math.nan, 0)),
+        *({"batch": value} for value in (math.nan, math.inf, 0)),
+    ],
     ids=str,
 )
 def test_crafted_steps_are_refused(crafted):

@@ -102,5 +102,3 @@ def test_a_release_that_is_not_private_is_not_when_it_is_repeated(kind):
     plan = UnprotectedPlan(LAYERS, CLIP, CLIP, FACTS[kind], guarantee, position=1)
     assert isinstance(plan.event, dp_event.NonPrivateDpEvent)
     assert plan.repeated_event == plan.event
-
-

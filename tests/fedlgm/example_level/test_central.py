@@ -64,3 +64,31 @@ def test_a_mechanism_that_bounds_clients_is_refused(tmp_path):
         method = Method.of(model, mechanisms.get("dp-sgd"), facts)
         with pytest.raises(ConfigError, match="count 10 examples, the data have 9"):
             train(model, x[:9], y[:9], method, keys=KeyRing.from_seed(1), ledger=ledger, lr=1.0)
+
+
+class _Seen:
+    """Losses of a task that remembers how large its batches were."""
+
+    def __init__(self):
+        self.batches = []
+
+    def losses(self, outputs, y):
+        self.batches.append(tuple(y.tolist()))
+        return torch.nn.functional.cross_entropy(outputs, y % 2, reduction="none")
+
+
+def test_a_step_at_other_weights_draws_its_own_batch(tmp_path):
+    """Two releases of one draw are not amplified twice, as the ledger counts them."""
+    x, y = torch.randn(200, 4, generator=torch.Generator().manual_seed(0)), torch.arange(200)
+    facts = RunFacts(0.0, Sampling("poisson", 200, 0.2), rounds=3, epsilon=8.0, delta=1e-3)
+    keys, seen = KeyRing.from_seed(None), []
+    with Ledger(tmp_path / "ledger.sqlite", "run") as ledger:
+        for lr in (1.0, 1.0, 0.5):
+            torch.manual_seed(0)
+            model, task = torch.nn.Linear(4, 2), _Seen()
+            method = Method.of(model, mechanisms.get("dp-sgd"), facts)
+            train(model, x, y, method, keys=keys, ledger=ledger, lr=lr, task=task)
+            seen.append(task.batches)
+        assert seen[0] == seen[1] != seen[2]
+        assert seen[0][0] == seen[2][0]  # the first step is the same release
+        assert ledger.position() == 3 + 2

@@ -199,3 +199,25 @@ def test_figures_of_a_round_are_those_of_its_own_noise(correlated, tmp_path):
         assert row["sigma"] == sigma  # of z: the same in every round
         assert row["noise_norm"] == pytest.approx(rows[0]["noise_norm"] * factor / std[0])
     assert rows[-1]["noise_norm"] > 1.1 * rows[0]["noise_norm"]
+
+
+@pytest.mark.parametrize("noise", ["banded", "independent"])
+def test_the_keys_of_another_run_are_refused(correlated, tmp_path, noise):
+    """By other keys clients would be in other groups, and take part sooner than the run's cost allows."""
+    recipe = correlated(noise, seed=None)
+    one, other = (interrupted(recipe, tmp_path / name, 5) for name in ("one", "other"))
+    before = charges(one)
+    shutil.copy(other.path / "private" / "keys", one.path / "private" / "keys")
+    with pytest.raises(RunError, match="not that of the rounds before the last checkpoint"):
+        launch.resume(one.path)
+    assert charges(one) == before
+
+
+def test_another_multiplier_is_refused(correlated, tmp_path, monkeypatch):
+    """Rounds of one mechanism that are made for different noise compose to neither's cost."""
+    folder = interrupted(correlated(), tmp_path / "run", 5)
+    from fedlgm.privacy import whole_run
+
+    monkeypatch.setattr(whole_run, "_MARGIN", 1e-3)
+    with pytest.raises(RunError, match=r"noise multiplier of .* continue it where it was started"):
+        launch.resume(folder.path)
