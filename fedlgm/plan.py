@@ -147,8 +147,8 @@ class ReleasePlan:
         facts = self.facts
         if facts.steps is not None and self.bounded_by != "trainer":
             raise PrivacyError(
-                "local steps sample a client's examples, which amplifies nothing where whole updates are bounded: their "
-                "plan needs bounded_by = 'trainer'"
+                "local steps sample a client's examples, which amplifies nothing where whole updates are bounded: "
+                "their plan needs bounded_by = 'trainer'"
             )
         if facts.separate_rounds:
             return

@@ -335,12 +335,12 @@ class RunFolder:
                 f"{self._keys_file} is damaged: restore it from a backup, or delete it, after which the run makes the "
                 "releases since its last checkpoint once more with fresh noise, and pays for them"
             ) from error
-        if checkpoint is not None and checkpoint.keys and checkpoint.keys != _named(ring):
-            if self.recipe().sampling.separation is not None:
-                raise RunError(
-                    f"{self._keys_file} is not that of the rounds before the last checkpoint: by other keys clients "
-                    "would take part sooner than they may; restore it from a backup, or start a new run"
-                )
+        others = checkpoint is not None and checkpoint.keys not in ("", _named(ring))
+        if others and self.recipe().sampling.separation is not None:
+            raise RunError(
+                f"{self._keys_file} is not that of the rounds before the last checkpoint: by other keys clients would "
+                "take part sooner than they may; restore it from a backup, or start a new run"
+            )
         return ring, charged
 
     def result(self) -> dict[str, Any] | None:

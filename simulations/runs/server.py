@@ -151,8 +151,8 @@ def _check_continued(assembly: Assembly, folder: RunFolder, transcript: Transcri
     if not facts.separate_rounds and started.least_multiplier != facts.least_multiplier:
         raise RunError(
             f"{folder.path} has a noise multiplier of {started.noise_multiplier:.12g}, this machine computes "
-            f"{facts.noise_multiplier:.12g} (another version of fedlgm or dp-accounting?): all rounds are one mechanism; "
-            "continue it where it was started"
+            f"{facts.noise_multiplier:.12g} (another version of fedlgm or dp-accounting?): all rounds are one "
+            "mechanism; continue it where it was started"
         )
     if started.noise != facts.noise:
         raise RunError(

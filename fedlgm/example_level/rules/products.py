@@ -213,6 +213,7 @@ class _KeptRows:
         if not torch.isfinite(self.squares[0].sum()):
             counted = weight.nonzero()[:, 0]  # 0 times an infinite number would spread over the whole product
             use, weight = use[counted], weight[counted]
-        self._rule.add_product(sums[0], use, weight)
+        if len(use):
+            self._rule.add_product(sums[0], use, weight)
         for total, bias, square, factor in zip(sums[1:], self._biases, self._of_bias, factors[1:], strict=True):
             KeptGradients([bias], [square]).add([total], [factor])
