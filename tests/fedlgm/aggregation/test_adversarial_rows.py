@@ -307,8 +307,3 @@ class TestWhoBounds:
         total = empty(plan_of(guarantee=replace(GUARANTEE, **words)))
         total.add(torch.full((1, 5), 1e6))
         assert float(total.total.norm()) <= math.hypot(2.0, 0.5)
-
-
-def test_queries_do_not_stand_beside_updates_that_the_trainer_bounds():
-    with pytest.raises(ConfigError, match="an auxiliary query bounds a client's vector"):
-        plan_of(bounded_by="trainer", queries=(NoisyQuery(queries.named("below-bound", (3, 2)), 0.5),))
