@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.gpu_parts import rounds
 from benchmarks.gpu_parts.checks import check_all, check_no_sync
 from benchmarks.gpu_parts.tables import models
-from benchmarks.gpu_parts.times import Timer, sweep, time_cpu, time_noise, time_private_step
+from benchmarks.gpu_parts.times import Timer, sweep, time_bounded_sum, time_cpu, time_noise
 from fedlgm.aggregation import kernels
 from fedlgm.noise import Family
 
@@ -92,7 +92,7 @@ def with_gpu(attempt: Attempts, run_sweep: bool) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(),
         "backend": backend,
         "checks": attempt.checks(checks),
-        "private_step": list(_private_steps(attempt, timer)),
+        "bounded_sum": list(_bounded_sums(attempt, timer)),
         "noise": [
             attempt(f"noise, {name}, {family}", time_noise, timer, name, sizes, family)
             for name, sizes in tables.items()
@@ -106,15 +106,13 @@ def with_gpu(attempt: Attempts, run_sweep: bool) -> dict[str, Any]:
     return report
 
 
-def _private_steps(attempt: Attempts, timer: Timer) -> Iterable[dict[str, Any]]:
+def _bounded_sums(attempt: Attempts, timer: Timer) -> Iterable[dict[str, Any]]:
     for (name, sizes), clients in itertools.product(models().items(), CLIENTS):
         needed = 4 * sum(sizes) * (3.5 * clients + 4)
         if torch.cuda.mem_get_info()[0] < needed:
             yield {"model": name, "clients": clients, "skipped": f"needs {needed / 2**30:.1f} GiB"}
             continue
-        for local in (False, True):
-            part = f"private step, {name}, {clients} clients, {'local' if local else 'central'} trust"
-            yield attempt(part, time_private_step, timer, name, sizes, clients, local)
+        yield attempt(f"bounded sum, {name}, {clients} clients", time_bounded_sum, timer, name, sizes, clients)
         torch.cuda.empty_cache()
 
 
@@ -138,7 +136,7 @@ def show(report: dict[str, Any]) -> None:
     print(report["device"] or report["reason"])
     for part, checks in report["checks"].items():
         print(f"{part}: {sum(checks.values())} of {len(checks)} checks passed")
-    parts = [report.get(part, []) for part in ("private_step", "noise", "sweep")]
+    parts = [report.get(part, []) for part in ("bounded_sum", "noise", "sweep")]
     rows = [*itertools.chain(*parts), *report["rounds"].get("rows", [])]
     for row in filter(None, [*rows, report["rounds"].get("summary"), report["cpu"]]):
         print("  ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in row.items()))

@@ -49,7 +49,7 @@ def plan_milliseconds(repeats: int) -> float:
     return 1e3 * statistics.median(_timed(lambda: mechanism.plan(layers, FACTS, transcript)) for _ in range(repeats))
 
 
-def private_step(repeats: int) -> dict[str, float]:
+def bound_and_release(repeats: int) -> dict[str, float]:
     layers = LayerTable.from_module(models.build("resnet18", in_shape=(3, 32, 32), classes=10))
     plan = mechanisms.get("snr-consistent").plan(layers, FACTS, Transcript.start(torch.zeros(1)))
     update, keys = torch.randn(layers.size), KeyRing(1)
@@ -151,7 +151,7 @@ def main() -> None:
     repeats = parser.parse_args().repeats
     result = processes(repeats) | {
         "resnet152_plan_milliseconds": plan_milliseconds(repeats),
-        "private_step_resnet18": private_step(repeats),
+        "bound_and_release_resnet18": bound_and_release(repeats),
         "private_round_fashion_mnist": private_round(repeats),
         "partition_seconds": partitions(repeats),
     }

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from clients.layerwise import LayerwiseClient
 from clients.source import ClientData
+from fedlgm import wire
 from fedlgm.aggregation import BoundedSum
 from fedlgm.devices import torch_threads
 from fedlgm.errors import ConfigError
@@ -65,6 +66,20 @@ class ExampleClient(LayerwiseClient):
                     self._consent.record(context.state, client, name, plan)
                 total.merge(update, 1, 0)
         return total, []
+
+    def _raw_norms(self, message: Message, model: Tensor, round_: int) -> np.ndarray:
+        """Layer norms of the gradients of the step's batches, [examples, K], without those that are not finite."""
+        plan = ReleasePlan.from_json(self._layers, str(message.content.config_records[wire.CONFIG][wire.PLAN]))
+        found, trainer = [np.empty((0, len(self._layers)))], self._trainer
+        trainer.weights.copy_(model)
+        with torch_threads(self._numerics.threads):
+            for client in self._members(message):
+                data, digest = self._examples(client)
+                keys = batch_keys(self._keys, digest)
+                rows = poisson_rows(keys, len(data), plan.facts.sampling.rate, round_, client)
+                norms = trainer.norms(data.x, data.y, rows)
+                found.append(norms[norms.isfinite().all(dim=1)].cpu().numpy())
+        return np.concatenate(found)
 
     @property
     def _trainer(self) -> ExampleTrainer:

@@ -177,15 +177,19 @@ class LayerwiseClient:
         """Reply with each client's raw layer norms [clients, K]. Only published, NOT PRIVATE variants ask for them."""
         if self._consent is not None:
             self._consent.check_raw_figures()
-        config = message.content.config_records[wire.CONFIG]
-        round_ = int(config[wire.ROUND])  # type: ignore[arg-type]
+        round_ = int(message.content.config_records[wire.CONFIG][wire.ROUND])  # type: ignore[arg-type]
+        rows = self._raw_norms(message, _model(message), round_)
+        return _reply(message, {wire.NORMS: rows}, {wire.CLIENT_COUNT: len(rows)})
+
+    def _raw_norms(self, message: Message, model: Tensor, round_: int) -> np.ndarray:
+        """Layer norms of the block's updates, [clients, K]."""
         rows: list[np.ndarray] = []
-        for clients, updates in self._updates(self._members(message), _model(message), round_):
+        for clients, updates in self._updates(self._members(message), model, round_):
             if updates is None:
                 rows += [np.zeros(len(self._layers)) for _ in clients]
             else:
                 rows += [self._layers.norms(update).numpy() for update in unbounded(updates).cpu()]
-        return _reply(message, {wire.NORMS: np.stack(rows)}, {wire.CLIENT_COUNT: len(rows)})
+        return np.stack(rows)
 
     @property
     def _kernels(self) -> Any:

@@ -53,7 +53,8 @@ def med_clip_published(bound: float, private_norms: np.ndarray) -> np.ndarray:
 def released_norms(mean_update: Tensor, plan: ReleasePlan) -> np.ndarray:
     """Layer norms of a released mean update with the noise's share taken off, float64 [K].
 
-    m_j = sqrt(max(||G_j||^2 - d_j (sigma_j / (q N))^2, 0)); layers that were not released give 0. Post-processing of a
+    m_j = sqrt(max(||G_j||^2 - d_j (sigma_j / (q N))^2, 0)), with sigma_j the round's own noise
+    (`ReleasePlan.round_sigma`); layers that were not released give 0. Post-processing of a
     release, so it costs nothing.
 
     Args:

@@ -61,7 +61,7 @@ class LayerTable:
             module: the model; may live on the meta device.
             group_by: "module" puts the tensors of one module (weight and bias) into one layer, "tensor" makes every
                 tensor a layer, "all" makes one layer of the whole model, a function maps a parameter's name to its
-                layer's name.
+                layer's name. Several tensors that `module` holds itself are the layer "model".
 
         Raises:
             ConfigError: unknown grouping, or no trainable parameter.
@@ -79,7 +79,8 @@ class LayerTable:
             for name, parameter in members:
                 slots.append(Slot(name, tuple(parameter.shape), offset, parameter.numel()))
                 offset += parameter.numel()
-            layers.append(Layer(layer_name, tuple(slots), start, offset - start))
+            own_name = slots[0].name if len(slots) == 1 else "model"
+            layers.append(Layer(layer_name or own_name, tuple(slots), start, offset - start))
         return cls(tuple(layers))
 
     @classmethod
@@ -190,7 +191,7 @@ def _grouping(group_by: str | Callable[[str], str]) -> Callable[[str], str]:
     if callable(group_by):
         return group_by
     rules: dict[str, Callable[[str], str]] = {
-        "module": lambda name: name.rpartition(".")[0] or name,
+        "module": lambda name: name.rpartition(".")[0],
         "tensor": lambda name: name,
         "all": lambda name: "all",
     }

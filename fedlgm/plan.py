@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from fedlgm import privacy, queries
-from fedlgm.allocation import effective_multiplier
+from fedlgm.allocation import effective_multiplier, floor_digits
 from fedlgm.contributions import BoundedBy
 from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.facts import RunFacts, Sampling
@@ -32,6 +32,8 @@ from fedlgm.queries import NoisyQuery
 
 if TYPE_CHECKING:
     from dp_accounting import dp_event
+
+    from fedlgm.privacy.whole_run import WholeRun
 
 __all__ = ["NoisyQuery", "Part", "ReleasePlan", "RunFacts", "Sampling", "UnprotectedPlan"]
 
@@ -51,6 +53,12 @@ class Part(NamedTuple):
     clip: float
     sigma: float
 
+
+_NEEDS = {
+    True: "every client is in one of {b} groups for the whole run, and who takes part in a group's round stays secret",
+    False: "nobody takes part twice within {b} rounds; who takes part when may be known",
+}
+"""What the guarantee of a run whose rounds are not charged one by one rests on, by whether draws amplify it."""
 
 _SAMPLED_REPLACE_ONE = (
     "conditional on the composition of sampled releases under replace-one costing no more than that of the sampled "
@@ -79,7 +87,12 @@ class ReleasePlan:
         claim: what the method's authors would charge for the round, if that differs from `event`.
         downlink: under local trust, std of noise that the server adds to every coordinate of the mean before it is
             broadcast. It costs nothing and proves nothing more: the uploads are released already.
+        position: rounds before this one, in runs whose rounds are not charged one by one; see `Method.plan`.
         notes: public figures that explain the plan, by name, each [K]; they are logged and do not travel.
+
+    Raises:
+        ConfigError: numbers outside their range, or of another shape.
+        PrivacyError: a guarantee that does not fit, or a release that costs more than its run is made for.
     """
 
     layers: LayerTable
@@ -93,6 +106,7 @@ class ReleasePlan:
     bounded_by: BoundedBy = "aggregator"
     claim: dict[str, Any] | None = None
     downlink: float = 0.0
+    position: int | None = None
     notes: dict[str, np.ndarray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -122,11 +136,25 @@ class ReleasePlan:
         self.guarantee.require(protected=True)
         if self.effective_multiplier == 0:
             raise PrivacyError("a release without noise cannot carry a proven guarantee")
+        facts = self.facts
+        if facts.separate_rounds:
+            return
+        if self.family != "gaussian":
+            raise PrivacyError(f"noise of a whole run is accounted for as Gaussian: the plan has {self.family} noise")
+        least = privacy.whole_run.WholeRun.least_multiplier(facts.noise_multiplier)
+        if self.effective_multiplier < least:
+            raise PrivacyError(
+                "a run is one mechanism only if no round has less noise than it is made for: this plan has a "
+                f"multiplier of {self.effective_multiplier:g}, the run {facts.noise_multiplier:g}"
+            )
 
     def _qualified(self) -> Guarantee:
         """The guarantee in the run's own terms, with the condition of sampled Gaussian releases under replace-one."""
         facts = self.facts
         given = replace(self.guarantee, relation=facts.relation, trust=facts.trust)
+        if not facts.separate_rounds and given.status != "none":
+            needs = _NEEDS[facts.sampling.amplifies].format(b=facts.sampling.separation)
+            return given if needs in given.reason else replace(given, reason=f"{given.reason}; {needs}")
         amplified = facts.accounted_rate < 1
         if self.family != "gaussian" or facts.relation != "replace-one" or not amplified:
             return given
@@ -162,10 +190,10 @@ class ReleasePlan:
         """
         clip, sigma = np.array([p.clip for p in self.parts]), np.array([p.sigma for p in self.parts])
         if self.family == "gaussian":
-            return _floor_digits(effective_multiplier(clip, sigma), 9)
+            return floor_digits(effective_multiplier(clip, sigma), 9)
         with np.errstate(divide="ignore", invalid="ignore"):
             loss = float(np.sum(np.where(clip > 0, clip / sigma, 0.0)))
-        return _floor_digits(1.0 / loss, 9) if loss > 0 else math.inf
+        return floor_digits(1.0 / loss, 9) if loss > 0 else math.inf
 
     @property
     def event(self) -> dp_event.DpEvent:
@@ -173,7 +201,15 @@ class ReleasePlan:
 
         A plan that releases nothing has that of a whole release: where it follows from earlier releases that there is
         none, composition is proven only if the number of releases does not depend on them.
+
+        Where rounds are not charged one by one it is what this round adds to the cost of the run so far; see
+        `privacy.whole_run`.
+
+        Raises:
+            PrivacyError: such a plan without its position.
         """
+        if not self.facts.separate_rounds:
+            return self.run.event(self._position, self.facts.noise_multiplier)
         own = self.effective_multiplier if self.size > 0 else self.facts.noise_multiplier
         multiplier, rate = own / SENSITIVITY_FACTOR[self.facts.relation], self.facts.accounted_rate
         if self.family == "laplace":
@@ -181,6 +217,31 @@ class ReleasePlan:
             return privacy.accounting.laplace_event(loss, rate, self.facts.relation)
         steps = 1 if self.facts.steps is None else self.facts.steps.count
         return privacy.accounting.repeated(privacy.accounting.gaussian_event(multiplier, rate), steps)
+
+    @property
+    def repeated_event(self) -> dp_event.DpEvent:
+        """The accounting event of one more release of the same round with other noise."""
+        if self.facts.separate_rounds:
+            return self.event
+        return self.run.repeated_event(self._position, self.facts.noise_multiplier)
+
+    @property
+    def run(self) -> WholeRun:
+        """The whole run as one mechanism, where rounds are not charged one by one."""
+        return privacy.whole_run.whole_run(self.facts)
+
+    @property
+    def _position(self) -> int:
+        if self.position is None:
+            raise PrivacyError(
+                "what a round of this run costs depends on its place in it, which this plan does not know: make plans "
+                "by Method.plan"
+            )
+        if not 0 <= self.position < self.facts.rounds:
+            raise PrivacyError(
+                f"the run was made for {self.facts.rounds} rounds: there is no round {self.position + 1}"
+            )
+        return self.position
 
     @property
     def protected(self) -> bool:
@@ -203,20 +264,28 @@ class ReleasePlan:
 
     @property
     def snr(self) -> np.ndarray:
-        """SNR_j = s_j^2 / (d_j sigma_j^2), [K]; 0 where not released."""
+        """SNR_j = s_j^2 / (d_j sigma_j^2) by the noise of this round, [K]; 0 where not released."""
         with np.errstate(divide="ignore", invalid="ignore"):
-            return np.where(self.released, self.clip**2 / (self.layers.sizes * self.sigma**2), 0.0)
+            return np.where(self.released, self.clip**2 / (self.layers.sizes * self.round_sigma**2), 0.0)
+
+    @property
+    def round_sigma(self) -> np.ndarray:
+        """Scale of the noise that is added in this round, [K]: sigma, or sigma std(w_t) where it is correlated.
+
+        `sigma` is the scale of the independent z_t that correlated noise w_t is made of; a round's own noise is larger.
+        """
+        return self.sigma if self.facts.noise is None else self.sigma * self.run.noise_std[self._position]
 
     @property
     def upload_sigma(self) -> np.ndarray:
-        """Noise scale of one noising party's contribution to the sum, [K]: sigma, or what a round's local steps add up.
+        """Noise scale of one noising party's contribution to the sum, [K]: that of the round, or of all local steps.
 
         A step moves the client's model by lr / B times a noisy sum, so k of them leave lr sqrt(k) / B sigma.
         """
         steps = self.facts.steps
-        return (
-            self.sigma if steps is None else self.sigma * self.facts.training.lr * math.sqrt(steps.count) / steps.batch
-        )
+        if steps is None:
+            return self.round_sigma
+        return self.sigma * self.facts.training.lr * math.sqrt(steps.count) / steps.batch
 
     @property
     def party_noise_norms(self) -> np.ndarray:
@@ -264,6 +333,7 @@ class ReleasePlan:
                 "claim": self.claim,
                 "downlink": self.downlink,
             }
+            | ({} if self.position is None else {"position": self.position})
         )
 
     @staticmethod
@@ -288,6 +358,7 @@ class ReleasePlan:
                 bounded_by=raw["bounded_by"],
                 claim=raw["claim"],
                 downlink=float(raw["downlink"]),
+                position=raw.get("position"),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             if isinstance(error, ConfigError):
@@ -314,10 +385,3 @@ class UnprotectedPlan(ReleasePlan):
     def protected(self) -> bool:
         """False."""
         return False
-
-
-def _floor_digits(value: float, digits: int) -> float:
-    if value == 0 or math.isinf(value):
-        return value
-    scale = 10.0 ** (digits - 1 - math.floor(math.log10(value)))
-    return math.floor(value * scale) / scale

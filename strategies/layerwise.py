@@ -204,14 +204,17 @@ class LayerwiseFedAvg(FedAvg):
         mechanism, layers, facts = self.method.mechanism, self.method.layers, self.method.facts
         if not isinstance(mechanism, UsesPrivateNorms):
             with torch_threads(self.releaser.numerics.threads):
-                return mechanism.plan(layers, facts, self.transcript)
-        sent = self._messages(grid, cut, round_, arrays, wire.TRAIN_NORMS, {})
+                return self.method.plan(self.transcript)
+        extra = {wire.PLAN: self.method.plan(self.transcript).to_json()}  # how examples are sampled
+        sent = self._messages(grid, cut, round_, arrays, wire.TRAIN_NORMS, extra)
         messages = [one.message for one in sent if one.message is not None]
         replies = grid.send_and_receive(messages, timeout=self.nodes.round_timeout)
+        examples = mechanism.unit == "example"  # then a row is an example's
         rows = [
             norms
             for one, reply in in_order(sent, replies, self.nodes.single, [])
-            if reply is not None and (norms := _norms(reply, len(one.clients), len(layers))) is not None
+            if reply is not None
+            and (norms := _norms(reply, None if examples else len(one.clients), len(layers))) is not None
         ]
         norms = np.concatenate(rows) if rows else np.ones((1, len(layers)))
         return mechanism.plan_from_private_norms(layers, facts, norms)
@@ -299,13 +302,13 @@ class LayerwiseFedAvg(FedAvg):
             raise RunError(f"more than federation.max_failures = {nodes.max_failures} nodes failed: {told}")
 
 
-def _norms(reply: Message, clients: int, layers: int) -> np.ndarray | None:
-    """Raw layer norms [clients, K] of a reply; None if it holds something else."""
+def _norms(reply: Message, count: int | None, layers: int) -> np.ndarray | None:
+    """Raw layer norms [count, K] of a reply, or of any number of examples; None if it holds something else."""
     try:
         rows = wire.view(reply.content.array_records[wire.ARRAYS][wire.NORMS].data)
     except (KeyError, RunError, AttributeError):
         return None
-    if rows.shape != (clients, layers) or not np.issubdtype(rows.dtype, np.floating):
+    if rows.shape != (len(rows) if count is None else count, layers) or not np.issubdtype(rows.dtype, np.floating):
         return None
     return rows if np.isfinite(rows).all() and (rows >= 0).all() else None
 

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import nbformat
+import pytest
 from nbclient import NotebookClient
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
@@ -22,6 +23,7 @@ def test_quickstart_notebook() -> None:
     assert any("NOT PRIVATE" in o and "inf" in o for o in outputs_of("quickstart.ipynb"))
 
 
+@pytest.mark.slow
 def test_attacks_notebook() -> None:
     outputs = outputs_of("attacks.ipynb")
     assert sum("image/png" in o for o in outputs) == 4
@@ -29,3 +31,14 @@ def test_attacks_notebook() -> None:
     assert float(figures["no noise"]) > 0.9  # the attack works where there is no noise,
     assert abs(float(figures["epsilon 8"])) < 0.3  # and finds nothing under noise that is sound
     assert abs(float(figures["epsilon 1"])) < 0.3
+
+
+def test_correlated_notebook() -> None:
+    outputs = outputs_of("correlated.ipynb")
+    assert sum("image/png" in o for o in outputs) == 2
+    text = "".join(outputs).replace("\\n", "\n")
+    assert float(re.search(r"ten rounds apart: ([\d.]+)", text)[1]) < 0.4
+    found = re.findall(r"([\w ]+, \w+) noise +accuracy (\d+)%", text)
+    accuracy = {label: int(percent) for label, percent in found}
+    assert accuracy["public cycle, correlated"] > accuracy["public cycle, independent"] + 15
+    assert accuracy["public cycle, correlated"] > accuracy["Poisson sampling, independent"] - 8

@@ -97,7 +97,8 @@ class Round:
         ]
         total = torch.zeros_like(self.model)
         for updates in trainer.updates(self.model, tasks):
-            kernels.private_step(updates, self.offsets, self.clip, out=total)
+            factors = kernels.clip_factors(updates, self.offsets, self.clip).factors
+            kernels.clip_scale_sum(updates, self.offsets, factors, total)
         kernels.add_noise_(total, self.offsets, self.noise, "gaussian", KEY)
         return self.model + total / len(clients)
 

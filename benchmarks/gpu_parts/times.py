@@ -1,4 +1,4 @@
-"""Times of the private step and of noise alone, against copies and against the obvious loop.
+"""Times of a bounded sum with noise and of noise alone, against copies and against the obvious loop.
 
 Medians over repetitions with a flushed L2 cache. `device_ms` is what the GPU needs: a spinning kernel in front keeps it
 busy until everything is queued. `elapsed_ms` includes waiting for the host to launch.
@@ -16,14 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.gpu_parts.checks import bounded_step
 from benchmarks.gpu_parts.tables import KEY, models, offsets_of
 from fedlgm.aggregation import kernels
 from fedlgm.aggregation.kernels.layout import layout_of
 from fedlgm.aggregation.kernels.spec import Noise
 from fedlgm.noise import Family
 
-COPY_TARGET = 1.3  # private step over a copy that moves the same bytes, from 11 M parameters
-LOOP_TARGET = 4.0  # loop over layers over private step, ResNet-152 and one client
+COPY_TARGET = 1.3  # bounded sum over a copy that moves the same bytes, from 11 M parameters
+LOOP_TARGET = 4.0  # loop over layers over bounded sum, ResNet-152 and one client
 
 
 class Timer:
@@ -95,16 +96,18 @@ def time_copy(timer: Timer, size: int) -> float:
     return timer(lambda: target.copy_(source))["device_ms"]
 
 
-def time_private_step(timer: Timer, name: str, sizes: list[int], clients: int, local: bool) -> dict[str, Any]:
+def time_bounded_sum(timer: Timer, name: str, sizes: list[int], clients: int) -> dict[str, Any]:
+    """Bounding a block of clients, adding it up and adding noise, as a round does."""
     size, offsets = sum(sizes), offsets_of(sizes)
     updates = kernels.empty_block(clients, size, "cuda").normal_()
     clip = torch.full((len(sizes),), 1.0, device="cuda")
     scale = torch.full((len(sizes),), 0.1, device="cuda")
-    streams = torch.arange(clients, device="cuda") if local else None
-    step = timer(lambda: kernels.private_step(updates, offsets, clip, scale, key=KEY, streams=streams))
-    # Two passes over the block and one write of the sum; a copy reads and writes every byte it copies. Where the block
+    total = torch.zeros(size, device="cuda", dtype=torch.float64)
+    step = timer(lambda: bounded_step(updates, offsets, clip, scale, total))
+    # Two passes over the block, and the float64 sum read and written twice; a copy reads and writes every byte it
+    # copies. Where the block
     # fits into the L2 cache (one ResNet-18 client on an H100, just), the second pass costs less than memory's speed.
-    moved = 4 * size * (2 * clients + 1)
+    moved = 4 * size * (2 * clients + 8)
     copy = time_copy(timer, moved // 2)
     block_copy = time_copy(timer, 4 * size * clients)
     row: dict[str, Any] = {
@@ -112,7 +115,6 @@ def time_private_step(timer: Timer, name: str, sizes: list[int], clients: int, l
         "parameters": size,
         "layers": len(sizes),
         "clients": clients,
-        "trust": "local" if local else "central",
         **step,
         "bytes_moved": moved,
         "copy_of_same_traffic_ms": copy,
@@ -120,16 +122,15 @@ def time_private_step(timer: Timer, name: str, sizes: list[int], clients: int, l
         "over_copy_of_block": step["device_ms"] / block_copy,
         "tb_per_s": moved / step["device_ms"] / 1e9,
     }
-    if not local:
-        loop = timer(lambda: torch_loop(updates, sizes, clip, scale))
-        row |= {
-            # Not its `device_ms`: thousands of launches do not fit into the queue, the device waits for the host.
-            "torch_loop_elapsed_ms": loop["elapsed_ms"],
-            "speedup_over_torch_loop": loop["elapsed_ms"] / step["elapsed_ms"],
-        }
+    loop = timer(lambda: torch_loop(updates, sizes, clip, scale))
+    row |= {
+        # Not its `device_ms`: thousands of launches do not fit into the queue, the device waits for the host.
+        "torch_loop_elapsed_ms": loop["elapsed_ms"],
+        "speedup_over_torch_loop": loop["elapsed_ms"] / step["elapsed_ms"],
+    }
     if size >= 11_000_000:
         row["meets_copy_target"] = row["over_copy"] <= COPY_TARGET
-    if name == "resnet152" and clients == 1 and not local:
+    if name == "resnet152" and clients == 1:
         row["meets_loop_target"] = row["speedup_over_torch_loop"] >= LOOP_TARGET
     return row
 
@@ -161,7 +162,7 @@ def time_noise(timer: Timer, name: str, sizes: list[int], family: Family) -> dic
 
 
 def sweep(timer: Timer) -> list[dict[str, Any]]:
-    """Fused sum with central noise on ResNet-18, one client, for several launch configurations."""
+    """Sum with noise on ResNet-18, one client, for several launch configurations."""
     from fedlgm.aggregation.kernels import triton_kernels
 
     sizes = models()["resnet18"]
@@ -172,7 +173,7 @@ def sweep(timer: Timer) -> list[dict[str, Any]]:
     rows = []
     for launch in itertools.product((512, 1024, 2048, 4096, 8192), (2, 4, 8)):
         options = dict(zip(("tile", "warps"), launch, strict=True))
-        run = partial(triton_kernels.accumulate, out, layout, updates, ones, spec, fresh=True, **options)
+        run = partial(triton_kernels.accumulate, out, layout, updates, ones, spec, **options)
         rows.append({**options, **timer(run)})
     return rows
 

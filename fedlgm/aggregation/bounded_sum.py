@@ -64,11 +64,12 @@ class BoundedSum:
         """Add clients' flat updates [b, D], one after another.
 
         Raises:
-            PrivacyError: updates that the trainer has bounded where the plan bounds clients, or the reverse, or bounds
-                above the plan's.
+            PrivacyError: updates that the trainer has bounded where the plan bounds clients, or the reverse, bounds
+                above the plan's, or answers to other queries than the plan's.
         """
         if self.plan.bounded_by == "trainer":
-            self._add_bounded(updates)
+            for row in self._bounded(updates):
+                self._add_bounded(row)
             return
         for update in torch.atleast_2d(unbounded(updates)):
             self._add(update)
@@ -93,19 +94,22 @@ class BoundedSum:
                 self.total[position : position + noisy.query.size] += noisy.query.contribution(norms[None], clip)[0]
                 position += noisy.query.size
 
-    def _add_bounded(self, updates: Updates) -> None:
-        """Add the rows of updates that the trainer has bounded, in float64 to the end."""
-        plan = self.plan
-        kept = bounded(updates, tuple(plan.clip.tolist()), tuple(noisy.query.name for noisy in plan.queries))
-        for i, row in enumerate(torch.atleast_2d(kept.values)):
-            views = plan.layers.split(row)
-            parts = [views[j] for j in plan.indices]
-            parts += [] if kept.answers is None else [torch.atleast_2d(kept.answers)[i]]
-            self.count += 1
-            if not all(part.isfinite().all() for part in (row, *parts)):
-                self.discarded += 1
-            elif parts:
-                self.total += torch.cat([part.to(self.total) for part in parts])
+    def _bounded(self, updates: Updates) -> Tensor:
+        """Rows that the trainer has bounded as the plan says: updates, then answers to its queries."""
+        queries = [(noisy.query.name, noisy.query.size, noisy.query.bound) for noisy in self.plan.queries]
+        return torch.atleast_2d(bounded(updates, tuple(self.plan.clip.tolist()), queries))
+
+    def _add_bounded(self, row: Tensor) -> None:
+        """Add one row that the trainer has bounded, in float64 to the end."""
+        self.count += 1
+        if not row.isfinite().all():
+            self.discarded += 1
+            return
+        layers = self.plan.layers
+        views = layers.split(row[: layers.size])
+        released = [*(views[j] for j in self.plan.indices), row[layers.size :]]
+        if self.plan.size:
+            self.total += torch.cat(released).to(self.total)
 
     def skip(self, clients: int) -> None:
         """Count clients without data: they contribute zero."""

@@ -41,7 +41,8 @@ class DeviceSum(BoundedSum):
         """Bound clients' flat updates [b, D] on the device and add them; see `BoundedSum.add`."""
         plan = self.plan
         if plan.bounded_by == "trainer":
-            self._add_bounded(updates)
+            for row in self._bounded(updates):
+                self._add_bounded(row)
             return
         rows = torch.atleast_2d(unbounded(updates))
         self.count += len(rows)

@@ -13,6 +13,7 @@ from fedlgm.example_level.engine import ExampleLosses
 from fedlgm.example_level.trainer import ExampleTrainer, batch_keys, digest_of, poisson_rows
 from fedlgm.inputs import Inputs
 from fedlgm.keys import KeyRing
+from fedlgm.mechanisms.base import UsesPrivateNorms
 from fedlgm.mechanisms.method import Method
 from fedlgm.privacy.guarantee import Guarantee
 from fedlgm.privacy.ledger import Ledger
@@ -70,17 +71,21 @@ def train(
         ConfigError: a mechanism that bounds clients, a population that is not the data's, or a module without gradients
             per example.
     """
-    facts = method.facts
-    trainer = ExampleTrainer(module, method.layers, method.mechanism, task=task)
+    mechanism, facts = method.mechanism, method.facts
+    trainer = ExampleTrainer(module, method.layers, mechanism, task=task)
     if facts.sampling.population != len(y):
         raise ConfigError(f"the facts count {facts.sampling.population} examples, the data have {len(y)}")
     batches = batch_keys(keys, digest_of(x, y))
     transcript = Transcript.start(trainer.weights.clone())
     plan = method.plan(transcript)
     for step in range(1, facts.rounds + 1):
-        plan = method.plan(transcript)
+        rows = poisson_rows(batches, len(y), facts.sampling.rate, step, 0)
+        if isinstance(mechanism, UsesPrivateNorms):  # a published variant, whose plan is charged as not private
+            plan = mechanism.plan_from_private_norms(method.layers, facts, trainer.norms(x, y, rows).cpu().numpy())
+        else:
+            plan = method.plan(transcript)
         total = BoundedSum.empty(plan)
-        total.add(trainer.sum(x, y, poisson_rows(batches, len(y), facts.sampling.rate, step, 0), plan))
+        total.add(trainer.sum(x, y, rows, plan))
         own = noise_keys(keys, total.total)
         ledger.charge(plan.event, round=step, key=fingerprint(own, step))
         mean = (release(total.total, plan, own, step) / plan.denominator).float()

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from fedlgm import inputs
 from fedlgm.contributions import BoundedUpdates
 from fedlgm.errors import ConfigError
+from fedlgm.example_level.bounding import bounded_updates
 from fedlgm.example_level.engine import ExampleGradients, ExampleLosses
+from fedlgm.example_level.scaling import FlatClip
 from fedlgm.facts import LocalTraining
 from fedlgm.inputs import Inputs
 from fedlgm.keys import KeyRing, Purpose
@@ -68,16 +70,18 @@ class ExampleTrainer:
             plan: the step's plan.
         """
         scaling = self._mechanism.scaling(plan)
-        x, y = inputs.to(inputs.take(x, rows), self.device), y[rows].to(self.device)
-        batch = self._gradients.sum(x, y, scaling)
-        bounds = tuple(scaling.bounds(len(plan.layers)).tolist())
-        if not plan.queries:
-            return BoundedUpdates(-batch.total[None], bounds)
-        norms = batch.norms[torch.isfinite(batch.norms).all(dim=1)]  # what is not finite counts as zero here, too
-        clip = torch.from_numpy(plan.clip.copy()).to(norms)
-        answers = [noisy.query.contribution(norms, clip).double().sum(dim=0) for noisy in plan.queries]
-        names = tuple(noisy.query.name for noisy in plan.queries)
-        return BoundedUpdates(-batch.total[None], bounds, torch.cat(answers)[None], names)
+        x, y = self._batch(x, y, rows)
+        return bounded_updates(self._gradients.sum(x, y, scaling), scaling, plan)
+
+    def norms(self, x: Inputs, y: Tensor, rows: Tensor) -> Tensor:
+        """Raw layer norms of a batch's gradients, float64 [b, K]. PRIVATE: for published, NOT PRIVATE variants alone.
+
+        Arguments as for `sum`.
+        """
+        return self._gradients.sum(*self._batch(x, y, rows), FlatClip(1.0)).norms
+
+    def _batch(self, x: Inputs, y: Tensor, rows: Tensor) -> tuple[Inputs, Tensor]:
+        return inputs.to(inputs.take(x, rows), self.device), y[rows].to(self.device)
 
 
 def poisson_rows(keys: KeyRing, examples: int, rate: float, *path: int) -> Tensor:

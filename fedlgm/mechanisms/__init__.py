@@ -23,6 +23,7 @@ from fedlgm.mechanisms.inid import gaussian_inid, laplace_inid
 from fedlgm.mechanisms.ladp import LaDP
 from fedlgm.mechanisms.ladp_published import PublishedLaDP
 from fedlgm.mechanisms.layerwise_gaussian import FlatGaussian, LayerwiseGaussian, NoPrivacy, PublishedMedClip
+from fedlgm.mechanisms.risk_aware import LMDPSGD, PublishedLMDPSGD
 from fedlgm.mechanisms.sensitive import SensitiveDP
 from fedlgm.mechanisms.time_varying import TimeVaryingDP
 from fedlgm.privacy.guarantee import Unit
@@ -67,6 +68,7 @@ register("dp-sgd", DPSGD)
 register("auto-s", NormalisedSGD)
 register("dp-psac", PSACSGD)
 register("sgd", PlainSGD)
+register("lm-dp-sgd", LMDPSGD, PublishedLMDPSGD)
 
 
 def names(unit: Unit | None = "client") -> tuple[str, ...]:

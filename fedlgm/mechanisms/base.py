@@ -64,7 +64,9 @@ class Mechanism:
         return layers
 
     def calibrate(self, facts: RunFacts) -> float:
-        """sigma_* of a round such that the run's releases stay within its (epsilon, delta); see `privacy.calibrate`.
+        """sigma_* of a round such that the run's releases stay within its (epsilon, delta).
+
+        See `privacy.calibrate`, and `privacy.whole_run` for runs whose rounds are not charged one by one.
 
         Args:
             facts: the run's facts, their `noise_multiplier` not yet known.
@@ -74,6 +76,8 @@ class Mechanism:
             PrivacyError: no finite noise meets the budget.
         """
         epsilon, delta = facts.budget()
+        if not facts.separate_rounds:
+            return privacy.whole_run.whole_run(facts).calibrate(epsilon, delta, facts.accountant)
         return privacy.accounting.calibrate(
             epsilon,
             delta,
@@ -93,6 +97,25 @@ class Mechanism:
             rounds: number T of rounds.
         """
         return np.ones(rounds)
+
+    def check_run(self, layers: LayerTable, facts: RunFacts) -> None:
+        """Refuse a run that is one mechanism as a whole if this mechanism's rounds do not make one.
+
+        Args:
+            layers: `self.table(...)` of the model's layers.
+            facts: the run's facts, whose rounds are not charged one by one.
+
+        Raises:
+            ConfigError: the message says why.
+        """
+        what = "noise correlated over rounds" if facts.noise is not None else f"{facts.sampling.scheme} sampling"
+        if self.variant == "published":
+            raise ConfigError(f"{self.name}: the published variant is not private, and {what} makes it no more so")
+        if not np.allclose(self.costs(layers, facts.rounds), 1.0, rtol=1e-9, atol=0.0):
+            raise ConfigError(
+                f"{self.name}: {what} is accounted for as one mechanism with the same noise multiplier in every round; "
+                "this mechanism's noise changes over the rounds"
+            )
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
         """The next round's release.

@@ -31,12 +31,13 @@ _PROVEN = "every example's gradient is bounded before noise of a public scale is
 _STYLES = ("flat", "per-layer")
 
 
-def example_plan(layers: LayerTable, facts: RunFacts, **release: Any) -> ReleasePlan:
+def example_plan(layers: LayerTable, facts: RunFacts, reason: str = _PROVEN, **release: Any) -> ReleasePlan:
     """Plan of a step whose trainer bounds examples.
 
     Args:
         layers: the mechanism's table.
         facts: the run's facts.
+        reason: why the step is private.
         release: `clip`, `sigma` and, if there are any, `queries` and `notes` of `ReleasePlan`.
 
     Raises:
@@ -47,7 +48,7 @@ def example_plan(layers: LayerTable, facts: RunFacts, **release: Any) -> Release
             "an example-level step samples its examples by Poisson, and the server (trust = 'central') or each client "
             "by itself (facts.steps) adds the noise"
         )
-    guarantee = Guarantee("proven", _PROVEN, unit="example")
+    guarantee = Guarantee("proven", reason, unit="example")
     return ReleasePlan(layers, facts=facts, guarantee=guarantee, bounded_by="trainer", **release)
 
 

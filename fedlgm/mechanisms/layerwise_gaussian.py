@@ -165,6 +165,11 @@ class NoPrivacy(Mechanism):
         """No noise, whatever the budget says."""
         return 0.0
 
+    def check_run(self, layers: LayerTable, facts: RunFacts) -> None:
+        """Anybody may take part at any time; there is only no noise to correlate."""
+        if facts.noise is not None:
+            raise ConfigError(f"{self.name}: this mechanism adds no noise that could be correlated over rounds")
+
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
         """The same plan in every round; its guarantee is "none" by intent."""
         guarantee = Guarantee("none", "this run asks for no privacy")

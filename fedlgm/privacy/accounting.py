@@ -301,7 +301,7 @@ def composed_epsilon(events: Iterable[tuple[dp_event.DpEvent, int]], delta: floa
     for event, count in (_unfolded(event, count) for event, count in events):
         if isinstance(event, dp_event.GaussianDpEvent) and event.noise_multiplier > 0:
             precision += count / event.noise_multiplier**2
-        elif count > 0:
+        elif count > 0 and not isinstance(event, dp_event.NoOpDpEvent):
             name = json.dumps(encode(event))
             merged[name] = merged.get(name, 0) + count
     if precision > 0 and not merged and 0 < delta < 1 and accountant == "pld":

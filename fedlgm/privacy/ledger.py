@@ -374,6 +374,13 @@ class Ledger:
         with self._translated():
             return set(self._db.execute("SELECT round, client, key FROM charges").fetchall())
 
+    def first_key(self, round: int, client: int = SERVER) -> str | None:
+        """Name of the noise key with which a round was released first; None if it was not."""
+        query = "SELECT key FROM charges WHERE round = ? AND client = ? ORDER BY number LIMIT 1"
+        with self._translated():
+            row = self._db.execute(query, (round, client)).fetchone()
+        return None if row is None else str(row[0])
+
     def since(self, round: int) -> list[tuple[int, int, str]]:
         """(round, client, key) of all clients' rows from `round` on: what an interrupted run had got ahead to."""
         with self._translated():

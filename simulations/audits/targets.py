@@ -43,7 +43,7 @@ def kind_of(target: str) -> Kind:
     if target in recipes.names() or path.is_file():
         return "recipe"
     raise ConfigError(
-        f"nothing to audit at {target!r}: neither a mechanism ({', '.join(mechanisms.names())}), nor a recipe "
+        f"nothing to audit at {target!r}: neither a mechanism ({', '.join(mechanisms.names(None))}), nor a recipe "
         f"({', '.join(recipes.names())}, or a file), nor the folder of a run"
     )
 

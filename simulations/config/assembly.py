@@ -59,7 +59,7 @@ class Assembly:
             own, section = self.own.data, self.recipe.data
             if own is None and is_object(section.name):
                 raise missing_object(section.name, "data")
-            return self.task.prepare(data.load(section.name if own is None else own, section.dir))
+            return self.task.prepare(data.load(section.name if own is None else own, section.dir, **section.images))
 
     @cached_property
     def task(self) -> Task:
@@ -134,13 +134,12 @@ class Assembly:
         if self.recipe.unit == "example":
             facts = example_level.facts_of(self.recipe, int(self.sizes.sum()))
             return Method(self.mechanism, self.layers, example_level.calibrated(self.mechanism, facts))
-        facts = facts_of(self.recipe)
-        return Method(self.mechanism, self.layers, facts.with_multiplier(self.mechanism.calibrate(facts)))
+        return Method.calibrated(self.mechanism, self.layers, facts_of(self.recipe))
 
     @property
     def cohorts(self) -> Sampling:
         """How the clients of a round are chosen; `facts.sampling` may be that of a step's examples."""
-        return self.recipe.federation.plan_sampling
+        return self.recipe.sampling
 
     @property
     def facts(self) -> RunFacts:
@@ -249,7 +248,7 @@ class Assembly:
                 return [ClientTask(data.x, data.y, order, section.epochs) for data, order in orders]
 
             makers = {name: partial(self.trainer, *choice) for name, choice in choices.items()}
-            clients = federation.rounds * federation.plan_sampling.rate * federation.clients
+            clients = federation.rounds * federation.share * federation.clients
             with torch_threads(run.threads):
                 blocks = max(1.0, clients / run.block_size / workers)
                 winner, _ = fastest(makers, self.initial_model(), tasks, blocks=blocks)
@@ -307,7 +306,7 @@ def facts_of(recipe: Recipe) -> RunFacts:
     privacy, federation = recipe.privacy, recipe.federation
     return RunFacts(
         0.0,
-        federation.plan_sampling,
+        recipe.sampling,
         recipe.relation,
         privacy.trust,
         federation.rounds,
@@ -316,4 +315,5 @@ def facts_of(recipe: Recipe) -> RunFacts:
         accountant=privacy.accountant,
         max_participations=privacy.max_participations,
         training=recipe.training.local,
+        noise=recipe.noise,
     )

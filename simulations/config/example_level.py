@@ -49,12 +49,24 @@ def check_example_level(recipe: Recipe) -> None:
     """
     federation, training, budget, run = recipe.federation, recipe.training, recipe.privacy, recipe.run
     own = budget.trust == "local"
+    if federation.sampling not in ("poisson", "fixed"):
+        raise ConfigError(
+            f"federation.sampling = {federation.sampling!r} keeps rounds between a client's participations, which "
+            "protects clients: with privacy.unit = 'example' use 'poisson'"
+        )
     for key, value, usual, why in (
         ("training.gradient_clip", training.gradient_clip, None, "the mechanism bounds every example's gradient"),
         ("training.vectorize", training.vectorize, "off", "a client's examples are already trained together"),
         ("training.compile", training.compile, False, "the example-level engine is not compiled"),
         ("federation.stragglers", federation.stragglers, 0.0, "every client makes all steps that are accounted for"),
         ("run.audit", run.audit, False, "canaries stand for clients"),
+        (
+            "privacy.noise",
+            budget.noise,
+            "independent",
+            "steps sample examples by Poisson, which correlated noise cannot use",
+        ),
+        ("federation.sampling", federation.sampling, "poisson", "clients take turns for client-level privacy only"),
     ):
         if value != usual:
             raise ConfigError(f"{key} cannot be {value!r} with privacy.unit = 'example': {why}; leave it out")
@@ -63,7 +75,7 @@ def check_example_level(recipe: Recipe) -> None:
         return
     if budget.max_participations is not None:
         raise ConfigError("privacy.max_participations belongs to trust = 'local'")
-    if federation.sampling != "poisson" or federation.plan_sampling.rate < 1 or federation.dropout:
+    if federation.sampling != "poisson" or recipe.sampling.rate < 1 or federation.dropout:
         raise ConfigError(
             "federation.rate: with privacy.unit = 'example' and trust = 'central' every client takes part in every "
             "step, and examples are sampled within it: set rate = 1, sampling = 'poisson' and no dropout"
@@ -111,7 +123,7 @@ def facts_of(recipe: Recipe, examples: int) -> RunFacts:
         assert training.sampling_rate is not None
         count = training.steps or math.ceil(training.epochs / training.sampling_rate - 1e-9)
         steps = LocalSteps(count, training.sampling_rate, float(training.batch_size))
-        sampling = federation.plan_sampling
+        sampling = recipe.sampling
     else:
         if training.batch_size > examples:
             raise ConfigError(

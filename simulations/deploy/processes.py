@@ -16,8 +16,9 @@ import psutil
 from clients.node.ledger import write_durably
 from fedlgm import node_protocol as protocol
 from fedlgm.errors import RunError
-from simulations.deploy.flower_cli import Flower, environment
+from simulations.deploy.flower_cli import Flower
 from simulations.deploy.layout import DeploymentFolder
+from simulations.engines.flower_command import environment
 from simulations.runs.folder import RunFolder
 
 _STARTUP_S = 120.0

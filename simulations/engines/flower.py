@@ -10,7 +10,8 @@ from typing import Any
 
 from fedlgm.errors import RunError
 from simulations.config.own import Own
-from simulations.engines.superlink import Flwr, private_superlink, tail
+from simulations.engines.flower_command import tail
+from simulations.engines.superlink import Flwr, private_superlink
 from simulations.runs.folder import RunFolder
 from simulations.runs.recorder import OnRound
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 import urllib.error
@@ -14,37 +11,19 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from fedlgm.errors import RunError
+from simulations.engines.flower_command import FlwrCommand, environment, executable
 
 _CONNECTION = "fedlgm"
 _STARTUP_S = 60.0
 _ENDING_S = 10.0
 
 
-class Flwr:
+class Flwr(FlwrCommand):
     """The `flwr` command against one SuperLink."""
-
-    def __init__(self, environment: dict[str, str]) -> None:
-        self._environment = environment
-
-    def __call__(self, *arguments: str) -> dict[str, Any]:
-        """What a `flwr` command with `--format json` answers.
-
-        Raises:
-            RunError: it failed.
-        """
-        text = self.text(*arguments)
-        start = text.find("{")
-        if start < 0:
-            raise RunError(f"`flwr {arguments[0]}` failed:\n{tail(text)}")
-        answer: dict[str, Any] = json.loads(text[start:])
-        if answer.get("success") is False:
-            raise RunError(f"`flwr {arguments[0]}` failed: {answer.get('error-message', answer)}")
-        return answer
 
     def submit(self, app: Path, federation: str, config: str) -> str:
         """Start a run of the app in a folder and return its id.
@@ -58,22 +37,15 @@ class Flwr:
             RunError: Flower refuses it; the message ends with what it says.
         """
         options = ("--federation-config", federation, "--run-config", config)
-        return str(self("run", str(app), _CONNECTION, "--format", "json", *options)["run-id"])
+        return str(self.json("run", str(app), _CONNECTION, *options)["run-id"])
 
     def status(self, run_id: str) -> str:
         """Flower's status of a run; asking takes seconds of a core."""
-        return str(self("list", _CONNECTION, "--run-id", run_id, "--format", "json")["runs"][0]["status"])
+        return str(self.json("list", _CONNECTION, "--run-id", run_id)["runs"][0]["status"])
 
     def log(self, run_id: str) -> str:
         """The run's log."""
         return self.text("log", run_id, _CONNECTION, "--show")
-
-    def text(self, *arguments: str) -> str:
-        """What a `flwr` command prints."""
-        done = subprocess.run(
-            [_command("flwr"), *arguments], env=self._environment, capture_output=True, text=True, check=False
-        )
-        return done.stdout or done.stderr
 
 
 @contextmanager
@@ -96,27 +68,16 @@ def _superlink(home: Path, log: Path) -> Iterator[Flwr]:
         f'[superlink]\ndefault = "{_CONNECTION}"\n\n[superlink.{_CONNECTION}]\n'
         f'address = "127.0.0.1:{port}"\ninsecure = true\n'
     )
-    environment = os.environ | {
-        "FLWR_HOME": str(home),
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        # The SuperLink is on this machine, whatever proxy the rest of the world is behind.
-        "NO_PROXY": ",".join(filter(None, ("127.0.0.1", os.environ.get("NO_PROXY", "")))),
-        "no_proxy": ",".join(filter(None, ("127.0.0.1", os.environ.get("no_proxy", "")))),
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
-    }
+    flower = environment(home) | {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
     command = [
-        *(_command("flower-superlink"), "--insecure", "--simulation", "--host", "127.0.0.1"),
+        *(executable("flower-superlink"), "--insecure", "--simulation", "--host", "127.0.0.1"),
         *("--port", str(port)),
     ]
     with log.open("wb") as file:
-        process = subprocess.Popen(command, env=environment, stdout=file, stderr=file, start_new_session=True)
+        process = subprocess.Popen(command, env=flower, stdout=file, stderr=file, start_new_session=True)
         try:
             _wait_until_healthy(process, port, log)
-            yield Flwr(environment)
+            yield Flwr(flower)
         finally:
             _stop(process, home)
 
@@ -170,16 +131,7 @@ def _alive(process: psutil.Process) -> bool:
     return False
 
 
-def _command(name: str) -> str:
-    return str(Path(sys.executable).parent / name)
-
-
 def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def tail(text: str, lines: int = 15) -> str:
-    """The last lines of a log."""
-    return "\n".join(text.strip().splitlines()[-lines:])

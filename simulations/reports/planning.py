@@ -14,6 +14,7 @@ from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.accounting import composed_epsilon
 from simulations.config.assembly import Assembly
 from simulations.config.recipe import Recipe
+from simulations.reports.rounds import described, noise_over_rounds
 
 
 def plan_report(recipe: Recipe) -> dict[str, Any]:
@@ -44,7 +45,16 @@ def plan_report(recipe: Recipe) -> dict[str, Any]:
         "guarantee": plan.guarantee.sentence(noise_reproducible=recipe.run.seed is not None),
         "guarantee_status": plan.guarantee.status,
         "noise_reproducible": recipe.run.seed is not None,
+        **_over_rounds(recipe, plan),
     }
+
+
+def _over_rounds(recipe: Recipe, plan: ReleasePlan) -> dict[str, Any]:
+    """Noise over the rounds, where it is that of one mechanism."""
+    found = noise_over_rounds(plan.facts, plan.sigma, plan.layers.sizes)
+    if found is None:
+        return {}
+    return {"noise_process": described(recipe), "noise_over_rounds": found.rows(), "error_of_the_model": found.means()}
 
 
 def _sampling(assembly: Assembly) -> str:
@@ -71,10 +81,13 @@ def _epsilon(first: ReleasePlan, releases: np.ndarray, delta: float, accountant:
     """Cost of releases at the given costs relative to the first; `inf` where the accountant has no bound for them."""
     if first.size == 0:
         return 0.0  # nothing is released, so the model does not move and nothing ever will be
-    events = [
-        (replace(first, sigma=first.sigma / math.sqrt(cost)).event, int(count))
-        for cost, count in zip(*np.unique(releases, return_counts=True), strict=True)
-    ]
+    if first.facts.separate_rounds or not first.protected:
+        events = [
+            (replace(first, sigma=first.sigma / math.sqrt(cost)).event, int(count))
+            for cost, count in zip(*np.unique(releases, return_counts=True), strict=True)
+        ]
+    else:
+        events = first.run.events(first.facts.noise_multiplier)
     try:
         return composed_epsilon(events, delta, accountant)
     except PrivacyError:  # RDP: sampled Laplace noise

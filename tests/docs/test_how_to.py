@@ -4,18 +4,47 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from clients.node.policy import Policy
+from simulations import cli
 from simulations.cli import app
 from simulations.config import recipe as recipes
+from simulations.runs.folder import RunFolder
 
 PAGES = Path(__file__).parents[2] / "docs" / "how-to"
 BLOCK = re.compile(r"^```(python|toml)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 COMMAND = re.compile(r"^\$ fedlgm (.*)$", re.MULTILINE)
+
+
+INDENTED = re.compile(r"^    fedlgm (.*)$", re.MULTILINE)
+
+
+def test_the_commands_of_correlated_noise_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As printed, but for fewer rounds; the policy's key is one."""
+    text = (PAGES / "correlated-noise.md").read_text(encoding="utf-8")
+    commands = [shlex.split(command) for command in INDENTED.findall(text)]
+    assert [command[0] for command in commands] == ["plan", "simulate", "simulate"]
+    monkeypatch.chdir(tmp_path)
+    for command in commands:
+        short = [] if command[0] == "plan" else ["--set", "federation.rounds=12", "--json"]
+        monkeypatch.setattr(sys, "argv", ["fedlgm", *command, *short])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        assert not end.value.code
+    for name in ("correlated", "turns"):
+        result = RunFolder.open(tmp_path / "runs" / name).result()
+        assert result is not None
+        assert result["epsilon"] <= 8
+    for kind, block in BLOCK.findall(text):
+        assert kind == "toml"
+        (section, values) = next(iter(tomllib.loads(block).items()))
+        assert Policy.model_fields[section].annotation(**values).min_separation == 10
 
 
 @pytest.mark.parametrize("page", ["own-model", "own-data", "own-task", "text", "example-level"])

@@ -171,3 +171,8 @@ def test_a_vector_of_another_model_is_refused():
     for call in (lambda flat: table.norms(flat), lambda flat: table.load_(nn.Linear(1, 1), flat)):
         with pytest.raises(ValueError, match=r"expected a flat vector of shape \(3,\)"):
             call(torch.zeros(4))
+
+
+def test_a_bare_module_is_one_layer():
+    assert LayerTable.from_module(nn.Linear(3, 2)).names == ("model",)
+    assert LayerTable.from_module(nn.Linear(3, 2), "tensor").names == ("weight", "bias")

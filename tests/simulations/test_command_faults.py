@@ -61,6 +61,7 @@ def test_what_ray_says_of_a_lost_worker_is_not_output(tmp_path: Path) -> None:
     assert json.loads(out)["rounds"] == 30
 
 
+@pytest.mark.slow
 def test_without_a_compiler_a_run_goes_on_and_says_so_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two workers find out, which are processes of their own."""
     monkeypatch.setenv("CXX", "/nonexistent-compiler")
@@ -73,6 +74,7 @@ def test_without_a_compiler_a_run_goes_on_and_says_so_once(tmp_path: Path, monke
     assert err.count("torch.compile does not work here") == 1
 
 
+@pytest.mark.slow
 def test_a_killed_command_on_ray_resumes_to_the_model_of_an_unbroken_run(tmp_path: Path) -> None:
     options = ("--rounds", 12, *SLOW, "--set", "run.checkpoint_every=1", "--run-dir")
     process = start("simulate", "digits", "--workers", 2, *options, tmp_path / "run")

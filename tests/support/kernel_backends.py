@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedlgm.aggregation.kernels import SERVER_STREAM, add_noise_
+from fedlgm.aggregation.kernels import SERVER_STREAM, ClipFactors, add_noise_, clip_factors, clip_scale_sum
 
 torch.set_num_threads(1)
 
@@ -57,3 +57,15 @@ def noise(backend, sizes, scale, family="gaussian", key=KEY, stream=SERVER_STREA
     vector = on(torch.zeros(sum(sizes)), backend)
     scale = on(torch.as_tensor(scale, dtype=torch.float32).expand(len(sizes)).contiguous(), backend)
     return add_noise_(vector, offsets_of(sizes), scale, family, key, stream, grid=grid, backend=backend).cpu()
+
+
+def bounded_sum(
+    updates, offsets, clip, scale=None, *, family="gaussian", backend=None, out=None
+) -> tuple[torch.Tensor, ClipFactors]:
+    """What a round does with a block: bound every layer, add up, add noise."""
+    bounds = clip_factors(updates, offsets, clip, family, backend=backend)
+    total = torch.zeros(updates.shape[1], device=updates.device) if out is None else out
+    clip_scale_sum(updates, offsets, bounds.factors, total, backend=backend)
+    if scale is not None:
+        add_noise_(total, offsets, scale, family, KEY, backend=backend)
+    return total, bounds

@@ -1,4 +1,4 @@
-"""The private step layer by layer (norms, clip factors, scaled sum, noise), in Triton on GPUs and in torch anywhere.
+"""Blocks of updates layer by layer (norms, clip factors, scaled sum), and noise: Triton on GPUs, torch anywhere.
 
 `backend_for(tensor)` picks the backend; importing this package needs neither Triton nor a GPU.
 """
@@ -8,15 +8,13 @@ from __future__ import annotations
 from fedlgm.aggregation.kernels.layout import empty_block
 from fedlgm.aggregation.kernels.ops import (
     Backend,
-    PrivateSum,
+    ClipFactors,
     add_noise_,
     backend_for,
     clip_factors,
-    clip_scale_noise_sum,
     clip_scale_sum,
     has_triton,
     l1_norms,
-    private_step,
     squared_norms,
     triton_interprets,
 )
@@ -27,18 +25,16 @@ __all__ = [
     "DOWNLINK_STREAM",
     "SERVER_STREAM",
     "Backend",
-    "PrivateSum",
+    "ClipFactors",
     "add_noise_",
     "backend_for",
     "clip_factors",
-    "clip_scale_noise_sum",
     "clip_scale_sum",
     "empty_block",
     "has_triton",
     "l1_norms",
     "noise_key",
     "philox4x32",
-    "private_step",
     "squared_norms",
     "triton_interprets",
     "widest",

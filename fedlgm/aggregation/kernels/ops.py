@@ -1,4 +1,4 @@
-"""Public functions of the private step; each checks its arguments and runs on the backend that fits the tensors.
+"""Public functions on blocks of updates and on sums; each checks its arguments and runs on the backend that fits.
 
 No function waits for the device: shapes, types and host-side boundaries are checked, values on the device are not. Only
 the first call for given `offsets` and device copies a small table there.
@@ -40,22 +40,18 @@ class _Kernels(Protocol):
         updates: Tensor | None = None,
         factors: Tensor | None = None,
         noise: Noise | None = None,
-        fresh: bool = False,
     ) -> None: ...
 
 
-class PrivateSum(NamedTuple):
-    """Result of `private_step`.
+class ClipFactors(NamedTuple):
+    """Result of `clip_factors`.
 
     Attributes:
-        total: sum of the bounded (and noised) updates, [D], of the type of `out`.
         moments: sum of |u|^p over each layer (p = 2 for Gaussian, 1 for Laplace noise), [B, K] float32. PRIVATE.
-        factors: what each layer was multiplied by, [B, K] float32. PRIVATE.
-        nonfinite: number of each client's elements that count as not finite, [B] int64; such a client contributes zero.
-            PRIVATE.
+        factors: what each layer is to be multiplied by, [B, K] float32; 0 for a client with NaN or Inf. PRIVATE.
+        nonfinite: number of each client's elements that count as not finite, [B] int64. PRIVATE.
     """
 
-    total: Tensor
     moments: Tensor
     factors: Tensor
     nonfinite: Tensor
@@ -101,18 +97,19 @@ def l1_norms(updates: Tensor, offsets: Tensor, *, backend: Backend | None = None
 
 def clip_factors(
     updates: Tensor, offsets: Tensor, clip: Tensor, family: Family = "gaussian", *, backend: Backend | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """What `private_step` multiplies every client's layers by, without adding anything up.
+) -> ClipFactors:
+    """Factors min(1, bound / norm) that bound every client's layers, for `clip_scale_sum`.
+
+    A layer's norm is l2 for Gaussian, l1 for Laplace noise. Bounds are taken a share of 2^-16 smaller, so that float32
+    rounding cannot exceed them: one client added or removed then changes layer k of the sum by at most clip[k], up to
+    the rounding of the sum itself, which a float64 sum keeps below that share.
 
     Args:
         updates: [B, D] float32 or bfloat16; elements of a row side by side.
         offsets: layer boundaries [K + 1] int64 on the CPU.
-        clip: see `private_step`.
+        clip: bound of each layer's norm, [K] float32, non-negative; `inf` bounds nothing.
         family: "gaussian" bounds l2 norms, "laplace" l1 norms.
         backend: overrides `backend_for(updates)`.
-
-    Returns:
-        Moments [B, K], factors [B, K] and non-finite elements [B], see `PrivateSum`.
 
     Raises:
         ConfigError: tensors of another shape, type or device, an unknown family.
@@ -123,7 +120,7 @@ def clip_factors(
     power = 2 if family == "gaussian" else 1
     moments, nonfinite, factors = _kernels(backend, updates).layer_moments(updates, layout, power, clip)
     assert factors is not None
-    return moments, factors, nonfinite
+    return ClipFactors(moments, factors, nonfinite)
 
 
 def clip_scale_sum(
@@ -182,108 +179,9 @@ def add_noise_(
     """
     layout = layout_of(offsets)
     _check("vector", vector, (layout.size,), _TOTALS, vector)
-    noise = _noise(layout, scale, family, key, grid, None, stream, vector)
+    noise = _noise(layout, scale, family, key, grid, stream, vector)
     _kernels(backend, vector).accumulate(vector, layout, noise=noise)
     return vector
-
-
-def clip_scale_noise_sum(
-    updates: Tensor,
-    offsets: Tensor,
-    factors: Tensor,
-    out: Tensor,
-    scale: Tensor,
-    family: Family,
-    key: tuple[int, int],
-    streams: Tensor,
-    *,
-    grid: bool = True,
-    backend: Backend | None = None,
-) -> None:
-    """Add sum_b (factors[b, layer] * updates[b] + noise of client b) to `out`: local trust, no noise tensor is stored.
-
-    Every client's term equals what `add_noise_` with that client's stream gives, and is rounded to the grid by itself.
-    A client with factor 0 still adds noise.
-
-    Args:
-        updates: [B, D] float32 or bfloat16; elements of a row side by side.
-        offsets: layer boundaries [K + 1] int64 on the CPU.
-        factors: [B, K] float32.
-        out: [D] float32 or float64, changed in place.
-        scale: see `add_noise_`; noise of ONE client.
-        family: "gaussian" or "laplace".
-        key: see `add_noise_`.
-        streams: client ids, [B] int64 in [0, 2**32 - 2), all different.
-        grid: see `add_noise_`.
-        backend: overrides `backend_for(updates)`.
-
-    Raises:
-        ConfigError: tensors of another shape, type or device, an unknown family, words outside [0, 2**32).
-    """
-    layout = _check_updates(updates, offsets)
-    _check("factors", factors, (updates.shape[0], layout.layers), _FLOAT32, updates)
-    _check("out", out, (layout.size,), _TOTALS, updates)
-    noise = _noise(layout, scale, family, key, grid, streams, SERVER_STREAM, updates)
-    _kernels(backend, out).accumulate(out, layout, updates, factors, noise)
-
-
-def private_step(
-    updates: Tensor,
-    offsets: Tensor,
-    clip: Tensor,
-    scale: Tensor | None = None,
-    *,
-    family: Family = "gaussian",
-    key: tuple[int, int] | None = None,
-    streams: Tensor | None = None,
-    stream: int = SERVER_STREAM,
-    grid: bool = True,
-    out: Tensor | None = None,
-    backend: Backend | None = None,
-) -> PrivateSum:
-    """Bound every client's layers, add the clients up and add noise, without waiting for the device.
-
-    A layer's norm (l2 for Gaussian, l1 for Laplace noise) is cut to its bound by the factor min(1, bound / norm), with
-    the bound taken a share of 2^-16 smaller so that float32 rounding cannot exceed it. One client added or removed then
-    changes layer k of the sum by at most clip[k], up to the rounding of the sum itself, which a float64 `out` keeps
-    below that share. A client with NaN or Inf contributes zero (under local trust: zero and its noise).
-
-    Args:
-        updates: [B, D] float32 or bfloat16; elements of a row side by side.
-        offsets: layer boundaries [K + 1] int64 on the CPU.
-        clip: bound of each layer's norm, [K] float32, non-negative; `inf` bounds nothing.
-        scale: see `add_noise_`; None adds no noise.
-        family: "gaussian" or "laplace"; also chooses the norm when `scale` is None.
-        key: Philox key; needed with `scale`.
-        streams: client ids [B] for noise on every client's own contribution (local trust); None adds noise once, to the
-            sum (central trust: right if this block and `out` hold all clients; to sum several blocks, leave `scale` out
-            and call `add_noise_` at the end).
-        stream: stream of central noise.
-        grid: see `add_noise_`.
-        out: [D] float32 or float64 to which the sum is added; by default the sum starts at 0, in float32.
-        backend: overrides `backend_for(updates)`.
-
-    Raises:
-        ConfigError: tensors of another shape, type or device, an unknown family, noise without a key.
-    """
-    layout = _check_updates(updates, offsets)
-    _check("clip", clip, (layout.layers,), _FLOAT32, updates)
-    _check_family(family)
-    noise = None
-    if scale is not None:
-        if key is None:
-            raise ConfigError("noise needs a key: pass key=noise_key(ring, round)")
-        noise = _noise(layout, scale, family, key, grid, streams, stream, updates)
-    kernels = _kernels(backend, updates)
-    fresh = out is None
-    if out is None:
-        out = torch.empty(layout.size, device=updates.device)
-    else:
-        _check("out", out, (layout.size,), _TOTALS, updates)
-    moments, nonfinite, factors = kernels.layer_moments(updates, layout, 2 if family == "gaussian" else 1, clip)
-    assert factors is not None
-    kernels.accumulate(out, layout, updates, factors, noise, fresh)
-    return PrivateSum(out, moments, factors, nonfinite)
 
 
 @lru_cache(maxsize=1)
@@ -340,7 +238,6 @@ def _noise(
     family: Family,
     key: tuple[int, int],
     grid: bool,
-    streams: Tensor | None,
     stream: int,
     like: Tensor,
 ) -> Noise:
@@ -348,6 +245,4 @@ def _noise(
     _check_family(family)
     if len(key) != 2 or any(not 0 <= word < _WORD for word in (*key, stream)):
         raise ConfigError("key must be two words in [0, 2**32) and stream a word in [0, 2**32)")
-    if streams is not None:
-        _check("streams", streams, (like.shape[0],), (torch.int64,), like)
-    return Noise(scale, family, key, grid, streams, stream)
+    return Noise(scale, family, key, grid, stream)

@@ -20,16 +20,13 @@ class Noise:
         family: "gaussian" or "laplace".
         key: Philox key, two 32-bit words.
         grid: round value + noise to the layer's grid.
-        streams: [B] int64, each client's stream (local trust: each client's contribution is noised); None means central
-            trust: the sum is noised once.
-        stream: stream of central noise.
+        stream: the noising party's.
     """
 
     scale: Tensor
     family: Family
     key: tuple[int, int]
     grid: bool = True
-    streams: Tensor | None = None
     stream: int = SERVER_STREAM
 
 

@@ -1,4 +1,4 @@
-"""The private step in plain torch: for CPUs and for accelerators without Triton.
+"""The kernels in plain torch: for CPUs and for accelerators without Triton.
 
 It follows the Triton kernels operation by operation: sums without noise agree bit for bit, Philox words too, noise to
 float32 rounding.
@@ -70,7 +70,6 @@ def accumulate(
     updates: Tensor | None = None,
     factors: Tensor | None = None,
     noise: Noise | None = None,
-    fresh: bool = False,
     chunk: int | None = None,
 ) -> None:
     """Add sum_b factors[b, layer] * updates[b] and noise to `out`, in client order; the terms are float32.
@@ -80,32 +79,22 @@ def accumulate(
         layout: layer boundaries.
         updates: [B, D] float32 or bfloat16, or None for no clients.
         factors: [B, K] float32.
-        noise: central or local noise, or None.
-        fresh: ignore what `out` holds.
+        noise: one party's noise, or None.
         chunk: elements handled at once, a multiple of 4, at least 2048; by default what suits the device. No bit of the
             result depends on it.
     """
     for segment in layout.segments(chunk or _chunk(out.device), out.device):
         target = out[segment.start : segment.stop]
-        if fresh:
-            target.zero_()
-        scale = noise.scale[segment.layer] if noise else None
         if updates is not None and factors is not None:
             for client in range(updates.shape[0]):
                 factor = factors[client, segment.layer]
                 term = updates[client, segment.start : segment.stop].float() * factor
-                term = torch.where(factor != 0, term, 0.0)
-                if noise and noise.streams is not None and scale is not None:
-                    _add_noise(term, segment, scale, noise, noise.streams[client])
-                target += term
-        if noise and noise.streams is None and scale is not None:
-            _add_noise(target, segment, scale, noise, noise.stream)
-
-
-def _add_noise(values: Tensor, segment: Segment, scale: Tensor, noise: Noise, stream: int | Tensor) -> None:
-    values += unit_noise(segment, noise.family, noise.key, stream, values.device).mul_(scale)
-    if noise.grid:
-        snap_(values, scale)
+                target += torch.where(factor != 0, term, 0.0)
+        if noise is not None:
+            scale = noise.scale[segment.layer]
+            target += unit_noise(segment, noise.family, noise.key, noise.stream, target.device).mul_(scale)
+            if noise.grid:
+                snap_(target, scale)
 
 
 def unit_noise(

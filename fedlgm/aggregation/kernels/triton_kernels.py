@@ -1,4 +1,4 @@
-"""The private step as three Triton kernels: moments of each tile, clip factors of each layer, scaled sum with noise.
+"""Three Triton kernels: moments of each tile, clip factors of each layer, scaled sum with noise.
 
 Every program handles one tile of elements within one layer, read from a table in device memory, so one launch covers
 all layers. Rows of a block begin at multiples of 16 elements (others are copied first): how wide a program reads, and
@@ -29,7 +29,6 @@ SUM_TILE = 2048
 _MOMENT_WARPS = 8
 _SUM_WARPS = 4
 _CHUNK = 1024  # tile moments added by one step of the second reduction
-_CENTRAL, _LOCAL = tl.constexpr(1), tl.constexpr(2)
 _SAFETY = tl.constexpr(SAFETY)
 
 
@@ -94,7 +93,6 @@ def _sum_tile(
     updates,
     factors,
     out,
-    streams,
     clients,
     layers,
     row,
@@ -111,14 +109,11 @@ def _sum_tile(
     NOISE: tl.constexpr,
     LAPLACE: tl.constexpr,
     GRID: tl.constexpr,
-    FRESH: tl.constexpr,
     FULL: tl.constexpr,
 ):
     index = tl.arange(0, TILE)
     group = (start // 4).to(tl.uint32) + tl.arange(0, TILE // 4).to(tl.uint32)
-    if FRESH:
-        total = tl.zeros((TILE,), out.dtype.element_ty)
-    elif FULL:
+    if FULL:
         total = tl.load(out + position + index)
     else:
         total = tl.load(out + position + index, mask=index < length, other=0.0)
@@ -132,14 +127,8 @@ def _sum_tile(
                 values = tl.load(pointer + index, mask=tl.zeros((TILE,), tl.int64) < readable, other=0.0)
             else:
                 values = tl.load(pointer + index, mask=index < readable, other=0.0)
-            values = values.to(tl.float32) * factor
-            if NOISE == _LOCAL:
-                own = tl.load(streams + client).to(tl.uint32)
-                values += noise_tile(group, layer, own, key0, key1, scale, LAPLACE, TILE)
-                if GRID:
-                    values = snap(values, scale)
-            total += values
-    if NOISE == _CENTRAL:
+            total += values.to(tl.float32) * factor
+    if NOISE:
         total += noise_tile(group, layer, stream, key0, key1, scale, LAPLACE, TILE)
         if GRID:
             total = snap(total, scale)
@@ -156,7 +145,6 @@ def _sum_kernel(
     out,
     table,
     scales,
-    streams,
     clients,
     layers,
     row,
@@ -168,7 +156,6 @@ def _sum_kernel(
     NOISE: tl.constexpr,
     LAPLACE: tl.constexpr,
     GRID: tl.constexpr,
-    FRESH: tl.constexpr,
 ):
     entry = table + 4 * tl.program_id(0)
     layer = tl.load(entry).to(tl.uint32)
@@ -183,13 +170,13 @@ def _sum_kernel(
         scale = tl.load(scales + layer)
     if length == TILE:
         _sum_tile(
-            updates, factors, out, streams, clients, layers, row, stream, key0, key1, layer, start, length, position,
-            scale, TILE, ALIGN, NOISE, LAPLACE, GRID, FRESH, True,
+            updates, factors, out, clients, layers, row, stream, key0, key1, layer, start, length, position,
+            scale, TILE, ALIGN, NOISE, LAPLACE, GRID, True,
         )  # fmt: skip
     else:
         _sum_tile(
-            updates, factors, out, streams, clients, layers, row, stream, key0, key1, layer, start, length, position,
-            scale, TILE, ALIGN, NOISE, LAPLACE, GRID, FRESH, False,
+            updates, factors, out, clients, layers, row, stream, key0, key1, layer, start, length, position,
+            scale, TILE, ALIGN, NOISE, LAPLACE, GRID, False,
         )  # fmt: skip
 
 
@@ -250,7 +237,6 @@ def accumulate(
     updates: Tensor | None = None,
     factors: Tensor | None = None,
     noise: Noise | None = None,
-    fresh: bool = False,
     tile: int = SUM_TILE,
     warps: int = _SUM_WARPS,
 ) -> None:
@@ -261,8 +247,7 @@ def accumulate(
         layout: layer boundaries.
         updates: [B, D] float32 or bfloat16, unit stride along D, or None for no clients.
         factors: [B, K] float32.
-        noise: central or local noise, or None.
-        fresh: ignore what `out` holds.
+        noise: one party's noise, or None.
         tile: elements of one program, a multiple of 16; no bit of the result depends on it.
         warps: warps of one program; no bit of the result depends on it.
     """
@@ -271,10 +256,7 @@ def accumulate(
     if updates is not None:
         updates = aligned(updates)
         clients, row = updates.shape[0], updates.stride(0)
-    scale, streams, stream, key, kind = None, None, 0, (0, 0), 0
-    if noise is not None:
-        scale, streams, stream, key = noise.scale, noise.streams, noise.stream, noise.key
-        kind = _CENTRAL.value if streams is None else _LOCAL.value
+    scale, stream, key = (None, 0, (0, 0)) if noise is None else (noise.scale, noise.stream, noise.key)
     with _on(out.device):
         _sum_kernel[(tiles.count,)](
             updates,
@@ -282,7 +264,6 @@ def accumulate(
             out,
             tiles.table,
             scale,
-            streams,
             clients,
             layout.layers,
             row,
@@ -292,10 +273,9 @@ def accumulate(
             TILE=tile,
             # Four elements are what one Philox call serves; wider accesses would part them from their noise.
             ALIGN=min(4, tiles.alignment),
-            NOISE=kind,
+            NOISE=noise is not None,
             LAPLACE=noise is not None and noise.family == "laplace",
             GRID=noise is not None and noise.grid,
-            FRESH=fresh,
             num_warps=warps,
             enable_fp_fusion=False,
         )

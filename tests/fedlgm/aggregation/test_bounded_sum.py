@@ -109,18 +109,6 @@ class TestBoundedByTheTrainer:
         assert total.total.tolist() == [4.0, 5.0, 6.0]
         assert (total.count, total.discarded) == (3, 1)
 
-    def test_answers_are_released_behind_the_layers_and_must_be_those_the_plan_asks_for(self):
-        made = plan(
-            [1.0, 2.0], sizes={"a": 1, "b": 2}, bounded_by="trainer", queries=(NoisyQuery(BelowBound((1, 2)), 1.0),)
-        )
-        total = BoundedSum.empty(made)
-        values, answers = torch.ones(2, 3), torch.tensor([[0.5, -0.5], [math.nan, 0.0]])
-        total.add(BoundedUpdates(values, (1.0, 2.0), answers, ("below-bound",)))
-        assert total.total.tolist() == [1.0, 1.0, 1.0, 0.5, -0.5]
-        assert (total.count, total.discarded) == (2, 1)
-        with pytest.raises(PrivacyError, match="the trainer answered the queries"):
-            total.add(BoundedUpdates(values, (1.0, 2.0)))
-
     def test_float64_stays_float64(self):
         total = BoundedSum.empty(self.MADE)
         total.add(BoundedUpdates(torch.tensor([[1 + 2.0**-40, 0.0, 0.0]], dtype=torch.float64), (1.0, 2.0)))

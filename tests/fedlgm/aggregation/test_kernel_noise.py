@@ -1,4 +1,4 @@
-"""Noise of the kernels on every backend that can run here: law, tail, names of values, grid, local trust."""
+"""Noise of the kernels on every backend that can run here: law, tail, names of values, grid."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from scipy import stats
 from fedlgm.aggregation.kernels import (
     SERVER_STREAM,
     add_noise_,
-    clip_scale_noise_sum,
-    clip_scale_sum,
     noise_key,
     philox4x32,
 )
@@ -165,35 +163,13 @@ def test_grid_closes_the_low_bits(family):
     assert proofs(0.0, grid=True) == proofs(1.0, grid=True) == 0
 
 
-@pytest.mark.parametrize("family", ["gaussian", "laplace"])
-def test_local_noise_is_each_clients_own_noise(backend, family):
-    sizes = SIZES["odd"]
-    size = sum(sizes)
-    updates, factors = on(block(3, size), backend), on(block(3, len(sizes), seed=1).abs(), backend)
-    factors[1] = 0
-    updates[1] = math.nan
-    scale = on(torch.linspace(0.1, 2, len(sizes)), backend)
-    streams = on(torch.tensor([4, 2**32 - 3, 0]), backend)
-    fused = on(torch.ones(size), backend)
-    clip_scale_noise_sum(updates, offsets_of(sizes), factors, fused, scale, family, KEY, streams, backend=backend)
-    steps = on(torch.ones(size), backend)
-    for client in range(3):
-        own = on(torch.zeros(size), backend)
-        rows = slice(client, client + 1)
-        clip_scale_sum(updates[rows], offsets_of(sizes), factors[rows], own, backend=backend)
-        steps += add_noise_(own, offsets_of(sizes), scale, family, KEY, int(streams[client]), backend=backend)
-    assert torch.equal(fused, steps)
-    assert torch.isfinite(fused).all()
-
-
-def one_step(kernels, sizes, family, local, **launch) -> torch.Tensor:
+def one_step(kernels, sizes, family, **launch) -> torch.Tensor:
     updates, factors = block(3, sum(sizes)), block(3, len(sizes), seed=1)
     scale = torch.linspace(0.1, 2, len(sizes))
-    streams = torch.tensor([TAILED, 1, 2]) if local else None
     device = "cuda" if GPU else "cpu"
     updates, factors, scale = updates.to(device), factors.to(device), scale.to(device)
     out = torch.ones(sum(sizes), device=device)
-    spec = Noise(scale, family, KEY, grid=False, streams=None if streams is None else streams.to(device), stream=TAILED)
+    spec = Noise(scale, family, KEY, grid=False, stream=TAILED)
     kernels.accumulate(out, layout_of(offsets_of(sizes)), updates, factors, spec, **launch)
     return out.cpu()
 
@@ -205,25 +181,23 @@ def tail_words(sizes) -> int:
     return int(sum((w < TAIL).sum() for w in philox4x32((group, layer, TAILED, 0), KEY)[::2]))
 
 
-@pytest.mark.parametrize("local", [False, True])
 @pytest.mark.parametrize("family", ["gaussian", "laplace"])
-def test_no_bit_depends_on_the_launch(backend, family, local):
+def test_no_bit_depends_on_the_launch(backend, family):
     if backend == "torch":
         sizes, kernels = [3, 9000, 1, 2047, 5000], torch_backend
         launches = [{"chunk": c} for c in (2048, 4096, 32768)]
     else:
         sizes, kernels = [3, 300, 1, 32, 70], triton_backend
         launches = [{"tile": t, "warps": w} for t, w in ((16, 1), (64, 2), (256, 8), (2048, 4))]
-    results = [one_step(kernels, sizes, family, local, **launch) for launch in launches]
+    results = [one_step(kernels, sizes, family, **launch) for launch in launches]
     assert tail_words(sizes) > 0  # the rare path is among what is compared
     assert all(torch.equal(results[0], other) for other in results[1:])
 
 
-@pytest.mark.parametrize("local", [False, True])
 @pytest.mark.parametrize("family", ["gaussian", "laplace"])
 @pytest.mark.parametrize("name", SIZES)
-def test_backends_agree(backend, name, family, local):
+def test_backends_agree(backend, name, family):
     if backend == "torch":
         pytest.skip("torch is the backend to compare with")
-    results = [one_step(k, SIZES[name], family, local) for k in (torch_backend, triton_backend)]
+    results = [one_step(k, SIZES[name], family) for k in (torch_backend, triton_backend)]
     np.testing.assert_allclose(*results, rtol=1e-6, atol=1e-5)

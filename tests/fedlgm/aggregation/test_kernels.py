@@ -1,4 +1,4 @@
-"""The private step on every backend that can run here: norms, bounds, sums, arguments."""
+"""The kernels on every backend that can run here: norms, bounds, sums, arguments."""
 
 from __future__ import annotations
 
@@ -11,17 +11,28 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_backends import BACKENDS, GPU, INTERPRETED, KEY, SIZES, block, noise, offsets_of, on, per_layer
+from kernel_backends import (
+    BACKENDS,
+    GPU,
+    INTERPRETED,
+    KEY,
+    SIZES,
+    block,
+    bounded_sum,
+    noise,
+    offsets_of,
+    on,
+    per_layer,
+)
 from scipy import stats
 
 from fedlgm.aggregation.kernels import (
     add_noise_,
     backend_for,
-    clip_scale_noise_sum,
+    clip_factors,
     clip_scale_sum,
     empty_block,
     l1_norms,
-    private_step,
     squared_norms,
 )
 from fedlgm.aggregation.kernels.layout import Layout, aligned
@@ -112,11 +123,10 @@ def test_padded_and_unaligned_rows(backend):
     padded = storage[1:].view(3, size + 9)[:, :size]
     padded.copy_(plain)
     clip = on(torch.linspace(0.5, 20, len(sizes)), backend)
-    results = [
-        private_step(u, offsets_of(sizes), clip, clip / 8, key=KEY, backend=backend)
-        for u in (on(plain, backend), padded)
-    ]
-    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    results = [bounded_sum(u, offsets_of(sizes), clip, clip / 8, backend=backend) for u in (on(plain, backend), padded)]
+    (one, bounds), (other, others) = results
+    assert torch.equal(one, other)
+    assert all(torch.equal(a, b) for a, b in zip(bounds, others, strict=True))
 
 
 @given(
@@ -131,10 +141,10 @@ def test_bounded_layers_never_exceed_their_bound(sizes, clients, magnitude, boun
     updates = block(clients, sum(sizes), seed=seed) * magnitude
     clip = torch.full((len(sizes),), bound)
     for family, order in (("gaussian", 2), ("laplace", 1)):
-        step = private_step(updates, offsets_of(sizes), clip, family=family)
+        factors = clip_factors(updates, offsets_of(sizes), clip, family).factors
         for k, part in enumerate(per_layer(updates, sizes)):
             for client in range(clients):
-                term = np.float32(part[client]) * step.factors[client, k].numpy()
+                term = np.float32(part[client]) * factors[client, k].numpy()
                 norm = np.linalg.norm(term.astype(np.float64), order)
                 assert norm <= clip[k].item()
                 original = np.linalg.norm(part[client], order)
@@ -142,57 +152,43 @@ def test_bounded_layers_never_exceed_their_bound(sizes, clients, magnitude, boun
 
 
 @pytest.mark.parametrize("family", ["gaussian", "laplace"])
-def test_private_step_is_its_parts(backend, family):
+def test_factors_bound_every_layer(backend, family):
     sizes = SIZES["odd"]
-    size, offsets = sum(sizes), offsets_of(sizes)
-    updates = block(4, size)
+    offsets = offsets_of(sizes)
+    updates = block(4, sum(sizes))
     updates[2, 5] = math.nan
     updates[3] = 0
     updates = on(updates, backend)
     clip = on(torch.tensor([0.1, math.inf, 5.0, 0.0, 1e3, 1.0, 2.0, 1e-3]), backend)
-    scale = on(torch.linspace(0.1, 2, len(sizes)), backend)
-    step = private_step(updates, offsets, clip, scale, family=family, key=KEY, backend=backend)
+    bounds = clip_factors(updates, offsets, clip, family, backend=backend)
     norms = squared_norms if family == "gaussian" else l1_norms
     moments, nonfinite = norms(updates, offsets, backend=backend)
-    assert torch.equal(step.moments[[0, 1, 3]], moments[[0, 1, 3]])
-    assert step.nonfinite.tolist() == nonfinite.tolist() == [0, 0, 1, 0]
-    assert (step.factors[2] == 0).all()
-    assert torch.equal(step.factors[3], clip.sign())
+    assert torch.equal(bounds.moments[[0, 1, 3]], moments[[0, 1, 3]])
+    assert bounds.nonfinite.tolist() == nonfinite.tolist() == [0, 0, 1, 0]
+    assert (bounds.factors[2] == 0).all()
+    assert torch.equal(bounds.factors[3], clip.sign())
     length = (moments.sqrt() if family == "gaussian" else moments)[0]
     expected = torch.where(length > clip * SAFETY, clip * SAFETY / length, 1.0)
-    np.testing.assert_allclose(step.factors[0].cpu(), expected.cpu(), rtol=1e-6)
-    assert step.factors[0, 1] == 1.0
-    assert step.factors[0, 3] == 0.0
-    total = on(torch.zeros(size), backend)
-    clip_scale_sum(updates, offsets, step.factors, total, backend=backend)
-    plain = private_step(updates, offsets, clip, family=family, backend=backend)
-    assert torch.equal(plain.total, total)
-    assert torch.equal(step.total, add_noise_(total.clone(), offsets, scale, family, KEY, backend=backend))
-    carried = private_step(updates, offsets, clip, family=family, out=total.clone(), backend=backend).total
-    clip_scale_sum(updates, offsets, step.factors, total, backend=backend)
-    assert torch.equal(carried, total)
-    streams = on(torch.arange(4), backend)
-    local = private_step(updates, offsets, clip, scale, family=family, key=KEY, streams=streams, backend=backend)
-    fused = on(torch.zeros(size), backend)
-    clip_scale_noise_sum(updates, offsets, step.factors, fused, scale, family, KEY, streams, backend=backend)
-    assert torch.equal(local.total, fused)
+    np.testing.assert_allclose(bounds.factors[0].cpu(), expected.cpu(), rtol=1e-6)
+    assert bounds.factors[0, 1] == 1.0
+    assert bounds.factors[0, 3] == 0.0
 
 
 def test_a_bound_of_zero_lets_nothing_through(backend):
     """Not even numbers whose squares vanish, so that their norm is 0."""
     updates = on(torch.cat([torch.full((3, 5), 1e-23), block(3, 2)], dim=1), backend)
-    step = private_step(updates, offsets_of([5, 2]), on(torch.tensor([0.0, 1e6]), backend), backend=backend)
-    assert step.factors.tolist() == [[0.0, 1.0]] * 3
-    assert step.total[:5].tolist() == [0.0] * 5
+    total, bounds = bounded_sum(updates, offsets_of([5, 2]), on(torch.tensor([0.0, 1e6]), backend), backend=backend)
+    assert bounds.factors.tolist() == [[0.0, 1.0]] * 3
+    assert total[:5].tolist() == [0.0] * 5
 
 
 def test_no_clients_still_release_noise(backend):
     sizes = [30, 3]
     ones = on(torch.ones(2), backend)
     empty = on(torch.empty(0, 33), backend)
-    step = private_step(empty, offsets_of(sizes), ones, ones, key=KEY, backend=backend)
-    assert torch.equal(step.total.cpu(), noise(backend, sizes, 1.0, grid=True))
-    assert step.factors.shape == (0, 2)
+    total, bounds = bounded_sum(empty, offsets_of(sizes), ones, ones, backend=backend)
+    assert torch.equal(total.cpu(), noise(backend, sizes, 1.0, grid=True))
+    assert bounds.factors.shape == (0, 2)
 
 
 def test_a_thousand_layers_with_a_nan_client(backend):
@@ -200,10 +196,10 @@ def test_a_thousand_layers_with_a_nan_client(backend):
     offsets, clip = offsets_of(sizes), torch.full((len(sizes),), 1.5)
     updates = block(2, sum(sizes))
     updates[1, 90] = math.nan
-    step = private_step(on(updates, backend), offsets, on(clip, backend), backend=backend)
-    assert step.nonfinite.tolist() == [0, 1]
+    total, bounds = bounded_sum(on(updates, backend), offsets, on(clip, backend), backend=backend)
+    assert bounds.nonfinite.tolist() == [0, 1]
     expected = [raw * min(1, 1.5 / np.linalg.norm(raw)) for raw in per_layer(updates[0], sizes)]
-    np.testing.assert_allclose(step.total.cpu(), np.concatenate(expected), rtol=3e-5)
+    np.testing.assert_allclose(total.cpu(), np.concatenate(expected), rtol=3e-5)
     if INTERPRETED:
         return  # half a minute more; the layer's place in the counter does not depend on how many there are
     values = noise(backend, sizes, 2.0)
@@ -257,10 +253,10 @@ def test_torch_backend_reads_no_value_back():
     """On an accelerator no operation hands a number to the host: it even runs on tensors that hold no values."""
     sizes = [3, 5000, 1]
     with torch.device("meta"):
-        updates, ones, streams = torch.empty(2, 5004), torch.empty(3), torch.empty(2, dtype=torch.int64)
-    for options in ({"streams": streams}, {}, {"family": "laplace"}):
-        step = private_step(updates, offsets_of(sizes), ones, ones, key=KEY, backend="torch", **options)
-        assert step.total.shape == (5004,)
+        updates, ones = torch.empty(2, 5004), torch.empty(3)
+    for family in ("gaussian", "laplace"):
+        total, _ = bounded_sum(updates, offsets_of(sizes), ones, ones, family=family, backend="torch")
+        assert total.shape == (5004,)
     with pytest.raises((RuntimeError, NotImplementedError)):
         ones[0].item()
 
@@ -269,9 +265,9 @@ def test_torch_backend_reads_no_value_back():
 @pytest.mark.skipif(not GPU, reason="needs a CUDA device")
 def test_triton_backend_never_waits_for_the_device():
     sizes = [3, 5000, 1]
-    ones, updates, streams = torch.ones(3, device="cuda"), block(2, 5004).cuda(), torch.arange(2, device="cuda")
+    ones, updates = torch.ones(3, device="cuda"), block(2, 5004).cuda()
     for _ in range(2):
-        private_step(updates, offsets_of(sizes), ones, ones, key=KEY, streams=streams)
+        bounded_sum(updates, offsets_of(sizes), ones, ones)
         torch.cuda.set_sync_debug_mode("error")
     torch.cuda.set_sync_debug_mode("default")
 
@@ -319,18 +315,16 @@ def test_bad_arguments_are_refused():
         add_noise_(torch.zeros(4), offsets, ones, "gaussian", KEY, -1)
     with pytest.raises(ConfigError, match="scale must be"):
         add_noise_(torch.zeros(4), offsets, torch.ones(3), "gaussian", KEY)
-    with pytest.raises(ConfigError, match="streams must be"):
-        private_step(updates, offsets, ones, ones, key=KEY, streams=torch.arange(3))
-    with pytest.raises(ConfigError, match="noise needs a key"):
-        private_step(updates, offsets, ones, ones)
     with pytest.raises(ConfigError, match="clip must be"):
-        private_step(updates, offsets, torch.ones(3))
+        clip_factors(updates, offsets, torch.ones(3))
+    with pytest.raises(ConfigError, match="known: gaussian, laplace"):
+        clip_factors(updates, offsets, ones, "normal")
 
 
 def test_import_needs_neither_triton_nor_flower():
     code = (
         "import sys; sys.modules['triton'] = None; import fedlgm.aggregation.kernels as k, torch; "
-        "k.private_step(torch.ones(1, 2), torch.tensor([0, 2]), torch.ones(1)); "
+        "k.clip_factors(torch.ones(1, 2), torch.tensor([0, 2]), torch.ones(1)); "
         "assert not {'flwr', 'ray', 'opacus'} & set(sys.modules)\n"
         "try: k.squared_norms(torch.ones(1, 2), torch.tensor([0, 2]), backend='triton')\n"
         "except ValueError as error: assert 'needs the package triton' in str(error)\n"

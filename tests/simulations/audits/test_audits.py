@@ -102,6 +102,11 @@ def test_canaries_are_part_of_the_bits_and_their_absence_changes_nothing(tiny, t
         ),
         ({"mechanism": {"name": "none"}}, "no noise"),
         ({"privacy": {"trust": "local", "max_participations": 2}}, "own upload"),
+        (
+            {"federation": {"sampling": "cyclic"}, "privacy": {"noise": "banded"}},
+            "correlated over its rounds: .* wrong in both directions",
+        ),
+        ({"federation": {"sampling": "cyclic"}}, "cyclic sampling decides who takes part"),
     ],
 )
 def test_runs_that_canaries_do_not_fit_are_refused_before_anything_is_written(tiny, tmp_path, sections, message):

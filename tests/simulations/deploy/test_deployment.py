@@ -21,9 +21,10 @@ from simulations import launch
 from simulations.config import recipe as recipes
 from simulations.deploy import certificates, processes, submit
 from simulations.deploy.create import create, free_ports
-from simulations.deploy.flower_cli import Flower, environment
+from simulations.deploy.flower_cli import Flower
 from simulations.deploy.layout import CONNECTION, DeploymentFolder
 from simulations.deploy.server_entry import REPORT
+from simulations.engines.flower_command import environment
 
 pytestmark = pytest.mark.slow
 BIN = Path(sys.executable).parent

@@ -225,6 +225,7 @@ class _Losing(ray_engine.RayGrid):
         return finished
 
 
+@pytest.mark.slow
 def test_a_sum_lost_with_its_node_is_made_again(tmp_path: Path) -> None:
     """Sums of more than 100 kB stay in the object store of their worker's node until they are fetched."""
     from ray.cluster_utils import Cluster

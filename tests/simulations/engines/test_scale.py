@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 RUN = """
 import json, resource, sys, tempfile
 from pathlib import Path
@@ -34,6 +36,7 @@ def _run(clients: int, cohort: int) -> dict[str, float]:
     return answer
 
 
+@pytest.mark.slow
 def test_memory_grows_neither_with_registered_clients_nor_with_the_cohort() -> None:
     small, registered, cohort = _run(500, 50), _run(50_000, 50), _run(50_000, 1000)
     assert registered["rounds"] == cohort["rounds"] == 2

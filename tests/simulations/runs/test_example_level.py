@@ -220,7 +220,7 @@ def test_a_client_at_its_limit_stays_out_and_the_run_goes_on(tmp_path):
         result = launch.simulate(recipe, run_dir=tmp_path / "run")
     rows = RunFolder.open(tmp_path / "run").rows(private=True)
     assert [row["present"] for row in rows] == [6, 6, 0, 0]
-    assert [row.get("exhausted") for row in rows] == [None, None, [*range(6)], [*range(6)]]
+    assert [row["exhausted"] for row in rows] == [[], [], [*range(6)], [*range(6)]]
     assert 3.9 < result["epsilon"] <= 4.0
 
 
@@ -319,7 +319,7 @@ def test_local_steps_are_those_of_a_float64_loop_and_their_noise_is_as_planned(n
     ("changes", "words"),
     [
         (["privacy.unit=client"], "dp-sgd bounds examples, but privacy.unit is 'client': set privacy.unit = 'example'"),
-        (["mechanism.name=snr-consistent"], "bounds whole clients, but .* use one of dp-sgd, auto-s, dp-psac$"),
+        (["mechanism.name=snr-consistent"], "bounds whole clients, but .* use one of dp-sgd, auto-s, dp-psac, lm-dp-sgd$"),
         (["mechanism.name=laplace-iid"], "laplace-iid bounds whole clients"),
         (["training.epochs=3"], "training.epochs: a round is one step here"),
         (["training.gradient_clip=1"], "training.gradient_clip cannot be 1.0"),
