@@ -76,6 +76,10 @@ def names(unit: Unit | None = "client") -> tuple[str, ...]:
 
     Args:
         unit: "client" or "example": those that protect that unit; None: all.
+
+    Example:
+        >>> "dp-sgd" in names(), "dp-sgd" in names("example")
+        (False, True)
     """
     return tuple(name for name in _REGISTRY if unit in (None, unit_of(name)))
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, RecordDict
 from flwr.app.metadata import Metadata
+from hostile import NodeGrid
 from opacus.accountants import PRVAccountant, RDPAccountant
 
 from clients import AnyClient, OneClient
@@ -31,6 +32,8 @@ from simulations.reports.export import export
 from simulations.reports.planning import plan_report
 from simulations.reports.report import ledger_report, write_report
 from simulations.runs.folder import RunFolder
+from simulations.runs.server import serve
+from strategies import OneNodePerClient
 
 STEPS = 12
 CENTRAL = (f"federation.rounds={STEPS}", "run.evaluate_every=6", "run.checkpoint_every=5", "privacy.accountant=rdp")
@@ -263,6 +266,40 @@ def test_the_server_cannot_ask_for_more_than_a_client_agreed_to(node):
         ask(assembly, client, plan, 2, context)
 
 
+class ThreeNodes(NodeGrid):
+    """A client's exception is an error reply, as on real nodes."""
+
+    clients, population = (0, 1, 2), 3
+
+    def __init__(self, apps) -> None:
+        super().__init__([self.answering(app) for app in apps])
+
+    @staticmethod
+    def answering(app):
+        def answer(message, context):
+            try:
+                return app(message, context)
+            except PrivacyError as error:
+                return Message(Error(1, str(error)), reply_to=message)
+
+        return answer
+
+
+def test_a_client_that_refuses_counts_as_zero_and_the_round_goes_on(tmp_path):
+    """Client 2 has agreed to one release by its own recipe; the server's says four."""
+    recipe = federated("federation.clients=3", "federation.rate=1", "federation.rounds=3")
+    cautious = federated("federation.clients=3", "federation.rate=1", "privacy.max_participations=1")
+    keys, assembly = KeyRing.from_seed(7), Assembly(settled(recipe))
+    sources = [assembly, assembly, Assembly(settled(cautious))]
+    apps = [own.client(keys, OneClient(i, 3, simulated=True)).as_app() for i, own in enumerate(sources)]
+    folder = RunFolder.create(tmp_path / "run", recipe)
+    result = serve(ThreeNodes(apps), assembly, folder, "local", nodes=OneNodePerClient(simulated=True))
+    assert result["rounds"] == 3
+    failures = [[f["client"] for f in row["failures"]] for row in folder.rows(private=True)]
+    assert failures == [[], [2], [2]]
+    assert "has made the 1 releases it agreed to" in folder.rows(private=True)[1]["failures"][0]["reason"]
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -319,7 +356,10 @@ def test_local_steps_are_those_of_a_float64_loop_and_their_noise_is_as_planned(n
     ("changes", "words"),
     [
         (["privacy.unit=client"], "dp-sgd bounds examples, but privacy.unit is 'client': set privacy.unit = 'example'"),
-        (["mechanism.name=snr-consistent"], "bounds whole clients, but .* use one of dp-sgd, auto-s, dp-psac, lm-dp-sgd$"),
+        (
+            ["mechanism.name=snr-consistent"],
+            "bounds whole clients, but .* use one of dp-sgd, auto-s, dp-psac, lm-dp-sgd$",
+        ),
         (["mechanism.name=laplace-iid"], "laplace-iid bounds whole clients"),
         (["training.epochs=3"], "training.epochs: a round is one step here"),
         (["training.gradient_clip=1"], "training.gradient_clip cannot be 1.0"),
