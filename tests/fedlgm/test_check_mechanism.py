@@ -66,7 +66,7 @@ class Forgetful(DPSGD):
 
 
 def test_a_scaling_beyond_the_plan_is_noticed() -> None:
-    with pytest.raises(FedlgmError, match="longer than the plan's bounds"):
+    with pytest.raises(FedlgmError, match="the trainer kept the bounds"):
         check_mechanism(Forgetful("forgetful"))
 
 
