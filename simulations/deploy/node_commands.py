@@ -35,6 +35,7 @@ def init(
     classes: Annotated[int | None, typer.Option(help="Number of classes.")] = None,
     epsilon: Annotated[float, typer.Option(help="Budget of the data set's whole life.")] = 8.0,
     delta: Annotated[float, typer.Option(help="Its delta.")] = 1e-5,
+    unit: Annotated[str, typer.Option(help="What it protects: client (all of the data) or example.")] = "client",
     server_key: Annotated[str, typer.Option(help="Public key of the server; nobody else is answered then.")] = "",
     test_seed: Annotated[
         int | None, typer.Option(help="FOR TESTS: noise that whoever knows the seed can take off. NOT PRIVATE.")
@@ -46,7 +47,7 @@ def init(
 
     values: dict[str, Any] = {
         "client": client, "population": max(population, client + 1), "epsilon": epsilon, "delta": delta,
-        "server_key": server_key,
+        "unit": unit, "server_key": server_key,
     }  # fmt: skip
     values |= {"name": name} if name else {}
     if kind == "loader":
@@ -100,7 +101,8 @@ def status(folder: NodeArgument, as_json: JsonOption = False) -> None:
         note = ". FOR TESTS, NOT PRIVATE" if answer["test"] else ""
         _out.print(
             f"{answer['name']}: client {answer['client']} of {answer['population']}, epsilon "
-            f"{answer['epsilon_spent']:.4g} of {answer['epsilon']:g} spent at delta {answer['delta']:g}, "
+            f"{answer['epsilon_spent']:.4g} of {answer['epsilon']:g} spent at delta {answer['delta']:g} "
+            f"for {'each example' if answer.get('unit') == 'example' else 'all of its data'}, "
             f"{answer['releases_left']} releases left{note}",
             markup=False,
         )

@@ -24,7 +24,7 @@ SMALL = (
 @pytest.mark.slow
 def test_nodes_that_protect_their_examples_learn_what_the_simulation_learns(tmp_path):
     recipe = recipes.load("example-level-federation", SMALL)
-    lab = create(tmp_path / "lab", 3, example=recipe, policy={"unit": "example", "epsilon": 8.01}, test_seed=7)
+    lab = create(tmp_path / "lab", 3, example=recipe, policy={"unit": "example"}, test_seed=7)
     try:
         processes.up(lab)
         deployed = submit.run(lab, recipe)
@@ -33,7 +33,7 @@ def test_nodes_that_protect_their_examples_learn_what_the_simulation_learns(tmp_
     simulated = launch.simulate(recipe, engine="local", run_dir=tmp_path / "simulated")
     for figure in ("model_sha256", "accuracy", "epsilon", "rounds", "guarantee"):
         assert deployed[figure] == simulated[figure]
-    assert deployed["accuracy"] > 0.7  # with client-level privacy three nodes stay near a tenth
+    assert deployed["accuracy"] > 0.85  # with client-level privacy three nodes stay near a tenth
     command = [sys.executable, "-m", "simulations.cli", "node", "ledger", str(lab.node("node0").service.path), "--json"]
     said = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     assert (said["unit"], said["relation"], said["releases"]) == ("example", "add-remove", ROUNDS)
