@@ -58,6 +58,16 @@ def test_attacks_notebook() -> None:
     assert abs(float(figures["epsilon 1"])) < 0.3
 
 
+def test_example_level_notebook() -> None:
+    text = "".join(outputs_of("example_level.ipynb"))
+    errors = re.findall(r"(true|random) labels +(fc\d): error ([\d.]+)", text)
+    assert len(errors) == 6
+    assert float(errors[-1][2]) < 0.4  # the last layer of a model that memorised noise
+    assert re.search(r"published +accuracy [\d.]+ +epsilon claimed 4.00, proven inf", text)
+    assert re.search(r"sound +: one example moves the sum by 0.99.*as reported", text)
+    assert re.search(r"published: one example moves the sum by 10.06.*NOT AS REPORTED", text)
+
+
 def test_correlated_notebook() -> None:
     outputs = outputs_of("correlated.ipynb")
     assert sum("image/png" in o for o in outputs) == 2

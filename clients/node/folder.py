@@ -179,8 +179,9 @@ def policy_text(name: str, values: Mapping[str, Any]) -> str:
     unknown = sorted(values.keys() - DEFAULTS.keys() - more.keys() - {"name", "mechanisms", "models"})
     if unknown:
         raise ConfigError(f"unknown value {unknown[0]!r} of a policy; known: {', '.join(DEFAULTS)}")
-    unit = None if values.get("unit") == "example" else "client"  # what protects all of the data protects an example
-    private = [one for one in mechanisms.names(unit) if one != "none"]
+    private = [one for one in mechanisms.names("client") if one != "none"]
+    if values.get("unit") == "example":  # what protects all of the data protects an example, too
+        private += mechanisms.names("example")
     filled = {"name": name, "mechanisms": private, "models": list(models.names()), **DEFAULTS, **values}
     written = {key: json.dumps(value) for key, value in filled.items()}
     return TEMPLATE.format(more_data="".join(f"{key} = {_toml(value)}\n" for key, value in more.items()), **written)
