@@ -1,9 +1,10 @@
 """LM-DP-SGD beside DP-SGD, Auto-S and DP-PSAC: accuracy, layer membership risk, bias, time and memory.
 
     python -m benchmarks.lm_dp_sgd risk              # error rates of public adversaries (Table 5)
-    python -m benchmarks.lm_dp_sgd train [--minutes 9]   # searches and runs, as many as fit; call again to go on
-    python -m benchmarks.lm_dp_sgd allocations [--minutes 9]   # Table 2 of the SNR-consistent paper, same
-    python -m benchmarks.lm_dp_sgd steps             # time and memory of a step (Tables 7 and 8)
+    python -m benchmarks.lm_dp_sgd train [--minutes 9]   # searches and runs, as many as fit; call again to go on;
+                                                     # then the allocations (Table 2 of the SNR-consistent paper)
+    python -m benchmarks.lm_dp_sgd allocations       # those alone
+    python -m benchmarks.lm_dp_sgd steps [NETWORK ...]   # time and memory of a step (Tables 7 and 8)
     python -m benchmarks.lm_dp_sgd page              # writes docs/results/lm-dp-sgd.md from what was measured
 
 FashionMNIST, S-CNN (26,010 parameters). Private: 2,000 training examples; public: 4,000 others, half of which train the
@@ -295,14 +296,14 @@ def measure_allocations(store: Store, deadline: float) -> bool:
 
 NETWORKS = {
     "S-CNN": ("s-cnn", (1, 28, 28), 10, 256),
-    "D-CNN": ("d-cnn", (3, 32, 32), 10, 128),
+    "D-CNN": ("d-cnn", (3, 32, 32), 10, 64),
     "ResNet-18": ("resnet18", (3, 32, 32), 100, 16),
     "VGG-16": ("vgg16", (3, 64, 64), 2, 16),
 }
 STEPPED = ("sgd", "dp-sgd", "auto-s", "dp-psac", "lm sound", "lm published")
 
 
-def one_step(network: str, style: str, turns: int = 5) -> dict[str, float]:
+def one_step(network: str, style: str, turns: int = 4) -> dict[str, float]:
     """CPU seconds of a step (median) and peak memory above the imports, in MB; in a process of its own."""
     torch.set_num_threads(1)
     name, shape, classes, batch = NETWORKS[network]
@@ -340,8 +341,8 @@ def one_step(network: str, style: str, turns: int = 5) -> dict[str, float]:
     return {"seconds": float(np.median(times[1:])), "megabytes": peak}
 
 
-def measure_steps(store: Store) -> None:
-    for network in NETWORKS:
+def measure_steps(store: Store, networks: list[str]) -> None:
+    for network in networks or NETWORKS:
         for style in STEPPED:
             command = [sys.executable, "-m", "benchmarks.lm_dp_sgd", "step", network, style]
             store(f"step {network} {style}", lambda c=command: json.loads(
@@ -362,14 +363,15 @@ def main() -> None:
     elif options.what == "risk":
         measure_risk(store)
     elif options.what == "steps":
-        measure_steps(store)
+        measure_steps(store, options.rest)
     elif options.what == "page":
         from benchmarks.lm_dp_sgd_page import write
 
         write(store.values)
     else:
         measure_risk(store)
-        done = (measure_training if options.what == "train" else measure_allocations)(store, deadline)
+        done = options.what == "allocations" or measure_training(store, deadline)
+        done = done and measure_allocations(store, deadline)
         print("done" if done else "not done: call again", flush=True)
 
 

@@ -22,12 +22,14 @@ import torch
 from torch import Tensor, nn
 
 from fedlgm import inputs, models, tasks
-from fedlgm.aggregation import bound_update
+from fedlgm.aggregation import BoundedSum, bound_update
 from fedlgm.data import DataSet, Loadable, Partition, load
 from fedlgm.errors import ConfigError, DataError, PrivacyError
+from fedlgm.example_level.bounding import bound_gradients
 from fedlgm.facts import RunFacts, Sampling
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import Mechanism
+from fedlgm.mechanisms.base import BoundsExamples
 from fedlgm.mechanisms.method import Method
 from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.accounting import composed_epsilon
@@ -109,7 +111,7 @@ def check_mechanism(mechanism: Mechanism, layers: LayerTable | None = None, fact
         plan = _pure_plan(method, transcript)
         if not plan.protected:
             continue  # nothing is claimed
-        _check_bounds(mechanism.name, plan)
+        _check_bounds(mechanism, plan)
         cost = (facts.noise_multiplier / plan.effective_multiplier) ** 2 if plan.size else 0.0
         if cost > costs[transcript.rounds] * (1 + 1e-6):
             raise PrivacyError(
@@ -154,22 +156,32 @@ def _pure_plan(method: Method, transcript: Transcript) -> ReleasePlan:
     return plan
 
 
-def _check_bounds(name: str, plan: ReleasePlan) -> None:
+def _check_bounds(mechanism: Mechanism, plan: ReleasePlan) -> None:
     """No contribution moves the sum by more, in units of the noise, than the plan's event accounts for."""
     size, scales = plan.layers.size, np.repeat([p.sigma for p in plan.parts], [p.size for p in plan.parts])
     generator = torch.Generator().manual_seed(2)
     tried = [scale * torch.randn(size, generator=generator) for scale in (1e-3, 1.0, 1e6)]
     for low, high in zip(plan.layers.offsets[:-1], plan.layers.offsets[1:], strict=True):
         tried.append(torch.zeros(size).index_fill_(0, torch.arange(low, high), 1e6))
-    if plan.bounded_by == "trainer" or plan.size == 0:
-        return  # the trainer's own checks say what it keeps
+    examples = isinstance(mechanism, BoundsExamples)
+    if (plan.bounded_by == "trainer") != examples:
+        who = "its trainer to" if plan.bounded_by == "trainer" else "the sum to"
+        raise PrivacyError(f"{mechanism.name}: its plan counts on {who} bound, its class does not (BoundsExamples)")
+    if plan.size == 0:
+        return
     order = 2 if plan.family == "gaussian" else 1
     for update in tried:
-        moved = float(np.linalg.norm(bound_update(update, plan).numpy() / scales, order))
+        if isinstance(mechanism, BoundsExamples):
+            total = BoundedSum.empty(plan)
+            total.add(bound_gradients(update[None], mechanism.scaling(plan), plan))
+            bounded = total.total
+        else:
+            bounded = bound_update(update, plan)
+        moved = float(np.linalg.norm(bounded.numpy() / scales, order))
         if moved * plan.effective_multiplier > 1 + 1e-6:
-            raise PrivacyError(
-                f"{name}: a client moves the sum by {moved * plan.effective_multiplier:.4g} times what is accounted for"
-            )
+            unit = "an example" if examples else "a client"
+            far = f"{moved * plan.effective_multiplier:.4g} times what is accounted for"
+            raise PrivacyError(f"{mechanism.name}: {unit} moves the sum by {far}")
 
 
 def check_task(task: Any, outputs: Tensor, targets: Tensor) -> Task:

@@ -115,8 +115,6 @@ class Subject:
         if variant == "published" and "clip" in mechanisms.options(name):
             options.setdefault("clip", "med")  # what is published and not private there is MedClip alone
         mechanism = mechanisms.get(name, variant=variant, **options)
-        if mechanism.unit == "example":
-            raise ConfigError(f"{name} bounds examples, whose gradients its trainer makes: audits add up whole clients")
         local = isinstance(mechanism, UsesPrivateUpdates)
         table = mechanism.table(layers or LayerTable.from_sizes(LAYERS))
         facts = RunFacts(

@@ -164,6 +164,14 @@ class PublishedLMDPSGD(_Reweighting, UsesPrivateNorms):
 
     variant: ClassVar[Variant] = "published"
 
+    def calibrate(self, facts: RunFacts) -> float:
+        """As for DP-SGD, by Theorem 5.1; steps that clients noise themselves have no batch that the server plans by."""
+        if facts.steps is not None:
+            raise ConfigError(
+                f"{self.name}: variant = 'published' plans every step from its batch: use trust = 'central'"
+            )
+        return super().calibrate(facts)
+
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
         """What the rule would do with examples whose layers all have the same norm; steps plan from the real ones."""
         return self.plan_from_private_norms(layers, facts, np.ones((1, len(layers))))

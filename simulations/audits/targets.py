@@ -96,15 +96,15 @@ def audit_recipe(
     """
     extra = [*overrides, *([f"mechanism.variant={variant}"] if variant else [])]
     assembly = Assembly(settled(recipes.load(recipe, extra)))
-    _refuse_examples(assembly.recipe)
+    _refuse_own_steps(assembly.recipe)
     return audit.mechanism(subject_of(assembly, f"recipe {assembly.recipe.name}"), progress)
 
 
-def _refuse_examples(recipe: recipes.Recipe) -> None:
-    if recipe.unit == "example":
+def _refuse_own_steps(recipe: recipes.Recipe) -> None:
+    if recipe.unit == "example" and recipe.privacy.trust == "local":
         raise ConfigError(
-            f"{recipe.name} protects examples (privacy.unit = 'example'), whose gradients their trainer makes: audits "
-            "add up whole clients"
+            f"{recipe.name}: its clients noise every local step themselves, and only what the steps add up to leaves "
+            "them: there is no single release to audit; audit the mechanism, or a recipe with privacy.trust = 'central'"
         )
 
 
@@ -131,7 +131,7 @@ def audit_run(run: Path | str, audit: Audit, *, progress: Progress | None = None
     """
     started = time.perf_counter()
     folder = RunFolder.open(Path(run))
-    _refuse_examples(folder.recipe())
+    _refuse_own_steps(folder.recipe())
     result = folder.result()
     if result is None:
         raise RunError(f"{run} is not finished: continue it with fedlgm simulate --resume {run}")

@@ -47,7 +47,7 @@ def test_the_commands_of_correlated_noise_run(tmp_path: Path, monkeypatch: pytes
         assert Policy.model_fields[section].annotation(**values).min_separation == 10
 
 
-@pytest.mark.parametrize("page", ["own-model", "own-data", "own-task", "text", "example-level"])
+@pytest.mark.parametrize("page", ["own-model", "own-data", "own-task", "text", "example-level", "layer-risk"])
 def test_the_pages_code_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     blocks = BLOCK.findall((PAGES / f"{page}.md").read_text(encoding="utf-8"))
@@ -72,3 +72,16 @@ def test_the_example_level_pages_commands_and_recipes_run(tmp_path: Path, monkey
         if kind == "toml":
             Path("page.toml").write_text(code, encoding="utf-8")
             recipes.load("page.toml")
+
+
+def test_the_commands_of_layer_risk_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As printed, but for fewer passes and steps."""
+    monkeypatch.chdir(tmp_path)
+    commands = [shlex.split(found) for found in INDENTED.findall((PAGES / "layer-risk.md").read_text(encoding="utf-8"))]
+    assert [command[0] for command in commands] == ["risk", "risk", "simulate"]
+    short = {"risk": ["risk.epochs=2", "risk.adversary_epochs=2"], "simulate": ["federation.rounds=3"]}
+    for command in commands:
+        changes = [text for change in short[command[0]] for text in ("--set", change)]
+        engine = ["--engine", "local"] if command[0] == "simulate" else []
+        done = CliRunner().invoke(app, [*command, *changes, *engine], catch_exceptions=False)
+        assert done.exit_code == 0, (command, done.output)

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -13,13 +14,15 @@ from fedlgm import mechanisms
 from fedlgm.aggregation import BoundedSum
 from fedlgm.audits import Audit, Subject
 from fedlgm.audits.probe import probe
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, PrivacyError
+from fedlgm.example_level import Reweighted
 from fedlgm.example_level.bounding import bound_gradients
 from fedlgm.example_level.central import train
-from fedlgm.facts import RunFacts, Sampling
+from fedlgm.facts import LocalSteps, RunFacts, Sampling
 from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.method import Method
+from fedlgm.mechanisms.risk_aware import LMDPSGD
 from fedlgm.plan import UnprotectedPlan
 from fedlgm.privacy.ledger import Ledger
 from fedlgm.queries import LayerStrength
@@ -100,6 +103,36 @@ def test_sound_variants_pass_the_kit_and_the_audit(weights):
     check_mechanism(mechanisms.get("lm-dp-sgd", weights=weights, error_rates=(0.4, 0.3, 0.2, 0.1), emphasis=2.0))
     subject = Subject.of("lm-dp-sgd", weights=weights, layers=LAYERS, **RISK)
     assert Audit(method="probe").mechanism(subject).passed
+
+
+@dataclass(frozen=True)
+class Careless(LMDPSGD):
+    """Scales to twice the planned bound."""
+
+    def scaling(self, plan):
+        return Reweighted(2 * self.bound, tuple((plan.clip / self.bound).tolist()))
+
+
+@dataclass(frozen=True)
+class Clientwise(LMDPSGD):
+    """Its plan counts on the sum to bound, which does not know examples."""
+
+    def plan(self, layers, facts, transcript):
+        return replace(super().plan(layers, facts, transcript), bounded_by="aggregator")
+
+
+def test_the_kit_catches_mechanisms_that_do_not_keep_their_bounds():
+    with pytest.raises(PrivacyError, match="the trainer kept the bounds"):
+        check_mechanism(Careless("careless", weights="public"))
+    with pytest.raises(PrivacyError, match="its plan counts on the sum to bound"):
+        check_mechanism(Clientwise("clientwise", weights="public"))
+
+
+def test_steps_that_clients_noise_have_no_published_variant():
+    facts = replace(FACTS, trust="local", steps=LocalSteps(4, 0.1, 10.0))
+    assert mechanisms.get("lm-dp-sgd").calibrate(facts) > 0
+    with pytest.raises(ConfigError, match="use trust = 'central'"):
+        mechanisms.get("lm-dp-sgd", variant="published").calibrate(facts)
 
 
 def test_the_query_takes_its_share_of_the_budget():
