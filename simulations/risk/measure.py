@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -13,15 +14,17 @@ from torch import Tensor, nn
 
 from fedlgm import data, models, tasks
 from fedlgm.errors import ConfigError, prefix_key
-from fedlgm.example_level.risk import LayerRisk, ShadowTraining, layer_risk
+from fedlgm.example_level.risk import LayerRisk, ShadowTraining, layer_risk, public_bias_weights
 from fedlgm.extension import is_object
 from fedlgm.keys import KeyRing
+from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.lm_dp_sgd import check_risk, risk_weights
 from fedlgm.tasks import Task
 from simulations.config.recipe import Model, Recipe
 from simulations.config.recipe import Risk as RiskSection
 
 Errors = Literal["held-out", "training"]
+_BIASED = 500  # public examples that the weights for convergence are computed on
 
 
 @dataclass(frozen=True)
@@ -50,12 +53,15 @@ class Findings:
         public: where the examples came from.
         examples: how many there were.
         unseen: how many of them the held-out errors are of.
+        bias_weights: public weights for convergence at the initial model, in place of `strengths` (see
+            `public_bias_weights`), [L].
     """
 
     risks: tuple[LayerRisk, ...]
     public: str
     examples: int
     unseen: int
+    bias_weights: tuple[float, ...] = ()
 
     def rates(self, errors: Errors) -> list[float]:
         """Error rates on unseen examples, or on the adversaries' own as the paper takes them, [L]."""
@@ -77,6 +83,7 @@ class Findings:
             "examples": self.examples,
             "standard_error": self.standard_error,
             "layers": [asdict(risk) for risk in self.risks],
+            "bias_weights": list(self.bias_weights),
         }
 
     @property
@@ -143,6 +150,7 @@ def measure(
     settings: ShadowTraining,
     *,
     shape: tuple[int, ...] | None = None,
+    clip: float = 1.0,
     seed: int | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Findings:
@@ -154,6 +162,7 @@ def measure(
         public: public examples.
         settings: of shadow model and adversaries.
         shape: shape of one input of the target; images of another shape are resized.
+        clip: C, for the weights for convergence.
         seed: of all draws; None takes the operating system's.
         progress: see `layer_risk`.
 
@@ -161,15 +170,16 @@ def measure(
         ConfigError: too few examples, or a model that does not take them.
     """
     x = public.x if shape is None else fitted(public.x, shape)
+    shape = tuple(x.shape[1:])
     with prefix_key("model"):
-        shadow = models.build(
-            model.name, in_shape=tuple(x.shape[1:]), classes=public.classes, seed=seed or 0, **model.options
-        )
+        shadow = models.build(model.name, in_shape=shape, classes=public.classes, seed=seed or 0, **model.options)
+    fresh, few = copy.deepcopy(shadow), slice(_BIASED)
     risks = layer_risk(
         shadow, x, public.y, keys=KeyRing.from_seed(seed), training=settings, task=task, progress=progress
     )
+    weights = public_bias_weights(fresh, LayerTable.from_module(fresh), x[few], public.y[few], clip, task)
     members = int(settings.members * len(x))
-    return Findings(tuple(risks), public.source, len(x), min(members, len(x) - members))
+    return Findings(tuple(risks), public.source, len(x), min(members, len(x) - members), tuple(weights.tolist()))
 
 
 def risk_of(
@@ -188,8 +198,10 @@ def risk_of(
     settings = ShadowTraining(**section.model_dump(include=set(ShadowTraining.__dataclass_fields__)))
     task = tasks.get(recipe.task.name, **recipe.task.options)
     chosen = recipe.run.seed if seed is None else seed
+    shape, bound = input_shape(recipe), mechanism.options.get("bound")
+    clip = float(bound) if isinstance(bound, int | float) and bound > 0 else 1.0
     return measure(
-        recipe.model, task, public_examples(recipe), settings, shape=input_shape(recipe), seed=chosen, progress=progress
+        recipe.model, task, public_examples(recipe), settings, shape=shape, clip=clip, seed=chosen, progress=progress
     )
 
 

@@ -61,6 +61,7 @@ def test_figures_and_files(run):
     assert found["examples"] == 200
     assert "test examples of digits" in found["public"]
     assert sum(weight**2 for weight in found["weights"]) == pytest.approx(1)
+    assert sum(weight**2 for weight in found["bias_weights"]) == pytest.approx(1)
     folder = Path("runs/risk-lm")
     assert (folder / "risk.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((folder / "risk.json").read_text()) == found
@@ -108,7 +109,7 @@ def test_bad_input_ends_with_one_message(run, arguments, message, monkeypatch):
 
 def test_only_public_examples_can_enter():
     assert list(inspect.signature(measure).parameters) == [
-        "model", "task", "public", "settings", "shape", "seed", "progress"
+        "model", "task", "public", "settings", "shape", "clip", "seed", "progress"
     ]  # fmt: skip
 
 
