@@ -1,7 +1,8 @@
 """Correlated noise: what a round costs and what the models gain: `python -m benchmarks.correlated --json`.
 
 * processor milliseconds of a round's noise with 10 bands over those of independent noise, one core, and what is kept in
-  memory;
+  memory; beside them those of one batch of 32 examples on a client, and the whole round of ten clients with ten batches
+  each, as their sum;
 * processor seconds of whole rounds of `fashion-mnist` with either noise, one core (`--rounds 0` leaves them out);
 * errors of the models over those of independent noise: without amplification, clients at least b rounds apart in both;
   and with groups and secret draws in them, against Poisson sampling of everybody.
@@ -50,12 +51,14 @@ def noise_cost(repeats: int) -> list[Row]:
     """A whole release (drawing, correlating, adding, rounding) per round, once the past is as long as it gets."""
     rows = []
     for name, (kind, shape) in MODELS.items():
-        layers = LayerTable.from_module(models.build(kind, in_shape=shape, classes=10))
+        module = models.build(kind, in_shape=shape, classes=10)
+        layers = LayerTable.from_module(module)
         jobs = [_releases(layers, noise) for noise in (None, correlation.get("banded", ROUNDS, bands=BANDS))]
         with torch_threads(1):
             for _ in range(BANDS):
                 jobs[1]()
             independent, correlated = interleaved(jobs, repeats)
+            batch = interleaved([lambda module=module, shape=shape: step(module, shape)], max(1, repeats // 5))[0]
         stream = CorrelatedStream(correlation.get("banded", ROUNDS, bands=BANDS), layers.size)
         rows.append(
             {
@@ -64,11 +67,19 @@ def noise_cost(repeats: int) -> list[Row]:
                 "independent_ms": 1e3 * independent,
                 "correlated_ms": 1e3 * correlated,
                 "ratio": correlated / independent,
+                "batch_ms": 1e3 * batch,
+                "round_ratio": (correlated + 100 * batch) / (independent + 100 * batch),
                 "memory_mb": stream.memory / 1e6,
                 "vectors": stream.memory / (4 * layers.size),
             }
         )
     return rows
+
+
+def step(module: torch.nn.Module, shape: tuple[int, ...]) -> None:
+    """One batch of 32 examples, forwards and backwards."""
+    x, y = torch.zeros(32, *shape), torch.zeros(32, dtype=torch.long)
+    torch.nn.functional.cross_entropy(module(x), y).backward()
 
 
 def _releases(layers: LayerTable, noise: Correlation | None) -> Callable[[], None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from fedlgm.allocation import floor_digits
 from fedlgm.errors import ConfigError
 from fedlgm.privacy.guarantee import Relation, Trust
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
 Scheme = Literal["poisson", "fixed", "cyclic", "min-separation", "grouped-poisson"]
 _ROUNDING = 1e-6
+_KEPT = 2e-8
 
 
 @dataclass(frozen=True)
@@ -280,6 +282,14 @@ class RunFacts:
         if self.trust == "local" or self.sampling.scheme == "min-separation":
             return 1.0
         return self.sampling.within_group
+
+    @property
+    def least_multiplier(self) -> float:
+        """Least effective multiplier of a round where rounds are not charged one by one; all are charged at it.
+
+        That is `noise_multiplier` but for its last digits: plans keep nine of theirs, rounded down.
+        """
+        return floor_digits(self.noise_multiplier * (1 - _KEPT), 9)
 
     @property
     def noisy_sums(self) -> int:

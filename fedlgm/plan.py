@@ -59,6 +59,8 @@ _NEEDS = {
     False: "nobody takes part twice within {b} rounds; who takes part when may be known",
 }
 """What the guarantee of a run whose rounds are not charged one by one rests on, by whether draws amplify it."""
+_SECRET = {"client": "who takes part in a round stays secret", "example": "which examples a round draws stays secret"}
+"""What amplification by sampling rests on."""
 
 _SAMPLED_REPLACE_ONE = (
     "conditional on the composition of sampled releases under replace-one costing no more than that of the sampled "
@@ -141,21 +143,24 @@ class ReleasePlan:
             return
         if self.family != "gaussian":
             raise PrivacyError(f"noise of a whole run is accounted for as Gaussian: the plan has {self.family} noise")
-        least = privacy.whole_run.WholeRun.least_multiplier(facts.noise_multiplier)
-        if self.effective_multiplier < least:
+        if self.effective_multiplier < facts.least_multiplier:
             raise PrivacyError(
                 "a run is one mechanism only if no round has less noise than it is made for: this plan has a "
                 f"multiplier of {self.effective_multiplier:g}, the run {facts.noise_multiplier:g}"
             )
 
     def _qualified(self) -> Guarantee:
-        """The guarantee in the run's own terms, with the condition of sampled Gaussian releases under replace-one."""
+        """The guarantee in the run's own terms: what it needs of who takes part, and the condition of replace-one."""
         facts = self.facts
         given = replace(self.guarantee, relation=facts.relation, trust=facts.trust)
-        if not facts.separate_rounds and given.status != "none":
-            needs = _NEEDS[facts.sampling.amplifies].format(b=facts.sampling.separation)
-            return given if needs in given.reason else replace(given, reason=f"{given.reason}; {needs}")
         amplified = facts.accounted_rate < 1
+        needs = ""
+        if not facts.separate_rounds:
+            needs = _NEEDS[amplified].format(b=facts.sampling.separation)
+        elif amplified and facts.trust == "central":
+            needs = _SECRET[given.unit]
+        if given.status != "none" and needs not in given.reason:
+            given = replace(given, reason=f"{given.reason}; {needs}")
         if self.family != "gaussian" or facts.relation != "replace-one" or not amplified:
             return given
         return given.conditional_on(_SAMPLED_REPLACE_ONE)
@@ -209,7 +214,7 @@ class ReleasePlan:
             PrivacyError: such a plan without its position.
         """
         if not self.facts.separate_rounds:
-            return self.run.event(self._position, self.facts.noise_multiplier)
+            return self.run.event(self._position, self.facts.least_multiplier)
         own = self.effective_multiplier if self.size > 0 else self.facts.noise_multiplier
         multiplier, rate = own / SENSITIVITY_FACTOR[self.facts.relation], self.facts.accounted_rate
         if self.family == "laplace":
@@ -223,7 +228,7 @@ class ReleasePlan:
         """The accounting event of one more release of the same round with other noise."""
         if self.facts.separate_rounds:
             return self.event
-        return self.run.repeated_event(self._position, self.facts.noise_multiplier)
+        return self.run.repeated_event(self._position, self.facts.least_multiplier)
 
     @property
     def run(self) -> WholeRun:

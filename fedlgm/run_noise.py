@@ -7,6 +7,7 @@ the releases holds the sums: they are as secret as the sums themselves.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -65,6 +66,17 @@ class NoiseRings:
             )
         return [self._rings[round] for round in range(1, rounds + 1)]
 
+    def digest(self, rounds: int) -> str:
+        """Hash of the rings of the rounds 1 to `rounds`, hexadecimal; it tells nothing of them.
+
+        Raises:
+            RunError: one of them is not known.
+        """
+        named = hashlib.sha256(b"noise of a run")
+        for ring in self.first(rounds):
+            named.update(ring.root.to_bytes(16, "little"))
+        return named.hexdigest()
+
 
 class RunNoise:
     """Draws a run's correlated noise, one round after the other, or from any round on by drawing what came before.
@@ -77,6 +89,17 @@ class RunNoise:
         self._rings = NoiseRings() if rings is None else rings
         self._stream: tuple[Correlation, int, CorrelatedStream] | None = None
         self._done = 0
+
+    def following(self, keys: KeyRing, round: int) -> KeyRing:
+        """The run's ring for a round's noise, which a secret ring makes another one after every other past.
+
+        The same sum after other earlier releases is another release: with the same z, the difference of the two would
+        be that of the earlier sums, without noise.
+
+        Raises:
+            RunError: the ring of an earlier round is not known.
+        """
+        return keys.derive(b"after", self._rings.digest(round - 1).encode()) if keys.secret else keys
 
     def next(self, noise: Correlation, size: int, round: int, ring: KeyRing, draw: Draw) -> Tensor:
         """W of a round for z of standard deviation 1, [size]; keeps the ring first.

@@ -13,7 +13,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
-from simulations import attack_command
+from simulations.attacks import command as attack_command
 from simulations.audits.command import audit
 from simulations.deploy import commands, node_commands
 from simulations.risk.command import risk

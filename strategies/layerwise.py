@@ -110,7 +110,9 @@ class LayerwiseFedAvg(FedAvg):
         *,
         on_round: Callable[[RoundRecord, Transcript], None] | None = None,
     ) -> None:
-        super().__init__(fraction_evaluate=0.0, arrayrecord_key=wire.ARRAYS, configrecord_key=wire.CONFIG)
+        super().__init__(arrayrecord_key=wire.ARRAYS, configrecord_key=wire.CONFIG)
+        # Set here and not by the constructor, which warns users of what is meant: clients evaluate nothing.
+        self.fraction_evaluate, self.min_evaluate_nodes = 0.0, 0
         if method.layers.size != transcript.models[-1].numel():
             raise ValueError("the transcript's model does not fit the layer table")
         if not (nodes.simulated or nodes.test_mode) and not (releaser.keys.secret and sampler.keys.secret):

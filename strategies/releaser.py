@@ -52,7 +52,8 @@ class Releaser:
             watched = self.observer if plan.size > 0 else None
             if watched is not None:
                 watched.insert(round, plan, values)
-            keys = noise_keys(self.keys, values)
+            following = self.keys if plan.facts.noise is None else self.run_noise.following(self.keys, round)
+            keys = noise_keys(following, values)
             if self.costs(plan):
                 key = fingerprint(keys, round, SERVER, backend)
                 self.ledger.charge(self._event(plan, round, key), round=round, key=key, claim=plan.claim)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import html
 import re
 from pathlib import Path
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
+
+from simulations.runs.folder import RunFolder
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 
@@ -21,6 +24,28 @@ def outputs_of(name: str) -> list[str]:
 
 def test_quickstart_notebook() -> None:
     assert any("NOT PRIVATE" in o and "inf" in o for o in outputs_of("quickstart.ipynb"))
+
+
+@pytest.mark.slow
+def test_a_result_in_a_notebook_says_what_protects_and_whether_its_noise_can_be_drawn_again(tmp_path) -> None:
+    """As a kernel shows it: the rich output of a cell that ends with a result."""
+    small = ["federation.clients=20", "federation.rounds=1", "privacy.accountant=rdp"]
+    changes = {
+        "sound": [], "unseeded": ["run.seed=none"], "no noise": ["mechanism.name=none"],
+        "published": ["mechanism.clip=med", "mechanism.variant=published"],
+    }  # fmt: skip
+    cells = ["import simulations"]
+    for name, change in changes.items():
+        cells.append(f"simulations.simulate(overrides={[*small, *change]!r}, run_dir={str(tmp_path / name)!r})")
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in cells])
+    NotebookClient(notebook, timeout=240, resources={"metadata": {"path": str(NOTEBOOKS.parent)}}).execute()
+    outputs = (next(o for o in cell.outputs if o.output_type == "execute_result") for cell in notebook.cells[1:])
+    shown = dict(zip(changes, (html.unescape(output.data["text/html"]) for output in outputs), strict=True))
+    for name, page in shown.items():
+        assert RunFolder.open(tmp_path / name).result()["guarantee"] in page
+    caveat = "the seed is public, and with it the noise can be drawn again"
+    assert {name for name, page in shown.items() if caveat in page} == {"sound", "no noise", "published"}
+    assert {name for name, page in shown.items() if "NOT PRIVATE: " in page} == {"no noise", "published"}
 
 
 @pytest.mark.slow

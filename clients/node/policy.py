@@ -218,7 +218,11 @@ class Policy(_Section):
         if not plan.protected:
             raise Refusal("privacy", "a plan without a guarantee")
         if plan.bounded_by != "aggregator":
-            raise Refusal("privacy", "a plan that counts on its trainer; this node bounds its whole update itself")
+            raise Refusal(
+                "privacy",
+                "a plan whose training bounds single examples (privacy.unit = 'example'); this node answers plans that "
+                "protect its whole data at once, by bounds on its whole update",
+            )
         noise, apart = plan.facts.noise, plan.facts.sampling.separation or 1
         if noise is not None and (noise.bands is None or noise.bands > apart):
             raise Refusal(

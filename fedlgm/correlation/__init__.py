@@ -70,7 +70,7 @@ def get(name: str, rounds: int, **options: Any) -> Correlation:
     if unknown:
         known = ", ".join(_OPTIONS[name]) or "none"
         raise ConfigError(f"correlation {name!r} has no option {', '.join(unknown)}; its options: {known}")
-    rounds = _whole("rounds", rounds)
+    rounds = _whole("rounds", rounds, 1_000_000)
     workload = as_workload(options.get("workload", "prefix"))
     workload.check(rounds)
     reduce = options.get("reduce", "mean")

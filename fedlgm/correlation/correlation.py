@@ -22,6 +22,8 @@ from fedlgm.correlation.toeplitz import Reduce
 from fedlgm.correlation.workloads import Workload, as_workload
 from fedlgm.errors import ConfigError
 
+_MOST_ROUNDS = 1_000_000
+
 
 @dataclass(frozen=True, eq=False)
 class Correlation:
@@ -58,8 +60,7 @@ class Correlation:
     scales: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.rounds, int | np.integer) and self.rounds >= 1):
-            raise ConfigError(f"rounds must be a whole number of at least 1, got {self.rounds}")
+        _check_rounds(self.rounds)
         c = np.array(self.coefficients, dtype=np.float64)
         if c.ndim != 1 or not 1 <= c.size <= self.rounds:
             raise ConfigError(f"coefficients must be a list of 1 to {self.rounds} numbers, got shape {c.shape}")
@@ -75,6 +76,7 @@ class Correlation:
     @classmethod
     def from_buffers(cls, rounds: int, decays: tuple[float, ...], scales: tuple[float, ...]) -> Correlation:
         """The buffered Toeplitz strategy c_0 = 1, c_j = sum_i scale_i decay_i^(j-1)."""
+        _check_rounds(rounds)
         c = blt.coefficients(np.array(decays, dtype=np.float64), np.array(scales, dtype=np.float64), rounds)
         return cls("blt", rounds, c, tuple(decays), tuple(scales))
 
@@ -287,6 +289,12 @@ class Correlation:
 
     def _padded(self, c: np.ndarray) -> np.ndarray:
         return np.pad(c, (0, self.rounds - c.size))
+
+
+def _check_rounds(rounds: int) -> None:
+    """Refuse no rounds, and so many that a message of a few bytes would fill the memory."""
+    if not (isinstance(rounds, int | np.integer) and 1 <= rounds <= _MOST_ROUNDS):
+        raise ConfigError(f"rounds must be a whole number, 1 to {_MOST_ROUNDS}, got {rounds}")
 
 
 def _participations(rounds: int, separation: int, limit: int | None) -> int:

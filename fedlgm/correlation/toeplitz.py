@@ -21,7 +21,7 @@ Reduce = Literal["mean", "max"]
 _Loss = Callable[[np.ndarray], tuple[float, np.ndarray]]
 
 _EXPLODED = 1e3  # logarithm of an error beyond the doubles' range
-_SMOOTH_MAX = 24  # the largest of T errors as their p-norm: at most T^(1/2p) above it
+_SMOOTH_MAX = (16, 128, 1024)  # the largest of T variances as their p-norm, at most T^(1/p) above it, ever sharper
 
 
 def square_root(workload: Workload, bands: int) -> np.ndarray:
@@ -54,11 +54,19 @@ def optimal(workload: Workload, rounds: int, bands: int, reduce: Reduce) -> np.n
     if bands == 1:
         return start
     if workload.rates is None:
-        loss = _toeplitz_loss(workload.column(rounds), reduce)
+        losses = [_toeplitz_loss(workload.column(rounds), reduce)]
     elif reduce == "mean":
-        loss = _quadratic_loss(_pair_weights(workload, rounds))
+        losses = [_quadratic_loss(_pair_weights(workload, rounds))]
     else:
-        loss = _largest_loss(workload, rounds)
+        losses = [_largest_loss(workload, rounds, power) for power in _SMOOTH_MAX]
+    found = start
+    for loss in losses:
+        found = _minimum(loss, found)
+    return found
+
+
+def _minimum(loss: _Loss, start: np.ndarray) -> np.ndarray:
+    """Normalised coefficients of the least norm times error."""
 
     def log_loss(c: np.ndarray) -> tuple[float, np.ndarray]:
         with np.errstate(over="ignore", invalid="ignore"):
@@ -119,7 +127,7 @@ def _quadratic_loss(pairs: np.ndarray) -> _Loss:
     return loss
 
 
-def _largest_loss(workload: Workload, rounds: int) -> _Loss:
+def _largest_loss(workload: Workload, rounds: int, power: int) -> _Loss:
     unit, zeros = np.eye(rounds, 1)[:, 0], np.zeros(rounds)
 
     def loss(c: np.ndarray) -> tuple[float, np.ndarray]:
@@ -127,10 +135,10 @@ def _largest_loss(workload: Workload, rounds: int) -> _Loss:
         rows = workload.apply(toeplitz(noising, zeros))
         variances = np.sum(rows**2, axis=1)
         scale = variances.max()
-        powers = (variances / scale) ** (_SMOOTH_MAX - 1)
+        powers = (variances / scale) ** (power - 1)
         total = float(powers @ variances) / scale
-        error = scale * total ** (1 / _SMOOTH_MAX)
-        weights = powers * total ** (1 / _SMOOTH_MAX - 1)
+        error = scale * total ** (1 / power)
+        weights = powers * total ** (1 / power - 1)
         moved = workload.apply_transposed(2 * weights[:, None] * rows)
         return error, _backward(c, np.array([np.trace(moved, -i) for i in range(rounds)]), noising)
 

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
     from fedlgm.facts import RunFacts, Sampling
 
-_SLACK = 2e-8  # relative; multipliers of plans are rounded down to nine digits
 _MARGIN = 1e-7  # relative, on the calibrated multiplier: covers that rounding in plans and in events
 
 
@@ -99,17 +98,12 @@ class WholeRun:
         )
         return one * self.growth * (1 + _MARGIN)
 
-    @staticmethod
-    def least_multiplier(multiplier: float) -> float:
-        """Least effective multiplier of a round's plan under sigma_* = `multiplier`; all rounds are charged at it."""
-        return floor_digits(multiplier * (1 - _SLACK), 9)
-
     def event(self, position: int, multiplier: float) -> dp_event.DpEvent:
         """What round `position` adds to the cost of the rounds before it.
 
         Args:
             position: rounds before this one, 0 to T - 1.
-            multiplier: sigma_* of the run.
+            multiplier: least effective multiplier of any round, see `RunFacts.least_multiplier`.
         """
         if self.sampling.amplifies:
             if position % self.separation:
@@ -143,7 +137,7 @@ class WholeRun:
         if moved == 0:
             return accounting.gaussian_event(math.inf)
         shift = moved * SENSITIVITY_FACTOR[self.relation]
-        return accounting.gaussian_event(floor_digits(self.least_multiplier(multiplier) / shift, 9), rate)
+        return accounting.gaussian_event(floor_digits(multiplier / shift, 9), rate)
 
 
 @lru_cache(maxsize=64)

@@ -164,7 +164,10 @@ def heat_map(
         image = axes.imshow(
             shown.T, aspect="auto", interpolation="none", cmap="viridis", extent=extent, vmin=low, vmax=high
         )
-        axes.set_ylabel("layer, from input to output")
+        if len(names) <= _LINES:
+            axes.set_yticks(range(1, len(names) + 1), [_short(name) for name in names])
+        else:
+            axes.set_ylabel("layer, from input to output")
         bar = figure.colorbar(image, ax=axes, pad=0.02)
         bar.outline.set_visible(False)  # type: ignore[operator]
         if log:

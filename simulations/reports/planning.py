@@ -87,7 +87,7 @@ def _epsilon(first: ReleasePlan, releases: np.ndarray, delta: float, accountant:
             for cost, count in zip(*np.unique(releases, return_counts=True), strict=True)
         ]
     else:
-        events = first.run.events(first.facts.noise_multiplier)
+        events = first.run.events(first.facts.least_multiplier)
     try:
         return composed_epsilon(events, delta, accountant)
     except PrivacyError:  # RDP: sampled Laplace noise

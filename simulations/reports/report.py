@@ -155,9 +155,9 @@ def _noise(folder: RunFolder, rows: Sequence[Mapping[str, Any]], multiplier: flo
     series = {name: list(values) for name, values in found.series().items()}
     told = "; ".join(f"{name} {number(value)}" for name, value in found.means().items())
     note = (
-        f"<p>{escape(described(recipe))}. Noise that is correlated over rounds is larger in a single round and "
-        "smaller in the sum of the released means, which the model is made of. Root mean square over the rounds of the "
-        f"noise in that sum: {escape(told)}, at the same epsilon.</p>"
+        f"<p>Here it is {escape(described(recipe))}. Noise that is correlated over rounds is larger in a single "
+        "round and smaller in the sum of the released means, which the model is made of. Root mean square over the "
+        f"rounds of the noise in that sum: {escape(told)}, at the same epsilon.</p>"
     )
     pictures = [
         heat_map("Noise norm of one round", names, rounds, values, log=True),

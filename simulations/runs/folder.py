@@ -44,7 +44,7 @@ class Checkpoint:
 
     transcript: Transcript
     optimizer: dict[str, Tensor]
-    noise: str = ""  # `NoiseFile.digest` of its rounds
+    noise: str = ""  # `NoiseRings.digest` of its rounds
 
 
 class RunFolder:

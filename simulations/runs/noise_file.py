@@ -6,7 +6,6 @@ run's releases reads the sums: it lies under `private/`, never in a checkpoint, 
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 from pathlib import Path
@@ -60,14 +59,3 @@ class NoiseFile(NoiseRings):
                 os.fsync(folder)
             finally:
                 os.close(folder)
-
-    def digest(self, rounds: int) -> str:
-        """What a checkpoint says of the noise of the rounds before it, telling nothing of it: a hash of their rings.
-
-        Raises:
-            RunError: the ring of one of them is not known.
-        """
-        named = hashlib.sha256(b"noise of a run")
-        for ring in self.first(rounds):
-            named.update(ring.root.to_bytes(16, "little"))
-        return named.hexdigest()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 
-from fedlgm import correlation
+from fedlgm import clipping, correlation
 from fedlgm.devices import Numerics
 from fedlgm.errors import PrivacyError, RunError
 from fedlgm.facts import RunFacts, Sampling
@@ -130,9 +132,21 @@ def test_what_is_charged_is_the_run(federate, sampling):
     assert spent == pytest.approx(expected, rel=1e-6)
     assert spent >= expected * (1 - 1e-12)
     assert [charge.round for charge in federation.ledger.charges()] == list(range(1, ROUNDS + 1))
-    run = whole_run(federation.strategy.method.facts)
+    facts = federation.strategy.method.facts
+    run, least = whole_run(facts), facts.least_multiplier
     for through in range(1, ROUNDS + 1):
-        assert federation.ledger.epsilon(1e-5, through=through) == composed_epsilon(run.events(2.0, through), 1e-5)
+        assert federation.ledger.epsilon(1e-5, through=through) == composed_epsilon(run.events(least, through), 1e-5)
+
+
+def test_what_is_noise_in_a_released_mean_is_known(federate):
+    """Adaptive bounds take the noise off: by the round's own noise, of which a mean of zeros is made alone."""
+    federation = federate(zeros, SIZES, noise=BANDED, sampling=CYCLE, multiplier=2.0, rounds=ROUNDS)
+    federation.run(ROUNDS)
+    for record, mean in zip(federation.records, federation.means, strict=True):
+        assert clipping.signal_share(mean, record.plan) == pytest.approx(np.zeros(2), abs=0.06)
+        assert (clipping.released_norms(mean, record.plan) < 0.25 * record.plan.noise_norms).all()
+        plain = replace(record.plan, facts=replace(record.plan.facts, noise=None))
+        assert (clipping.signal_share(mean, plain) > 0.2).all()  # power: the noise scale of z is far off
 
 
 class TestRepeated:
@@ -157,12 +171,23 @@ class TestRepeated:
     def test_another_one_costs_a_row(self, federate, sampling):
         federation = self.charged(federate, [(1, 0), (2, 0), (2, 1), (2, 0), (2, 1)], sampling)
         charges = list(federation.ledger.charges())
-        run = whole_run(federation.strategy.method.facts)
+        facts = federation.strategy.method.facts
+        run, least = whole_run(facts), facts.least_multiplier
         assert sorted(str(charge.event) for charge in charges) == sorted(
-            map(str, [run.event(0, 2.0), run.event(1, 2.0), run.repeated_event(1, 2.0)])
+            map(str, [run.event(0, least), run.event(1, least), run.repeated_event(1, least)])
         )
         moved = BANDED.row_bound(1, GROUPS)
         assert run.repeated_event(1, 2.0).noise_multiplier == pytest.approx(2.0 / moved, rel=1e-6)
+
+    def test_the_same_sum_after_another_past_is_another_release(self, federate):
+        """Were z the same, the two releases of round 2 would differ by what round 1 held, without noise."""
+        federation = self.charged(federate, [(1, 0), (2, 7), (1, 1), (2, 7), (2, 7)])
+        keys = federation.ledger.noise_keys()
+        assert sorted(round_ for round_, _, _ in keys) == [1, 1, 2, 2]
+
+    def test_a_past_that_comes_back_is_the_same_release(self, federate):
+        federation = self.charged(federate, [(1, 0), (2, 7), (1, 1), (2, 7), (1, 0), (2, 7)])
+        assert sorted(round_ for round_, _, _ in federation.ledger.noise_keys()) == [1, 1, 2, 2]
 
 
 class TestReplay:
@@ -208,8 +233,6 @@ class TestReplay:
 
     def test_a_layer_that_pauses_keeps_its_noise_going(self):
         """Noise is drawn for all layers in every round, so what a plan leaves out shifts nobody else's."""
-        from dataclasses import replace
-
         method = Method(get("snr-consistent"), self.layers, self.facts)
         run_noise, seen = RunNoise(), []
         for round_ in (1, 2, 3):

@@ -123,7 +123,7 @@ def test_short_runs(name, rounds):
     [
         (lambda: correlation.get("bands", 4), "unknown correlation 'bands'; known: identity, square-root, banded, blt"),
         (lambda: correlation.get("identity", 4, bands=2), "'identity' has no option bands; its options: none"),
-        (lambda: correlation.get("banded", 0, bands=1), "rounds must be a whole number, at least 1, got 0"),
+        (lambda: correlation.get("banded", 0, bands=1), "rounds must be a whole number, 1 to 1000000, got 0"),
         (lambda: correlation.get("banded", 4, bands=5), "bands must be a whole number, 1 to 4, got 5"),
         (lambda: correlation.get("banded", 4, bands=True), "bands must be a whole number"),
         (lambda: correlation.get("blt", 4, buffers=0), "buffers must be a whole number, 1 to 8, got 0"),
@@ -140,6 +140,12 @@ def test_short_runs(name, rounds):
         (lambda: Correlation("own", 2, [1.0, math.nan]), "must be finite"),
         (lambda: Correlation.from_buffers(4, (1.5,), (0.5,)), r"decays in \(0, 1\)"),
         (lambda: Correlation.from_dict({"name": "own"}), "not a correlation"),
+        (lambda: Correlation.from_dict({"name": "own", "rounds": 2, "coefficients": ["x"]}), "not a correlation"),
+        (lambda: Correlation.from_dict({"name": "own", "rounds": 2.5, "coefficients": [1]}), "1 to 1000000, got 2.5"),
+        (
+            lambda: Correlation.from_dict({"name": "blt", "rounds": 10**12, "decays": [0.5], "scales": [0.5]}),
+            "1 to 1000000, got 1000000000000",
+        ),
         (lambda: ALL[0].sensitivity(0), "between participations must be a whole number >= 1, got 0"),
         (lambda: ALL[0].sensitivity(2, 0), "max_participations must be a whole number of at least 1, got 0"),
         (lambda: ALL[0].cyclic_sensitivity(0), "whole number >= 1"),

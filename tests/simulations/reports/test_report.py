@@ -135,7 +135,7 @@ def test_correlated_noise_is_shown_over_the_rounds(tiny: Callable[..., Recipe], 
     report.write_report(run)
     text = html.unescape((run / "report.html").read_text(encoding="utf-8"))
     for words in (
-        "Noise over the rounds", "correlated over rounds (banded, 4 bands); 4 groups take turns",
+        "Noise over the rounds", "Here it is correlated over rounds (banded, 4 bands); 4 groups take turns",
         "independent, same participation", "independent, secret Poisson draws", "Noise norm of one round of each layer",
         "Noise norm of the sum of the released means over the rounds: this run from",
     ):  # fmt: skip
