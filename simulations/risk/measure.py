@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -20,7 +21,7 @@ from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.lm_dp_sgd import check_risk, risk_weights
 from fedlgm.tasks import Task
-from simulations.config.recipe import Model, Recipe
+from simulations.config.recipe import Data, Model, Recipe
 from simulations.config.recipe import Risk as RiskSection
 
 Errors = Literal["held-out", "training"]
@@ -96,11 +97,13 @@ def public_examples(recipe: Recipe) -> PublicExamples:
     """The recipe's public examples; its private ones are read, where they lie in the same files, and left behind.
 
     Raises:
-        FedlgmError: no such set, or one whose examples are not single tensors.
+        FedlgmError: no such set, one that the recipe trains on, or one whose examples are not single tensors.
     """
     section, own = recipe.risk or RiskSection(), recipe.data.name
     if section.data is None and is_object(own):
         raise ConfigError("risk.data: name the public set: the recipe's data were passed in Python")
+    if section.data is not None:
+        _refuse_private(section, recipe.data)
     named = section.data or data.twin(own)
     folder, images = (section.dir, {}) if section.data else (recipe.data.dir, recipe.data.images)
     if section.data == data.IMAGE_FOLDER:
@@ -118,6 +121,22 @@ def public_examples(recipe: Recipe) -> PublicExamples:
         x, y = x[: section.examples], y[: section.examples]
     classes = recipe.task.build().outputs(found)
     return PublicExamples(source, torch.from_numpy(x), torch.from_numpy(y), classes)
+
+
+def _refuse_private(section: RiskSection, private: Data) -> None:
+    """Refuse a "public" set whose examples the recipe trains on."""
+    named, own = str(section.data), private.name
+    (base, _, half), (own_base, _, own_half) = named.partition("/"), own.partition("/")
+    if base == data.IMAGE_FOLDER == own_base:
+        same = Path(section.dir or "").resolve() == Path(private.dir or "").resolve()
+    else:
+        same = named == own or (":" not in named and base == own_base)
+    if same and {half, own_half} != {"private", "public"}:
+        raise ConfigError(
+            f"risk.data: {named!r} holds examples that the recipe trains on ([data] is {own!r}), which are private: "
+            f"take another set, train on {own_base}/private and measure on {own_base}/public, or leave it out for the "
+            "test examples"
+        )
 
 
 def input_shape(recipe: Recipe) -> tuple[int, ...]:
