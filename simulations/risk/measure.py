@@ -157,9 +157,9 @@ def fitted(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     if len(shape) != 3 or x.dim() != 4:
         raise ConfigError(f"risk.data: its inputs have the shape {tuple(x.shape[1:])}, the model takes {tuple(shape)}")
     x = nn.functional.interpolate(x, size=tuple(shape[1:]), mode="bilinear", antialias=True)
-    return (
-        x.expand(-1, shape[0], -1, -1) if x.shape[1] == 1 else x.mean(dim=1, keepdim=True).expand(-1, shape[0], -1, -1)
-    )
+    if x.shape[1] == shape[0]:
+        return x
+    return x.mean(dim=1, keepdim=True).expand(-1, shape[0], -1, -1)
 
 
 def measure(
