@@ -28,13 +28,14 @@ from scipy import stats
 from torch import Tensor
 from torch.nn import functional
 
-from fedlgm import data, mechanisms, models
+from fedlgm import clipping, data, mechanisms, models
 from fedlgm.aggregation import BoundedSum
-from fedlgm.allocation import spread
+from fedlgm.allocation import shares, spread
 from fedlgm.facts import RunFacts, Sampling
 from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import Mechanism
+from fedlgm.mechanisms.adaptive import AdaptiveAllocation, within
 from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.guarantee import Guarantee
 from fedlgm.release import release
@@ -60,6 +61,22 @@ class Split(Mechanism):
         return ReleasePlan(layers, clip, sigma, facts, Guarantee("proven", "bounded, then noised"))
 
 
+@dataclass(frozen=True)
+class Updates(AdaptiveAllocation):
+    """Shares that follow released updates, not weights: t_j ~ s_j sqrt(d_j) / m_j, m_j the norm without its noise.
+
+    That is the least sum of 1 / SNR_j with SNR_j = m_j^2 / (d_j sigma_j^2): the SNR-consistent rule with what was
+    released in the place of the bounds.
+    """
+
+    def _target(self, layers: LayerTable, clip: np.ndarray, transcript: Transcript) -> np.ndarray:
+        if transcript.mean is None or transcript.plan is None:
+            return shares("snr-consistent", clip, layers.sizes)
+        norms = clipping.released_norms(transcript.mean, transcript.plan)
+        target = within(clip * np.sqrt(layers.sizes), norms, self.span)
+        return np.asarray(target / target.sum())
+
+
 FIXED: dict[str, Mechanism] = {
     "flat Gaussian": mechanisms.get("gaussian"),
     "uniform": mechanisms.get("uniform"),
@@ -68,7 +85,7 @@ FIXED: dict[str, Mechanism] = {
 LEARNT: dict[str, Mechanism] = {
     "MedClip (stale), uniform": mechanisms.get("uniform", clip="med", norms="stale"),
     "adaptive, weights": mechanisms.get("adaptive"),
-    "adaptive, updates": mechanisms.get("adaptive", follow="updates"),
+    "adaptive, updates": Updates("updates"),
     "LaDP-FL": mechanisms.get("ladp"),
     "LaDP-FL, memory 0": mechanisms.get("ladp", memory=0.0),
 }

@@ -35,33 +35,32 @@ def released(mechanism: mechanisms.Mechanism, start: Transcript, means: list[tor
     return [*plans, mechanism.plan(LAYERS, FACTS, transcript)]
 
 
-@pytest.mark.parametrize("options", [{"follow": "weights"}, {"follow": "updates"}, {"memory": 0.0, "span": 1e6}])
+@pytest.mark.parametrize("options", [{}, {"memory": 1.0}, {"memory": 0.0, "span": 1e6}])
 def test_the_kit_passes_it(options: dict[str, Any]) -> None:
     check_mechanism(mechanisms.get("adaptive", **options))
 
 
 @given(
     scales=st.lists(st.floats(0, 1e4, width=32), min_size=3, max_size=3),
-    follow=st.sampled_from(["weights", "updates"]),
     memory=st.floats(0, 1),
     span=st.floats(1, 100),
     seed=st.integers(0, 2**16),
 )
 @settings(max_examples=60, deadline=None)
-def test_no_release_changes_the_cost(scales: list[float], follow: str, memory: float, span: float, seed: int) -> None:
+def test_no_release_changes_the_cost(scales: list[float], memory: float, span: float, seed: int) -> None:
     """Whatever was released, zeros and huge updates included, every round costs one release of the run's multiplier."""
     generator = torch.Generator().manual_seed(seed)
     sizes = torch.from_numpy(LAYERS.sizes)
     scale = torch.repeat_interleave(torch.tensor(scales, dtype=torch.float32), sizes)
     means = [torch.randn(LAYERS.size, generator=generator) * scale for _ in range(4)]
-    mechanism = mechanisms.get("adaptive", bound=0.5, follow=follow, memory=memory, span=span)
+    mechanism = mechanisms.get("adaptive", bound=0.5, memory=memory, span=span)
     for plan in released(mechanism, Transcript.start(MODEL), means):
         assert plan.effective_multiplier == pytest.approx(FACTS.noise_multiplier, rel=1e-7)
         assert allocation.effective_multiplier(plan.clip, plan.sigma) == pytest.approx(1.5, rel=1e-12)
         assert np.linalg.norm(plan.clip) == pytest.approx(0.5, rel=1e-12)
         assert plan.released.all()
         assert plan.guarantee.status == "proven"
-        assert np.ptp(np.log(plan.shares)) <= 2 * math.log(span) + math.log(400 / 9) + 1e-9
+        assert np.ptp(np.log(plan.shares)) <= 2 * math.log(span) + 1e-9
 
 
 def test_what_was_not_released_is_not_looked_at() -> None:
@@ -74,10 +73,7 @@ def test_what_was_not_released_is_not_looked_at() -> None:
     assert mechanism.plan(LAYERS, FACTS, one).to_json() == mechanism.plan(LAYERS, FACTS, other).to_json()
 
 
-def test_first_round_is_that_of_the_fixed_rules() -> None:
-    first = mechanisms.get("adaptive", follow="updates").plan(LAYERS, FACTS, Transcript.start(MODEL))
-    fixed = mechanisms.get("snr-consistent").plan(LAYERS, FACTS, Transcript.start(MODEL))
-    assert first.sigma == pytest.approx(fixed.sigma)
+def test_equal_weights_are_the_uniform_rule() -> None:
     equal = mechanisms.get("adaptive").plan(LAYERS, FACTS, Transcript.start(torch.full((LAYERS.size,), 0.2)))
     assert equal.sigma == pytest.approx(mechanisms.get("uniform").plan(LAYERS, FACTS, Transcript.start(MODEL)).sigma)
 
@@ -89,21 +85,6 @@ def test_noise_is_in_proportion_to_the_weights() -> None:
     assert mechanisms.get("adaptive", span=1.0).plan(LAYERS, FACTS, start).sigma == pytest.approx(np.full(3, 1.5))
 
 
-def test_targets_are_the_optima_of_their_objectives() -> None:
-    """No other split of the same budget has less sum of 1 / SNR for the released norms."""
-    rng = np.random.default_rng(0)
-    mechanism = mechanisms.get("adaptive", follow="updates", memory=0.0, span=1e6)
-    mean = torch.cat([torch.full((n,), v) for n, v in ((40, 3.0), (400, 0.5), (9, 7.0))])
-    plan = released(mechanism, Transcript.start(MODEL), [mean])[1]
-    before = mechanism.plan(LAYERS, FACTS, Transcript.start(MODEL))
-    noise = LAYERS.sizes * (before.sigma / FACTS.sampling.expected) ** 2
-    energy = LAYERS.squared_norms(mean).numpy() - noise
-    best = (LAYERS.sizes * plan.sigma**2 / energy).sum()
-    for share in rng.dirichlet(np.ones(3), 2000):
-        sigma = allocation.spread(share, plan.clip, FACTS.noise_multiplier)
-        assert (LAYERS.sizes * sigma**2 / energy).sum() >= best * (1 - 1e-9)
-
-
 def test_shares_move_by_the_memory() -> None:
     still = released(mechanisms.get("adaptive", memory=1.0), Transcript.start(MODEL), [MODEL * 5] * 3)
     assert all(plan.sigma == pytest.approx(still[0].sigma) for plan in still)
@@ -113,18 +94,18 @@ def test_shares_move_by_the_memory() -> None:
     assert ratio[1] / ratio[0] == pytest.approx(4**0.1, rel=1e-5)  # sigma goes with the weights, its log by a tenth
 
 
-def test_noise_alone_hardly_moves_the_shares() -> None:
-    """200 rounds of pure noise cost the same and leave the layers within a span of their first shares."""
-    mechanism = mechanisms.get("adaptive", follow="updates", memory=0.97)
+def test_noise_does_not_run_away() -> None:
+    """500 rounds of noise alone, until the weights are noise: no layer has become much noisier than at first."""
+    mechanism = mechanisms.get("adaptive", span=100.0, bound=5.0)
     transcript = Transcript.start(MODEL)
     plan = first = mechanism.plan(LAYERS, FACTS, transcript)
-    for number in range(1, 200):
-        total = torch.zeros(LAYERS.size, dtype=torch.float64)
-        mean = (release(total, plan, KeyRing.from_seed(3), number) / FACTS.sampling.expected).float()
+    for number in range(1, 500):
+        total = release(torch.zeros(LAYERS.size, dtype=torch.float64), plan, KeyRing.from_seed(3), number)
+        mean = (total / plan.denominator).float()
         transcript = transcript.extend(transcript.models[-1] + mean, mean, plan)
         plan = mechanism.plan(LAYERS, FACTS, transcript)
-    assert plan.effective_multiplier == pytest.approx(1.5, rel=1e-7)
-    assert np.abs(np.log(plan.shares / first.shares)).max() < math.log(8) + 1
+    assert LAYERS.norms(transcript.models[-1]).min() > 10 * LAYERS.norms(MODEL).max()
+    assert np.abs(np.log(plan.sigma / first.sigma)).max() < 1
 
 
 def test_a_checkpointed_plan_continues_alike() -> None:
@@ -148,7 +129,6 @@ def test_a_model_of_zeros_gets_equal_noise() -> None:
         ({"memory": 1.5}, "memory must lie in"),
         ({"span": 0.5}, "span must be finite and at least 1"),
         ({"bound": 0.0}, "bound must be finite and positive"),
-        ({"follow": "loss"}, "unknown follow 'loss'; known: weights, updates"),
     ],
 )
 def test_options_outside_their_range(options: dict[str, Any], message: str) -> None:
