@@ -107,10 +107,9 @@ class Task:
 
 
 TASKS = {
-    "deep": Task((64, 32, 32), 3.0, (0.1, 0.2), FIXED | LEARNT),
-    "small": Task((32,), 1.0, (0.05, 0.1), FIXED | LEARNT),
-    "splits": Task((32,), 1.0, (0.1,), SPLITS),
-    "wide": Task((256, 16), 3.0, (0.1, 0.2), FIXED | LEARNT),
+    "deep": Task((64, 32, 32), 3.0, (0.05, 0.1, 0.2), FIXED | LEARNT),
+    "small": Task((32,), 1.0, (0.025, 0.05, 0.1), FIXED | LEARNT),
+    "splits": Task((32,), 1.0, (0.05,), SPLITS),
 }
 
 

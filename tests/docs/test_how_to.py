@@ -12,7 +12,7 @@ PAGES = Path(__file__).parents[2] / "docs" / "how-to"
 BLOCK = re.compile(r"^```(python|toml)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.parametrize("page", ["own-model", "own-data", "own-task", "text"])
+@pytest.mark.parametrize("page", ["own-model", "own-data", "own-task", "text", "adaptive-allocation"])
 def test_the_pages_code_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     blocks = BLOCK.findall((PAGES / f"{page}.md").read_text(encoding="utf-8"))
