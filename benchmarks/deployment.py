@@ -179,8 +179,9 @@ def charge_times(count: int = 500) -> dict[str, float]:
     return {"median_ms": statistics.median(taken), "p99_ms": float(np.quantile(taken, 0.99))}
 
 
-def measure(nodes: int, rounds: int, repeats: int, overrides: list[str]) -> dict[str, Any]:
-    """Both in turn on deployments of their own, one up at a time."""
+def measure(nodes: int, rounds: int, repeats: int, overrides: list[str], minutes: float) -> dict[str, Any]:
+    """Both in turn on deployments of their own, one up at a time; no repeat begins that would not end in time."""
+    started, longest = time.monotonic(), 0.0
     recipe = recipes.load(
         "nodes",
         [f"federation.rounds={rounds}", f"privacy.max_participations={rounds}", "federation.quorum=1.0", *overrides],
@@ -194,7 +195,10 @@ def measure(nodes: int, rounds: int, repeats: int, overrides: list[str]) -> dict
             "fedlgm": create(Path(place) / "fedlgm", nodes, example=recipe, policy={"epsilon": 1e6}),
         }
         make_plain(folders["flower"])
-        for _ in range(repeats):
+        for done in range(repeats):
+            began = time.monotonic()
+            if done and began - started + longest > 60 * minutes:
+                break
             for name, folder in folders.items():
                 print(f"{name} ...", file=sys.stderr, flush=True)
                 try:
@@ -206,7 +210,13 @@ def measure(nodes: int, rounds: int, repeats: int, overrides: list[str]) -> dict
                     print(f"{name}: {found[name][-1]}", file=sys.stderr, flush=True)
                 finally:
                     processes.down(folder)
-    summary: dict[str, Any] = {"nodes": nodes, "parameters": parameters, "rounds": rounds, "repeats": repeats}
+            longest = max(longest, time.monotonic() - began)
+    summary: dict[str, Any] = {
+        "nodes": nodes,
+        "parameters": parameters,
+        "rounds": rounds,
+        "repeats": len(found["fedlgm"]),
+    }
     for name, measured in found.items():
         summary[name] = {
             "seconds_per_round": statistics.median(s for one in measured for s in one["seconds"]),
@@ -217,7 +227,9 @@ def measure(nodes: int, rounds: int, repeats: int, overrides: list[str]) -> dict
         statistics.median(a["seconds"]) / statistics.median(b["seconds"])
         for a, b in zip(found["fedlgm"], found["flower"], strict=True)
     ]
+    summary["round_time_ratios"] = ratios
     summary["round_time_ratio"] = statistics.median(ratios)
+    summary["load_average"] = psutil.getloadavg()
     summary["bytes_over_model"] = summary["fedlgm"]["bytes_per_message"] / (4 * parameters)
     return summary
 
@@ -236,22 +248,26 @@ def _up(folder: DeploymentFolder, name: str) -> None:
 def main() -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--nodes", type=int, default=3)
+    parser.add_argument("--nodes", type=int, help="3; with --resnet18, 10")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument(
+        "--minutes", type=float, default=float("inf"), help="begin no repeat that would not end by then"
+    )
     parser.add_argument("--set", action="append", default=[], dest="overrides", help="of the recipe `nodes`")
     parser.add_argument(
-        "--resnet18", action="store_true", help="ResNet-18, 10 nodes, two examples each, instead of a small network"
+        "--resnet18", action="store_true", help="ResNet-18, two examples for each node, instead of a small network"
     )
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    nodes, overrides = options.nodes, options.overrides
+    nodes, overrides = options.nodes or (10 if options.resnet18 else 3), options.overrides
     if options.resnet18:
-        nodes = 10
         overrides = [
             "data={name='synthetic-20', partition='iid'}", "model={name='resnet18'}", "training.epochs=1", *overrides,
         ]  # fmt: skip
-    result = measure(nodes, options.rounds, options.repeats, overrides) | {"ledger_charge": charge_times()}
+    result = measure(nodes, options.rounds, options.repeats, overrides, options.minutes) | {
+        "ledger_charge": charge_times()
+    }
     if options.json:
         print(json.dumps(result))
         return

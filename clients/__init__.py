@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from clients.consent import Consent
+    from clients.example_level import ExampleClient
     from clients.layerwise import LayerwiseClient, LocalWork
     from clients.mod import PrivateClientApp, PrivateUpdates
     from clients.serving import AnyClient, OneClient
@@ -20,6 +21,7 @@ __all__ = [
     "ClientData",
     "ClientSource",
     "Consent",
+    "ExampleClient",
     "LayerwiseClient",
     "LocalWork",
     "OneClient",
@@ -30,6 +32,7 @@ __all__ = [
 
 _MODULES = {
     "consent": ("Consent",),
+    "example_level": ("ExampleClient",),
     "layerwise": ("LayerwiseClient", "LocalWork"),
     "mod": ("PrivateClientApp", "PrivateUpdates"),
     "serving": ("AnyClient", "OneClient"),

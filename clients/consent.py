@@ -22,7 +22,8 @@ class Consent:
     """The budget of a client under local trust, kept in the node's own Flower state.
 
     A release with Gaussian noise of effective multiplier m costs 1 / m^2, and such costs add up under composition, so
-    releases may differ. With Laplace noise every release must have the agreed multiplier.
+    releases may differ. With Laplace noise, and in local steps whose batches are sampled, every release must have the
+    agreed multiplier; local steps must also be no more, and sampled at no higher a rate, than was agreed to.
 
     Attributes:
         facts: the run's facts as the client computes them from its own recipe; `facts.releases` may be made in all.
@@ -58,10 +59,31 @@ class Consent:
             )
         if plan.family != self.family:
             raise PrivacyError(f"this client agreed to {self.family} noise: it refuses a plan with {plan.family} noise")
-        if plan.family == "laplace" and plan.effective_multiplier * _ROUNDING < self.facts.noise_multiplier:
+        self._check_steps(plan)
+        if (
+            plan.family == "laplace" or plan.facts.steps
+        ) and plan.effective_multiplier * _ROUNDING < self.facts.noise_multiplier:
             raise PrivacyError(
                 f"this client agreed to a noise multiplier of {self.facts.noise_multiplier:g}: it refuses a plan with "
                 f"{plan.effective_multiplier:g}"
+            )
+
+    def _check_steps(self, plan: ReleasePlan) -> None:
+        """Refuse local steps that cost more, or are another way to train, than what was agreed to."""
+        agreed, asked = self.facts.steps, plan.facts.steps
+        if (agreed is None) != (asked is None):
+            what = "whole updates" if agreed is None else "local steps"
+            raise PrivacyError(f"this client agreed to noise its {what}: it refuses a plan for anything else")
+        if agreed is None or asked is None:
+            return
+        if asked.count > agreed.count or asked.rate > agreed.rate * _ROUNDING:
+            raise PrivacyError(
+                f"this client agreed to {agreed.count} steps a round at the rate {agreed.rate:g}: it refuses a plan "
+                f"with {asked.count} at {asked.rate:g}"
+            )
+        if plan.facts.relation != self.facts.relation:
+            raise PrivacyError(
+                f"this client agreed to {self.facts.relation}: it refuses a plan for {plan.facts.relation}"
             )
 
     def check_raw_figures(self) -> None:
@@ -102,6 +124,6 @@ class Consent:
 
     def _cost(self, plan: ReleasePlan) -> float:
         """In releases at the agreed noise multiplier."""
-        if not self.protected or plan.family == "laplace":
+        if not self.protected or plan.family == "laplace" or plan.facts.steps is not None:
             return 1.0
         return (self.facts.noise_multiplier / plan.effective_multiplier) ** 2

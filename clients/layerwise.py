@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -30,13 +30,16 @@ from fedlgm.release import local_release
 from fedlgm.tasks import Classification, Task, evaluate
 from fedlgm.training import ClientTask, Trainer
 
+if TYPE_CHECKING:
+    from fedlgm.example_level.trainer import ExampleTrainer
+
 
 @dataclass(frozen=True)
 class LocalWork:
     """What a client does with its data before anything is bounded.
 
     Attributes:
-        trainer: local training.
+        trainer: local training; an `ExampleTrainer` for `ExampleClient`.
         settings: its settings.
         source: the clients' data.
         straggler_rate: probability that a client stops after one epoch in a round (simulations only).
@@ -44,7 +47,7 @@ class LocalWork:
         task: owns the figures of an evaluation.
     """
 
-    trainer: Trainer
+    trainer: Trainer | ExampleTrainer
     settings: LocalTraining
     source: ClientSource
     straggler_rate: float = 0.0
@@ -174,15 +177,19 @@ class LayerwiseClient:
         """Reply with each client's raw layer norms [clients, K]. Only published, NOT PRIVATE variants ask for them."""
         if self._consent is not None:
             self._consent.check_raw_figures()
-        config = message.content.config_records[wire.CONFIG]
-        round_ = int(config[wire.ROUND])  # type: ignore[arg-type]
+        round_ = int(message.content.config_records[wire.CONFIG][wire.ROUND])  # type: ignore[arg-type]
+        rows = self._raw_norms(message, _model(message), round_)
+        return _reply(message, {wire.NORMS: rows}, {wire.CLIENT_COUNT: len(rows)})
+
+    def _raw_norms(self, message: Message, model: Tensor, round_: int) -> np.ndarray:
+        """Layer norms of the block's updates, [clients, K]."""
         rows: list[np.ndarray] = []
-        for clients, updates in self._updates(self._members(message), _model(message), round_):
+        for clients, updates in self._updates(self._members(message), model, round_):
             if updates is None:
                 rows += [np.zeros(len(self._layers)) for _ in clients]
             else:
                 rows += [self._layers.norms(update).numpy() for update in unbounded(updates).cpu()]
-        return _reply(message, {wire.NORMS: np.stack(rows)}, {wire.CLIENT_COUNT: len(rows)})
+        return np.stack(rows)
 
     @property
     def _kernels(self) -> Any:
@@ -199,7 +206,9 @@ class LayerwiseClient:
         """(clients, their updates [b, D]) of the block in the order of the message; None for those without data."""
         tasks = {client: self._task(client, round_) for client in clients}
         with torch_threads(self._numerics.threads):
-            blocks = self._work.trainer.updates(model, [task for task in tasks.values() if task is not None])
+            blocks = cast(Trainer, self._work.trainer).updates(
+                model, [task for task in tasks.values() if task is not None]
+            )
             rows: Updates = torch.empty(0)
             for trained, run in groupby(tasks, key=lambda client: tasks[client] is not None):
                 waiting = list(run)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         allocation,
         applications,
         clipping,
+        correlation,
         data,
         devices,
         errors,
@@ -73,8 +74,8 @@ _NOUNS = {
     "UnprotectedPlan": "plan",
 }
 _MODULES = (
-    "aggregation", "allocation", "applications", "clipping", "data", "devices", "errors", "keys", "layers",
-    "mechanisms", "models", "noise", "plan", "privacy", "queries", "release", "tasks", "testing", "training",
+    "aggregation", "allocation", "applications", "clipping", "correlation", "data", "devices", "errors", "keys",
+    "layers", "mechanisms", "models", "noise", "plan", "privacy", "queries", "release", "tasks", "testing", "training",
     "transcript",
 )  # fmt: skip
 
@@ -82,8 +83,8 @@ __all__ = [
     "AuxiliaryQuery", "BoundedSum", "BoundedUpdates", "DataSet", "Guarantee", "KeyRing", "LayerTable", "Ledger",
     "LocalTraining", "Mechanism", "Method", "Partition", "ReleasePlan", "RunFacts", "Sampling", "Task", "Transcript",
     "UnprotectedPlan",
-    "aggregation", "allocation", "applications", "clipping", "data", "devices", "errors", "keys", "layers",
-    "mechanisms", "models", "noise", "plan", "privacy", "queries", "release", "tasks", "testing", "training",
+    "aggregation", "allocation", "applications", "clipping", "correlation", "data", "devices", "errors", "keys",
+    "layers", "mechanisms", "models", "noise", "plan", "privacy", "queries", "release", "tasks", "testing", "training",
     "transcript",
 ]  # fmt: skip
 

@@ -7,6 +7,7 @@ differ in the weights only (SNR-consistent allocation paper, Sections 4.2 and 4.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -98,3 +99,15 @@ def effective_multiplier(clip: Sequence[float] | np.ndarray, sigma: Sequence[flo
     with np.errstate(divide="ignore"):
         precision = float(np.sum((s[used] / sigma_[used]) ** 2))
     return float("inf") if precision == 0 else precision**-0.5
+
+
+def floor_digits(value: float, digits: int) -> float:
+    """`value` >= 0 with so many significant digits, rounded down.
+
+    >>> floor_digits(2 / 3, 4)
+    0.6666
+    """
+    if value == 0 or math.isinf(value):
+        return value
+    scale = 10.0 ** (digits - 1 - math.floor(math.log10(value)))
+    return math.floor(value * scale) / scale

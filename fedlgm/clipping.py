@@ -53,7 +53,8 @@ def med_clip_published(bound: float, private_norms: np.ndarray) -> np.ndarray:
 def released_norms(mean_update: Tensor, plan: ReleasePlan) -> np.ndarray:
     """Layer norms of a released mean update with the noise's share taken off, float64 [K].
 
-    m_j = sqrt(max(||G_j||^2 - d_j (sigma_j / (q N))^2, 0)); layers that were not released give 0. Post-processing of a
+    m_j = sqrt(max(||G_j||^2 - d_j (sigma_j / (q N))^2, 0)), with sigma_j the round's own noise
+    (`ReleasePlan.round_sigma`); layers that were not released give 0. Post-processing of a
     release, so it costs nothing.
 
     Args:
@@ -84,7 +85,7 @@ def _energies(mean_update: Tensor, plan: ReleasePlan) -> tuple[np.ndarray, np.nd
     sizes = [part.size for part in plan.parts]
     for j, part in zip(plan.indices, mean_update.split(sizes), strict=False):
         energy[j] = float(torch.linalg.vector_norm(part.double()) ** 2)
-        noise[j] = plan.layers.sizes[j] * draws * (plan.sigma[j] / plan.denominator) ** 2
+        noise[j] = plan.layers.sizes[j] * draws * (plan.upload_sigma[j] / plan.denominator) ** 2
     return energy, noise
 
 

@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from fedlgm.errors import PrivacyError
 
 BoundedBy = Literal["aggregator", "trainer"]
 """Who bounds contributions: the sum that they are added to, or the trainer that makes them."""
+
+
+@dataclass(frozen=True)
+class BoundedAnswer:
+    """Answers to an auxiliary query in which the trainer has bounded every unit's share before adding it up.
+
+    Attributes:
+        query: its name.
+        values: [b, size] float32 or float64, one row per client.
+        bound: l2 bound that one unit's share of a row was kept to.
+    """
+
+    query: str
+    values: Tensor
+    bound: float
 
 
 @dataclass(frozen=True)
@@ -21,16 +38,19 @@ class BoundedUpdates:
         values: [b, D] float32 or float64, one row per client.
         bounds: bound per layer that one unit's share of a row was kept to, [K], in the norm that the plan's noise
             needs (l2 for Gaussian, l1 for Laplace noise).
+        answers: the same units' answers to the plan's auxiliary queries, in the plan's order.
     """
 
     values: Tensor
     bounds: tuple[float, ...]
+    answers: tuple[BoundedAnswer, ...] = ()
 
     def __len__(self) -> int:
         return len(self.values)
 
     def __getitem__(self, rows: slice) -> BoundedUpdates:
-        return BoundedUpdates(self.values[rows], self.bounds)
+        answers = tuple(BoundedAnswer(a.query, a.values[rows], a.bound) for a in self.answers)
+        return BoundedUpdates(self.values[rows], self.bounds, answers)
 
 
 Updates = Tensor | BoundedUpdates
@@ -48,11 +68,17 @@ def unbounded(updates: Updates) -> Tensor:
     return updates
 
 
-def bounded(updates: Updates, clip: tuple[float, ...]) -> Tensor:
-    """The values of updates that the trainer bounded at most at `clip`, [K].
+def bounded(updates: Updates, clip: tuple[float, ...], queries: Sequence[tuple[str, int, float]] = ()) -> Tensor:
+    """What the trainer bounded at most as the plan says: updates, then answers to the queries, [b, D + sizes].
+
+    Args:
+        updates: the trainer's.
+        clip: the plan's bound of each layer, [K].
+        queries: name, size and l2 bound of each of the plan's auxiliary queries.
 
     Raises:
-        PrivacyError: raw updates, or bounds above the plan's.
+        PrivacyError: raw updates, bounds above the plan's, or answers that are not those that the plan asks for: one
+            for each query and no other, of its size, and bounded no further than it is.
     """
     if not isinstance(updates, BoundedUpdates):
         raise PrivacyError("the plan counts on a trainer that bounds its updates, this one returns raw updates")
@@ -60,4 +86,19 @@ def bounded(updates: Updates, clip: tuple[float, ...]) -> Tensor:
         not kept <= planned * (1 + 1e-9) for kept, planned in zip(updates.bounds, clip, strict=True)
     ):
         raise PrivacyError(f"the trainer kept the bounds {updates.bounds}, the plan counts on at most {clip}")
-    return updates.values
+    asked, given = [name for name, _, _ in queries], [answer.query for answer in updates.answers]
+    if given != asked:
+        raise PrivacyError(f"the plan asks the queries {asked}, the trainer answered {given}")
+    for answer, (name, size, bound) in zip(updates.answers, queries, strict=True):
+        if answer.values.shape != (len(updates), size):
+            raise PrivacyError(
+                f"query {name!r} takes {len(updates)} x {size} numbers, got {tuple(answer.values.shape)}"
+            )
+        if not answer.bound <= bound * (1 + 1e-9):
+            raise PrivacyError(
+                f"the trainer kept the bound {answer.bound} for query {name!r}, the plan counts on {bound}"
+            )
+    if not updates.answers:
+        return updates.values
+    rows = updates.values
+    return torch.cat([rows, *(answer.values.to(rows.device) for answer in updates.answers)], dim=1)  # the wider dtype

@@ -2,43 +2,112 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from fedlgm.allocation import floor_digits
 from fedlgm.errors import ConfigError
 from fedlgm.privacy.guarantee import Relation, Trust
+
+if TYPE_CHECKING:
+    from fedlgm.correlation import Correlation  # SciPy, which workers do without
+
+Scheme = Literal["poisson", "fixed", "cyclic", "min-separation", "grouped-poisson"]
+_ROUNDING = 1e-6
+_KEPT = 2e-8
 
 
 @dataclass(frozen=True)
 class Sampling:
     """How a round's participants are chosen.
 
+    With "poisson" and "fixed" anybody may take part in any round. The other schemes keep `separation` = b rounds
+    between two participations of a client, counted from one invitation to the next, whether it was answered or not:
+
+    * "cyclic": every client belongs to one of b groups for the whole run, by a draw of its own; in round t everybody in
+      group t mod b takes part (rounds from 0).
+    * "min-separation": `rate * population` clients of those who were not invited in the last b - 1 rounds.
+    * "grouped-poisson": groups as in "cyclic"; in its group's rounds a client takes part with probability b `rate`.
+
+    Example:
+        >>> Sampling("grouped-poisson", 500, 0.1, 4).within_group
+        0.4
+
     Attributes:
-        scheme: "poisson" (each client independently with probability `rate`) or "fixed" (`rate * population` clients
-            without replacement).
+        scheme: "poisson" (each client independently with probability `rate`), "fixed" (`rate * population` clients
+            without replacement), or one of those above.
         population: number N of registered clients; public.
-        rate: q in (0, 1].
+        rate: q in (0, 1], expected share of the clients in a round.
+        separation: b of the schemes that keep one; None for the others.
+
+    Raises:
+        ConfigError: numbers outside their range, or a separation that the population cannot keep.
     """
 
-    scheme: Literal["poisson", "fixed"]
+    scheme: Scheme
     population: int
     rate: float
+    separation: int | None = None
 
     def __post_init__(self) -> None:
-        if self.scheme not in ("poisson", "fixed"):
-            raise ConfigError(f"unknown sampling scheme {self.scheme!r}; known: poisson, fixed")
+        if self.scheme not in get_args(Scheme):
+            raise ConfigError(f"unknown sampling scheme {self.scheme!r}; known: {', '.join(get_args(Scheme))}")
         if self.population < 1:
             raise ConfigError(f"the population must be at least 1, got {self.population}")
         if not 0 < self.rate <= 1:
             raise ConfigError(f"the sampling rate must lie in (0, 1], got {self.rate}")
-        if self.scheme == "fixed" and abs(self.expected - round(self.expected)) > 1e-6:
+        if self.scheme in ("fixed", "min-separation") and abs(self.expected - round(self.expected)) > _ROUNDING:
             # A rounded cohort would be sampled at another rate than the one that is accounted for.
             raise ConfigError(f"a fixed cohort must be a whole number of clients, got {self.expected:g}")
+        if self.scheme in ("poisson", "fixed"):
+            if self.separation is not None:
+                raise ConfigError(
+                    f"{self.scheme} sampling keeps no rounds between participations: use 'min-separation'"
+                )
+        else:
+            self._check_separation()
+
+    def _check_separation(self) -> None:
+        b, cohort = self.separation, self.expected
+        if b is None or b < 1 or int(b) != b:
+            raise ConfigError(f"{self.scheme} sampling needs a separation, a whole number of at least 1, got {b}")
+        if self.scheme == "cyclic" and abs(b * self.rate - 1) > _ROUNDING:
+            raise ConfigError(f"a cycle of {b} groups asks 1/{b} of the clients in a round: rate is {self.rate:g}")
+        if self.scheme == "min-separation" and b * cohort > self.population * (1 + _ROUNDING):
+            raise ConfigError(
+                f"{round(cohort)} clients a round, each {b} rounds after its last at the earliest, need a population "
+                f"of at least {b * round(cohort)}, there are {self.population}: lower the cohort or the separation"
+            )
+        if self.scheme == "grouped-poisson" and b * self.rate > 1 + _ROUNDING:
+            raise ConfigError(
+                f"with {b} groups a client takes part in its group's rounds with probability {b} x {self.rate:g} = "
+                f"{b * self.rate:g}, which is more than 1: take at most {int(1 / self.rate + _ROUNDING)} groups or a "
+                "lower rate"
+            )
 
     @property
     def expected(self) -> float:
         """Public cohort size q N, the denominator of every mean; never the realised count."""
         return self.rate * self.population
+
+    @property
+    def within_group(self) -> float:
+        """Probability that a client takes part in a round of its group: b q in "grouped-poisson", 1 in "cyclic".
+
+        Of a scheme without groups: q.
+        """
+        if self.scheme == "cyclic":
+            return 1.0
+        return min(1.0, (self.separation or 1) * self.rate) if self.scheme == "grouped-poisson" else self.rate
+
+    @property
+    def amplifies(self) -> bool:
+        """Whether secret draws lower the cost of a participation."""
+        return self.scheme != "min-separation" and self.within_group < 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON form."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -73,6 +142,31 @@ class LocalTraining:
 
 
 @dataclass(frozen=True)
+class LocalSteps:
+    """Example-level steps that a client makes in a round and noises itself, each of them a release of its own.
+
+    All three are public constants of the run, the same for every client, whatever its number of examples.
+
+    Attributes:
+        count: steps k of a round.
+        rate: probability q in (0, 1] with which each of the client's examples enters a step's batch.
+        batch: divisor B of a step's noisy sum; never the realised size of the batch.
+    """
+
+    count: int
+    rate: float
+    batch: float
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ConfigError(f"a round has at least 1 local step, got {self.count}")
+        if not 0 < self.rate <= 1:
+            raise ConfigError(f"the rate of local steps must lie in (0, 1], got {self.rate}")
+        if not self.batch > 0:
+            raise ConfigError(f"the batch of local steps must be positive, got {self.batch}")
+
+
+@dataclass(frozen=True)
 class RunFacts:
     """Public facts of a run, known before it starts.
 
@@ -84,7 +178,7 @@ class RunFacts:
     Attributes:
         noise_multiplier: sigma_* of one round relative to one unit's l2 bound under add-or-remove-one (twice the
             calibrated Gaussian multiplier under replace-one). 0 until it is calibrated, and for runs without privacy.
-        sampling: how participants are chosen.
+        sampling: how participants are chosen: clients, or the examples of a step where the server noises steps.
         relation: neighbouring relation.
         trust: who adds the noise.
         rounds: number T of rounds.
@@ -93,6 +187,11 @@ class RunFacts:
         accountant: "pld" or "rdp".
         max_participations: releases that one client's data may be in; None: every round.
         training: what a client does locally.
+        steps: example-level steps that clients noise themselves, each round; None everywhere else.
+        noise: how noise is correlated over the rounds; None: every round has noise of its own.
+
+    Raises:
+        ConfigError: facts that do not go together.
     """
 
     noise_multiplier: float
@@ -105,25 +204,97 @@ class RunFacts:
     accountant: str = "pld"
     max_participations: int | None = None
     training: LocalTraining = LocalTraining()
+    steps: LocalSteps | None = field(default=None, repr=False)  # ledgers are named by the text of their facts
+    noise: Correlation | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        if self.relation == "add-remove" and self.sampling.scheme == "fixed" and self.sampling.rate < 1:
+        if self.noise is not None or self.sampling.separation is not None:
+            self._check_noise()
+        if self.steps is not None:
+            # Which examples are in a batch stays within the client, and which clients take part depends on no example.
+            if self.trust != "local":
+                raise ConfigError("local steps are noised by the clients: use trust = 'local'")
+            return
+        scheme = self.sampling.scheme
+        if self.relation != "replace-one" and scheme == "fixed" and self.sampling.rate < 1:
             raise ConfigError("fixed-size sampling changes another client too: use relation = 'replace-one'")
-        if self.trust == "local" and self.relation == "add-remove":
+        if self.relation == "add-remove" and scheme == "min-separation":
+            raise ConfigError(
+                "who takes part under minimum separation depends on who else is there: use relation = 'zero-out'"
+            )
+        if self.relation == "replace-one" and scheme == "grouped-poisson":
+            raise ConfigError("grouped Poisson sampling is proven for 'add-remove' and 'zero-out', not 'replace-one'")
+        if self.trust == "local" and self.relation != "replace-one":
             raise ConfigError("under local trust participation is visible: use relation = 'replace-one'")
+        if self.noise is not None or self.sampling.separation is not None:
+            self._check_noise()
+
+    def _check_noise(self) -> None:
+        noise, sampling = self.noise, self.sampling
+        if self.trust == "local":
+            raise ConfigError(
+                "under local trust every upload is seen alone, so noise can only be correlated along one client's own "
+                "uploads, where independent noise has the least last and largest error already: correlated noise and "
+                f"{sampling.scheme} sampling are for trust = 'central'"
+                if noise is not None
+                else f"{sampling.scheme} sampling is for trust = 'central'; under local trust max_participations counts"
+            )
+        if noise is None:
+            return
+        if noise.rounds != self.rounds:
+            raise ConfigError(f"the noise is correlated over {noise.rounds} rounds, the run has {self.rounds}")
+        if sampling.separation is None:
+            raise ConfigError(
+                "correlated noise needs to know how many rounds lie between a client's participations: use 'cyclic', "
+                f"'min-separation' or 'grouped-poisson' sampling, not {sampling.scheme!r}"
+            )
+        if sampling.amplifies and (noise.bands is None or noise.bands > sampling.separation):
+            kind = "a buffered strategy" if noise.bands is None else f"{noise.bands} bands"
+            raise ConfigError(
+                f"amplification by grouped sampling needs no more bands than groups: {kind} with {sampling.separation} "
+                "groups is not proven"
+            )
+
+    @property
+    def separate_rounds(self) -> bool:
+        """Whether the cost of a run is that of its rounds, one by one.
+
+        That is so for independent noise where anybody may take part in any round; otherwise see `privacy.whole_run`.
+        """
+        return self.noise is None and self.sampling.separation is None
 
     @property
     def releases(self) -> int:
         """Most releases that one client's data can be in."""
-        return min(self.max_participations or self.rounds, self.rounds)
+        most = -(-self.rounds // (self.sampling.separation or 1))
+        return min(self.max_participations or most, most)
 
     @property
     def accounted_rate(self) -> float:
-        """Sampling rate that amplifies privacy: q under central trust, 1 under local trust.
+        """Sampling rate that amplifies privacy: q under central trust, 1 under local trust, the steps' for local steps.
 
-        Whoever receives a client's own noisy update knows that the client takes part.
+        Whoever receives a client's own noisy update knows that the client takes part, but not which of its examples.
+        Schemes that keep rounds between participations have 1 if they draw nothing within a group, else the probability
+        of that draw.
         """
-        return 1.0 if self.trust == "local" else self.sampling.rate
+        if self.steps is not None:
+            return self.steps.rate
+        if self.trust == "local" or self.sampling.scheme == "min-separation":
+            return 1.0
+        return self.sampling.within_group
+
+    @property
+    def least_multiplier(self) -> float:
+        """Least effective multiplier of a round where rounds are not charged one by one; all are charged at it.
+
+        That is `noise_multiplier` but for its last digits: plans keep nine of theirs, rounded down.
+        """
+        return floor_digits(self.noise_multiplier * (1 - _KEPT), 9)
+
+    @property
+    def noisy_sums(self) -> int:
+        """Most noisy sums that one unit's data can be in: releases, times the local steps of each."""
+        return self.releases * (1 if self.steps is None else self.steps.count)
 
     def with_multiplier(self, noise_multiplier: float) -> RunFacts:
         """The same facts with sigma_* as calibrated."""
@@ -141,10 +312,22 @@ class RunFacts:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form."""
-        return asdict(self)
+        record = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("noise", "steps")}
+        record |= {"sampling": self.sampling.to_dict(), "training": asdict(self.training)}
+        # Clients' noise is keyed by the plan's text: that of runs without either stays as it was.
+        if self.steps is not None:
+            record["steps"] = asdict(self.steps)
+        return record if self.noise is None else record | {"noise": self.noise.to_dict()}
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any]) -> RunFacts:
         """Inverse of `to_dict`."""
         sampling, training = Sampling(**raw["sampling"]), LocalTraining(**raw["training"])
-        return cls(**{**raw, "sampling": sampling, "training": training})
+        noise, steps = raw.get("noise"), raw.get("steps")
+        if noise is not None:
+            from fedlgm.correlation import Correlation
+
+            noise = Correlation.from_dict(noise)
+        if steps is not None:
+            steps = LocalSteps(**steps)
+        return cls(**{**raw, "sampling": sampling, "training": training, "noise": noise, "steps": steps})

@@ -31,6 +31,7 @@ class Purpose(IntEnum):
     NOISE = 5
     DROPOUT = 6
     PROBE = 7
+    GROUP = 8
 
 
 @dataclass(frozen=True)

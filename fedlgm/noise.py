@@ -78,6 +78,32 @@ def add_noise_(
     return total
 
 
+def unit_noise(sizes: Sequence[int], streams: Sequence[torch.Generator]) -> Tensor:
+    """Independent standard normal noise for each part of a flat vector, not rounded, float64 [sum of sizes].
+
+    Args:
+        sizes: coordinates of each part.
+        streams: one generator for each part.
+    """
+    out = torch.empty(sum(sizes), dtype=torch.float64)
+    buffer = torch.empty(min(_CHUNK, max(sizes, default=0)))
+    start = 0
+    for size, stream in zip(sizes, streams, strict=True):
+        for low in range(start, start + size, _CHUNK):
+            piece = out[low : min(low + _CHUNK, start + size)]
+            noise = buffer[: piece.numel()]
+            _fill(noise, "gaussian", stream)
+            piece.copy_(noise)
+        start += size
+    return out
+
+
+def add_scaled_(piece: Tensor, noise: Tensor, scale: float) -> None:
+    """Add `scale` times given noise to a vector, in place, and round to the grid of the scale; see `add_noise_`."""
+    if scale > 0:
+        _round_to_grid_(piece.add_(noise.to(piece), alpha=scale), scale)
+
+
 def grid_step(scale: float) -> float:
     """Step of the grid that released values lie on: the power of two in (scale / 2048, scale / 1024]."""
     return 2.0 ** (math.floor(math.log2(scale)) - GRID_BITS)

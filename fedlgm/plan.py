@@ -17,9 +17,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from fedlgm import privacy, queries
-from fedlgm.allocation import effective_multiplier
+from fedlgm.allocation import effective_multiplier, floor_digits
 from fedlgm.contributions import BoundedBy
 from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.facts import RunFacts, Sampling
@@ -30,6 +32,8 @@ from fedlgm.queries import NoisyQuery
 
 if TYPE_CHECKING:
     from dp_accounting import dp_event
+
+    from fedlgm.privacy.whole_run import WholeRun
 
 __all__ = ["NoisyQuery", "Part", "ReleasePlan", "RunFacts", "Sampling", "UnprotectedPlan"]
 
@@ -49,6 +53,14 @@ class Part(NamedTuple):
     clip: float
     sigma: float
 
+
+_NEEDS = {
+    True: "every client is in one of {b} groups for the whole run, and who takes part in a group's round stays secret",
+    False: "nobody takes part twice within {b} rounds; who takes part when may be known",
+}
+"""What the guarantee of a run whose rounds are not charged one by one rests on, by whether draws amplify it."""
+_SECRET = {"client": "who takes part in a round stays secret", "example": "which examples a round draws stays secret"}
+"""What amplification by sampling rests on."""
 
 _SAMPLED_REPLACE_ONE = (
     "conditional on the composition of sampled releases under replace-one costing no more than that of the sampled "
@@ -77,7 +89,12 @@ class ReleasePlan:
         claim: what the method's authors would charge for the round, if that differs from `event`.
         downlink: under local trust, std of noise that the server adds to every coordinate of the mean before it is
             broadcast. It costs nothing and proves nothing more: the uploads are released already.
+        position: rounds before this one, in runs whose rounds are not charged one by one; see `Method.plan`.
         notes: public figures that explain the plan, by name, each [K]; they are logged and do not travel.
+
+    Raises:
+        ConfigError: numbers outside their range, or of another shape.
+        PrivacyError: a guarantee that does not fit, or a release that costs more than its run is made for.
     """
 
     layers: LayerTable
@@ -91,6 +108,7 @@ class ReleasePlan:
     bounded_by: BoundedBy = "aggregator"
     claim: dict[str, Any] | None = None
     downlink: float = 0.0
+    position: int | None = None
     notes: dict[str, np.ndarray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -109,8 +127,8 @@ class ReleasePlan:
             raise ConfigError(f"unknown noise family {self.family!r}; known: {', '.join(get_args(Family))}")
         if self.bounded_by not in get_args(BoundedBy):
             raise ConfigError(f"unknown bounded_by {self.bounded_by!r}; known: {', '.join(get_args(BoundedBy))}")
-        if self.queries and (self.family != "gaussian" or self.bounded_by != "aggregator"):
-            raise ConfigError("an auxiliary query bounds a client's vector in l2 norm: only Gaussian releases have one")
+        if self.queries and self.family != "gaussian":
+            raise ConfigError("an auxiliary query bounds a unit's vector in l2 norm: only Gaussian releases have one")
         if np.isinf(sigma[released]).any():
             raise PrivacyError("a released layer has infinite noise: mark it as not released")
         object.__setattr__(self, "guarantee", self._qualified())
@@ -120,12 +138,29 @@ class ReleasePlan:
         self.guarantee.require(protected=True)
         if self.effective_multiplier == 0:
             raise PrivacyError("a release without noise cannot carry a proven guarantee")
+        facts = self.facts
+        if facts.separate_rounds:
+            return
+        if self.family != "gaussian":
+            raise PrivacyError(f"noise of a whole run is accounted for as Gaussian: the plan has {self.family} noise")
+        if self.effective_multiplier < facts.least_multiplier:
+            raise PrivacyError(
+                "a run is one mechanism only if no round has less noise than it is made for: this plan has a "
+                f"multiplier of {self.effective_multiplier:g}, the run {facts.noise_multiplier:g}"
+            )
 
     def _qualified(self) -> Guarantee:
-        """The guarantee in the run's own terms, with the condition of sampled Gaussian releases under replace-one."""
+        """The guarantee in the run's own terms: what it needs of who takes part, and the condition of replace-one."""
         facts = self.facts
         given = replace(self.guarantee, relation=facts.relation, trust=facts.trust)
-        amplified = facts.trust == "central" and facts.sampling.rate < 1
+        amplified = facts.accounted_rate < 1
+        needs = ""
+        if not facts.separate_rounds:
+            needs = _NEEDS[amplified].format(b=facts.sampling.separation)
+        elif amplified and facts.trust == "central":
+            needs = _SECRET[given.unit]
+        if given.status != "none" and needs not in given.reason:
+            given = replace(given, reason=f"{given.reason}; {needs}")
         if self.family != "gaussian" or facts.relation != "replace-one" or not amplified:
             return given
         return given.conditional_on(_SAMPLED_REPLACE_ONE)
@@ -160,24 +195,58 @@ class ReleasePlan:
         """
         clip, sigma = np.array([p.clip for p in self.parts]), np.array([p.sigma for p in self.parts])
         if self.family == "gaussian":
-            return _floor_digits(effective_multiplier(clip, sigma), 9)
+            return floor_digits(effective_multiplier(clip, sigma), 9)
         with np.errstate(divide="ignore", invalid="ignore"):
             loss = float(np.sum(np.where(clip > 0, clip / sigma, 0.0)))
-        return _floor_digits(1.0 / loss, 9) if loss > 0 else math.inf
+        return floor_digits(1.0 / loss, 9) if loss > 0 else math.inf
 
     @property
     def event(self) -> dp_event.DpEvent:
-        """The accounting event of one round (central trust) or of one participation (local trust).
+        """The accounting event of one round (central trust) or of one participation (local trust), all its steps.
 
         A plan that releases nothing has that of a whole release: where it follows from earlier releases that there is
         none, composition is proven only if the number of releases does not depend on them.
+
+        Where rounds are not charged one by one it is what this round adds to the cost of the run so far; see
+        `privacy.whole_run`.
+
+        Raises:
+            PrivacyError: such a plan without its position.
         """
+        if not self.facts.separate_rounds:
+            return self.run.event(self._position, self.facts.least_multiplier)
         own = self.effective_multiplier if self.size > 0 else self.facts.noise_multiplier
         multiplier, rate = own / SENSITIVITY_FACTOR[self.facts.relation], self.facts.accounted_rate
         if self.family == "laplace":
             loss = 1.0 / multiplier if multiplier > 0 else math.inf
             return privacy.accounting.laplace_event(loss, rate, self.facts.relation)
-        return privacy.accounting.gaussian_event(multiplier, rate)
+        steps = 1 if self.facts.steps is None else self.facts.steps.count
+        return privacy.accounting.repeated(privacy.accounting.gaussian_event(multiplier, rate), steps)
+
+    @property
+    def repeated_event(self) -> dp_event.DpEvent:
+        """The accounting event of one more release of the same round with other noise."""
+        if self.facts.separate_rounds:
+            return self.event
+        return self.run.repeated_event(self._position, self.facts.least_multiplier)
+
+    @property
+    def run(self) -> WholeRun:
+        """The whole run as one mechanism, where rounds are not charged one by one."""
+        return privacy.whole_run.whole_run(self.facts)
+
+    @property
+    def _position(self) -> int:
+        if self.position is None:
+            raise PrivacyError(
+                "what a round of this run costs depends on its place in it, which this plan does not know: make plans "
+                "by Method.plan"
+            )
+        if not 0 <= self.position < self.facts.rounds:
+            raise PrivacyError(
+                f"the run was made for {self.facts.rounds} rounds: there is no round {self.position + 1}"
+            )
+        return self.position
 
     @property
     def protected(self) -> bool:
@@ -200,17 +269,37 @@ class ReleasePlan:
 
     @property
     def snr(self) -> np.ndarray:
-        """SNR_j = s_j^2 / (d_j sigma_j^2), [K]; 0 where not released."""
+        """SNR_j = s_j^2 / (d_j sigma_j^2) by the noise of this round, [K]; 0 where not released."""
         with np.errstate(divide="ignore", invalid="ignore"):
-            return np.where(self.released, self.clip**2 / (self.layers.sizes * self.sigma**2), 0.0)
+            return np.where(self.released, self.clip**2 / (self.layers.sizes * self.round_sigma**2), 0.0)
+
+    @property
+    def round_sigma(self) -> np.ndarray:
+        """Scale of the noise that is added in this round, [K]: sigma, or sigma std(w_t) where it is correlated.
+
+        `sigma` is the scale of the independent z_t that correlated noise w_t is made of; a round's own noise is larger.
+        """
+        return self.sigma if self.facts.noise is None else self.sigma * self.run.noise_std[self._position]
+
+    @property
+    def upload_sigma(self) -> np.ndarray:
+        """Noise scale of one noising party's contribution to the sum, [K]: that of the round, or of all local steps.
+
+        A step moves the client's model by lr / B times a noisy sum, so k of them leave lr sqrt(k) / B sigma.
+        """
+        steps = self.facts.steps
+        if steps is None:
+            return self.round_sigma
+        return self.sigma * self.facts.training.lr * math.sqrt(steps.count) / steps.batch
 
     @property
     def party_noise_norms(self) -> np.ndarray:
         """Root mean square l2 norm of the noise that one noising party adds to each layer, [K]; 0 where not released.
 
-        That party is the server under central trust, each client under local trust.
+        That party is the server under central trust, each client under local trust. Of local steps: what the noise of
+        all of a round's steps adds to the client's update, as SGD without momentum adds it up.
         """
-        per_coordinate = self.sigma * (math.sqrt(2.0) if self.family == "laplace" else 1.0)
+        per_coordinate = self.upload_sigma * (math.sqrt(2.0) if self.family == "laplace" else 1.0)
         with np.errstate(invalid="ignore"):
             return np.where(self.released, per_coordinate * np.sqrt(self.layers.sizes), 0.0)
 
@@ -222,6 +311,16 @@ class ReleasePlan:
         """
         parties = self.denominator if self.facts.trust == "local" else 1.0
         return self.party_noise_norms * math.sqrt(parties) / self.denominator
+
+    def expand(self, mean: Tensor) -> Tensor:
+        """The released layers of a released vector [size] at their places in a flat update [D]; 0 for other layers."""
+        if self.released.all():
+            return mean[: self.layers.size]
+        update = torch.zeros(self.layers.size, dtype=mean.dtype, device=mean.device)
+        views = self.layers.split(update)
+        for j, part in zip(self.indices, mean.split([part.size for part in self.parts]), strict=False):
+            views[j].copy_(part)
+        return update
 
     def to_json(self) -> str:
         """What a client needs to bound (and, under local trust, noise) its contribution."""
@@ -239,6 +338,7 @@ class ReleasePlan:
                 "claim": self.claim,
                 "downlink": self.downlink,
             }
+            | ({} if self.position is None else {"position": self.position})
         )
 
     @staticmethod
@@ -263,6 +363,7 @@ class ReleasePlan:
                 bounded_by=raw["bounded_by"],
                 claim=raw["claim"],
                 downlink=float(raw["downlink"]),
+                position=raw.get("position"),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             if isinstance(error, ConfigError):
@@ -289,10 +390,3 @@ class UnprotectedPlan(ReleasePlan):
     def protected(self) -> bool:
         """False."""
         return False
-
-
-def _floor_digits(value: float, digits: int) -> float:
-    if value == 0 or math.isinf(value):
-        return value
-    scale = 10.0 ** (digits - 1 - math.floor(math.log10(value)))
-    return math.floor(value * scale) / scale

@@ -1,8 +1,9 @@
-"""Auxiliary queries: small vectors that clients compute from their layer norms and that are released with the layers.
+"""Auxiliary queries: small vectors that are computed from layer norms and that are released with the layers.
 
-A query is one object that holds its name, its size, the l2 bound of one client's contribution, how a client computes
-that contribution and how a released mean is read. A plan adds the noise and nothing else, so it cannot state a bound
-that the query does not keep; what is added to a sum is cut to the bound all the same.
+A query is one object that holds its name, its size, the l2 bound of one unit's contribution, how that contribution is
+computed and how a released mean is read. A plan adds the noise and nothing else, so it cannot state a bound that the
+query does not keep; what is added to a sum is cut to the bound all the same. The unit is whoever's layers are bounded:
+a client, or, where the trainer bounds them, an example.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from fedlgm.layers import SAFETY
 
 @dataclass(frozen=True)
 class AuxiliaryQuery(ABC):
-    """A vector per client, released in the same round as the layers.
+    """A vector per client (or example), released in the same round as the layers.
 
     Attributes:
         sizes: d_j of the layers, [K]; public.
@@ -143,7 +144,49 @@ class LayerMovement(AuxiliaryQuery):
         return np.maximum(mean.double().numpy(), 0.0)
 
 
-_KINDS: dict[str, type[AuxiliaryQuery]] = {kind.name: kind for kind in (BelowBound, LayerMovement)}
+@dataclass(frozen=True)
+class LayerStrength(AuxiliaryQuery):
+    """Shares of the layers in the length of a gradient, (||g_l|| / ||g||)_l: every vector has norm 1 or 0.
+
+    What Algorithm 1 of the LM-DP-SGD paper averages over a batch, ||g_l|| / min(C, ||g||), has no bound where a
+    gradient is clipped; this is the same for gradients that are not, and its bound needs no clipping.
+    """
+
+    name: ClassVar[str] = "layer-strength"
+
+    @property
+    def size(self) -> int:
+        """One figure per layer."""
+        return len(self.sizes)
+
+    @property
+    def bound(self) -> float:
+        """1, whatever the gradient is."""
+        return 1.0
+
+    def encode(self, norms: Tensor, clip: Tensor) -> Tensor:
+        """See `AuxiliaryQuery.encode`."""
+        return SAFETY * layer_directions(norms)
+
+    def decode(self, mean: Tensor) -> np.ndarray:
+        """Mean shares, at least 0, float64 [K]."""
+        return np.maximum(mean.double().numpy(), 0.0)
+
+
+def layer_directions(norms: Tensor) -> Tensor:
+    """Rows of layer norms [n, K] as unit vectors; 0 where all are 0 or one is not finite.
+
+    >>> layer_directions(torch.tensor([[3.0, 4.0], [0.0, 0.0], [1.0, math.nan]])).tolist()
+    [[0.6000000238418579, 0.800000011920929], [0.0, 0.0], [0.0, 0.0]]
+    """
+    largest = norms.amax(dim=1, keepdim=True)
+    known = norms.isfinite().all(dim=1, keepdim=True) & (largest > 0)
+    part = torch.where(known, norms / torch.where(known, largest, 1.0), 0.0)  # squares of tiny numbers vanish
+    length = torch.linalg.vector_norm(part, dim=1, keepdim=True)
+    return part / length.clamp(min=1.0)  # the largest part is 1
+
+
+_KINDS: dict[str, type[AuxiliaryQuery]] = {kind.name: kind for kind in (BelowBound, LayerMovement, LayerStrength)}
 
 
 def register(kind: type[AuxiliaryQuery]) -> type[AuxiliaryQuery]:

@@ -12,9 +12,10 @@ from fedlgm.aggregation import BoundedSum, kernels, part_offsets, sum_on
 from fedlgm.contributions import Updates
 from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.keys import KeyRing, Purpose
-from fedlgm.noise import NoiseBackend, add_noise_
+from fedlgm.noise import NoiseBackend, add_noise_, add_scaled_, unit_noise
 from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.ledger import SERVER
+from fedlgm.run_noise import Draw, RunNoise
 
 __all__ = ["SERVER", "add_downlink_", "fingerprint", "local_release", "noise_keys", "release"]
 
@@ -38,7 +39,13 @@ def noise_keys(keys: KeyRing, exact: Tensor) -> KeyRing:
 
 
 def release(
-    total: Tensor, plan: ReleasePlan, keys: KeyRing, round: int, party: int = SERVER, backend: NoiseBackend = "cpu"
+    total: Tensor,
+    plan: ReleasePlan,
+    keys: KeyRing,
+    round: int,
+    party: int = SERVER,
+    backend: NoiseBackend = "cpu",
+    run_noise: RunNoise | None = None,
 ) -> Tensor:
     """Add the plan's noise to a bounded sum, in place. Charge the ledger with `plan.event` BEFORE calling this.
 
@@ -51,14 +58,19 @@ def release(
         party: `SERVER`, or the client's number under local trust.
         backend: who draws: "cpu" (Mersenne Twister streams; `total` must be on the CPU), or the kernels' Philox in
             "torch" or "triton" on the device of `total`. The law is the same, the bits are not.
+        run_noise: the noise of the run so far, where the plan's noise is correlated over rounds.
 
     Returns:
         `total`, now safe to publish to the degree that `plan.guarantee` says.
 
     Raises:
         ConfigError: a backend that does not run on the device of `total`.
-        PrivacyError: a noise scale that the kernels cannot represent.
+        PrivacyError: a noise scale that the kernels cannot represent, or correlated noise whose past is not given or
+            does not fit.
+        RunError: the past of correlated noise cannot be drawn again.
     """
+    if plan.facts.noise is not None:
+        return _add_correlated_(total, plan, keys, round, backend, run_noise)
     if backend == "cpu":
         _check_cpu(total)
         layers = [int(j) for j in plan.indices] + [len(plan.layers) + i for i in range(len(plan.queries))]
@@ -70,6 +82,43 @@ def release(
     scale = _scale([part.sigma for part in plan.parts]).to(total.device)
     key = kernels.noise_key(keys, round)
     return kernels.add_noise_(total, part_offsets(plan), scale, plan.family, key, stream, backend=backend)
+
+
+def _add_correlated_(
+    total: Tensor, plan: ReleasePlan, keys: KeyRing, round: int, backend: NoiseBackend, run_noise: RunNoise | None
+) -> Tensor:
+    """Add sigma_j w_t to every part, w_t being the round's row of C^-1 z.
+
+    z is drawn in every round for all layers and queries, released or not: a layer's noise goes on while it pauses.
+    """
+    noise = plan.facts.noise
+    if noise is None or run_noise is None:
+        raise PrivacyError("this round's noise follows from that of earlier rounds: pass the run's noise (run_noise)")
+    if plan.position != round - 1:
+        raise PrivacyError(f"this plan is not that of round {round}: make plans by Method.plan")
+    if backend == "cpu":
+        _check_cpu(total)
+    sizes = [*(int(size) for size in plan.layers.sizes), *(noisy.query.size for noisy in plan.queries)]
+    ends = np.cumsum([0, *sizes])
+
+    def drawn(ring: KeyRing, number: int) -> Tensor:
+        if backend == "cpu":
+            return unit_noise(
+                sizes, [ring.torch_generator(Purpose.NOISE, number, SERVER + 1, j) for j in range(len(sizes))]
+            )
+        values = torch.zeros(sum(sizes), dtype=kernels.widest(total.device), device=total.device)
+        scale, key = torch.ones(len(sizes), device=total.device), kernels.noise_key(ring, number)
+        offsets, stream = torch.from_numpy(ends), kernels.SERVER_STREAM
+        kernels.add_noise_(values, offsets, scale, "gaussian", key, stream, grid=False, backend=backend)
+        return values.to(where)
+
+    where = torch.device("cpu") if total.device.type == "mps" else total.device  # Metal has no double precision
+    w = run_noise.next(noise, sum(sizes), round, keys, Draw(drawn, where))
+    places = [int(j) for j in plan.indices] + [len(plan.layers) + i for i in range(len(plan.queries))]
+    pieces = total.split([part.size for part in plan.parts])
+    for place, part, piece in zip(places, plan.parts, pieces, strict=True):
+        add_scaled_(piece, w[ends[place] : ends[place + 1]], part.sigma)
+    return total
 
 
 def local_release(

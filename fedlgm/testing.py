@@ -22,12 +22,15 @@ import torch
 from torch import Tensor, nn
 
 from fedlgm import inputs, models, tasks
-from fedlgm.aggregation import bound_update
+from fedlgm.aggregation import BoundedSum, bound_update
 from fedlgm.data import DataSet, Loadable, Partition, load
 from fedlgm.errors import ConfigError, DataError, PrivacyError
+from fedlgm.example_level.bounding import bound_gradients
 from fedlgm.facts import RunFacts, Sampling
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import Mechanism
+from fedlgm.mechanisms.base import BoundsExamples
+from fedlgm.mechanisms.method import Method
 from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.accounting import composed_epsilon
 from fedlgm.tasks import Task
@@ -37,6 +40,7 @@ from fedlgm.transcript import Transcript
 _EXAMPLES = 6  # of each probed client
 _BATCH = 4
 _RELATIVE, _ABSOLUTE = 1e-3, 1e-5  # by which two ways to compute the same float32 figure may differ
+_JUMPS = 0.1  # where rounding moves an activation across zero a gradient jumps: 5 % of VGG-16's update
 
 
 def check_data(data: Loadable, task: Any = None, *, allow_empty: bool = False) -> DataSet:
@@ -97,16 +101,17 @@ def check_mechanism(mechanism: Mechanism, layers: LayerTable | None = None, fact
     """
     layers = mechanism.table(layers or LayerTable.from_sizes({"a": 12, "b": 1, "c": 300, "d": 40}))
     facts = facts or RunFacts(0.0, Sampling("poisson", 100, 1.0), rounds=6, epsilon=8.0, delta=1e-5)
-    facts = facts.with_multiplier(mechanism.calibrate(facts))
+    method = Method.calibrated(mechanism, layers, facts)
+    facts = method.facts
     costs = mechanism.costs(layers, facts.rounds)
     if np.shape(costs) != (facts.rounds,):
         raise ConfigError(f"{mechanism.name}: costs must have one figure per round, got shape {np.shape(costs)}")
     events = []
-    for transcript in _transcripts(mechanism, layers, facts):
-        plan = _pure_plan(mechanism, layers, facts, transcript)
+    for transcript in _transcripts(method):
+        plan = _pure_plan(method, transcript)
         if not plan.protected:
             continue  # nothing is claimed
-        _check_bounds(mechanism.name, plan)
+        _check_bounds(mechanism, plan)
         cost = (facts.noise_multiplier / plan.effective_multiplier) ** 2 if plan.size else 0.0
         if cost > costs[transcript.rounds] * (1 + 1e-6):
             raise PrivacyError(
@@ -114,27 +119,29 @@ def check_mechanism(mechanism: Mechanism, layers: LayerTable | None = None, fact
                 f"its costs() say {costs[transcript.rounds]:.6g}: override costs, or use more noise"
             )
         events.append((plan.event, 1))
-    spent = composed_epsilon(events[: facts.releases], facts.budget()[1]) if events else 0.0
+    charged = events[: facts.releases] if facts.separate_rounds else events
+    spent = composed_epsilon(charged, facts.budget()[1]) if charged else 0.0
     if spent > facts.budget()[0] * (1 + 1e-6) and (costs <= 1).all():
         raise PrivacyError(
             f"{mechanism.name}: {facts.releases} rounds cost epsilon {spent:.4g}, the budget is {facts.epsilon:g}"
         )
 
 
-def _transcripts(mechanism: Mechanism, layers: LayerTable, facts: RunFacts) -> Iterator[Transcript]:
+def _transcripts(method: Method) -> Iterator[Transcript]:
     """The past of every round, with made-up releases."""
     generator = torch.Generator().manual_seed(1)
-    transcript = Transcript.start(torch.randn(layers.size, generator=generator))
-    for _ in range(facts.rounds):
+    transcript = Transcript.start(torch.randn(method.layers.size, generator=generator))
+    for _ in range(method.facts.rounds):
         yield transcript
-        plan = mechanism.plan(layers, facts, transcript)
+        plan = method.plan(transcript)
         mean = torch.randn(plan.size, generator=generator) * 0.05
-        model = transcript.models[-1] + 0.1 * torch.randn(layers.size, generator=generator)
+        model = transcript.models[-1] + 0.1 * torch.randn(method.layers.size, generator=generator)
         transcript = transcript.extend(model, mean, plan)
 
 
-def _pure_plan(mechanism: Mechanism, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
+def _pure_plan(method: Method, transcript: Transcript) -> ReleasePlan:
     """The plan, made twice and sent once."""
+    mechanism, layers, facts = method.mechanism, method.layers, method.facts
     plan, again = (mechanism.plan(layers, facts, transcript) for _ in range(2))
     if not isinstance(plan, ReleasePlan):
         raise ConfigError(f"{mechanism.name}: plan() must return a ReleasePlan, got {type(plan).__name__}")
@@ -142,28 +149,39 @@ def _pure_plan(mechanism: Mechanism, layers: LayerTable, facts: RunFacts, transc
         raise PrivacyError(f"{mechanism.name}: plan() gives another plan for the same arguments: it must be pure")
     if plan.facts != facts:
         raise PrivacyError(f"{mechanism.name}: the plan's facts are not the run's: pass `facts` on unchanged")
+    plan = method.plan(transcript)
     received = ReleasePlan.from_json(layers, plan.to_json())
     if received.to_json() != plan.to_json() or received.event != plan.event:
         raise ConfigError(f"{mechanism.name}: the plan does not survive its way to the clients")
     return plan
 
 
-def _check_bounds(name: str, plan: ReleasePlan) -> None:
+def _check_bounds(mechanism: Mechanism, plan: ReleasePlan) -> None:
     """No contribution moves the sum by more, in units of the noise, than the plan's event accounts for."""
     size, scales = plan.layers.size, np.repeat([p.sigma for p in plan.parts], [p.size for p in plan.parts])
     generator = torch.Generator().manual_seed(2)
     tried = [scale * torch.randn(size, generator=generator) for scale in (1e-3, 1.0, 1e6)]
     for low, high in zip(plan.layers.offsets[:-1], plan.layers.offsets[1:], strict=True):
         tried.append(torch.zeros(size).index_fill_(0, torch.arange(low, high), 1e6))
-    if plan.bounded_by == "trainer" or plan.size == 0:
-        return  # the trainer's own checks say what it keeps
+    examples = isinstance(mechanism, BoundsExamples)
+    if (plan.bounded_by == "trainer") != examples:
+        who = "its trainer to" if plan.bounded_by == "trainer" else "the sum to"
+        raise PrivacyError(f"{mechanism.name}: its plan counts on {who} bound, its class does not (BoundsExamples)")
+    if plan.size == 0:
+        return
     order = 2 if plan.family == "gaussian" else 1
     for update in tried:
-        moved = float(np.linalg.norm(bound_update(update, plan).numpy() / scales, order))
+        if isinstance(mechanism, BoundsExamples):
+            total = BoundedSum.empty(plan)
+            total.add(bound_gradients(update[None], mechanism.scaling(plan), plan))
+            bounded = total.total
+        else:
+            bounded = bound_update(update, plan)
+        moved = float(np.linalg.norm(bounded.numpy() / scales, order))
         if moved * plan.effective_multiplier > 1 + 1e-6:
-            raise PrivacyError(
-                f"{name}: a client moves the sum by {moved * plan.effective_multiplier:.4g} times what is accounted for"
-            )
+            unit = "an example" if examples else "a client"
+            far = f"{moved * plan.effective_multiplier:.4g} times what is accounted for"
+            raise PrivacyError(f"{mechanism.name}: {unit} moves the sum by {far}")
 
 
 def check_task(task: Any, outputs: Tensor, targets: Tensor) -> Task:
@@ -251,7 +269,8 @@ def check_model(
     if vectorized:
         many = VectorizedTrainer(build(), layers, settings, width=2, task=own)
         both = torch.cat([update.clone() for update in many.updates(start, _fresh(clients, 0, 1))])
-        if not _close(both, torch.cat([first, second])):
+        alone = torch.cat([first, second])
+        if not bool(((both - alone).norm(dim=1) <= _JUMPS * alone.norm(dim=1)).all()):
             raise ConfigError("model: training many clients at once gives other updates than one client after another")
 
 

@@ -13,9 +13,10 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
-from simulations import attack_command
+from simulations.attacks import command as attack_command
 from simulations.audits.command import audit
 from simulations.deploy import commands, node_commands
+from simulations.risk.command import risk
 
 app = typer.Typer(
     help="Layer-wise differentially private federated learning: every mechanism, one honest accountant.",
@@ -153,6 +154,7 @@ def compare(
 
 
 app.command()(audit)
+app.command()(risk)
 
 
 @app.command()
@@ -174,7 +176,7 @@ def calibrate(
     delta: Annotated[float, typer.Option(help="Target delta.")],
     steps: Annotated[int, typer.Option(help="Number of releases T.")],
     sampling_rate: Annotated[float, typer.Option(help="Probability q that a client takes part.")] = 1.0,
-    relation: Annotated[str, typer.Option(help="add-remove or replace-one.")] = "add-remove",
+    relation: Annotated[str, typer.Option(help="add-remove, replace-one or zero-out.")] = "add-remove",
     accountant: Annotated[str, typer.Option(help="pld or rdp.")] = "pld",
     as_json: JsonOption = False,
 ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -12,10 +12,13 @@ from fedlgm.plan import Sampling
 
 @dataclass(frozen=True)
 class CohortSampler:
-    """Draws cohorts.
+    """Draws cohorts: pure functions of the keys and the round, so that a restart changes none of them.
+
+    Where the sampling keeps rounds between participations, they count from one invitation to the next: who was drawn
+    and did not answer is not drawn again any sooner, and nobody takes their place.
 
     Attributes:
-        sampling: scheme, population and rate.
+        sampling: scheme, population, rate and separation.
         keys: secret ring: amplification by sampling needs the draw to stay secret.
         dropout_rate: probability that a drawn client does not answer (simulated; the public denominator stays).
     """
@@ -23,19 +26,44 @@ class CohortSampler:
     sampling: Sampling
     keys: KeyRing
     dropout_rate: float = 0.0
+    _invited: list[np.ndarray] = field(default_factory=list, repr=False, compare=False)  # "min-separation": by round
 
     def cohort(self, round: int, exclude: frozenset[int] = frozenset()) -> np.ndarray:
-        """Client numbers of a round, ascending int64; never one of `exclude` (clients at their participation cap)."""
-        rng = self.keys.numpy_generator(Purpose.COHORT, round)
-        population = self.sampling.population
-        if self.sampling.scheme == "poisson":
-            drawn = np.flatnonzero(rng.random(population) < self.sampling.rate)
+        """Client numbers of a round (from 1), ascending int64; never one of `exclude` (clients at their cap)."""
+        sampling = self.sampling
+        if sampling.scheme == "min-separation":
+            drawn = self._separated(round)
         else:
-            size = round_half_up(self.sampling.expected)
-            drawn = np.sort(rng.choice(population, size=size, replace=False))
+            rng = self.keys.numpy_generator(Purpose.COHORT, round)
+            if sampling.scheme == "fixed":
+                size = round_half_up(sampling.expected)
+                drawn = np.sort(rng.choice(sampling.population, size=size, replace=False))
+            else:
+                in_draw = rng.random(sampling.population) < sampling.within_group
+                if sampling.separation is not None:
+                    in_draw &= self.groups() == (round - 1) % sampling.separation
+                drawn = np.flatnonzero(in_draw)
         if exclude:
             drawn = drawn[~np.isin(drawn, np.fromiter(exclude, dtype=np.int64))]
         return drawn.astype(np.int64)
+
+    def groups(self) -> np.ndarray:
+        """Group of every client for the whole run, int64 [population], by draws that do not depend on each other."""
+        rng = self.keys.numpy_generator(Purpose.GROUP)
+        return rng.integers(0, self.sampling.separation or 1, size=self.sampling.population)
+
+    def _separated(self, round: int) -> np.ndarray:
+        """Clients drawn from those who were not invited in the last b - 1 rounds; earlier rounds are drawn first."""
+        population, size = self.sampling.population, round_half_up(self.sampling.expected)
+        apart = (self.sampling.separation or 1) - 1
+        while len(self._invited) < round:
+            number = len(self._invited)
+            free = np.ones(population, dtype=bool)
+            for earlier in self._invited[max(0, number - apart) : number]:
+                free[earlier] = False
+            rng = self.keys.numpy_generator(Purpose.COHORT, number + 1)
+            self._invited.append(np.sort(rng.choice(np.flatnonzero(free), size=size, replace=False)))
+        return self._invited[round - 1]
 
     def present(self, round: int, cohort: np.ndarray) -> np.ndarray:
         """The part of a cohort that answers."""

@@ -22,7 +22,7 @@ from torch import Tensor
 from fedlgm import wire
 from fedlgm.aggregation import BoundedSum
 from fedlgm.devices import torch_threads
-from fedlgm.errors import ConfigError, PrivacyError, RunError
+from fedlgm.errors import ConfigError, Notice, PrivacyError, RunError
 from fedlgm.mechanisms import UsesPrivateNorms, UsesPrivateUpdates
 from fedlgm.mechanisms.method import Method
 from fedlgm.plan import ReleasePlan
@@ -35,6 +35,9 @@ from strategies.server_optimizer import ServerStep
 
 # Sums are read where their messages lie, and only read.
 warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
+
+
+_SHOWN = 10  # clients that a notice names
 
 
 @dataclass
@@ -50,6 +53,7 @@ class RoundRecord:
         seconds: wall time of the round without evaluation.
         failures: replies that are missing, failed or were rejected, each of which counted as zero.
         notes: figures that published, NOT PRIVATE variants report, each [clients, K].
+        exhausted: clients that stayed out because they have spent their own budget (local trust).
     """
 
     round: int
@@ -60,6 +64,7 @@ class RoundRecord:
     seconds: float
     failures: tuple[Failure, ...] = ()
     notes: dict[str, np.ndarray] = field(default_factory=dict)
+    exhausted: tuple[int, ...] = ()
 
 
 @dataclass
@@ -72,6 +77,7 @@ class _Pending:
     sent: list[Sent]
     started: float
     cohort: int
+    exhausted: tuple[int, ...] = ()
     answered: int = 0
     failures: list[Failure] = field(default_factory=list)
     notes: dict[str, list[np.ndarray]] = field(default_factory=dict)
@@ -104,7 +110,9 @@ class LayerwiseFedAvg(FedAvg):
         *,
         on_round: Callable[[RoundRecord, Transcript], None] | None = None,
     ) -> None:
-        super().__init__(fraction_evaluate=0.0, arrayrecord_key=wire.ARRAYS, configrecord_key=wire.CONFIG)
+        super().__init__(arrayrecord_key=wire.ARRAYS, configrecord_key=wire.CONFIG)
+        # Set here and not by the constructor, which warns users of what is meant: clients evaluate nothing.
+        self.fraction_evaluate, self.min_evaluate_nodes = 0.0, 0
         if method.layers.size != transcript.models[-1].numel():
             raise ValueError("the transcript's model does not fit the layer table")
         if not (nodes.simulated or nodes.test_mode) and not (releaser.keys.secret and sampler.keys.secret):
@@ -116,6 +124,7 @@ class LayerwiseFedAvg(FedAvg):
         self.sampler, self.optimizer, self.releaser, self.nodes = sampler, optimizer, releaser, nodes
         self.on_round = on_round
         self._pending: _Pending | None = None
+        self._said: frozenset[int] = frozenset()
 
     def summary(self) -> None:
         """Flower prints this; the run's own report says more."""
@@ -131,16 +140,20 @@ class LayerwiseFedAvg(FedAvg):
         started = time.perf_counter()
         facts = self.method.facts
         round_ = self.transcript.rounds + 1  # Flower counts from 1 also when a run is resumed
-        drawn = self.sampler.cohort(round_, self.releaser.exhausted(round_, facts.max_participations))
+        # Where clients noise their own steps each has the recipe's budget for itself, with or without a cap.
+        cap = facts.max_participations if facts.steps is None else facts.releases
+        exhausted = self.releaser.exhausted(round_, cap)
+        self._say_exhausted(exhausted)
+        drawn = self.sampler.cohort(round_, exhausted)
         cut = blocks(self.sampler.present(round_, drawn), self.releaser.numerics.block_size, self.nodes.work)
-        self.nodes.find(grid, facts.sampling.population)
+        self.nodes.find(grid, self.sampler.sampling.population)
         plan = self._plan(round_, cut, arrays, grid)
         self.releaser.charge_clients(plan, round_, (int(c) for block in cut for c in block))
         if plan.size == 0:
             cut = []  # nothing is released: no client is asked
         extra = {**config, wire.PLAN: plan.to_json()}  # what the caller of `start` has to tell its clients
         sent = self._messages(grid, cut, round_, arrays, MessageType.TRAIN, extra)
-        self._pending = _Pending(round_, plan, cut, sent, started, len(drawn))
+        self._pending = _Pending(round_, plan, cut, sent, started, len(drawn), tuple(sorted(exhausted)))
         return [one.message for one in sent if one.message is not None]
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord, MetricRecord]:
@@ -152,7 +165,7 @@ class LayerwiseFedAvg(FedAvg):
         total = self._sum(pending, replies)
         self._check_quorum(pending)
         mean = self.releaser.mean(total, plan, pending.round)
-        model = self.optimizer.step(self.transcript.models[-1], self._expand(mean, plan))
+        model = self.optimizer.step(self.transcript.models[-1], plan.expand(mean))
         self.transcript = self.transcript.extend(model, mean, plan)
         record = RoundRecord(
             pending.round,
@@ -163,6 +176,7 @@ class LayerwiseFedAvg(FedAvg):
             time.perf_counter() - pending.started,
             tuple(pending.failures),
             {name: np.concatenate(rows) for name, rows in pending.notes.items()},
+            pending.exhausted,
         )
         if self.on_round is not None:
             self.on_round(record, self.transcript)
@@ -178,18 +192,31 @@ class LayerwiseFedAvg(FedAvg):
         """Nothing to aggregate, see `configure_evaluate`."""
         return None
 
+    def _say_exhausted(self, exhausted: frozenset[int]) -> None:
+        """Name the clients that stay out from now on; who took part is the operator's to know, not the reports'."""
+        new, self._said = sorted(exhausted - self._said), self._said | exhausted
+        if new:
+            shown = ", ".join(map(str, new[:_SHOWN])) + (", ..." if len(new) > _SHOWN else "")
+            who = f"client {shown} has" if len(new) == 1 else f"clients {shown} have"
+            warnings.warn(
+                Notice(f"{who} made all the releases that their budget allows and stay out from now on"), stacklevel=3
+            )
+
     def _plan(self, round_: int, cut: list[np.ndarray], arrays: ArrayRecord, grid: Grid) -> ReleasePlan:
         mechanism, layers, facts = self.method.mechanism, self.method.layers, self.method.facts
         if not isinstance(mechanism, UsesPrivateNorms):
             with torch_threads(self.releaser.numerics.threads):
-                return mechanism.plan(layers, facts, self.transcript)
-        sent = self._messages(grid, cut, round_, arrays, wire.TRAIN_NORMS, {})
+                return self.method.plan(self.transcript)
+        extra = {wire.PLAN: self.method.plan(self.transcript).to_json()}  # how examples are sampled
+        sent = self._messages(grid, cut, round_, arrays, wire.TRAIN_NORMS, extra)
         messages = [one.message for one in sent if one.message is not None]
         replies = grid.send_and_receive(messages, timeout=self.nodes.round_timeout)
+        examples = mechanism.unit == "example"  # then a row is an example's
         rows = [
             norms
             for one, reply in in_order(sent, replies, self.nodes.single, [])
-            if reply is not None and (norms := _norms(reply, len(one.clients), len(layers))) is not None
+            if reply is not None
+            and (norms := _norms(reply, None if examples else len(one.clients), len(layers))) is not None
         ]
         norms = np.concatenate(rows) if rows else np.ones((1, len(layers)))
         return mechanism.plan_from_private_norms(layers, facts, norms)
@@ -276,25 +303,14 @@ class LayerwiseFedAvg(FedAvg):
         if nodes.max_failures is not None and asked - answered > nodes.max_failures:
             raise RunError(f"more than federation.max_failures = {nodes.max_failures} nodes failed: {told}")
 
-    def _expand(self, mean: Tensor, plan: ReleasePlan) -> Tensor:
-        """The released layers' mean at their places in a flat update [D]; 0 for layers that were not released."""
-        layers = self.method.layers
-        if plan.released.all():
-            return mean[: layers.size]
-        update = torch.zeros(layers.size)
-        views = layers.split(update)
-        for j, part in zip(plan.indices, mean.split([part.size for part in plan.parts]), strict=False):
-            views[j].copy_(part)
-        return update
 
-
-def _norms(reply: Message, clients: int, layers: int) -> np.ndarray | None:
-    """Raw layer norms [clients, K] of a reply; None if it holds something else."""
+def _norms(reply: Message, count: int | None, layers: int) -> np.ndarray | None:
+    """Raw layer norms [count, K] of a reply, or of any number of examples; None if it holds something else."""
     try:
         rows = wire.view(reply.content.array_records[wire.ARRAYS][wire.NORMS].data)
     except (KeyError, RunError, AttributeError):
         return None
-    if rows.shape != (clients, layers) or not np.issubdtype(rows.dtype, np.floating):
+    if rows.shape != (len(rows) if count is None else count, layers) or not np.issubdtype(rows.dtype, np.floating):
         return None
     return rows if np.isfinite(rows).all() and (rows >= 0).all() else None
 

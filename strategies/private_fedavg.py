@@ -13,6 +13,7 @@ from flwr.serverapp.strategy import Result
 from torch import Tensor, nn
 
 from fedlgm import mechanisms
+from fedlgm.errors import ConfigError
 from fedlgm.facts import RunFacts, Sampling
 from fedlgm.keys import KeyRing
 from fedlgm.mechanisms import Mechanism
@@ -76,6 +77,11 @@ class PrivateFedAvg(LayerwiseFedAvg):
         group_by: str | Callable[[str], str] = "module",
     ) -> None:
         chosen = mechanisms.get(mechanism) if isinstance(mechanism, str) else mechanism
+        if chosen.unit != "client":
+            raise ConfigError(
+                f"{chosen.name} bounds examples, which only clients that train by it can do: PrivateFedAvg needs a "
+                "mechanism that bounds clients' updates"
+            )
         relation = "replace-one" if trust == "local" else "add-remove"
         sampling = Sampling("poisson", clients, rate)
         facts = RunFacts(0.0, sampling, relation, trust, rounds, epsilon=epsilon, delta=delta)  # type: ignore[arg-type]

@@ -15,8 +15,11 @@ from fedlgm.keys import KeyRing
 from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.ledger import SERVER, Ledger
 from fedlgm.release import add_downlink_, fingerprint, noise_keys, release
+from fedlgm.run_noise import RunNoise
 
 if TYPE_CHECKING:
+    from dp_accounting import dp_event
+
     from fedlgm.audits.canaries import ReleaseObserver  # half a second of imports that workers do without
 
 
@@ -31,6 +34,7 @@ class Releaser:
         observer: of a simulation's releases under central trust: sees every sum before and after its noise and may add
             canaries to it.
         attempt: distinguishes attempts whose releases under local trust are not repeated bit by bit (real nodes).
+        run_noise: noise of the run so far, where it is correlated over rounds.
     """
 
     keys: KeyRing
@@ -38,6 +42,7 @@ class Releaser:
     numerics: Numerics = field(default_factory=Numerics)
     attempt: bytes = b""
     observer: ReleaseObserver | None = None
+    run_noise: RunNoise = field(default_factory=RunNoise)
 
     def mean(self, total: BoundedSum, plan: ReleasePlan, round: int) -> Tensor:
         """The round's released mean [plan.size] float32 on the CPU."""
@@ -47,11 +52,12 @@ class Releaser:
             watched = self.observer if plan.size > 0 else None
             if watched is not None:
                 watched.insert(round, plan, values)
-            keys = noise_keys(self.keys, values)
+            following = self.keys if plan.facts.noise is None else self.run_noise.following(self.keys, round)
+            keys = noise_keys(following, values)
             if self.costs(plan):
                 key = fingerprint(keys, round, SERVER, backend)
-                self.ledger.charge(plan.event, round=round, key=key, claim=plan.claim)
-            release(values, plan, keys, round, backend=backend)
+                self.ledger.charge(self._event(plan, round, key), round=round, key=key, claim=plan.claim)
+            release(values, plan, keys, round, backend=backend, run_noise=self.run_noise)
             if watched is not None:
                 watched.observe(round, plan, values)
         values.div_(plan.denominator)
@@ -67,7 +73,7 @@ class Releaser:
 
     def costs(self, plan: ReleasePlan) -> bool:
         """Whether the round is charged: not if nothing is released and nothing ever was, see `ReleasePlan.event`."""
-        return plan.size > 0 or self.ledger.rounds() > 0
+        return plan.size > 0 or not plan.facts.separate_rounds or self.ledger.rounds() > 0
 
     def exhausted(self, round: int, max_participations: int | None) -> frozenset[int]:
         """Clients at their cap before `round`."""
@@ -78,6 +84,11 @@ class Releaser:
             # A resumed run repeats this release bit by bit: it is on the ledger, but not yet in the past.
             counts[client] -= key == self._client_key(later, client)
         return frozenset(client for client, count in counts.items() if count >= max_participations)
+
+    def _event(self, plan: ReleasePlan, round: int, key: str) -> dp_event.DpEvent:
+        """The cost of a release: the round's part of the run, or one more row if the round was released otherwise."""
+        first = None if plan.facts.separate_rounds else self.ledger.first_key(round)
+        return plan.event if first in (None, key) else plan.repeated_event
 
     def _client_key(self, round: int, client: int) -> str:
         keys = self.keys.derive(self.attempt) if self.attempt else self.keys

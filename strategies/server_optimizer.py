@@ -69,15 +69,16 @@ class ServerOptimizer:
 
     Args:
         name: "sgd" (FedAvg: model + lr * mean), "momentum" (FedAvgM) or "adam" (FedAdam with PyTorch's Adam: bias
-            correction, betas 0.9 and 0.999, eps 1e-8; every coordinate moves by about `lr`, so 1 is far too much).
+            correction, betas 0.9 and 0.999; every coordinate moves by about `lr`, so 1 is far too much).
         lr: server learning rate.
         momentum: for "momentum".
+        eps: for "adam".
     """
 
-    def __init__(self, name: Name, lr: float, momentum: float = 0.9) -> None:
+    def __init__(self, name: Name, lr: float, momentum: float = 0.9, eps: float = 1e-3) -> None:
         if name not in ("sgd", "momentum", "adam"):
             raise ConfigError(f"unknown server optimizer {name!r}; known: sgd, momentum, adam")
-        self._name, self._lr, self._momentum = name, lr, momentum
+        self._name, self._lr, self._momentum, self._eps = name, lr, momentum, eps
         self._optimizer: FlatOptimizer | None = None
         self._weights = torch.empty(0)
 
@@ -104,5 +105,5 @@ class ServerOptimizer:
         if self._optimizer is None:
             self._weights = model.clone()
             kind: Literal["sgd", "adam"] = "adam" if self._name == "adam" else "sgd"
-            self._optimizer = FlatOptimizer(kind, self._weights, lr=self._lr, momentum=self._momentum, eps=1e-3)
+            self._optimizer = FlatOptimizer(kind, self._weights, lr=self._lr, momentum=self._momentum, eps=self._eps)
         return self._optimizer

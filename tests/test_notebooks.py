@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import html
 import re
 from pathlib import Path
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
+
+from simulations.runs.folder import RunFolder
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 
@@ -24,6 +27,28 @@ def test_quickstart_notebook() -> None:
 
 
 @pytest.mark.slow
+def test_a_result_in_a_notebook_says_what_protects_and_whether_its_noise_can_be_drawn_again(tmp_path) -> None:
+    """As a kernel shows it: the rich output of a cell that ends with a result."""
+    small = ["federation.clients=20", "federation.rounds=1", "privacy.accountant=rdp"]
+    changes = {
+        "sound": [], "unseeded": ["run.seed=none"], "no noise": ["mechanism.name=none"],
+        "published": ["mechanism.clip=med", "mechanism.variant=published"],
+    }  # fmt: skip
+    cells = ["import simulations"]
+    for name, change in changes.items():
+        cells.append(f"simulations.simulate(overrides={[*small, *change]!r}, run_dir={str(tmp_path / name)!r})")
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in cells])
+    NotebookClient(notebook, timeout=240, resources={"metadata": {"path": str(NOTEBOOKS.parent)}}).execute()
+    outputs = (next(o for o in cell.outputs if o.output_type == "execute_result") for cell in notebook.cells[1:])
+    shown = dict(zip(changes, (html.unescape(output.data["text/html"]) for output in outputs), strict=True))
+    for name, page in shown.items():
+        assert RunFolder.open(tmp_path / name).result()["guarantee"] in page
+    caveat = "the seed is public, and with it the noise can be drawn again"
+    assert {name for name, page in shown.items() if caveat in page} == {"sound", "no noise", "published"}
+    assert {name for name, page in shown.items() if "NOT PRIVATE: " in page} == {"no noise", "published"}
+
+
+@pytest.mark.slow
 def test_attacks_notebook() -> None:
     outputs = outputs_of("attacks.ipynb")
     assert sum("image/png" in o for o in outputs) == 4
@@ -31,3 +56,24 @@ def test_attacks_notebook() -> None:
     assert float(figures["no noise"]) > 0.9  # the attack works where there is no noise,
     assert abs(float(figures["epsilon 8"])) < 0.3  # and finds nothing under noise that is sound
     assert abs(float(figures["epsilon 1"])) < 0.3
+
+
+def test_example_level_notebook() -> None:
+    text = "".join(outputs_of("example_level.ipynb"))
+    errors = re.findall(r"(true|random) labels +(fc\d): error ([\d.]+)", text)
+    assert len(errors) == 6
+    assert float(errors[-1][2]) < 0.4  # the last layer of a model that memorised noise
+    assert re.search(r"published +accuracy [\d.]+ +epsilon claimed 4.00, proven inf", text)
+    assert re.search(r"sound +: one example moves the sum by 0.99.*as reported", text)
+    assert re.search(r"published: one example moves the sum by 10.06.*NOT AS REPORTED", text)
+
+
+def test_correlated_notebook() -> None:
+    outputs = outputs_of("correlated.ipynb")
+    assert sum("image/png" in o for o in outputs) == 2
+    text = "".join(outputs).replace("\\n", "\n")
+    assert float(re.search(r"ten rounds apart: ([\d.]+)", text)[1]) < 0.4
+    found = re.findall(r"([\w ]+, \w+) noise +accuracy (\d+)%", text)
+    accuracy = {label: int(percent) for label, percent in found}
+    assert accuracy["public cycle, correlated"] > accuracy["public cycle, independent"] + 15
+    assert accuracy["public cycle, correlated"] > accuracy["Poisson sampling, independent"] - 8

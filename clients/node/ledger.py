@@ -184,6 +184,13 @@ class NodeLedger:
         with self._translated():
             return int(self._db.execute(query, values).fetchone()[0])
 
+    def nearest(self, run: str, round: int) -> int | None:
+        """The round of a run that was released and is nearest to `round`; None if none was."""
+        query = "SELECT round FROM releases WHERE run = ? ORDER BY ABS(round - ?), round LIMIT 1"
+        with self._translated():
+            row = self._db.execute(query, (run, round)).fetchone()
+        return None if row is None else int(row[0])
+
     def epsilon(self, delta: float, further: dp_event.DpEvent | None = None) -> float:
         """Epsilon at `delta` of everything charged, and of a further release if one is given; replace-one, by PLD."""
         with self._translated():

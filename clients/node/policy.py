@@ -132,6 +132,7 @@ class Ask(_Section):
     releases: int = Field(default=1000, ge=1)
     releases_per_run: int = Field(default=1000, ge=1)
     releases_per_day: int = Field(default=1000, ge=1)
+    min_separation: int = Field(default=1, ge=1)  # rounds of a run from one answered question to the next
 
     @field_validator("runs", mode="before")
     @classmethod
@@ -217,7 +218,18 @@ class Policy(_Section):
         if not plan.protected:
             raise Refusal("privacy", "a plan without a guarantee")
         if plan.bounded_by != "aggregator":
-            raise Refusal("privacy", "a plan that counts on its trainer; this node bounds its whole update itself")
+            raise Refusal(
+                "privacy",
+                "a plan whose training bounds single examples (privacy.unit = 'example'); this node answers plans that "
+                "protect its whole data at once, by bounds on its whole update",
+            )
+        noise, apart = plan.facts.noise, plan.facts.sampling.separation or 1
+        if noise is not None and (noise.bands is None or noise.bands > apart):
+            raise Refusal(
+                "privacy",
+                "noise correlated over more rounds than lie between two of this node's participations: it charges each "
+                "of them by itself",
+            )
         clip = plan.clip[plan.released]
         sigma = np.array([part.sigma for part in plan.parts])
         if (clip > privacy.largest_clip * _ROUNDING).any():
@@ -285,6 +297,7 @@ runs = [] # labels of runs; they protect nothing, since anybody may invent one. 
 releases = 1000 # over the data set's life
 releases_per_run = 1000
 releases_per_day = 1000
+min_separation = 1 # rounds of a run from one answered question to the next; a plan that states more is kept to it
 
 [limits]
 message_mib = 96

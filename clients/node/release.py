@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +30,7 @@ from fedlgm.release import local_release
 from fedlgm.tasks import Task
 from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer
 
+_LONGEST_RUN = 1_000_000
 REPLACED = privacy.guarantee.SENSITIVITY_FACTOR["replace-one"]
 
 
@@ -108,8 +110,13 @@ class Request:
 
     @property
     def event(self) -> Any:
-        """Cost under replace-one, without amplification: whoever reads the reply knows that this node took part."""
-        multiplier = self.plan.effective_multiplier / REPLACED
+        """Cost under replace-one, without amplification: whoever reads the reply knows that this node took part.
+
+        Correlated noise spreads a participation over the rounds after it: it costs as its column of C is long.
+        """
+        noise = self.plan.facts.noise
+        moved = REPLACED if noise is None else REPLACED * noise.amplified_column_norm()
+        multiplier = self.plan.effective_multiplier / moved
         if self.plan.family == "laplace":
             return privacy.accounting.laplace_event(1.0 / multiplier, 1.0, "replace-one")
         return privacy.accounting.gaussian_event(multiplier, 1.0)
@@ -169,7 +176,13 @@ class Releaser:
         if len(model) != layers.size:
             raise Refusal("model", f"{len(model)} numbers for a model of {layers.size} parameters")
         try:
+            facts = json.loads(plan)["facts"]
+            for rounds in (facts["rounds"], (facts.get("noise") or facts)["rounds"]):
+                if not (type(rounds) is int and rounds <= _LONGEST_RUN):  # vectors over the rounds are made of it
+                    raise Refusal("plan", f"a run of {rounds!r} rounds; at most {_LONGEST_RUN} are understood"[:300])
             parsed = ReleasePlan.from_json(layers, plan)
+        except Refusal:
+            raise
         except Exception as error:  # a crafted plan may fail anywhere in being parsed
             raise Refusal("plan", f"the plan cannot be read: {error!r}"[:300]) from error
         self._policy.admit(parsed)

@@ -177,12 +177,27 @@ class Service:
         ):
             if count >= most:
                 raise Refusal("budget-spent", f"this node makes {most} releases {per}, and has made them")
+        self._check_separation(ask, request)
         after = ledger.epsilon(budget.delta, request.event)
         if not after <= budget.epsilon * (1 + 1e-6):
             raise Refusal(
                 "budget-spent",
                 f"the release would bring this node's epsilon to {after:.4g}; its policy allows {budget.epsilon:g} at "
                 f"delta {budget.delta:g} over its data set's life",
+            )
+
+    def _check_separation(self, ask: _Ask, request: Request) -> None:
+        """Refuse a round nearer to an answered one of its run than policy or plan allow.
+
+        Where noise is correlated over rounds, a participation too soon costs more than the plan says.
+        """
+        apart = max(self.policy.ask.min_separation, request.plan.facts.sampling.separation or 1)
+        near = self._ledger.nearest(ask.run, ask.round) if apart > 1 else None
+        if near is not None and abs(ask.round - near) < apart:
+            raise Refusal(
+                "separation",
+                f"round {ask.round} is {abs(ask.round - near)} rounds from round {near} of its run, in which this node "
+                f"took part; at least {apart} must lie between",
             )
 
     def _check_expectation(self, raw: dict[str, Any] | None) -> None:

@@ -64,11 +64,11 @@ class BoundedSum:
         """Add clients' flat updates [b, D], one after another.
 
         Raises:
-            PrivacyError: updates that the trainer has bounded where the plan bounds clients, or the reverse, or bounds
-                above the plan's.
+            PrivacyError: updates that the trainer has bounded where the plan bounds clients, or the reverse, bounds
+                above the plan's, or answers to other queries than the plan's.
         """
         if self.plan.bounded_by == "trainer":
-            for row in torch.atleast_2d(bounded(updates, tuple(self.plan.clip.tolist()))):
+            for row in self._bounded(updates):
                 self._add_bounded(row)
             return
         for update in torch.atleast_2d(unbounded(updates)):
@@ -94,15 +94,21 @@ class BoundedSum:
                 self.total[position : position + noisy.query.size] += noisy.query.contribution(norms[None], clip)[0]
                 position += noisy.query.size
 
+    def _bounded(self, updates: Updates) -> Tensor:
+        """Rows that the trainer has bounded as the plan says: updates, then answers to its queries."""
+        queries = [(noisy.query.name, noisy.query.size, noisy.query.bound) for noisy in self.plan.queries]
+        return torch.atleast_2d(bounded(updates, tuple(self.plan.clip.tolist()), queries))
+
     def _add_bounded(self, row: Tensor) -> None:
-        """Add one row of updates that the trainer has bounded, in float64 to the end."""
+        """Add one row that the trainer has bounded, in float64 to the end."""
         self.count += 1
         if not row.isfinite().all():
             self.discarded += 1
             return
-        views = self.plan.layers.split(row)
-        released = [views[j] for j in self.plan.indices]
-        if released:
+        layers = self.plan.layers
+        views = layers.split(row[: layers.size])
+        released = [*(views[j] for j in self.plan.indices), row[layers.size :]]
+        if self.plan.size:
             self.total += torch.cat(released).to(self.total)
 
     def skip(self, clients: int) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedlgm.aggregation import kernels
 from fedlgm.aggregation.bounded_sum import BoundedSum
-from fedlgm.contributions import Updates, bounded, unbounded
+from fedlgm.contributions import Updates, unbounded
 from fedlgm.plan import ReleasePlan
 
 
@@ -41,7 +41,7 @@ class DeviceSum(BoundedSum):
         """Bound clients' flat updates [b, D] on the device and add them; see `BoundedSum.add`."""
         plan = self.plan
         if plan.bounded_by == "trainer":
-            for row in torch.atleast_2d(bounded(updates, tuple(plan.clip.tolist()))):
+            for row in self._bounded(updates):
                 self._add_bounded(row)
             return
         rows = torch.atleast_2d(unbounded(updates))

@@ -7,6 +7,7 @@ hand to compare with; a failed attack proves nothing, only an accountant does.
 from fedlgm.attacks.frechet import PublicClassifier, frechet_distance
 from fedlgm.attacks.gan import ClassReconstruction, GanSettings
 from fedlgm.attacks.images import psnr, ssim
+from fedlgm.attacks.inception import InceptionFeatures
 from fedlgm.attacks.inversion import InversionSettings, Reconstruction, invert
 from fedlgm.attacks.lira import confidence_logits, leave_one_out, likelihood_ratios, random_halves
 from fedlgm.attacks.membership import MembershipResult, evaluate_scores
@@ -16,6 +17,7 @@ from fedlgm.attacks.observation import Observation
 __all__ = [
     "ClassReconstruction",
     "GanSettings",
+    "InceptionFeatures",
     "InversionSettings",
     "LayerAdversary",
     "MembershipResult",

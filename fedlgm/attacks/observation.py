@@ -15,6 +15,7 @@ from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
 from fedlgm.plan import ReleasePlan
 from fedlgm.release import release
+from fedlgm.run_noise import RunNoise
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +53,7 @@ class Observation:
         released sum when it knows every other contribution: the adversary that differential privacy is defined against.
         Released for measurement only: nothing is charged.
         """
-        noisy = release(bound_update(update, plan), plan, keys, round).float()
+        noisy = release(bound_update(update, plan), plan, keys, round, run_noise=RunNoise()).float()
         layers, seen = plan.layers, torch.zeros(plan.layers.size)
         views, position = layers.split(seen), 0
         for j in plan.indices:
@@ -60,7 +61,7 @@ class Observation:
             views[j].copy_(noisy[position : position + size])
             position += size
         factor = np.sqrt(2.0) if plan.family == "laplace" else 1.0
-        return cls(layers, seen, np.where(plan.released, plan.sigma * factor, np.inf))
+        return cls(layers, seen, np.where(plan.released, plan.round_sigma * factor, np.inf))
 
     @property
     def visible(self) -> np.ndarray:

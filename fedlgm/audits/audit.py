@@ -12,7 +12,7 @@ import torch
 
 from fedlgm.aggregation import BoundedSum
 from fedlgm.audits.bounds import CONFIDENCE
-from fedlgm.audits.canaries import Canaries, CanaryRecord, Presence, check_auditable
+from fedlgm.audits.canaries import Canaries, CanaryRecord, Presence, check_auditable, check_separate_rounds
 from fedlgm.audits.distinguisher import TRIALS, audit_mechanism_by_trials
 from fedlgm.audits.one_run import Reported, audit_record
 from fedlgm.audits.probe import ProbeReading, audit_by_probe, checks, probe
@@ -61,14 +61,15 @@ class Audit:
             progress: called with (done, all).
 
         Raises:
-            ConfigError: too few trials or canaries, a mechanism that releases nothing, or a method of one run for
-                releases that canaries cannot be looked for in.
+            ConfigError: too few trials or canaries, a mechanism that releases nothing, rounds that are not charged one
+                by one, or a method of one run for releases that canaries cannot be looked for in.
 
         Example:
             >>> Audit(method="probe").mechanism(Subject.of("snr-consistent")).passed
             True
         """
         started = time.perf_counter()
+        check_separate_rounds(subject.facts)
         if self.method == "probe":
             result = audit_by_probe(subject)
         else:
@@ -150,8 +151,7 @@ def watch(
         plan = subject.method.plan(transcript)
         check_auditable(plan)
         block = BoundedSum.empty(plan)
-        for _ in range(2):
-            block.add(torch.randn(subject.layers.size, generator=generator))
+        subject.add(block, [torch.randn(subject.layers.size, generator=generator) for _ in range(2)])
         total = block.total
         canaries.insert(round_, plan, total)
         release(total, plan, noise_keys(keys, total), round_)

@@ -25,7 +25,9 @@ import torch
 from torch import Tensor
 
 from fedlgm.aggregation import BoundedSum, DeviceSum
+from fedlgm.contributions import BoundedAnswer, BoundedUpdates
 from fedlgm.errors import ConfigError
+from fedlgm.facts import RunFacts
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.layers import LayerTable
 from fedlgm.plan import ReleasePlan
@@ -173,7 +175,7 @@ class Canaries:
         # Either is the release's own bounding; the kernels take a small model's canaries in one call.
         block = DeviceSum(plan, torch.device("cpu"), "torch") if raw.numel() <= _SMALL else BoundedSum.empty(plan)
         if len(updates):
-            block.add(updates)
+            block.add(_bounded(updates / _ABOVE, plan) if plan.bounded_by == "trainer" else updates)
         self._before, self._added = total.detach().clone(), block.total.to(total)
         total += self._added
 
@@ -259,6 +261,7 @@ def check_auditable(plan: ReleasePlan) -> None:
     Raises:
         ConfigError: the message says which and what to do instead.
     """
+    check_separate_rounds(plan.facts)
     if plan.size == 0:
         raise ConfigError("the plan releases nothing: there is no release to audit")
     if plan.family != "gaussian":
@@ -267,6 +270,32 @@ def check_auditable(plan: ReleasePlan) -> None:
         raise ConfigError("the plan adds no noise to a released layer: use 'distinguisher'")
     if plan.facts.trust == "local":
         raise ConfigError("under local trust every client's own upload is a release: use 'distinguisher'")
+
+
+def check_separate_rounds(facts: RunFacts) -> None:
+    """Refuse a run whose rounds are not charged one by one: every bound here is on a sequence of separate releases.
+
+    Raises:
+        ConfigError: the message says why.
+    """
+    if facts.noise is not None:
+        raise ConfigError(
+            "the noise of this run is correlated over its rounds: one round tells less than its noise scale, and all "
+            "of them more than their own costs say, so audits of separate releases would be wrong in both directions; "
+            "audit the same mechanism with privacy.noise = 'independent' and Poisson sampling"
+        )
+    if not facts.separate_rounds:
+        raise ConfigError(
+            f"{facts.sampling.scheme} sampling decides who takes part in which round, and canaries take part by coins "
+            "of their own: audit the same mechanism with Poisson sampling"
+        )
+
+
+def _bounded(updates: Tensor, plan: ReleasePlan) -> BoundedUpdates:
+    """Canaries that are at the plan's bounds already, as a trainer hands them over; they answer its queries with 0."""
+    zeros = [torch.zeros(len(updates), noisy.query.size) for noisy in plan.queries]
+    answers = [BoundedAnswer(noisy.query.name, z, 0.0) for noisy, z in zip(plan.queries, zeros, strict=True)]
+    return BoundedUpdates(updates, tuple(plan.clip.tolist()), tuple(answers))
 
 
 def _columns(plan: ReleasePlan, layers: LayerTable) -> dict[int, tuple[int, int, int]]:

@@ -67,18 +67,19 @@ def distance(one: World, other: World) -> float:
 def checks(reading: ProbeReading) -> tuple[Check, ...]:
     """The reading as checks: whitened sensitivity and plan purity."""
     claims = reading.plan.protected or reading.plan.claim is not None
+    unit = reading.plan.guarantee.unit
     return (
         Check(
             "whitened sensitivity",
             reading.ratio <= _ROUNDING or not claims,
-            f"one client moves the sum by {reading.ratio:.6g} of what is accounted for"
+            f"one {unit} moves the sum by {reading.ratio:.6g} of what is accounted for"
             if claims
             else "nothing is claimed",
         ),
         Check(
             "plan purity",
             reading.pure,
-            "no client's data changes the plan" if reading.pure else f"one client's data changes {reading.changed}",
+            f"no {unit}'s data changes the plan" if reading.pure else f"one {unit}'s data changes {reading.changed}",
         ),
     )
 

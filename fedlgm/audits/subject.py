@@ -1,7 +1,8 @@
 """What is audited: a mechanism in a run's public setting, and neighbouring populations on which it is tried.
 
 Everything goes through the library's own path: the mechanism's plan, `BoundedSum`, `release`. Only the clients' updates
-are made up, since an audit looks for the worst that a client's data could do.
+are made up, since an audit looks for the worst that a client's data could do. Where the unit is an example, an "update"
+is an example's gradient, and it is the mechanism's scaling that bounds it.
 """
 
 from __future__ import annotations
@@ -21,15 +22,17 @@ from fedlgm import mechanisms, privacy
 from fedlgm.aggregation import BoundedSum
 from fedlgm.clipping import LEAST_CLIP
 from fedlgm.errors import ConfigError
+from fedlgm.example_level.bounding import bound_gradients
 from fedlgm.facts import LocalTraining, RunFacts, Sampling
 from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import UsesPrivateNorms, UsesPrivateUpdates
+from fedlgm.mechanisms.base import BoundsExamples
 from fedlgm.mechanisms.method import Method
 from fedlgm.noise import NoiseBackend
 from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR
-from fedlgm.release import release
+from fedlgm.release import SERVER, release
 from fedlgm.transcript import Transcript
 
 if TYPE_CHECKING:
@@ -40,6 +43,7 @@ LAYERS = {"first": 400, "second": 1600, "last": 100}
 _ABOVE = 8.0  # raw updates over their bounds
 _ROUNDS = 4
 _CLIENTS = 7  # an odd number: one client decides where a median lies
+_BATCH, _ANGLE, _CANARY = 100, 0.01, 10.0  # examples that agree, and one whose gradient is ten times the bound
 
 
 @dataclass(frozen=True)
@@ -56,8 +60,8 @@ class World:
 
     def released(self, keys: KeyRing, round: int = 1, backend: NoiseBackend = "cpu") -> Tensor:
         """One release of it, through the public path, [plan.size]."""
-        party = {} if self.plan.facts.trust == "central" else {"party": 0}
-        return release(self.total.clone(), self.plan, keys, round, backend=backend, **party)
+        party = SERVER if self.plan.facts.trust == "central" else 0
+        return release(self.total.clone(), self.plan, keys, round, party, backend)
 
 
 @dataclass(frozen=True)
@@ -151,6 +155,11 @@ class Subject:
         """Whether the plan itself is made of private data: published variants that are not private."""
         return isinstance(self.method.mechanism, (UsesPrivateNorms, UsesPrivateUpdates))
 
+    @property
+    def examples(self) -> bool:
+        """Whether the unit is an example, bounded by the mechanism's own scaling."""
+        return isinstance(self.method.mechanism, BoundsExamples)
+
     @cached_property
     def alignable(self) -> bool:
         """Whether canary-aligned sums fit the releases: public plans, Gaussian noise, central trust."""
@@ -197,9 +206,17 @@ class Subject:
         if base is not None and not alone and plan.to_json() == base.plan.to_json():
             block.total.copy_(base.total)
             alone = True
-        for update in updates[-1:] if alone else updates:
-            block.add(update)
+        self.add(block, updates[-1:] if alone else updates)
         return World(plan, block.total)
+
+    def add(self, block: BoundedSum, updates: list[Tensor]) -> None:
+        """Add raw updates to a sum by the plan that it was made for; gradients of examples as one batch."""
+        mechanism = self.method.mechanism
+        if isinstance(mechanism, BoundsExamples):
+            block.add(bound_gradients(torch.stack(updates), mechanism.scaling(block.plan), block.plan))
+            return
+        for update in updates:
+            block.add(update)
 
     def neighbours(self, transcript: Transcript) -> Iterator[tuple[World, World]]:
         """Pairs of populations (with the target, and without or with another one) that differ in one client."""
@@ -253,7 +270,7 @@ class Subject:
     def _reach(self) -> np.ndarray:
         """Norm of each layer in an update that its bound cuts; where nothing is bounded, what training can do."""
         clip = np.full(len(self.layers), np.inf)
-        if not isinstance(self.method.mechanism, UsesPrivateNorms):
+        if self.examples or not isinstance(self.method.mechanism, UsesPrivateNorms):
             clip = self.method.plan(self.start).clip
         training = self.facts.training
         free = training.lr * training.epochs * (training.gradient_clip or 1.0) / math.sqrt(len(self.layers))
@@ -273,6 +290,14 @@ class Subject:
             alone = np.zeros(self.layers.size)
             alone[self.layers.offsets[j] : self.layers.offsets[j + 1]] = reach[j] / math.sqrt(widths[j])
             yield torch.from_numpy(alone).float()
+        if self.examples and len(widths) > 1:
+            yield self._alone(1, _CANARY * float(np.linalg.norm(reach) / _ABOVE))
+
+    def _alone(self, layer: int, length: float) -> Tensor:
+        """An update of one layer, along its first coordinate."""
+        update = torch.zeros(self.layers.size)
+        update[int(self.layers.offsets[layer])] = length
+        return update
 
     def _populations(self) -> Iterator[list[Tensor]]:
         """The other clients: alike, and in two halves that differ in their first layer (medians hang on one client)."""
@@ -287,3 +312,8 @@ class Subject:
             update[:first] *= 1.0 if client < _CLIENTS // 2 else 3.0
             halves.append(update)
         yield halves
+        if self.examples and len(widths) > 1:
+            # Examples that agree, nearly all in their first layer: weights of the batch hang on one of the second.
+            bound = float(np.linalg.norm(reach))
+            agreed = self._alone(0, bound * math.cos(_ANGLE)) + self._alone(1, bound * math.sin(_ANGLE))
+            yield [agreed] * _BATCH

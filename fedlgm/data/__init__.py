@@ -18,9 +18,12 @@ from typing import Any
 
 import numpy as np
 
+from fedlgm import inputs
 from fedlgm.data.bundled import digits, synthetic
 from fedlgm.data.dataset import DataSet
 from fedlgm.data.division import divide
+from fedlgm.data.images import NAME as IMAGE_FOLDER
+from fedlgm.data.images import load_folder
 from fedlgm.data.partition import Partition, partition, schemes
 from fedlgm.data.partition import options as scheme_options
 from fedlgm.data.sources import FILE_SETS, locate, read
@@ -28,6 +31,7 @@ from fedlgm.errors import ConfigError, DataError
 from fedlgm.extension import is_reference, load_object
 
 __all__ = [
+    "IMAGE_FOLDER",
     "DataSet",
     "Partition",
     "divide",
@@ -38,20 +42,22 @@ __all__ = [
     "scheme_options",
     "schemes",
     "synthetic",
+    "twin",
 ]
 
 _synthetic = cache(synthetic)
+_HALF = re.compile(r"([^:/]+)/(public|private)")
 
 
 def names() -> tuple[str, ...]:
     """Names that `load` knows."""
-    return ("digits", *FILE_SETS, "synthetic")
+    return ("digits", *FILE_SETS, "synthetic", IMAGE_FOLDER)
 
 
 Loadable = str | DataSet | Mapping[str, Any] | Callable[[], Any]
 
 
-def load(name: Loadable, data_dir: str | Path | None = None, *, download: bool = True) -> DataSet:
+def load(name: Loadable, data_dir: str | Path | None = None, *, download: bool = True, **images: Any) -> DataSet:
     """Load a data set; a bundled one is held once per process.
 
     Files are looked for in `data_dir`, then in `$FEDLGM_DATA` (~/.cache/fedlgm when it is not set), then where Debian's
@@ -59,11 +65,14 @@ def load(name: Loadable, data_dir: str | Path | None = None, *, download: bool =
     forbids downloads.
 
     Args:
-        name: one of `names()`; "synthetic-N" is synthetic data with N training samples. Or your own: a `DataSet`, a
-            mapping as `DataSet.from_mapping` takes it, a function without arguments that gives one of these, or
-            "package.module:name" of any of them.
+        name: one of `names()`; "synthetic-N" is synthetic data with N training samples. With "/private" or "/public"
+            after it, that half of its training examples, dealt out at random once and for all: for runs that need
+            public examples of the same kind. Or your own: a `DataSet`, a mapping as `DataSet.from_mapping` takes it, a
+            function without arguments that gives one of these, or "package.module:name" of any of them.
         data_dir: directory of the files: bare, in a folder of the set's name, or in torchvision's (LEAF's) layout.
         download: whether to download a missing set.
+        images: for "image-folder", whose `data_dir` is the folder: `image_size`, `channels` and `attribute`, see
+            `fedlgm.data.images.load_folder`.
 
     Returns:
         The set. Pixels lie in [-1, 1] (grey: from background to ink), scaled by constants that do not depend on the
@@ -74,10 +83,16 @@ def load(name: Loadable, data_dir: str | Path | None = None, *, download: bool =
         DataError: if the files are missing (the message says where to put them) or damaged (it names the file), or your
             own data are not as `DataSet.from_arrays` wants them.
     """
+    if name == IMAGE_FOLDER:
+        return load_folder(data_dir, **images)
+    if images and name not in (f"{IMAGE_FOLDER}/private", f"{IMAGE_FOLDER}/public"):
+        raise ConfigError(f"{next(iter(images))} is for data.name = {IMAGE_FOLDER!r}, not for {name!r}")
     if not isinstance(name, str):
         return _own(name, repr(getattr(name, "__name__", type(name).__name__)))
     if is_reference(name):
         return _own(load_object(name, "data set"), repr(name))
+    if (half := _HALF.fullmatch(name)) is not None:
+        return _part(load(half[1], data_dir, download=download, **images), name, half[2] == "public")
     if name == "digits":
         return digits()
     if name in FILE_SETS:
@@ -97,13 +112,35 @@ def outline(name: str) -> DataSet | None:
     >>> outline("fashion-mnist").shape, outline("fashion-mnist").classes
     ((1, 28, 28), 10)
     """
-    if name not in FILE_SETS:
+    half = _HALF.fullmatch(name)
+    base = name if half is None else half[1]
+    if base not in FILE_SETS:
         return None
-    spec = FILE_SETS[name]
+    spec = FILE_SETS[base]
     text = len(spec.shape) == 1
     x = np.empty((0, *spec.shape), dtype=np.int64 if text else np.float32)
     y = np.empty((0, *spec.shape) if text else 0, dtype=np.int64)
     return DataSet(name, x, y, x, y, spec.classes)
+
+
+def twin(name: str) -> str | None:
+    """The public half of the set whose private half is `name`; None for any other name.
+
+    >>> twin("digits/private"), twin("digits")
+    ('digits/public', None)
+    """
+    half = _HALF.fullmatch(name)
+    return f"{half[1]}/public" if half is not None and half[2] == "private" else None
+
+
+def _part(whole: DataSet, name: str, public: bool) -> DataSet:
+    """One of two halves of the training examples; the test examples are the same."""
+    order = np.random.default_rng(0).permutation(len(whole.train_y))
+    middle = len(order) // 2
+    rows = np.sort(order[middle:] if public else order[:middle])
+    users = None if whole.train_user is None else np.unique(whole.train_user[rows], return_inverse=True)[1]
+    x, y = inputs.take(whole.train_x, rows), whole.train_y[rows]
+    return DataSet(name, x, y, whole.test_x, whole.test_y, whole.classes, users)
 
 
 def _own(found: Any, label: str) -> DataSet:

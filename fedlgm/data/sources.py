@@ -165,6 +165,11 @@ FILE_SETS: dict[str, FileSet] = {
 }
 
 
+def store() -> Path:
+    """Folder of downloaded and prepared sets: `$FEDLGM_DATA`, or ~/.cache/fedlgm."""
+    return Path(os.environ.get("FEDLGM_DATA") or Path.home() / ".cache" / "fedlgm")
+
+
 def locate(name: str, data_dir: str | Path | None, *, download: bool) -> Path:
     """Folder that holds the set `name` of `FILE_SETS`; downloads the set if no folder does.
 
@@ -182,20 +187,20 @@ def locate(name: str, data_dir: str | Path | None, *, download: bool) -> Path:
     if data_dir is not None and not Path(data_dir).is_dir():
         raise DataError(f"data_dir {str(data_dir)!r} is not a directory")
     spec = FILE_SETS[name]
-    store = Path(os.environ.get("FEDLGM_DATA") or Path.home() / ".cache" / "fedlgm")
-    folders = [store / name, store / spec.layout, spec.debian or _DEBIAN / name]
+    own = store()
+    folders = [own / name, own / spec.layout, spec.debian or _DEBIAN / name]
     if data_dir is not None:
         # Bare files count only in a directory given for this very set: MNIST and Fashion-MNIST use the same file names.
         folders = [Path(data_dir) / below for below in ("", name, spec.layout)] + folders
     found = _first_complete(folders, spec)
     if found is not None:
         return found
-    problem = _download(name, spec, store, download)
+    problem = _download(name, spec, own, download)
     found = _first_complete(folders, spec)
     if found is None:
         raise DataError(
             f"{name} not found: looked for {', '.join(spec.files)} in {', '.join(map(str, folders))}. {problem} "
-            f"To fix it, {spec.advice} into {store / name} or a directory given as data_dir."
+            f"To fix it, {spec.advice} into {own / name} or a directory given as data_dir."
         )
     return found
 

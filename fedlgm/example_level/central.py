@@ -4,34 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
-import numpy as np
-import torch
 from torch import Tensor, nn
 
-from fedlgm import inputs
 from fedlgm.aggregation import BoundedSum
-from fedlgm.contributions import BoundedUpdates
 from fedlgm.errors import ConfigError
-from fedlgm.example_level.engine import ExampleGradients, ExampleLosses
-from fedlgm.example_level.scaling import Scaling
+from fedlgm.example_level.engine import ExampleLosses
+from fedlgm.example_level.trainer import ExampleTrainer, batch_keys, digest_of, poisson_rows
 from fedlgm.inputs import Inputs
-from fedlgm.keys import KeyRing, Purpose
+from fedlgm.keys import KeyRing
+from fedlgm.mechanisms.base import UsesPrivateNorms
 from fedlgm.mechanisms.method import Method
-from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.guarantee import Guarantee
 from fedlgm.privacy.ledger import Ledger
 from fedlgm.release import fingerprint, noise_keys, release
 from fedlgm.transcript import Transcript
-
-
-class BoundsExamples(Protocol):
-    """What a mechanism needs besides `plan` to bound examples."""
-
-    def scaling(self, plan: ReleasePlan) -> Scaling:
-        """How the step's gradients are counted."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -85,39 +72,26 @@ def train(
             per example.
     """
     mechanism, facts = method.mechanism, method.facts
-    if not hasattr(mechanism, "scaling"):
-        raise ConfigError(
-            f"{mechanism.name} bounds whole clients: example-level training needs one that bounds examples"
-        )
+    trainer = ExampleTrainer(module, method.layers, mechanism, task=task)
     if facts.sampling.population != len(y):
         raise ConfigError(f"the facts count {facts.sampling.population} examples, the data have {len(y)}")
-    weights = method.layers.bind_(module.train())
-    gradients = ExampleGradients(module, method.layers, task)
-    transcript = Transcript.start(weights.clone())
+    batches = batch_keys(keys, digest_of(x, y))
+    transcript = Transcript.start(trainer.weights.clone())
     plan = method.plan(transcript)
     for step in range(1, facts.rounds + 1):
-        plan = method.plan(transcript)
-        chosen = keys.numpy_generator(Purpose.COHORT, step).random(len(y)) < facts.sampling.rate
-        rows = torch.from_numpy(np.flatnonzero(chosen))
-        scaling = mechanism.scaling(plan)
-        batch = gradients.sum(inputs.take(x, rows), y[rows], scaling)
+        rows = poisson_rows(batches, len(y), facts.sampling.rate, step, 0)
+        if isinstance(mechanism, UsesPrivateNorms):  # a published variant, whose plan is charged as not private
+            plan = mechanism.plan_from_private_norms(method.layers, facts, trainer.norms(x, y, rows).cpu().numpy())
+        else:
+            plan = method.plan(transcript)
         total = BoundedSum.empty(plan)
-        total.add(BoundedUpdates(batch.total[None], tuple(scaling.bounds(len(plan.layers)).tolist())))
+        total.add(trainer.sum(x, y, rows, plan))
         own = noise_keys(keys, total.total)
         ledger.charge(plan.event, round=step, key=fingerprint(own, step))
-        mean = release(total.total, plan, own, step) / plan.denominator
-        _step_(weights, mean, plan, lr)
-        transcript = transcript.extend(weights.clone(), mean, plan)
+        mean = (release(total.total, plan, own, step) / plan.denominator).float()
+        trainer.weights.add_(plan.expand(mean), alpha=lr)
+        transcript = transcript.extend(trainer.weights.clone(), mean, plan)
         if progress is not None:
             progress(step)
     _, delta = facts.budget()
-    return Trained(weights, ledger.epsilon(delta, facts.accountant), plan.guarantee, facts.rounds)
-
-
-def _step_(weights: Tensor, mean: Tensor, plan: ReleasePlan, lr: float) -> None:
-    """Step against the released layers; what is not released stays as it is."""
-    position, views = 0, plan.layers.split(weights)
-    for j in plan.indices:
-        size = int(plan.layers.sizes[j])
-        views[j].sub_(mean[position : position + size].to(weights), alpha=lr)
-        position += size
+    return Trained(trainer.weights, ledger.epsilon(delta, facts.accountant), plan.guarantee, facts.rounds)

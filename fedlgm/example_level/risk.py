@@ -2,7 +2,7 @@
 
 A shadow model of the target's architecture is trained on one part of a public data set. Its layers' outputs for that
 part (members) and for the rest (non-members) train one adversary per layer, whose error rate ER_l says how much the
-layer gives away: 0.5 is a coin toss. Nothing here takes private data, or a model that was trained on it.
+layer gives away: 0.5 is a coin toss. `layer_risk` takes no private data, and no model that was trained on it.
 
 Source: LM-DP-SGD paper, Section 4.1 and Algorithm 2; the adversary's layers are not given there.
 """
@@ -13,16 +13,26 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedlgm import tasks
 from fedlgm.errors import ConfigError
+from fedlgm.example_level.engine import ExampleGradients
+from fedlgm.example_level.scaling import FlatClip, Reweighted
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.layers import LayerTable
+from fedlgm.mechanisms.lm_dp_sgd import bias_minimising_weights
+from fedlgm.queries import layer_directions
 
 FEATURES = 256
 """Numbers per example that an adversary sees: larger outputs are projected at random."""
+_QUANTILES = torch.linspace(0.0, 1.0, 17)
+"""Of every example's output, beside the output itself: how far it stands out does not depend on its coordinates."""
+LEAST = 40
+"""Least number of public examples."""
+_LOOKS, _LOOKED_AT = 5, 256  # times in a shadow model's training at which its gradients are looked at, and of how many
 
 
 @dataclass(frozen=True)
@@ -33,11 +43,14 @@ class LayerRisk:
         layer: its name in the layer table.
         training_error: error rate of the adversary on its own training set, as the paper measures it: biased low.
         held_out_error: error rate on members and non-members that the adversary has not seen.
+        strength: mean of ||g_l|| / ||g|| over public examples' gradients, over the shadow model's training; see
+            `fedlgm.queries.LayerStrength`.
     """
 
     layer: str
     training_error: float
     held_out_error: float
+    strength: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -71,9 +84,11 @@ def layer_risk(
     keys: KeyRing,
     training: ShadowTraining | None = None,
     task: Any = None,
-    progress: Callable[[str], None] | None = None,
+    progress: Callable[[int, int, str], None] | None = None,
 ) -> list[LayerRisk]:
     """Error rates of the layers of an architecture, in the order of its layer table.
+
+    A layer without an output of its own (parameters that another module uses) has no adversary: 0.5.
 
     Args:
         shadow: a freshly initialised model of the target's architecture; it is trained in place on public data.
@@ -82,31 +97,111 @@ def layer_risk(
         keys: splits and batches; initial weights of the adversaries.
         training: how shadow model and adversaries are trained.
         task: a task, its name, or losses per example; None is classification.
-        progress: called with what has been finished.
+        progress: called with (done, in all, what has been done): passes of the shadow model, then layers.
 
     Raises:
-        ConfigError: too few examples, or settings out of range.
+        ConfigError: too few examples, settings out of range, or a module without gradients per example.
     """
     settings, losses = training or ShadowTraining(), tasks.get(task)
-    if len(public_y) < 40:
-        raise ConfigError(f"layer risk needs at least 40 public examples, got {len(public_y)}")
+    if len(public_y) < LEAST:
+        raise ConfigError(f"layer risk needs at least {LEAST} public examples, got {len(public_y)}")
     order = torch.randperm(len(public_y), generator=keys.torch_generator(Purpose.PROBE, 0))
-    count = int(settings.members * len(order))
+    count = min(max(int(settings.members * len(order)), LEAST // 4), len(order) - LEAST // 4)
     inside, outside = order[:count], order[count:]
+    table = LayerTable.from_module(shadow)
+    steps = settings.epochs + len(table)
+    gradients = ExampleGradients(shadow, table, losses)
+    looks: list[Tensor] = []
+
+    def after(epoch: int) -> None:
+        if epoch % -(-settings.epochs // _LOOKS) == 0 and epoch < settings.epochs:
+            rows = inside[:_LOOKED_AT]
+            norms = gradients.sum(public_x[rows], public_y[rows], FlatClip(1.0)).norms
+            looks.append(layer_directions(norms).mean(dim=0))
+        if progress is not None and epoch:
+            progress(epoch, steps, "shadow model")
+
     stream = keys.torch_generator(Purpose.PROBE, 1)
-    _fit(shadow, lambda rows: losses.losses(shadow(public_x[rows]), public_y[rows]), inside, settings, stream)
-    if progress is not None:
-        progress("shadow model")
+    _fit(shadow, lambda rows: losses.losses(shadow(public_x[rows]), public_y[rows]), inside, settings, stream, after)
+    strengths = dict(zip(table.names, torch.stack(looks).mean(dim=0).tolist(), strict=True))
+    errors = layer_errors(
+        shadow,
+        public_x,
+        inside,
+        outside,
+        keys=keys,
+        training=settings,
+        progress=None if progress is None else lambda done, layer: progress(settings.epochs + done, steps, layer),
+    )
+    rates = {layer: (min(seen, 0.5), min(unseen, 0.5)) for layer, (seen, unseen) in errors.items()}
+    return [LayerRisk(layer, *rates.get(layer, (0.5, 0.5)), strengths[layer]) for layer in table.names]
+
+
+def layer_errors(
+    module: nn.Module,
+    x: Tensor,
+    inside: Tensor,
+    outside: Tensor,
+    *,
+    keys: KeyRing,
+    training: ShadowTraining | None = None,
+    progress: Callable[[int, str], None] | None = None,
+) -> dict[str, tuple[float, float]]:
+    """Error rates of one adversary per layer against a trained model, by layer: (training, held out).
+
+    Half of the members and half of the non-members are known to the adversary; on the other half it errs in the
+    held-out share. This is Algorithm 2's second part, and, with a private model and its members, an attack on it: then
+    its result is private.
+
+    Args:
+        module: the model.
+        x: inputs [N, ...].
+        inside: rows of examples that it was trained on.
+        outside: rows of others.
+        keys: splits, batches, projections and initial weights of the adversaries.
+        training: of the adversaries.
+        progress: called with (layers done, layer).
+    """
+    settings = training or ShadowTraining()
     equal = min(len(inside), len(outside))
     rows = torch.cat([inside[:equal], outside[:equal]])
     members = torch.cat([torch.ones(equal), torch.zeros(equal)])
-    risks = []
-    for number, (layer, features) in enumerate(_representations(shadow, public_x, rows, keys).items()):
-        stream = keys.torch_generator(Purpose.PROBE, 2, number)
-        risks.append(LayerRisk(layer, *_errors(features, members, settings, stream)))
+    errors = {}
+    for number, (layer, features) in enumerate(_representations(module, x, rows, keys).items()):
+        errors[layer] = _errors(features, members, settings, keys.torch_generator(Purpose.PROBE, 2, number))
         if progress is not None:
-            progress(layer)
-    return risks
+            progress(number + 1, layer)
+    return errors
+
+
+def public_bias_weights(
+    module: nn.Module, layers: LayerTable, public_x: Tensor, public_y: Tensor, clip: float, task: Any = None
+) -> np.ndarray:
+    """Layer weights that minimise the bias of reweighted clipping on public examples, float64 [L], at least 0.
+
+    With u_l the mean of C_i g_il / ||g_il|| and grad_l the mean of g_il, both over the public examples, they minimise
+    sum_l ||w_l u_l - grad_l||^2 subject to sum_l w_l^2 = 1; negative ones are then set to 0. As `strengths` of
+    "lm-dp-sgd" without error rates they are the paper's weights for convergence, but public.
+
+    Args:
+        module: a model of the architecture, at weights that owe nothing to private data.
+        layers: its layers.
+        public_x: public inputs [n, ...].
+        public_y: public targets [n, ...].
+        clip: C.
+        task: see `layer_risk`.
+
+    Source: LM-DP-SGD paper, Appendix D.2, where they come from the private batch.
+    """
+    gradients, count = ExampleGradients(module, layers, tasks.get(task)), len(layers)
+    alike = Reweighted(clip, (count**-0.5,) * count)
+    means = [
+        gradients.sum(public_x, public_y, scaling).total.double() / len(public_y)
+        for scaling in (alike, FlatClip(float("inf")))
+    ]
+    pairs = list(zip(layers.split(means[0] * count**0.5), layers.split(means[1]), strict=True))
+    squares, products = [float(u @ u) for u, _ in pairs], [float(u @ g) for u, g in pairs]
+    return np.maximum(bias_minimising_weights(squares, products), 0.0)
 
 
 def _representations(module: nn.Module, x: Tensor, rows: Tensor, keys: KeyRing) -> dict[str, Tensor]:
@@ -119,12 +214,13 @@ def _representations(module: nn.Module, x: Tensor, rows: Tensor, keys: KeyRing) 
     def keep(name: str) -> Callable[..., None]:
         def hook(_: nn.Module, __: Any, output: Any) -> None:
             flat = output.detach().flatten(1)
+            shape = torch.quantile(flat, _QUANTILES.to(flat), dim=1).T
             if flat.shape[1] > FEATURES:
                 if name not in projections:
                     stream = keys.torch_generator(Purpose.PROBE, 3, table.names.index(name))
                     projections[name] = torch.randn(flat.shape[1], FEATURES, generator=stream) / flat.shape[1] ** 0.5
                 flat = flat @ projections[name]
-            found[name].append(flat)
+            found[name].append(torch.cat([flat, shape], dim=1))
 
         return hook
 
@@ -154,7 +250,7 @@ def _errors(
     _fit(adversary, lambda rows: entropy(adversary(features[rows]), members[rows], reduction="none"), seen, own, stream)
     with torch.no_grad():
         wrong = (adversary(features) > 0).float() != members
-    return tuple(min(float(wrong[rows].float().mean()), 0.5) for rows in (seen, unseen))  # type: ignore[return-value]
+    return float(wrong[seen].float().mean()), float(wrong[unseen].float().mean())
 
 
 def _fit(
@@ -163,11 +259,14 @@ def _fit(
     rows: Tensor,
     settings: ShadowTraining,
     stream: torch.Generator,
+    after: Callable[[int], None] = lambda epoch: None,
 ) -> None:
-    """Minimise the mean loss of some examples with Adam."""
+    """Minimise the mean loss of some examples with Adam; `after` is called with the number of passes, 0 at first."""
     optimizer = torch.optim.Adam(module.train().parameters(), lr=settings.lr)
-    for _ in range(settings.epochs):
+    after(0)
+    for epoch in range(1, settings.epochs + 1):
         for batch in rows[torch.randperm(len(rows), generator=stream)].split(settings.batch_size):
             optimizer.zero_grad()
             losses(batch).mean().backward()
             optimizer.step()
+        after(epoch)

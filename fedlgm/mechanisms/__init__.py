@@ -16,15 +16,18 @@ from fedlgm.mechanisms import group_noise
 from fedlgm.mechanisms import options as _options
 from fedlgm.mechanisms.adapldp import AdapLDP
 from fedlgm.mechanisms.adaptive import AdaptiveAllocation
-from fedlgm.mechanisms.base import Mechanism, UsesPrivateNorms, UsesPrivateUpdates
+from fedlgm.mechanisms.base import BoundsExamples, Mechanism, UsesPrivateNorms, UsesPrivateUpdates
+from fedlgm.mechanisms.dp_sgd import DPSGD, PSACSGD, NormalisedSGD
 from fedlgm.mechanisms.dpa import DynamicPrivacyAllocation
 from fedlgm.mechanisms.full_dp import FullDP
 from fedlgm.mechanisms.inid import gaussian_inid, laplace_inid
 from fedlgm.mechanisms.ladp import LaDP
 from fedlgm.mechanisms.ladp_published import PublishedLaDP
 from fedlgm.mechanisms.layerwise_gaussian import FlatGaussian, LayerwiseGaussian, NoPrivacy, PublishedMedClip
+from fedlgm.mechanisms.risk_aware import LMDPSGD, PublishedLMDPSGD
 from fedlgm.mechanisms.sensitive import SensitiveDP
 from fedlgm.mechanisms.time_varying import TimeVaryingDP
+from fedlgm.privacy.guarantee import Unit
 
 _REGISTRY: dict[str, dict[str, type[Mechanism]]] = {}
 
@@ -43,6 +46,8 @@ def register(name: str, kind: type[Mechanism], published: type[Mechanism] | None
     for known in filter(None, (kind, published)):
         if not (isinstance(known, type) and issubclass(known, Mechanism)):
             raise ConfigError(f"a mechanism is a class derived from fedlgm.Mechanism, got {known!r}")
+        if known.unit == "example" and not issubclass(known, BoundsExamples):
+            raise ConfigError(f"a mechanism of unit 'example' is derived from BoundsExamples, too, got {known!r}")
     entry = {"sound": kind} | ({"published": published} if published else {})
     if _REGISTRY.setdefault(name, entry) != entry:
         raise ConfigError(f"there is a mechanism {name!r} already: choose another name")
@@ -61,11 +66,28 @@ register("time-varying", TimeVaryingDP)
 register("sensitive", SensitiveDP)
 register("dpa", DynamicPrivacyAllocation)
 register("adapldp", AdapLDP)
+register("dp-sgd", DPSGD)
+register("auto-s", NormalisedSGD)
+register("dp-psac", PSACSGD)
+register("lm-dp-sgd", LMDPSGD, PublishedLMDPSGD)
 
 
-def names() -> tuple[str, ...]:
-    """Registered mechanism names."""
-    return tuple(_REGISTRY)
+def names(unit: Unit | None = "client") -> tuple[str, ...]:
+    """Registered mechanism names.
+
+    Args:
+        unit: "client" or "example": those that protect that unit; None: all.
+    """
+    return tuple(name for name in _REGISTRY if unit in (None, unit_of(name)))
+
+
+def unit_of(name: str) -> Unit:
+    """Whose data a neighbour changes for the mechanism `name`.
+
+    Raises:
+        ConfigError: unknown name.
+    """
+    return next(iter(_variants(name).values())).unit
 
 
 def options(name: str, variant: str | None = None) -> tuple[str, ...]:
@@ -120,6 +142,7 @@ def _variants(name: str) -> dict[str, type[Mechanism]]:
 
 
 __all__ = [
+    "BoundsExamples",
     "Mechanism",
     "UsesPrivateNorms",
     "UsesPrivateUpdates",
@@ -129,4 +152,5 @@ __all__ = [
     "names",
     "options",
     "register",
+    "unit_of",
 ]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 from torch import Tensor
@@ -13,7 +14,11 @@ from fedlgm.errors import ConfigError
 from fedlgm.facts import RunFacts
 from fedlgm.layers import LayerTable
 from fedlgm.plan import ReleasePlan
+from fedlgm.privacy.guarantee import Unit
 from fedlgm.transcript import Transcript
+
+if TYPE_CHECKING:
+    from fedlgm.example_level.scaling import Scaling
 
 Variant = Literal["sound", "published"]
 
@@ -45,6 +50,10 @@ class Mechanism:
     variant: ClassVar[Variant] = "sound"
     """"sound", or "published" for a paper's text taken literally where that is not private."""
 
+    unit: ClassVar[Unit] = "client"
+    """Whose data a neighbour changes: "client" (the sum bounds each client's update), or "example" (the trainer bounds
+    every example's gradient; such a mechanism also has `scaling`, see `BoundsExamples`)."""
+
     name: str
 
     def __post_init__(self) -> None:
@@ -55,7 +64,9 @@ class Mechanism:
         return layers
 
     def calibrate(self, facts: RunFacts) -> float:
-        """sigma_* of a round such that the run's releases stay within its (epsilon, delta); see `privacy.calibrate`.
+        """sigma_* of a round such that the run's releases stay within its (epsilon, delta).
+
+        See `privacy.calibrate`, and `privacy.whole_run` for runs whose rounds are not charged one by one.
 
         Args:
             facts: the run's facts, their `noise_multiplier` not yet known.
@@ -65,10 +76,12 @@ class Mechanism:
             PrivacyError: no finite noise meets the budget.
         """
         epsilon, delta = facts.budget()
+        if not facts.separate_rounds:
+            return privacy.whole_run.whole_run(facts).calibrate(epsilon, delta, facts.accountant)
         return privacy.accounting.calibrate(
             epsilon,
             delta,
-            steps=facts.releases,
+            steps=facts.noisy_sums,
             sampling_rate=facts.accounted_rate,
             relation=facts.relation,
             accountant=facts.accountant,
@@ -85,6 +98,25 @@ class Mechanism:
         """
         return np.ones(rounds)
 
+    def check_run(self, layers: LayerTable, facts: RunFacts) -> None:
+        """Refuse a run that is one mechanism as a whole if this mechanism's rounds do not make one.
+
+        Args:
+            layers: `self.table(...)` of the model's layers.
+            facts: the run's facts, whose rounds are not charged one by one.
+
+        Raises:
+            ConfigError: the message says why.
+        """
+        what = "noise correlated over rounds" if facts.noise is not None else f"{facts.sampling.scheme} sampling"
+        if self.variant == "published":
+            raise ConfigError(f"{self.name}: the published variant is not private, and {what} makes it no more so")
+        if not np.allclose(self.costs(layers, facts.rounds), 1.0, rtol=1e-9, atol=0.0):
+            raise ConfigError(
+                f"{self.name}: {what} is accounted for as one mechanism with the same noise multiplier in every round; "
+                "this mechanism's noise changes over the rounds"
+            )
+
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
         """The next round's release.
 
@@ -94,6 +126,17 @@ class Mechanism:
             transcript: past released outputs.
         """
         raise NotImplementedError
+
+
+class BoundsExamples(ABC):
+    """What a mechanism of unit "example" has besides its plans, which say `bounded_by = "trainer"`."""
+
+    @abstractmethod
+    def scaling(self, plan: ReleasePlan) -> Scaling:
+        """How the gradients of a step's examples are counted, within the plan's bounds; pure, like the plan.
+
+        A layer that the plan does not release counts 0.
+        """
 
 
 class UsesPrivateNorms:

@@ -1,77 +1,175 @@
 """DP-SGD: one step is one release of clipped per-example gradients; the unit of privacy is an example.
 
-These mechanisms plan the steps of `fedlgm.example_level.train`: a round is a step, the population is the training set
-and the sampling rate is that of the batch. They bound examples, not clients, so a federation's aggregator refuses them.
+Where the server adds the noise, a round of the facts is a step, the population is the number of examples and the
+sampling rate is that of a step's batch. Where clients add it (`facts.steps`), a round is a client's local steps. Either
+way a plan says what one step's sum is bounded and noised by.
 
-Source: Abadi et al. (CCS 2016); Bu et al. (NeurIPS 2023) for Auto-S, equal to NSGD; Xia et al. (AAAI 2023) for DP-PSAC;
-SNR-consistent allocation paper, Table 2, for the allocations.
+Source: Abadi et al. (CCS 2016); Bu et al. (NeurIPS 2023) for Auto-S, equal to NSGD (Yang et al., 2022); Xia et al.
+(AAAI 2023) for DP-PSAC; SNR-consistent allocation paper, Table 2, for the allocations.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar
 
 import numpy as np
 
-from fedlgm import clipping
 from fedlgm.allocation import names as allocations
-from fedlgm.allocation import shares, spread
 from fedlgm.errors import ConfigError
 from fedlgm.example_level.scaling import PSAC, AutoS, FlatClip, PerLayerClip, Scaling
 from fedlgm.facts import RunFacts
 from fedlgm.layers import LayerTable
-from fedlgm.mechanisms.base import Mechanism, check_positive
+from fedlgm.mechanisms.base import BoundsExamples, Mechanism, check_positive
+from fedlgm.mechanisms.layerwise_gaussian import LayerwiseGaussian
 from fedlgm.plan import ReleasePlan
-from fedlgm.privacy.guarantee import Guarantee
+from fedlgm.privacy.guarantee import Guarantee, Unit
 from fedlgm.transcript import Transcript
 
-_PROVEN = "every example's gradient is bounded before noise of a public scale is added to the sum"
+_PROVEN = "every example's gradient is bounded before noise of a public scale is added to the sum of a Poisson batch"
+_STYLES = ("flat", "per-layer")
+
+
+def example_plan(layers: LayerTable, facts: RunFacts, reason: str = _PROVEN, **release: Any) -> ReleasePlan:
+    """Plan of a step whose trainer bounds examples.
+
+    Args:
+        layers: the mechanism's table.
+        facts: the run's facts.
+        reason: why the step is private.
+        release: `clip`, `sigma` and, if there are any, `queries` and `notes` of `ReleasePlan`.
+
+    Raises:
+        ConfigError: facts by which a step does not sample its examples by Poisson.
+    """
+    if facts.steps is None and (facts.trust != "central" or facts.sampling.scheme != "poisson"):
+        raise ConfigError(
+            "an example-level step samples its examples by Poisson, and the server (trust = 'central') or each client "
+            "by itself (facts.steps) adds the noise"
+        )
+    guarantee = Guarantee("proven", reason, unit="example")
+    return ReleasePlan(layers, facts=facts, guarantee=guarantee, bounded_by="trainer", **release)
 
 
 @dataclass(frozen=True)
-class DPSGD(Mechanism):
-    """Clipped or normalised per-example gradients with Gaussian noise on their sum.
+class DPSGD(LayerwiseGaussian, BoundsExamples):
+    """Clipped per-example gradients with Gaussian noise on their sum.
+
+    Example:
+        >>> from fedlgm.facts import Sampling
+        >>> facts = RunFacts(1.0, Sampling("poisson", 1000, 0.05), rounds=100)
+        >>> layers = LayerTable.from_sizes({"a": 30, "b": 10})
+        >>> mechanism = DPSGD("dp-sgd", style="per-layer", allocation="snr-consistent")
+        >>> plan = mechanism.plan(mechanism.table(layers), facts, Transcript(0, ()))
+        >>> plan.guarantee.unit, mechanism.scaling(plan).bound <= 1
+        ('example', True)
 
     Attributes:
         bound: l2 bound C of one example's contribution.
-        style: "flat" (the whole gradient is clipped), "per-layer" (EqClip, s_j = C / sqrt(K)), "auto-s" or "dp-psac"
-            (the whole gradient is normalised).
-        allocation: how the noise is spread over the layers for "per-layer"; see `fedlgm.allocation`.
-        stabiliser: gamma of "auto-s", r of "dp-psac".
+        style: "flat" (the whole gradient is clipped) or "per-layer" (every layer to a bound of its own).
+        allocation: for "per-layer", how the noise is spread over the layers; see `fedlgm.allocation`.
+        clip: for "per-layer", how C is spread over the layers; this and what follows as in `LayerwiseGaussian`, with
+            examples in the place of clients.
     """
 
-    bound: float = 1.0
-    style: Literal["flat", "per-layer", "auto-s", "dp-psac"] = "flat"
+    style: str = "flat"
     allocation: str = "uniform"
-    stabiliser: float = 0.01
+
+    unit: ClassVar[Unit] = "example"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self.name, bound=self.bound, stabiliser=self.stabiliser)
-        if self.style not in ("flat", "per-layer", "auto-s", "dp-psac"):
-            raise ConfigError(f"{self.name}: unknown style {self.style!r}; known: flat, per-layer, auto-s, dp-psac")
-        if self.allocation not in allocations() or (self.style != "per-layer" and self.allocation != "uniform"):
-            known = ", ".join(allocations()) if self.style == "per-layer" else "uniform"
-            raise ConfigError(f"{self.name}: allocation of style {self.style!r} must be one of {known}")
+        if self.style in ("auto-s", "nsgd", "dp-psac"):
+            name = "auto-s" if self.style == "nsgd" else self.style
+            raise ConfigError(f"{self.name}: {self.style!r} is a mechanism of its own: mechanism.name = {name!r}")
+        if self.style not in _STYLES:
+            raise ConfigError(f"{self.name}: unknown style {self.style!r}; known: {', '.join(_STYLES)}")
+        if self.allocation not in allocations():
+            raise ConfigError(f"{self.name}: unknown allocation {self.allocation!r}; known: {', '.join(allocations())}")
+        if self.style == "flat" and (self.allocation != "uniform" or self.clip != "eq"):
+            raise ConfigError(
+                f"{self.name}: style 'flat' has one bound and one noise scale: allocation and clip belong to style "
+                "'per-layer'"
+            )
 
     def table(self, layers: LayerTable) -> LayerTable:
         """The layers, or all merged into one where the gradient is bounded as a whole."""
         return layers if self.style == "per-layer" else layers.merged()
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
-        """The same plan in every step."""
-        if facts.trust != "central" or facts.sampling.scheme != "poisson":
-            raise ConfigError(f"{self.name}: a step samples examples by Poisson and adds its noise centrally")
-        clip = clipping.eq_clip(self.bound, len(layers))
-        sigma = spread(shares(self.allocation, clip, layers.sizes), clip, facts.noise_multiplier)
-        guarantee = Guarantee("proven", _PROVEN, unit="example")
-        return ReleasePlan(layers, clip, sigma, facts, guarantee, bounded_by="trainer")
+        """The next step's plan."""
+        return example_plan(layers, facts, **self._release(layers, facts, transcript))
 
     def scaling(self, plan: ReleasePlan) -> Scaling:
-        """How the step's gradients are counted so that they keep the plan's bounds; a layer without noise counts 0."""
-        if self.style == "per-layer":
-            return PerLayerClip(tuple(np.where(plan.released, plan.clip, 0.0).tolist()))
-        if self.style == "auto-s":
-            return AutoS(self.bound, self.stabiliser)
-        return PSAC(self.bound, self.stabiliser) if self.style == "dp-psac" else FlatClip(self.bound)
+        """See `BoundsExamples.scaling`."""
+        if self.style == "flat":
+            return FlatClip(float(plan.clip[0]))
+        return PerLayerClip(tuple(np.where(plan.released, plan.clip, 0.0).tolist()))
+
+    @property
+    def _allocation(self) -> str:
+        return self.allocation
+
+
+@dataclass(frozen=True)
+class _Normalised(Mechanism, BoundsExamples):
+    """The whole gradient of an example is scaled to a length below C, whatever it was; one noise scale.
+
+    Attributes:
+        bound: C. The papers put it into the learning rate.
+    """
+
+    bound: float = 1.0
+
+    unit: ClassVar[Unit] = "example"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self.name, bound=self.bound)
+
+    def table(self, layers: LayerTable) -> LayerTable:
+        """All layers merged into one."""
+        return layers.merged()
+
+    def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
+        """The same plan in every step."""
+        clip = np.array([self.bound])
+        return example_plan(layers, facts, clip=clip, sigma=clip * facts.noise_multiplier)
+
+
+@dataclass(frozen=True)
+class NormalisedSGD(_Normalised):
+    """Auto-S, equal to NSGD: g_i is counted C / (||g_i|| + gamma) times.
+
+    Attributes:
+        stabiliser: gamma.
+    """
+
+    stabiliser: float = 0.01
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        AutoS(self.bound, self.stabiliser)  # refuses what does not stabilise
+
+    def scaling(self, plan: ReleasePlan) -> Scaling:
+        """See `BoundsExamples.scaling`."""
+        return AutoS(float(plan.clip[0]), self.stabiliser)
+
+
+@dataclass(frozen=True)
+class PSACSGD(_Normalised):
+    """DP-PSAC: g_i is counted C / (||g_i|| + r / (||g_i|| + r)) times.
+
+    Attributes:
+        stabiliser: r.
+    """
+
+    stabiliser: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        PSAC(self.bound, self.stabiliser)  # refuses what does not stabilise
+
+    def scaling(self, plan: ReleasePlan) -> Scaling:
+        """See `BoundsExamples.scaling`."""
+        return PSAC(float(plan.clip[0]), self.stabiliser)

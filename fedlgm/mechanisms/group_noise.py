@@ -71,14 +71,24 @@ class GroupNoise(Mechanism):
 
     def calibrate(self, facts: RunFacts) -> float:
         """Gaussian: sigma_* of a round. Laplace: 1 / sum_m C_m / b_m of a round, see `calibrate_laplace`."""
-        solve = privacy.accounting.calibrate if self.family == "gaussian" else calibrate_laplace
-        return solve(
+        if self.family == "gaussian":
+            return super().calibrate(facts)
+        return calibrate_laplace(
             *facts.budget(),
             steps=facts.releases,
             sampling_rate=facts.accounted_rate,
             relation=facts.relation,
             accountant=facts.accountant,
         )
+
+    def check_run(self, layers: LayerTable, facts: RunFacts) -> None:
+        """See `Mechanism.check_run`; Laplace noise has no run-wide form."""
+        super().check_run(layers, facts)
+        if self.family == "laplace":
+            raise ConfigError(
+                f"{self.name}: a run is accounted for as one mechanism by the rotational symmetry of Gaussian noise, "
+                "which Laplace noise has not: use a Gaussian mechanism, or independent noise with Poisson sampling"
+            )
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
         """The same plan in every round."""

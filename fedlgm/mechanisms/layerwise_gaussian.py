@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -69,6 +69,12 @@ class LayerwiseGaussian(Mechanism):
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
         """The round's plan under EqClip or a sound MedClip."""
+        return ReleasePlan(
+            layers, facts=facts, guarantee=Guarantee("proven", _PROVEN), **self._release(layers, facts, transcript)
+        )
+
+    def _release(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> dict[str, Any]:
+        """Bounds, noise and queries of the round."""
         multiplier = facts.noise_multiplier
         queries: tuple[NoisyQuery, ...] = ()
         if self.clip == "med" and self.norms == "quantile":
@@ -77,7 +83,7 @@ class LayerwiseGaussian(Mechanism):
             multiplier /= math.sqrt(1 - self.quantile_share)
         clip = self._bounds(layers, transcript)
         sigma = spread(shares(self._allocation, clip, layers.sizes), clip, multiplier)
-        return ReleasePlan(layers, clip, sigma, facts, Guarantee("proven", _PROVEN), queries=queries)
+        return {"clip": clip, "sigma": sigma, "queries": queries}
 
     @property
     def _allocation(self) -> str:
@@ -158,6 +164,11 @@ class NoPrivacy(Mechanism):
     def calibrate(self, facts: RunFacts) -> float:
         """No noise, whatever the budget says."""
         return 0.0
+
+    def check_run(self, layers: LayerTable, facts: RunFacts) -> None:
+        """Anybody may take part at any time; there is only no noise to correlate."""
+        if facts.noise is not None:
+            raise ConfigError(f"{self.name}: this mechanism adds no noise that could be correlated over rounds")
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
         """The same plan in every round; its guarantee is "none" by intent."""

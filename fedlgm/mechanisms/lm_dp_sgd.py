@@ -4,7 +4,8 @@
 
 For fixed weights one example moves the sum by at most C. The paper takes the weights from the batch itself, so that an
 example moves every other example's contribution, too: up to C sqrt(B^2 + (B + 1)^2), which is why `published` is not
-private. The sound variants take them from public data, from past releases, or from a noisy query that is paid for.
+private. The sound variants take them from public data, from past releases, or from a noisy query that is paid for:
+`fedlgm.mechanisms.risk_aware` plans with them, this module holds the formulas.
 
 Source: LM-DP-SGD paper, equation 1, Algorithm 1 and Appendix D.2; docs/guarantees.md for why the published form fails.
 """
@@ -21,7 +22,7 @@ from torch import Tensor
 from fedlgm.errors import ConfigError
 from fedlgm.example_level.scaling import Reweighted, check_bounds
 
-__all__ = ["aggregate", "bias_minimising_weights", "layer_directions", "published_weights", "risk_weights"]
+__all__ = ["aggregate", "bias_minimising_weights", "published_weights", "risk_weights"]
 
 FLOOR = 0.05
 """Least weight of a layer as a share of 1 / sqrt(K), for the layers' sake: privacy does not need it."""
@@ -54,8 +55,8 @@ def aggregate(
         ConfigError: arguments out of range or that do not fit.
 
     >>> ones = [torch.ones(2, 3), torch.ones(2, 1)]
-    >>> [round(float(part.norm()), 4) for part in aggregate(ones, 1.0, weights=(0.6, 0.8))]
-    [1.2, 1.6]
+    >>> tuple(round(float(part.norm()), 4) for part in aggregate(ones, 1.0, weights=(0.6, 0.8)))
+    (1.2, 1.6)
     """
     if not grads or any(g.dim() != 2 or len(g) != len(grads[0]) for g in grads):
         raise ConfigError("grads must be one tensor [B, d] per layer, all with the same number of examples")
@@ -129,16 +130,6 @@ def risk_weights(
     rates = check_risk(error_rates, emphasis, len(strengths))
     w = _unit(np.maximum(np.asarray(strengths, dtype=np.float64), 0.0) * rates**emphasis)
     return _unit(np.maximum(w, floor / math.sqrt(len(w))))
-
-
-def layer_directions(norms: Tensor) -> Tensor:
-    """a_i = (||g_il|| / ||g_i||)_l, the privatised query of the layers' strengths: rows of norm 1 or 0, [n, L].
-
-    For an example that is not clipped this is what the published rule averages, and it needs no bound of its own.
-    """
-    whole = torch.linalg.vector_norm(norms, dim=1, keepdim=True)
-    finite = torch.isfinite(whole) & (whole > 0)
-    return torch.where(finite, norms / torch.where(finite, whole, 1.0), 0.0)
 
 
 def bias_minimising_weights(

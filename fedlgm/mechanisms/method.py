@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 
@@ -55,9 +55,20 @@ class Method:
         Raises:
             ConfigError, PrivacyError: see `Mechanism.calibrate`.
         """
-        layers = mechanism.table(LayerTable.from_module(module, group_by))
+        return cls.calibrated(mechanism, mechanism.table(LayerTable.from_module(module, group_by)), facts)
+
+    @classmethod
+    def calibrated(cls, mechanism: Mechanism, layers: LayerTable, facts: RunFacts) -> Method:
+        """The mechanism on layers as it sees them, its noise calibrated to the budget of `facts`.
+
+        Raises:
+            ConfigError, PrivacyError: see `Mechanism.calibrate` and `Mechanism.check_run`.
+        """
+        if not facts.separate_rounds:
+            mechanism.check_run(layers, facts)
         return cls(mechanism, layers, facts.with_multiplier(mechanism.calibrate(facts)))
 
     def plan(self, transcript: Transcript) -> ReleasePlan:
-        """The next round's release; pure."""
-        return self.mechanism.plan(self.layers, self.facts, transcript)
+        """The next round's release; pure. It knows its place in the run where its cost and noise depend on that."""
+        plan = self.mechanism.plan(self.layers, self.facts, transcript)
+        return plan if self.facts.separate_rounds else replace(plan, position=transcript.rounds)

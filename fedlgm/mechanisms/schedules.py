@@ -115,6 +115,8 @@ class ScheduledGaussian(PaperBaseline):
         """
         if self.calibration == "matched":
             return self.matched_multiplier(facts)
+        if not facts.separate_rounds:
+            return super().calibrate(facts)
         least = np.sort(self.shape(facts.rounds))[: facts.releases]
         epsilon, delta = facts.budget()
         levels = {float(level): int(count) for level, count in zip(*np.unique(least, return_counts=True), strict=True)}

@@ -13,7 +13,9 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from fedlgm.errors import ConfigError
 
-_ADVICE = "use layers without state, for example GroupNorm in place of BatchNorm"
+_ADVICE = (
+    "use layers without state, for example GroupNorm in place of BatchNorm (fedlgm.models.to_groupnorm replaces them)"
+)
 
 
 def require_stateless(module: nn.Module) -> None:

@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedlgm.privacy import accounting, gaussian, guarantee, ledger
+    from fedlgm.privacy import accounting, gaussian, guarantee, ledger, whole_run
     from fedlgm.privacy.accounting import calibrate, composed_epsilon, epsilon
     from fedlgm.privacy.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
     from fedlgm.privacy.guarantee import Guarantee
@@ -28,6 +28,7 @@ __all__ = [
     "gaussian_mu",
     "guarantee",
     "ledger",
+    "whole_run",
 ]
 
 _HOMES = {
@@ -35,6 +36,7 @@ _HOMES = {
     "gaussian": ("gaussian_delta", "gaussian_epsilon", "gaussian_mu"),
     "guarantee": ("Guarantee",),
     "ledger": ("Ledger",),
+    "whole_run": (),
 }
 
 

@@ -298,10 +298,10 @@ def composed_epsilon(events: Iterable[tuple[dp_event.DpEvent, int]], delta: floa
     """
     merged: dict[str, int] = {}
     precision = 0.0  # Gaussian releases without sampling are together one Gaussian release
-    for event, count in events:
+    for event, count in (_unfolded(event, count) for event, count in events):
         if isinstance(event, dp_event.GaussianDpEvent) and event.noise_multiplier > 0:
             precision += count / event.noise_multiplier**2
-        elif count > 0:
+        elif count > 0 and not isinstance(event, dp_event.NoOpDpEvent):
             name = json.dumps(encode(event))
             merged[name] = merged.get(name, 0) + count
     if precision > 0 and not merged and 0 < delta < 1 and accountant == "pld":
@@ -309,6 +309,17 @@ def composed_epsilon(events: Iterable[tuple[dp_event.DpEvent, int]], delta: floa
     if precision > 0:
         merged[json.dumps(encode(dp_event.GaussianDpEvent(precision**-0.5)))] = 1
     return _composed_epsilon(tuple(sorted(merged.items())), float(delta), accountant)
+
+
+def repeated(event: dp_event.DpEvent, count: int) -> dp_event.DpEvent:
+    """`count` releases of one event as one event; the event itself for a single one."""
+    return event if count == 1 else dp_event.SelfComposedDpEvent(event, count)
+
+
+def _unfolded(event: dp_event.DpEvent, count: int) -> tuple[dp_event.DpEvent, int]:
+    while isinstance(event, dp_event.SelfComposedDpEvent):
+        event, count = event.event, count * event.count
+    return event, count
 
 
 @lru_cache(maxsize=4096)
@@ -330,8 +341,9 @@ def _composed_epsilon(events: tuple[tuple[str, int], ...], delta: float, account
 
 def is_private(event: dp_event.DpEvent) -> bool:
     """Whether any bound holds for an event: False for releases that are not private."""
-    inner = getattr(event, "event", event)
-    return not isinstance(inner, dp_event.NonPrivateDpEvent)
+    while hasattr(event, "event"):
+        event = event.event
+    return not isinstance(event, dp_event.NonPrivateDpEvent)
 
 
 def _pure_epsilon(event: dp_event.DpEvent) -> float:
@@ -389,6 +401,7 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "LaplaceDpEvent": ("noise_multiplier",),
     "RandomizedResponseDpEvent": ("noise_parameter", "num_buckets"),
     "PoissonSampledDpEvent": ("sampling_probability", "event"),
+    "SelfComposedDpEvent": ("event", "count"),
 }
 
 

@@ -8,12 +8,14 @@ from typing import Any, Literal
 from fedlgm.errors import PrivacyError
 
 Status = Literal["proven", "conditional", "none"]
-Relation = Literal["add-remove", "replace-one"]
+Relation = Literal["add-remove", "replace-one", "zero-out"]
 Trust = Literal["central", "local"]
 Unit = Literal["client", "example"]
 
-SENSITIVITY_FACTOR: dict[str, float] = {"add-remove": 1.0, "replace-one": 2.0}
-"""By how many of one unit's bounds a sum moves, by neighbouring relation."""
+SENSITIVITY_FACTOR: dict[str, float] = {"add-remove": 1.0, "replace-one": 2.0, "zero-out": 1.0}
+"""By how many of one unit's bounds a sum moves, by neighbouring relation.
+
+"zero-out": the same schedule of participations, the unit's contributions become zero."""
 
 _REPRODUCIBLE = "simulation: the seed is public, and with it the noise can be drawn again"
 _FITS = {True: "is accounted for", False: "is not private"}

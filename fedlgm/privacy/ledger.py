@@ -42,6 +42,7 @@ CREATE TABLE IF NOT EXISTS charges (
     UNIQUE (round, client, key)
 );
 """
+_Profile = frozenset[tuple[str, int]]  # events and how often each was charged
 _COUNTED = "(round <= ? OR number <= ?)"
 SERVER = -1  # the releasing party under central trust; clients are numbered from 0
 
@@ -277,25 +278,31 @@ class Ledger:
             abandoned: `position()` up to which rows count whatever their round: those of attempts that later ones do
                 not repeat.
         """
+        shared, spent = self._profiles(through, abandoned)
+        profiles = set(spent.values()) or {shared}
+        with self._translated():
+            return max((_composed(profile, delta, accountant) for profile in _undominated(profiles)), default=0.0)
+
+    def client_epsilons(self, delta: float, accountant: str = "pld") -> dict[int, float]:
+        """Proven epsilon at `delta` of each client that was charged, by its number; empty under central trust."""
+        _, spent = self._profiles(None, 0)
+        with self._translated():
+            known = {profile: _composed(profile, delta, accountant) for profile in set(spent.values())}
+        return {client: known[profile] for client, profile in sorted(spent.items())}
+
+    def _profiles(self, through: int | None, abandoned: int) -> tuple[_Profile, dict[int, _Profile]]:
+        """What the server's rows charge to everybody, and what each client has spent together with it."""
         with self._translated():
             rows = self._db.execute(
                 f"SELECT client, event, COUNT(*) FROM charges WHERE {_COUNTED} GROUP BY client, event",
                 (_last(through), abandoned),
             ).fetchall()
-            spent: dict[int, dict[str, int]] = {}
-            for client, event, count in rows:
-                spent.setdefault(client, {})[event] = count
-            shared = spent.pop(SERVER, {})
-            profiles = {frozenset(_sum(shared, own).items()) for own in spent.values()} or {frozenset(shared.items())}
-            totals = [
-                privacy.accounting.composed_epsilon(
-                    [(privacy.accounting.decode(json.loads(event)), count) for event, count in sorted(profile)],
-                    delta,
-                    accountant,
-                )
-                for profile in _undominated(profiles)
-            ]
-        return max(totals, default=0.0)
+        spent: dict[int, dict[str, int]] = {}
+        for client, event, count in rows:
+            spent.setdefault(client, {})[event] = count
+        shared = spent.pop(SERVER, {})
+        own = {client: frozenset(_sum(shared, events).items()) for client, events in spent.items()}
+        return frozenset(shared.items()), own
 
     def worst_profile(self) -> list[tuple[dp_event.DpEvent, int]]:
         """Events charged, with how often: of all participants together, event by event the most that one has.
@@ -367,6 +374,13 @@ class Ledger:
         with self._translated():
             return set(self._db.execute("SELECT round, client, key FROM charges").fetchall())
 
+    def first_key(self, round: int, client: int = SERVER) -> str | None:
+        """Name of the noise key with which a round was released first; None if it was not."""
+        query = "SELECT key FROM charges WHERE round = ? AND client = ? ORDER BY number LIMIT 1"
+        with self._translated():
+            row = self._db.execute(query, (round, client)).fetchone()
+        return None if row is None else str(row[0])
+
     def since(self, round: int) -> list[tuple[int, int, str]]:
         """(round, client, key) of all clients' rows from `round` on: what an interrupted run had got ahead to."""
         with self._translated():
@@ -432,7 +446,12 @@ def _sum(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
     return {event: one.get(event, 0) + other.get(event, 0) for event in one.keys() | other.keys()}
 
 
-def _undominated(profiles: set[frozenset[tuple[str, int]]]) -> list[frozenset[tuple[str, int]]]:
+def _composed(profile: _Profile, delta: float, accountant: str) -> float:
+    events = [(privacy.accounting.decode(json.loads(event)), count) for event, count in sorted(profile)]
+    return privacy.accounting.composed_epsilon(events, delta, accountant)
+
+
+def _undominated(profiles: set[_Profile]) -> list[_Profile]:
     """Profiles (event -> count) not contained in another: only they can be the worst."""
     tables = [dict(profile) for profile in profiles]
     return [

@@ -17,6 +17,7 @@ from torch import Tensor
 from fedlgm import wire
 from fedlgm.attacks.frechet import PublicClassifier
 from fedlgm.attacks.gan import ClassReconstruction, GanSettings
+from fedlgm.attacks.inception import InceptionFeatures
 from fedlgm.data import DataSet, Partition
 from fedlgm.errors import ConfigError, RunError
 from simulations.attacks.target import Images, Target, train
@@ -46,6 +47,8 @@ class ClassFinding:
         samples: reconstructions [n, C, H, W].
         private: private images of the class [n, C, H, W].
         result: summary of the attacked run.
+        inception_distance: Frechet Inception distance of reconstructions and private images; None if not asked for.
+        inception_floor: the same between two halves of the private images.
     """
 
     target: int
@@ -60,12 +63,14 @@ class ClassFinding:
     samples: Tensor
     private: Tensor
     result: dict[str, Any]
+    inception_distance: float | None = None
+    inception_floor: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form, without the images."""
         names = (
             "target", "kind", "active", "distance", "floor", "nearest_class", "agreement", "classifier_accuracy",
-            "images",
+            "images", "inception_distance", "inception_floor",
         )  # fmt: skip
         known = ("accuracy", "epsilon", "claimed_epsilon", "delta", "guarantee", "guarantee_status")
         return {name: getattr(self, name) for name in names} | {name: self.result[name] for name in known}
@@ -96,6 +101,7 @@ def attack(
     label: int | None = None,
     settings: GanSettings | None = None,
     classifier: PublicClassifier | None = None,
+    inception: InceptionFeatures | None = None,
     progress: OnProgress | None = None,
 ) -> ClassFinding:
     """Run the recipe's federation with a curious last client, which watches every released model.
@@ -105,6 +111,7 @@ def attack(
         label: class to reconstruct; by default the largest that other clients hold and the last client does not.
         settings: how the attacker trains.
         classifier: measures distances; by default one is trained on the test set.
+        inception: measures Inception distances too.
         progress: called with (rounds done, rounds in all, what is being done).
 
     Raises:
@@ -168,6 +175,8 @@ def attack(
         samples=samples,
         private=private,
         result=trained.result,
+        inception_distance=None if inception is None else inception.distance(samples, private),
+        inception_floor=None if inception is None else inception.distance(private[::2], private[1::2]),
     )
 
 

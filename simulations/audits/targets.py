@@ -34,7 +34,7 @@ def kind_of(target: str) -> Kind:
     Raises:
         ConfigError: none of the three.
     """
-    if target in mechanisms.names():
+    if target in mechanisms.names(None):
         return "mechanism"
     path = Path(target)
     if path.is_dir():
@@ -43,7 +43,7 @@ def kind_of(target: str) -> Kind:
     if target in recipes.names() or path.is_file():
         return "recipe"
     raise ConfigError(
-        f"nothing to audit at {target!r}: neither a mechanism ({', '.join(mechanisms.names())}), nor a recipe "
+        f"nothing to audit at {target!r}: neither a mechanism ({', '.join(mechanisms.names(None))}), nor a recipe "
         f"({', '.join(recipes.names())}, or a file), nor the folder of a run"
     )
 
@@ -96,7 +96,16 @@ def audit_recipe(
     """
     extra = [*overrides, *([f"mechanism.variant={variant}"] if variant else [])]
     assembly = Assembly(settled(recipes.load(recipe, extra)))
+    _refuse_own_steps(assembly.recipe)
     return audit.mechanism(subject_of(assembly, f"recipe {assembly.recipe.name}"), progress)
+
+
+def _refuse_own_steps(recipe: recipes.Recipe) -> None:
+    if recipe.unit == "example" and recipe.privacy.trust == "local":
+        raise ConfigError(
+            f"{recipe.name}: its clients noise every local step themselves, and only what the steps add up to leaves "
+            "them: there is no single release to audit; audit the mechanism, or a recipe with privacy.trust = 'central'"
+        )
 
 
 def subject_of(assembly: Assembly, name: str) -> Subject:
@@ -122,6 +131,7 @@ def audit_run(run: Path | str, audit: Audit, *, progress: Progress | None = None
     """
     started = time.perf_counter()
     folder = RunFolder.open(Path(run))
+    _refuse_own_steps(folder.recipe())
     result = folder.result()
     if result is None:
         raise RunError(f"{run} is not finished: continue it with fedlgm simulate --resume {run}")

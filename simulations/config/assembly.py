@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from clients import Consent, LayerwiseClient, LocalWork, PartitionedSource
+from clients import Consent, ExampleClient, LayerwiseClient, LocalWork, PartitionedSource
 from clients.serving import Serving
 from fedlgm import data, devices, models, tasks
 from fedlgm.data import DataSet, Partition
 from fedlgm.devices import Numerics, torch_threads
-from fedlgm.errors import prefix_key
-from fedlgm.extension import is_object, missing_object
-from fedlgm.facts import RunFacts
+from fedlgm.errors import ConfigError, prefix_key
+from fedlgm.example_level.trainer import ExampleTrainer
+from fedlgm.extension import is_object, is_reference, missing_object
+from fedlgm.facts import RunFacts, Sampling
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import Mechanism, UsesPrivateNorms
@@ -25,6 +28,7 @@ from fedlgm.noise import NoiseBackend
 from fedlgm.tasks import Task
 from fedlgm.training import ClientTask, SequentialTrainer, Trainer, VectorizedTrainer, fastest
 from fedlgm.transcript import Transcript
+from simulations.config import example_level
 from simulations.config.own import Own
 from simulations.config.recipe import Recipe, Training
 from strategies import ServerStep
@@ -55,7 +59,7 @@ class Assembly:
             own, section = self.own.data, self.recipe.data
             if own is None and is_object(section.name):
                 raise missing_object(section.name, "data")
-            return self.task.prepare(data.load(section.name if own is None else own, section.dir))
+            return self.task.prepare(data.load(section.name if own is None else own, section.dir, **section.images))
 
     @cached_property
     def task(self) -> Task:
@@ -114,7 +118,10 @@ class Assembly:
     @cached_property
     def mechanism(self) -> Mechanism:
         """The mechanism."""
-        return self.recipe.mechanism.build() if self.own.mechanism is None else self.own.mechanism
+        if self.own.mechanism is None:
+            return self.recipe.mechanism.build()
+        example_level.check_unit(self.recipe, self.own.mechanism.unit)
+        return self.own.mechanism
 
     @cached_property
     def layers(self) -> LayerTable:
@@ -124,8 +131,15 @@ class Assembly:
     @cached_property
     def method(self) -> Method:
         """Mechanism, layers and facts, the noise calibrated so that the run stays within the recipe's budget."""
-        facts = facts_of(self.recipe)
-        return Method(self.mechanism, self.layers, facts.with_multiplier(self.mechanism.calibrate(facts)))
+        if self.recipe.unit == "example":
+            facts = example_level.facts_of(self.recipe, int(self.sizes.sum()))
+            return Method(self.mechanism, self.layers, example_level.calibrated(self.mechanism, facts))
+        return Method.calibrated(self.mechanism, self.layers, facts_of(self.recipe))
+
+    @property
+    def cohorts(self) -> Sampling:
+        """How the clients of a round are chosen; `facts.sampling` may be that of a step's examples."""
+        return self.recipe.sampling
 
     @property
     def facts(self) -> RunFacts:
@@ -150,11 +164,31 @@ class Assembly:
         with prefix_key("task"):
             self.task.check(module, self.dataset)
         plan = self.method.plan(self.start())
+        if self.recipe.unit == "example":
+            self._check_examples(module)
         if self.recipe.run.audit and not isinstance(self.mechanism, UsesPrivateNorms):
             from fedlgm.audits.canaries import check_auditable  # the driver's alone: half a second of imports
 
             with prefix_key("run.audit"):
                 check_auditable(plan)
+
+    def _check_examples(self, module: nn.Module) -> None:
+        """Refuse a model without gradients per example, and batches larger than anybody's data."""
+        with prefix_key("model"):
+            ExampleTrainer(module, self.layers, self.mechanism, task=self.task)
+        training, largest = self.recipe.training, int(self.sizes.max())
+        own = self.facts.steps is not None
+        if own and training.batch_size > largest:
+            raise ConfigError(
+                f"training.batch_size = {training.batch_size} is more than the {largest} examples of the largest client"
+            )
+        examples = largest if own else int(self.sizes.sum())
+        if self.recipe.privacy.delta >= 1 / examples:
+            warnings.warn(
+                f"privacy.delta = {self.recipe.privacy.delta:g} is not below 1/{examples}, one over the number of "
+                "examples: such a guarantee allows one example to be given away entirely",
+                stacklevel=2,
+            )
 
     def server_optimizer(self) -> ServerStep:
         """The server's step, afresh."""
@@ -162,6 +196,14 @@ class Assembly:
         own, name = self.own.server_optimizer, federation.server_optimizer
         if own is None and is_object(name):
             raise missing_object(name, "server_optimizer")
+        if self.recipe.unit == "example" and self.recipe.privacy.trust == "central":
+            # A round is one step on the noisy mean gradient.
+            training, named = self.recipe.training, own or is_reference(name)
+            return (
+                server_step(own or name, training.lr, training.momentum)
+                if named
+                else example_level.step_of(self.recipe)
+            )
         return server_step(own or name, federation.server_lr, federation.server_momentum)
 
     def initial_model(self) -> Tensor:
@@ -206,7 +248,7 @@ class Assembly:
                 return [ClientTask(data.x, data.y, order, section.epochs) for data, order in orders]
 
             makers = {name: partial(self.trainer, *choice) for name, choice in choices.items()}
-            clients = federation.rounds * federation.plan_sampling.rate * federation.clients
+            clients = federation.rounds * federation.share * federation.clients
             with torch_threads(run.threads):
                 blocks = max(1.0, clients / run.block_size / workers)
                 winner, _ = fastest(makers, self.initial_model(), tasks, blocks=blocks)
@@ -231,15 +273,19 @@ class Assembly:
             serves: which clients it answers for.
         """
         section = self.recipe.training
+        source = PartitionedSource(self.dataset, self.partition)
+        options: dict[str, Any] = {"consent": self.consent(), "numerics": self.numerics}
+        if self.recipe.unit == "example":
+            trainer = ExampleTrainer(self.module(), self.layers, self.mechanism, self.device, self.task)
+            own = LocalWork(trainer, section.local, source)
+            return ExampleClient(own, self.mechanism, self.layers, keys, serves, **options)
         work = LocalWork(
             self.trainer(section.vectorize == "on", section.compile is True),
             section.local,
-            PartitionedSource(self.dataset, self.partition),
+            source,
             self.recipe.federation.stragglers,
         )
-        return LayerwiseClient(
-            work, self.mechanism, self.layers, keys, serves, consent=self.consent(), numerics=self.numerics
-        )
+        return LayerwiseClient(work, self.mechanism, self.layers, keys, serves, **options)
 
 
 def settled(recipe: Recipe) -> Recipe:
@@ -260,7 +306,7 @@ def facts_of(recipe: Recipe) -> RunFacts:
     privacy, federation = recipe.privacy, recipe.federation
     return RunFacts(
         0.0,
-        federation.plan_sampling,
+        recipe.sampling,
         recipe.relation,
         privacy.trust,
         federation.rounds,
@@ -269,4 +315,5 @@ def facts_of(recipe: Recipe) -> RunFacts:
         accountant=privacy.accountant,
         max_participations=privacy.max_participations,
         training=recipe.training.local,
+        noise=recipe.noise,
     )

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -16,11 +16,16 @@ from fedlgm import data, mechanisms, models, tasks
 from fedlgm.devices import NoiseChoice
 from fedlgm.errors import ConfigError, prefix_key
 from fedlgm.extension import is_object, is_reference, missing_object
+from fedlgm.facts import Sampling, Scheme
 from fedlgm.mechanisms import Mechanism
-from fedlgm.plan import Sampling
+from fedlgm.privacy.guarantee import Relation, Unit
 from fedlgm.tasks import Task
 from fedlgm.training import LocalTraining
+from simulations.config.example_level import check_example_level, check_unit
 from strategies.server_optimizer import Name as OptimizerName
+
+if TYPE_CHECKING:
+    from fedlgm.correlation import Correlation
 
 BUNDLED = Path(__file__).parents[1] / "recipes"
 DEFAULT = "digits"
@@ -54,7 +59,10 @@ class _OpenSection(BaseModel):
 
 
 class Data(_OpenSection):
-    """[data]: the data set and how it is split; further keys are options of the partition scheme."""
+    """[data]: the data set and how it is split; further keys are options of the partition scheme.
+
+    `image_size`, `channels` and `attribute` are for name = "image-folder", whose folder is `dir`.
+    """
 
     taken: ClassVar[frozenset[str]] = frozenset({"labels", "clients", "ring", "scheme", "seed", "users", "self"})
 
@@ -62,6 +70,14 @@ class Data(_OpenSection):
     dir: str | None = None
     partition: str = "dirichlet"
     partition_seed: int = 0
+    image_size: int | None = Field(default=None, ge=4, le=4096)
+    channels: Literal[1, 3] | None = None
+    attribute: str | None = None
+
+    @property
+    def images(self) -> dict[str, Any]:
+        """Options of image folders that are given."""
+        return self.model_dump(include={"image_size", "channels", "attribute"}, exclude_none=True)
 
 
 class Model(_OpenSection):
@@ -86,11 +102,11 @@ class TaskSection(_OpenSection):
 
 
 class Federation(_Section):
-    """[federation]: who takes part and what the server does."""
+    """[federation]: who takes part and what the server does; `sampling`: see `fedlgm.facts.Sampling`."""
 
     clients: int = Field(ge=1)
     rounds: int = Field(ge=1)
-    sampling: Literal["poisson", "fixed"] = "poisson"
+    sampling: Scheme = "poisson"
     rate: float | None = Field(default=None, gt=0, le=1)
     cohort: int | None = Field(default=None, ge=1)
     server_optimizer: str = "sgd"
@@ -124,6 +140,8 @@ class Federation(_Section):
 
     @model_validator(mode="after")
     def _one_size(self) -> Federation:
+        if self.clients == 1 and self.rate is None and self.cohort is None:
+            return self
         if (self.rate is None) == (self.cohort is None):
             raise ValueError("give exactly one of rate (share of clients) and cohort (number of clients)")
         if self.cohort is not None and self.cohort > self.clients:
@@ -131,22 +149,30 @@ class Federation(_Section):
         return self
 
     @property
-    def plan_sampling(self) -> Sampling:
-        """As the library sees it."""
-        rate = self.rate if self.rate is not None else (self.cohort or 0) / self.clients
-        if self.sampling == "fixed":
+    def share(self) -> float:
+        """Share of the clients that is expected in a round: `rate`, or that of `cohort`; of whole clients if fixed."""
+        rate = self.rate if self.rate is not None else (self.cohort or 1) / self.clients
+        if self.sampling in ("fixed", "min-separation"):
             rate = max(1, round(rate * self.clients)) / self.clients
-        return Sampling(self.sampling, self.clients, rate)
+        return rate
 
 
 class Training(_Section):
-    """[training]: what a client does locally."""
+    """[training]: what a client does locally.
+
+    With example-level privacy whose noise the server adds, a round is one step: `batch_size` is the expected Poisson
+    batch, and `optimizer`, `lr` and `momentum` are those of the step. Where clients add the noise, every round has
+    `steps` steps (left out: `epochs` times 1 / `sampling_rate`), for each of which every example is drawn with the
+    public probability `sampling_rate`; the noisy sum is divided by `batch_size`.
+    """
 
     optimizer: Literal["sgd", "adam"] = "sgd"
     lr: float = Field(default=0.1, gt=0, le=_LARGEST)
     momentum: float = Field(default=0.0, ge=0, lt=1)
     epochs: int = Field(default=1, ge=1)
     batch_size: int = Field(default=32, ge=1)
+    sampling_rate: float | None = Field(default=None, gt=0, le=1)
+    steps: int | None = Field(default=None, ge=1)
     gradient_clip: float | None = Field(default=None, gt=0, le=_LARGEST)
     vectorize: Literal["off", "on", "auto"] = "off"
     width: int | None = Field(default=None, ge=1)
@@ -174,14 +200,28 @@ class MechanismSection(_OpenSection):
 
 
 class Privacy(_Section):
-    """[privacy]: the budget of the whole run."""
+    """[privacy]: the budget of the whole run, of each `unit` ("client", the default, or "example").
+
+    Where clients noise their own example-level steps (unit = "example", trust = "local") it is each client's.
+
+    `noise` is "independent" in every round, or correlated over the rounds: "banded" (least error of the models after
+    each round), "square-root" (closed form) or "blt" (`buffers` vectors of state instead of `bands` - 1). It needs a
+    `sampling` that keeps rounds between a client's participations; `min_separation` is their number (of groups, under
+    cyclic and grouped-poisson sampling). Left out, it is the largest that the population can keep, or `bands`; and
+    `bands` is `min_separation`.
+    """
 
     epsilon: float = Field(gt=0)
     delta: float = Field(gt=0, lt=1)
     accountant: Literal["pld", "rdp"] = "pld"
+    unit: Literal["client", "example"] | None = None
     trust: Literal["central", "local"] = "central"
-    relation: Literal["add-remove", "replace-one"] | None = None
+    relation: Relation | None = None
     max_participations: int | None = Field(default=None, ge=1)
+    noise: Literal["independent", "banded", "square-root", "blt"] = "independent"
+    bands: int | None = Field(default=None, ge=1)
+    buffers: int | None = Field(default=None, ge=1, le=8)
+    min_separation: int | None = Field(default=None, ge=1)
     noise_backend: NoiseChoice = "auto"
 
 
@@ -206,6 +246,24 @@ class Run(_Section):
     trackers: list[str] | None = None
 
 
+class Risk(_Section):
+    """[risk]: what `fedlgm risk` measures the layers' membership risk on. Nothing of it is used in a run.
+
+    `data` names a public set; left out, it is the public half of a set whose private half is [data], else its test
+    examples. The rest is as in `fedlgm.example_level.risk.ShadowTraining`.
+    """
+
+    data: str | None = None
+    dir: str | None = None
+    attribute: str | None = None
+    examples: int | None = Field(default=None, ge=1)
+    members: float = Field(default=0.5, gt=0, lt=1)
+    epochs: int = Field(default=30, ge=1)
+    lr: float = Field(default=1e-3, gt=0, le=_LARGEST)
+    batch_size: int = Field(default=64, ge=1)
+    adversary_epochs: int = Field(default=30, ge=1)
+
+
 class Deployment(_Section):
     """[deployment]: how long a round waits for nodes that are gone; see `strategies.node_grid.Patience`."""
 
@@ -227,29 +285,127 @@ class Recipe(_Section):
     privacy: Privacy
     run: Run = Run()
     deployment: Deployment | None = None
+    risk: Risk | None = None
 
     @model_validator(mode="after")
     def _fits(self) -> Recipe:
-        federation, privacy = self.federation, self.privacy
-        if privacy.trust == "local" and privacy.max_participations is None:
-            raise ValueError("privacy.max_participations is needed under local trust: every participation costs")
-        if privacy.trust == "central" and privacy.max_participations is not None:
-            raise ValueError("privacy.max_participations belongs to trust = 'local'")
-        if self.relation == "add-remove" and privacy.trust == "local":
-            raise ValueError("privacy.relation must be 'replace-one' under local trust: participation is visible")
-        if self.relation == "add-remove" and federation.sampling == "fixed":
-            raise ValueError("privacy.relation must be 'replace-one' for fixed-size sampling")
         for key, section in (("mechanism", self.mechanism), ("task", self.task)):
             if not is_object(section.name):
                 with prefix_key(key):
                     section.build()
+        if not is_object(self.mechanism.name):
+            check_unit(self, mechanisms.unit_of(self.mechanism.name))
+        if self.unit == "example":
+            check_example_level(self)
+        else:
+            self._fits_clients()
         return self
 
+    def _fits_clients(self) -> None:
+        """Refuse settings that do not fit each other where clients are protected."""
+        federation, privacy = self.federation, self.privacy
+        for key in ("sampling_rate", "steps"):
+            if getattr(self.training, key) is not None:
+                raise ValueError(f"training.{key} belongs to privacy.unit = 'example'")
+        if privacy.trust == "local" and privacy.max_participations is None:
+            raise ValueError("privacy.max_participations is needed under local trust: every participation costs")
+        if privacy.trust == "central" and privacy.max_participations is not None:
+            raise ValueError("privacy.max_participations belongs to trust = 'local'")
+        if self.relation != "replace-one" and privacy.trust == "local":
+            raise ValueError("privacy.relation must be 'replace-one' under local trust: participation is visible")
+        if self.relation != "replace-one" and federation.sampling == "fixed":
+            raise ValueError("privacy.relation must be 'replace-one' for fixed-size sampling")
+        self._check_noise()
+
     @property
-    def relation(self) -> Literal["add-remove", "replace-one"]:
+    def unit(self) -> Unit:
+        """Whose data a neighbour changes."""
+        return self.privacy.unit or "client"
+
+    def _check_noise(self) -> None:
+        """Refuse correlated noise that nobody can account for, and a schema that nobody can keep."""
+        privacy, sampling = self.privacy, self.federation.sampling
+        if privacy.noise != "independent":
+            if privacy.trust == "local":
+                raise ValueError(
+                    f"privacy.noise = {privacy.noise!r} needs trust = 'central': under local trust every upload is "
+                    "seen alone, so noise could only be correlated along one client's own uploads, where independent "
+                    "noise has the least last and largest error already"
+                )
+            if sampling in ("poisson", "fixed"):
+                raise ValueError(
+                    f"privacy.noise = {privacy.noise!r} needs to know how many rounds lie between a client's "
+                    "participations: set federation.sampling to 'cyclic' (fixed groups take turns), 'min-separation' "
+                    "(a fixed cohort, nobody again too soon) or 'grouped-poisson' (secret draws within groups), not "
+                    f"{sampling!r}"
+                )
+        wrong = {"bands": ("banded", "square-root"), "buffers": ("blt",)}
+        for key, kinds in wrong.items():
+            if getattr(privacy, key) is not None and privacy.noise not in kinds:
+                raise ValueError(f"privacy.{key} belongs to privacy.noise = {' or '.join(map(repr, kinds))}")
+        if sampling in ("poisson", "fixed"):
+            if privacy.min_separation is not None:
+                raise ValueError(
+                    f"privacy.min_separation: {sampling!r} sampling lets a client take part in any round: set "
+                    "federation.sampling to 'cyclic', 'min-separation' or 'grouped-poisson'"
+                )
+            return
+        if privacy.trust == "local":
+            raise ValueError(f"federation.sampling = {sampling!r} needs privacy.trust = 'central'")
+        if sampling == "grouped-poisson" and privacy.min_separation is None and privacy.bands is None:
+            raise ValueError(
+                "federation.sampling = 'grouped-poisson' needs privacy.bands or privacy.min_separation, the number of "
+                "groups"
+            )
+        with prefix_key("federation"):
+            separation = self.sampling.separation
+        rounds = self.federation.rounds
+        for name, most in (("federation.rounds", rounds), ("the rounds between participations", separation)):
+            if privacy.bands is not None and most is not None and privacy.bands > most:
+                raise ValueError(f"privacy.bands = {privacy.bands} is more than {name}, {most}")
+
+    @property
+    def sampling(self) -> Sampling:
+        """Who takes part when, as the library sees it.
+
+        Raises:
+            ConfigError: a separation that the population cannot keep.
+        """
+        federation, privacy = self.federation, self.privacy
+        scheme, share = federation.sampling, federation.share
+        if scheme in ("poisson", "fixed"):
+            return Sampling(scheme, federation.clients, share)
+        separation = privacy.min_separation
+        if separation is None and scheme == "grouped-poisson":
+            separation = privacy.bands
+        if separation is None:
+            separation = max(1, int(1 / share + 1e-6))
+        return Sampling(scheme, federation.clients, share, separation)
+
+    @property
+    def noise(self) -> Correlation | None:
+        """How noise is correlated over the rounds; None for independent noise."""
+        privacy, rounds = self.privacy, self.federation.rounds
+        if privacy.noise == "independent":
+            return None
+        from fedlgm import correlation  # SciPy's optimisers
+
+        separation = self.sampling.separation or 1
+        if privacy.noise == "blt":
+            buffers = {} if privacy.buffers is None else {"buffers": privacy.buffers}
+            return correlation.get("blt", rounds, min_separation=separation, **buffers)
+        bands = separation if privacy.bands is None else privacy.bands
+        return correlation.get(privacy.noise, rounds, bands=min(bands, rounds))
+
+    @property
+    def relation(self) -> Relation:
         """The neighbouring relation: as written, else what sampling and trust call for."""
         if self.privacy.relation is not None:
             return self.privacy.relation
+        if self.unit == "example":
+            return "add-remove"
+        if self.federation.sampling == "min-separation":
+            return "zero-out"
         return "replace-one" if self.privacy.trust == "local" or self.federation.sampling == "fixed" else "add-remove"
 
     def to_toml(self) -> str:
@@ -305,7 +461,8 @@ def validate(raw: dict[str, Any]) -> Recipe:
         recipe = Recipe.model_validate(raw)
     except ValidationError as error:
         raise ConfigError("\n".join(_explain(item) for item in error.errors())) from error
-    if recipe.privacy.delta >= 1 / recipe.federation.clients and recipe.mechanism.name != "none":
+    clients = recipe.unit == "client"  # how many examples there are is known when the data are
+    if clients and recipe.privacy.delta >= 1 / recipe.federation.clients and recipe.mechanism.name != "none":
         warnings.warn(
             f"privacy.delta = {recipe.privacy.delta:g} is not below 1/{recipe.federation.clients}, one over the number "
             "of clients: such a guarantee allows one client to be given away entirely",

@@ -41,6 +41,7 @@ def examine() -> dict[str, Any]:
         "data sets here": available,
         "recipes": list(recipes.names()),
         "mechanisms": list(mechanisms.names()),
+        "example-level mechanisms": list(mechanisms.names("example")),
         "models": list(models.names()),
     }
 

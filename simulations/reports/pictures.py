@@ -103,7 +103,7 @@ def per_layer(
         return _bars(title, names, values[-1], log, dark)
     if len(names) <= _LINES:
         return _curves(title, names, rounds, values, log, dark)
-    return _heat_map(title, names, rounds, values, log, limits, dark)
+    return heat_map(title, names, rounds, values, log=log, limits=limits, dark=dark)
 
 
 def _bars(title: str, names: Sequence[str], values: np.ndarray, log: bool, dark: bool) -> Picture:
@@ -145,15 +145,17 @@ def _curves(
     return Picture(title, f"{title} of each layer over the rounds; in the last: {_extremes(names, values[-1])}.", svg)
 
 
-def _heat_map(
+def heat_map(
     title: str,
     names: Sequence[str],
     rounds: Sequence[int],
     values: np.ndarray,
-    log: bool,
-    limits: tuple[float, float] | None,
-    dark: bool,
+    *,
+    log: bool = False,
+    limits: tuple[float, float] | None = None,
+    dark: bool = True,
 ) -> Picture:
+    """A figure of each layer [T, K] in colours; arguments as for `per_layer`, positive values if `log`."""
     shown = np.log10(values) if log else values
     with drawing(height=3.4) as figure:
         axes = _axes(figure, "round", grid=False)
@@ -162,7 +164,10 @@ def _heat_map(
         image = axes.imshow(
             shown.T, aspect="auto", interpolation="none", cmap="viridis", extent=extent, vmin=low, vmax=high
         )
-        axes.set_ylabel("layer, from input to output")
+        if len(names) <= _LINES:
+            axes.set_yticks(range(1, len(names) + 1), [_short(name) for name in names])
+        else:
+            axes.set_ylabel("layer, from input to output")
         bar = figure.colorbar(image, ax=axes, pad=0.02)
         bar.outline.set_visible(False)  # type: ignore[operator]
         if log:
@@ -285,6 +290,6 @@ def layer_columns(rows: Sequence[Mapping[str, Any]], key: str, layers: int) -> t
 
 
 __all__ = [
-    "LIGHT", "Picture", "division", "draw_division", "draw_sizes", "layer_columns", "over_rounds", "per_layer",
-    "sorted_clients",
+    "LIGHT", "Picture", "division", "draw_division", "draw_sizes", "heat_map", "layer_columns", "over_rounds",
+    "per_layer", "sorted_clients",
 ]  # fmt: skip

@@ -14,6 +14,7 @@ from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.accounting import composed_epsilon
 from simulations.config.assembly import Assembly
 from simulations.config.recipe import Recipe
+from simulations.reports.rounds import described, noise_over_rounds
 
 
 def plan_report(recipe: Recipe) -> dict[str, Any]:
@@ -21,7 +22,7 @@ def plan_report(recipe: Recipe) -> dict[str, Any]:
     assembly = Assembly(recipe)
     mechanism, layers, facts = assembly.mechanism, assembly.layers, assembly.facts
     plan = assembly.method.plan(assembly.start())
-    sampling, privacy = facts.sampling, recipe.privacy
+    privacy = recipe.privacy
     costs = mechanism.costs(layers, facts.rounds)
     # Under local trust a client may be drawn in the dearest rounds.
     releases = np.sort(costs)[-facts.releases :] / costs[0]
@@ -36,24 +37,57 @@ def plan_report(recipe: Recipe) -> dict[str, Any]:
         "noise_multiplier": facts.noise_multiplier,
         "effective_multiplier": plan.effective_multiplier,
         "rounds": recipe.federation.rounds,
-        "sampling": f"{sampling.scheme} {sampling.rate:g} of {sampling.population} clients, {facts.relation}",
+        "unit": recipe.unit,
+        "sampling": _sampling(assembly),
         "delta": privacy.delta,
         "epsilon_pld": _epsilon(plan, releases, privacy.delta, "pld"),
         "epsilon_rdp": _epsilon(plan, releases, privacy.delta, "rdp"),
         "guarantee": plan.guarantee.sentence(noise_reproducible=recipe.run.seed is not None),
         "guarantee_status": plan.guarantee.status,
         "noise_reproducible": recipe.run.seed is not None,
+        **_over_rounds(recipe, plan),
     }
+
+
+def _over_rounds(recipe: Recipe, plan: ReleasePlan) -> dict[str, Any]:
+    """Noise over the rounds, where it is that of one mechanism."""
+    found = noise_over_rounds(plan.facts, plan.sigma, plan.layers.sizes)
+    if found is None:
+        return {}
+    return {"noise_process": described(recipe), "noise_over_rounds": found.rows(), "error_of_the_model": found.means()}
+
+
+def _sampling(assembly: Assembly) -> str:
+    """Who is in a release, and with which probability."""
+    facts, cohorts = assembly.facts, assembly.cohorts
+    clients = f"{cohorts.scheme} {cohorts.rate:g} of {cohorts.population} clients"
+    if facts.steps is not None:
+        steps, most = facts.steps, facts.releases
+        return (
+            f"{clients}, each at most {most} times; {steps.count} steps a round, each on {steps.rate:g} of a client's "
+            f"examples, divided by {steps.batch:g}, {facts.relation}"
+        )
+    if assembly.recipe.unit == "example":
+        sampling = facts.sampling
+        epochs = facts.rounds * sampling.rate
+        return (
+            f"each a step on {sampling.rate:g} of {sampling.population} examples (expected batch "
+            f"{sampling.expected:g}, {epochs:.3g} epochs), {facts.relation}"
+        )
+    return f"{clients}, {facts.relation}"
 
 
 def _epsilon(first: ReleasePlan, releases: np.ndarray, delta: float, accountant: str) -> float:
     """Cost of releases at the given costs relative to the first; `inf` where the accountant has no bound for them."""
     if first.size == 0:
         return 0.0  # nothing is released, so the model does not move and nothing ever will be
-    events = [
-        (replace(first, sigma=first.sigma / math.sqrt(cost)).event, int(count))
-        for cost, count in zip(*np.unique(releases, return_counts=True), strict=True)
-    ]
+    if first.facts.separate_rounds or not first.protected:
+        events = [
+            (replace(first, sigma=first.sigma / math.sqrt(cost)).event, int(count))
+            for cost, count in zip(*np.unique(releases, return_counts=True), strict=True)
+        ]
+    else:
+        events = first.run.events(first.facts.least_multiplier)
     try:
         return composed_epsilon(events, delta, accountant)
     except PrivacyError:  # RDP: sampled Laplace noise

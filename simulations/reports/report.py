@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedlgm.errors import FedlgmError, RunError
 from fedlgm.extension import is_object, is_reference
 from fedlgm.privacy.ledger import Ledger
 from simulations.reports import page
+from simulations.reports.rounds import described, noise_over_rounds
 from simulations.reports.terminal import number
 from simulations.runs.folder import RunFolder
 
@@ -43,6 +47,7 @@ def write_report(run: Path, private: bool = False) -> dict[str, Any]:
         page.figure_list(page.key_figures(result)),
         _rounds(result, rows),
         _layers(folder, rows),
+        _noise(folder, rows, float(result["noise_multiplier"])),
         _division(folder, private),
         _ledger(ledger),
         _origin(folder, result),
@@ -132,6 +137,35 @@ def _layers(folder: RunFolder, rows: Sequence[Mapping[str, Any]]) -> str:
     return _section("Layers", table, page.gallery(pictures))
 
 
+def _noise(folder: RunFolder, rows: Sequence[Mapping[str, Any]], multiplier: float) -> str:
+    """Noise over layers and rounds, and in the sum of the rounds, of a run whose rounds are one mechanism."""
+    from simulations.config.assembly import facts_of
+    from simulations.reports.pictures import heat_map, layer_columns, over_rounds
+
+    recipe, layers = folder.recipe(), layers_of(folder, rows)
+    if recipe.sampling.separation is None or not rows or any(size is None for _, size in layers):
+        return ""
+    sigma = np.array([math.nan if value is None else value for value in rows[-1]["sigma"]])
+    facts = facts_of(recipe).with_multiplier(multiplier)
+    found = noise_over_rounds(facts, sigma, np.array([size for _, size in layers]))
+    if found is None:
+        return ""
+    rounds, values = layer_columns(rows, "layer_noise", len(layers))
+    names = [name for name, _ in layers]
+    series = {name: list(values) for name, values in found.series().items()}
+    told = "; ".join(f"{name} {number(value)}" for name, value in found.means().items())
+    note = (
+        f"<p>Here it is {escape(described(recipe))}. Noise that is correlated over rounds is larger in a single "
+        "round and smaller in the sum of the released means, which the model is made of. Root mean square over the "
+        f"rounds of the noise in that sum: {escape(told)}, at the same epsilon.</p>"
+    )
+    pictures = [
+        heat_map("Noise norm of one round", names, rounds, values, log=True),
+        over_rounds("Noise norm of the sum of the released means", range(1, found.rounds + 1), series),
+    ]
+    return _section("Noise over the rounds", note, page.gallery(pictures))
+
+
 def _division(folder: RunFolder, private: bool) -> str:
     """How the data is divided; of data that is not known to be public only for the operator."""
     from simulations.config.assembly import Assembly
@@ -146,7 +180,7 @@ def _division(folder: RunFolder, private: bool) -> str:
         ("data", str(recipe.data.name)),
         ("partition", _options(recipe.data.partition, recipe.data.options)),
         ("clients", f"{recipe.federation.clients:,}"),
-        ("drawn per round", f"{recipe.federation.plan_sampling.expected:g} expected, {recipe.federation.sampling}"),
+        ("drawn per round", f"{recipe.sampling.expected:g} expected, {recipe.federation.sampling}"),
     ]
     if not public and not private:
         hidden = '<p class="note">The division of this data set is not released: it is shown with --private.</p>'
@@ -275,4 +309,15 @@ def ledger_report(run: Path) -> dict[str, Any]:
             "delta": privacy.delta,
             "budget": privacy.epsilon,
             "accountant": privacy.accountant,
+            "clients": _client_rows(ledger, privacy.delta, privacy.accountant),
         }
+
+
+def _client_rows(ledger: Ledger, delta: float, accountant: str) -> list[dict[str, Any]]:
+    """What each client has spent, the worst-off first; empty under central trust, where the server releases."""
+    releases = ledger.participations()
+    rows = [
+        {"client": client, "releases": releases[client], "epsilon": epsilon}
+        for client, epsilon in ledger.client_epsilons(delta, accountant).items()
+    ]
+    return sorted(rows, key=lambda row: (-row["epsilon"], row["client"]))

@@ -156,8 +156,27 @@ def plan_table(report: dict[str, Any]) -> Group:
     cost.add_row("rounds", f"{report['rounds']}, {report['sampling']}")
     cost.add_row("epsilon (PLD)", f"{number(report['epsilon_pld'])} at delta {report['delta']:g}")
     cost.add_row("epsilon (RDP)", f"{number(report['epsilon_rdp'])} at delta {report['delta']:g}")
+    if "noise_process" in report:
+        cost.add_row("noise", report["noise_process"])
     cost.add_row("guarantee", escape(report["guarantee"]))
-    return Group(table, cost)
+    return Group(table, *([_noise_table(report)] if "noise_process" in report else []), cost)
+
+
+def _noise_table(report: dict[str, Any]) -> Table:
+    """Noise of some rounds, and of the sum of all rounds so far beside what independent noise would leave there."""
+    table = Table(
+        title="noise norm on the mean, all layers: of one round, and of all rounds so far", title_justify="left"
+    )
+    heads = {"round": "round", "single": "one round", "so_far": "so far", "same_schema": "independent, so far",
+             "sampled": "independent, secret draws"}  # fmt: skip
+    shown = [key for key in heads if key in report["noise_over_rounds"][0]]
+    for key in shown:
+        table.add_column(heads[key], justify="right")
+    for row in report["noise_over_rounds"]:
+        table.add_row(*(number(row[key]) for key in shown))
+    means = list(report["error_of_the_model"].values())
+    table.add_row("all, rms", "", *(number(value) for value in means), style="bold")
+    return table
 
 
 def partition_table(report: dict[str, Any]) -> Group:
@@ -191,6 +210,12 @@ def ledger_table(report: dict[str, Any]) -> Group:
         f"verified: rows follow from each other and from the recipe, and agree with {report['anchors']} heads kept in "
         f"checkpoints and result\nledger head {report['ledger_head']}"
     )
+    if report["clients"]:
+        worst, clients = report["clients"][0], len(report["clients"])
+        totals += (
+            f"\nworst-off of {clients} clients: client {worst['client']} with epsilon {number(worst['epsilon'])} after "
+            f"{worst['releases']} releases (all of them: --json)"
+        )
     if report["guarantee"]:
         totals += f"\n{escape(report['guarantee'])}"
     return Group(table, totals)

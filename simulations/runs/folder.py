@@ -28,10 +28,12 @@ from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
 from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.ledger import Head, Ledger
+from fedlgm.run_noise import RunNoise
 from fedlgm.transcript import Transcript
 from simulations.config import recipe as recipes
 from simulations.config.recipe import Recipe
 from simulations.runs import strict_json
+from simulations.runs.noise_file import NoiseFile
 
 _KEPT = 2  # checkpoints; the last could be the one that a crash cut short on a failing disk
 
@@ -42,6 +44,7 @@ class Checkpoint:
 
     transcript: Transcript
     optimizer: dict[str, Tensor]
+    noise: str = ""  # `NoiseRings.digest` of its rounds
 
 
 class RunFolder:
@@ -233,6 +236,7 @@ class RunFolder:
         """Write the final summary; the run's noise will not be drawn again, so its keys go."""
         _write(self.result_file, (strict_json.dumps(result, indent=2) + "\n").encode())
         self._keys_file.unlink(missing_ok=True)
+        self.noise_file.unlink(missing_ok=True)
 
     # -- what the run is made of ---------------------------------------------------------------------------------------
 
@@ -272,6 +276,27 @@ class RunFolder:
             raise RunError(f"{self.provenance_file} is damaged: restore it from a backup ({error})") from error
 
     @property
+    def noise_file(self) -> Path:
+        """Rings of the rounds' correlated noise, see `noise_file`; of runs without a seed, until they are finished."""
+        return self.path / "private" / "noise"
+
+    def run_noise(self, seed: int | None, checkpoint: Checkpoint | None) -> RunNoise:
+        """The correlated noise of the run, as far as it has come.
+
+        Raises:
+            RunError: rounds were released whose noise cannot be drawn again: that of later rounds follows from it.
+        """
+        if seed is not None:
+            return RunNoise()
+        rings = NoiseFile(self.noise_file)
+        if checkpoint is not None and rings.digest(checkpoint.transcript.rounds) != checkpoint.noise:
+            raise RunError(
+                f"{self.noise_file} is not that of the rounds before the last checkpoint: restore it from a backup, or "
+                "start a new run"
+            )
+        return RunNoise(rings)
+
+    @property
     def _keys_file(self) -> Path:
         return self.path / "private" / "keys"
 
@@ -280,10 +305,11 @@ class RunFolder:
 
         A run without a seed keeps its root, from the operating system, in a private file until it is finished: a round
         that was released before an interruption is then released again as it was, and costs nothing more. If the file
-        is lost, whatever was charged before is made with fresh noise and paid for again.
+        is lost, whatever was charged before is made with fresh noise and paid for again; a run whose rounds are one
+        mechanism cannot go on then.
 
         Raises:
-            RunError: the file is damaged.
+            RunError: the file is damaged, or gone where it is needed.
         """
         if seed is not None:
             return KeyRing.from_seed(seed), 0
@@ -292,6 +318,11 @@ class RunFolder:
             if self.ledger_file.is_file():
                 with Ledger(self.ledger_file) as ledger:
                     charged = ledger.position()
+            if charged and self.recipe().sampling.separation is not None:
+                raise RunError(
+                    f"{self._keys_file} is gone: neither who may take part next nor the noise of the rounds that were "
+                    "released can be known without it; restore it from a backup, or start a new run"
+                )
             self._keys_file.parent.mkdir(mode=0o700, exist_ok=True)
             text = f"{KeyRing.from_seed(None).root:032x} {charged}\n"
             _write(self._keys_file, text.encode("ascii"), private=True)
@@ -334,6 +365,8 @@ class RunFolder:
                 head = str(ledger.head())
         plan = transcript.plan.to_json() if transcript.plan else ""
         meta = {"rounds": str(transcript.rounds), "plan": plan, "ledger_head": head}
+        if self.noise_file.is_file():
+            meta["noise"] = NoiseFile(self.noise_file).digest(transcript.rounds)
         target = self.path / "checkpoints" / f"round-{transcript.rounds:06d}.safetensors"
         partial = target.with_suffix(".partial")
         try:
@@ -363,7 +396,7 @@ class RunFolder:
             models = tuple(tensors[f"models.{i}"] for i in range(sum(n.startswith("models.") for n in tensors)))
             plan = ReleasePlan.from_json(layers, described) if described else None
             optimizer = {n.removeprefix("optimizer."): t for n, t in tensors.items() if n.startswith("optimizer.")}
-            return Checkpoint(Transcript(rounds, models, tensors.get("mean"), plan), optimizer)
+            return Checkpoint(Transcript(rounds, models, tensors.get("mean"), plan), optimizer, meta.get("noise", ""))
         if files:
             raise RunError(f"no checkpoint in {self.path / 'checkpoints'} can be read")
         return None

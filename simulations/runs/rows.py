@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 
@@ -69,6 +69,7 @@ class PrivateRow(TypedDict):
         discarded: contributions with NaN or Inf, which counted as zero.
         seconds: wall time without evaluation.
         failures: replies that are missing, failed or were rejected, each with kind, node, client and reason.
+        exhausted: clients that stayed out because they have spent their own budget; only where there are any.
     """
 
     round: int
@@ -77,6 +78,7 @@ class PrivateRow(TypedDict):
     discarded: int
     seconds: float
     failures: list[dict[str, Any]]
+    exhausted: NotRequired[list[int]]
 
 
 def round_row(record: RoundRecord) -> RoundRow:
@@ -119,7 +121,7 @@ def released_figures(transcript: Transcript) -> RoundRow:
 
 def private_row(record: RoundRecord) -> PrivateRow:
     """The private row of a finished round."""
-    return {
+    row: PrivateRow = {
         "round": record.round,
         "cohort": record.cohort,
         "present": record.present,
@@ -127,6 +129,9 @@ def private_row(record: RoundRecord) -> PrivateRow:
         "seconds": record.seconds,
         "failures": [_failure(failure) for failure in record.failures],
     }
+    if record.exhausted:
+        row["exhausted"] = list(record.exhausted)
+    return row
 
 
 def noise_scale(record: RoundRecord) -> float:

@@ -14,8 +14,9 @@ from typing import Any
 
 from flwr.serverapp import Grid
 
-from fedlgm.errors import Notice
+from fedlgm.errors import Notice, RunError
 from fedlgm.privacy.ledger import Ledger
+from fedlgm.run_noise import RunNoise
 from fedlgm.transcript import Transcript
 from simulations.audits.canaries import audited_figures, run_canaries
 from simulations.config.assembly import Assembly
@@ -63,8 +64,10 @@ def serve(
         transcript = assembly.start() if checkpoint is None else checkpoint.transcript
         if checkpoint is not None:
             restore(optimizer, transcript.models[-1], checkpoint.optimizer)
+        _check_continued(assembly, folder, transcript)
         folder.truncate(transcript.rounds)
         keys, abandoned = folder.keys(recipe.run.seed)
+        run_noise = RunNoise() if assembly.facts.noise is None else folder.run_noise(recipe.run.seed, checkpoint)
         started = time.perf_counter()
         with (
             _followed(assembly, folder, transcript.rounds, trackers) as followers,
@@ -81,9 +84,9 @@ def serve(
             strategy = LayerwiseFedAvg(
                 assembly.method,
                 transcript,
-                CohortSampler(assembly.facts.sampling, keys, federation.dropout),
+                CohortSampler(assembly.cohorts, keys, federation.dropout),
                 optimizer,
-                Releaser(keys, ledger, assembly.numerics, attempt, canaries),
+                Releaser(keys, ledger, assembly.numerics, attempt, canaries, run_noise),
                 nodes,
                 on_round=recorder,
             )
@@ -107,6 +110,7 @@ def serve(
             "mechanism": recipe.mechanism.name,
             "variant": recipe.mechanism.variant,
             "rounds": final.rounds,
+            "unit": recipe.unit,
             **figures,
             "delta": recipe.privacy.delta,
             "noise_reproducible": seeded,
@@ -129,6 +133,19 @@ def serve(
             "seconds": time.perf_counter() - started,
         }
     return result | seen
+
+
+def _check_continued(assembly: Assembly, folder: RunFolder, transcript: Transcript) -> None:
+    """Refuse to continue a run with noise that is correlated otherwise.
+
+    Raises:
+        RunError: this machine computes other coefficients.
+    """
+    if transcript.plan is not None and transcript.plan.facts.noise != assembly.facts.noise:
+        raise RunError(
+            f"{folder.path} correlated its noise by other coefficients than this machine computes (another version of "
+            "NumPy or SciPy?): continue it where it was started"
+        )
 
 
 def nodes_of(assembly: Assembly, kind: str, *, simulated: bool = False) -> Nodes:

@@ -1,18 +1,55 @@
-"""The Python of the how-to pages runs as it is printed, block after block."""
+"""The code of the how-to pages runs as it is printed, block after block: Python, and the commands of some pages."""
 
 from __future__ import annotations
 
 import re
+import shlex
+import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
+from clients.node.policy import Policy
+from simulations import cli
+from simulations.cli import app
+from simulations.config import recipe as recipes
+from simulations.runs.folder import RunFolder
 
 PAGES = Path(__file__).parents[2] / "docs" / "how-to"
 BLOCK = re.compile(r"^```(python|toml)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+COMMAND = re.compile(r"^\$ fedlgm (.*)$", re.MULTILINE)
 
 
-@pytest.mark.parametrize("page", ["own-model", "own-data", "own-task", "text", "adaptive-allocation"])
+INDENTED = re.compile(r"^    fedlgm (.*)$", re.MULTILINE)
+
+
+def test_the_commands_of_correlated_noise_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As printed, but for fewer rounds; the policy's key is one."""
+    text = (PAGES / "correlated-noise.md").read_text(encoding="utf-8")
+    commands = [shlex.split(command) for command in INDENTED.findall(text)]
+    assert [command[0] for command in commands] == ["plan", "simulate", "simulate"]
+    monkeypatch.chdir(tmp_path)
+    for command in commands:
+        short = [] if command[0] == "plan" else ["--set", "federation.rounds=12", "--json"]
+        monkeypatch.setattr(sys, "argv", ["fedlgm", *command, *short])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        assert not end.value.code
+    for name in ("correlated", "turns"):
+        result = RunFolder.open(tmp_path / "runs" / name).result()
+        assert result is not None
+        assert result["epsilon"] <= 8
+    for kind, block in BLOCK.findall(text):
+        assert kind == "toml"
+        (section, values) = next(iter(tomllib.loads(block).items()))
+        assert Policy.model_fields[section].annotation(**values).min_separation == 10
+
+
+@pytest.mark.parametrize(
+    "page", ["own-model", "own-data", "own-task", "text", "example-level", "layer-risk", "adaptive-allocation"]
+)
 def test_the_pages_code_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     blocks = BLOCK.findall((PAGES / f"{page}.md").read_text(encoding="utf-8"))
@@ -23,3 +60,30 @@ def test_the_pages_code_runs(page: str, tmp_path: Path, monkeypatch: pytest.Monk
             tomllib.loads(code)
         elif not code.startswith("--8<--"):  # an example that stands in a file of its own
             exec(compile(code, f"{page}.md", "exec"), namespace)
+
+
+def test_the_example_level_pages_commands_and_recipes_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (PAGES / "example-level.md").read_text(encoding="utf-8")
+    commands = COMMAND.findall(page)
+    assert len(commands) == 8
+    for command in commands:
+        done = CliRunner().invoke(app, shlex.split(command), catch_exceptions=False)
+        assert done.exit_code == 0, (command, done.output)
+    for kind, code in BLOCK.findall(page):
+        if kind == "toml":
+            Path("page.toml").write_text(code, encoding="utf-8")
+            recipes.load("page.toml")
+
+
+def test_the_commands_of_layer_risk_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As printed, but for fewer passes and steps."""
+    monkeypatch.chdir(tmp_path)
+    commands = [shlex.split(found) for found in INDENTED.findall((PAGES / "layer-risk.md").read_text(encoding="utf-8"))]
+    assert [command[0] for command in commands] == ["risk", "risk", "simulate"]
+    short = {"risk": ["risk.epochs=2", "risk.adversary_epochs=2"], "simulate": ["federation.rounds=3"]}
+    for command in commands:
+        changes = [text for change in short[command[0]] for text in ("--set", change)]
+        engine = ["--engine", "local"] if command[0] == "simulate" else []
+        done = CliRunner().invoke(app, [*command, *changes, *engine], catch_exceptions=False)
+        assert done.exit_code == 0, (command, done.output)

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from fedlgm import correlation
 from fedlgm.errors import ConfigError
 from fedlgm.facts import LocalTraining, RunFacts, Sampling
 
@@ -30,6 +31,84 @@ class TestSampling:
         with pytest.raises(ConfigError, match="replace-one"):
             RunFacts(1.0, POISSON, "add-remove", "local")
         RunFacts(1.0, Sampling("fixed", 10, 1.0))  # everybody, always
+
+
+class TestSeparation:
+    """Sampling that keeps rounds between participations."""
+
+    @pytest.mark.parametrize(
+        ("scheme", "population", "rate", "separation", "message"),
+        [
+            ("poisson", 100, 0.1, 4, "use 'min-separation'"),
+            ("fixed", 100, 0.1, 4, "use 'min-separation'"),
+            ("cyclic", 100, 0.1, None, "needs a separation"),
+            ("cyclic", 100, 0.1, 0, "needs a separation"),
+            ("cyclic", 100, 0.1, 9, "1/9 of the clients in a round: rate is 0.1"),
+            ("min-separation", 100, 0.1, 11, "a population of at least 110, there are 100"),
+            ("min-separation", 100, 0.005, 2, "whole number"),
+            ("grouped-poisson", 100, 0.3, 4, "which is more than 1: take at most 3 groups"),
+            ("every-other", 100, 0.3, 4, "unknown sampling scheme"),
+        ],
+    )
+    def test_what_cannot_be_kept(self, scheme, population, rate, separation, message):
+        with pytest.raises(ConfigError, match=message):
+            Sampling(scheme, population, rate, separation)
+
+    def test_rates(self):
+        assert Sampling("cyclic", 100, 0.25, 4).within_group == 1.0
+        assert Sampling("grouped-poisson", 100, 0.2, 4).within_group == pytest.approx(0.8)
+        assert not Sampling("grouped-poisson", 100, 0.25, 4).amplifies  # the cycle itself
+        assert not Sampling("min-separation", 100, 0.2, 4).amplifies
+        assert Sampling("grouped-poisson", 100, 0.1, 4).amplifies
+
+    def test_relations(self):
+        apart, groups = Sampling("min-separation", 100, 0.1, 4), Sampling("grouped-poisson", 100, 0.1, 4)
+        with pytest.raises(ConfigError, match="use relation = 'zero-out'"):
+            RunFacts(1.0, apart, rounds=8)
+        with pytest.raises(ConfigError, match="proven for 'add-remove' and 'zero-out'"):
+            RunFacts(1.0, groups, "replace-one", rounds=8)
+        with pytest.raises(ConfigError, match="replace-one"):
+            RunFacts(1.0, Sampling("fixed", 10, 0.5), "zero-out")
+        for relation in ("zero-out", "replace-one"):
+            assert RunFacts(1.0, apart, relation, rounds=9).releases == 3
+
+    def test_correlated_noise_needs_its_schema(self):
+        banded = correlation.get("banded", 8, bands=4)
+        groups = Sampling("grouped-poisson", 100, 0.1, 3)
+        for sampling, options, message in (
+            (POISSON, {}, "use 'cyclic', 'min-separation' or 'grouped-poisson' sampling"),
+            (groups, {}, "4 bands with 3 groups is not proven"),
+            (groups, {"noise": correlation.get("blt", 8, buffers=1)}, "a buffered strategy with 3 groups"),
+            (Sampling("cyclic", 100, 0.25, 4), {"rounds": 9}, "correlated over 8 rounds, the run has 9"),
+            (
+                POISSON,
+                {"relation": "replace-one", "trust": "local"},
+                "independent noise has the least last and largest",
+            ),
+        ):
+            with pytest.raises(ConfigError, match=message):
+                RunFacts(1.0, sampling, **{"rounds": 8, "noise": banded, **options})
+
+    def test_schedules_are_for_central_trust(self):
+        with pytest.raises(ConfigError, match="max_participations counts"):
+            RunFacts(1.0, Sampling("cyclic", 100, 0.25, 4), "replace-one", "local", 8)
+
+    @pytest.mark.parametrize(
+        "noise", [None, correlation.get("banded", 8, bands=4), correlation.get("blt", 8, buffers=1)]
+    )
+    def test_json_round_trip(self, noise):
+        facts = RunFacts(1.5, Sampling("cyclic", 100, 0.25, 4), rounds=8, noise=noise)
+        assert RunFacts.from_dict(json.loads(json.dumps(facts.to_dict()))) == facts
+
+    def test_independent_noise_is_what_it_was(self):
+        """Names of runs and keys of clients' noise are made of these texts."""
+        facts = RunFacts(1.5, POISSON, "replace-one", "local", 7, 2.0, 1e-6, "rdp", 3)
+        assert json.dumps(facts.to_dict()) == (
+            '{"noise_multiplier": 1.5, "sampling": {"scheme": "poisson", "population": 500, "rate": 0.1}, "relation": '
+            '"replace-one", "trust": "local", "rounds": 7, "epsilon": 2.0, "delta": 1e-06, "accountant": "rdp", '
+            '"max_participations": 3, "training": {"optimizer": "sgd", "lr": 0.1, "momentum": 0.0, "epochs": 1, '
+            '"batch_size": 32, "gradient_clip": null}}'
+        )
 
 
 class TestRunFacts:

@@ -19,10 +19,10 @@ from fedlgm.errors import ConfigError
 from fedlgm.layers import LayerTable
 from fedlgm.plan import NoisyQuery, ReleasePlan, RunFacts, Sampling
 from fedlgm.privacy.guarantee import Guarantee
-from fedlgm.queries import AuxiliaryQuery, BelowBound, LayerMovement
+from fedlgm.queries import AuxiliaryQuery, BelowBound, LayerMovement, LayerStrength, layer_directions
 from fedlgm.transcript import Transcript
 
-KINDS = (BelowBound, LayerMovement)
+KINDS = (BelowBound, LayerMovement, LayerStrength)
 
 
 @dataclass(frozen=True)
@@ -109,3 +109,11 @@ def test_released_means_are_read_by_the_query_that_made_them():
     assert after.answer("below-bound").tolist() == [0.25, 1.25]
     assert after.answer("layer-movement").tolist() == [0.5, 0.0]
     assert after.answer("surprise") is None
+
+
+def test_layer_strengths_are_directions_of_norms():
+    rows = layer_directions(torch.tensor([[3.0, 4.0], [0.0, 0.0], [math.inf, 1.0]], dtype=torch.float64))
+    torch.testing.assert_close(rows, torch.tensor([[0.6, 0.8], [0.0, 0.0], [0.0, 0.0]], dtype=torch.float64))
+    tiny = layer_directions(torch.tensor([[3e-200, 4e-200]], dtype=torch.float64))
+    torch.testing.assert_close(tiny, torch.tensor([[0.6, 0.8]], dtype=torch.float64))
+    assert LayerStrength((1, 2)).decode(torch.tensor([-0.5, 0.5])).tolist() == [0.0, 0.5]

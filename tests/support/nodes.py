@@ -25,6 +25,7 @@ from fedlgm import mechanisms, models
 from fedlgm import node_protocol as protocol
 from fedlgm.facts import RunFacts, Sampling
 from fedlgm.layers import LayerTable
+from fedlgm.mechanisms.method import Method
 from fedlgm.node_protocol import Question
 from fedlgm.plan import ReleasePlan
 from fedlgm.transcript import Transcript
@@ -72,10 +73,12 @@ def plan(
     bound: float = 1.0,
     population: int = 3,
     mechanism: str = "snr-consistent",
+    **facts_options: Any,
 ) -> ReleasePlan:
     """A plan for the nodes' model; `multiplier` is noise over bound."""
-    facts = RunFacts(multiplier, Sampling("poisson", population, 1.0), "replace-one", trust, 10)  # type: ignore[arg-type]
-    return mechanisms.get(mechanism, bound=bound).plan(LAYERS, facts, Transcript.start(MODEL))
+    options = {"sampling": Sampling("poisson", population, 1.0), "relation": "replace-one", "rounds": 10}
+    facts = RunFacts(multiplier, trust=trust, **(options | facts_options))  # type: ignore[arg-type]
+    return Method(mechanisms.get(mechanism, bound=bound), LAYERS, facts).plan(Transcript.start(MODEL))
 
 
 def ask(

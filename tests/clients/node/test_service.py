@@ -23,13 +23,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from clients.node.folder import NodeFolder
-from fedlgm import mechanisms, models
+from fedlgm import correlation, mechanisms, models
 from fedlgm import node_protocol as protocol
 from fedlgm.errors import RunError
+from fedlgm.facts import Sampling
 from fedlgm.layers import LayerTable
 from fedlgm.node_protocol import Question
 from fedlgm.privacy import composed_epsilon
-from fedlgm.privacy.accounting import gaussian_event
+from fedlgm.privacy.accounting import encode, gaussian_event
 from fedlgm.transcript import Transcript
 from tests.support import nodes
 from tests.support.nodes import BODY, CRASHES, MODEL, NodeProcess, ask, edit, hello, make_node, plan, rows, served
@@ -147,6 +148,75 @@ def test_caps_per_run_and_per_day(tmp_path, cap):
         assert ask(folder)[0]["ok"]
         assert ask(folder, round=2)[0]["code"] == "budget-spent"
         assert ask(folder, round=2, run="another")[0]["ok"] == (cap == "releases_per_run")
+
+
+CYCLE = Sampling("cyclic", 4, 0.25, 4)
+BANDED = correlation.get("banded", 10, bands=4)
+
+
+class TestSeparation:
+    """Rounds between two participations of one run are kept by the node itself, whoever asks."""
+
+    def asked(self, folder, text=None, **more):
+        header = ask(folder, text=text, **more)[0]
+        return header["ok"] or (header["code"], header["why"])
+
+    def test_by_policy(self, tmp_path):
+        folder = make_node(tmp_path / "node")
+        edit(folder, "min_separation = 1 ", "min_separation = 3 ")
+        with served(folder):
+            assert self.asked(folder, round=5) is True
+            assert self.asked(folder, round=5) is True  # the same question is the same release
+            for near in (6, 7, 4, 3):
+                code, why = self.asked(folder, round=near)
+                assert code == "separation"
+                assert f"round {near} is {abs(near - 5)} rounds from round 5" in why
+            assert self.asked(folder, round=5, text=plan(5.0).to_json())[0] == "separation"  # another one of that round
+            assert self.asked(folder, round=6, run="another") is True
+            assert self.asked(folder, round=8) is True
+            assert self.asked(folder, round=2) is True
+        with served(folder):  # after a restart
+            assert self.asked(folder, round=9)[0] == "separation"
+            assert self.asked(folder, round=11) is True
+        assert [row.round for row in rows(folder)] == [5, 6, 8, 2, 11]
+
+    def test_by_the_plan(self, tmp_path):
+        """A plan with correlated noise states the separation that its cost rests on, and what each round costs."""
+        folder = make_node(tmp_path / "node", population=4)
+        edit(folder, 'trust = ["local"]', 'trust = ["central"]')
+        text = plan(trust="central", sampling=CYCLE, noise=BANDED, rounds=10).to_json()
+        with served(folder):
+            assert self.asked(folder, text, round=1) is True
+            assert self.asked(folder, text, round=4)[0] == "separation"
+            assert self.asked(folder, text, round=5) is True
+        # Independent of the round: the column of C is as long as that, not only its first entry.
+        norm = BANDED.amplified_column_norm()
+        assert {row.event for row in rows(folder)} == {
+            json.dumps(encode(gaussian_event(plan(trust="central").effective_multiplier / (2 * norm))), sort_keys=True)
+        }
+
+    @pytest.mark.parametrize(
+        "noise", [correlation.get("banded", 10, bands=5), correlation.get("blt", 10, min_separation=4)]
+    )
+    def test_noise_that_is_not_paid_for_round_by_round(self, tmp_path, noise):
+        folder = make_node(tmp_path / "node", population=4)
+        edit(folder, 'trust = ["local"]', 'trust = ["central"]')
+        text = plan(trust="central", sampling=CYCLE, noise=noise, rounds=10).to_json()
+        with served(folder):
+            code, why = self.asked(folder, text)
+        assert code == "privacy"
+        assert "correlated over more rounds" in why
+
+    def test_a_run_without_end_is_not_computed_with(self, tmp_path):
+        endless = json.loads(
+            plan(trust="central", sampling=CYCLE, noise=correlation.get("blt", 10, min_separation=4)).to_json()
+        )
+        endless["facts"]["noise"]["rounds"] = 10**12
+        with served(make_node(tmp_path / "node")) as folder:
+            assert self.asked(folder, json.dumps(endless))[0] == "plan"
+            endless["facts"]["rounds"] = 10**12
+            assert self.asked(folder, json.dumps(endless))[0] == "plan"
+            assert hello(folder)["ok"]
 
 
 def test_central_trust_only_where_the_policy_says_so(tmp_path):

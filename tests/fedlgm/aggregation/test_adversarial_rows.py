@@ -20,7 +20,7 @@ from fedlgm.applications.federated_descent import CoordinateSums
 from fedlgm.applications.federated_pca import CovarianceSums, covariance_table, layer_bounds
 from fedlgm.applications.objectives import Lasso
 from fedlgm.applications.sums import gram, sum_rows
-from fedlgm.contributions import BoundedUpdates
+from fedlgm.contributions import BoundedAnswer, BoundedUpdates
 from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.facts import RunFacts, Sampling
 from fedlgm.layers import SAFETY, LayerTable
@@ -136,7 +136,7 @@ def test_the_rows_are_adversarial():
     table = np.stack([values, np.zeros_like(values)], axis=1)
     other = np.stack([without_first(values), np.zeros_like(values)], axis=1)
     assert SAFETY * float((table.sum(axis=0) - other.sum(axis=0))[0]) > 1 + 1e-4
-    exact = SAFETY * (2**20 + np.linspace(0, 1, 17))
+    exact = 2**20 + np.linspace(0, 1, 65)  # float32 is twice as coarse above 2^20 as below
     assert max(np.float32(exact) - np.float32(exact - SAFETY)) > 1.05
     assert moved_by_descent(values) <= 1
 
@@ -246,7 +246,7 @@ def test_a_query_of_another_shape_is_refused():
         bound_update(torch.ones(5), plan_of(queries=(NoisyQuery(Lying((3, 2)), 0.5),)))
 
 
-@pytest.mark.parametrize("kind", [queries.BelowBound, queries.LayerMovement])
+@pytest.mark.parametrize("kind", [queries.BelowBound, queries.LayerMovement, queries.LayerStrength])
 @settings(max_examples=60)
 @given(norms=st.lists(st.floats(0, 1e300), min_size=2, max_size=2))
 def test_the_librarys_own_queries_keep_their_bounds_without_being_cut(kind, norms):
@@ -309,6 +309,48 @@ class TestWhoBounds:
         assert float(total.total.norm()) <= math.hypot(2.0, 0.5)
 
 
-def test_queries_do_not_stand_beside_updates_that_the_trainer_bounds():
-    with pytest.raises(ConfigError, match="an auxiliary query bounds a client's vector"):
-        plan_of(bounded_by="trainer", queries=(NoisyQuery(queries.named("below-bound", (3, 2)), 0.5),))
+@pytest.mark.parametrize("empty", SUMS)
+class TestAnswersOfTheTrainer:
+    """A query beside updates that the trainer bounds is answered by the same trainer, within the query's bound."""
+
+    PLAN = plan_of(bounded_by="trainer", queries=(NoisyQuery(queries.named("layer-strength", (3, 2)), 0.5),))
+    ROWS = torch.ones(2, 5)
+    ANSWER = BoundedAnswer("layer-strength", torch.tensor([[0.6, 0.8], [0.0, 3.0]], dtype=torch.float64), 1.0)
+
+    def test_what_fits_is_added(self, empty):
+        total = empty(self.PLAN)
+        total.add(BoundedUpdates(self.ROWS, (2.0, 0.5), (self.ANSWER,)))
+        assert total.total.tolist() == [2.0] * 5 + [0.6, 3.8]
+        rows = BoundedUpdates(self.ROWS, (2.0, 0.5), (self.ANSWER,))
+        one_by_one = empty(self.PLAN)
+        for low in range(2):
+            one_by_one.add(rows[low : low + 1])
+        assert torch.equal(one_by_one.total, total.total)
+
+    def test_a_row_that_is_not_finite_counts_as_zero_with_its_answer(self, empty):
+        for rows, answer in ((math.nan * self.ROWS, self.ANSWER.values), (self.ROWS, math.inf * self.ANSWER.values)):
+            total = empty(self.PLAN)
+            total.add(BoundedUpdates(rows, (2.0, 0.5), (BoundedAnswer("layer-strength", answer, 1.0),))[:1])
+            assert (int(total.discarded), total.total.tolist()) == (1, [0.0] * 7)
+
+    @pytest.mark.parametrize(
+        ("answers", "message"),
+        [
+            ((), r"asks the queries \['layer-strength'\], the trainer answered \[\]"),
+            ((replace(ANSWER, query="below-bound"),), "answered \\['below-bound'\\]"),
+            ((ANSWER, ANSWER), "the trainer answered"),
+            ((replace(ANSWER, bound=1.1),), "kept the bound 1.1"),
+            ((replace(ANSWER, bound=math.nan),), "kept the bound nan"),
+            ((replace(ANSWER, values=torch.ones(2, 3)),), r"takes 2 x 2 numbers, got \(2, 3\)"),
+            ((replace(ANSWER, values=torch.ones(1, 2)),), r"takes 2 x 2 numbers, got \(1, 2\)"),
+        ],
+    )
+    def test_what_does_not_fit_is_refused(self, empty, answers, message):
+        with pytest.raises(PrivacyError, match=message):
+            empty(self.PLAN).add(BoundedUpdates(self.ROWS, (2.0, 0.5), answers))
+
+    def test_answers_that_nobody_asked_for_are_refused(self, empty):
+        with pytest.raises(PrivacyError, match="asks the queries"):
+            empty(plan_of(bounded_by="trainer")).add(BoundedUpdates(self.ROWS, (2.0, 0.5), (self.ANSWER,)))
+        with pytest.raises(PrivacyError, match="raw updates"):
+            empty(self.PLAN).add(self.ROWS)

@@ -269,7 +269,7 @@ def test_an_unreachable_set_is_a_clear_error(name, tmp_path, monkeypatch):
         ({"rows": 0}, "passes and rows"),
         ({"rule": "uniform"}, "rule: inid, spr"),
         ({"family": "cauchy"}, "family: gaussian, laplace"),
-        ({"relation": "zero-out"}, "relation: add-remove, replace-one"),
+        ({"relation": "swap-out"}, "relation: add-remove, replace-one, zero-out"),
     ],
     ids=str,
 )

@@ -137,7 +137,7 @@ def test_nbytes_counts_every_array() -> None:
 def test_names_and_unknown_name() -> None:
     assert set(data.names()) == {
         "digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "svhn", "femnist", "bible-kjv",
-        "bible-kjv-chapters", "synthetic",
+        "bible-kjv-chapters", "image-folder", "synthetic",
     }  # fmt: skip
     with pytest.raises(ConfigError, match=r"unknown data set 'cifar'; known: digits, mnist, fashion-mnist"):
         data.load("cifar")

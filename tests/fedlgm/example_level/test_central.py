@@ -9,7 +9,6 @@ from fedlgm.errors import ConfigError
 from fedlgm.example_level.central import train
 from fedlgm.facts import RunFacts, Sampling
 from fedlgm.keys import KeyRing
-from fedlgm.mechanisms.dp_sgd import DPSGD
 from fedlgm.mechanisms.method import Method
 from fedlgm.privacy.ledger import Ledger
 
@@ -20,12 +19,12 @@ def digits():
     return x[:1200], y[:1200], x[1200:], y[1200:]
 
 
-def run(tmp_path, steps=60, rate=0.1, epsilon=8.0, **options):
+def run(tmp_path, steps=60, rate=0.1, epsilon=8.0, name="dp-sgd", **options):
     x, y, test_x, test_y = digits()
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.Tanh(), torch.nn.Linear(32, 10))
     facts = RunFacts(0.0, Sampling("poisson", len(y), rate), rounds=steps, epsilon=epsilon, delta=1e-5)
-    method = Method.of(model, DPSGD("dp-sgd", **options), facts)
+    method = Method.of(model, mechanisms.get(name, **options), facts)
     with Ledger(tmp_path / "ledger.sqlite", "run") as ledger:
         result = train(model, x, y, method, keys=KeyRing.from_seed(3), ledger=ledger, lr=2.0)
     return result, float((model(test_x).argmax(1) == test_y).float().mean())
@@ -36,8 +35,8 @@ def run(tmp_path, steps=60, rate=0.1, epsilon=8.0, **options):
     [
         {"style": "flat"},
         {"style": "per-layer", "allocation": "snr-consistent"},
-        {"style": "auto-s"},
-        {"style": "dp-psac", "stabiliser": 0.1},
+        {"name": "auto-s"},
+        {"name": "dp-psac", "stabiliser": 0.1},
     ],
 )
 def test_every_style_learns_within_its_budget(tmp_path, options):
@@ -62,6 +61,6 @@ def test_a_mechanism_that_bounds_clients_is_refused(tmp_path):
         method = Method.of(model, mechanisms.get("snr-consistent"), facts)
         with pytest.raises(ConfigError, match="bounds whole clients"):
             train(model, x, y, method, keys=KeyRing.from_seed(1), ledger=ledger, lr=1.0)
-        method = Method.of(model, DPSGD("dp-sgd"), facts)
+        method = Method.of(model, mechanisms.get("dp-sgd"), facts)
         with pytest.raises(ConfigError, match="count 10 examples, the data have 9"):
             train(model, x[:9], y[:9], method, keys=KeyRing.from_seed(1), ledger=ledger, lr=1.0)

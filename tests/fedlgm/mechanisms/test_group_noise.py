@@ -347,7 +347,7 @@ def test_no_noise_is_no_guarantee():
         ({"delta": 1.0}, "delta must lie"),
         ({"steps": 0}, "steps must be"),
         ({"sampling_rate": 0.0}, "sampling_rate must lie"),
-        ({"relation": "zero-out"}, "known: add-remove, replace-one"),
+        ({"relation": "swap-out"}, "known: add-remove, replace-one, zero-out"),
         ({"accountant": "gdp"}, "known: pld, rdp"),
     ],
     ids=str,

@@ -102,6 +102,11 @@ def test_canaries_are_part_of_the_bits_and_their_absence_changes_nothing(tiny, t
         ),
         ({"mechanism": {"name": "none"}}, "no noise"),
         ({"privacy": {"trust": "local", "max_participations": 2}}, "own upload"),
+        (
+            {"federation": {"sampling": "cyclic"}, "privacy": {"noise": "banded"}},
+            "correlated over its rounds: .* wrong in both directions",
+        ),
+        ({"federation": {"sampling": "cyclic"}}, "cyclic sampling decides who takes part"),
     ],
 )
 def test_runs_that_canaries_do_not_fit_are_refused_before_anything_is_written(tiny, tmp_path, sections, message):
@@ -168,6 +173,34 @@ def test_recipes_are_audited_in_their_own_setting(tiny_file):
     assert not caught.passed
 
 
+EXAMPLES = ["federation.rounds=4", "mechanism.error_rates=[0.4,0.2]", "run.evaluate_every=4"]
+
+
+def test_recipes_and_runs_that_protect_examples(tmp_path):
+    audit = Audit(trials=200, canaries=400, seed=0)
+    assert targets.audit_recipe("lm-dp-sgd-digits", audit, overrides=EXAMPLES).passed
+    run = tmp_path / "sound"
+    launch.simulate(recipes.load("lm-dp-sgd-digits", EXAMPLES), run_dir=run)
+    found = targets.audit_run(run, audit)
+    assert found.passed
+    assert "noise on the ledger" in [check.name for check in found.checks]
+    assert 0.3 * found.epsilon_reported < found.epsilon_lower
+    run = tmp_path / "published"
+    changes = [text for text in EXAMPLES if "strengths" not in text]
+    result = launch.simulate(recipes.load("lm-dp-sgd-digits", [*changes, "mechanism.variant=published"]), run_dir=run)
+    assert math.isinf(result["epsilon"])
+    assert result["claimed_epsilon"] <= 4
+    assert "section LM-DP-SGD" in result["guarantee"]
+    caught = targets.audit_run(run, audit)
+    assert not caught.passed
+    assert "plan purity" in [check.name for check in caught.checks if not check.passed]
+
+
+def test_local_steps_are_not_single_releases():
+    with pytest.raises(ConfigError, match="noise every local step themselves"):
+        targets.audit_recipe("example-level-federation", Audit(method="probe"))
+
+
 def test_the_command_draws_prints_and_exits(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     short = ["--seed", "0", "--canaries", "300", "--trials", "200"]
@@ -181,6 +214,13 @@ def test_the_command_draws_prints_and_exits(tmp_path, monkeypatch):
     assert not shown["passed"]
     assert shown["epsilon_lower"] > shown["epsilon_reported"]
     assert {"method", "confidence", "checks", "layers"} <= shown.keys()
+    done = CliRunner().invoke(app, ["audit", "lm-dp-sgd", "--variant", "published", "--epsilon", "1", *short, "--json"])
+    assert done.exit_code == 1
+    shown = json.loads(done.stdout)
+    assert shown["epsilon_lower"] > shown["epsilon_reported"]
+    assert "moves the sum by 10.06" in json.dumps(shown["checks"])
+    done = CliRunner().invoke(app, ["audit", "lm-dp-sgd", *short, "--json"])
+    assert done.exit_code == 0
     done = CliRunner().invoke(app, ["audit", "none", *short, "--json"])
     assert done.exit_code == 0
     assert json.loads(done.stdout)["epsilon_reported"] == "inf"

@@ -238,7 +238,7 @@ def test_bundled_recipes_are_valid(name: str) -> None:
     assert bool(caught) == (parsed.privacy.delta >= 0.01)  # the paper's delta = 0.02 is remarked on
     assert parsed.mechanism.name == "ladp"
     assert parsed.federation.clients == 100
-    assert parsed.federation.plan_sampling.expected == 10
+    assert parsed.sampling.expected == 10
     mechanism = parsed.mechanism.build()
     assert mechanism.variant == parsed.mechanism.variant
     assert mechanism.calibrate(facts_of(parsed)) > 0

@@ -9,6 +9,7 @@ import pytest
 from fedlgm import mechanisms
 from fedlgm.errors import ConfigError
 from simulations.config import recipe as recipes
+from simulations.config.assembly import Assembly
 
 
 @pytest.mark.parametrize("name", recipes.names())
@@ -54,6 +55,7 @@ def test_extends(tmp_path):
         recipes.load(base)
 
 
+CYCLE = {"sampling": "cyclic", "rate": 0.25}
 REFUSED = {
     "unknown key": ({"federation": {"round": 3}}, ["federation.round: unknown key", "rounds"]),
     "unknown section": ({"federations": {}}, ["federations: unknown key", "federation"]),
@@ -89,6 +91,41 @@ REFUSED = {
     ),
     "local add-remove": (
         {"privacy": {"trust": "local", "max_participations": 3, "relation": "add-remove"}}, ["'replace-one'", "local"],
+    ),
+    "correlated, anybody at any time": (
+        {"privacy": {"noise": "banded"}},
+        ["privacy.noise = 'banded'", "'cyclic'", "'min-separation'", "'grouped-poisson'", "not 'poisson'"],
+    ),
+    "correlated, local": (
+        {"privacy": {"noise": "banded", "trust": "local", "max_participations": 3}},
+        ["needs trust = 'central'", "seen alone", "independent noise has the least last and largest error"],
+    ),
+    "more bands than rounds": (
+        {"federation": CYCLE, "privacy": {"noise": "banded", "bands": 4}}, ["bands = 4", "federation.rounds, 3"],
+    ),
+    "more bands than groups": (
+        {"federation": CYCLE | {"rounds": 9}, "privacy": {"noise": "banded", "bands": 5}},
+        ["privacy.bands = 5", "between participations, 4"],
+    ),
+    "no such cycle": ({"federation": {"sampling": "cyclic", "rate": 0.3}}, ["federation", "1/3", "rate is 0.3"]),
+    "too few clients": (
+        {"federation": {"sampling": "min-separation", "rate": 0.25}, "privacy": {"min_separation": 5}},
+        ["population of at least 25, there are 20"],
+    ),
+    "probability above one": (
+        {"federation": {"sampling": "grouped-poisson", "rate": 0.3}, "privacy": {"min_separation": 4}},
+        ["more than 1", "at most 3 groups"],
+    ),
+    "no number of groups": (
+        {"federation": {"sampling": "grouped-poisson"}}, ["needs privacy.bands or privacy.min_separation"],
+    ),
+    "separation without a schedule": ({"privacy": {"min_separation": 4}}, ["privacy.min_separation", "'poisson'"]),
+    "schedule under local trust": (
+        {"federation": CYCLE, "privacy": {"trust": "local", "max_participations": 3}}, ["'cyclic'", "'central'"],
+    ),
+    "bands of independent noise": ({"federation": CYCLE, "privacy": {"bands": 2}}, ["privacy.bands belongs to"]),
+    "buffers of bands": (
+        {"federation": CYCLE, "privacy": {"noise": "banded", "buffers": 2}}, ["privacy.buffers belongs to"],
     ),
     "seed": ({"run": {"seed": -1}}, ["run.seed", "0"]),
     "missing key": ({"privacy": {"epsilon": None}}, ["privacy.epsilon", "required"]),
@@ -174,10 +211,60 @@ class TestAnotherChoice:
             recipes.load(bundled, [suggestion])
 
 
+class TestNoise:
+    """[privacy] noise and the sampling that it needs."""
+
+    def test_what_is_left_out(self, tiny):
+        def made(sampling, rate, **privacy):
+            recipe = tiny(federation={"sampling": sampling, "rate": rate, "rounds": 30}, privacy=privacy)
+            return recipe.sampling.separation, recipe.noise and recipe.noise.bands, recipe.relation
+
+        assert made("poisson", 0.25) == (None, None, "add-remove")
+        assert made("cyclic", 0.25) == (4, None, "add-remove")
+        assert made("cyclic", 0.25, noise="banded") == (4, 4, "add-remove")
+        assert made("cyclic", 0.25, noise="banded", bands=2) == (4, 2, "add-remove")
+        assert made("min-separation", 0.15, noise="banded") == (6, 6, "zero-out")
+        assert made("min-separation", 0.15, noise="banded", min_separation=3) == (3, 3, "zero-out")
+        assert made("grouped-poisson", 0.25, noise="square-root", bands=3) == (3, 3, "add-remove")
+        assert made("grouped-poisson", 0.25, noise="banded", bands=2, min_separation=4) == (4, 2, "add-remove")
+        assert made("cyclic", 0.25, noise="blt", buffers=1) == (4, None, "add-remove")
+        assert made("cyclic", 0.25, noise="banded", relation="replace-one")[2] == "replace-one"
+
+    def test_no_more_bands_than_rounds(self, tiny):
+        assert tiny(federation={"sampling": "cyclic", "rate": 0.1}, privacy={"noise": "banded"}).noise.bands == 3
+
+    @pytest.mark.parametrize(
+        ("mechanism", "message"),
+        [
+            ({"name": "time-varying"}, "time-varying: noise correlated over rounds .* changes over the rounds"),
+            ({"name": "dpa"}, "dpa: .* changes over the rounds"),
+            ({"name": "laplace-inid"}, "laplace-inid: .* which Laplace noise has not"),
+            ({"name": "none"}, "none: this mechanism adds no noise"),
+            (
+                {"name": "uniform", "variant": "published", "clip": "med"},
+                "uniform: the published variant is not private",
+            ),
+            ({"name": "ladp", "variant": "published"}, "ladp: the published variant is not private"),
+            ({"name": "full-dp", "calibration": "matched"}, "trust = 'local'"),
+        ],
+    )
+    def test_mechanisms_whose_rounds_are_no_one_mechanism(self, tiny, mechanism, message):
+        recipe = tiny(federation=CYCLE, privacy={"noise": "banded"}, mechanism=mechanism)
+        with pytest.raises(ConfigError, match=message):
+            _ = Assembly(recipe).method
+
+    @pytest.mark.parametrize("name", ["ladp", "sensitive", "adapldp", "full-dp", "gaussian", "gaussian-spr", "uniform"])
+    def test_mechanisms_whose_rounds_are(self, tiny, name):
+        assembly = Assembly(tiny(federation=CYCLE, privacy={"noise": "banded"}, mechanism={"name": name}))
+        plan = assembly.method.plan(assembly.start())
+        assert plan.position == 0
+        assert plan.guarantee.status == "proven"
+
+
 def test_a_fixed_cohort_is_rounded_before_it_is_accounted_for(tiny):
     recipe = tiny(federation={"clients": 21, "sampling": "fixed", "rate": 0.5})
-    sampling = recipe.federation.plan_sampling
+    sampling = recipe.sampling
     assert sampling.expected == 10.0
     assert sampling.rate == 10 / 21
     assert recipe.relation == "replace-one"
-    assert tiny(federation={"clients": 21, "rate": 0.5}).federation.plan_sampling.expected == 10.5
+    assert tiny(federation={"clients": 21, "rate": 0.5}).sampling.expected == 10.5

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import configparser
 import os
+import shlex
+import shutil
 import ssl
 import stat
 import subprocess
@@ -69,6 +72,37 @@ def test_scripts_are_whole_and_nothing_in_them_is_of_the_draft(folder):
             assert os.access(file, os.X_OK)
             assert subprocess.run(["bash", "-n", str(file)], check=False).returncode == 0
     assert 'address = "fl.example.org:8443"' in (folder.flower_home / "config.toml").read_text()
+
+
+def test_systemd_takes_the_units_as_they_are(tmp_path):
+    folder = create(tmp_path / "a lab of 100%", 1)
+    units = sorted((folder.path / "systemd").glob("*.service"))
+    assert [unit.stem for unit in units] == [
+        "fedlgm-node0-executor", "fedlgm-node0-service", "fedlgm-node0-supernode", "fedlgm-superlink",
+    ]  # fmt: skip
+    users = {}
+    for unit in units:
+        parsed = configparser.ConfigParser(strict=False, interpolation=None)
+        parsed.optionxform = str  # type: ignore[assignment,method-assign]
+        parsed.read(unit)
+        assert parsed.sections() == ["Unit", "Service", "Install"]
+        (start,) = shlex.split(parsed["Service"]["ExecStart"])
+        assert os.access(start.replace("%%", "%"), os.X_OK)
+        assert parsed["Service"]["NoNewPrivileges"] == "yes"
+        users[unit.stem.rpartition("-")[2]] = parsed["Service"]["User"]
+    # Three users, so that none of a node's processes can read what is another's.
+    assert users == {"executor": "fl-app", "service": "fl-data", "supernode": "fl-node", "superlink": "fl-server"}
+    confined = (folder.path / "systemd/fedlgm-node0-service.service").read_text()
+    assert "PrivateNetwork=yes" in confined
+    analyse = shutil.which("systemd-analyze")
+    if analyse is None:
+        pytest.skip("the units were parsed; systemd-analyze, which checks every key, is not installed")
+    done = subprocess.run([analyse, "verify", *map(str, units)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+    broken = units[0].with_name("broken.service")
+    broken.write_text(units[0].read_text().replace("NoNewPrivileges", "NoNewPrivilege").replace("ExecStart", "Exec"))
+    done = subprocess.run([analyse, "verify", str(broken)], capture_output=True, text=True, check=False)
+    assert "NoNewPrivilege" in done.stderr  # it does look
 
 
 def test_a_node_that_makes_its_own_keys_is_enrolled(folder, tmp_path):

@@ -105,6 +105,21 @@ def test_engines_agree_bit_by_bit(recipe, reference, tmp_path, nothing_left, opt
     assert [row["cohort"] for row in rows] == drawn
 
 
+@pytest.mark.parametrize(
+    "options",
+    [ENGINES[0], pytest.param({"engine": "flower", "workers": 2}, id="flower", marks=pytest.mark.slow)],
+)
+def test_engines_agree_on_correlated_noise(tmp_path, nothing_left, options):
+    recipe = recipes.load(
+        "correlated-digits",
+        ["federation.clients=20", "federation.rounds=4", "federation.rate=0.5", "run.block_size=2",
+         "federation.sampling=min-separation", "federation.dropout=0.2"],
+    )  # fmt: skip
+    here = launch.simulate(recipe, engine="local", run_dir=tmp_path / "local")
+    there = launch.simulate(recipe, run_dir=tmp_path / "run", **options)
+    assert {name: there[name] for name in SAME} == {name: here[name] for name in SAME}
+
+
 def test_an_interrupted_flower_run_ends_and_can_be_continued(recipe, tmp_path, nothing_left):
     """Flower starts its processes in sessions of their own: they would go on training."""
     long = recipe.model_copy(update={"federation": recipe.federation.model_copy(update={"rounds": 5000})})

@@ -125,6 +125,26 @@ def test_data_of_ones_own_is_not_pictured_in_public(
     assert "Examples by client and class" in report._division(folder, private=True)
 
 
+def test_correlated_noise_is_shown_over_the_rounds(tiny: Callable[..., Recipe], tmp_path: Path) -> None:
+    """A heat map of layers and rounds, the error of the model, and that of independent noise beside it."""
+    run = tmp_path / "run"
+    recipe = tiny(
+        federation={"rounds": 6, "sampling": "cyclic", "rate": 0.25}, privacy={"noise": "banded"}, run={"trackers": []}
+    )
+    launch.simulate(recipe, run_dir=run)
+    report.write_report(run)
+    text = html.unescape((run / "report.html").read_text(encoding="utf-8"))
+    for words in (
+        "Noise over the rounds", "Here it is correlated over rounds (banded, 4 bands); 4 groups take turns",
+        "independent, same participation", "independent, secret Poisson draws", "Noise norm of one round of each layer",
+        "Noise norm of the sum of the released means over the rounds: this run from",
+    ):  # fmt: skip
+        assert words in text, words
+    launch.simulate(tiny(run={"trackers": []}), run_dir=tmp_path / "plain")
+    report.write_report(tmp_path / "plain")
+    assert "Noise over the rounds" not in (tmp_path / "plain" / "report.html").read_text(encoding="utf-8")
+
+
 def test_a_run_without_a_guarantee_says_so(tiny: Callable[..., Recipe], tmp_path: Path) -> None:
     launch.simulate(tiny(mechanism={"name": "none"}), run_dir=tmp_path / "run", trackers=[])
     report.write_report(tmp_path / "run")

@@ -130,20 +130,26 @@ def gan(
     kind: Annotated[str, typer.Option(help="acgan or dcgan.")] = "acgan",
     active: Annotated[bool, typer.Option(help="The attacker also trains on generated images.")] = False,
     steps: Annotated[int, typer.Option(help="Generator steps for each released model.")] = 20,
+    inception: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Also the Inception distance, with torch-fidelity's weights in FILE."),
+    ] = None,
     overrides: SetOption = None,
     picture: PictureOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Images of a class that the curious last client does not hold, from the released global models."""
     from fedlgm.attacks.gan import GanSettings
+    from fedlgm.attacks.inception import InceptionFeatures
     from simulations.attacks import figures
     from simulations.attacks import gan as attacks
     from simulations.attacks.target import Target
 
     settings = GanSettings(kind=kind, active=active, steps=steps)  # type: ignore[arg-type]
+    features = None if inception is None else InceptionFeatures(inception)
     opened = Target.open(target, overrides or ())
     with progress("gan", not as_json) as on_progress, contextlib.redirect_stdout(sys.stderr):
-        found = attacks.attack(opened, label=label, settings=settings, progress=on_progress)
+        found = attacks.attack(opened, label=label, settings=settings, inception=features, progress=on_progress)
     path = figures.save(
         figures.classes([(f"{kind}, {'active' if active else 'passive'}", found)]), picture or Path("attack-gan.png")
     )
@@ -155,6 +161,9 @@ def gan(
     table.add_row("the same between halves of the private images", f"{found.floor:.1f}")
     table.add_row("the same for the nearest other class", f"{found.nearest_class:.1f}")
     table.add_row(f"put into class {found.target} by that classifier", f"{found.agreement:.1%}")
+    if found.inception_distance is not None:
+        table.add_row("Frechet Inception distance", f"{found.inception_distance:.1f}")
+        table.add_row("the same between halves of the private images", f"{found.inception_floor:.1f}")
     table.add_row("accuracy of the attacked model", f"{found.result['accuracy']:.1%}")
     _out.print(table)
     _out.print(_spent(found.result), f"picture: {path}", sep="\n", markup=False)

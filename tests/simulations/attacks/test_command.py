@@ -112,6 +112,7 @@ def test_gan_of_a_recipe(run, tiny_file):
         (["inversion", "digits", "--set", "task.name=binary"], "task"),
         (["gan", "digits"], "data.partition = 'isolation'"),
         (["gan", "digits", "--kind", "vae"], "acgan, dcgan"),
+        (["gan", "digits", "--inception", "weights.pth"], "Inception"),
     ],
 )
 def test_bad_input(run, arguments, message):
@@ -168,6 +169,31 @@ def test_compare_with_attacks(run, tiny_file, tmp_path):
     assert "NOT PRIVATE" in out
     assert "Reconstruction of classes" in out
     assert {path: path.read_bytes() for path in kept} == kept  # what has been measured is read
+
+
+def test_compare_of_audited_runs_has_the_audited_epsilon_beside_the_proven_one(run, tiny_file, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    options = ["--methods", "gaussian,none", "--seeds", 1, "--out", tmp_path / "set", "--attacks", "membership"]
+    options += ["--set", "gaussian/run.audit=true"]  # a run without noise has nothing that canaries could show
+    status, out, err = run("compare", tiny_file, *options, "--json")
+    assert status == 0, err
+    noised, bare = json.loads(out)["attacks"]
+    assert 0 < noised["audited_epsilon"] <= noised["epsilon"]
+    assert bare["audited_epsilon"] is None
+    status, out, err = run("compare", tiny_file, *options)
+    assert status == 0, err
+    table = out[out.index("Privacy, utility, attacks") :]
+    lines = [[cell.strip() for cell in line.strip("│┃").replace("┃", "│").split("│")] for line in table.splitlines()]
+    column = next(line for line in lines if "audited" in line).index("audited")
+    shown = {line[0]: line[column] for line in lines if line[0] in ("gaussian", "none")}
+    assert float(shown["gaussian"]) == pytest.approx(noised["audited_epsilon"], rel=0.01)
+    assert shown["none"] == "-"
+
+
+def test_compare_says_how_to_audit_where_a_method_has_no_noise(run, tiny_file):
+    status, out, err = run("compare", tiny_file, "--methods", "none", "--set", "run.audit=true")
+    assert (status, out) == (2, "")
+    assert "run.audit" in err
 
 
 @pytest.mark.parametrize(

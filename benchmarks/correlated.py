@@ -1,0 +1,242 @@
+"""Correlated noise: what a round costs and what the models gain: `python -m benchmarks.correlated --json`.
+
+* processor milliseconds of a round's noise with 10 bands over those of independent noise, one core, and what is kept in
+  memory; beside them those of one batch of 32 examples on a client, and the whole round of ten clients with ten batches
+  each, as their sum;
+* processor seconds of whole rounds of `fashion-mnist` with either noise, one core (`--rounds 0` leaves them out);
+* errors of the models over those of independent noise: without amplification, clients at least b rounds apart in both;
+  and with groups and secret draws in them, against Poisson sampling of everybody.
+
+Nothing is written but what is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedlgm import correlation, mechanisms, models
+from fedlgm.correlation import CorrelatedStream, Correlation, Workload
+from fedlgm.devices import torch_threads
+from fedlgm.facts import RunFacts, Sampling
+from fedlgm.keys import KeyRing
+from fedlgm.layers import LayerTable
+from fedlgm.mechanisms.method import Method
+from fedlgm.privacy import calibrate
+from fedlgm.privacy.whole_run import WholeRun
+from fedlgm.release import release
+from fedlgm.run_noise import RunNoise
+from fedlgm.transcript import Transcript
+
+BANDS, ROUNDS, DELTA = 10, 300, 1e-5
+MODELS = {
+    "CNN, FashionMNIST": ("cnn", (1, 28, 28)),
+    "CNN, CIFAR-10": ("cifar-cnn", (3, 32, 32)),
+    "ResNet-18": ("resnet18", (3, 32, 32)),
+}
+
+Row = dict[str, Any]
+
+
+def noise_cost(repeats: int) -> list[Row]:
+    """A whole release (drawing, correlating, adding, rounding) per round, once the past is as long as it gets."""
+    rows = []
+    for name, (kind, shape) in MODELS.items():
+        module = models.build(kind, in_shape=shape, classes=10)
+        layers = LayerTable.from_module(module)
+        jobs = [_releases(layers, noise) for noise in (None, correlation.get("banded", ROUNDS, bands=BANDS))]
+        with torch_threads(1):
+            for _ in range(BANDS):
+                jobs[1]()
+            independent, correlated = interleaved(jobs, repeats)
+            batch = interleaved([lambda module=module, shape=shape: step(module, shape)], max(1, repeats // 5))[0]
+        stream = CorrelatedStream(correlation.get("banded", ROUNDS, bands=BANDS), layers.size)
+        rows.append(
+            {
+                "model": name,
+                "parameters": layers.size,
+                "independent_ms": 1e3 * independent,
+                "correlated_ms": 1e3 * correlated,
+                "ratio": correlated / independent,
+                "batch_ms": 1e3 * batch,
+                "round_ratio": (correlated + 100 * batch) / (independent + 100 * batch),
+                "memory_mb": stream.memory / 1e6,
+                "vectors": stream.memory / (4 * layers.size),
+            }
+        )
+    return rows
+
+
+def step(module: torch.nn.Module, shape: tuple[int, ...]) -> None:
+    """One batch of 32 examples, forwards and backwards."""
+    x, y = torch.zeros(32, *shape), torch.zeros(32, dtype=torch.long)
+    torch.nn.functional.cross_entropy(module(x), y).backward()
+
+
+def _releases(layers: LayerTable, noise: Correlation | None) -> Callable[[], None]:
+    facts = RunFacts(1.5, Sampling("poisson", 500, 0.1), rounds=ROUNDS)
+    if noise is not None:
+        facts = replace(facts, sampling=Sampling("cyclic", 500, 0.1, BANDS), noise=noise)
+    method = Method(mechanisms.get("snr-consistent"), layers, facts)
+    plan = method.plan(Transcript.start(torch.zeros(layers.size)))
+    total, keys, run_noise, round = torch.zeros(plan.size, dtype=torch.float64), KeyRing(1), RunNoise(), 0
+
+    def one() -> None:
+        nonlocal round
+        own = plan if noise is None else replace(plan, position=round)
+        round += 1
+        release(total, own, keys, round, run_noise=run_noise)
+
+    return one
+
+
+def whole_rounds(rounds: int) -> Row:
+    """Rounds of `fashion-mnist` (500 clients in groups that take turns, 50 a round) in this process, taken in turn."""
+    from flwr.app import ConfigRecord
+
+    from clients import AnyClient
+    from fedlgm.privacy import Ledger
+    from simulations.config import recipe as recipes
+    from simulations.config.assembly import Assembly
+    from simulations.engines.local import LocalGrid
+    from strategies import AnyNode, CohortSampler, LayerwiseFedAvg, Releaser, ServerOptimizer
+
+    def runner(noise: str, directory: Path) -> Callable[[], None]:
+        assembly = Assembly(recipes.load("fashion-mnist", ["federation.sampling=cyclic", f"privacy.noise={noise}"]))
+        keys = KeyRing.from_seed(1)
+        strategy = LayerwiseFedAvg(
+            assembly.method, assembly.start(), CohortSampler(assembly.facts.sampling, keys),
+            ServerOptimizer("sgd", 1.0),
+            Releaser(keys, Ledger(directory / f"{noise}.sqlite", noise), assembly.numerics), AnyNode(assembly.sizes),
+        )  # fmt: skip
+        grid = LocalGrid(assembly.client(keys, AnyClient()).as_app())
+        number, arrays = 0, strategy.initial_arrays()
+
+        def one() -> None:
+            nonlocal number, arrays
+            number += 1
+            replies = grid.send_and_receive(strategy.configure_train(number, arrays, ConfigRecord(), grid))
+            arrays = strategy.aggregate_train(number, replies)[0] or arrays
+
+        return one
+
+    with tempfile.TemporaryDirectory() as directory:
+        jobs = [runner(noise, Path(directory)) for noise in ("independent", "banded")]
+        with torch_threads(1):
+            independent, correlated = interleaved(jobs, rounds)
+    return {
+        "rounds": rounds,
+        "independent_seconds": independent,
+        "correlated_seconds": correlated,
+        "ratio": correlated / independent,
+    }
+
+
+def without_amplification() -> list[Row]:
+    """Clients at least b rounds apart under either noise, so that both have the same sensitivity, sqrt(T / b)."""
+    rows = []
+    independent = correlation.get("identity", ROUNDS)
+    for separation in (5, 10, 20, 50):
+        row: Row = {"rounds": ROUNDS, "min_separation": separation}
+        for reduce in ("mean", "max"):
+            c = correlation.get("banded", ROUNDS, bands=separation, reduce=reduce)
+            costs = [each.sensitivity(separation) * each.error(reduce=reduce) for each in (c, independent)]
+            row[reduce] = costs[0] / costs[1]
+        blt = correlation.get("blt", ROUNDS, min_separation=separation)
+        row["blt_mean"] = (
+            blt.sensitivity(separation) * blt.error() / (independent.sensitivity(separation) * independent.error())
+        )
+        row["floor"] = separation**-0.5
+        rows.append(row)
+    return rows
+
+
+def against_poisson(budgets: tuple[float, ...], groups: tuple[int, ...]) -> list[Row]:
+    """At q = 0.1. Ten groups are a public cycle: nothing is secret but the noise."""
+    rows = []
+    independent = correlation.get("identity", ROUNDS)
+    for epsilon in budgets:
+        poisson = calibrate(epsilon, DELTA, steps=ROUNDS, sampling_rate=0.1)
+        for b in groups:
+            row: Row = {"epsilon": epsilon, "groups": b}
+            for reduce in ("mean", "max"):
+                c = correlation.get("banded", ROUNDS, bands=b, reduce=reduce)
+                sampling = Sampling("grouped-poisson", 500, 0.1, b)
+                row["multiplier"] = WholeRun(c, sampling, "add-remove").calibrate(epsilon, DELTA, "pld")
+                row[reduce] = row["multiplier"] * c.error(reduce=reduce) / (poisson * independent.error(reduce=reduce))
+            rows.append(row)
+    return rows
+
+
+def workloads() -> list[Row]:
+    """Mean error for servers with momentum and schedules, 10 bands: the C made for them and that for prefix sums."""
+    rows = []
+    rates = tuple((1 - np.arange(ROUNDS) / ROUNDS).tolist())
+    for name, workload in {"momentum 0.9": Workload(0.9), "linear schedule": Workload(rates=rates)}.items():
+        made = correlation.get("banded", ROUNDS, bands=BANDS, workload=workload)
+        prefix, independent = correlation.get("banded", ROUNDS, bands=BANDS), correlation.get("identity", ROUNDS)
+        errors = [c.error(workload) for c in (made, prefix, independent)]
+        rows.append(
+            {"server": name} | dict(zip(("made_for_it", "for_prefix_sums", "independent"), errors, strict=True))
+        )
+    return rows
+
+
+def interleaved(jobs: list[Callable[[], Any]], repeats: int) -> list[float]:
+    """Median seconds of this process's time for each job, taken in turn after one run that warms up.
+
+    Wall time would measure whatever else the machine does.
+    """
+    times: list[list[float]] = [[] for _ in jobs]
+    for turn in range(repeats + 1):
+        for job, own in zip(jobs, times, strict=True):
+            started = time.process_time()
+            job()
+            if turn > 0:
+                own.append(time.process_time() - started)
+    return [float(np.median(own)) for own in times]
+
+
+def table(rows: list[Row]) -> str:
+    def cell(value: Any) -> str:
+        return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+    lines = [list(rows[0]), ["---"] * len(rows[0]), *([cell(v) for v in row.values()] for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    parser.add_argument("--quick", action="store_true", help="few repeats, one budget, no whole rounds")
+    parser.add_argument("--repeats", type=int, default=15, help="releases to time (default 15)")
+    parser.add_argument("--rounds", type=int, default=8, help="whole rounds to time (default 8)")
+    options = parser.parse_args()
+    quick = options.quick
+    results: dict[str, list[Row]] = {
+        "without amplification": without_amplification(),
+        "against Poisson sampling": against_poisson(
+            (3.0,) if quick else (1.0, 3.0, 8.0, 16.0), (2, 10) if quick else (2, 4, 5, 10)
+        ),
+        "workloads": workloads(),
+        "noise of a round": noise_cost(3 if quick else options.repeats),
+    }
+    if options.rounds > 0 and not quick:
+        results["whole rounds"] = [whole_rounds(options.rounds)]
+    if options.json:
+        print(json.dumps(results))
+    else:
+        print("\n\n".join(f"{name}\n\n{table(rows)}" for name, rows in results.items()))
+
+
+if __name__ == "__main__":
+    main()

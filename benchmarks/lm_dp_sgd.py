@@ -1,0 +1,379 @@
+"""LM-DP-SGD beside DP-SGD, Auto-S and DP-PSAC: accuracy, layer membership risk, bias, time and memory.
+
+    python -m benchmarks.lm_dp_sgd risk              # error rates of public adversaries (Table 5)
+    python -m benchmarks.lm_dp_sgd train [--minutes 9]   # searches and runs, as many as fit; call again to go on;
+                                                     # then the allocations (Table 2 of the SNR-consistent paper)
+    python -m benchmarks.lm_dp_sgd allocations       # those alone
+    python -m benchmarks.lm_dp_sgd steps [NETWORK ...]   # time and memory of a step (Tables 7 and 8)
+    python -m benchmarks.lm_dp_sgd page              # writes docs/results/lm-dp-sgd.md from what was measured
+
+FashionMNIST, S-CNN (26,010 parameters). Private: 2,000 training examples; public: 4,000 others, half of which train the
+shadow model. Everything is one torch thread. What was measured is kept in runs/lm-dp-sgd.json, so that an interrupted
+benchmark goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedlgm import data, mechanisms, models, privacy
+from fedlgm.example_level import PSAC, AutoS, ExampleGradients, FlatClip, Reweighted
+from fedlgm.example_level.central import train
+from fedlgm.example_level.risk import ShadowTraining, layer_errors, layer_risk, public_bias_weights
+from fedlgm.facts import RunFacts, Sampling
+from fedlgm.keys import KeyRing, Purpose
+from fedlgm.layers import LayerTable
+from fedlgm.mechanisms.base import UsesPrivateNorms
+from fedlgm.mechanisms.dp_sgd import DPSGD
+from fedlgm.mechanisms.method import Method
+from fedlgm.mechanisms.risk_aware import LMDPSGD, PublishedLMDPSGD
+from fedlgm.privacy.ledger import Ledger
+from fedlgm.transcript import Transcript
+
+STORE = Path("runs") / "lm-dp-sgd.json"
+PRIVATE, PUBLIC, RATE, STEPS, EMPHASIS = 2000, 4000, 0.05, 200, 5.0
+EPSILON, DELTA = 5.0, 1e-5
+RATES, SEARCH_SEED, SEEDS = (0.3, 1.0), 100, (1, 2, 3)
+LOOKS = 5  # at how many steps the bias is measured
+SHADOW = ShadowTraining(epochs=20, lr=2e-3, adversary_epochs=10)
+STYLES = ("sgd", "dp-sgd", "auto-s", "dp-psac", "lm public", "lm stale", "lm privatised", "lm bias", "lm published")
+ALLOCATIONS = (
+    "uniform",
+    "sensitivity-proportional",
+    "dimension-adjusted",
+    "min-total-noise",
+    "snr-consistent",
+    "standard",
+)
+CENTRAL = {"private": 10000, "rate": 0.02, "steps": 150, "epsilon": 3.0}
+
+
+class Store:
+    """What was measured so far, by name."""
+
+    def __init__(self, path: Path = STORE) -> None:
+        self.path, self.values = path, json.loads(path.read_text()) if path.is_file() else {}
+
+    def __call__(self, name: str, measure: Any) -> Any:
+        if name not in self.values:
+            started = time.process_time()
+            self.values[name] = measure()
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.write_text(json.dumps(self.values, indent=1))
+            print(f"{name}: {time.process_time() - started:.0f} s of processor time", flush=True)
+        return self.values[name]
+
+
+@dataclass(frozen=True)
+class Halves:
+    """FashionMNIST in a private and a public part, and the test set."""
+
+    private: tuple[Tensor, Tensor]
+    public: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor]
+
+    @classmethod
+    def load(cls, private: int | None = None, public: int | None = None) -> Halves:
+        found = data.load("fashion-mnist")
+        private, public = PRIVATE if private is None else private, PUBLIC if public is None else public
+        order = np.random.default_rng(0).permutation(len(found.train_y))
+
+        def part(rows: np.ndarray) -> tuple[Tensor, Tensor]:
+            return torch.from_numpy(found.train_x[rows]), torch.from_numpy(found.train_y[rows])
+
+        test = torch.from_numpy(found.test_x), torch.from_numpy(found.test_y)
+        return cls(part(order[:private]), part(order[private : private + public]), test)
+
+
+@dataclass
+class Watched:
+    """Bias of the scaling at some steps: ||mean scaled gradient - mean gradient|| over fixed private examples."""
+
+    module: nn.Module
+    method: Method
+    examples: tuple[Tensor, Tensor]
+    bias: list[float] = field(default_factory=list)
+
+    def look(self, scaling: Any) -> None:
+        x, y = self.examples
+        gradients = ExampleGradients(self.module, self.method.layers)
+        mean, true = (gradients.sum(x, y, s).total.double() / len(y) for s in (scaling, FlatClip(float("inf"))))
+        self.bias.append(float((mean - true).norm()))
+
+
+def scnn(seed: int) -> nn.Module:
+    return models.build("s-cnn", in_shape=(1, 28, 28), classes=10, seed=seed)
+
+
+def mechanism(style: str, store: Store) -> Any:
+    """The mechanism of a row of the table."""
+    if style in ("dp-sgd", "auto-s", "dp-psac"):
+        return mechanisms.get(style)
+    if style == "lm bias":
+        return LMDPSGD("lm-dp-sgd", weights="public", strengths=tuple(store.values["bias weights"]))
+    known: dict[str, Any] = {
+        "error_rates": tuple(row["training_error"] for row in store.values["risk fashion-mnist"]),
+        "emphasis": EMPHASIS,
+    }
+    if style == "lm published":
+        return PublishedLMDPSGD("lm-dp-sgd", **known)
+    strengths = tuple(row["strength"] for row in store.values["risk fashion-mnist"])
+    return LMDPSGD("lm-dp-sgd", weights=style.split()[1], strengths=strengths, **known)
+
+
+def measure_risk(store: Store) -> None:
+    """Error rates on two public sets, and the public weights for convergence."""
+    halves = Halves.load()
+    digits = data.load("digits")
+    small = torch.from_numpy(np.concatenate([digits.train_x, digits.test_x]))
+    resized = nn.functional.interpolate(small, size=(28, 28), mode="bilinear")
+    sets = {
+        "fashion-mnist": halves.public,
+        "digits": (resized, torch.from_numpy(np.concatenate([digits.train_y, digits.test_y]))),
+    }
+    for name, (x, y) in sets.items():
+        keys = KeyRing.from_seed(7)
+        store(f"risk {name}", lambda x=x, y=y, keys=keys: [
+            vars(row) for row in layer_risk(scnn(7), x, y, keys=keys, training=SHADOW)
+        ])  # fmt: skip
+
+    def weights() -> list[float]:
+        module = scnn(7)
+        x, y = halves.public
+        return public_bias_weights(module, LayerTable.from_module(module), x[:1000], y[:1000], 1.0).tolist()
+
+    store("bias weights", weights)
+
+
+def run(style: str, lr: float, seed: int, store: Store, whole: bool = True) -> dict[str, Any]:
+    """Train once; accuracy on the test set, and with `whole` the layers' membership accuracy and the bias."""
+    halves, module, keys = Halves.load(), scnn(seed), KeyRing.from_seed(seed)
+    x, y = halves.private
+    started = time.process_time()
+    if style == "sgd":
+        found: dict[str, Any] = {"epsilon": None, "guarantee": "none", "bias": []}
+        sgd(module, x, y, lr, keys)
+    else:
+        facts = RunFacts(0.0, Sampling("poisson", PRIVATE, RATE), rounds=STEPS, epsilon=EPSILON, delta=DELTA)
+        method = Method.of(module, mechanism(style, store), facts)
+        found = private_run(method, module, x, y, lr, keys, looks=LOOKS if whole else 0)
+    found |= {
+        "lr": lr,
+        "seed": seed,
+        "seconds": time.process_time() - started,
+        "accuracy": accuracy(module, halves.test),
+    }
+    if whole:
+        both, count = torch.cat([x, halves.test[0]]), min(len(x), len(halves.test[1]))
+        inside, outside = torch.arange(count), len(x) + torch.arange(count)
+        errors = layer_errors(module, both, inside, outside, keys=KeyRing.from_seed(1000 + seed), training=SHADOW)
+        found["membership"] = {layer: 1 - held_out for layer, (_, held_out) in errors.items()}
+        found["train_accuracy"] = accuracy(module, (x, y))
+    return found
+
+
+def private_run(
+    method: Method, module: nn.Module, x: Tensor, y: Tensor, lr: float, keys: KeyRing, looks: int = 0
+) -> dict[str, Any]:
+    watched, steps = Watched(module, method, (x[:500], y[:500])), method.facts.rounds
+    plans: list[Any] = []
+
+    class Spy(Method):
+        def plan(self, transcript: Transcript) -> Any:
+            plans.append(super().plan(transcript))
+            return plans[-1]
+
+    def after(step: int) -> None:
+        if looks and step % (steps // looks) == 0:
+            plan, own = plans[-1], method.mechanism
+            if isinstance(own, UsesPrivateNorms):
+                gradients = ExampleGradients(module, method.layers)
+                norms = gradients.sum(*watched.examples, FlatClip(1.0)).norms.numpy()
+                plan = own.plan_from_private_norms(method.layers, method.facts, norms)
+            watched.look(own.scaling(plan))
+        del plans[:-1]
+
+    with tempfile.TemporaryDirectory() as folder, Ledger(Path(folder) / "ledger.sqlite", "run") as ledger:
+        result = train(
+            module,
+            x,
+            y,
+            Spy(method.mechanism, method.layers, method.facts),
+            keys=keys,
+            ledger=ledger,
+            lr=lr,
+            progress=after,
+        )
+    multiplier = method.facts.noise_multiplier
+    claimed = privacy.epsilon(multiplier, DELTA, steps=steps, sampling_rate=method.facts.sampling.rate)
+    return {
+        "epsilon": result.epsilon if np.isfinite(result.epsilon) else "inf",
+        "claimed": claimed,
+        "guarantee": result.guarantee.status,
+        "multiplier": multiplier,
+        "bias": watched.bias,
+    }
+
+
+def sgd(module: nn.Module, x: Tensor, y: Tensor, lr: float, keys: KeyRing) -> None:
+    """The same batches without bounds or noise."""
+    for step in range(1, STEPS + 1):
+        rows = torch.from_numpy(np.flatnonzero(keys.numpy_generator(Purpose.COHORT, step).random(len(y)) < RATE))
+        loss = nn.functional.cross_entropy(module(x[rows]), y[rows], reduction="sum") / (RATE * len(y))
+        loss.backward()
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter -= lr * parameter.grad
+                parameter.grad = None
+
+
+def accuracy(module: nn.Module, pair: tuple[Tensor, Tensor]) -> float:
+    x, y = pair
+    with torch.no_grad():
+        right = [
+            (module.eval()(part).argmax(1) == labels).float()
+            for part, labels in zip(x.split(1000), y.split(1000), strict=True)
+        ]
+    module.train()
+    return float(torch.cat(right).mean())
+
+
+def measure_training(store: Store, deadline: float) -> bool:
+    """Searches and runs until the deadline; whether all are done."""
+    for style in STYLES:
+        for lr in RATES:
+            if time.time() > deadline:
+                return False
+            store(f"search {style} {lr:g}", lambda s=style, r=lr: run(s, r, SEARCH_SEED, store, whole=False))
+    for seed in SEEDS:
+        for style in STYLES:
+            best = max(RATES, key=lambda r, s=style: store.values[f"search {s} {r:g}"]["accuracy"])
+            if time.time() > deadline:
+                return False
+            store(f"run {style} {seed}", lambda s=style, r=best, n=seed: run(s, r, n, store))
+    return True
+
+
+def measure_allocations(store: Store, deadline: float) -> bool:
+    """DP-SGD with every allocation under EqClip, and flat, at epsilon 3."""
+
+    def once(name: str, lr: float, seed: int) -> dict[str, Any]:
+        halves, module = Halves.load(int(CENTRAL["private"]), 0), scnn(seed)
+        own = DPSGD("dp-sgd") if name == "standard" else DPSGD("dp-sgd", style="per-layer", allocation=name)
+        sampling = Sampling("poisson", int(CENTRAL["private"]), CENTRAL["rate"])
+        facts = RunFacts(0.0, sampling, rounds=int(CENTRAL["steps"]), epsilon=CENTRAL["epsilon"], delta=DELTA)
+        found = private_run(Method.of(module, own, facts), module, *halves.private, lr, KeyRing.from_seed(seed))
+        return found | {"lr": lr, "seed": seed, "accuracy": accuracy(module, halves.test)}
+
+    for name in ALLOCATIONS:
+        for lr in RATES:
+            if time.time() > deadline:
+                return False
+            store(f"central search {name} {lr:g}", lambda n=name, r=lr: once(n, r, SEARCH_SEED))
+    for seed in SEEDS:
+        for name in ALLOCATIONS:
+            best = max(RATES, key=lambda r, n=name: store.values[f"central search {n} {r:g}"]["accuracy"])
+            if time.time() > deadline:
+                return False
+            store(f"central run {name} {seed}", lambda n=name, r=best, s=seed: once(n, r, s))
+    return True
+
+
+# -- time and memory of a step -----------------------------------------------------------------------------------------
+
+NETWORKS = {
+    "S-CNN": ("s-cnn", (1, 28, 28), 10, 256),
+    "D-CNN": ("d-cnn", (3, 32, 32), 10, 64),
+    "ResNet-18": ("resnet18", (3, 32, 32), 100, 16),
+    "VGG-16": ("vgg16", (3, 64, 64), 2, 16),
+}
+STEPPED = ("sgd", "dp-sgd", "auto-s", "dp-psac", "lm sound", "lm published")
+
+
+def one_step(network: str, style: str, turns: int = 4) -> dict[str, float]:
+    """CPU seconds of a step (median) and peak memory above the imports, in MB; in a process of its own."""
+    torch.set_num_threads(1)
+    name, shape, classes, batch = NETWORKS[network]
+    module = models.build(name, in_shape=shape, classes=classes)
+    layers = LayerTable.from_module(module)
+    x, y = torch.randn(batch, *shape), torch.randint(classes, (batch,))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    count = len(layers)
+    scalings = {
+        "dp-sgd": FlatClip(1.0), "auto-s": AutoS(1.0), "dp-psac": PSAC(1.0, 0.1),
+        "lm sound": Reweighted(1.0, (count**-0.5 * (1 - 1e-12),) * count),
+    }  # fmt: skip
+    gradients = ExampleGradients(module, layers) if style != "sgd" else None
+    facts = RunFacts(1.0, Sampling("poisson", batch, 1.0))
+    published = PublishedLMDPSGD("lm-dp-sgd")
+    times = []
+    for _ in range(turns + 1):
+        started = time.process_time()
+        if gradients is None:
+            nn.functional.cross_entropy(module(x), y).backward()
+            with torch.no_grad():
+                for parameter in module.parameters():
+                    parameter -= 0.1 * parameter.grad
+                    parameter.grad = None
+        else:
+            if style == "lm published":
+                norms = gradients.sum(x, y, FlatClip(1.0)).norms.numpy()
+                scaling: Any = published.scaling(published.plan_from_private_norms(layers, facts, norms))
+            else:
+                scaling = scalings[style]
+            total = gradients.sum(x, y, scaling).total
+            total += torch.randn(len(total))
+        times.append(time.process_time() - started)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - before
+    return {"seconds": float(np.median(times[1:])), "megabytes": peak}
+
+
+def measure_steps(store: Store, networks: list[str]) -> None:
+    for network in networks or NETWORKS:
+        for style in STEPPED:
+            command = [sys.executable, "-m", "benchmarks.lm_dp_sgd", "step", network, style]
+            store(f"step {network} {style}", lambda c=command: json.loads(
+                subprocess.run(c, check=True, capture_output=True, text=True).stdout
+            ))  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["risk", "train", "allocations", "steps", "step", "page"])
+    parser.add_argument("rest", nargs="*")
+    parser.add_argument("--minutes", type=float, default=9.0)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    store, deadline = Store(), time.time() + 60 * options.minutes
+    if options.what == "step":
+        print(json.dumps(one_step(*options.rest)))
+    elif options.what == "risk":
+        measure_risk(store)
+    elif options.what == "steps":
+        measure_steps(store, options.rest)
+    elif options.what == "page":
+        from benchmarks.lm_dp_sgd_page import write
+
+        write(store.values)
+    else:
+        measure_risk(store)
+        done = options.what == "allocations" or measure_training(store, deadline)
+        done = done and measure_allocations(store, deadline)
+        print("done" if done else "not done: call again", flush=True)
+
+
+if __name__ == "__main__":
+    main()

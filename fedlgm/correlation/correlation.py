@@ -1,0 +1,305 @@
+"""How noise is correlated over a run's rounds: a lower-triangular Toeplitz matrix C and what it costs and buys.
+
+A release of round t is y_t = x_t + s w_t with C w = z, z independent N(0, 1), and x_t the sum of bounded contributions.
+C is public and invertible, so publishing y is publishing C x + s z: a Gaussian mechanism, also for contributions and
+participation that react to earlier releases (Denisov et al. 2022). One client moves C x by at most kappa sens(C), kappa
+being its bound over s: the run is one Gaussian mechanism of noise multiplier 1 / (kappa sens(C)).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from scipy.linalg import toeplitz
+from scipy.signal import lfilter
+
+from fedlgm.correlation import blt, sensitivities
+from fedlgm.correlation.toeplitz import Reduce
+from fedlgm.correlation.workloads import Workload, as_workload
+from fedlgm.errors import ConfigError
+
+_MOST_ROUNDS = 1_000_000
+
+
+@dataclass(frozen=True, eq=False)
+class Correlation:
+    """Noise correlated over `rounds` rounds by a lower-triangular Toeplitz matrix C.
+
+    Build one with `fedlgm.correlation.get`. Rounds count from 0.
+
+    Example:
+        >>> from fedlgm import correlation
+        >>> c = correlation.get("square-root", 4, bands=2)
+        >>> c.matrix().round(3)
+        array([[0.894, 0.   , 0.   , 0.   ],
+               [0.447, 0.894, 0.   , 0.   ],
+               [0.   , 0.447, 0.894, 0.   ],
+               [0.   , 0.   , 0.447, 0.894]])
+        >>> round(c.sensitivity(min_separation=2), 6), round(c.error(), 4)
+        (1.414214, 1.3993)
+
+    Attributes:
+        name: "identity", "square-root", "banded", "blt", or a name of your own for coefficients of your own.
+        rounds: T, planned number of releases. Fewer are covered, more are not.
+        coefficients: first column of C, float64: c_0 > 0, then the other bands (all T of them for "blt").
+        decays: of the buffers of "blt", in (0, 1); empty for everything else.
+        scales: of those buffers, positive, with a sum of at most 1.
+
+    Raises:
+        ConfigError: coefficients that are not finite, too many of them, c_0 <= 0, or buffers outside their ranges.
+    """
+
+    name: str
+    rounds: int
+    coefficients: np.ndarray
+    decays: tuple[float, ...] = ()
+    scales: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_rounds(self.rounds)
+        c = np.array(self.coefficients, dtype=np.float64)
+        if c.ndim != 1 or not 1 <= c.size <= self.rounds:
+            raise ConfigError(f"coefficients must be a list of 1 to {self.rounds} numbers, got shape {c.shape}")
+        if not np.isfinite(c).all() or c[0] <= 0:
+            raise ConfigError("coefficients must be finite and the first one positive")
+        decays, scales = np.array(self.decays), np.array(self.scales)
+        if decays.shape != scales.shape or not ((decays > 0) & (decays < 1)).all() or not (scales > 0).all():
+            raise ConfigError("buffers need decays in (0, 1) and as many positive scales")
+        c.setflags(write=False)
+        object.__setattr__(self, "rounds", int(self.rounds))
+        object.__setattr__(self, "coefficients", c)
+
+    @classmethod
+    def from_buffers(cls, rounds: int, decays: tuple[float, ...], scales: tuple[float, ...]) -> Correlation:
+        """The buffered Toeplitz strategy c_0 = 1, c_j = sum_i scale_i decay_i^(j-1)."""
+        _check_rounds(rounds)
+        c = blt.coefficients(np.array(decays, dtype=np.float64), np.array(scales, dtype=np.float64), rounds)
+        return cls("blt", rounds, c, tuple(decays), tuple(scales))
+
+    @property
+    def bands(self) -> int | None:
+        """Number of diagonals of C that are not zero; None for "blt", whose state is its buffers."""
+        return None if self.decays else self.coefficients.size
+
+    @property
+    def is_independent(self) -> bool:
+        """Whether C is the identity: every round has its own noise."""
+        return self.coefficients.size == 1 and self.coefficients[0] == 1.0
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Correlation) and self._identity == other._identity
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
+
+    @property
+    def _identity(self) -> tuple[Any, ...]:
+        return self.name, self.rounds, self.coefficients.tobytes(), self.decays, self.scales
+
+    # --- matrices
+
+    def matrix(self) -> np.ndarray:
+        """C, float64 [T, T], lower triangular and Toeplitz: the last columns are cut short."""
+        return toeplitz(self._padded(self.coefficients), np.zeros(self.rounds))
+
+    def inverse(self) -> np.ndarray:
+        """C^-1, float64 [T, T]: row t says how the noise of round t is made of z."""
+        return toeplitz(self._noising, np.zeros(self.rounds))
+
+    def leading(self, rounds: int) -> Correlation:
+        """The leading block of C: the same noise in the first `rounds` rounds.
+
+        Raises:
+            ConfigError: fewer than 1 or more than T rounds.
+        """
+        if not 1 <= rounds <= self.rounds:
+            raise ConfigError(f"rounds must lie in 1 to {self.rounds}, got {rounds}")
+        return replace(self, rounds=rounds, coefficients=self.coefficients[:rounds])
+
+    # --- sensitivities
+
+    def sensitivity(self, min_separation: int, max_participations: int | None = None) -> float:
+        """sens(C) of clients that take part at least `min_separation` rounds apart.
+
+        With noise std s of z and a client's bound c on each contribution, the whole run is one Gaussian mechanism of
+        noise multiplier s / (c sens(C)) under zero-out (same schedule, the client's contributions become zero). It is
+        also one under add-or-remove-one if nobody else's participation depends on whether this client is there, and
+        one of half the multiplier under replace-one.
+
+        Args:
+            min_separation: b >= 1; a client that took part in round t is back in round t + b at the earliest.
+            max_participations: most participations of one client; None: ceil(T / b).
+
+        Returns:
+            The exact value, rounded up, if the coefficients decrease, if there are at most `min_separation` of them or
+            if clients come once; otherwise an upper bound (measured: at most 5 % above).
+
+        Raises:
+            ConfigError: numbers below 1.
+
+        Source: Choquette-Choo et al. 2023 (arXiv 2306.08153, Algorithm 4); Kalinin and Lampert 2024 (arXiv
+        2405.13763, Theorem 2).
+        """
+        return self.prefix_sensitivity(self.rounds, min_separation, max_participations)
+
+    def prefix_sensitivity(self, rounds: int, min_separation: int, max_participations: int | None = None) -> float:
+        """Sensitivity of the first `rounds` rounds alone (0 for none): what has been spent after them.
+
+        It never falls with the number of rounds. Arguments, errors and source as in `sensitivity`.
+        """
+        if not 0 <= rounds <= self.rounds:
+            raise ConfigError(f"rounds must lie in 0 to {self.rounds}, got {rounds}")
+        most = _participations(self.rounds, min_separation, max_participations)
+        squared = self._squared(rounds, min_separation, most)
+        return self._rounded_up(squared)
+
+    def round_sensitivities(self, min_separation: int, max_participations: int | None = None) -> np.ndarray:
+        """What each round adds: (sens_{t+1}^2 - sens_t^2)^(1/2), float64 [T].
+
+        Charging round t as a Gaussian mechanism of noise multiplier s / (c times this) composes to the cost of the
+        rounds released so far; 0 where a round adds nothing. Arguments and errors as in `sensitivity`.
+        """
+        most = _participations(self.rounds, min_separation, max_participations)
+        if sensitivities.is_decreasing(self.coefficients):
+            steps = sensitivities.earliest_pattern(self.coefficients, self.rounds, min_separation, most) ** 2
+        else:
+            prefixes = [self._squared(t, min_separation, most) for t in range(self.rounds + 1)]
+            steps = np.diff(np.maximum.accumulate(prefixes))
+        up = self.sensitivity(min_separation, max_participations) / math.sqrt(steps.sum())
+        return np.sqrt(steps) * max(1.0, up)
+
+    def single_participation_sensitivity(self) -> float:
+        """sens(C) of clients that take part at most once: the largest column norm."""
+        return self.sensitivity(1, 1)
+
+    def cyclic_sensitivity(self, period: int) -> float:
+        """sens(C) of clients that take part in rounds r, r + period, r + 2 period, ... for a fixed r each.
+
+        Exact if no coefficient is negative, otherwise an upper bound; rounded up.
+
+        Raises:
+            ConfigError: a period below 1.
+        """
+        _participations(self.rounds, period, None)
+        return self._rounded_up(sensitivities.squared_cyclic_sensitivity(self.coefficients, self.rounds, period))
+
+    def column_norms(self) -> np.ndarray:
+        """l2 norm of each column of C, float64 [T]."""
+        return np.sqrt(sensitivities.squared_column_norms(self.coefficients, self.rounds))
+
+    def amplified_column_norm(self) -> float:
+        """Largest column norm of C, rounded up: what one participation moves under amplification by sampling.
+
+        If every client belongs to one of at least `bands` groups and takes part in its group's rounds by a secret coin
+        of probability p, the run costs ceil(T / groups) Poisson-sampled Gaussians of rate p and noise multiplier
+        s / (c times this) (Choquette-Choo et al. 2023, arXiv 2306.08153, Theorem 4).
+        """
+        return self._rounded_up(float(sensitivities.squared_column_norms(self.coefficients, self.rounds).max()))
+
+    def row_bound(self, t: int, min_separation: int, max_participations: int | None = None) -> float:
+        """Most that one client moves row t of C x: the largest sum of |C[t, r]| over its rounds r <= t.
+
+        That is the shift of one repeated row, counted from 0; rounded up.
+
+        Raises:
+            ConfigError: a round outside the run, or numbers below 1.
+        """
+        if not 0 <= t < self.rounds:
+            raise ConfigError(f"t must lie in 0 to {self.rounds - 1}, got {t}")
+        most = _participations(t + 1, min_separation, max_participations)
+        row = np.abs(self._padded(self.coefficients)[: t + 1][::-1])
+        return self._rounded_up(float(sensitivities.best(row, min_separation, most)) ** 2)
+
+    # --- errors
+
+    def error(self, workload: str | Workload = "prefix", reduce: Reduce = "mean") -> float:
+        """Error of the run's outputs A y for z of standard deviation 1, in one coordinate.
+
+        Times the sensitivity and the ratio of bound and target multiplier it is the error at a given privacy.
+
+        Args:
+            workload: "prefix" (the model after each round of plain averaging), or a `Workload`.
+            reduce: "mean": root mean square over the T outputs; "max": the largest.
+
+        Raises:
+            ConfigError: an unknown workload or reduction.
+        """
+        variances = as_workload(workload).variances(self.coefficients, self.rounds)
+        if reduce == "mean":
+            return math.sqrt(variances.mean())
+        if reduce == "max":
+            return math.sqrt(variances.max())
+        raise ConfigError(f"unknown reduce {reduce!r}; known: mean, max")
+
+    def noise_std(self) -> np.ndarray:
+        """Standard deviation of each round's noise w_t for z of standard deviation 1, float64 [T].
+
+        A single round is noisier than with independent noise; only sums over rounds are less so. Whatever squares the
+        noise of one round (signal-to-noise ratios, norms with the noise taken off) must use this.
+        """
+        return np.sqrt(np.cumsum(self._noising**2))
+
+    # --- storage
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON form, exact: doubles survive Python's JSON."""
+        record: dict[str, Any] = {"name": self.name, "rounds": self.rounds}
+        if self.decays:
+            return record | {"decays": list(self.decays), "scales": list(self.scales)}
+        return record | {"coefficients": self.coefficients.tolist()}
+
+    @classmethod
+    def from_dict(cls, record: dict[str, Any]) -> Correlation:
+        """Inverse of `to_dict`.
+
+        Raises:
+            ConfigError: not a correlation.
+        """
+        fields = dict(record)
+        try:
+            if "decays" in fields:
+                if fields.pop("name") != "blt":
+                    raise ConfigError("not a correlation: only 'blt' has buffers")
+                return cls.from_buffers(fields.pop("rounds"), tuple(fields.pop("decays")), tuple(fields.pop("scales")))
+            return cls(fields.pop("name"), fields.pop("rounds"), np.array(fields.pop("coefficients"), dtype=np.float64))
+        except (KeyError, TypeError, ValueError) as error:
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError(f"not a correlation: {error}") from error
+
+    @cached_property
+    def _noising(self) -> np.ndarray:
+        """First column of C^-1, [T]."""
+        return lfilter([1.0], self.coefficients, np.eye(self.rounds, 1)[:, 0])
+
+    def _squared(self, rounds: int, separation: int, most: int) -> float:
+        if rounds == 0:
+            return 0.0
+        return sensitivities.squared_sensitivity(self.coefficients[:rounds], rounds, separation, most)
+
+    def _rounded_up(self, squared: float) -> float:
+        root = math.sqrt(squared)
+        if self.is_independent:  # whole numbers, without rounding
+            return root if root == int(root) else math.nextafter(root, math.inf)
+        return sensitivities.rounded_up(squared, self.rounds)
+
+    def _padded(self, c: np.ndarray) -> np.ndarray:
+        return np.pad(c, (0, self.rounds - c.size))
+
+
+def _check_rounds(rounds: int) -> None:
+    """Refuse no rounds, and so many that a message of a few bytes would fill the memory."""
+    if not (isinstance(rounds, int | np.integer) and 1 <= rounds <= _MOST_ROUNDS):
+        raise ConfigError(f"rounds must be a whole number, 1 to {_MOST_ROUNDS}, got {rounds}")
+
+
+def _participations(rounds: int, separation: int, limit: int | None) -> int:
+    if not (isinstance(separation, int | np.integer) and separation >= 1):
+        raise ConfigError(f"the fewest rounds between participations must be a whole number >= 1, got {separation}")
+    if limit is not None and not (isinstance(limit, int | np.integer) and limit >= 1):
+        raise ConfigError(f"max_participations must be a whole number of at least 1, got {limit}")
+    return sensitivities.participations(rounds, int(separation), limit)

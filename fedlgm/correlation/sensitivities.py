@@ -1,0 +1,121 @@
+"""How far one client's contributions can move C x, over every participation pattern that a schema allows.
+
+A schema allows at most k participations, any two at least b rounds apart (b = 1: no restriction). One participation
+contributes a vector of norm at most 1, so sens(C)^2 = max over patterns pi of sum over i, j in pi of |X_ij|, X = C^T C,
+where the sum is attained if X >= 0 and an upper bound otherwise (Choquette-Choo et al. 2023, arXiv 2211.06530).
+C is lower triangular and Toeplitz with the coefficients c (the last columns are cut short).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+
+def participations(rounds: int, separation: int, limit: int | None = None) -> int:
+    """Most participations in so many rounds, k = min(limit, ceil(T / b))."""
+    most = -(-rounds // separation)
+    return most if limit is None else min(most, limit)
+
+
+def best(values: np.ndarray, separation: int, most: int) -> np.ndarray:
+    """Largest sum of at most `most` entries, any two at least `separation` apart, along the last axis.
+
+    Args:
+        values: non-negative numbers [..., T].
+        separation: b >= 1.
+        most: k >= 0.
+
+    Returns:
+        [...], by dynamic programming in O(T) where k does not bind and in O(T k) where it does.
+    """
+    rounds = values.shape[-1]
+    rest = np.zeros((*values.shape[:-1], rounds + separation))  # rest[i]: the best from round i on
+    if most >= participations(rounds, separation):
+        for stop in range(rounds, 0, -separation):
+            start = max(0, stop - separation)
+            rest[..., start:stop] = values[..., start:stop] + rest[..., start + separation : stop + separation]
+            rest[..., start : stop + 1] = _best_from_here(rest[..., start : stop + 1])
+        return rest[..., 0]
+    for _ in range(most):
+        longer = np.zeros_like(rest)
+        longer[..., :rounds] = values + rest[..., separation:]
+        rest = _best_from_here(longer)
+    return rest[..., 0]
+
+
+def _best_from_here(values: np.ndarray) -> np.ndarray:
+    return np.maximum.accumulate(values[..., ::-1], axis=-1)[..., ::-1]
+
+
+def squared_column_norms(coefficients: np.ndarray, rounds: int) -> np.ndarray:
+    """||C[:, t]||^2, [T]."""
+    within = np.cumsum(coefficients**2)
+    return within[np.minimum(rounds - 1 - np.arange(rounds), coefficients.size - 1)]
+
+
+def is_decreasing(coefficients: np.ndarray) -> bool:
+    """Whether c_0 >= c_1 >= ... >= 0, with no tolerance."""
+    return bool(coefficients[-1] >= 0 and np.all(np.diff(coefficients) <= 0))
+
+
+def earliest_pattern(coefficients: np.ndarray, rounds: int, separation: int, most: int) -> np.ndarray:
+    """Sum of the columns 0, b, 2b, ... of C, at most k of them, [T].
+
+    For decreasing coefficients this pattern is the worst (Kalinin and Lampert 2024, arXiv 2405.13763, Theorem 2), in
+    every leading block of C too.
+    """
+    total = np.zeros(rounds)
+    for start in range(0, min(rounds, most * separation), separation):
+        end = min(rounds, start + coefficients.size)
+        total[start:end] += coefficients[: end - start]
+    return total
+
+
+def squared_sensitivity(coefficients: np.ndarray, rounds: int, separation: int, most: int) -> float:
+    """sens(C)^2 by the exact formula that applies, or an upper bound where none does; not rounded.
+
+    Exact: decreasing coefficients; at most `separation` of them (columns of different participations are then
+    orthogonal, whatever the signs); one participation. Otherwise the row-wise bound of Choquette-Choo et al. 2023
+    (arXiv 2306.08153, Algorithm 4).
+    """
+    if is_decreasing(coefficients):
+        pattern = earliest_pattern(coefficients, rounds, separation, most)
+        return float(pattern @ pattern)
+    if coefficients.size <= separation or most == 1:
+        return float(best(squared_column_norms(coefficients, rounds), separation, most))
+    rows = best(magnitudes(coefficients, rounds), separation, most)
+    return float(best(rows, separation, most))
+
+
+def squared_cyclic_sensitivity(coefficients: np.ndarray, rounds: int, period: int) -> float:
+    """The same for participation in rounds r, r + b, r + 2b, ... for a fixed r; exact for coefficients >= 0."""
+    if np.all(coefficients >= 0):
+        patterns = (
+            earliest_pattern(coefficients, rounds - first, period, rounds) for first in range(min(period, rounds))
+        )
+        return max(float(pattern @ pattern) for pattern in patterns)
+    products = magnitudes(coefficients, rounds)
+    return max(float(products[first::period, first::period].sum()) for first in range(min(period, rounds)))
+
+
+def magnitudes(coefficients: np.ndarray, rounds: int) -> np.ndarray:
+    """|C^T C|, [T, T], no entry below the true one by rounding."""
+    products = np.zeros((rounds, rounds))
+    c = coefficients[:rounds]
+    for lag in range(c.size):
+        signed, positive = (np.cumsum(x[lag:] * x[: x.size - lag]) for x in (c, np.abs(c)))
+        summed = np.abs(signed) + positive * (rounds * 2.0**-52)
+        index = np.minimum(rounds - 1 - lag - np.arange(rounds - lag), summed.size - 1)
+        diagonal = np.arange(rounds - lag)
+        products[diagonal, diagonal + lag] = products[diagonal + lag, diagonal] = summed[index]
+    return products
+
+
+def rounded_up(squared: float, rounds: int) -> float:
+    """Square root of a computed sum of non-negative terms, never below that of the exact sum.
+
+    No entry is the sum of more than 4 T rounded products of T-fold rounded factors.
+    """
+    return math.sqrt(squared) * (1 + 4 * (rounds + 2) * 2.0**-53)

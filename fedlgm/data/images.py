@@ -1,0 +1,219 @@
+"""Folders of images: classes by subfolder, or by an attribute file (CelebA), resized once.
+
+    folder/train/CLASS/*.jpg and folder/test/CLASS/*.jpg      test images are named
+    folder/CLASS/*.jpg                                        every fifth image of a class is a test image
+    folder/**/*.jpg and list_attr_celeba.txt (or any .csv)    classes by `attribute`; test images by
+                                                              list_eval_partition.txt, else every fifth
+
+What was resized is kept beside the other data (`$FEDLGM_DATA`) and mapped into memory when it is needed, so that a set
+larger than memory can be used; a changed folder is read again.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import os
+import warnings
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from fedlgm.data.dataset import DataSet
+from fedlgm.data.sources import store
+from fedlgm.errors import DataError, Notice
+
+NAME = "image-folder"
+SIZE = 64
+_KINDS = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"})
+_TEST_NAMES = ("test", "val", "valid", "validation")
+_EVERY = 5  # images of a class of which one is a test image, where the folder says nothing
+_BLOCK = 512
+
+
+def load_folder(
+    folder: str | Path | None, image_size: int = SIZE, channels: int = 3, attribute: str | None = None
+) -> DataSet:
+    """The images of a folder as float32 [n, channels, image_size, image_size] in [-1, 1].
+
+    Args:
+        folder: see the module.
+        image_size: height and width; the largest centred square of an image is resized bilinearly.
+        channels: 3 (RGB) or 1 (grey).
+        attribute: column of the attribute file that says the class: a number above 0 is class 1, otherwise class 0;
+            words are classes in alphabetical order. None takes subfolders as classes.
+
+    Raises:
+        DataError: no such folder, no images, an image that cannot be read, or a label that is missing; with its name.
+    """
+    if folder is None or not Path(folder).is_dir():
+        raise DataError(f"data {NAME!r} needs dir, a folder of images: {str(folder)!r} is none")
+    if channels not in (1, 3) or image_size < 4:
+        raise DataError(
+            f"data {NAME!r}: channels must be 1 or 3 and image_size at least 4, got {channels}, {image_size}"
+        )
+    found = _by_attribute(Path(folder), attribute) if attribute is not None else _by_folder(Path(folder))
+    files, labels, tests, classes = found
+    order = np.argsort(tests, kind="stable")  # training images first
+    stamps = [(str(files[i]), files[i].stat().st_size, files[i].stat().st_mtime_ns) for i in order]
+    return _resized(tuple(stamps), tuple(labels[order].tolist()), int((~tests).sum()), classes, image_size, channels)
+
+
+@cache
+def _resized(
+    stamps: tuple[tuple[str, int, int], ...],
+    labels: tuple[int, ...],
+    train: int,
+    classes: int,
+    size: int,
+    channels: int,
+) -> DataSet:
+    digest = hashlib.sha256(repr((stamps, size, channels)).encode()).hexdigest()[:24]
+    kept = store() / NAME / f"{digest}.npy"
+    files = [Path(name) for name, _, _ in stamps]
+    x = np.load(kept, mmap_mode="r") if kept.is_file() else _read_all(files, kept, size, channels)
+    y = np.array(labels, dtype=np.int64)
+    return DataSet(NAME, x[:train], y[:train], x[train:], y[train:], classes)
+
+
+def _read_all(files: Sequence[Path], kept: Path, size: int, channels: int) -> np.ndarray:
+    """All images, written to `kept` where that can be, and mapped from there."""
+    shape, part = (len(files), channels, size, size), kept.with_suffix(f".{os.getpid()}.part")
+    try:
+        kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # they are as private as the images
+        os.close(os.open(part, os.O_CREAT | os.O_WRONLY, 0o600))
+        x: np.ndarray = np.lib.format.open_memmap(part, mode="w+", dtype=np.float32, shape=shape)
+    except OSError as error:
+        warnings.warn(
+            Notice(f"resized images are held in memory: {kept.parent} cannot be written ({error})"), stacklevel=2
+        )
+        part, x = None, np.empty(shape, dtype=np.float32)  # type: ignore[assignment]
+    try:
+        with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+            for low in range(0, len(files), _BLOCK):
+                block = files[low : low + _BLOCK]
+                for i, image in enumerate(pool.map(lambda path: _read(path, size, channels), block)):
+                    x[low + i] = image
+    except BaseException:
+        if part is not None:
+            part.unlink(missing_ok=True)
+        raise
+    if part is None:
+        return x
+    x.flush()  # type: ignore[attr-defined]
+    part.replace(kept)
+    return np.load(kept, mmap_mode="r")
+
+
+def _read(path: Path, size: int, channels: int) -> np.ndarray:
+    """One image [channels, size, size] in [-1, 1]."""
+    from PIL import Image, ImageOps
+
+    try:
+        with Image.open(path) as image:
+            fitted = ImageOps.fit(
+                image.convert("RGB" if channels == 3 else "L"), (size, size), Image.Resampling.BILINEAR
+            )
+            pixels = np.asarray(fitted, dtype=np.float32)
+    except (OSError, ValueError, SyntaxError) as error:
+        raise DataError(f"{path} is no image that can be read: {error}") from error
+    return pixels.reshape(size, size, channels).transpose(2, 0, 1) * np.float32(2 / 255) - np.float32(1)
+
+
+def _images(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in _KINDS and path.is_file())
+
+
+_Found = tuple[list[Path], np.ndarray, np.ndarray, int]
+
+
+def _by_folder(folder: Path) -> _Found:
+    """Files, labels, which are test images, and the number of classes, by subfolders."""
+    test = next((folder / name for name in _TEST_NAMES if (folder / name).is_dir()), None)
+    roots = (
+        [(folder, None)]
+        if test is None or not (folder / "train").is_dir()
+        else [(folder / "train", False), (test, True)]
+    )
+    names = sorted({child.name for root, _ in roots for child in root.iterdir() if child.is_dir() and _images(child)})
+    if len(names) < 2:
+        raise DataError(
+            f"{folder}: {len(names)} subfolders with images; give one subfolder per class (also within train/ and "
+            "test/), or an attribute of an attribute file"
+        )
+    files, labels, tests = [], [], []
+    for root, is_test in roots:
+        for label, name in enumerate(names):
+            own = _images(root / name)
+            files += own
+            labels += [label] * len(own)
+            tests += [i % _EVERY == _EVERY - 1 if is_test is None else is_test for i in range(len(own))]
+    return _checked(folder, files, np.array(labels), np.array(tests, dtype=bool), len(names))
+
+
+def _by_attribute(folder: Path, attribute: str) -> _Found:
+    """The same, by an attribute file."""
+    table = next(
+        (path for path in sorted(folder.glob("*attr*.txt")) + sorted(folder.glob("*.csv")) if path.is_file()), None
+    )
+    if table is None:
+        raise DataError(f"{folder}: no attribute file (list_attr_celeba.txt or a .csv of file names and attributes)")
+    header, rows = _table(table)
+    if attribute not in header:
+        raise DataError(
+            f"{table}: no attribute {attribute!r}; it has {', '.join(header[:8])}{', ...' if len(header) > 8 else ''}"
+        )
+    column = header.index(attribute)
+    places = {path.name: path for path in _images(folder)}
+    missing = next((name for name in rows if Path(name).name not in places), None)
+    if missing is not None:
+        raise DataError(f"{table} names {missing!r}, which is not among the {len(places)} images of {folder}")
+    words = [values[column] for values in rows.values()]
+    try:
+        labels, classes = (np.array([float(word) for word in words]) > 0).astype(np.int64), 2
+    except ValueError:
+        known = sorted(set(words))
+        labels, classes = np.array([known.index(word) for word in words]), len(known)
+    split = folder / "list_eval_partition.txt"
+    tests = np.arange(len(rows)) % _EVERY == _EVERY - 1
+    if split.is_file():
+        parts = dict(line.split()[:2] for line in split.read_text(encoding="utf-8").splitlines() if line.strip())
+        tests = np.array([parts.get(name) == "2" for name in rows])
+    return _checked(folder, [places[Path(name).name] for name in rows], labels, tests, classes)
+
+
+def _table(path: Path) -> tuple[list[str], dict[str, list[str]]]:
+    """Attribute names, and the values of each file: CelebA's format or CSV with a header."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+    if path.suffix == ".csv":
+        cells = [row for row in csv.reader(lines) if row]
+        header, rows = (cells[0][1:] if cells else []), cells[1:]
+    else:
+        start = 1 if lines and lines[0].strip().isdigit() else 0  # CelebA's first line is the number of images
+        header, rows = (
+            (lines[start].split() if len(lines) > start else []),
+            [line.split() for line in lines[start + 1 :]],
+        )
+        rows = [row for row in rows if row]
+    wrong = next((i for i, row in enumerate(rows) if len(row) != len(header) + 1), None)
+    if not rows or wrong is not None:
+        what = (
+            "is empty"
+            if wrong is None
+            else f"row {wrong + 1} has {len(rows[wrong]) - 1} values for {len(header)} attributes"
+        )
+        raise DataError(f"{path}: {what}; each row is a file name and its attributes, below a row of their names")
+    return header, {row[0]: row[1:] for row in rows}
+
+
+def _checked(folder: Path, files: list[Path], labels: np.ndarray, tests: np.ndarray, classes: int) -> _Found:
+    if not (~tests).any() or not tests.any():
+        part = "training" if tests.all() else "test"
+        raise DataError(f"{folder}: {len(files)} images and no {part} image among them")
+    return files, labels.astype(np.int64), tests, classes

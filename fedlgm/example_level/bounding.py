@@ -1,0 +1,56 @@
+"""What a step hands to the sum: bounded per-example gradients, and the same examples' answers to the plan's queries."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fedlgm.contributions import BoundedAnswer, BoundedUpdates
+from fedlgm.example_level.engine import ClippedSum
+from fedlgm.example_level.scaling import Scaling
+
+if TYPE_CHECKING:
+    from fedlgm.plan import ReleasePlan
+
+
+def bounded_updates(batch: ClippedSum, scaling: Scaling, plan: ReleasePlan) -> BoundedUpdates:
+    """One row for a whole batch, against the gradient: every example's share keeps the scaling's and queries' bounds.
+
+    Args:
+        batch: the batch's scaled sum and the norms that it was scaled by.
+        scaling: the scaling.
+        plan: whose auxiliary queries are answered, each example's answer cut to the query's bound.
+    """
+    return BoundedUpdates(-batch.total[None], _bounds(scaling, plan), _answers(batch.norms, plan))
+
+
+def bound_gradients(gradients: Tensor, scaling: Scaling, plan: ReleasePlan) -> BoundedUpdates:
+    """The same of given per-example gradients [B, D]: for audits and tests, where no model is trained.
+
+    An example with NaN or Inf counts as zero.
+    """
+    layers = plan.layers
+    norms = torch.stack([torch.linalg.vector_norm(part.double(), dim=1) for part in layers.split(gradients)], dim=1)
+    counted = norms.isfinite().all(dim=1)
+    factors = scaling.factors(torch.where(counted[:, None], norms, 0.0))
+    parts = layers.split(torch.where(counted[:, None], gradients, 0.0).double())
+    total = torch.cat([(part * factors[:, j : j + 1]).sum(dim=0) for j, part in enumerate(parts)])
+    return BoundedUpdates(-total[None], _bounds(scaling, plan), _answers(norms, plan))
+
+
+def _bounds(scaling: Scaling, plan: ReleasePlan) -> tuple[float, ...]:
+    return tuple(scaling.bounds(len(plan.layers)).tolist())
+
+
+def _answers(norms: Tensor, plan: ReleasePlan) -> tuple[BoundedAnswer, ...]:
+    """Sums of the examples' answers in float64; an example whose norms [B, K] are not finite counts as zero."""
+    counted = norms.isfinite().all(dim=1, keepdim=True)
+    known = torch.where(counted, norms, 0.0)
+    clip = torch.from_numpy(plan.clip.copy()).to(norms)
+    found = []
+    for noisy in plan.queries:
+        rows = torch.where(counted, noisy.query.contribution(known, clip), 0.0)
+        found.append(BoundedAnswer(noisy.query.name, rows.double().sum(dim=0)[None], noisy.query.bound))
+    return tuple(found)

@@ -1,0 +1,174 @@
+"""Steps of example-level training: Poisson batches, bounded sums of gradients, and local steps that clients noise."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedlgm import inputs
+from fedlgm.contributions import BoundedUpdates
+from fedlgm.errors import ConfigError
+from fedlgm.example_level.bounding import bounded_updates
+from fedlgm.example_level.engine import ExampleGradients, ExampleLosses
+from fedlgm.example_level.scaling import FlatClip
+from fedlgm.facts import LocalTraining
+from fedlgm.inputs import Inputs
+from fedlgm.keys import KeyRing, Purpose
+from fedlgm.layers import LayerTable
+from fedlgm.mechanisms.base import BoundsExamples, Mechanism
+from fedlgm.models.requirements import require_stateless
+from fedlgm.noise import NoiseBackend
+from fedlgm.plan import ReleasePlan
+from fedlgm.release import local_release
+from fedlgm.training import FlatOptimizer
+
+
+class ExampleTrainer:
+    """Bounds and adds up examples' gradients as a mechanism's plan says, in one resident model.
+
+    Args:
+        module: float32 model without state between batches; taken over by the trainer.
+        layers: `mechanism.table(...)` of the module's layers.
+        mechanism: a mechanism of unit "example".
+        device: where to train.
+        task: losses per example; None is classification.
+
+    Raises:
+        ConfigError: a mechanism that bounds whole clients, or a module without gradients per example.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        layers: LayerTable,
+        mechanism: Mechanism,
+        device: torch.device | str = "cpu",
+        task: ExampleLosses | None = None,
+    ) -> None:
+        if not isinstance(mechanism, BoundsExamples):
+            raise ConfigError(
+                f"{mechanism.name} bounds whole clients: example-level training needs one that bounds examples"
+            )
+        require_stateless(module)
+        self.device, self.layers, self._mechanism = torch.device(device), layers, mechanism
+        self._module = module.to(self.device)
+        self.weights = layers.bind_(self._module.train())
+        self._gradients = ExampleGradients(self._module, layers, task)
+
+    def sum(self, x: Inputs, y: Tensor, rows: Tensor, plan: ReleasePlan) -> BoundedUpdates:
+        """What a batch contributes to the step's sum at the current `weights`: against the gradient, [1, D].
+
+        One example changes it by at most the plan's bounds in l2 norm, and the auxiliary queries' answers by theirs.
+
+        Args:
+            x: inputs [n, ...].
+            y: targets [n, ...].
+            rows: the batch, int64 [b]; may be empty.
+            plan: the step's plan.
+        """
+        scaling = self._mechanism.scaling(plan)
+        x, y = self._batch(x, y, rows)
+        return bounded_updates(self._gradients.sum(x, y, scaling), scaling, plan)
+
+    def norms(self, x: Inputs, y: Tensor, rows: Tensor) -> Tensor:
+        """Raw layer norms of a batch's gradients, float64 [b, K]. PRIVATE: for published, NOT PRIVATE variants alone.
+
+        Arguments as for `sum`.
+        """
+        return self._gradients.sum(*self._batch(x, y, rows), FlatClip(1.0)).norms
+
+    def _batch(self, x: Inputs, y: Tensor, rows: Tensor) -> tuple[Inputs, Tensor]:
+        return inputs.to(inputs.take(x, rows), self.device), y[rows].to(self.device)
+
+
+def poisson_rows(keys: KeyRing, examples: int, rate: float, *path: int) -> Tensor:
+    """A Poisson batch: every example independently with probability `rate`, int64 [b].
+
+    Args:
+        keys: ring of the batches.
+        examples: number of examples.
+        rate: q.
+        path: (round, client) or (round, client, step).
+    """
+    drawn = keys.numpy_generator(Purpose.TRAIN, *path).random(examples) < rate
+    return torch.from_numpy(np.flatnonzero(drawn))
+
+
+def batch_keys(keys: KeyRing, digest: bytes) -> KeyRing:
+    """Ring of the batches drawn from data with this digest.
+
+    Of a secret ring it depends on the data: a step that is made again with other data is another release, whose batch
+    must be drawn independently for sampling to amplify it. The ring of a public seed stays as it is.
+    """
+    return keys.derive(b"batches", digest) if keys.secret else keys
+
+
+def digest_of(x: Inputs, y: Tensor) -> bytes:
+    """Hash of a client's examples."""
+    found = hashlib.blake2b(digest_size=16)
+    for part in (*(x if isinstance(x, tuple) else (x,)), y):
+        found.update(f"{part.dtype}{tuple(part.shape)}".encode())
+        found.update(np.ascontiguousarray(part.cpu().numpy()).data)
+    return found.digest()
+
+
+def local_steps(
+    trainer: ExampleTrainer,
+    settings: LocalTraining,
+    model: Tensor,
+    data: tuple[Inputs, Tensor, bytes],
+    plan: ReleasePlan,
+    keys: KeyRing,
+    round: int,
+    client: int,
+    backend: NoiseBackend = "cpu",
+) -> tuple[Tensor, str]:
+    """A client's round of private steps: each samples a Poisson batch, bounds, adds its own noise and moves the model.
+
+    What it returns is a function of the steps' noisy sums alone, so it is private for the client's examples by the
+    composition of `plan.event`, under adding or removing one of them. A client without data makes the same steps.
+
+    Args:
+        trainer: of the plan's layers.
+        settings: optimizer, learning rate and momentum of the steps.
+        model: the global model [D].
+        data: the client's inputs [n, ...], targets [n, ...] and `digest_of` them.
+        plan: the round's plan, with `facts.steps`.
+        keys: the client's ring, derived from all that the release depends on besides its data.
+        round: round number.
+        client: the client's number.
+        backend: see `release`.
+
+    Returns:
+        The private update [plan.size] float64 (the released layers' change, then the mean answer to each auxiliary
+        query), and the name of its noise for the client's record of releases.
+
+    Raises:
+        ConfigError: a plan without local steps.
+    """
+    steps = plan.facts.steps
+    if steps is None:
+        raise ConfigError("local steps need a plan whose facts have them (facts.steps)")
+    x, y, digest = data
+    model = model.to(trainer.device)
+    trainer.weights.copy_(model)
+    optimizer = FlatOptimizer(settings.optimizer, trainer.weights, lr=settings.lr, momentum=settings.momentum)
+    batches = keys.derive(b"batches", digest)
+    released = sum(int(plan.layers.sizes[j]) for j in plan.indices)
+    answers = torch.zeros(plan.size - released, dtype=torch.float64)
+    names = hashlib.sha256()
+    for step in range(1, steps.count + 1):
+        rows = poisson_rows(batches, len(y), steps.rate, round, client, step)
+        bounded = trainer.sum(x, y, rows, plan)
+        own_keys = keys.derive(b"step", step.to_bytes(4, "little"))
+        own, name = local_release(bounded, plan, own_keys, round, client, backend, trainer.device)
+        mean = own.total / steps.batch
+        optimizer.step(-plan.expand(mean).to(trainer.weights))
+        answers += mean[released:].cpu().double() / steps.count
+        names.update(name.encode())
+    change = (trainer.weights - model).cpu().double()
+    views = plan.layers.split(change)
+    return torch.cat([*(views[j] for j in plan.indices), answers]), names.hexdigest()[:32]

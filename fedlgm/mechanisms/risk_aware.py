@@ -1,0 +1,187 @@
+"""LM-DP-SGD as a mechanism: the share of every layer in an example's gradient follows the layer's membership risk.
+
+For weights that do not depend on the batch a step is one Gaussian release with bounds s_l = C w_l and the same noise
+C sigma_* in every layer. Where the weights come from:
+
+    weights = "public"       error rates of public adversaries times the layers' strength in public gradients
+    weights = "stale"        error rates times what the last release says of the layers, noise taken off: free
+    weights = "privatised"   error rates times a noisy query of the batch before, part of the release: 1 % of the budget
+    variant = "published"    Algorithm 1: strengths of the batch itself. Not private, and charged so
+
+Source: LM-DP-SGD paper, Section 4.2 and Algorithm 1; docs/guarantees.md, section LM-DP-SGD.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from fedlgm import clipping
+from fedlgm.errors import ConfigError
+from fedlgm.example_level.scaling import Reweighted, Scaling
+from fedlgm.facts import RunFacts
+from fedlgm.layers import LayerTable
+from fedlgm.mechanisms.base import BoundsExamples, Mechanism, UsesPrivateNorms, Variant, check_positive, check_share
+from fedlgm.mechanisms.dp_sgd import example_plan
+from fedlgm.mechanisms.layerwise_gaussian import claim_of
+from fedlgm.mechanisms.lm_dp_sgd import FLOOR, check_risk, published_weights, risk_weights
+from fedlgm.plan import ReleasePlan, UnprotectedPlan
+from fedlgm.privacy.guarantee import Guarantee, Unit
+from fedlgm.queries import LayerStrength, NoisyQuery
+from fedlgm.transcript import Transcript
+
+_PROVEN = (
+    "every example's layers are scaled to shares of its clipped length that do not depend on the batch, before noise "
+    "of a public scale is added to the sum"
+)
+_PUBLISHED = (
+    "the layer weights are computed from the private batch, so that one example changes every other example's "
+    "contribution: the sum moves by up to C sqrt(B^2 + (B + 1)^2), not C (docs/guarantees.md, section LM-DP-SGD)"
+)
+_JUST_BELOW = 1 - 2.0**-40
+"""Factor of weights whose squares shall not add up to more than 1 by rounding."""
+
+
+@dataclass(frozen=True)
+class _Reweighting(Mechanism, BoundsExamples):
+    """What all variants share.
+
+    Attributes:
+        bound: l2 bound C of one example's contribution.
+        error_rates: ER_l in [0, 0.5] of each layer's membership adversary on public data (`fedlgm risk`), in the order
+            of the layers; none counts all layers alike.
+        emphasis: r >= 1, exponent of the error rates.
+    """
+
+    bound: float = 1.0
+    error_rates: Sequence[float] = ()
+    emphasis: float = 1.0
+
+    unit: ClassVar[Unit] = "example"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self.name, bound=self.bound)
+        check_risk(self.error_rates or None, self.emphasis, len(self.error_rates))
+
+    def scaling(self, plan: ReleasePlan) -> Scaling:
+        """See `BoundsExamples.scaling`."""
+        return Reweighted(self.bound, tuple((plan.clip / self.bound).tolist()))
+
+    def _sound(
+        self,
+        layers: LayerTable,
+        facts: RunFacts,
+        weights: np.ndarray,
+        multiplier: float,
+        queries: tuple[NoisyQuery, ...] = (),
+    ) -> ReleasePlan:
+        """The plan of weights that do not depend on the batch."""
+        clip, sigma = self.bound * weights * _JUST_BELOW, np.full(len(layers), self.bound * multiplier)
+        return example_plan(layers, facts, _PROVEN, clip=clip, sigma=sigma, queries=queries)
+
+    def _rates(self, layers: LayerTable) -> np.ndarray:
+        if self.error_rates and len(self.error_rates) != len(layers):
+            raise ConfigError(
+                f"{self.name}: error_rates has {len(self.error_rates)} entries for {len(layers)} layers "
+                f"({', '.join(layers.names)})"
+            )
+        return check_risk(self.error_rates or None, self.emphasis, len(layers))
+
+
+@dataclass(frozen=True)
+class LMDPSGD(_Reweighting):
+    """Layer-wise MIA-risk-aware DP-SGD with weights that no example of the batch can change.
+
+    (epsilon, delta) holds for adding or removing one example. The weights of a step are proportional to strength_l
+    ER_l^r with squares adding up to 1.
+
+    Attributes:
+        bound: see `_Reweighting`, as are `error_rates` and `emphasis`.
+        weights: where the strengths come from: "public" (the option `strengths`), "stale" (the last released mean
+            gradient: length of each layer's mean direction, noise taken off) or "privatised" (noisy mean of (||g_il|| /
+            ||g_i||)_l over the last batch, released with its gradients). The first step takes `strengths`.
+        strengths: public strengths of the layers, in their order (`fedlgm risk`); none counts all layers alike.
+        floor: no layer's weight falls below this share of 1 / sqrt(L) before they are normalised.
+        share: part of the budget that the query of "privatised" takes.
+    """
+
+    weights: Literal["public", "stale", "privatised"] = "privatised"
+    strengths: Sequence[float] = ()
+    floor: float = FLOOR
+    share: float = 0.01
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.weights not in ("public", "stale", "privatised"):
+            raise ConfigError(f"{self.name}: unknown weights {self.weights!r}; known: public, stale, privatised")
+        check_share(self.name, share=self.share)
+        if not 0 <= self.floor <= 1:
+            raise ConfigError(f"{self.name}: floor must lie in [0, 1], got {self.floor}")
+        if self.weights != "public" and self.floor == 0:
+            raise ConfigError(f"{self.name}: weights = {self.weights!r} needs floor > 0: noise may hide a whole layer")
+        if any(not (math.isfinite(value) and value >= 0) for value in self.strengths):
+            raise ConfigError(f"{self.name}: strengths must be finite and non-negative, got {tuple(self.strengths)}")
+
+    def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
+        """The next step's release; see `Mechanism.plan`."""
+        weights = risk_weights(self._strengths(layers, transcript), self._rates(layers), self.emphasis, self.floor)
+        multiplier = facts.noise_multiplier
+        queries: tuple[NoisyQuery, ...] = ()
+        if self.weights == "privatised":
+            strength = LayerStrength(tuple(layers.sizes.tolist()))
+            queries = (NoisyQuery(strength, strength.bound * multiplier / math.sqrt(self.share)),)
+            multiplier /= math.sqrt(1 - self.share)
+        return self._sound(layers, facts, weights, multiplier, queries)
+
+    def _strengths(self, layers: LayerTable, transcript: Transcript) -> np.ndarray:
+        if self.strengths and len(self.strengths) != len(layers):
+            raise ConfigError(
+                f"{self.name}: strengths has {len(self.strengths)} entries for {len(layers)} layers "
+                f"({', '.join(layers.names)})"
+            )
+        public = np.asarray(self.strengths or np.ones(len(layers)), dtype=np.float64)
+        if self.weights == "privatised":
+            answer = transcript.answer(LayerStrength.name)
+            return public if answer is None else answer
+        if self.weights == "stale" and transcript.mean is not None and transcript.plan is not None:
+            # Without the division a layer that once counted little would count less and less.
+            last = transcript.plan
+            return clipping.released_norms(transcript.mean, last) / last.clip
+        return public
+
+
+@dataclass(frozen=True)
+class PublishedLMDPSGD(_Reweighting, UsesPrivateNorms):
+    """Algorithm 1 as printed: weights from the batch's own layer norms. NOT PRIVATE; charged as such.
+
+    Sums are divided by the public q N, where the paper divides by the batch's size: that would give away more.
+    """
+
+    variant: ClassVar[Variant] = "published"
+
+    def calibrate(self, facts: RunFacts) -> float:
+        """As for DP-SGD, by Theorem 5.1; steps that clients noise themselves have no batch that the server plans by."""
+        if facts.steps is not None:
+            raise ConfigError(
+                f"{self.name}: variant = 'published' plans every step from its batch: use trust = 'central'"
+            )
+        return super().calibrate(facts)
+
+    def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
+        """What the rule would do with examples whose layers all have the same norm; steps plan from the real ones."""
+        return self.plan_from_private_norms(layers, facts, np.ones((1, len(layers))))
+
+    def plan_from_private_norms(self, layers: LayerTable, facts: RunFacts, norms: np.ndarray) -> ReleasePlan:
+        """Weights from the batch's own norms [B, L]. Claimed as if they were public (Theorem 5.1)."""
+        finite = norms[np.isfinite(norms).all(axis=1)]
+        weights = published_weights(finite, self.bound, self._rates(layers), self.emphasis)
+        sound = self._sound(layers, facts, weights, facts.noise_multiplier)
+        guarantee = Guarantee("none", _PUBLISHED, unit="example")
+        return UnprotectedPlan(
+            layers, sound.clip, sound.sigma, facts, guarantee, bounded_by="trainer", claim=claim_of(sound)
+        )

@@ -1,0 +1,151 @@
+"""The cost of a run whose rounds cannot be charged one by one: correlated noise, restricted participation, or both.
+
+Releases y_t = x_t + s w_t with C w = z are the Gaussian mechanism that publishes C x + s z. Let kappa = 1 / sigma_eff
+be one client's largest contribution in units of s, layers and auxiliary queries together, the same in every round.
+
+* Without amplification the run is one Gaussian mechanism of multiplier sigma_eff / sens(C). Round t is charged a
+  Gaussian mechanism of multiplier sigma_eff / sqrt(sens_{t+1}^2 - sens_t^2), sens_t being that of the first t rounds:
+  the charges of a prefix compose to the cost of the prefix, and those of all rounds to that of the run.
+* With groups and secret draws in them ("grouped-poisson" sampling) the run costs no more than ceil(T / b)
+  Poisson-sampled Gaussian mechanisms of multiplier sigma_eff / (largest column norm of C). One is charged at the rounds
+  0, b, 2b, ..., which is ahead of every group, and nothing in between.
+
+Proofs: docs/guarantees.md, section Noise correlated over rounds. Rounds count from 0 here.
+
+Sources: Denisov et al. 2022 (adaptive streams); Choquette-Choo et al. 2023 (arXiv 2306.08153, Theorem 4).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedlgm import correlation
+from fedlgm.allocation import floor_digits
+from fedlgm.correlation import Correlation
+from fedlgm.privacy import accounting
+from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR, Relation
+
+if TYPE_CHECKING:
+    from dp_accounting import dp_event
+
+    from fedlgm.facts import RunFacts, Sampling
+
+_MARGIN = 1e-7  # relative, on the calibrated multiplier: covers that rounding in plans and in events
+
+
+@dataclass(frozen=True)
+class WholeRun:
+    """A noise process under a participation schema.
+
+    Example:
+        >>> from fedlgm import correlation
+        >>> from fedlgm.facts import Sampling
+        >>> run = WholeRun(correlation.get("banded", 16, bands=4), Sampling("cyclic", 400, 0.25, 4), "add-remove")
+        >>> round(run.sensitivity, 6)
+        2.0
+        >>> run.event(0, 1.0), run.event(4, 1.0) == run.event(0, 1.0)
+        (GaussianDpEvent(noise_multiplier=1.25805...), True)
+
+    Attributes:
+        noise: C; the identity for independent noise.
+        sampling: who takes part when; a scheme that keeps rounds between participations.
+        relation: neighbouring relation.
+    """
+
+    noise: Correlation
+    sampling: Sampling
+    relation: Relation
+
+    @property
+    def separation(self) -> int:
+        """b, rounds from a client's participation to its next one at the earliest."""
+        return self.sampling.separation or 1
+
+    @property
+    def participations(self) -> int:
+        """K = ceil(T / b), most participations of one client."""
+        return -(-self.noise.rounds // self.separation)
+
+    @cached_property
+    def sensitivity(self) -> float:
+        """sens(C) under the schema: the run moves by this many of one client's bounds."""
+        return self.noise.sensitivity(self.separation)
+
+    @cached_property
+    def growth(self) -> float:
+        """sigma_eff of a round over the multiplier of the mechanism that is accounted for, relation left aside."""
+        return self.noise.amplified_column_norm() if self.sampling.amplifies else self.sensitivity
+
+    def calibrate(self, epsilon: float, delta: float, accountant: str) -> float:
+        """Smallest sigma_* of every round such that the run stays within (epsilon, delta).
+
+        Raises:
+            ConfigError, PrivacyError: as `privacy.accounting.calibrate`.
+        """
+        sampled = self.sampling.amplifies
+        one = accounting.calibrate(
+            epsilon,
+            delta,
+            steps=self.participations if sampled else 1,
+            sampling_rate=self.sampling.within_group if sampled else 1.0,
+            relation=self.relation,
+            accountant=accountant,
+        )
+        return one * self.growth * (1 + _MARGIN)
+
+    def event(self, position: int, multiplier: float) -> dp_event.DpEvent:
+        """What round `position` adds to the cost of the rounds before it.
+
+        Args:
+            position: rounds before this one, 0 to T - 1.
+            multiplier: least effective multiplier of any round, see `RunFacts.least_multiplier`.
+        """
+        if self.sampling.amplifies:
+            if position % self.separation:
+                return accounting.gaussian_event(math.inf)
+            return self._gaussian(self.growth, multiplier, self.sampling.within_group)
+        return self._gaussian(float(self._increments[position]), multiplier)
+
+    def repeated_event(self, position: int, multiplier: float) -> dp_event.DpEvent:
+        """What one more release of round `position` costs, with noise of its own for that round.
+
+        It is a further row of C: the same coefficients on the past, an independent z. A client moves it by at most the
+        row's bound, however its coins fell, so it is charged without amplification.
+        """
+        return self._gaussian(self.noise.row_bound(position, self.separation), multiplier)
+
+    def events(self, multiplier: float, rounds: int | None = None) -> list[tuple[dp_event.DpEvent, int]]:
+        """Events of the first rounds (default: all), for `accounting.composed_epsilon`."""
+        last = self.noise.rounds if rounds is None else rounds
+        return [(self.event(position, multiplier), 1) for position in range(last)]
+
+    @cached_property
+    def noise_std(self) -> np.ndarray:
+        """Standard deviation of w_t for z of standard deviation 1, float64 [T]."""
+        return self.noise.noise_std()
+
+    @cached_property
+    def _increments(self) -> np.ndarray:
+        return self.noise.round_sensitivities(self.separation)
+
+    def _gaussian(self, moved: float, multiplier: float, rate: float = 1.0) -> dp_event.DpEvent:
+        if moved == 0:
+            return accounting.gaussian_event(math.inf)
+        shift = moved * SENSITIVITY_FACTOR[self.relation]
+        return accounting.gaussian_event(floor_digits(multiplier / shift, 9), rate)
+
+
+@lru_cache(maxsize=64)
+def _whole_run(noise: Correlation, sampling: Sampling, relation: Relation) -> WholeRun:
+    return WholeRun(noise, sampling, relation)
+
+
+def whole_run(facts: RunFacts) -> WholeRun:
+    """The run of `facts` as one mechanism; for facts with `separate_rounds` there is none."""
+    noise = facts.noise if facts.noise is not None else correlation.get("identity", facts.rounds)
+    return _whole_run(noise, facts.sampling, facts.relation)

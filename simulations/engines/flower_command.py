@@ -1,0 +1,73 @@
+"""Flower's own `flwr` command, and the environment in which its processes run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from fedlgm.errors import RunError
+
+
+def environment(home: Path | None) -> dict[str, str]:
+    """Environment of Flower's processes whose files are under `home`; None leaves that to their start scripts."""
+    local = ("127.0.0.1", "localhost")
+    homes = {} if home is None else {"FLWR_HOME": str(home)}
+    return (
+        {name: value for name, value in os.environ.items() if name != "FLWR_HOME"}
+        | homes
+        | {
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+            # The SuperLink may be on this machine, whatever proxy the rest of the world is behind.
+            "NO_PROXY": ",".join(filter(None, (*local, os.environ.get("NO_PROXY", "")))),
+            "no_proxy": ",".join(filter(None, (*local, os.environ.get("no_proxy", "")))),
+        }
+    )
+
+
+def executable(name: str) -> str:
+    """Path of a command that Flower installs beside this interpreter."""
+    return str(Path(sys.executable).parent / name)
+
+
+class FlwrCommand:
+    """`flwr ARGUMENTS` in an environment that says which SuperLink is meant.
+
+    Args:
+        environment: see `environment`.
+    """
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self._environment = environment
+
+    def text(self, *arguments: str) -> str:
+        """What the command prints."""
+        done = subprocess.run(
+            [executable("flwr"), *arguments], env=self._environment, capture_output=True, text=True, check=False
+        )
+        return done.stdout or done.stderr
+
+    def json(self, *arguments: str) -> dict[str, Any]:
+        """What the command answers to `--format json`.
+
+        Raises:
+            RunError: it failed; with the end of what it said.
+        """
+        text = self.text(*arguments, "--format", "json")
+        start = text.find("{")
+        answer: dict[str, Any] = json.loads(text[start:]) if start >= 0 else {}
+        if not answer or answer.get("success") is False:
+            name = " ".join(arguments[:2] if arguments[0] == "supernode" else arguments[:1])
+            raise RunError(f"`flwr {name}` failed: {answer.get('error-message') or tail(text)}")
+        return answer
+
+
+def tail(text: str, lines: int = 15) -> str:
+    """The last lines of a log."""
+    return "\n".join(text.strip().splitlines()[-lines:])

@@ -1,0 +1,118 @@
+"""Noise over the rounds of a run: that of each round, and what of it is left in the sum of all rounds so far.
+
+Noise that is correlated over rounds is larger in every single round and smaller in the sum of the released means, which
+is what the model is made of. Independent noise at the same (epsilon, delta) stands beside it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedlgm import correlation, privacy
+from fedlgm.correlation import Workload
+from fedlgm.errors import PrivacyError
+from fedlgm.facts import RunFacts
+from fedlgm.privacy.whole_run import WholeRun, whole_run
+from simulations.config.recipe import Recipe
+
+SHOWN = 7  # rounds of a table in the terminal
+
+
+@dataclass(frozen=True)
+class NoiseOverRounds:
+    """Root mean square l2 norms of the noise on the mean update, all layers together, by the first round's plan.
+
+    Attributes:
+        rounds: T.
+        single: noise of each round, [T].
+        so_far: noise of the sum of the released means after each round, [T].
+        same_schema: `so_far` of independent noise under the same participation, [T].
+        sampled: `so_far` of independent noise with Poisson sampling at the same rate, [T]; None if nothing meets the
+            budget.
+    """
+
+    rounds: int
+    single: np.ndarray
+    so_far: np.ndarray
+    same_schema: np.ndarray
+    sampled: np.ndarray | None
+
+    def series(self) -> dict[str, np.ndarray]:
+        """`so_far` and what independent noise has in its place, by name."""
+        named = {"this run": self.so_far, "independent, same participation": self.same_schema}
+        return named if self.sampled is None else {**named, "independent, secret Poisson draws": self.sampled}
+
+    def rows(self, count: int = SHOWN) -> list[dict[str, Any]]:
+        """Figures of some rounds, from the first to the last."""
+        shown = np.unique(np.round(np.geomspace(1, self.rounds, min(count, self.rounds))).astype(int))
+        keys = ("single", "so_far", "same_schema", "sampled")
+        values = {key: getattr(self, key) for key in keys if getattr(self, key) is not None}
+        return [{"round": int(r), **{key: float(v[r - 1]) for key, v in values.items()}} for r in shown]
+
+    def means(self) -> dict[str, float]:
+        """Root mean squares over the rounds of `series`."""
+        return {name: float(np.sqrt(np.mean(values**2))) for name, values in self.series().items()}
+
+
+def noise_over_rounds(facts: RunFacts, sigma: np.ndarray, sizes: np.ndarray) -> NoiseOverRounds | None:
+    """The noise of a run whose rounds are one mechanism; None for other runs.
+
+    Args:
+        facts: the run's facts, calibrated.
+        sigma: noise scales sigma_j, [K]; not finite where not released.
+        sizes: d_j, [K].
+    """
+    if facts.separate_rounds or facts.noise_multiplier == 0:
+        return None
+    run, epsilon_delta = whole_run(facts), facts.budget()
+    released = np.isfinite(sigma)
+    unit = float(np.sqrt(np.sum(np.where(released, sigma, 0.0) ** 2 * sizes))) / facts.sampling.expected
+    per_multiplier, prefix = unit / facts.noise_multiplier, Workload()
+    identity = correlation.get("identity", facts.rounds)
+    plain = np.sqrt(prefix.variances(identity.coefficients, facts.rounds))
+    alone = WholeRun(identity, facts.sampling, facts.relation).calibrate(*epsilon_delta, facts.accountant)
+    try:
+        sampled = (
+            plain
+            * per_multiplier
+            * privacy.calibrate(
+                *epsilon_delta,
+                steps=facts.rounds,
+                sampling_rate=facts.sampling.rate,
+                relation=facts.relation,
+                accountant=facts.accountant,
+            )
+        )
+    except PrivacyError:
+        sampled = None
+    return NoiseOverRounds(
+        facts.rounds,
+        unit * run.noise_std,
+        unit * np.sqrt(prefix.variances(run.noise.coefficients, facts.rounds)),
+        plain * per_multiplier * alone,
+        sampled,
+    )
+
+
+def described(recipe: Recipe) -> str:
+    """A run's noise process and participation in words."""
+    privacy_, sampling = recipe.privacy, recipe.sampling
+    noise = recipe.noise
+    if noise is None:
+        kind = "independent in every round"
+    elif noise.bands is None:
+        kind = f"correlated over rounds ({privacy_.noise}, {len(noise.decays)} buffers)"
+    else:
+        kind = f"correlated over rounds ({privacy_.noise}, {noise.bands} bands)"
+    if sampling.separation is None:
+        return kind
+    groups = f"{sampling.separation} groups take turns"
+    schema = {
+        "cyclic": groups,
+        "min-separation": f"nobody within {sampling.separation} rounds of the last invitation",
+        "grouped-poisson": f"{groups}, in each a secret draw at rate {sampling.within_group:g}",
+    }[sampling.scheme]
+    return f"{kind}; {schema}"

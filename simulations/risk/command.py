@@ -1,0 +1,125 @@
+"""The `fedlgm risk` command. Heavy imports happen inside."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from simulations.attack_command import progress
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from simulations.config.recipe import Recipe
+    from simulations.risk.measure import Errors, Findings
+
+_out = Console()
+
+
+def risk(
+    recipe: Annotated[str | None, typer.Argument(help="Bundled recipe or TOML file; `digits` if left out.")] = None,
+    public: Annotated[
+        str | None, typer.Option(help="Public data set; by default risk.data, else the set's public part.")
+    ] = None,
+    emphasis: Annotated[
+        float | None, typer.Option(help="r >= 1 of the weights; by default mechanism.emphasis, else 1.")
+    ] = None,
+    errors: Annotated[
+        str, typer.Option(help="Error rates that the weights take: held-out or training (the paper's).")
+    ] = "held-out",
+    overrides: Annotated[list[str] | None, typer.Option("--set", help="section.key=value; repeatable.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Overrides run.seed.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the results; by default runs/risk-RECIPE.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Which layers of a recipe's model give membership away, measured on public data alone."""
+    from fedlgm.errors import ConfigError
+    from fedlgm.mechanisms.lm_dp_sgd import check_risk
+    from simulations.config import recipe as recipes
+    from simulations.risk import figures
+    from simulations.risk.measure import risk_of
+    from simulations.runs import strict_json
+
+    if errors not in ("held-out", "training"):
+        raise ConfigError(f"--errors: unknown {errors!r}; known: held-out, training")
+    if emphasis is not None:
+        check_risk(None, emphasis, 1)
+    parsed = recipes.load(recipe, [*(overrides or ()), *([f"risk.data={public}"] if public else [])])
+    r = float(parsed.mechanism.options.get("emphasis", 1.0)) if emphasis is None else emphasis
+    with progress("layer risk", not as_json) as on_progress:
+        found = risk_of(parsed, seed, on_progress)
+    folder = out or Path("runs") / f"risk-{parsed.name}"
+    folder.mkdir(parents=True, exist_ok=True)
+    kind: Errors = errors  # type: ignore[assignment]
+    summary = _summary(parsed, found, kind, r) | {"folder": str(folder), "picture": str(folder / "risk.png")}
+    figures.draw(found, summary["weights"], folder / "risk.png")
+    written = _recipe(parsed, found, kind, r)
+    if written is not None:
+        (folder / "recipe.toml").write_text(written.to_toml(), encoding="utf-8")
+        summary["recipe"] = str(folder / "recipe.toml")
+    (folder / "risk.json").write_text(strict_json.dumps(summary) + "\n", encoding="utf-8")
+    if as_json:
+        sys.stdout.write(strict_json.dumps(summary) + "\n")
+        return
+    _out.print(table(found, summary["weights"]))
+    _out.print(*_words(summary), sep="\n", markup=False)
+
+
+def table(found: Findings, weights: list[float]) -> Table:
+    """Error rates by layer."""
+    from rich.table import Table
+
+    made = Table(title="layer risk: 0.5 is a coin toss", title_justify="left")
+    for name in ("layer", "error, held out", "error, training set (paper)", "strength", "weight"):
+        made.add_column(name, justify="left" if name == "layer" else "right")
+    for row, weight in zip(found.risks, weights, strict=True):
+        made.add_row(
+            row.layer, f"{row.held_out_error:.3f}", f"{row.training_error:.3f}", f"{row.strength:.3f}", f"{weight:.3f}"
+        )
+    return made
+
+
+def _summary(recipe: Recipe, found: Findings, errors: Errors, emphasis: float) -> dict[str, Any]:
+    return {
+        "recipe_name": recipe.name,
+        "model": recipe.model.name,
+        **found.to_dict(),
+        "errors": errors,
+        "emphasis": emphasis,
+        "error_rates": found.rates(errors),
+        "strengths": [row.strength for row in found.risks],
+        "weights": found.weights(errors, emphasis).tolist(),
+    }
+
+
+def _recipe(recipe: Recipe, found: Findings, errors: Errors, emphasis: float) -> Recipe | None:
+    """The recipe with what was found; None if its mechanism does not take it."""
+    from simulations.config import recipe as recipes
+
+    if recipe.mechanism.name != "lm-dp-sgd":
+        return None
+    raw = recipe.model_dump(exclude_none=True)
+    raw["mechanism"] |= {"error_rates": found.rates(errors), "emphasis": emphasis}
+    if recipe.mechanism.variant == "sound":
+        raw["mechanism"]["strengths"] = [row.strength for row in found.risks]
+    return recipes.validate(raw)
+
+
+def _words(summary: dict[str, Any]) -> list[str]:
+    rates = ", ".join(f"{rate:.4g}" for rate in summary["error_rates"])
+    strengths = ", ".join(f"{value:.4g}" for value in summary["strengths"])
+    lines = [
+        f"public examples: {summary['examples']:,}, {summary['public']}; no other data were used",
+        f"a held-out error near 0.5 has a standard error of {summary['standard_error']:.3f}",
+        "for a recipe with mechanism.name = 'lm-dp-sgd':",
+        f"  error_rates = [{rates}]",
+        f"  strengths = [{strengths}]",
+        f"  emphasis = {summary['emphasis']:g}",
+    ]
+    if "recipe" in summary:
+        lines.append(f"the recipe with them: {summary['recipe']}")
+    return [*lines, f"picture: {summary['picture']}"]

@@ -1,0 +1,43 @@
+"""Picture of layer risk: error rates of the adversaries and the weights that follow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from fedlgm.errors import RunError
+
+if TYPE_CHECKING:
+    from simulations.risk.measure import Findings
+
+
+def figure(found: Findings, weights: list[float]) -> Figure:
+    """Bars of both error rates with the coin toss, and the layer weights."""
+    made = Figure(figsize=(10, 4), layout="constrained")
+    left, right = made.subplots(1, 2)
+    places, names = np.arange(len(found.risks)), [row.layer for row in found.risks]
+    left.bar(places - 0.2, [row.held_out_error for row in found.risks], 0.4, label="held out")
+    left.bar(places + 0.2, [row.training_error for row in found.risks], 0.4, label="adversary's training set (paper)")
+    left.axhline(0.5, color="black", linestyle="--", label="coin toss")
+    left.set(ylabel="error rate of the adversary", title="lower: the layer gives more away", ylim=(0, 0.55))
+    left.legend(fontsize="small", loc="lower left")
+    right.bar(places, weights, color="tab:green")
+    right.set(ylabel="layer weight", title="share of an example's length", ylim=(0, 1))
+    for axes in (left, right):
+        axes.set_xticks(places, names, rotation=30 if len(names) < 12 else 90, ha="right")
+    return made
+
+
+def draw(found: Findings, weights: list[float], path: Path) -> None:
+    """Write the picture.
+
+    Raises:
+        RunError: it cannot be written.
+    """
+    try:
+        figure(found, weights).savefig(path, dpi=110)
+    except (OSError, ValueError) as error:
+        raise RunError(f"cannot write the picture {path}: {error}") from error

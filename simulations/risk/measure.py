@@ -1,0 +1,196 @@
+"""Layer risk of a recipe's architecture (Algorithm 2 of the LM-DP-SGD paper): public examples in, error rates out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedlgm import data, models, tasks
+from fedlgm.errors import ConfigError, prefix_key
+from fedlgm.example_level.risk import LayerRisk, ShadowTraining, layer_risk
+from fedlgm.extension import is_object
+from fedlgm.keys import KeyRing
+from fedlgm.mechanisms.lm_dp_sgd import check_risk, risk_weights
+from fedlgm.tasks import Task
+from simulations.config.recipe import Model, Recipe
+from simulations.config.recipe import Risk as RiskSection
+
+Errors = Literal["held-out", "training"]
+
+
+@dataclass(frozen=True)
+class PublicExamples:
+    """Examples that anybody may see.
+
+    Attributes:
+        source: where they come from, in words.
+        x: inputs [N, ...].
+        y: targets [N, ...].
+        classes: outputs per example that a model needs for them.
+    """
+
+    source: str
+    x: Tensor
+    y: Tensor
+    classes: int | None
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Layer risk of an architecture.
+
+    Attributes:
+        risks: by layer, in the order of the layer table.
+        public: where the examples came from.
+        examples: how many there were.
+        unseen: how many of them the held-out errors are of.
+    """
+
+    risks: tuple[LayerRisk, ...]
+    public: str
+    examples: int
+    unseen: int
+
+    def rates(self, errors: Errors) -> list[float]:
+        """Error rates on unseen examples, or on the adversaries' own as the paper takes them, [L]."""
+        return [risk.training_error if errors == "training" else risk.held_out_error for risk in self.risks]
+
+    def weights(self, errors: Errors, emphasis: float) -> np.ndarray:
+        """Layer weights that `lm-dp-sgd` makes of them, float64 [L].
+
+        Raises:
+            ConfigError: r < 1.
+        """
+        strengths = np.array([risk.strength for risk in self.risks])
+        return risk_weights(strengths, self.rates(errors), emphasis)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON form."""
+        return {
+            "public": self.public,
+            "examples": self.examples,
+            "standard_error": self.standard_error,
+            "layers": [asdict(risk) for risk in self.risks],
+        }
+
+    @property
+    def standard_error(self) -> float:
+        """Of a held-out error near one half."""
+        return 0.5 / math.sqrt(self.unseen)
+
+
+def public_examples(recipe: Recipe) -> PublicExamples:
+    """The recipe's public examples; its private ones are read, where they lie in the same files, and left behind.
+
+    Raises:
+        FedlgmError: no such set, or one whose examples are not single tensors.
+    """
+    section, own = recipe.risk or RiskSection(), recipe.data.name
+    if section.data is None and is_object(own):
+        raise ConfigError("risk.data: name the public set: the recipe's data were passed in Python")
+    named = section.data or data.twin(own)
+    folder, images = (section.dir, {}) if section.data else (recipe.data.dir, recipe.data.images)
+    if section.data == data.IMAGE_FOLDER:
+        images = {key: value for key, value in recipe.data.images.items() if key != "attribute"}
+        images |= {} if section.attribute is None else {"attribute": section.attribute}
+    with prefix_key("risk.data" if named else "data"):
+        found = recipe.task.build().prepare(data.load(named or own, folder, **images))
+    if named is None:
+        source, x, y = f"the test examples of {own}, which runs evaluate without protection", found.test_x, found.test_y
+    else:
+        source, x, y = f"the training examples of {named}", found.train_x, found.train_y
+    if isinstance(x, tuple):
+        raise ConfigError("layer risk takes models of one input")
+    if section.examples is not None:
+        x, y = x[: section.examples], y[: section.examples]
+    classes = recipe.task.build().outputs(found)
+    return PublicExamples(source, torch.from_numpy(x), torch.from_numpy(y), classes)
+
+
+def input_shape(recipe: Recipe) -> tuple[int, ...]:
+    """Shape of one of the recipe's inputs; read off the files where their names do not say."""
+    section = recipe.data
+    known = data.outline(section.name) or data.load(section.name, section.dir, **section.images)
+    return known.shape
+
+
+def fitted(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Images [N, C, H, W] in another shape, resized bilinearly, grey from colours or colours from grey; as in App. E.1.
+
+    Raises:
+        ConfigError: inputs that are no images and have another shape.
+    """
+    if tuple(x.shape[1:]) == tuple(shape):
+        return x
+    if len(shape) != 3 or x.dim() != 4:
+        raise ConfigError(f"risk.data: its inputs have the shape {tuple(x.shape[1:])}, the model takes {tuple(shape)}")
+    x = nn.functional.interpolate(x, size=tuple(shape[1:]), mode="bilinear", antialias=True)
+    return (
+        x.expand(-1, shape[0], -1, -1) if x.shape[1] == 1 else x.mean(dim=1, keepdim=True).expand(-1, shape[0], -1, -1)
+    )
+
+
+def measure(
+    model: Model,
+    task: Task,
+    public: PublicExamples,
+    settings: ShadowTraining,
+    *,
+    shape: tuple[int, ...] | None = None,
+    seed: int | None = None,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> Findings:
+    """Layer risk of a model's architecture. What is not among these arguments cannot be seen: no private example is.
+
+    Args:
+        model: the recipe's section.
+        task: what the model is trained for.
+        public: public examples.
+        settings: of shadow model and adversaries.
+        shape: shape of one input of the target; images of another shape are resized.
+        seed: of all draws; None takes the operating system's.
+        progress: see `layer_risk`.
+
+    Raises:
+        ConfigError: too few examples, or a model that does not take them.
+    """
+    x = public.x if shape is None else fitted(public.x, shape)
+    with prefix_key("model"):
+        shadow = models.build(
+            model.name, in_shape=tuple(x.shape[1:]), classes=public.classes, seed=seed or 0, **model.options
+        )
+    risks = layer_risk(
+        shadow, x, public.y, keys=KeyRing.from_seed(seed), training=settings, task=task, progress=progress
+    )
+    members = int(settings.members * len(x))
+    return Findings(tuple(risks), public.source, len(x), min(members, len(x) - members))
+
+
+def risk_of(
+    recipe: Recipe, seed: int | None = None, progress: Callable[[int, int, str], None] | None = None
+) -> Findings:
+    """Layer risk of a recipe's model, by its section [risk]; see `measure`.
+
+    Raises:
+        FedlgmError: what is wrong with the recipe or its public data.
+    """
+    mechanism = recipe.mechanism
+    if "error_rates" in mechanism.options or "emphasis" in mechanism.options:
+        rates = mechanism.options.get("error_rates", ())
+        check_risk(rates or None, mechanism.options.get("emphasis", 1.0), len(rates))
+    section = recipe.risk or RiskSection()
+    settings = ShadowTraining(**section.model_dump(include=set(ShadowTraining.__dataclass_fields__)))
+    task = tasks.get(recipe.task.name, **recipe.task.options)
+    chosen = recipe.run.seed if seed is None else seed
+    return measure(
+        recipe.model, task, public_examples(recipe), settings, shape=input_shape(recipe), seed=chosen, progress=progress
+    )
+
+
+__all__ = ["Findings", "PublicExamples", "fitted", "measure", "public_examples", "risk_of"]

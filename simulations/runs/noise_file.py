@@ -1,0 +1,61 @@
+"""The rings of a run's correlated noise, in a private file: one line a round, on disk before that round is released.
+
+The noise of every later round follows from them, so a run goes on only where they are whole. Who reads the file and the
+run's releases reads the sums: it lies under `private/`, never in a checkpoint, and goes when the run is finished.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from fedlgm.errors import RunError
+from fedlgm.keys import KeyRing
+from fedlgm.run_noise import NoiseRings
+
+
+class NoiseFile(NoiseRings):
+    """Rings that survive their process.
+
+    Args:
+        path: the file; made when the first ring is kept.
+
+    Raises:
+        RunError: the file is damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+        whole = 0
+        for line in path.read_bytes().splitlines(keepends=True) if path.is_file() else ():
+            if not line.endswith(b"\n"):
+                break  # cut short by a crash, before the round that it is of was released
+            try:
+                round_, root = line.split()
+                super().keep(int(round_), KeyRing(int(root, 16), secret=True))
+            except ValueError as error:
+                raise RunError(f"{path} is damaged: restore it from a backup, or start a new run") from error
+            whole += len(line)
+        self._whole = whole
+
+    def keep(self, round: int, ring: KeyRing) -> None:
+        """Remember the ring of a round, on disk; the last of a round counts."""
+        super().keep(round, ring)
+        line = f"{round} {ring.root:032x}\n".encode("ascii")
+        self._path.parent.mkdir(mode=0o700, exist_ok=True)
+        fresh = not self._path.exists()
+        with os.fdopen(os.open(self._path, os.O_CREAT | os.O_WRONLY, stat.S_IRUSR | stat.S_IWUSR), "wb") as file:
+            file.truncate(self._whole)
+            file.seek(self._whole)
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+        self._whole += len(line)
+        if fresh:
+            folder = os.open(self._path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)

@@ -1,0 +1,159 @@
+"""Folders of images: classes by subfolder or attribute, resized once, one message for what is wrong."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedlgm import data
+from fedlgm.data import images
+from fedlgm.errors import ConfigError, DataError
+
+
+@pytest.fixture(autouse=True)
+def _own_store(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDLGM_DATA", str(tmp_path / "store"))
+    images._resized.cache_clear()
+
+
+def draw(path, colour, size=(12, 8)):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, colour).save(path)
+
+
+def by_class(folder, each=10):
+    for number, name in enumerate(("cats", "dogs", "eels")):
+        for i in range(each):
+            draw(folder / name / f"{i:03}.png", (10 * i, 100 * number, 0))
+        (folder / name / "notes.txt").write_text("not an image")
+    return folder
+
+
+def test_subfolders_are_classes(tmp_path):
+    found = data.load("image-folder", by_class(tmp_path / "set"), image_size=6)
+    assert (found.shape, found.classes) == ((3, 6, 6), 3)
+    assert (len(found.train_y), len(found.test_y)) == (24, 6)
+    assert np.bincount(found.train_y).tolist() == [8, 8, 8]
+    assert found.train_x.dtype == np.float32
+    assert found.train_x[found.train_y == 1][:, 1].max() == pytest.approx(100 / 127.5 - 1)
+    assert found.train_x[:, 2].max() == -1
+    grey = data.load("image-folder", tmp_path / "set", image_size=6, channels=1)
+    assert grey.shape == (1, 6, 6)
+
+
+def test_train_and_test_folders_are_taken_as_they_are(tmp_path):
+    by_class(tmp_path / "set" / "train", each=3)
+    by_class(tmp_path / "set" / "test", each=2)
+    found = data.load("image-folder", tmp_path / "set", image_size=4)
+    assert (len(found.train_y), len(found.test_y)) == (9, 6)
+
+
+def celeba(folder):
+    for i in range(10):
+        draw(folder / "img_align_celeba" / f"{i:06}.jpg", (20 * i, 0, 0))
+    rows = [f"{i:06}.jpg  {1 if i % 2 else -1} -1" for i in range(10)]
+    (folder / "list_attr_celeba.txt").write_text("\n".join(["10", "Smiling Young", *rows]) + "\n")
+    return folder
+
+
+def test_an_attribute_of_celeba(tmp_path):
+    folder = celeba(tmp_path / "celeba")
+    found = data.load("image-folder", folder, image_size=8, attribute="Smiling")
+    assert found.classes == 2
+    assert found.train_y.tolist() + found.test_y.tolist() == [0, 1, 0, 1, 1, 0, 1, 0, 0, 1]
+    (folder / "list_eval_partition.txt").write_text("\n".join(f"{i:06}.jpg {2 if i > 6 else i % 2}" for i in range(10)))
+    images._resized.cache_clear()
+    found = data.load("image-folder", folder, image_size=8, attribute="Smiling")
+    assert (len(found.train_y), found.test_y.tolist()) == (7, [1, 0, 1])
+
+
+def test_words_in_a_table_are_classes(tmp_path):
+    for i in range(10):
+        draw(tmp_path / "ffhq" / f"{i:05}.png", (i, i, i))
+    rows = [f"{i:05}.png,{('old', 'young')[i % 2]}" for i in range(10)]
+    (tmp_path / "ffhq" / "labels.csv").write_text("\n".join(["image,age", *rows]))
+    found = data.load("image-folder", tmp_path / "ffhq", image_size=4, attribute="age")
+    assert found.classes == 2
+    assert found.train_y[:4].tolist() == [0, 1, 0, 1]
+
+
+def test_images_are_resized_once_and_mapped(tmp_path, monkeypatch):
+    folder = by_class(tmp_path / "set")
+    first = data.load("image-folder", folder, image_size=6)
+    kept = list((tmp_path / "store" / "image-folder").iterdir())
+    assert len(kept) == 1
+    assert kept[0].stat().st_mode & 0o077 == 0
+    images._resized.cache_clear()
+    monkeypatch.setattr(images, "_read", None)  # nothing is read again
+    again = data.load("image-folder", folder, image_size=6)
+    assert np.array_equal(first.train_x, again.train_x)
+    assert isinstance(again.train_x, np.memmap)
+    monkeypatch.undo()
+    monkeypatch.setenv("FEDLGM_DATA", str(tmp_path / "store"))
+    draw(folder / "cats" / "000.png", (255, 255, 255))
+    changed = data.load("image-folder", folder, image_size=6)
+    assert not np.array_equal(first.train_x, changed.train_x)
+
+
+def test_a_store_that_cannot_be_written_is_said_and_does_no_harm(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("FEDLGM_DATA", str(tmp_path / "file"))
+    with pytest.warns(UserWarning, match="held in memory"):
+        found = data.load("image-folder", by_class(tmp_path / "set"), image_size=6)
+    assert len(found.train_y) == 24
+
+
+def test_halves_of_a_folder(tmp_path):
+    folder = by_class(tmp_path / "set")
+    halves = [data.load(f"image-folder/{half}", folder, image_size=6) for half in ("private", "public")]
+    assert [len(half.train_y) for half in halves] == [12, 12]
+
+
+def one_class(folder):
+    draw(folder / "only" / "a.png", (0, 0, 0))
+
+
+def damaged(folder):
+    by_class(folder)
+    (folder / "cats" / "000.png").write_bytes(b"not a picture")
+
+
+def short(folder):
+    by_class(folder, each=2)
+
+
+def missing(folder):
+    celeba(folder)
+    (folder / "img_align_celeba" / "000003.jpg").unlink()
+
+
+def ragged(folder):
+    celeba(folder)
+    with (folder / "list_attr_celeba.txt").open("a") as file:
+        file.write("000010.jpg 1\n")
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "message"),
+    [
+        (lambda folder: None, {}, "needs dir, a folder of images"),
+        (one_class, {}, "1 subfolders with images; give one subfolder per class"),
+        (damaged, {}, r"000\.png is no image that can be read"),
+        (short, {}, "6 images and no test image"),
+        (by_class, {"channels": 2}, "channels must be 1 or 3"),
+        (by_class, {"attribute": "Smiling"}, "no attribute file"),
+        (celeba, {"attribute": "Bald"}, "no attribute 'Bald'; it has Smiling, Young"),
+        (missing, {"attribute": "Smiling"}, "names '000003.jpg', which is not among the 9 images"),
+        (ragged, {"attribute": "Smiling"}, "row 11 has 1 values for 2 attributes"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_name(tmp_path, make, options, message):
+    make(tmp_path / "set")
+    with pytest.raises(DataError, match=message):
+        data.load("image-folder", tmp_path / "set", **options)
+
+
+def test_options_of_images_are_for_folders_of_images():
+    with pytest.raises(ConfigError, match=r"image_size is for data\.name = 'image-folder', not for 'digits'"):
+        data.load("digits", image_size=8)

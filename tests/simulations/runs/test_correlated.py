@@ -1,0 +1,201 @@
+"""Runs with correlated noise: any interruption gives the same bits, and what cannot go on is refused."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import stat
+import warnings
+from pathlib import Path
+
+import pytest
+
+from fedlgm.errors import RunError
+from fedlgm.privacy.ledger import Ledger
+from simulations import launch
+from simulations.config.assembly import Assembly
+from simulations.runs.folder import RunFolder
+
+ROUNDS = 8
+SAME = ("model_sha256", "accuracy", "epsilon", "rounds", "noise_multiplier", "guarantee", "ledger_head")
+KINDS = {
+    "banded": {"noise": "banded"},
+    "square-root": {"noise": "square-root", "bands": 3},
+    "blt": {"noise": "blt", "buffers": 1},
+    "independent": {"noise": "independent"},
+}
+SCHEMES = {
+    "cyclic": {"sampling": "cyclic", "rate": 0.25},
+    "min-separation": {"sampling": "min-separation", "rate": None, "cohort": 4},
+    "grouped-poisson": {"sampling": "grouped-poisson", "rate": 0.2},
+}
+
+
+class Interrupted(Exception):
+    """What a user's callback may raise."""
+
+
+def interrupt_at(round_):
+    def on_round(row):
+        if row["round"] == round_:
+            raise Interrupted
+
+    return on_round
+
+
+@pytest.fixture
+def correlated(tiny):
+    def make(noise="banded", scheme="cyclic", seed=3, checkpoint_every=3, **privacy):
+        kind = {**KINDS[noise], **privacy}
+        if scheme == "grouped-poisson":
+            kind.setdefault("min_separation", 3)
+        return tiny(
+            run={"seed": seed, "checkpoint_every": checkpoint_every, "block_size": 10},
+            federation={"rounds": ROUNDS, "dropout": 0.2, **SCHEMES[scheme]},
+            privacy={"accountant": "rdp", **kind},
+        )
+
+    return make
+
+
+def interrupted(recipe, path: Path, round_: int) -> RunFolder:
+    with pytest.raises(Interrupted):
+        launch.simulate(recipe, run_dir=path, progress=interrupt_at(round_))
+    return RunFolder.open(path)
+
+
+def charges(folder: RunFolder) -> list[int]:
+    with Ledger(folder.ledger_file) as ledger:
+        return [charge.round for charge in ledger.charges()]
+
+
+CASES = [
+    ("banded", "cyclic"),
+    ("banded", "min-separation"),
+    ("banded", "grouped-poisson"),
+    ("square-root", "min-separation"),
+    ("blt", "cyclic"),
+    ("independent", "min-separation"),
+]
+
+
+@pytest.mark.parametrize(("noise", "scheme"), CASES)
+def test_interruptions_change_no_bit(correlated, tmp_path, noise, scheme):
+    recipe = correlated(noise, scheme)
+    whole = launch.simulate(recipe, run_dir=tmp_path / "whole")
+    assert whole["epsilon"] <= 8.0
+    chance = random.Random(f"{noise} {scheme}")
+    stops = chance.randint(1, 3), chance.randint(7, ROUNDS)  # rounds that were under way are finished first
+    folder = interrupted(recipe, tmp_path / "cut", stops[0])
+    with pytest.raises(Interrupted):
+        launch.resume(folder.path, progress=interrupt_at(stops[1]))
+    result = launch.resume(folder.path)
+    assert {name: result[name] for name in SAME} == {name: whole[name] for name in SAME}
+    assert charges(folder) == list(range(1, ROUNDS + 1))
+    assert not (folder.path / "private" / "noise").exists()  # a public seed is its state
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_without_a_seed_too(correlated, tmp_path, scheme):
+    """A copy of the folder at its start, run through, is the run that was interrupted again and again."""
+    folder = interrupted(correlated(scheme=scheme, seed=None), tmp_path / "run", 1)
+    shutil.copytree(folder.path, tmp_path / "copy")
+    for at in (5, 8):
+        with pytest.raises(Interrupted):
+            launch.resume(folder.path, progress=interrupt_at(at))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        first, second = launch.resume(folder.path), launch.resume(tmp_path / "copy")
+    assert {name: first[name] for name in SAME} == {name: second[name] for name in SAME}
+    assert charges(folder) == list(range(1, ROUNDS + 1))
+    assert first["epsilon"] <= 8.0
+
+
+def test_the_secret_state_is_private_while_it_lasts_and_then_goes(correlated, tmp_path):
+    folder = interrupted(correlated(seed=None), tmp_path / "run", 4)
+    file = folder.path / "private" / "noise"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+    roots = [line.split()[1] for line in file.read_text().splitlines()]
+    assert len(roots) >= 4
+    for path in folder.path.rglob("*"):
+        if path.is_file() and path != file:
+            content = path.read_bytes()
+            for root in roots:
+                assert root.encode() not in content, path
+                assert int(root, 16).to_bytes(16, "little") not in content, path
+    launch.resume(folder.path)
+    assert not file.exists()
+
+
+@pytest.mark.parametrize("name", ["noise", "keys"])
+def test_without_the_secret_state_a_run_does_not_go_on(correlated, tmp_path, name):
+    folder = interrupted(correlated(seed=None), tmp_path / "run", 5)
+    (folder.path / "private" / name).unlink()
+    before = charges(folder)
+    with pytest.raises(RunError, match=r"restore .*from a backup, or start a new run"):
+        launch.resume(folder.path)
+    assert charges(folder) == before
+
+
+def test_another_state_is_refused(correlated, tmp_path):
+    recipe = correlated(seed=None)
+    one, other = (interrupted(recipe, tmp_path / name, 5) for name in ("one", "other"))
+    shutil.copy(other.path / "private" / "noise", one.path / "private" / "noise")
+    with pytest.raises(RunError, match="not that of the rounds before the last checkpoint"):
+        launch.resume(one.path)
+
+
+@pytest.mark.parametrize("content", [b"1 xyz\n", b"\xff\n", b"1 2 3\n"])
+def test_a_damaged_state_is_refused(correlated, tmp_path, content):
+    folder = interrupted(correlated(seed=None), tmp_path / "run", 5)
+    (folder.path / "private" / "noise").write_bytes(content)
+    with pytest.raises(RunError, match="noise is damaged"):
+        launch.resume(folder.path)
+
+
+def test_a_line_cut_short_by_a_crash_is_written_again(correlated, tmp_path):
+    folder = interrupted(correlated(seed=None), tmp_path / "run", 5)
+    file = folder.path / "private" / "noise"
+    shutil.copytree(folder.path, tmp_path / "copy")
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join(lines[:-1]) + lines[-1][:9])
+    first, second = launch.resume(folder.path), launch.resume(tmp_path / "copy")
+    assert first["model_sha256"] == second["model_sha256"]
+
+
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(correlated, tmp_path):
+    folder = interrupted(correlated(seed=None, checkpoint_every=1), tmp_path / "run", 5)
+    shutil.copytree(folder.path, tmp_path / "copy")
+    newest = sorted((folder.path / "checkpoints").glob("*.safetensors"))[-1]
+    newest.write_bytes(newest.read_bytes()[:100])
+    first, second = launch.resume(folder.path), launch.resume(tmp_path / "copy")
+    assert first["model_sha256"] == second["model_sha256"]
+
+
+def test_other_coefficients_are_refused(correlated, tmp_path, monkeypatch):
+    """A machine that computes other last bits would draw other noise than the run's."""
+    folder = interrupted(correlated(), tmp_path / "run", 5)
+    from fedlgm import correlation
+
+    exact = correlation.get
+
+    def off(name, rounds, **options):
+        found = exact(name, rounds, **options)
+        return correlation.Correlation(name, rounds, found.coefficients * (1 - 1e-15))
+
+    monkeypatch.setattr(correlation, "get", off)
+    with pytest.raises(RunError, match="other coefficients than this machine computes"):
+        launch.resume(folder.path)
+
+
+def test_figures_of_a_round_are_those_of_its_own_noise(correlated, tmp_path):
+    recipe = correlated()
+    result = launch.simulate(recipe, run_dir=tmp_path / "run")
+    std = Assembly(recipe).facts.noise.noise_std()
+    rows = RunFolder(Path(result["run"])).rows()
+    sigma = rows[0]["sigma"]
+    for row, factor in zip(rows, std, strict=True):
+        assert row["sigma"] == sigma  # of z: the same in every round
+        assert row["noise_norm"] == pytest.approx(rows[0]["noise_norm"] * factor / std[0])
+    assert rows[-1]["noise_norm"] > 1.1 * rows[0]["noise_norm"]

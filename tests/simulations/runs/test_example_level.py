@@ -1,0 +1,382 @@
+"""Example-level privacy from recipes: one party, and clients that noise their own steps."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.app.metadata import Metadata
+from opacus.accountants import PRVAccountant, RDPAccountant
+
+from clients import AnyClient, OneClient
+from fedlgm import wire
+from fedlgm.errors import ConfigError, FedlgmError, Notice, PrivacyError
+from fedlgm.example_level.central import train
+from fedlgm.example_level.trainer import digest_of
+from fedlgm.keys import KeyRing, Purpose
+from fedlgm.privacy.ledger import Ledger
+from fedlgm.release import release
+from simulations import launch
+from simulations.config import recipe as recipes
+from simulations.config.assembly import Assembly, settled
+from simulations.config.own import Own
+from simulations.reports.export import export
+from simulations.reports.planning import plan_report
+from simulations.reports.report import ledger_report, write_report
+from simulations.runs.folder import RunFolder
+
+STEPS = 12
+CENTRAL = (f"federation.rounds={STEPS}", "run.evaluate_every=6", "run.checkpoint_every=5", "privacy.accountant=rdp")
+FEDERATED = (
+    "federation.clients=6", "federation.rounds=4", "federation.rate=0.9", "training.steps=3", "run.block_size=2",
+    "privacy.epsilon=4", "privacy.accountant=rdp",
+)  # fmt: skip
+
+
+def central(*overrides: str):
+    return recipes.load("dp-sgd-digits", [*CENTRAL, *overrides])
+
+
+def federated(*overrides: str):
+    return recipes.load("example-level-federation", [*FEDERATED, *overrides])
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return launch.simulate(central(), run_dir=tmp_path_factory.mktemp("central") / "run")
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory):
+    return launch.simulate(federated(), run_dir=tmp_path_factory.mktemp("federated") / "run")
+
+
+def examples(assembly):
+    data, order = assembly.dataset, assembly.partition[0]
+    return torch.from_numpy(data.train_x[order]), torch.from_numpy(data.train_y[order])
+
+
+# -- one party ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_says_what_it_protects_and_stays_within_its_budget(run):
+    assert run["unit"] == "example"
+    assert run["guarantee"].startswith("proven (example-level, add-remove, a trusted server adds the noise)")
+    assert 3.9 < run["epsilon"] <= 4.0
+    folder = RunFolder.open(Path(run["run"]))
+    assert [row["round"] for row in folder.rows()] == list(range(1, STEPS + 1))
+    with Ledger(folder.ledger_file) as ledger:
+        assert ledger.verify(contiguous=True).rows == STEPS
+    report = ledger_report(folder.path)
+    assert report["clients"] == []
+    assert write_report(folder.path)["report"].endswith("report.html")
+    assert export(folder.path, "safetensors", None)["guarantee"] == run["guarantee"]
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        ["mechanism.style=flat"],
+        ["mechanism.style=per-layer", "mechanism.allocation=snr-consistent"],
+        ["mechanism.style=per-layer", "mechanism.allocation=max-snr-sum", "mechanism.clip=med"],
+        ["mechanism.style=per-layer", "mechanism.clip=med", "mechanism.norms=quantile"],
+        ["mechanism.name=auto-s"],
+        ["mechanism.name=dp-psac"],
+    ],
+)
+def test_a_recipes_run_is_the_librarys_training(tmp_path, method):
+    recipe = central(*method)
+    result = launch.simulate(recipe, run_dir=tmp_path / "run")
+    assembly = Assembly(settled(recipe))
+    x, y = examples(assembly)
+    with Ledger(tmp_path / "ledger.sqlite", "alone") as ledger:
+        alone = train(
+            assembly.module(), x, y, assembly.method, keys=KeyRing.from_seed(7), ledger=ledger, lr=recipe.training.lr
+        )
+    checkpoint = RunFolder.open(tmp_path / "run").latest(assembly.layers)
+    assert torch.equal(checkpoint.transcript.models[-1], alone.model)
+    assert result["epsilon"] == alone.epsilon
+
+
+@pytest.mark.parametrize("style", ["flat", "per-layer"])
+def test_a_run_equals_a_float64_loop_with_the_same_noise(tmp_path, style):
+    """Per-example gradients by autograd, one after another, in float64.
+
+    Released sums lie on a grid of sigma / 1024 or less: here and there a coordinate is rounded the other way.
+    """
+    recipe = central(f"mechanism.style={style}", "training.batch_size=40", "training.lr=0.3")
+    launch.simulate(recipe, run_dir=tmp_path / "run")
+    assembly = Assembly(settled(recipe))
+    x, y = examples(assembly)
+    module, keys = assembly.module().double(), KeyRing.from_seed(7)
+    parameters, layers = list(module.parameters()), assembly.layers
+    plan, x = assembly.method.plan(assembly.start()), x.double()
+    ends = layers.offsets.tolist()
+    for step in range(1, STEPS + 1):
+        rows = np.flatnonzero(keys.numpy_generator(Purpose.TRAIN, step, 0).random(len(y)) < 40 / len(y))
+        total = torch.zeros(plan.size, dtype=torch.float64)
+        for row in rows:
+            loss = torch.nn.functional.cross_entropy(module(x[row : row + 1]), y[row : row + 1])
+            gradient = torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, parameters)])
+            for clip, low, high in zip(plan.clip, ends[:-1], ends[1:], strict=True):
+                part = gradient[low:high]
+                total[low:high] -= part * min(1.0, float(clip / part.norm()))
+        step_ = release(total, plan, keys, step) / 40 * recipe.training.lr  # on the same grid
+        with torch.no_grad():
+            for parameter, part in zip(parameters, step_.split([p.numel() for p in parameters]), strict=True):
+                parameter += part.view_as(parameter)
+    expected = torch.cat([p.detach().reshape(-1) for p in parameters])
+    found = RunFolder.open(tmp_path / "run").latest(layers).transcript.models[-1].double()
+    assert float((found - expected).norm() / expected.norm()) < 1e-5
+
+
+def test_the_accounting_is_that_of_opacus(run):
+    """Its RDP accountant to 1 % (it has other orders), its PRV accountant from above within its error of 0.01."""
+    with Ledger(RunFolder.open(Path(run["run"])).ledger_file) as ledger:
+        events = [charge.event for charge in ledger.charges()]
+        spent = {kind: ledger.epsilon(1e-5, kind) for kind in ("rdp", "pld")}
+    noise, rate = events[0].event.noise_multiplier, events[0].sampling_probability
+    rdp, prv = RDPAccountant(), PRVAccountant()
+    for accountant in (rdp, prv):
+        accountant.history = [(noise, rate, len(events))]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert spent["rdp"] == pytest.approx(rdp.get_epsilon(1e-5), rel=0.01)
+        assert prv.get_epsilon(1e-5) - 0.021 < spent["pld"] < prv.get_epsilon(1e-5)
+    assert rate == 128 / 1442
+
+
+class Stop(Exception):
+    pass
+
+
+def stopped_after(rounds: int):
+    def progress(row):
+        if row["round"] == rounds:
+            raise Stop
+
+    return progress
+
+
+@pytest.mark.parametrize("seed", ["7", "none"])
+@pytest.mark.parametrize("make", [central, federated])
+def test_an_interrupted_run_ends_where_it_would_have_ended(tmp_path, make, seed, run, many):
+    recipe = make(f"run.seed={seed}", "run.checkpoint_every=2")
+    with pytest.raises(Stop):
+        launch.simulate(recipe, run_dir=tmp_path / "run", progress=stopped_after(3))
+    result = launch.resume(tmp_path / "run")
+    whole = run if make is central else many
+    assert result["epsilon"] <= 4.0
+    with Ledger(tmp_path / "run" / "ledger.sqlite") as ledger, Ledger(Path(whole["run"]) / "ledger.sqlite") as other:
+        if seed == "7":
+            assert result["model_sha256"] == whole["model_sha256"]
+            assert ledger.noise_keys() == other.noise_keys()
+        elif make is central:
+            assert ledger.position() == STEPS
+
+
+# -- clients that noise their own steps --------------------------------------------------------------------------------
+
+
+def test_every_client_has_a_ledger_of_its_own(many):
+    assert many["guarantee"].startswith("proven (example-level, add-remove, each client adds its own noise)")
+    report = ledger_report(Path(many["run"]))
+    releases = [row["releases"] for row in report["clients"]]
+    assert {row["client"] for row in report["clients"]} == set(range(6))
+    assert max(releases) == 4
+    assert report["clients"][0]["epsilon"] == many["epsilon"] <= 4.0
+    assert all(row["epsilon"] < 4.0 for row in report["clients"] if row["releases"] < 4)
+    with Ledger(RunFolder.open(Path(many["run"])).ledger_file) as ledger:
+        assert {charge.event.count for charge in ledger.charges()} == {3}
+
+
+def test_nothing_is_gained_from_sampling_clients(many):
+    """The worst-off client may be in every round: the noise is that of a federation in which all take part."""
+    every = Assembly(settled(federated("federation.rate=1"))).facts
+    assert many["noise_multiplier"] == every.noise_multiplier
+    accountant = RDPAccountant()
+    accountant.history = [(every.noise_multiplier, every.steps.rate, 12)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert accountant.get_epsilon(1e-5) == pytest.approx(many["epsilon"], rel=0.01)
+
+
+def test_a_client_at_its_limit_stays_out_and_the_run_goes_on(tmp_path):
+    recipe = federated("privacy.max_participations=2", "federation.rate=1", "federation.rounds=4")
+    with pytest.warns(Notice, match=r"clients 0, 1, 2, 3, 4, 5 have made all the releases that their budget allows"):
+        result = launch.simulate(recipe, run_dir=tmp_path / "run")
+    rows = RunFolder.open(tmp_path / "run").rows(private=True)
+    assert [row["present"] for row in rows] == [6, 6, 0, 0]
+    assert [row.get("exhausted") for row in rows] == [None, None, [*range(6)], [*range(6)]]
+    assert 3.9 < result["epsilon"] <= 4.0
+
+
+def test_a_client_without_data_looks_like_any_other(tmp_path):
+    recipe = federated("data.partition=dirichlet", "data.alpha=0.05", "federation.clients=40", "training.batch_size=2")
+    assert (Assembly(recipe).sizes == 0).any() or Assembly(recipe).sizes.min() < 3
+    assert launch.simulate(recipe, run_dir=tmp_path / "run")["epsilon"] <= 4.0
+
+
+def ask(assembly, client, plan, round_=1, context=None, model=None):
+    """A server's message to client 2, and its reply."""
+    model = assembly.initial_model() if model is None else model
+    arrays = ArrayRecord({wire.MODEL: Array(**wire.fields(model.numpy()))})
+    config = ConfigRecord({wire.PLAN: plan.to_json(), wire.ROUND: round_, wire.CLIENTS: [2]})
+    content = RecordDict({wire.ARRAYS: arrays, wire.CONFIG: config})
+    metadata = Metadata(1, f"{round_}", 1, 1, "", "", 0.0, 9e9, MessageType.TRAIN)
+    message = Message(content=content, metadata=metadata)
+    reply = client.train(message, context or Context(1, 1, {}, RecordDict(), {}))
+    return wire.view(reply.content.array_records[wire.ARRAYS][wire.SUM].data).copy()
+
+
+@pytest.fixture(scope="module")
+def node():
+    """A client's own objects, and the plan that it has agreed to."""
+    assembly = Assembly(settled(federated("privacy.max_participations=2")))
+    client = assembly.client(KeyRing.from_seed(None), OneClient(2, 6, simulated=True))
+    return assembly, client, assembly.method.plan(assembly.start())
+
+
+def test_the_server_cannot_ask_for_more_than_a_client_agreed_to(node):
+    assembly, client, plan = node
+    context = Context(1, 1, {}, RecordDict(), {})
+    first = ask(assembly, client, plan, 1, context)
+    assert np.array_equal(ask(assembly, client, plan, 1, context), first)  # the same request is the same release
+    other = ask(assembly, client, plan, 1, context, assembly.initial_model() + 1)
+    assert not np.array_equal(other, first)
+    with pytest.raises(PrivacyError, match="has made the 2 releases it agreed to"):
+        ask(assembly, client, plan, 2, context)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda f: {"steps": dataclasses.replace(f.steps, count=4)}, "agreed to 3 steps a round at the rate 0.1"),
+        (lambda f: {"steps": dataclasses.replace(f.steps, rate=0.2)}, "refuses a plan with 3 at 0.2"),
+        (lambda f: {"steps": None, "relation": "replace-one"}, "agreed to noise its local steps"),
+        (lambda f: {"noise_multiplier": f.noise_multiplier / 2}, "agreed to a noise multiplier of"),
+    ],
+)
+def test_plans_that_cost_more_are_refused(node, change, words):
+    assembly, client, plan = node
+    facts = dataclasses.replace(plan.facts, **change(plan.facts))
+    sigma = plan.sigma * facts.noise_multiplier / plan.facts.noise_multiplier
+    with pytest.raises(PrivacyError, match=words):
+        ask(assembly, client, dataclasses.replace(plan, facts=facts, sigma=sigma))
+
+
+def test_local_steps_are_those_of_a_float64_loop_and_their_noise_is_as_planned(node):
+    """With hardly any noise the update is that of plain clipped steps; what noise adds has the planned length."""
+    assembly, _, plan = node
+    rate, keys = plan.facts.training.lr, KeyRing.from_seed(5)
+    client = dataclasses.replace(assembly.consent(), protected=False)
+    quiet = dataclasses.replace(plan, sigma=plan.sigma * 1e-9)
+    served = assembly.client(keys, AnyClient())
+    served._consent = client
+    found = ask(assembly, served, quiet)
+    model, order = assembly.initial_model(), assembly.partition[2]
+    x, y = torch.from_numpy(assembly.dataset.train_x[order]).double(), torch.from_numpy(assembly.dataset.train_y[order])
+    own = keys.derive(model.numpy().tobytes(), quiet.to_json().encode())
+    digest = digest_of(x.float(), y)
+    module = assembly.module().double()
+    parameters = list(module.parameters())
+    before = torch.cat([p.detach().reshape(-1) for p in parameters])
+    for step in (1, 2, 3):
+        drawn = own.derive(b"batches", digest).numpy_generator(Purpose.TRAIN, 1, 2, step).random(len(y))
+        total = torch.zeros(len(before), dtype=torch.float64)
+        for row in np.flatnonzero(drawn < plan.facts.steps.rate):
+            loss = torch.nn.functional.cross_entropy(module(x[row : row + 1]), y[row : row + 1])
+            gradient = torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, parameters)])
+            total += gradient * min(1.0, 1.0 / float(gradient.norm()))
+        with torch.no_grad():
+            for p, part in zip(parameters, total.split([p.numel() for p in parameters]), strict=True):
+                p -= rate / plan.facts.steps.batch * part.view_as(p)
+    expected = torch.cat([p.detach().reshape(-1) for p in parameters]) - before
+    assert float((torch.from_numpy(found) - expected).norm() / expected.norm()) < 1e-5
+    noisy = np.concatenate([ask(assembly, served, plan, round_) - found for round_ in range(2, 6)])
+    assert np.std(noisy) == pytest.approx(float(plan.upload_sigma[0]), rel=0.1)
+
+
+# -- bad input ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (["privacy.unit=client"], "dp-sgd bounds examples, but privacy.unit is 'client': set privacy.unit = 'example'"),
+        (["mechanism.name=snr-consistent"], "bounds whole clients, but .* use one of dp-sgd, auto-s, dp-psac"),
+        (["mechanism.name=laplace-iid"], "laplace-iid bounds whole clients"),
+        (["training.epochs=3"], "training.epochs: a round is one step here"),
+        (["training.gradient_clip=1"], "training.gradient_clip cannot be 1.0"),
+        (["training.vectorize=on"], "training.vectorize cannot be 'on'"),
+        (["run.audit=true"], "run.audit cannot be True"),
+        (["training.sampling_rate=0.1"], "training.sampling_rate is for clients that noise their own steps"),
+        (["federation.server_lr=0.5"], "server_lr: a round is one step here"),
+        (["federation.clients=4", "federation.rate=0.5"], "every client takes part in every step"),
+        (["privacy.trust=local"], "training.sampling_rate is needed where clients noise their own steps"),
+        (["mechanism.style=auto-s"], "a mechanism of its own: mechanism.name = 'auto-s'"),
+        (["mechanism.allocation=snr-consistent"], "style 'flat' has one bound and one noise scale"),
+        (["mechanism.style=ghost"], "unknown style 'ghost'; known: flat, per-layer"),
+    ],
+)
+def test_recipes_that_do_not_fit_are_refused(changes, words):
+    with pytest.raises(ConfigError, match=words) as caught:
+        central(*changes)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words"),
+    [
+        (lambda: central("training.batch_size=5000"), "batch_size = 5000 is more than the 1442 training examples"),
+        (lambda: federated("training.batch_size=900"), "batch_size = 900 is more than the .* of the largest client"),
+        (
+            lambda: central("privacy.epsilon=1e-3", "privacy.delta=1e-30"),
+            (
+                r"epsilon=0.001, .* after 12 releases: .* no number of steps would do: the least epsilon that the rdp "
+                r"accountant shows at this delta is 0.\d+; raise privacy.epsilon"
+            ),
+        ),
+    ],
+)
+def test_runs_that_cannot_be_are_refused(recipe, words, tmp_path):
+    with pytest.raises(FedlgmError, match=words):
+        launch.simulate(recipe(), run_dir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_batch_norm_is_refused_with_a_remedy():
+    raw = central().model_dump(exclude_none=True)
+    net = torch.nn.Sequential(
+        torch.nn.Flatten(), torch.nn.Linear(64, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 10)
+    )
+    own = Own(model=net)
+    own.into(raw)
+    with pytest.raises(ConfigError, match="to_groupnorm"):
+        Assembly(recipes.validate(raw), own).check()
+
+
+def test_old_recipes_are_written_as_they_were():
+    text = recipes.load("digits").to_toml()
+    assert not {"unit", "sampling_rate", "steps"} & {line.partition(" ")[0] for line in text.splitlines()}
+    facts = Assembly(recipes.load("digits")).method.facts
+    assert "steps" not in facts.to_dict()
+
+
+def test_plans_say_how_examples_are_sampled():
+    report = plan_report(central())
+    assert report["unit"] == "example"
+    assert "of 1442 examples (expected batch 128, 1.07 epochs), add-remove" in report["sampling"]
+    assert report["epsilon_rdp"] <= 4.0
+    local = plan_report(federated())
+    assert "3 steps a round, each on 0.1 of a client's examples, divided by" in local["sampling"]
+    assert local["epsilon_rdp"] == pytest.approx(4.0, abs=1e-3)
+    assert math.isfinite(local["noise_norm"])
+    json.dumps(local)
