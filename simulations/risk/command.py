@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from simulations.attack_command import progress
+from simulations.attacks.command import progress
 
 if TYPE_CHECKING:
     from rich.table import Table

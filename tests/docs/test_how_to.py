@@ -87,3 +87,18 @@ def test_the_commands_of_layer_risk_run(tmp_path: Path, monkeypatch: pytest.Monk
         engine = ["--engine", "local"] if command[0] == "simulate" else []
         done = CliRunner().invoke(app, [*command, *changes, *engine], catch_exceptions=False)
         assert done.exit_code == 0, (command, done.output)
+
+
+@pytest.mark.slow
+def test_the_commands_of_adaptive_allocation_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As printed, but for fewer rounds and seeds."""
+    monkeypatch.chdir(tmp_path)
+    text = (PAGES / "adaptive-allocation.md").read_text(encoding="utf-8")
+    commands = [shlex.split(found) for found in INDENTED.findall(text)]
+    assert [command[0] for command in commands] == ["plan", "simulate", "simulate", "compare"]
+    for command in commands:
+        short = ["--set", "federation.rounds=11"] if command[0] == "simulate" else []
+        if command[0] == "compare":
+            short = ["--set", "federation.rounds=2", "--seeds", "1"]
+        done = CliRunner().invoke(app, [*command, *short], catch_exceptions=False)
+        assert done.exit_code == 0, (command, done.output)
