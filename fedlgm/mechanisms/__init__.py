@@ -15,6 +15,7 @@ from fedlgm.errors import ConfigError
 from fedlgm.mechanisms import group_noise
 from fedlgm.mechanisms import options as _options
 from fedlgm.mechanisms.adapldp import AdapLDP
+from fedlgm.mechanisms.adaptive import AdaptiveAllocation
 from fedlgm.mechanisms.base import BoundsExamples, Mechanism, UsesPrivateNorms, UsesPrivateUpdates
 from fedlgm.mechanisms.dp_sgd import DPSGD, PSACSGD, NormalisedSGD, PlainSGD
 from fedlgm.mechanisms.dpa import DynamicPrivacyAllocation
@@ -57,6 +58,7 @@ for _name in allocation.names():
 for _name in group_noise.names():
     register(_name, group_noise.GroupNoise)
 register("gaussian", FlatGaussian)
+register("adaptive", AdaptiveAllocation)
 register("none", NoPrivacy)
 register("ladp", LaDP, PublishedLaDP)
 register("full-dp", FullDP)

@@ -41,7 +41,7 @@ def test_bundled_mechanisms_pass(name: str) -> None:
     check_mechanism(mechanisms.get(name), facts=LOCAL)
 
 
-EXAMPLES_LOCAL = replace(LOCAL, relation="add-remove", steps=LocalSteps(3, 0.1, 8.0))
+EXAMPLES_LOCAL = replace(LOCAL, relation="add-remove", accountant="rdp", steps=LocalSteps(3, 0.1, 8.0))
 
 
 @pytest.mark.parametrize("name", mechanisms.names("example"))
@@ -66,7 +66,7 @@ class Forgetful(DPSGD):
 
 
 def test_a_scaling_beyond_the_plan_is_noticed() -> None:
-    with pytest.raises(FedlgmError, match="the trainer kept the bounds"):
+    with pytest.raises(FedlgmError, match="longer than the plan's bounds"):
         check_mechanism(Forgetful("forgetful"))
 
 
