@@ -54,8 +54,7 @@ def simulate(
         trackers: followers of the run, by name or as objects (`simulations.runs.trackers`), instead of the recipe's.
 
     Raises:
-        ConfigError, DataError, PrivacyError, RunError: with one clear message, before anything is written where
-        possible.
+        ConfigError, DataError, PrivacyError, RunError: one clear message, if possible before anything is written.
     """
     _check_options(engine, workers, ray_address, supernodes)
     if run_dir is not None:

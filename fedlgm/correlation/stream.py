@@ -29,8 +29,8 @@ class CorrelatedStream:
     Example:
         >>> import fedlgm.correlation as correlation
         >>> stream = CorrelatedStream(correlation.get("square-root", 3, bands=2), 1)
-        >>> [round(stream.next(torch.ones(1, dtype=torch.float64)).item(), 4) for _ in range(3)]
-        [1.118, 0.559, 0.8385]
+        >>> tuple(round(stream.next(torch.ones(1, dtype=torch.float64)).item(), 4) for _ in range(3))
+        (1.118, 0.559, 0.8385)
 
     Args:
         correlation: strategy and planned number of rounds.

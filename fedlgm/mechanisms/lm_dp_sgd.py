@@ -55,8 +55,8 @@ def aggregate(
         ConfigError: arguments out of range or that do not fit.
 
     >>> ones = [torch.ones(2, 3), torch.ones(2, 1)]
-    >>> [round(float(part.norm()), 4) for part in aggregate(ones, 1.0, weights=(0.6, 0.8))]
-    [1.2, 1.6]
+    >>> tuple(round(float(part.norm()), 4) for part in aggregate(ones, 1.0, weights=(0.6, 0.8)))
+    (1.2, 1.6)
     """
     if not grads or any(g.dim() != 2 or len(g) != len(grads[0]) for g in grads):
         raise ConfigError("grads must be one tensor [B, d] per layer, all with the same number of examples")
