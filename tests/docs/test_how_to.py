@@ -62,6 +62,7 @@ def test_the_pages_code_runs(page: str, tmp_path: Path, monkeypatch: pytest.Monk
             exec(compile(code, f"{page}.md", "exec"), namespace)
 
 
+@pytest.mark.slow
 def test_the_example_level_pages_commands_and_recipes_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     page = (PAGES / "example-level.md").read_text(encoding="utf-8")
