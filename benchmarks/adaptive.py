@@ -28,7 +28,7 @@ from scipy import stats
 from torch import Tensor
 from torch.nn import functional
 
-from fedlgm import clipping, data, mechanisms, models
+from fedlgm import clipping, data, mechanisms
 from fedlgm.aggregation import BoundedSum
 from fedlgm.allocation import shares, spread
 from fedlgm.facts import RunFacts, Sampling
@@ -36,6 +36,7 @@ from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import Mechanism
 from fedlgm.mechanisms.adaptive import AdaptiveAllocation, within
+from fedlgm.models.dense import mlp
 from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.guarantee import Guarantee
 from fedlgm.release import release
@@ -109,7 +110,7 @@ class Task:
 TASKS = {
     "deep": Task((64, 32, 32), 3.0, (0.05, 0.1, 0.2), FIXED | LEARNT),
     "small": Task((32,), 1.0, (0.025, 0.05, 0.1), FIXED | LEARNT),
-    "splits": Task((32,), 1.0, (0.05,), SPLITS),
+    "splits": Task((32,), 1.0, (0.1,), SPLITS, SEEDS[:4]),
 }
 
 
@@ -129,7 +130,7 @@ class Federation:
             self.index[row, : len(part)] = torch.from_numpy(part)
             self.weight[row, : len(part)] = 1 / max(len(part), 1)
         torch.manual_seed(seed)
-        module = models.mlp((1, 8, 8), 10, hidden=hidden)
+        module = mlp((1, 8, 8), 10, hidden=hidden)
         self.layers = LayerTable.from_module(module)
         self.start = torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
 
