@@ -171,7 +171,7 @@ def _remedy(mechanism: Mechanism, facts: RunFacts) -> str:
     rate, kind = facts.accounted_rate, facts.accountant
     least = privacy.epsilon(_HUGE, delta, steps=1, sampling_rate=rate, relation=facts.relation, accountant=kind)
     return (
-        f"no number of steps would do: the least epsilon that the {kind} accountant shows at this delta is {least:.3g}"
+        f"no number of steps would do: the least epsilon that the {kind} accountant shows at this delta is {least:.4g}"
         "; raise privacy.epsilon or privacy.delta" + (", or use privacy.accountant = 'pld'" if kind == "rdp" else "")
     )
 

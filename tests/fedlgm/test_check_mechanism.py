@@ -41,7 +41,7 @@ def test_bundled_mechanisms_pass(name: str) -> None:
     check_mechanism(mechanisms.get(name), facts=LOCAL)
 
 
-EXAMPLES_LOCAL = replace(LOCAL, relation="add-remove", steps=LocalSteps(3, 0.1, 8.0))
+EXAMPLES_LOCAL = replace(LOCAL, relation="add-remove", accountant="rdp", steps=LocalSteps(3, 0.1, 8.0))
 
 
 @pytest.mark.parametrize("name", mechanisms.names("example"))

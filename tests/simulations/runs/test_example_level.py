@@ -386,6 +386,10 @@ def test_recipes_that_do_not_fit_are_refused(changes, words):
         (lambda: central("training.batch_size=5000"), "batch_size = 5000 is more than the 1442 training examples"),
         (lambda: federated("training.batch_size=900"), "batch_size = 900 is more than the .* of the largest client"),
         (
+            lambda: central("training.batch_size=1442", "privacy.epsilon=1e-5", "federation.rounds=1000000"),
+            r"after 1000000 releases: .*; federation.rounds = 3906 would do, with a noise multiplier of 4.\d+e\+06",
+        ),
+        (
             lambda: central("privacy.epsilon=1e-3", "privacy.delta=1e-30"),
             (
                 r"epsilon=0.001, .* after 12 releases: .* no number of steps would do: the least epsilon that the rdp "
