@@ -34,7 +34,7 @@ def check_unit(recipe: Recipe, unit: Unit) -> None:
     if unit == recipe.unit:
         return
     verb = {"client": "bounds whole clients", "example": "bounds examples"}[unit]
-    known = ", ".join(name for name in mechanisms.names(recipe.unit) if name != "none")
+    known = ", ".join(name for name in mechanisms.names(recipe.unit) if mechanisms.is_private(name))
     raise ConfigError(
         f"mechanism.name: {recipe.mechanism.name} {verb}, but privacy.unit is {recipe.unit!r}: set privacy.unit = "
         f"{unit!r}, or use one of {known}"

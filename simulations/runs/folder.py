@@ -330,10 +330,13 @@ class RunFolder:
             root, charged_before = self._keys_file.read_text(encoding="ascii").split()
             return KeyRing(int(root, 16), secret=True), int(charged_before)
         except ValueError as error:
-            raise RunError(
-                f"{self._keys_file} is damaged: restore it from a backup, or delete it, after which the run makes the "
-                "releases since its last checkpoint once more with fresh noise, and pays for them"
-            ) from error
+            lost = (
+                "delete it, after which the run makes the releases since its last checkpoint once more with fresh "
+                "noise, and pays for them"
+            )
+            if self.recipe().sampling.separation is not None:
+                lost = "start a new run"
+            raise RunError(f"{self._keys_file} is damaged: restore it from a backup, or {lost}") from error
 
     def result(self) -> dict[str, Any] | None:
         """The final summary of a finished run, else None.
