@@ -386,8 +386,11 @@ class RunFolder:
     def latest(self, layers: LayerTable) -> Checkpoint | None:
         """The newest checkpoint that can be read, or None.
 
+        Args:
+            layers: of the run's model.
+
         Raises:
-            RunError: there are checkpoints, but none can be read.
+            RunError: there are checkpoints, but none can be read, or they are of a model of another size.
         """
         files = self._checkpoints()
         for file in reversed(files):
@@ -397,6 +400,11 @@ class RunFolder:
             except (SafetensorError, OSError, KeyError, ValueError):
                 continue
             models = tuple(tensors[f"models.{i}"] for i in range(sum(n.startswith("models.") for n in tensors)))
+            if models and models[-1].numel() != layers.size:
+                raise RunError(
+                    f"the model of {self.path} has {models[-1].numel():,} parameters, the one given has {layers.size:,}"
+                    ": give the architecture that the run trained"
+                )
             plan = ReleasePlan.from_json(layers, described) if described else None
             optimizer = {n.removeprefix("optimizer."): t for n, t in tensors.items() if n.startswith("optimizer.")}
             return Checkpoint(Transcript(rounds, models, tensors.get("mean"), plan), optimizer, meta.get("noise", ""))
