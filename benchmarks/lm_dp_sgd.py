@@ -58,7 +58,8 @@ ALLOCATIONS = (
     "snr-consistent",
     "standard",
 )
-CENTRAL = {"private": 10000, "rate": 0.02, "steps": 150, "epsilon": 3.0}
+CENTRAL = {"private": 5000, "rate": 0.02, "steps": 100, "epsilon": 3.0}
+CENTRAL_SEEDS = (1,)
 
 
 class Store:
@@ -282,13 +283,13 @@ def measure_allocations(store: Store, deadline: float) -> bool:
         for lr in RATES:
             if time.time() > deadline:
                 return False
-            store(f"central search {name} {lr:g}", lambda n=name, r=lr: once(n, r, SEARCH_SEED))
-    for seed in SEEDS:
+            store(f"allocation search {name} {lr:g}", lambda n=name, r=lr: once(n, r, SEARCH_SEED))
+    for seed in CENTRAL_SEEDS:
         for name in ALLOCATIONS:
-            best = max(RATES, key=lambda r, n=name: store.values[f"central search {n} {r:g}"]["accuracy"])
+            best = max(RATES, key=lambda r, n=name: store.values[f"allocation search {n} {r:g}"]["accuracy"])
             if time.time() > deadline:
                 return False
-            store(f"central run {name} {seed}", lambda n=name, r=best, s=seed: once(n, r, s))
+            store(f"allocation run {name} {seed}", lambda n=name, r=best, s=seed: once(n, r, s))
     return True
 
 

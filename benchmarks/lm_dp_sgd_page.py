@@ -149,8 +149,8 @@ def steps(values: Values) -> list[str]:
 def allocations(values: Values) -> list[str]:
     rows = []
     for name in bench.ALLOCATIONS:
-        found = [values[key] for seed in bench.SEEDS if (key := f"central run {name} {seed}") in values]
-        searched = [values[key] for lr in bench.RATES if (key := f"central search {name} {lr:g}") in values]
+        found = [values[key] for seed in bench.CENTRAL_SEEDS if (key := f"allocation run {name} {seed}") in values]
+        searched = [values[key] for lr in bench.RATES if (key := f"allocation search {name} {lr:g}") in values]
         best = max((run["accuracy"] for run in searched), default=math.nan)
         rows.append([
             "standard Gaussian (flat)" if name == "standard" else name,

@@ -26,10 +26,10 @@ from fedlgm.aggregation import BoundedSum, bound_update
 from fedlgm.data import DataSet, Loadable, Partition, load
 from fedlgm.errors import ConfigError, DataError, PrivacyError
 from fedlgm.example_level.bounding import bound_gradients
+from fedlgm.example_level.scaling import Scaling
 from fedlgm.facts import RunFacts, Sampling
 from fedlgm.layers import LayerTable
-from fedlgm.mechanisms import Mechanism
-from fedlgm.mechanisms.base import BoundsExamples
+from fedlgm.mechanisms import BoundsExamples, Mechanism
 from fedlgm.mechanisms.method import Method
 from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.accounting import composed_epsilon
@@ -111,6 +111,8 @@ def check_mechanism(mechanism: Mechanism, layers: LayerTable | None = None, fact
         plan = _pure_plan(method, transcript)
         if not plan.protected:
             continue  # nothing is claimed
+        if isinstance(mechanism, BoundsExamples):
+            _check_scaling(mechanism.name, plan, mechanism.scaling(plan))
         _check_bounds(mechanism, plan)
         cost = (facts.noise_multiplier / plan.effective_multiplier) ** 2 if plan.size else 0.0
         if cost > costs[transcript.rounds] * (1 + 1e-6):
@@ -182,6 +184,21 @@ def _check_bounds(mechanism: Mechanism, plan: ReleasePlan) -> None:
             unit = "an example" if examples else "a client"
             far = f"{moved * plan.effective_multiplier:.4g} times what is accounted for"
             raise PrivacyError(f"{mechanism.name}: {unit} moves the sum by {far}")
+
+
+def _check_scaling(name: str, plan: ReleasePlan, scaling: Scaling) -> None:
+    """No example's gradient, whatever its norms, counts for more than the plan's bounds and event say."""
+    count, generator = len(plan.layers), torch.Generator().manual_seed(3)
+    rows = [torch.rand(64, count, dtype=torch.float64, generator=generator) * scale for scale in (1e-6, 1.0, 1e9)]
+    norms = torch.cat([*rows, torch.zeros(1, count).double(), 1e9 * torch.eye(count).double()])
+    lengths = (scaling.factors(norms) * norms).numpy()
+    if (lengths > np.where(plan.released, plan.clip, np.inf) * (1 + 1e-9)).any():
+        raise PrivacyError(f"{name}: its scaling leaves an example's gradient longer than the plan's bounds")
+    moved = float(np.linalg.norm(lengths[:, plan.indices] / plan.sigma[plan.indices], axis=1).max(initial=0.0))
+    if moved * plan.effective_multiplier > 1 + 1e-6:
+        raise PrivacyError(
+            f"{name}: an example moves the sum by {moved * plan.effective_multiplier:.4g} times what is accounted for"
+        )
 
 
 def check_task(task: Any, outputs: Tensor, targets: Tensor) -> Task:

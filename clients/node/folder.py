@@ -29,7 +29,7 @@ from fedlgm.node_protocol import public_text
 
 DEFAULTS: dict[str, Any] = {
     "client": 0, "population": 1, "data_name": "my data", "kind": "numpy", "path": "data.npz", "shape": [1, 28, 28],
-    "classes": 10, "epsilon": 8.0, "delta": 1e-5, "server_key": "",
+    "classes": 10, "epsilon": 8.0, "delta": 1e-5, "unit": "client", "server_key": "",
 }  # fmt: skip
 
 
@@ -179,7 +179,9 @@ def policy_text(name: str, values: Mapping[str, Any]) -> str:
     unknown = sorted(values.keys() - DEFAULTS.keys() - more.keys() - {"name", "mechanisms", "models"})
     if unknown:
         raise ConfigError(f"unknown value {unknown[0]!r} of a policy; known: {', '.join(DEFAULTS)}")
-    private = [one for one in mechanisms.names() if one != "none"]
+    private = [one for one in mechanisms.names("client") if one != "none"]
+    if values.get("unit") == "example":  # what protects all of the data protects an example, too
+        private += mechanisms.names("example")
     filled = {"name": name, "mechanisms": private, "models": list(models.names()), **DEFAULTS, **values}
     written = {key: json.dumps(value) for key, value in filled.items()}
     return TEMPLATE.format(more_data="".join(f"{key} = {_toml(value)}\n" for key, value in more.items()), **written)

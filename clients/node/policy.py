@@ -20,6 +20,7 @@ from fedlgm.plan import ReleasePlan
 
 _ROUNDING = 1 + 1e-6
 _LARGEST_SCALE = 2.0**100  # of noise; beyond it float64 sums overflow
+MOST_STEPS = 10_000  # example-level steps of one release
 MIB = 1 << 20
 
 
@@ -93,6 +94,7 @@ class Privacy(_Section):
 
     epsilon: float = Field(gt=0)
     delta: float = Field(gt=0, lt=1)
+    unit: Literal["client", "example"] = "client"  # what the budget protects: all of the node's data, or one example
     trust: tuple[Literal["local", "central"], ...] = ("local",)
     min_noise_multiplier: float = Field(default=0.0, ge=0)
     largest_clip: float = Field(default=1.0, gt=0, le=1e6)
@@ -217,12 +219,10 @@ class Policy(_Section):
             raise Refusal("plan", "a plan that releases nothing")
         if not plan.protected:
             raise Refusal("privacy", "a plan without a guarantee")
-        if plan.bounded_by != "aggregator":
-            raise Refusal(
-                "privacy",
-                "a plan whose training bounds single examples (privacy.unit = 'example'); this node answers plans that "
-                "protect its whole data at once, by bounds on its whole update",
-            )
+        if plan.bounded_by == "trainer":
+            self._admit_steps(plan)
+        elif plan.bounded_by != "aggregator":
+            raise Refusal("privacy", "a plan whose contributions nobody bounds")
         noise, apart = plan.facts.noise, plan.facts.sampling.separation or 1
         if noise is not None and (noise.bands is None or noise.bands > apart):
             raise Refusal(
@@ -242,6 +242,29 @@ class Policy(_Section):
         if not math.isfinite(multiplier) or multiplier < privacy.min_noise_multiplier or multiplier <= 0:
             raise Refusal(
                 "privacy", f"a noise multiplier of {multiplier:g}; at least {privacy.min_noise_multiplier:g} is needed"
+            )
+
+    def _admit_steps(self, plan: ReleasePlan) -> None:
+        """Refuse example-level steps that this node does not make: it noises every one of them itself."""
+        if self.privacy.unit != "example":
+            raise Refusal(
+                "privacy",
+                "a plan that protects single examples (privacy.unit = 'example'); this node's budget protects all of "
+                "its data at once, so it answers plans with bounds on its whole update",
+            )
+        steps = plan.facts.steps
+        if steps is None or plan.facts.trust != "local":
+            raise Refusal("privacy", "example-level steps whose noise the server adds")
+        if plan.family != "gaussian" or plan.queries:
+            raise Refusal("plan", "example-level steps with other noise than Gaussian, or with auxiliary queries")
+        if type(steps.count) is not int or not all(math.isfinite(value) for value in (steps.rate, steps.batch)):
+            raise Refusal("plan", "example-level steps are a whole number, their rate and batch finite numbers")
+        most = self.allow.most_epochs
+        if steps.count > MOST_STEPS or steps.count * steps.rate > most:
+            raise Refusal(
+                "work",
+                f"{steps.count} steps that sample each example with probability {steps.rate:g}; at most {MOST_STEPS} "
+                f"steps, and {most} passes over the data, are allowed",
             )
 
 
@@ -280,6 +303,7 @@ classes = {classes} # or outputs per example, for other tasks than classificatio
 [privacy]
 epsilon = {epsilon} # the most that all releases together may cost, over all runs and servers
 delta = {delta}
+unit = {unit} # "client": epsilon is for all of this node's data together. "example": for one example each
 trust = ["local"] # "local": this node adds the noise. "central": the server does, and sees the bounded update
 min_noise_multiplier = 0.0 # noise over bound of any one release, at least
 largest_clip = 1.0 # l2 bound of any layer of an update, at most

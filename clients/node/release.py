@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -22,15 +21,17 @@ from fedlgm.aggregation import BoundedSum
 from fedlgm.contributions import Updates
 from fedlgm.devices import torch_threads
 from fedlgm.errors import FedlgmError
+from fedlgm.example_level.trainer import ExampleTrainer, digest_of, local_steps
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.layers import LayerTable
+from fedlgm.mechanisms.base import BoundsExamples
 from fedlgm.node_protocol import canonical, digest, sha256
 from fedlgm.plan import ReleasePlan
+from fedlgm.privacy.guarantee import Unit
 from fedlgm.release import local_release
 from fedlgm.tasks import Task
 from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer
 
-_LONGEST_RUN = 1_000_000
 REPLACED = privacy.guarantee.SENSITIVITY_FACTOR["replace-one"]
 
 
@@ -109,11 +110,22 @@ class Request:
     work: Work
 
     @property
-    def event(self) -> Any:
-        """Cost under replace-one, without amplification: whoever reads the reply knows that this node took part.
+    def unit(self) -> Unit:
+        """What the release protects: all of the node's data, or one example."""
+        return "example" if self.plan.bounded_by == "trainer" else "client"
 
-        Correlated noise spreads a participation over the rounds after it: it costs as its column of C is long.
+    @property
+    def event(self) -> Any:
+        """Cost of the release, from the bounds and the noise that this node carries out.
+
+        For the whole data: under replace-one, without amplification, since whoever reads the reply knows that this node
+        took part. Correlated noise spreads a participation over the rounds after it: it costs as its column of C is
+        long. For one example: of its steps under add-or-remove-one; which examples a step samples stays here.
         """
+        steps = self.plan.facts.steps
+        if self.unit == "example" and steps is not None:
+            one = privacy.accounting.gaussian_event(self.plan.effective_multiplier, steps.rate)
+            return privacy.accounting.repeated(one, steps.count)
         noise = self.plan.facts.noise
         moved = REPLACED if noise is None else REPLACED * noise.amplified_column_norm()
         multiplier = self.plan.effective_multiplier / moved
@@ -141,7 +153,7 @@ class Releaser:
             node_data.targets(policy.data, data.y, tasks.get(name))  # refused now, not in the middle of a run
         self._test_seed = test_seed
         self._layers: dict[str, LayerTable] = {}
-        self._trainer: tuple[str, SequentialTrainer] | None = None
+        self._trainer: tuple[str, SequentialTrainer | ExampleTrainer] | None = None
 
     @property
     def data_digest(self) -> str:
@@ -176,17 +188,14 @@ class Releaser:
         if len(model) != layers.size:
             raise Refusal("model", f"{len(model)} numbers for a model of {layers.size} parameters")
         try:
-            facts = json.loads(plan)["facts"]
-            for rounds in (facts["rounds"], (facts.get("noise") or facts)["rounds"]):
-                if not (type(rounds) is int and rounds <= _LONGEST_RUN):  # vectors over the rounds are made of it
-                    raise Refusal("plan", f"a run of {rounds!r} rounds; at most {_LONGEST_RUN} are understood"[:300])
             parsed = ReleasePlan.from_json(layers, plan)
-        except Refusal:
-            raise
         except Exception as error:  # a crafted plan may fail anywhere in being parsed
             raise Refusal("plan", f"the plan cannot be read: {error!r}"[:300]) from error
         self._policy.admit(parsed)
-        return Request(round, parsed, plan, model, asked)
+        request = Request(round, parsed, plan, model, asked)
+        if request.unit == "example":
+            self._check_steps(asked, parsed)
+        return request
 
     def name(self, request: Request) -> str:
         """Name of the release: a keyed digest of all that its numbers depend on.
@@ -211,11 +220,11 @@ class Releaser:
         else:  # as `clients.LayerwiseClient` in a simulation
             order = KeyRing.from_seed(self._test_seed)
             noise = order.derive(model.numpy().tobytes(), plan.to_json().encode())
+        if request.unit == "example":
+            return _narrow(self._steps(request, model, noise))
         update = self._update(request, model, order) if len(self._data) else None
         if plan.facts.trust == "local":
-            wide = local_release(update, plan, noise, request.round, client)[0].total.numpy()
-            narrow = wide.astype(np.float32)
-            return narrow if (narrow == wide).all() else wide
+            return _narrow(local_release(update, plan, noise, request.round, client)[0].total)
         total = BoundedSum.empty(plan)
         if update is None:
             total.skip(1)
@@ -236,15 +245,43 @@ class Releaser:
         with torch_threads(self._policy.limits.threads):
             return next(iter(self._resident(request.work, settings).updates(model, [task])))
 
+    def _check_steps(self, work: Work, plan: ReleasePlan) -> None:
+        """Refuse, before anything is charged, a model or mechanism that bounds no examples, or not as the plan says."""
+        try:
+            self._example_trainer(work)
+            kept = cast(BoundsExamples, mechanisms.get(work.mechanism)).scaling(plan).bounds(len(plan.layers))
+        except Exception as error:  # of the server's names and options; nothing of it depends on the data
+            raise Refusal("work", f"example-level training: {error}"[:300]) from error
+        if not (kept <= plan.clip * (1 + 1e-9)).all():
+            raise Refusal("plan", "the plan counts on smaller bounds than its mechanism keeps")
+
+    def _steps(self, request: Request, model: Tensor, keys: KeyRing) -> Tensor:
+        """The private update of a round of example-level steps, each noised by itself, [plan.size]."""
+        targets = node_data.targets(self._policy.data, self._data.y, self._task(request.work))
+        examples = (self._data.x, targets, digest_of(self._data.x, targets))
+        trainer, settings = self._example_trainer(request.work), request.work.local()
+        with torch_threads(self._policy.limits.threads):
+            update, _ = local_steps(
+                trainer, settings, model, examples, request.plan, keys, request.round, self._policy.node.client
+            )
+        return update
+
     def _resident(self, work: Work, settings: LocalTraining) -> SequentialTrainer:
-        key = canonical(work.model_dump())
+        key = "updates " + canonical(work.model_dump())
         if self._trainer is None or self._trainer[0] != key:
             self._trainer = None  # two large models need not fit
-            self._trainer = (
-                key,
-                SequentialTrainer(self._module(work), self._table(work), settings, task=self._task(work)),
-            )
-        return self._trainer[1]
+            made = SequentialTrainer(self._module(work), self._table(work), settings, task=self._task(work))
+            self._trainer = key, made
+        return cast(SequentialTrainer, self._trainer[1])
+
+    def _example_trainer(self, work: Work) -> ExampleTrainer:
+        key = "steps " + canonical(work.model_dump())
+        if self._trainer is None or self._trainer[0] != key:
+            self._trainer = None
+            mechanism = mechanisms.get(work.mechanism)
+            made = ExampleTrainer(self._module(work), self._table(work), mechanism, task=self._task(work))
+            self._trainer = key, made
+        return cast(ExampleTrainer, self._trainer[1])
 
     @staticmethod
     def _task(work: Work) -> Task:
@@ -274,3 +311,11 @@ class Releaser:
         data = self._policy.data
         shape = tuple(data.shape)
         return models.build(work.model["name"], in_shape=shape, classes=data.classes, seed=0, **options)  # type: ignore[arg-type]
+
+
+def _narrow(total: Tensor) -> np.ndarray:
+    """The numbers as float32 where that holds the same ones: released values lie on a grid, so it usually does."""
+    wide = total.numpy()
+    with np.errstate(over="ignore"):
+        narrow = wide.astype(np.float32)
+    return narrow if (narrow == wide).all() else wide

@@ -39,6 +39,7 @@ from fedlgm.errors import LedgerError, RunError
 from fedlgm.node_protocol import FrameError, Position, Question
 
 _log = logging.getLogger("fedlgm.node")
+EXAMPLES = ", examples"  # after a row's trust: the release protects single examples, not all of the node's data
 _PRINTABLE = re.compile(r"[^\x20-\x7e]")
 
 
@@ -82,6 +83,13 @@ class Service:
             seed = folder.test_seed()
             if (seed is not None) != self._ledger.test:
                 raise LedgerError("a ledger of private releases cannot be used in a test, nor one of tests afterwards")
+            if self.policy.privacy.unit == "client" and any(
+                row.trust.endswith(EXAMPLES) for row in self._ledger.rows()
+            ):
+                raise LedgerError(
+                    "this ledger holds releases that protect single examples, so its epsilon cannot be one for all "
+                    "of the data: privacy.unit stays 'example' for this data set"
+                )
             data = node_data.read(self.policy.data, folder.path)
             self._examples = len(data)
             self._releaser = Releaser(self.policy, data, node_data.digest(data), folder.secret(), seed)
@@ -106,7 +114,8 @@ class Service:
             "ok": True, "protocol": protocol.PROTOCOL, "name": self.policy.node.name,
             "client": self.policy.node.client, "population": self.policy.node.population,
             "service_key": protocol.public_text(self._signer), "test": self._ledger.test,
-            "trust": list(budget.trust), "releases_left": max(0, ask_limits.releases - self._ledger.count()),
+            "unit": budget.unit, "trust": list(budget.trust),
+            "releases_left": max(0, ask_limits.releases - self._ledger.count()),
             "epsilon": budget.epsilon, "delta": budget.delta, "epsilon_spent": self._ledger.epsilon(budget.delta),
             "position": self._position().values(),
         }  # fmt: skip
@@ -148,7 +157,8 @@ class Service:
         if row is None:
             self._afford(ask, request)
             row = self._ledger.charge(
-                name, request.event, trust=request.plan.facts.trust, run=ask.run, round=ask.round,
+                name, request.event, trust=request.plan.facts.trust + EXAMPLES * (request.unit == "example"),
+                run=ask.run, round=ask.round,
                 data=self._releaser.data_digest,
             )  # fmt: skip
         body = self._kept(row)

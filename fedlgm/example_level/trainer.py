@@ -87,6 +87,10 @@ class ExampleTrainer:
 def poisson_rows(keys: KeyRing, examples: int, rate: float, *path: int) -> Tensor:
     """A Poisson batch: every example independently with probability `rate`, int64 [b].
 
+    Example:
+        >>> poisson_rows(KeyRing.from_seed(1), 5, 1.0, 1, 0).tolist()
+        [0, 1, 2, 3, 4]
+
     Args:
         keys: ring of the batches.
         examples: number of examples.

@@ -15,8 +15,9 @@ from fedlgm.errors import ConfigError
 from fedlgm.mechanisms import group_noise
 from fedlgm.mechanisms import options as _options
 from fedlgm.mechanisms.adapldp import AdapLDP
+from fedlgm.mechanisms.adaptive import AdaptiveAllocation
 from fedlgm.mechanisms.base import BoundsExamples, Mechanism, UsesPrivateNorms, UsesPrivateUpdates
-from fedlgm.mechanisms.dp_sgd import DPSGD, PSACSGD, NormalisedSGD
+from fedlgm.mechanisms.dp_sgd import DPSGD, PSACSGD, NormalisedSGD, PlainSGD
 from fedlgm.mechanisms.dpa import DynamicPrivacyAllocation
 from fedlgm.mechanisms.full_dp import FullDP
 from fedlgm.mechanisms.inid import gaussian_inid, laplace_inid
@@ -57,6 +58,7 @@ for _name in allocation.names():
 for _name in group_noise.names():
     register(_name, group_noise.GroupNoise)
 register("gaussian", FlatGaussian)
+register("adaptive", AdaptiveAllocation)
 register("none", NoPrivacy)
 register("ladp", LaDP, PublishedLaDP)
 register("full-dp", FullDP)
@@ -67,6 +69,7 @@ register("adapldp", AdapLDP)
 register("dp-sgd", DPSGD)
 register("auto-s", NormalisedSGD)
 register("dp-psac", PSACSGD)
+register("sgd", PlainSGD)
 register("lm-dp-sgd", LMDPSGD, PublishedLMDPSGD)
 
 
@@ -75,8 +78,21 @@ def names(unit: Unit | None = "client") -> tuple[str, ...]:
 
     Args:
         unit: "client" or "example": those that protect that unit; None: all.
+
+    Example:
+        >>> "dp-sgd" in names(), "dp-sgd" in names("example")
+        (False, True)
     """
     return tuple(name for name in _REGISTRY if unit in (None, unit_of(name)))
+
+
+def is_private(name: str) -> bool:
+    """Whether the mechanism `name` has a budget at all: False for `none` and `sgd`, which no epsilon changes.
+
+    Raises:
+        ConfigError: unknown name.
+    """
+    return not issubclass(next(iter(_variants(name).values())), NoPrivacy)
 
 
 def unit_of(name: str) -> Unit:
@@ -146,6 +162,7 @@ __all__ = [
     "UsesPrivateUpdates",
     "gaussian_inid",
     "get",
+    "is_private",
     "laplace_inid",
     "names",
     "options",

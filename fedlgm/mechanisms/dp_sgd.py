@@ -10,7 +10,8 @@ Source: Abadi et al. (CCS 2016); Bu et al. (NeurIPS 2023) for Auto-S, equal to N
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,7 +22,7 @@ from fedlgm.example_level.scaling import PSAC, AutoS, FlatClip, PerLayerClip, Sc
 from fedlgm.facts import RunFacts
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.base import BoundsExamples, Mechanism, check_positive
-from fedlgm.mechanisms.layerwise_gaussian import LayerwiseGaussian
+from fedlgm.mechanisms.layerwise_gaussian import LayerwiseGaussian, NoPrivacy
 from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.guarantee import Guarantee, Unit
 from fedlgm.transcript import Transcript
@@ -109,6 +110,26 @@ class DPSGD(LayerwiseGaussian, BoundsExamples):
     @property
     def _allocation(self) -> str:
         return self.allocation
+
+
+@dataclass(frozen=True)
+class PlainSGD(NoPrivacy, BoundsExamples):
+    """SGD on Poisson batches without any protection: nothing bounded, nothing noised. For comparisons."""
+
+    unit: ClassVar[Unit] = "example"
+
+    def table(self, layers: LayerTable) -> LayerTable:
+        """All layers merged into one."""
+        return layers.merged()
+
+    def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
+        """The same plan in every step; its guarantee is "none" by intent."""
+        plan = super().plan(layers, facts, transcript)
+        return replace(plan, guarantee=replace(plan.guarantee, unit="example"), bounded_by="trainer")
+
+    def scaling(self, plan: ReleasePlan) -> Scaling:
+        """Every gradient counts as it is."""
+        return FlatClip(math.inf)
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,9 @@ class LaDP(Mechanism):
     A are not uploaded. If A is empty nothing is released in that round; it is charged all the same once anything
     has been released, since its being skipped may then follow from that.
 
+    Scores are slow: P_j is the last round's to the power of `memory` times the round's own to that of 1 - memory. One
+    release says little of a layer, and noise scales that jump cost accuracy (docs/results/ladp.md).
+
     Attributes:
         bound: l2 bound S of one client's update.
         threshold: R >= 0; layers of smaller norm are not selected.
@@ -54,6 +57,7 @@ class LaDP(Mechanism):
         relative: whether scores are measured in units of their geometric mean.
         denoise: whether a score keeps only the share of the last released update's energy that is not noise. Without it
             noisier layers seem to move more, get less noise next time, and the scales oscillate.
+        memory: weight in [0, 1) of the last round's scores; 0 is the paper's, which scores every round anew.
         estimate: False is the paper's ablation: every selected layer's score is 1.
         local_share: share of the budget in [0, 1) spent on a noisy sum of the clients' own layer movements, which then
             is the score of the next round; 0 uses released models.
@@ -66,12 +70,15 @@ class LaDP(Mechanism):
     score_cap: float = 2.0
     relative: bool = True
     denoise: bool = True
+    memory: float = 0.95
     estimate: bool = True
     local_share: float = 0.0
 
     def __post_init__(self) -> None:
         check_positive(self.name, bound=self.bound, score_floor=self.score_floor, score_cap=self.score_cap)
         check_threshold(self.name, self.threshold)
+        if not 0 <= self.memory < 1:
+            raise ConfigError(f"{self.name}: memory must lie in [0, 1), got {self.memory}")
         if not 0 <= self.local_share < 1:
             raise ConfigError(f"{self.name}: local_share must lie in [0, 1), got {self.local_share}")
         if self.score_floor > self.score_cap:
@@ -104,7 +111,9 @@ class LaDP(Mechanism):
         if self.relative:
             moved = selected & (raw > 0)
             raw = raw / np.exp(np.mean(np.log(raw[moved]))) if moved.any() else np.ones(len(layers))
-        return np.clip(raw, self.score_floor, self.score_cap)
+        fresh = np.clip(raw, self.score_floor, self.score_cap)
+        slow = _last_scores(transcript, len(layers)) ** self.memory * fresh ** (1 - self.memory)
+        return np.clip(slow, self.score_floor, self.score_cap)
 
     def _movement(self, layers: LayerTable, transcript: Transcript) -> np.ndarray | None:
         if self.local_share > 0:
@@ -116,6 +125,15 @@ class LaDP(Mechanism):
         if self.denoise and transcript.mean is not None and transcript.plan is not None:
             raw = raw * clipping.signal_share(transcript.mean, transcript.plan)
         return raw
+
+
+def _last_scores(transcript: Transcript, layers: int) -> np.ndarray:
+    """The last round's scores over their geometric mean, read off its plan; 1 for what it did not release, [K]."""
+    scores, plan = np.ones(layers), transcript.plan
+    if plan is not None and plan.released.any():
+        inverse = 1 / plan.sigma[plan.released]
+        scores[plan.released] = inverse / np.exp(np.mean(np.log(inverse)))
+    return scores
 
 
 def check_threshold(owner: str, threshold: float) -> None:

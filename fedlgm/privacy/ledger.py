@@ -4,6 +4,9 @@ Every row is one release. A release that is repeated after a crash with the very
 same bits, so it is one row; repeated with fresh noise it is a second row. The ledger may show more than was released
 (a crash between charge and release), never less.
 
+In a run whose rounds are not charged one by one (`fedlgm.privacy.whole_run`) a row's round is its position in the run,
+and its event what the round adds to the cost of the rounds before it.
+
 Rows are chained by hash: a row's head covers all rows before it and the run that owns the ledger. Whoever kept a head
 (checkpoints, results and terminals do) can tell that a row below it was edited, deleted or reordered. A chain has no
 secret: who replaces the ledger and everything that holds its heads is not detected.

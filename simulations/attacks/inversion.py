@@ -103,6 +103,11 @@ def protections(recipe: Recipe, epsilons: Sequence[float], published: bool = Fal
         ConfigError: a mechanism without noise, or without a published variant.
     """
     made = [Protection(UNPROTECTED, None)]
+    if recipe.unit == "example":
+        raise ConfigError(
+            "inversion attacks what a client's whole update is bounded and noised to: the recipe protects examples "
+            "(privacy.unit)"
+        )
     if recipe.mechanism.name == "none":
         if epsilons:
             raise ConfigError("--epsilon: mechanism 'none' has no noise that a budget would set")

@@ -111,7 +111,8 @@ def jobs(
     made = []
     for method in methods:
         # A value that is given twice is one cell, not twice as many seeds.
-        for epsilon in (None,) if method == "none" else tuple(dict.fromkeys(epsilons)) or (base.privacy.epsilon,):
+        budgets: tuple[float | None, ...] = tuple(dict.fromkeys(epsilons)) or (base.privacy.epsilon,)
+        for epsilon in budgets if mechanisms.is_private(method.partition(":")[0]) else (None,):
             for partition in tuple(dict.fromkeys(partitions)) or (base.data.partition,):
                 for repetition in range(seeds):
                     raw = _raw(base, method, known[method], mechanism)

@@ -184,7 +184,7 @@ def _by_partition(cells: list[Cell], methods: list[str], partitions: list[str]) 
     for budget, method in dict.fromkeys((c["epsilon_budget"], c["method"]) for c in cells):
         found = [at.get((budget, method, partition)) for partition in partitions]
         shown = [text for cell in found for text in ((_score(cell), _noise(cell)) if cell else ("-", "-"))]
-        name = "no protection" if method == "none" else method
+        name = "no protection" if budget is None else method
         table.add_row("-" if budget is None else f"{budget:g}", name, *shown)
     return table
 

@@ -34,7 +34,7 @@ def check_unit(recipe: Recipe, unit: Unit) -> None:
     if unit == recipe.unit:
         return
     verb = {"client": "bounds whole clients", "example": "bounds examples"}[unit]
-    known = ", ".join(name for name in mechanisms.names(recipe.unit) if name != "none")
+    known = ", ".join(name for name in mechanisms.names(recipe.unit) if mechanisms.is_private(name))
     raise ConfigError(
         f"mechanism.name: {recipe.mechanism.name} {verb}, but privacy.unit is {recipe.unit!r}: set privacy.unit = "
         f"{unit!r}, or use one of {known}"
@@ -171,7 +171,7 @@ def _remedy(mechanism: Mechanism, facts: RunFacts) -> str:
     rate, kind = facts.accounted_rate, facts.accountant
     least = privacy.epsilon(_HUGE, delta, steps=1, sampling_rate=rate, relation=facts.relation, accountant=kind)
     return (
-        f"no number of steps would do: the least epsilon that the {kind} accountant shows at this delta is {least:.3g}"
+        f"no number of steps would do: the least epsilon that the {kind} accountant shows at this delta is {least:.4g}"
         "; raise privacy.epsilon or privacy.delta" + (", or use privacy.accountant = 'pld'" if kind == "rdp" else "")
     )
 

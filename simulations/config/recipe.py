@@ -25,7 +25,7 @@ from simulations.config.example_level import check_example_level, check_unit
 from strategies.server_optimizer import Name as OptimizerName
 
 if TYPE_CHECKING:
-    from fedlgm.correlation import Correlation
+    from fedlgm.correlation import Correlation, Workload
 
 BUNDLED = Path(__file__).parents[1] / "recipes"
 DEFAULT = "digits"
@@ -390,12 +390,24 @@ class Recipe(_Section):
             return None
         from fedlgm import correlation  # SciPy's optimisers
 
-        separation = self.sampling.separation or 1
+        separation, workload = self.sampling.separation or 1, self.workload
         if privacy.noise == "blt":
             buffers = {} if privacy.buffers is None else {"buffers": privacy.buffers}
-            return correlation.get("blt", rounds, min_separation=separation, **buffers)
+            return correlation.get("blt", rounds, min_separation=separation, workload=workload, **buffers)
         bands = separation if privacy.bands is None else privacy.bands
-        return correlation.get(privacy.noise, rounds, bands=min(bands, rounds))
+        return correlation.get(privacy.noise, rounds, bands=min(bands, rounds), workload=workload)
+
+    @property
+    def workload(self) -> Workload:
+        """What the server's optimizer makes of the releases, for which noise is correlated: averaging, or momentum.
+
+        Plain averaging also stands in for optimizers that are not linear, and for users' own. No figure of privacy
+        depends on it.
+        """
+        from fedlgm.correlation import Workload
+
+        federation = self.federation
+        return Workload(federation.server_momentum if federation.server_optimizer == "momentum" else 0.0)
 
     @property
     def relation(self) -> Relation:

@@ -30,6 +30,9 @@ def init(
     ] = None,
     port: Annotated[int | None, typer.Option(help="Port of the SuperLink; by default a free one.")] = None,
     epsilon: Annotated[float | None, typer.Option(help="Budget in every node's policy.")] = None,
+    unit: Annotated[
+        str | None, typer.Option(help="What the budgets protect: client (all of a node's data) or example.")
+    ] = None,
     test_seed: Annotated[
         int | None, typer.Option(help="FOR TESTS: nodes whose noise whoever knows the seed can take off. NOT PRIVATE.")
     ] = None,
@@ -40,7 +43,7 @@ def init(
     from simulations.deploy.create import create
 
     shared = None if example == "none" else recipes.load(example)
-    policy = {} if epsilon is None else {"epsilon": epsilon}
+    policy = {name: value for name, value in (("epsilon", epsilon), ("unit", unit)) if value is not None}
     made = create(folder, nodes, example=shared, hosts=hosts or (), port=port, policy=policy, test_seed=test_seed)
     settings = made.settings()
     if as_json:

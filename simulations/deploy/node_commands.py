@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedlgm.privacy.guarantee import Guarantee
+from fedlgm.privacy.guarantee import Guarantee, Relation, Unit
 
 app = typer.Typer(help="A node's own release service: policy, data, ledger.", no_args_is_help=True)
 _out = Console(soft_wrap=True)
@@ -35,6 +35,7 @@ def init(
     classes: Annotated[int | None, typer.Option(help="Number of classes.")] = None,
     epsilon: Annotated[float, typer.Option(help="Budget of the data set's whole life.")] = 8.0,
     delta: Annotated[float, typer.Option(help="Its delta.")] = 1e-5,
+    unit: Annotated[str, typer.Option(help="What it protects: client (all of the data) or example.")] = "client",
     server_key: Annotated[str, typer.Option(help="Public key of the server; nobody else is answered then.")] = "",
     test_seed: Annotated[
         int | None, typer.Option(help="FOR TESTS: noise that whoever knows the seed can take off. NOT PRIVATE.")
@@ -46,7 +47,7 @@ def init(
 
     values: dict[str, Any] = {
         "client": client, "population": max(population, client + 1), "epsilon": epsilon, "delta": delta,
-        "server_key": server_key,
+        "unit": unit, "server_key": server_key,
     }  # fmt: skip
     values |= {"name": name} if name else {}
     if kind == "loader":
@@ -100,7 +101,8 @@ def status(folder: NodeArgument, as_json: JsonOption = False) -> None:
         note = ". FOR TESTS, NOT PRIVATE" if answer["test"] else ""
         _out.print(
             f"{answer['name']}: client {answer['client']} of {answer['population']}, epsilon "
-            f"{answer['epsilon_spent']:.4g} of {answer['epsilon']:g} spent at delta {answer['delta']:g}, "
+            f"{answer['epsilon_spent']:.4g} of {answer['epsilon']:g} spent at delta {answer['delta']:g} "
+            f"for {'each example' if answer.get('unit') == 'example' else 'all of its data'}, "
             f"{answer['releases_left']} releases left{note}",
             markup=False,
         )
@@ -110,12 +112,13 @@ def status(folder: NodeArgument, as_json: JsonOption = False) -> None:
         raise typer.Exit(1)
 
 
-def _guarantee(trust: set[str]) -> Guarantee:
-    """What is known of a node's releases, by who added their noise."""
+def _guarantee(trust: set[str], unit: Unit) -> Guarantee:
+    """What is known of a node's releases, by who added their noise and what the budget protects."""
+    relation: Relation = "replace-one" if unit == "client" else "add-remove"
     if "central" in trust:
         reason = "the server adds the noise, and is believed that it does"
-        return Guarantee("conditional", reason, "replace-one", "central")
-    return Guarantee("proven", "every answer was bounded and noised before it left this node", "replace-one", "local")
+        return Guarantee("conditional", reason, relation, "central", unit)
+    return Guarantee("proven", "every answer was bounded and noised before it left this node", relation, "local", unit)
 
 
 @app.command()
@@ -127,13 +130,14 @@ def ledger(folder: NodeArgument, as_json: JsonOption = False) -> None:
     policy = node.policy()
     with node.ledger(readonly=True) as kept:
         rows, spent = kept.rows(), kept.epsilon(policy.privacy.delta)
+        guarantee = _guarantee({row.trust for row in rows}, policy.privacy.unit)
         report: dict[str, Any] = {
             "data": kept.dataset, "ledger": kept.identity, "test": kept.test, "releases": len(rows), "head": kept.head,
             "epsilon_spent": spent, "epsilon": policy.privacy.epsilon,
             "epsilon_left": max(0.0, policy.privacy.epsilon - spent), "delta": policy.privacy.delta,
             "releases_left": max(0, policy.ask.releases - len(rows)),
-            "unit": "client", "relation": "replace-one", "trust": sorted({row.trust for row in rows}),
-            "guarantee": _guarantee({row.trust for row in rows}).sentence(noise_reproducible=kept.test),
+            "unit": guarantee.unit, "relation": guarantee.relation, "trust": sorted({row.trust for row in rows}),
+            "guarantee": guarantee.sentence(noise_reproducible=kept.test),
             "noise_reproducible": kept.test,
             "runs": dict(Counter(row.run for row in rows)),
             "rows": [{key: getattr(row, key) for key in ("seq", "charged_at", "run", "round", "trust", "event")}

@@ -56,13 +56,7 @@ def load_model(run: Path | str, module: nn.Module | None = None) -> nn.Module:
             f"the last checkpoint of {run} is not the model of its result, {result['model_sha256']}: restore "
             "`checkpoints/` from a backup"
         )
-    flat = checkpoint.transcript.models[-1]
-    if flat.numel() != layers.size:
-        raise RunError(
-            f"the model of {run} has {flat.numel():,} parameters, {type(module).__name__} has {layers.size:,}: give "
-            "the architecture that the run trained"
-        )
-    layers.load_(module, flat)
+    layers.load_(module, checkpoint.transcript.models[-1])
     return module.eval()
 
 

@@ -51,7 +51,7 @@ def plan_report(recipe: Recipe) -> dict[str, Any]:
 
 def _over_rounds(recipe: Recipe, plan: ReleasePlan) -> dict[str, Any]:
     """Noise over the rounds, where it is that of one mechanism."""
-    found = noise_over_rounds(plan.facts, plan.sigma, plan.layers.sizes)
+    found = noise_over_rounds(plan.facts, plan.sigma, plan.layers.sizes, recipe.workload)
     if found is None:
         return {}
     return {"noise_process": described(recipe), "noise_over_rounds": found.rows(), "error_of_the_model": found.means()}

@@ -147,7 +147,7 @@ def _noise(folder: RunFolder, rows: Sequence[Mapping[str, Any]], multiplier: flo
         return ""
     sigma = np.array([math.nan if value is None else value for value in rows[-1]["sigma"]])
     facts = facts_of(recipe).with_multiplier(multiplier)
-    found = noise_over_rounds(facts, sigma, np.array([size for _, size in layers]))
+    found = noise_over_rounds(facts, sigma, np.array([size for _, size in layers]), recipe.workload)
     if found is None:
         return ""
     rounds, values = layer_columns(rows, "layer_noise", len(layers))
@@ -156,12 +156,12 @@ def _noise(folder: RunFolder, rows: Sequence[Mapping[str, Any]], multiplier: flo
     told = "; ".join(f"{name} {number(value)}" for name, value in found.means().items())
     note = (
         f"<p>Here it is {escape(described(recipe))}. Noise that is correlated over rounds is larger in a single "
-        "round and smaller in the sum of the released means, which the model is made of. Root mean square over the "
-        f"rounds of the noise in that sum: {escape(told)}, at the same epsilon.</p>"
+        "round and smaller in the model, which is made of all rounds. Root mean square over the rounds of the model's "
+        f"noise, the server's learning rate aside: {escape(told)}, at the same epsilon.</p>"
     )
     pictures = [
         heat_map("Noise norm of one round", names, rounds, values, log=True),
-        over_rounds("Noise norm of the sum of the released means", range(1, found.rounds + 1), series),
+        over_rounds("Noise norm of the model", range(1, found.rounds + 1), series),
     ]
     return _section("Noise over the rounds", note, page.gallery(pictures))
 

@@ -1,7 +1,7 @@
-"""Noise over the rounds of a run: that of each round, and what of it is left in the sum of all rounds so far.
+"""Noise over the rounds of a run: that of each round, and what of it is in the model after each round.
 
-Noise that is correlated over rounds is larger in every single round and smaller in the sum of the released means, which
-is what the model is made of. Independent noise at the same (epsilon, delta) stands beside it.
+Noise that is correlated over rounds is larger in every single round and smaller in the model, which is made of all
+rounds. Independent noise at the same (epsilon, delta) stands beside it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ SHOWN = 7  # rounds of a table in the terminal
 
 @dataclass(frozen=True)
 class NoiseOverRounds:
-    """Root mean square l2 norms of the noise on the mean update, all layers together, by the first round's plan.
+    """Root mean square l2 norms of noise, all layers together, by one round's plan.
+
+    The model's noise is that of plain averaging or server momentum, the server's learning rate left aside.
 
     Attributes:
         rounds: T.
-        single: noise of each round, [T].
-        so_far: noise of the sum of the released means after each round, [T].
+        single: noise of each round's mean update, [T].
+        so_far: noise of the model after each round, [T].
         same_schema: `so_far` of independent noise under the same participation, [T].
         sampled: `so_far` of independent noise with Poisson sampling at the same rate, [T]; None if nothing meets the
             budget.
@@ -57,22 +59,25 @@ class NoiseOverRounds:
         return {name: float(np.sqrt(np.mean(values**2))) for name, values in self.series().items()}
 
 
-def noise_over_rounds(facts: RunFacts, sigma: np.ndarray, sizes: np.ndarray) -> NoiseOverRounds | None:
+def noise_over_rounds(
+    facts: RunFacts, sigma: np.ndarray, sizes: np.ndarray, workload: Workload
+) -> NoiseOverRounds | None:
     """The noise of a run whose rounds are one mechanism; None for other runs.
 
     Args:
         facts: the run's facts, calibrated.
         sigma: noise scales sigma_j, [K]; not finite where not released.
         sizes: d_j, [K].
+        workload: what the server makes of the releases.
     """
     if facts.separate_rounds or facts.noise_multiplier == 0:
         return None
     run, epsilon_delta = whole_run(facts), facts.budget()
     released = np.isfinite(sigma)
     unit = float(np.sqrt(np.sum(np.where(released, sigma, 0.0) ** 2 * sizes))) / facts.sampling.expected
-    per_multiplier, prefix = unit / facts.noise_multiplier, Workload()
+    per_multiplier = unit / facts.noise_multiplier
     identity = correlation.get("identity", facts.rounds)
-    plain = np.sqrt(prefix.variances(identity.coefficients, facts.rounds))
+    plain = np.sqrt(workload.variances(identity.coefficients, facts.rounds))
     alone = WholeRun(identity, facts.sampling, facts.relation).calibrate(*epsilon_delta, facts.accountant)
     try:
         sampled = (
@@ -91,7 +96,7 @@ def noise_over_rounds(facts: RunFacts, sigma: np.ndarray, sizes: np.ndarray) -> 
     return NoiseOverRounds(
         facts.rounds,
         unit * run.noise_std,
-        unit * np.sqrt(prefix.variances(run.noise.coefficients, facts.rounds)),
+        unit * np.sqrt(workload.variances(run.noise.coefficients, facts.rounds)),
         plain * per_multiplier * alone,
         sampled,
     )

@@ -163,11 +163,9 @@ def plan_table(report: dict[str, Any]) -> Group:
 
 
 def _noise_table(report: dict[str, Any]) -> Table:
-    """Noise of some rounds, and of the sum of all rounds so far beside what independent noise would leave there."""
-    table = Table(
-        title="noise norm on the mean, all layers: of one round, and of all rounds so far", title_justify="left"
-    )
-    heads = {"round": "round", "single": "one round", "so_far": "so far", "same_schema": "independent, so far",
+    """Noise of some rounds, and of the model after them, beside what independent noise would leave there."""
+    table = Table(title="noise norm, all layers: of one round's mean, and of the model so far", title_justify="left")
+    heads = {"round": "round", "single": "one round", "so_far": "model", "same_schema": "independent",
              "sampled": "independent, secret draws"}  # fmt: skip
     shown = [key for key in heads if key in report["noise_over_rounds"][0]]
     for key in shown:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from simulations.attack_command import progress
+from simulations.attacks.command import progress
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -103,7 +103,8 @@ def _recipe(recipe: Recipe, found: Findings, errors: Errors, emphasis: float) ->
     if recipe.mechanism.name != "lm-dp-sgd":
         return None
     raw = recipe.model_dump(exclude_none=True)
-    raw["mechanism"] |= {"error_rates": found.rates(errors), "emphasis": emphasis}
+    measured = {"error_rates": found.rates(errors), "emphasis": emphasis}
+    raw["mechanism"] |= {"group_by": "module", **measured}  # adversaries look at modules' outputs
     if recipe.mechanism.variant == "sound":
         raw["mechanism"]["strengths"] = [row.strength for row in found.risks]
     return recipes.validate(raw)
@@ -112,6 +113,7 @@ def _recipe(recipe: Recipe, found: Findings, errors: Errors, emphasis: float) ->
 def _words(summary: dict[str, Any]) -> list[str]:
     rates = ", ".join(f"{rate:.4g}" for rate in summary["error_rates"])
     strengths = ", ".join(f"{value:.4g}" for value in summary["strengths"])
+    least = ", ".join(f"{value:.4g}" for value in summary["bias_weights"])
     lines = [
         f"public examples: {summary['examples']:,}, {summary['public']}; no other data were used",
         f"a held-out error near 0.5 has a standard error of {summary['standard_error']:.3f}",
@@ -119,6 +121,7 @@ def _words(summary: dict[str, Any]) -> list[str]:
         f"  error_rates = [{rates}]",
         f"  strengths = [{strengths}]",
         f"  emphasis = {summary['emphasis']:g}",
+        f"or, for the least bias and without error rates (Appendix D.2): strengths = [{least}]",
     ]
     if "recipe" in summary:
         lines.append(f"the recipe with them: {summary['recipe']}")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -13,15 +15,17 @@ from torch import Tensor, nn
 
 from fedlgm import data, models, tasks
 from fedlgm.errors import ConfigError, prefix_key
-from fedlgm.example_level.risk import LayerRisk, ShadowTraining, layer_risk
+from fedlgm.example_level.risk import LayerRisk, ShadowTraining, layer_risk, public_bias_weights
 from fedlgm.extension import is_object
 from fedlgm.keys import KeyRing
+from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.lm_dp_sgd import check_risk, risk_weights
 from fedlgm.tasks import Task
-from simulations.config.recipe import Model, Recipe
+from simulations.config.recipe import Data, Model, Recipe
 from simulations.config.recipe import Risk as RiskSection
 
 Errors = Literal["held-out", "training"]
+_BIASED = 500  # public examples that the weights for convergence are computed on
 
 
 @dataclass(frozen=True)
@@ -50,12 +54,15 @@ class Findings:
         public: where the examples came from.
         examples: how many there were.
         unseen: how many of them the held-out errors are of.
+        bias_weights: public weights for convergence at the initial model, in place of `strengths` (see
+            `public_bias_weights`), [L].
     """
 
     risks: tuple[LayerRisk, ...]
     public: str
     examples: int
     unseen: int
+    bias_weights: tuple[float, ...] = ()
 
     def rates(self, errors: Errors) -> list[float]:
         """Error rates on unseen examples, or on the adversaries' own as the paper takes them, [L]."""
@@ -77,6 +84,7 @@ class Findings:
             "examples": self.examples,
             "standard_error": self.standard_error,
             "layers": [asdict(risk) for risk in self.risks],
+            "bias_weights": list(self.bias_weights),
         }
 
     @property
@@ -89,11 +97,13 @@ def public_examples(recipe: Recipe) -> PublicExamples:
     """The recipe's public examples; its private ones are read, where they lie in the same files, and left behind.
 
     Raises:
-        FedlgmError: no such set, or one whose examples are not single tensors.
+        FedlgmError: no such set, one that the recipe trains on, or one whose examples are not single tensors.
     """
     section, own = recipe.risk or RiskSection(), recipe.data.name
     if section.data is None and is_object(own):
         raise ConfigError("risk.data: name the public set: the recipe's data were passed in Python")
+    if section.data is not None:
+        _refuse_private(section, recipe.data)
     named = section.data or data.twin(own)
     folder, images = (section.dir, {}) if section.data else (recipe.data.dir, recipe.data.images)
     if section.data == data.IMAGE_FOLDER:
@@ -111,6 +121,22 @@ def public_examples(recipe: Recipe) -> PublicExamples:
         x, y = x[: section.examples], y[: section.examples]
     classes = recipe.task.build().outputs(found)
     return PublicExamples(source, torch.from_numpy(x), torch.from_numpy(y), classes)
+
+
+def _refuse_private(section: RiskSection, private: Data) -> None:
+    """Refuse a "public" set whose examples the recipe trains on."""
+    named, own = str(section.data), private.name
+    (base, _, half), (own_base, _, own_half) = named.partition("/"), own.partition("/")
+    if base == data.IMAGE_FOLDER == own_base:
+        same = Path(section.dir or "").resolve() == Path(private.dir or "").resolve()
+    else:
+        same = named == own or (":" not in named and base == own_base)
+    if same and {half, own_half} != {"private", "public"}:
+        raise ConfigError(
+            f"risk.data: {named!r} holds examples that the recipe trains on ([data] is {own!r}), which are private: "
+            f"take another set, train on {own_base}/private and measure on {own_base}/public, or leave it out for the "
+            "test examples"
+        )
 
 
 def input_shape(recipe: Recipe) -> tuple[int, ...]:
@@ -131,9 +157,9 @@ def fitted(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     if len(shape) != 3 or x.dim() != 4:
         raise ConfigError(f"risk.data: its inputs have the shape {tuple(x.shape[1:])}, the model takes {tuple(shape)}")
     x = nn.functional.interpolate(x, size=tuple(shape[1:]), mode="bilinear", antialias=True)
-    return (
-        x.expand(-1, shape[0], -1, -1) if x.shape[1] == 1 else x.mean(dim=1, keepdim=True).expand(-1, shape[0], -1, -1)
-    )
+    if x.shape[1] == shape[0]:
+        return x
+    return x.mean(dim=1, keepdim=True).expand(-1, shape[0], -1, -1)
 
 
 def measure(
@@ -143,6 +169,7 @@ def measure(
     settings: ShadowTraining,
     *,
     shape: tuple[int, ...] | None = None,
+    clip: float = 1.0,
     seed: int | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Findings:
@@ -154,6 +181,7 @@ def measure(
         public: public examples.
         settings: of shadow model and adversaries.
         shape: shape of one input of the target; images of another shape are resized.
+        clip: C, for the weights for convergence.
         seed: of all draws; None takes the operating system's.
         progress: see `layer_risk`.
 
@@ -161,15 +189,16 @@ def measure(
         ConfigError: too few examples, or a model that does not take them.
     """
     x = public.x if shape is None else fitted(public.x, shape)
+    shape = tuple(x.shape[1:])
     with prefix_key("model"):
-        shadow = models.build(
-            model.name, in_shape=tuple(x.shape[1:]), classes=public.classes, seed=seed or 0, **model.options
-        )
+        shadow = models.build(model.name, in_shape=shape, classes=public.classes, seed=seed or 0, **model.options)
+    fresh, few = copy.deepcopy(shadow), slice(_BIASED)
     risks = layer_risk(
         shadow, x, public.y, keys=KeyRing.from_seed(seed), training=settings, task=task, progress=progress
     )
+    weights = public_bias_weights(fresh, LayerTable.from_module(fresh), x[few], public.y[few], clip, task)
     members = int(settings.members * len(x))
-    return Findings(tuple(risks), public.source, len(x), min(members, len(x) - members))
+    return Findings(tuple(risks), public.source, len(x), min(members, len(x) - members), tuple(weights.tolist()))
 
 
 def risk_of(
@@ -188,8 +217,10 @@ def risk_of(
     settings = ShadowTraining(**section.model_dump(include=set(ShadowTraining.__dataclass_fields__)))
     task = tasks.get(recipe.task.name, **recipe.task.options)
     chosen = recipe.run.seed if seed is None else seed
+    shape, bound = input_shape(recipe), mechanism.options.get("bound")
+    clip = float(bound) if isinstance(bound, int | float) and bound > 0 else 1.0
     return measure(
-        recipe.model, task, public_examples(recipe), settings, shape=input_shape(recipe), seed=chosen, progress=progress
+        recipe.model, task, public_examples(recipe), settings, shape=shape, clip=clip, seed=chosen, progress=progress
     )
 
 

@@ -331,10 +331,13 @@ class RunFolder:
             root, charged_before = self._keys_file.read_text(encoding="ascii").split()
             ring, charged = KeyRing(int(root, 16), secret=True), int(charged_before)
         except ValueError as error:
-            raise RunError(
-                f"{self._keys_file} is damaged: restore it from a backup, or delete it, after which the run makes the "
-                "releases since its last checkpoint once more with fresh noise, and pays for them"
-            ) from error
+            lost = (
+                "delete it, after which the run makes the releases since its last checkpoint once more with fresh "
+                "noise, and pays for them"
+            )
+            if self.recipe().sampling.separation is not None:
+                lost = "start a new run"
+            raise RunError(f"{self._keys_file} is damaged: restore it from a backup, or {lost}") from error
         others = checkpoint is not None and checkpoint.keys not in ("", _named(ring))
         if others and self.recipe().sampling.separation is not None:
             raise RunError(
@@ -393,8 +396,11 @@ class RunFolder:
     def latest(self, layers: LayerTable) -> Checkpoint | None:
         """The newest checkpoint that can be read, or None.
 
+        Args:
+            layers: of the run's model.
+
         Raises:
-            RunError: there are checkpoints, but none can be read.
+            RunError: there are checkpoints, but none can be read, or they are of a model of another size.
         """
         files = self._checkpoints()
         for file in reversed(files):
@@ -404,6 +410,11 @@ class RunFolder:
             except (SafetensorError, OSError, KeyError, ValueError):
                 continue
             models = tuple(tensors[f"models.{i}"] for i in range(sum(n.startswith("models.") for n in tensors)))
+            if models and models[-1].numel() != layers.size:
+                raise RunError(
+                    f"the model of {self.path} has {models[-1].numel():,} parameters, the one given has {layers.size:,}"
+                    ": give the architecture that the run trained"
+                )
             plan = ReleasePlan.from_json(layers, described) if described else None
             optimizer = {n.removeprefix("optimizer."): t for n, t in tensors.items() if n.startswith("optimizer.")}
             transcript = Transcript(rounds, models, tensors.get("mean"), plan)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NotRequired, TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -69,7 +69,7 @@ class PrivateRow(TypedDict):
         discarded: contributions with NaN or Inf, which counted as zero.
         seconds: wall time without evaluation.
         failures: replies that are missing, failed or were rejected, each with kind, node, client and reason.
-        exhausted: clients that stayed out because they have spent their own budget; only where there are any.
+        exhausted: clients that stayed out because they have spent their own budget.
     """
 
     round: int
@@ -78,7 +78,7 @@ class PrivateRow(TypedDict):
     discarded: int
     seconds: float
     failures: list[dict[str, Any]]
-    exhausted: NotRequired[list[int]]
+    exhausted: list[int]
 
 
 def round_row(record: RoundRecord) -> RoundRow:
@@ -121,17 +121,15 @@ def released_figures(transcript: Transcript) -> RoundRow:
 
 def private_row(record: RoundRecord) -> PrivateRow:
     """The private row of a finished round."""
-    row: PrivateRow = {
+    return {
         "round": record.round,
         "cohort": record.cohort,
         "present": record.present,
         "discarded": record.discarded,
         "seconds": record.seconds,
         "failures": [_failure(failure) for failure in record.failures],
+        "exhausted": list(record.exhausted),
     }
-    if record.exhausted:
-        row["exhausted"] = list(record.exhausted)
-    return row
 
 
 def noise_scale(record: RoundRecord) -> float:

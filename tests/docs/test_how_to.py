@@ -47,7 +47,9 @@ def test_the_commands_of_correlated_noise_run(tmp_path: Path, monkeypatch: pytes
         assert Policy.model_fields[section].annotation(**values).min_separation == 10
 
 
-@pytest.mark.parametrize("page", ["own-model", "own-data", "own-task", "text", "example-level", "layer-risk"])
+@pytest.mark.parametrize(
+    "page", ["own-model", "own-data", "own-task", "text", "example-level", "layer-risk", "adaptive-allocation"]
+)
 def test_the_pages_code_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     blocks = BLOCK.findall((PAGES / f"{page}.md").read_text(encoding="utf-8"))
@@ -60,6 +62,7 @@ def test_the_pages_code_runs(page: str, tmp_path: Path, monkeypatch: pytest.Monk
             exec(compile(code, f"{page}.md", "exec"), namespace)
 
 
+@pytest.mark.slow
 def test_the_example_level_pages_commands_and_recipes_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     page = (PAGES / "example-level.md").read_text(encoding="utf-8")
@@ -84,4 +87,19 @@ def test_the_commands_of_layer_risk_run(tmp_path: Path, monkeypatch: pytest.Monk
         changes = [text for change in short[command[0]] for text in ("--set", change)]
         engine = ["--engine", "local"] if command[0] == "simulate" else []
         done = CliRunner().invoke(app, [*command, *changes, *engine], catch_exceptions=False)
+        assert done.exit_code == 0, (command, done.output)
+
+
+@pytest.mark.slow
+def test_the_commands_of_adaptive_allocation_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As printed, but for fewer rounds and seeds."""
+    monkeypatch.chdir(tmp_path)
+    text = (PAGES / "adaptive-allocation.md").read_text(encoding="utf-8")
+    commands = [shlex.split(found) for found in INDENTED.findall(text)]
+    assert [command[0] for command in commands] == ["plan", "simulate", "simulate", "compare"]
+    for command in commands:
+        short = ["--set", "federation.rounds=11"] if command[0] == "simulate" else []
+        if command[0] == "compare":
+            short = ["--set", "federation.rounds=2", "--seeds", "1"]
+        done = CliRunner().invoke(app, [*command, *short], catch_exceptions=False)
         assert done.exit_code == 0, (command, done.output)

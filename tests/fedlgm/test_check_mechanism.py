@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedlgm import mechanisms
+from fedlgm import allocation, mechanisms
 from fedlgm.errors import FedlgmError
+from fedlgm.example_level.scaling import FlatClip, Scaling
 from fedlgm.extension import load_object
-from fedlgm.facts import LocalTraining, RunFacts, Sampling
+from fedlgm.facts import LocalSteps, LocalTraining, RunFacts, Sampling
 from fedlgm.mechanisms import Mechanism
+from fedlgm.mechanisms.dp_sgd import DPSGD
 from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.guarantee import Guarantee
 from fedlgm.testing import check_mechanism
@@ -37,6 +39,35 @@ LOCAL = RunFacts(
 def test_bundled_mechanisms_pass(name: str) -> None:
     check_mechanism(mechanisms.get(name))
     check_mechanism(mechanisms.get(name), facts=LOCAL)
+
+
+EXAMPLES_LOCAL = replace(LOCAL, relation="add-remove", accountant="rdp", steps=LocalSteps(3, 0.1, 8.0))
+
+
+@pytest.mark.parametrize("name", mechanisms.names("example"))
+@pytest.mark.parametrize("facts", [None, EXAMPLES_LOCAL])
+def test_bundled_example_level_mechanisms_pass(name: str, facts: RunFacts | None) -> None:
+    check_mechanism(mechanisms.get(name), facts=facts)
+
+
+@pytest.mark.parametrize("allocation", allocation.names())
+@pytest.mark.parametrize("norms", [None, "public", "stale", "quantile"])
+def test_per_layer_dp_sgd_passes(allocation: str, norms: str | None) -> None:
+    clip = {} if norms is None else {"clip": "med", "norms": norms}
+    check_mechanism(mechanisms.get("dp-sgd", style="per-layer", allocation=allocation, **clip))
+
+
+@dataclass(frozen=True)
+class Forgetful(DPSGD):
+    """Scales every example to twice its bound."""
+
+    def scaling(self, plan: ReleasePlan) -> Scaling:
+        return FlatClip(2 * self.bound)
+
+
+def test_a_scaling_beyond_the_plan_is_noticed() -> None:
+    with pytest.raises(FedlgmError, match="longer than the plan's bounds"):
+        check_mechanism(Forgetful("forgetful"))
 
 
 @pytest.mark.parametrize("options", [{"norms": "stale"}, {"norms": "quantile"}, {"norms": "public"}])

@@ -8,7 +8,7 @@ import pytest
 
 from fedlgm import correlation
 from fedlgm.errors import ConfigError
-from fedlgm.facts import LocalTraining, RunFacts, Sampling
+from fedlgm.facts import LocalSteps, LocalTraining, RunFacts, Sampling
 
 POISSON = Sampling("poisson", 500, 0.1)
 
@@ -132,3 +132,27 @@ class TestRunFacts:
         for budget in ({}, {"epsilon": 2.0}, {"delta": 1e-6}):
             with pytest.raises(ConfigError, match="no epsilon and delta"):
                 RunFacts(0.0, POISSON, **budget).budget()
+
+
+class TestLocalSteps:
+    FACTS = RunFacts(1.0, POISSON, trust="local", rounds=6, max_participations=4, steps=LocalSteps(3, 0.2, 8.0))
+
+    def test_a_clients_examples_are_sampled_whoever_takes_part(self):
+        assert self.FACTS.accounted_rate == 0.2
+        assert (self.FACTS.releases, self.FACTS.noisy_sums) == (4, 12)
+
+    def test_they_travel_and_other_facts_stay_as_they_were(self):
+        assert RunFacts.from_dict(json.loads(json.dumps(self.FACTS.to_dict()))) == self.FACTS
+        plain = RunFacts(1.0, POISSON)
+        assert "steps" not in plain.to_dict()
+        assert "steps" not in repr(plain)
+        assert plain.noisy_sums == plain.releases
+
+    @pytest.mark.parametrize("values", [(0, 0.1, 8.0), (1, 0.0, 8.0), (1, 1.5, 8.0), (1, 0.1, 0.0)])
+    def test_range(self, values):
+        with pytest.raises(ConfigError):
+            LocalSteps(*values)
+
+    def test_the_server_does_not_noise_local_steps(self):
+        with pytest.raises(ConfigError, match="noised by the clients"):
+            RunFacts(1.0, POISSON, steps=LocalSteps(3, 0.2, 8.0))

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from hostile import CLIENTS, NodeGrid
 from scipy import stats
 
 from fedlgm import clipping, correlation
@@ -22,6 +23,7 @@ from fedlgm.privacy.whole_run import whole_run
 from fedlgm.release import noise_keys, release
 from fedlgm.run_noise import NoiseRings, RunNoise
 from fedlgm.transcript import Transcript
+from strategies import OneNodePerClient
 
 ROUNDS, GROUPS, SIZES = 8, 4, {"a": 9000, "b": 3000}
 CYCLE = Sampling("cyclic", 40, 0.25, GROUPS)
@@ -136,6 +138,14 @@ def test_what_is_charged_is_the_run(federate, sampling):
     run, least = whole_run(facts), facts.least_multiplier
     for through in range(1, ROUNDS + 1):
         assert federation.ledger.epsilon(1e-5, through=through) == composed_epsilon(run.events(least, through), 1e-5)
+
+
+def test_a_node_per_client_draws_the_same(federate):
+    """The server's noise and cohorts do not depend on who serves whom."""
+    few = Sampling("cyclic", CLIENTS, 0.25, GROUPS)
+    block = drawn(federate, BANDED, owner="blocks", sampling=few)
+    nodes = OneNodePerClient(wait=0.2, simulated=True)
+    assert np.array_equal(drawn(federate, BANDED, owner="nodes", nodes=nodes, grid=NodeGrid, sampling=few), block)
 
 
 def test_what_is_noise_in_a_released_mean_is_known(federate):

@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from fedlgm.errors import ConfigError
-from fedlgm.example_level.risk import ShadowTraining, layer_risk
+from fedlgm.example_level.risk import ShadowTraining, layer_errors, layer_risk, public_bias_weights
 from fedlgm.keys import KeyRing
+from fedlgm.layers import LayerTable
 
 
 def network():
@@ -47,3 +48,64 @@ def test_bad_input_is_refused():
         layer_risk(network(), *public(10), keys=KeyRing.from_seed(1))
     with pytest.raises(ConfigError, match="out of range"):
         ShadowTraining(members=1.0)
+
+
+def test_strengths_are_shares_of_the_gradients_length():
+    x, y = public(200)
+    risks = layer_risk(
+        network(), x, y, keys=KeyRing.from_seed(1), training=ShadowTraining(epochs=3, adversary_epochs=1)
+    )
+    strengths = torch.tensor([risk.strength for risk in risks])
+    assert (strengths > 0).all()
+    assert 0.8 < float(strengths.norm()) <= 1  # a mean of unit vectors
+
+
+def test_progress_counts_passes_and_layers():
+    seen = []
+    settings = ShadowTraining(epochs=2, adversary_epochs=1)
+    x, y = public(60)
+    layer_risk(
+        network(), x, y, keys=KeyRing.from_seed(1), training=settings, progress=lambda *found: seen.append(found)
+    )
+    assert [done for done, _, _ in seen] == [1, 2, 3, 4, 5]
+    assert {total for _, total, _ in seen} == {5}
+    assert [what for _, _, what in seen] == ["shadow model"] * 2 + ["0", "2", "4"]
+
+
+def test_errors_against_a_model_are_not_cut_at_a_coin_toss():
+    """Held out, an adversary of nothing errs in a half on average, and above it as often as below."""
+    x, _ = public(400)
+    rows = torch.arange(400)
+    settings = ShadowTraining(adversary_epochs=5)
+    errors = [
+        error
+        for seed in range(4)
+        for _, error in layer_errors(
+            network(), x, rows[::2], rows[1::2], keys=KeyRing.from_seed(seed), training=settings
+        ).values()
+    ]
+    assert max(errors) > 0.5
+    assert abs(sum(errors) / len(errors) - 0.5) < 0.06
+
+
+def test_public_weights_for_convergence_have_the_least_bias():
+    model, (x, y) = network(), public(64)
+    layers = LayerTable.from_module(model)
+    found = torch.from_numpy(public_bias_weights(model, layers, x, y, 0.7))
+    assert float(found.norm()) == pytest.approx(1, abs=1e-6)
+    per_example = []
+    for i in range(len(y)):
+        grads = torch.autograd.grad(nn.functional.cross_entropy(model(x[i : i + 1]), y[i : i + 1]), model.parameters())
+        per_example.append(torch.cat([g.flatten() for g in grads]).double())
+    gradients = torch.stack(per_example)
+    parts = layers.split(gradients)
+    kept = gradients.norm(dim=1, keepdim=True).clamp(max=0.7)
+    directions = [(kept * part / part.norm(dim=1, keepdim=True)).mean(0) for part in parts]
+
+    def bias(w):
+        return sum(
+            float((w[j] * u - g.mean(0)).norm() ** 2) for j, (u, g) in enumerate(zip(directions, parts, strict=True))
+        )
+
+    others = torch.randn(300, 3, generator=torch.Generator().manual_seed(0)).double().abs()
+    assert bias(found) <= min(bias(w / w.norm()) for w in others) + 1e-9

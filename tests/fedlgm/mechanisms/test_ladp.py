@@ -102,13 +102,26 @@ def test_noise_alone_is_no_movement() -> None:
     mean = total / plan.denominator
     after = start.extend(start.models[-1] + mean, mean, plan)
     scores = {
-        flag: mechanisms.get("ladp", denoise=flag, relative=False, score_floor=1e-3, score_cap=1e3)._scores(
+        flag: mechanisms.get("ladp", denoise=flag, relative=False, score_floor=1e-3, score_cap=1e3, memory=0.0)._scores(
             LAYERS, after, np.ones(3, bool)
         )
         for flag in (True, False)
     }
     assert scores[False][2] / scores[False][0] > 20
     assert (scores[True] < 0.6 * scores[False]).all()
+
+
+def test_scores_move_slowly() -> None:
+    """The log of a round's scores is a weighted mean of the last round's and of its own; 0 scores every round anew."""
+    noise = {}
+    for memory in (0.0, 0.5, 0.95):
+        mechanism = mechanisms.get("ladp", denoise=False, memory=memory)
+        transcript = history(mechanism, rounds=1)
+        noise[memory] = np.log(mechanism.plan(LAYERS, FACTS, transcript).sigma / transcript.plan.sigma)
+        noise[memory] -= noise[memory].mean()
+    assert np.abs(noise[0.0]).max() > 0.3
+    np.testing.assert_allclose(noise[0.5], 0.5 * noise[0.0], atol=1e-6)
+    np.testing.assert_allclose(noise[0.95], 0.05 * noise[0.0], atol=1e-6)
 
 
 def test_unselected_layers_are_absent() -> None:
@@ -133,7 +146,7 @@ def test_a_threshold_above_every_norm_releases_nothing() -> None:
 
 
 def test_private_local_scores_are_paid_for() -> None:
-    mechanism = mechanisms.get("ladp", local_share=0.05)
+    mechanism = mechanisms.get("ladp", local_share=0.05, memory=0.0)
     start = Transcript.start(flat(0, 3.0, 5.0, 1.0))
     plan = mechanism.plan(LAYERS, FACTS, start)
     assert [noisy.query for noisy in plan.queries] == [LayerMovement((40, 200, 10))]
@@ -181,6 +194,7 @@ def test_calibrated_multipliers_under_local_trust(target: float, delta: float, s
         ({"sensitivity": "steps", "variant": "published"}, "needs steps"),
         ({"steps": 3}, "no option steps"),
         ({"local_share": 1.0}, "local_share"),
+        ({"memory": 1.0}, "memory"),
         ({"bound": math.inf}, "bound"),
         ({"variant": "improved"}, "sound, published"),
     ],

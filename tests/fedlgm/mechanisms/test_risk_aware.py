@@ -122,7 +122,7 @@ class Clientwise(LMDPSGD):
 
 
 def test_the_kit_catches_mechanisms_that_do_not_keep_their_bounds():
-    with pytest.raises(PrivacyError, match="the trainer kept the bounds"):
+    with pytest.raises(PrivacyError, match="longer than the plan's bounds"):
         check_mechanism(Careless("careless", weights="public"))
     with pytest.raises(PrivacyError, match="its plan counts on the sum to bound"):
         check_mechanism(Clientwise("clientwise", weights="public"))

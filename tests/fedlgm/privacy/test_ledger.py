@@ -20,7 +20,7 @@ from fedlgm.errors import LedgerError
 from fedlgm.keys import KeyRing
 from fedlgm.plan import Sampling
 from fedlgm.privacy import Ledger, epsilon, gaussian_epsilon
-from fedlgm.privacy.accounting import composed_epsilon, gaussian_event
+from fedlgm.privacy.accounting import composed_epsilon, gaussian_event, repeated
 
 GAUSS = dp_event.GaussianDpEvent(2.0)
 
@@ -128,6 +128,21 @@ def test_local_trust_reports_the_worst_client(path):
         ledger.charge(GAUSS, round=1, key="server")
         together = [(dp_event.GaussianDpEvent(0.8), 1), (GAUSS, 1)]
         assert ledger.epsilon(1e-5) == pytest.approx(max(epsilon(2.0, 1e-5, steps=6), composed_epsilon(together, 1e-5)))
+
+
+def test_rows_of_several_steps_count_every_step_for_each_client(path):
+    step = gaussian_event(1.5, 0.1)
+    with Ledger(path, "run") as ledger:
+        for round_, clients in ((1, (0, 1)), (2, (0,))):
+            for client in clients:
+                ledger.charge(repeated(step, 5), round=round_, client=client, key=f"k{round_}{client}")
+        spent = ledger.client_epsilons(1e-5, "rdp")
+        assert spent == {c: composed_epsilon([(step, 5 * n)], 1e-5, "rdp") for c, n in ((0, 2), (1, 1))}
+        assert ledger.epsilon(1e-5, "rdp") == spent[0]
+        assert [charge.event for charge in ledger.charges()] == [repeated(step, 5)] * 3
+        ledger.charge(repeated(gaussian_event(0.0), 5), round=3, client=1, key="open")
+        assert ledger.client_epsilons(1e-5)[1] == math.inf
+    assert repeated(step, 1) == step
 
 
 def test_rows_of_an_abandoned_attempt_count_in_every_round(path):

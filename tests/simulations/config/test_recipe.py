@@ -7,6 +7,7 @@ import re
 import pytest
 
 from fedlgm import mechanisms
+from fedlgm.correlation import Workload
 from fedlgm.errors import ConfigError
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
@@ -229,6 +230,19 @@ class TestNoise:
         assert made("grouped-poisson", 0.25, noise="banded", bands=2, min_separation=4) == (4, 2, "add-remove")
         assert made("cyclic", 0.25, noise="blt", buffers=1) == (4, None, "add-remove")
         assert made("cyclic", 0.25, noise="banded", relation="replace-one")[2] == "replace-one"
+
+    def test_it_is_made_for_the_server_s_optimizer(self, tiny):
+        """Momentum wants another C; the sensitivity of whole cycles, and so the noise, does not depend on it."""
+        made = {}
+        for optimizer in ("sgd", "momentum", "adam"):
+            federation = CYCLE | {"rounds": 32, "server_optimizer": optimizer, "server_momentum": 0.8}
+            recipe = tiny(federation=federation, privacy={"noise": "banded"})
+            made[optimizer] = recipe.noise, Assembly(recipe).facts.noise_multiplier
+        assert made["sgd"] == made["adam"]
+        momentum = Workload(momentum=0.8)
+        assert made["momentum"][0].error(momentum) < 0.98 * made["sgd"][0].error(momentum)
+        assert made["sgd"][0].error() < 0.98 * made["momentum"][0].error()
+        assert made["momentum"][1] == pytest.approx(made["sgd"][1], rel=1e-9)
 
     def test_no_more_bands_than_rounds(self, tiny):
         assert tiny(federation={"sampling": "cyclic", "rate": 0.1}, privacy={"noise": "banded"}).noise.bands == 3

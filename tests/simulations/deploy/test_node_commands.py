@@ -45,6 +45,11 @@ def test_init_writes_a_policy_for_the_data_it_is_given(tmp_path):
         policy = NodeFolder(tmp_path / name).policy()
         assert (policy.node.client, policy.node.population, policy.privacy.epsilon) == (2, 5, 3.0)
         assert {key: getattr(policy.data, key) for key in expected} == expected
+    done = run("init", tmp_path / "examples", "--unit", "example")
+    policy = NodeFolder(tmp_path / "examples").policy()
+    assert policy.privacy.unit == "example"
+    assert {"dp-sgd", "snr-consistent"} <= set(policy.allow.mechanisms)
+    assert run("init", tmp_path / "wrong", "--unit", "household").exit_code != 0
     said = run("init", tmp_path / "again", "--json")
     assert json.loads(said.stdout)["service_key"] == NodeFolder(tmp_path / "again").public()["service_key"]
     assert isinstance(run("init", tmp_path / "again").exception, RunError)

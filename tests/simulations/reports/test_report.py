@@ -137,7 +137,7 @@ def test_correlated_noise_is_shown_over_the_rounds(tiny: Callable[..., Recipe], 
     for words in (
         "Noise over the rounds", "Here it is correlated over rounds (banded, 4 bands); 4 groups take turns",
         "independent, same participation", "independent, secret Poisson draws", "Noise norm of one round of each layer",
-        "Noise norm of the sum of the released means over the rounds: this run from",
+        "Noise norm of the model over the rounds: this run from",
     ):  # fmt: skip
         assert words in text, words
     launch.simulate(tiny(run={"trackers": []}), run_dir=tmp_path / "plain")

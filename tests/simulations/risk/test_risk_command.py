@@ -61,6 +61,7 @@ def test_figures_and_files(run):
     assert found["examples"] == 200
     assert "test examples of digits" in found["public"]
     assert sum(weight**2 for weight in found["weights"]) == pytest.approx(1)
+    assert sum(weight**2 for weight in found["bias_weights"]) == pytest.approx(1)
     folder = Path("runs/risk-lm")
     assert (folder / "risk.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((folder / "risk.json").read_text()) == found
@@ -73,7 +74,8 @@ def test_figures_and_files(run):
 
 
 def test_the_table_and_another_public_set(run):
-    status, out, _ = run("risk", "lm.toml", "--public", "digits/public", "--out", "elsewhere")
+    private = ("--set", "data.name=digits/private")
+    status, out, _ = run("risk", "lm.toml", *private, "--public", "digits/public", "--out", "elsewhere")
     assert status == 0
     assert "coin toss" in out
     assert "digits/public" in out
@@ -94,6 +96,8 @@ def test_the_table_and_another_public_set(run):
         (("lm.toml", "--public", "nowhere"), "unknown data set 'nowhere'"),
         (("lm.toml", "--public", "bible"), "risk.data"),
         (("lm.toml", "--errors", "best"), "known: held-out, training"),
+        (("lm.toml", "--public", "digits"), "'digits' holds examples that the recipe trains on"),
+        (("lm.toml", "--public", "digits/public"), "holds examples that the recipe trains on ([data] is 'digits')"),
         (("nothing",), "no recipe 'nothing'"),
     ],
 )
@@ -108,7 +112,7 @@ def test_bad_input_ends_with_one_message(run, arguments, message, monkeypatch):
 
 def test_only_public_examples_can_enter():
     assert list(inspect.signature(measure).parameters) == [
-        "model", "task", "public", "settings", "shape", "seed", "progress"
+        "model", "task", "public", "settings", "shape", "clip", "seed", "progress"
     ]  # fmt: skip
 
 
@@ -145,6 +149,38 @@ def test_the_public_half_shares_nothing_with_the_private_one():
     assert data.outline("fashion-mnist/private").classes == 10
 
 
+@pytest.mark.parametrize(
+    ("own", "public", "refused"),
+    [
+        ("digits", "digits", True),
+        ("digits", "digits/public", True),
+        ("digits", "digits/private", True),
+        ("digits/private", "digits", True),
+        ("digits/private", "digits/private", True),
+        ("digits/private", "digits/public", False),
+        ("digits/private", "synthetic-100", False),
+        ("digits", "fashion-mnist", False),
+        ("image-folder", "image-folder", True),
+        ("package.module:name", "package.module:name", True),
+        ("package.module:name", "package.module:other", False),
+    ],
+)
+def test_a_public_set_shares_no_example_with_the_private_one(own, public, refused):
+    section = measuring.RiskSection(data=public)
+    if not refused:
+        measuring._refuse_private(section, recipes.Data(name=own))
+        return
+    with pytest.raises(ConfigError, match="holds examples that the recipe trains on"):
+        measuring._refuse_private(section, recipes.Data(name=own))
+
+
+def test_folders_of_images_are_told_apart_by_their_place(tmp_path):
+    own = recipes.Data(name="image-folder", dir=str(tmp_path / "celeba"))
+    measuring._refuse_private(measuring.RiskSection(data="image-folder", dir=str(tmp_path / "ffhq")), own)
+    with pytest.raises(ConfigError, match="private"):
+        measuring._refuse_private(measuring.RiskSection(data="image-folder", dir=f"{tmp_path}/x/../celeba"), own)
+
+
 def test_images_of_another_shape_are_resized():
     x = torch.rand(4, 1, 8, 8)
     assert fitted(x, (1, 8, 8)) is x
@@ -152,6 +188,8 @@ def test_images_of_another_shape_are_resized():
     assert wide.shape == (4, 3, 16, 16)
     assert torch.equal(wide[:, 0], wide[:, 2])
     assert fitted(wide, (1, 16, 16)).shape == (4, 1, 16, 16)
+    colours = fitted(torch.tensor([1.0, 0.0, -1.0])[None, :, None, None].expand(2, 3, 8, 8), (3, 16, 16))
+    assert colours[0, :, 3, 5].tolist() == pytest.approx([1.0, 0.0, -1.0])
     with pytest.raises(ConfigError, match="shape"):
         fitted(torch.rand(4, 7), (1, 8, 8))
 

@@ -138,6 +138,13 @@ def test_without_the_secret_state_a_run_does_not_go_on(correlated, tmp_path, nam
     assert charges(folder) == before
 
 
+def test_damaged_keys_are_refused(correlated, tmp_path):
+    folder = interrupted(correlated(seed=None), tmp_path / "run", 5)
+    (folder.path / "private" / "keys").write_text("nothing of the kind")
+    with pytest.raises(RunError, match="keys is damaged: restore it from a backup, or start a new run"):
+        launch.resume(folder.path)
+
+
 def test_another_state_is_refused(correlated, tmp_path):
     recipe = correlated(seed=None)
     one, other = (interrupted(recipe, tmp_path / name, 5) for name in ("one", "other"))

@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, RecordDict
 from flwr.app.metadata import Metadata
+from hostile import NodeGrid
 from opacus.accountants import PRVAccountant, RDPAccountant
 
 from clients import AnyClient, OneClient
@@ -25,12 +26,14 @@ from fedlgm.privacy.ledger import Ledger
 from fedlgm.release import release
 from simulations import launch
 from simulations.config import recipe as recipes
-from simulations.config.assembly import Assembly, settled
+from simulations.config.assembly import Assembly, facts_of, settled
 from simulations.config.own import Own
 from simulations.reports.export import export
 from simulations.reports.planning import plan_report
 from simulations.reports.report import ledger_report, write_report
 from simulations.runs.folder import RunFolder
+from simulations.runs.server import serve
+from strategies import OneNodePerClient
 
 STEPS = 12
 CENTRAL = (f"federation.rounds={STEPS}", "run.evaluate_every=6", "run.checkpoint_every=5", "privacy.accountant=rdp")
@@ -153,6 +156,12 @@ def test_the_accounting_is_that_of_opacus(run):
     assert rate == 128 / 1442
 
 
+def test_plain_steps_are_labelled_as_not_private(tmp_path):
+    result = launch.simulate(central("mechanism.name=sgd", "federation.rounds=6"), run_dir=tmp_path / "run")
+    assert result["epsilon"] == math.inf
+    assert result["guarantee"].startswith("NOT PRIVATE: this run asks for no privacy [example-level")
+
+
 class Stop(Exception):
     pass
 
@@ -214,14 +223,16 @@ def test_a_client_at_its_limit_stays_out_and_the_run_goes_on(tmp_path):
         result = launch.simulate(recipe, run_dir=tmp_path / "run")
     rows = RunFolder.open(tmp_path / "run").rows(private=True)
     assert [row["present"] for row in rows] == [6, 6, 0, 0]
-    assert [row.get("exhausted") for row in rows] == [None, None, [*range(6)], [*range(6)]]
+    assert [row["exhausted"] for row in rows] == [[], [], [*range(6)], [*range(6)]]
     assert 3.9 < result["epsilon"] <= 4.0
 
 
 def test_a_client_without_data_looks_like_any_other(tmp_path):
-    recipe = federated("data.partition=dirichlet", "data.alpha=0.05", "federation.clients=40", "training.batch_size=2")
-    assert (Assembly(recipe).sizes == 0).any() or Assembly(recipe).sizes.min() < 3
-    assert launch.simulate(recipe, run_dir=tmp_path / "run")["epsilon"] <= 4.0
+    few = ("data.partition=dirichlet", "data.alpha=0.02", "federation.clients=40", "federation.rate=1")
+    recipe = federated(*few, "training.batch_size=2", "federation.rounds=1", "training.steps=1")
+    assert (Assembly(recipe).sizes == 0).any()
+    launch.simulate(recipe, run_dir=tmp_path / "run")
+    assert len(ledger_report(tmp_path / "run")["clients"]) == 40
 
 
 def ask(assembly, client, plan, round_=1, context=None, model=None):
@@ -253,6 +264,40 @@ def test_the_server_cannot_ask_for_more_than_a_client_agreed_to(node):
     assert not np.array_equal(other, first)
     with pytest.raises(PrivacyError, match="has made the 2 releases it agreed to"):
         ask(assembly, client, plan, 2, context)
+
+
+class ThreeNodes(NodeGrid):
+    """A client's exception is an error reply, as on real nodes."""
+
+    clients, population = (0, 1, 2), 3
+
+    def __init__(self, apps) -> None:
+        super().__init__([self.answering(app) for app in apps])
+
+    @staticmethod
+    def answering(app):
+        def answer(message, context):
+            try:
+                return app(message, context)
+            except PrivacyError as error:
+                return Message(Error(1, str(error)), reply_to=message)
+
+        return answer
+
+
+def test_a_client_that_refuses_counts_as_zero_and_the_round_goes_on(tmp_path):
+    """Client 2 has agreed to one release by its own recipe; the server's says four."""
+    recipe = federated("federation.clients=3", "federation.rate=1", "federation.rounds=3")
+    cautious = federated("federation.clients=3", "federation.rate=1", "privacy.max_participations=1")
+    keys, assembly = KeyRing.from_seed(7), Assembly(settled(recipe))
+    sources = [assembly, assembly, Assembly(settled(cautious))]
+    apps = [own.client(keys, OneClient(i, 3, simulated=True)).as_app() for i, own in enumerate(sources)]
+    folder = RunFolder.create(tmp_path / "run", recipe)
+    result = serve(ThreeNodes(apps), assembly, folder, "local", nodes=OneNodePerClient(simulated=True))
+    assert result["rounds"] == 3
+    failures = [[f["client"] for f in row["failures"]] for row in folder.rows(private=True)]
+    assert failures == [[], [2], [2]]
+    assert "has made the 1 releases it agreed to" in folder.rows(private=True)[1]["failures"][0]["reason"]
 
 
 @pytest.mark.parametrize(
@@ -311,7 +356,10 @@ def test_local_steps_are_those_of_a_float64_loop_and_their_noise_is_as_planned(n
     ("changes", "words"),
     [
         (["privacy.unit=client"], "dp-sgd bounds examples, but privacy.unit is 'client': set privacy.unit = 'example'"),
-        (["mechanism.name=snr-consistent"], "bounds whole clients, but .* use one of dp-sgd, auto-s, dp-psac"),
+        (
+            ["mechanism.name=snr-consistent"],
+            "bounds whole clients, but .* use one of dp-sgd, auto-s, dp-psac, lm-dp-sgd$",
+        ),
         (["mechanism.name=laplace-iid"], "laplace-iid bounds whole clients"),
         (["training.epochs=3"], "training.epochs: a round is one step here"),
         (["training.gradient_clip=1"], "training.gradient_clip cannot be 1.0"),
@@ -337,6 +385,10 @@ def test_recipes_that_do_not_fit_are_refused(changes, words):
     [
         (lambda: central("training.batch_size=5000"), "batch_size = 5000 is more than the 1442 training examples"),
         (lambda: federated("training.batch_size=900"), "batch_size = 900 is more than the .* of the largest client"),
+        (
+            lambda: central("training.batch_size=1442", "privacy.epsilon=1e-5", "federation.rounds=1000000"),
+            r"after 1000000 releases: .*; federation.rounds = 3906 would do, with a noise multiplier of 4.\d+e\+06",
+        ),
         (
             lambda: central("privacy.epsilon=1e-3", "privacy.delta=1e-30"),
             (
@@ -366,8 +418,7 @@ def test_batch_norm_is_refused_with_a_remedy():
 def test_old_recipes_are_written_as_they_were():
     text = recipes.load("digits").to_toml()
     assert not {"unit", "sampling_rate", "steps"} & {line.partition(" ")[0] for line in text.splitlines()}
-    facts = Assembly(recipes.load("digits")).method.facts
-    assert "steps" not in facts.to_dict()
+    assert "steps" not in facts_of(recipes.load("digits")).to_dict()
 
 
 def test_plans_say_how_examples_are_sampled():

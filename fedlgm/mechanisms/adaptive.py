@@ -1,0 +1,106 @@
+"""Noise in proportion to the released model's weights: a split over the layers that follows what was released.
+
+sum_j s_j^2 / sigma_j^2 = 1 / sigma_*^2 in every round, whatever the shares are, so a round costs exactly one Gaussian
+mechanism of the run's multiplier. Shares are functions of released models: post-processing, which costs nothing, and
+ordinary adaptive composition of releases of one fixed multiplier applies (docs/guarantees.md).
+
+What it is worth, measured, and what else was tried: docs/results/adaptive.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedlgm import clipping
+from fedlgm.allocation import spread
+from fedlgm.errors import ConfigError
+from fedlgm.facts import RunFacts
+from fedlgm.layers import LayerTable
+from fedlgm.mechanisms.base import Mechanism, check_positive
+from fedlgm.plan import ReleasePlan
+from fedlgm.privacy.guarantee import Guarantee
+from fedlgm.transcript import Transcript
+
+_PROVEN = "every contribution is bounded, then noised; the noise's split over the layers follows released models alone"
+
+
+@dataclass(frozen=True)
+class AdaptiveAllocation(Mechanism):
+    """EqClip bounds s_j = S / sqrt(K), and noise that moves slowly towards the layers' root mean square weights.
+
+    With x the last released model and d_j the size of layer j, the target of the shares is
+
+        t_j ~ s_j^2 d_j / ||x_j||^2,    that is sigma_j in proportion to ||x_j|| / sqrt(d_j),
+
+    so that noise is equally large in relation to every layer's weights. Let p be the last round's shares: the next ones
+    are p_j^memory t_j^(1 - memory), normalised, and sigma_j = sigma_* s_j / sqrt(p_j). The first round takes the
+    target of the initial model, which is public; for equal weights that is the "uniform" rule. Shares are slow because
+    noise that is correlated over rounds cancels only between equal scales, and because a split that jumps from round to
+    round costs accuracy. Noise makes weights larger, yet cannot run away: were there nothing else in the layers, the
+    target would be the present split.
+
+    Neighbouring relation, unit and trust are the run's, as for every rule of `fedlgm.allocation`.
+
+    Attributes:
+        bound: l2 bound S > 0 of one client's update.
+        memory: weight of the last round's shares in [0, 1]; 1 keeps the first round's.
+        span: >= 1; a target is cut to within this factor of the targets' geometric mean before it is averaged.
+
+    Example:
+        >>> import torch
+        >>> from fedlgm import LayerTable, RunFacts, Sampling, Transcript, mechanisms
+        >>> layers = LayerTable.from_sizes({"wide": 8, "narrow": 2})
+        >>> model = torch.cat([torch.full((8,), 0.1), torch.full((2,), 0.2)])
+        >>> facts = RunFacts(1.5, Sampling("poisson", 100, 0.1))
+        >>> plan = mechanisms.get("adaptive").plan(layers, facts, Transcript.start(model))
+        >>> round(float(plan.sigma[1] / plan.sigma[0]), 3), round(plan.effective_multiplier, 6)
+        (2.0, 1.5)
+    """
+
+    bound: float = 1.0
+    memory: float = 0.9
+    span: float = 8.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self.name, bound=self.bound)
+        if not 0 <= self.memory <= 1:
+            raise ConfigError(f"{self.name}: memory must lie in [0, 1], got {self.memory}")
+        if not (np.isfinite(self.span) and self.span >= 1):
+            raise ConfigError(f"{self.name}: span must be finite and at least 1, got {self.span}")
+
+    def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
+        """The round's plan: a function of public facts, the last released model and its plan."""
+        clip = clipping.eq_clip(self.bound, len(layers))
+        share = self._target(layers, clip, transcript)
+        if transcript.plan is not None:
+            share = transcript.plan.shares**self.memory * share ** (1 - self.memory)
+        sigma = spread(share / share.sum(), clip, facts.noise_multiplier)
+        return ReleasePlan(layers, clip, sigma, facts, Guarantee("proven", _PROVEN))
+
+    def _target(self, layers: LayerTable, clip: np.ndarray, transcript: Transcript) -> np.ndarray:
+        """Shares that the last released model asks for, positive, [K]."""
+        weights = layers.squared_norms(transcript.models[-1]).numpy() / layers.sizes
+        target = within(clip**2, weights, self.span)
+        return np.asarray(target / target.sum())
+
+
+def within(wanted: np.ndarray, known: np.ndarray, span: float) -> np.ndarray:
+    """`wanted` / `known`, cut to within a factor of its geometric mean, [K].
+
+    Where `known` is 0 or not finite the ratio is as large as the cut allows; if it is so everywhere, all ratios are 1.
+
+    Args:
+        wanted: positive, [K].
+        known: at least 0, [K].
+        span: the factor, at least 1.
+    """
+    usable = (known > 0) & np.isfinite(known)
+    if not usable.any():
+        return np.ones(len(wanted))
+    ratio = np.full(len(wanted), np.inf)
+    ratio[usable] = wanted[usable] / known[usable]
+    middle = np.exp(np.mean(np.log(ratio[usable])))
+    return np.asarray(np.clip(ratio, middle / span, middle * span))

@@ -1,0 +1,137 @@
+"""Releases that protect single examples: a policy allows them, and the node noises and accounts for every step."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from clients.node.folder import NodeFolder
+from clients.node.service import EXAMPLES, Service
+from fedlgm import mechanisms, models, privacy
+from fedlgm import node_protocol as protocol
+from fedlgm.errors import LedgerError
+from fedlgm.facts import LocalSteps, RunFacts, Sampling
+from fedlgm.layers import LayerTable
+from fedlgm.plan import ReleasePlan
+from fedlgm.transcript import Transcript
+from tests.support import nodes
+from tests.support.nodes import ask, edit, hello, make_node, rows, served
+
+STEPS, BATCH, LR = 4, 6.0, 0.1
+WORK = nodes.WORK | {"mechanism": "dp-sgd"}
+MODULE = models.build("logistic", in_shape=nodes.SHAPE, classes=nodes.CLASSES)
+
+
+def plan(
+    multiplier: float = 4.0, count: int = STEPS, rate: float = 0.25, mechanism: str = "dp-sgd", trust: str = "local"
+) -> ReleasePlan:
+    steps = LocalSteps(count, rate, BATCH) if trust == "local" else None
+    sampling = Sampling("poisson", 3, 1.0)
+    facts = RunFacts(multiplier, sampling, "add-remove", trust, 10, steps=steps)  # type: ignore[arg-type]
+    chosen = mechanisms.get(mechanism)
+    layers = chosen.table(LayerTable.from_module(MODULE))
+    return chosen.plan(layers, facts, Transcript.start(nodes.MODEL))
+
+
+def node(path: Path) -> NodeFolder:
+    return make_node(path, unit="example")
+
+
+def test_every_step_is_noised_and_charged(tmp_path):
+    """With noise far above the gradients the update is the sum of the steps' noise: lr sigma / batch sqrt(steps)."""
+    with served(node(tmp_path / "node")) as folder:
+        loud = plan(50.0)
+        drawn = []
+        for round_ in range(1, 9):
+            said, body = ask(folder, text=loud.to_json(), round=round_, work=WORK)
+            assert said["ok"], said
+            drawn.append(protocol.vector(body, ("<f4", "<f8")))
+        values = np.concatenate(drawn).astype(float)
+        expected = LR * 50.0 / BATCH * np.sqrt(STEPS)
+        assert np.std(values) == pytest.approx(expected, rel=4 / np.sqrt(2 * len(values)))
+        assert abs(np.mean(values)) < 4 * expected / np.sqrt(len(values))
+        kept = rows(folder)
+        assert [row.trust for row in kept] == ["local" + EXAMPLES] * 8
+        event = privacy.accounting.repeated(privacy.accounting.gaussian_event(50.0, 0.25), STEPS)
+        assert privacy.accounting.decode(json.loads(kept[0].event)) == event
+        assert hello(folder)["unit"] == "example"
+        spent = privacy.composed_epsilon([(event, 8)], 1e-5)
+        assert hello(folder)["epsilon_spent"] == pytest.approx(spent, rel=1e-6)
+
+
+def test_the_same_question_is_one_release(tmp_path):
+    with served(node(tmp_path / "node")) as folder:
+        text = plan().to_json()
+        first, body = ask(folder, text=text, work=WORK)
+        again, same = ask(folder, text=text, work=WORK, run="another")
+        assert first["ok"]
+        assert again["replayed"]
+        assert body == same
+        other, different = ask(folder, text=plan(4.001).to_json(), work=WORK)
+        assert other["ok"]
+        assert different != body
+        assert len(rows(folder)) == 2
+
+
+def test_the_budget_ends(tmp_path):
+    with served(make_node(tmp_path / "node", unit="example", epsilon=1.0)) as folder:
+        codes = []
+        for round_ in range(1, 5):
+            said, _ = ask(folder, text=plan(1.5, rate=0.5).to_json(), round=round_, work=WORK)
+            codes.append(said.get("code", "ok"))
+        assert "budget-spent" in codes
+        assert hello(folder)["epsilon_spent"] <= 1.0
+
+
+def changed(**values: object) -> str:
+    return json.dumps(json.loads(plan().to_json()) | values)
+
+
+def with_steps(**values: object) -> str:
+    raw = json.loads(plan().to_json())
+    raw["facts"]["steps"] |= values
+    return json.dumps(raw)
+
+
+REFUSED = {
+    "noised by the server": (plan(trust="central").to_json(), WORK, "privacy"),
+    "too many steps": (plan(count=20_000, rate=1e-4).to_json(), WORK, "work"),
+    "too many passes": (plan(count=100, rate=0.5).to_json(), WORK, "work"),
+    "a rate above 1": (with_steps(rate=1.5), WORK, "plan"),
+    "no steps": (with_steps(count=0), WORK, "plan"),
+    "fractions of steps": (with_steps(count=2.5), WORK, "plan"),
+    "true steps": (with_steps(count=True), WORK, "plan"),
+    "a batch without end": (with_steps(batch=float("inf")), WORK, "plan"),
+    "no noise": (changed(sigma=[0.0]), WORK, "plan"),
+    "too wide bounds": (changed(clip=[2.0], sigma=[8.0]), WORK, "privacy"),
+    "a mechanism that bounds whole updates": (plan().to_json(), WORK | {"mechanism": "gaussian"}, "work"),
+    "Laplace noise": (changed(family="laplace"), WORK, "plan"),
+}  # fmt: skip
+
+
+def test_what_the_node_does_not_do_is_refused_and_costs_nothing(tmp_path):
+    with served(node(tmp_path / "node")) as folder:
+        found = {name: ask(folder, text=text, work=work)[0].get("code") for name, (text, work, _) in REFUSED.items()}
+        assert found == {name: code for name, (_, _, code) in REFUSED.items()}
+        assert rows(folder) == []
+
+
+def test_a_node_that_protects_its_whole_data_refuses(tmp_path):
+    with served(make_node(tmp_path / "node", mechanisms=["dp-sgd"])) as folder:
+        said, _ = ask(folder, text=plan().to_json(), work=WORK)
+        assert said["code"] == "privacy"
+        assert "protects all of its data" in said["why"]
+        assert rows(folder) == []
+
+
+def test_a_budget_for_examples_is_never_called_one_for_the_whole_data(tmp_path):
+    folder = node(tmp_path / "node")
+    with served(folder):
+        assert ask(folder, text=plan().to_json(), work=WORK)[0]["ok"]
+        assert ask(folder)[0]["ok"]  # a release that protects the whole data protects each example, too
+    edit(folder, 'unit = "example"', 'unit = "client"')
+    with pytest.raises(LedgerError, match="protect single examples"):
+        Service(folder)
