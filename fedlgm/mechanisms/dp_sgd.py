@@ -28,6 +28,7 @@ from fedlgm.privacy.guarantee import Guarantee, Unit
 from fedlgm.transcript import Transcript
 
 _PROVEN = "every example's gradient is bounded before noise of a public scale is added to the sum of a Poisson batch"
+_EXACT = "in exact arithmetic (a batch's gradients are computed and added up in float32)"
 _STYLES = ("flat", "per-layer")
 
 
@@ -48,7 +49,7 @@ def example_plan(layers: LayerTable, facts: RunFacts, reason: str = _PROVEN, **r
             "an example-level step samples its examples by Poisson, and the server (trust = 'central') or each client "
             "by itself (facts.steps) adds the noise"
         )
-    guarantee = Guarantee("proven", reason, unit="example")
+    guarantee = Guarantee("proven", f"{reason}, {_EXACT}", unit="example")
     return ReleasePlan(layers, facts=facts, guarantee=guarantee, bounded_by="trainer", **release)
 
 
