@@ -89,6 +89,8 @@ class NodeFolder:
             for name, mode in (("", 0o711), ("state", 0o700), ("state/replies", 0o700), ("witness", 0o700)):
                 (draft / name).mkdir(mode=mode, parents=True)
             (draft / "run").mkdir(mode=0o750)
+            for name, mode in (("", 0o711), ("run", 0o750)):
+                (draft / name).chmod(mode)  # whatever the operator's umask: the executor's group has to get there
             folder = cls(draft)
             text = policy_text(path.name, values or {})
             write_durably(folder.policy_file, text.encode())

@@ -376,7 +376,6 @@ def run(folder: Path) -> None:
     Raises:
         FedlgmError: it cannot be served.
     """
-    os.umask(0o077)
     np.seterr(all="ignore")
 
     async def main() -> None:
@@ -384,7 +383,11 @@ def run(folder: Path) -> None:
         service.warm()
         await service.serve()
 
-    asyncio.run(main())
+    before = os.umask(0o077)
+    try:
+        asyncio.run(main())
+    finally:
+        os.umask(before)
 
 
 def _listen(path: Path, group: str) -> socket.socket:

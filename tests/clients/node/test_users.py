@@ -91,8 +91,13 @@ def test_another_user_reaches_nothing_of_the_node(place):
         assert hello(folder)["ok"]
 
 
-def test_the_group_of_the_socket_may_ask_and_only_ask(place):
-    folder = make_node(place / "node")
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_the_group_of_the_socket_may_ask_and_only_ask(place, umask):
+    before = os.umask(umask)
+    try:
+        folder = make_node(place / "node")
+    finally:
+        os.umask(before)
     edit(folder, 'group = ""', f'group = "{GROUP}"')
     os.chown(folder.path / "run", -1, GROUP)
     with served(folder):
