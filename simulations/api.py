@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
@@ -18,6 +18,7 @@ from simulations.config.recipe import Recipe
 from simulations.launch import Engine
 from simulations.runs.folder import RunFolder
 from simulations.runs.recorder import OnRound
+from simulations.runs.rows import LayerRow, RoundRow, RunSummary
 
 
 class RunResult(Mapping[str, Any]):
@@ -74,9 +75,9 @@ class RunResult(Mapping[str, Any]):
         return dict(self["metrics"])
 
     @cached_property
-    def history(self) -> list[dict[str, Any]]:
+    def history(self) -> list[RoundRow]:
         """One public row per round, see `simulations.runs.rows.RoundRow`."""
-        return self._folder.rows()
+        return cast(list[RoundRow], self._folder.rows())
 
     @property
     def folder(self) -> Path:
@@ -100,7 +101,7 @@ class RunResult(Mapping[str, Any]):
         self._assembly.layers.load_(module, checkpoint.transcript.models[-1])
         return module.eval()
 
-    def layers(self) -> list[dict[str, Any]]:
+    def layers(self) -> list[LayerRow]:
         """One row per layer of the last release: size, bound, noise, share, SNR."""
         from simulations.reports.planning import layer_rows
 
@@ -219,6 +220,6 @@ def _recipe(recipe: str | Path | Recipe | None, own: Own, overrides: Iterable[st
     return recipes.validate(raw)
 
 
-def _result(summary: dict[str, Any], own: Own) -> RunResult:
+def _result(summary: RunSummary, own: Own) -> RunResult:
     recipe = RunFolder.open(Path(summary["run"])).recipe()
     return RunResult(summary, Assembly(settled(recipe), own))

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from clients import AnyClient
 from fedlgm.errors import ConfigError, RunError, prefix_key
@@ -17,6 +17,7 @@ from simulations.config.own import Own
 from simulations.config.recipe import Recipe
 from simulations.runs.folder import RunFolder
 from simulations.runs.recorder import OnRound
+from simulations.runs.rows import RunSummary
 from simulations.runs.trackers import Tracker, Trackers
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def simulate(
     on_folder: Callable[[Path], None] | None = None,
     own: Own | None = None,
     trackers: Sequence[str | Tracker] | None = None,
-) -> dict[str, Any]:
+) -> RunSummary:
     """Simulate a federation in a new run folder and return its summary (see `server.serve`).
 
     Args:
@@ -82,7 +83,7 @@ def resume(
     progress: OnRound | None = None,
     own: Own | None = None,
     trackers: Sequence[Tracker] = (),
-) -> dict[str, Any]:
+) -> RunSummary:
     """Continue an interrupted run to the model that an uninterrupted one would have reached.
 
     The trackers that its recipe names go on; `trackers` are objects that follow it besides.
@@ -185,7 +186,7 @@ def _run(
     workers: int,
     progress: OnRound | None,
     trackers: Sequence[Tracker],
-) -> dict[str, Any]:
+) -> RunSummary:
     from simulations.runs.server import serve
 
     if engine == "local":

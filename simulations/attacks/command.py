@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -230,7 +230,7 @@ def _report_membership(
     )  # fmt: skip
 
 
-def _spent(result: dict[str, Any]) -> str:
+def _spent(result: Mapping[str, Any]) -> str:
     """Epsilon claimed and proven with the guarantee, as everywhere else."""
     from simulations.reports.terminal import epsilon_label, number
 

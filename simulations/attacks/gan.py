@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,7 @@ class ClassFinding:
     images: int
     samples: Tensor
     private: Tensor
-    result: dict[str, Any]
+    result: Mapping[str, Any]
     inception_distance: float | None = None
     inception_floor: float | None = None
 

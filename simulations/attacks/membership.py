@@ -17,6 +17,7 @@ from fedlgm.attacks.membership import MembershipResult, evaluate_scores
 from fedlgm.attacks.mia import LayerAdversary, ShadowModel, attack_outputs
 from fedlgm.errors import ConfigError
 from simulations.attacks.target import Images, Pool, Target, module_of, train
+from simulations.runs.rows import RunSummary
 
 _POOLED = 6  # two shadow models with and two without every example remain when one is attacked
 OnProgress = Callable[[int, int, str], None]
@@ -37,7 +38,7 @@ class Population:
     pool: Pool
     modules: list[nn.Module]
     membership: np.ndarray
-    results: list[dict[str, Any]]
+    results: list[RunSummary]
     run: bool
 
 

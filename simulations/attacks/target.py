@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from simulations.config.assembly import Assembly, settled
 from simulations.config.recipe import Recipe
 from simulations.engines.local import LocalGrid
 from simulations.runs.folder import RunFolder
+from simulations.runs.rows import RunSummary
 from simulations.runs.server import serve
 
 OnRound = Callable[[dict[str, Any]], None]
@@ -142,7 +143,7 @@ class Target:
 
     def figures(self) -> dict[str, Any]:
         """What is known of a finished run: accuracy, epsilon proven and claimed, guarantee; empty for a recipe."""
-        result = (self.folder.result() if self.folder is not None else None) or {}
+        result: Mapping[str, Any] = (self.folder.result() if self.folder is not None else None) or {}
         known = ("accuracy", "epsilon", "claimed_epsilon", "audited_epsilon", "delta", "guarantee", "guarantee_status")
         return {name: result[name] for name in known if name in result}
 
@@ -165,7 +166,7 @@ class Trained:
     """
 
     module: nn.Module
-    result: dict[str, Any]
+    result: RunSummary
 
 
 def train(

@@ -19,6 +19,7 @@ from fedlgm.keys import KeyRing
 from fedlgm.plan import ReleasePlan
 from simulations.config.assembly import Assembly
 from simulations.runs.folder import RunFolder
+from simulations.runs.rows import RunSummary
 
 _WATCHED = 32  # rounds that canaries take part in, at most
 
@@ -73,7 +74,7 @@ def run_canaries(assembly: Assembly, folder: RunFolder, keys: KeyRing, simulated
 def audit_stored(
     assembly: Assembly,
     folder: RunFolder,
-    result: dict[str, Any],
+    result: RunSummary,
     *,
     confidence: float = CONFIDENCE,
     per_layer: bool = True,
@@ -94,7 +95,7 @@ def audit_stored(
     return audit_record(record, assembly.layers, reported, confidence=confidence, per_layer=per_layer)
 
 
-def run_reported(assembly: Assembly, subject: str, result: dict[str, Any]) -> Reported:
+def run_reported(assembly: Assembly, subject: str, result: RunSummary) -> Reported:
     """What a finished run reports: its proven epsilon, or the claimed one where nothing is proven."""
     epsilon = float(result["epsilon"])
     if math.isinf(epsilon):
@@ -110,7 +111,7 @@ def run_reported(assembly: Assembly, subject: str, result: dict[str, Any]) -> Re
     )
 
 
-def audited_figures(assembly: Assembly, folder: RunFolder, result: dict[str, Any]) -> dict[str, Any]:
+def audited_figures(assembly: Assembly, folder: RunFolder, result: RunSummary) -> RunSummary:
     """The audited line of a run's summary."""
     audit = audit_stored(assembly, folder, result, per_layer=False)
     if math.isinf(float(result["epsilon"])):  # what is wrong with it may be its plan, which canaries take as it is

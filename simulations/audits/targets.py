@@ -24,6 +24,7 @@ from simulations.audits.canaries import audit_stored, run_reported
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly, settled
 from simulations.runs.folder import RunFolder
+from simulations.runs.rows import RunSummary
 
 Kind = Literal["mechanism", "recipe", "run"]
 
@@ -157,7 +158,7 @@ def audit_run(run: Path | str, audit: Audit, *, progress: Progress | None = None
 def _replayed(
     assembly: Assembly,
     folder: RunFolder,
-    result: dict[str, object],
+    result: RunSummary,
     subject: Subject,
     audit: Audit,
     progress: Progress | None,

@@ -13,10 +13,10 @@ from __future__ import annotations
 import json
 import shutil
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from scipy.stats import mannwhitneyu
@@ -288,7 +288,7 @@ def _run_figures(job: Job, path: Path) -> dict[str, Any]:
         "noise_scale": float(noise[-1]),
         "seconds": float(statistics.median([row["seconds"] for row in rows if "seconds" in row] or [0.0])),
         "skipped_rounds": sum(bool(row.get("skipped")) for row in rows),
-        **{name: result[name] for name in _PRIVACY},
+        **{name: cast(Mapping[str, Any], result)[name] for name in _PRIVACY},
         "run": str(path),
         "last": {
             name: figures,

@@ -6,7 +6,6 @@ import hashlib
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import tomli_w
 
@@ -16,6 +15,7 @@ from simulations.deploy.flower_cli import Flower
 from simulations.deploy.layout import CONNECTION, DeploymentFolder
 from simulations.deploy.server_entry import TOLD, deployed
 from simulations.runs.folder import RunFolder
+from simulations.runs.rows import RunSummary
 from strategies.node_grid import Enrolment
 
 APP = Path(__file__).parent / "app"
@@ -24,7 +24,7 @@ _SILENCE_S = 5.0  # of a run, until Flower is asked what became of it
 
 def run(
     folder: DeploymentFolder, recipe: Recipe, *, fresh: bool = False, say: Callable[[str], None] = print
-) -> dict[str, Any]:
+) -> RunSummary:
     """Run a recipe on a deployment and return its summary; the same recipe again goes on where it stopped.
 
     Args:

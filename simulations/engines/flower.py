@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from fedlgm.errors import RunError
 from simulations.config.own import Own
@@ -14,6 +13,7 @@ from simulations.engines.flower_command import tail
 from simulations.engines.superlink import Flwr, private_superlink
 from simulations.runs.folder import RunFolder
 from simulations.runs.recorder import OnRound
+from simulations.runs.rows import RunSummary
 
 APP = Path(__file__).resolve().parents[1] / "flower_app"
 _SILENCE_S = 20.0  # of the log, until the SuperLink is asked all the same
@@ -21,7 +21,7 @@ _SILENCE_S = 20.0  # of the log, until the SuperLink is asked all the same
 
 def run_flower(
     folder: RunFolder, supernodes: int, workers: int, progress: OnRound | None = None, own: Own | None = None
-) -> dict[str, Any]:
+) -> RunSummary:
     """Run the Flower app on `folder`'s recipe and return its summary.
 
     Args:

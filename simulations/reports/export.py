@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -19,6 +19,7 @@ from fedlgm.layers import LayerTable
 from simulations.config.assembly import Assembly
 from simulations.runs import strict_json
 from simulations.runs.folder import RunFolder, model_digest
+from simulations.runs.rows import RunSummary
 
 Format = Literal["safetensors", "pt", "onnx"]
 _FOR_ONNX = ("onnx", "onnxscript")
@@ -69,7 +70,8 @@ def metadata(run: Path | str) -> dict[str, Any]:
     """
     folder, result = _finished(Path(run))
     folder.verify()
-    kept = {name: result[name] for name in _KEPT if name in result}
+    known: Mapping[str, Any] = result
+    kept = {name: known[name] for name in _KEPT if name in known}
     return {"made_by": "fedlgm", **kept, "recipe": folder.recipe_file.read_text(encoding="utf-8")}
 
 
@@ -128,7 +130,7 @@ def export(
     }
 
 
-def _finished(run: Path) -> tuple[RunFolder, dict[str, Any]]:
+def _finished(run: Path) -> tuple[RunFolder, RunSummary]:
     folder = RunFolder.open(run)
     result = folder.result()
     if result is None:

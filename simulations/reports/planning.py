@@ -15,6 +15,7 @@ from fedlgm.privacy.accounting import composed_epsilon
 from simulations.config.assembly import Assembly
 from simulations.config.recipe import Recipe
 from simulations.reports.rounds import described, noise_over_rounds
+from simulations.runs.rows import LayerRow
 
 
 def plan_report(recipe: Recipe) -> dict[str, Any]:
@@ -94,7 +95,7 @@ def _epsilon(first: ReleasePlan, releases: np.ndarray, delta: float, accountant:
         return math.inf
 
 
-def layer_rows(plan: ReleasePlan) -> list[dict[str, Any]]:
+def layer_rows(plan: ReleasePlan) -> list[LayerRow]:
     """One row per layer: sizes, bound, noise, share, SNR."""
     columns = zip(
         plan.layers.names, plan.layers.sizes, plan.clip, plan.sigma, plan.shares, plan.snr, plan.noise_norms,

@@ -18,11 +18,12 @@ from simulations.reports import page
 from simulations.reports.rounds import described, noise_over_rounds
 from simulations.reports.terminal import number
 from simulations.runs.folder import RunFolder
+from simulations.runs.rows import RunSummary
 
 _LONGEST = 12  # kinds of charges, or rounds with failures, that a page lists
 
 
-def write_report(run: Path, private: bool = False) -> dict[str, Any]:
+def write_report(run: Path, private: bool = False) -> RunSummary:
     """Write a run's report, one HTML file without anything else, and return its summary with the file as `report`.
 
     The page holds what the run made public: the released model's test figures, plans, the ledger. How clients' data is
@@ -55,7 +56,9 @@ def write_report(run: Path, private: bool = False) -> dict[str, Any]:
     ]
     target = folder.diagnostics_file.with_name("report.html") if private else folder.path / "report.html"
     _write(target, _page(result, folder.recipe().title, sections), private)
-    return result | {"report": str(target)}
+    reported = result.copy()
+    reported["report"] = str(target)
+    return reported
 
 
 def _page(result: Mapping[str, Any], subtitle: str, sections: Sequence[str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +15,7 @@ from rich.table import Table
 
 from simulations.config.recipe import Recipe
 from simulations.reports.headline import headline, shown
+from simulations.runs.rows import RunSummary
 
 
 @contextmanager
@@ -58,7 +59,7 @@ def number(value: float) -> str:
     return "inf" if math.isinf(value) else f"{value:.4g}"
 
 
-def summary(result: dict[str, Any]) -> Group:
+def summary(result: RunSummary) -> Group:
     """Final table: claimed and proven side by side."""
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column()
@@ -108,12 +109,12 @@ def epsilon_label(status: str) -> str:
     return "epsilon conditional" if status == "conditional" else "epsilon proven"
 
 
-def _proven(result: dict[str, Any]) -> tuple[str, str]:
+def _proven(result: Mapping[str, Any]) -> tuple[str, str]:
     figure = f"[bold]{number(result['epsilon'])}[/bold]  at delta {result['delta']:g}"
     return epsilon_label(result["guarantee_status"]), figure
 
 
-def _audited(result: dict[str, Any]) -> str:
+def _audited(result: Mapping[str, Any]) -> str:
     how = f"({result['audit_method']}, confidence {result['audit_confidence']:g})"
     found = f"at least {number(result['audited_epsilon'])}  {how}"
     return found if result["audit_passed"] else f"[bold red]{found}: NOT AS REPORTED[/bold red]"

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -34,6 +34,7 @@ from simulations.config import recipe as recipes
 from simulations.config.recipe import Recipe
 from simulations.runs import strict_json
 from simulations.runs.noise_file import NoiseFile
+from simulations.runs.rows import RunSummary
 
 _KEPT = 2  # checkpoints; the last could be the one that a crash cut short on a failing disk
 
@@ -346,7 +347,7 @@ class RunFolder:
             )
         return ring, charged
 
-    def result(self) -> dict[str, Any] | None:
+    def result(self) -> RunSummary | None:
         """The final summary of a finished run, else None.
 
         Raises:
@@ -360,7 +361,7 @@ class RunFolder:
             result = None
         if not isinstance(result, dict) or not result:
             raise RunError(f"{self.result_file} is damaged: delete it, and --resume writes it again")
-        return result
+        return cast(RunSummary, result)
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 

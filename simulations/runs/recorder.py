@@ -16,7 +16,7 @@ from fedlgm.tasks import evaluate
 from fedlgm.transcript import Transcript
 from simulations.config.assembly import Assembly
 from simulations.runs.folder import RunFolder
-from simulations.runs.rows import private_row, released_figures, round_row
+from simulations.runs.rows import Figures, RoundRow, private_row, released_figures, round_row
 from simulations.runs.trackers import Trackers
 from strategies import RoundRecord, ServerStep
 from strategies.server_optimizer import state_of
@@ -54,7 +54,7 @@ class Recorder:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="recorder")
         self._pending: deque[Future[None]] = deque()
         self._trackers = trackers or Trackers()
-        self._latest: tuple[int, dict[str, Any]] = (-1, {})
+        self._latest: tuple[int, Figures] = (-1, {})
 
     def __call__(self, record: RoundRecord, transcript: Transcript) -> None:
         """Take over one finished round."""
@@ -70,34 +70,38 @@ class Recorder:
         finally:
             self._thread.shutdown(wait=True)
 
-    def figures(self, transcript: Transcript) -> dict[str, Any]:
+    def figures(self, transcript: Transcript) -> Figures:
         """The task's metrics of the current model on the test set; epsilon proven and claimed so far."""
         if self._latest[0] != transcript.rounds:
             self._latest = transcript.rounds, self._measure(transcript)
-        return dict(self._latest[1])
+        return self._latest[1].copy()
 
-    def _measure(self, transcript: Transcript) -> dict[str, Any]:
+    def _measure(self, transcript: Transcript) -> Figures:
         data, privacy = self._assembly.dataset, self._assembly.recipe.privacy
         self._assembly.layers.load_(self._module, transcript.models[-1])
         task, x, y = self._assembly.task, inputs.tensors(data.test_x), torch.from_numpy(data.test_y)
         metrics = evaluate(task, self._module, x, y)
         spent = (privacy.delta, privacy.accountant, transcript.rounds, self._abandoned)
         with Ledger(self._folder.ledger_file) as ledger:  # a reader of its own: the next round is charging already
-            return {
-                **{name: metrics[name] for name in ("loss", "accuracy") if name in metrics},
+            figures: Figures = {
                 "metrics": metrics,
                 "headline": task.headline,
                 "epsilon": ledger.epsilon(*spent),
                 "claimed_epsilon": ledger.claimed_epsilon(*spent),
             }
+        if "loss" in metrics:
+            figures["loss"] = metrics["loss"]
+        if "accuracy" in metrics:
+            figures["accuracy"] = metrics["accuracy"]
+        return figures
 
     def _record(self, record: RoundRecord, transcript: Transcript, optimizer: dict[str, Tensor]) -> None:
         run = self._assembly.recipe.run
         last = record.round == self._assembly.recipe.federation.rounds
-        row: dict[str, Any] = {**round_row(record), **released_figures(transcript)}
+        row: RoundRow = {**round_row(record), **released_figures(transcript)}
         private = private_row(record)
         if last or record.round % run.evaluate_every == 0:
-            row |= self.figures(transcript)
+            row.update(self.figures(transcript))  # type: ignore[typeddict-item]
         self._folder.append(row, private)
         self._trackers.round(row)
         if last or record.round % run.checkpoint_every == 0:

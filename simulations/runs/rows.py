@@ -11,7 +11,81 @@ from fedlgm.transcript import Transcript
 from strategies import Failure, RoundRecord
 
 
-class RoundRow(TypedDict, total=False):
+class Figures(TypedDict, total=False):
+    """What is known of a model on the test set, and of what was spent for it.
+
+    Attributes:
+        loss, accuracy, metrics: of the current model on the test set: all of the task's metrics, and two of them by
+            name (`accuracy` where the task has one).
+        headline: name of the metric that stands for the run.
+        epsilon, claimed_epsilon: spent so far.
+    """
+
+    loss: float
+    accuracy: float
+    metrics: dict[str, float]
+    headline: str
+    epsilon: float
+    claimed_epsilon: float
+
+
+class RunSummary(Figures, total=False):
+    """Summary of a finished run.
+
+    Attributes:
+        run: its folder.
+        recipe, engine, mechanism, variant, rounds, unit, delta: what was run.
+        noise_reproducible: whether the seed is public, and with it the noise can be drawn again.
+        guarantee, guarantee_status: the sentence that goes with epsilon, and "proven", "conditional" or "none".
+        noise_multiplier: sigma_* of the run.
+        noise_backend, device: who drew the noise, and where clients trained.
+        model_sha256: of the final model as one flat float32 vector.
+        ledger_head: where the ledger stands.
+        audited_epsilon, audit_method, audit_confidence, audit_passed: with `run.audit`.
+        failures, seconds_per_round, seconds: for the operator alone; not kept in the run's folder.
+        report: file of the report, where one was written.
+    """
+
+    run: str
+    recipe: str
+    engine: str
+    mechanism: str
+    variant: str
+    rounds: int
+    unit: str
+    delta: float
+    noise_reproducible: bool
+    guarantee: str
+    guarantee_status: str
+    noise_multiplier: float
+    noise_backend: str
+    device: str
+    model_sha256: str
+    ledger_head: str
+    audited_epsilon: float
+    audit_method: str
+    audit_confidence: float
+    audit_passed: bool
+    failures: dict[str, int]
+    seconds_per_round: float
+    seconds: float
+    report: str
+
+
+class LayerRow(TypedDict):
+    """One layer of a release: coordinates, bound s_j, noise scale, budget share, SNR, noise on the mean."""
+
+    layer: str
+    size: int
+    clip: float
+    sigma: float
+    share: float
+    snr: float
+    noise_norm: float
+    released: bool
+
+
+class RoundRow(Figures, total=False):
     """Public figures of a round: functions of the plan and of what was released.
 
     Attributes:
@@ -31,10 +105,7 @@ class RoundRow(TypedDict, total=False):
         released_norm: l2 norm of each layer of the released noisy mean, [K]; 0 where not released.
         queries: what the released mean says of each auxiliary query, by name, decoded.
         skipped: present and true where nothing was released.
-        loss, accuracy, metrics: of the current model on the test set, in evaluated rounds: all of the task's metrics,
-            and two of them by name (`accuracy` where the task has one).
-        headline: name of the metric that stands for the run.
-        epsilon, claimed_epsilon: spent so far, in evaluated rounds.
+        The figures of `Figures` are there in evaluated rounds.
     """
 
     round: int
@@ -51,12 +122,6 @@ class RoundRow(TypedDict, total=False):
     released_norm: list[float]
     queries: dict[str, list[float]]
     skipped: bool
-    loss: float
-    accuracy: float
-    metrics: dict[str, float]
-    headline: str
-    epsilon: float
-    claimed_epsilon: float
 
 
 class PrivateRow(TypedDict):

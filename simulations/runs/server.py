@@ -23,6 +23,7 @@ from simulations.config.assembly import Assembly
 from simulations.runs.folder import RunFolder, model_digest
 from simulations.runs.provenance import provenance_of
 from simulations.runs.recorder import OnRound, Recorder
+from simulations.runs.rows import RunSummary
 from simulations.runs.trackers import RunStart, Tracker, Trackers
 from strategies import AnyNode, CohortSampler, LayerwiseFedAvg, OneNodePerClient, Releaser
 from strategies.nodes import Nodes
@@ -40,7 +41,7 @@ def serve(
     *,
     nodes: Nodes | None = None,
     trackers: Sequence[Tracker] = (),
-) -> dict[str, Any]:
+) -> RunSummary:
     """Run (or continue) a federation over `grid` and return its summary.
 
     Args:
@@ -107,7 +108,7 @@ def serve(
             figures = recorder.figures(final)
         plan, seeded = final.plan, recipe.run.seed is not None
         rows = folder.rows(private=True)
-        result = {
+        result: RunSummary = {
             "run": str(folder.path),
             "recipe": recipe.name,
             "engine": engine,
@@ -115,7 +116,6 @@ def serve(
             "variant": recipe.mechanism.variant,
             "rounds": final.rounds,
             "unit": recipe.unit,
-            **figures,
             "delta": recipe.privacy.delta,
             "noise_reproducible": seeded,
             "guarantee": plan.guarantee.sentence(noise_reproducible=seeded) if plan else "",
@@ -126,17 +126,17 @@ def serve(
             "model_sha256": model_digest(final.models[-1]),
             "ledger_head": str(head),
         }
+        result.update(figures)  # type: ignore[typeddict-item]
         if canaries is not None:
-            result |= audited_figures(assembly, folder, result)
+            result.update(audited_figures(assembly, folder, result))
         folder.finish(result)
         followers.end(result)
         # How long rounds took and who failed shows who took part: the operator sees it, the summary does not keep it.
-        seen = {
-            "failures": _failures(rows),
-            "seconds_per_round": median_high([row["seconds"] for row in rows if "seconds" in row] or [0.0]),
-            "seconds": time.perf_counter() - started,
-        }
-    return result | seen
+        seen = result.copy()
+        seen["failures"] = _failures(rows)
+        seen["seconds_per_round"] = median_high([row["seconds"] for row in rows if "seconds" in row] or [0.0])
+        seen["seconds"] = time.perf_counter() - started
+    return seen
 
 
 def _check_continued(assembly: Assembly, folder: RunFolder, transcript: Transcript) -> None:
