@@ -10,6 +10,7 @@ DIR/public.toml          what the server's operator needs to enrol this node
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import shutil
 import tomllib
@@ -31,6 +32,10 @@ DEFAULTS: dict[str, Any] = {
     "client": 0, "population": 1, "data_name": "my data", "kind": "numpy", "path": "data.npz", "shape": [1, 28, 28],
     "classes": 10, "epsilon": 8.0, "delta": 1e-5, "unit": "client", "server_key": "",
 }  # fmt: skip
+
+
+LONGEST_SOCKET = 100
+"""Bytes in the path of a Unix socket that every system allows."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,19 @@ class NodeFolder:
     def socket(self) -> Path:
         """The socket that the service listens on."""
         return self.path / "run" / "release.sock"
+
+    def check_length(self) -> None:
+        """Refuse a place whose socket nobody could listen on.
+
+        Raises:
+            ConfigError: the path of the socket is longer than the system allows.
+        """
+        longest = len(os.fsencode(self.socket.resolve()))
+        if longest > LONGEST_SOCKET:
+            raise ConfigError(
+                f"{self.path}: the path of its socket, run/release.sock, has {longest} bytes; the system allows "
+                f"{LONGEST_SOCKET}: use a folder with a shorter path"
+            )
 
     @property
     def public_file(self) -> Path:

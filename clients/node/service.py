@@ -257,6 +257,7 @@ class Service:
 
     async def serve(self, ready: asyncio.Event | None = None) -> None:
         """Answer until SIGTERM or SIGINT."""
+        self.folder.check_length()
         listener = _listen(self.folder.socket, self.policy.socket.group)
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -392,8 +393,6 @@ def run(folder: Path) -> None:
 
 def _listen(path: Path, group: str) -> socket.socket:
     """A listening socket that only the folder's user and group may connect to."""
-    if len(os.fsencode(path)) > 100:
-        raise RunError(f"the path of the socket is longer than the system allows: {path}; use a shorter folder")
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(path.lstat().st_mode):
             raise RunError(f"{path} exists and is not a socket")

@@ -56,6 +56,7 @@ def create(
     if nodes < 1:
         raise ConfigError(f"--nodes must be at least 1, got {nodes}")
     path = path.resolve()
+    DeploymentFolder(path).node(f"node{nodes - 1}").service.check_length()
     if path.exists():
         raise RunError(f"{path} exists already: choose another folder, or remove it (its nodes' ledgers too)")
     draft = DeploymentFolder(path.with_name(f".{path.name}.draft-{secrets.token_hex(4)}"))

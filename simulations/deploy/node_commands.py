@@ -66,6 +66,7 @@ def init(
     if values.get("kind") == "images" and data is not None and data.is_dir():
         names = sorted(one.name for one in data.iterdir() if one.is_dir())
         values |= {"class_names": names, "classes": len(names)}
+    NodeFolder(folder).check_length()
     made = NodeFolder.create(folder, values, test_seed=test_seed)
     if as_json:
         _print_json({"folder": str(folder), **made.public()})

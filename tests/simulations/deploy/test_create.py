@@ -164,3 +164,11 @@ def test_a_recipe_becomes_that_of_the_deployment():
 
 def test_free_ports_are_different():
     assert len(set(free_ports(20))) == 20
+
+
+def test_a_path_too_long_for_a_socket_is_refused_before_anything_is_made(tmp_path):
+    far = tmp_path / ("a" * 90) / "lab"
+    far.parent.mkdir()
+    with pytest.raises(ConfigError, match="use a folder with a shorter path"):
+        create(far, 2)
+    assert list(far.parent.iterdir()) == []
