@@ -40,9 +40,7 @@ class ExampleClient(LayerwiseClient):
         trainer.weights.copy_(model)
         with torch_threads(self._numerics.threads):
             for client in self._members(message):
-                data, digest = self._examples(client)
-                keys = batch_keys(self._keys, digest)
-                rows = poisson_rows(keys, len(data), plan.facts.sampling.rate, round_, client)
+                data, rows = self._batch(client, plan, round_)
                 total.add(trainer.sum(data.x, data.y, rows, plan))
         return total, []
 
@@ -74,12 +72,16 @@ class ExampleClient(LayerwiseClient):
         trainer.weights.copy_(model)
         with torch_threads(self._numerics.threads):
             for client in self._members(message):
-                data, digest = self._examples(client)
-                keys = batch_keys(self._keys, digest)
-                rows = poisson_rows(keys, len(data), plan.facts.sampling.rate, round_, client)
+                data, rows = self._batch(client, plan, round_)
                 norms = trainer.norms(data.x, data.y, rows)
                 found.append(norms[norms.isfinite().all(dim=1)].cpu().numpy())
         return np.concatenate(found)
+
+    def _batch(self, client: int, plan: ReleasePlan, round_: int) -> tuple[ClientData, Tensor]:
+        """A client's examples, and the rows of its Poisson batch of this round."""
+        data, digest = self._examples(client)
+        rows = poisson_rows(batch_keys(self._keys, digest), len(data), plan.facts.sampling.rate, round_, client)
+        return data, rows
 
     @property
     def _trainer(self) -> ExampleTrainer:

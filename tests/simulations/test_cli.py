@@ -7,7 +7,6 @@ import math
 import subprocess
 import sys
 import textwrap
-import warnings
 from pathlib import Path
 
 import pytest
@@ -15,38 +14,8 @@ import torch
 
 from fedlgm import allocation, mechanisms
 from fedlgm.privacy import calibrate
-from simulations import cli
 from simulations.reports.planning import plan_report
 from simulations.runs import strict_json
-
-
-@pytest.fixture
-def run(monkeypatch, capsys, tmp_path):
-    """Run `fedlgm ...` in this process, in an empty folder: status, standard output, standard error."""
-    here = tmp_path / "cwd"
-    here.mkdir()
-    monkeypatch.chdir(here)
-    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # the command replaces it
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fedlgm", *map(str, arguments)])
-        try:
-            cli.main()
-            status = 0
-        except SystemExit as end:
-            status = int(end.code or 0)
-        out, err = capsys.readouterr()
-        return status, out, err
-
-    return call
-
-
-@pytest.fixture
-def finished(run, tiny_file, tmp_path) -> Path:
-    """A finished run."""
-    status, _, err = run("simulate", tiny_file, "--engine", "local", "--run-dir", tmp_path / "run", "--json")
-    assert status == 0, err
-    return tmp_path / "run"
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -15,6 +15,7 @@ from fedlgm.privacy.ledger import Ledger
 from simulations import launch
 from simulations.config.assembly import Assembly
 from simulations.runs.folder import RunFolder
+from tests.support.interruption import Interrupted, interrupt_at
 
 ROUNDS = 8
 SAME = ("model_sha256", "accuracy", "epsilon", "rounds", "noise_multiplier", "guarantee", "ledger_head")
@@ -29,18 +30,6 @@ SCHEMES = {
     "min-separation": {"sampling": "min-separation", "rate": None, "cohort": 4},
     "grouped-poisson": {"sampling": "grouped-poisson", "rate": 0.2},
 }
-
-
-class Interrupted(Exception):
-    """What a user's callback may raise."""
-
-
-def interrupt_at(round_):
-    def on_round(row):
-        if row["round"] == round_:
-            raise Interrupted
-
-    return on_round
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from fedlgm.errors import LedgerError, RunError
 from fedlgm.privacy import Ledger
 from simulations import launch
 from simulations.runs.folder import RunFolder
+from tests.support.interruption import Interrupted, interrupt_at
 
 SAME = ("model_sha256", "accuracy", "loss", "epsilon", "claimed_epsilon", "rounds", "noise_multiplier", "guarantee")
 CASES = {
@@ -39,18 +40,6 @@ def five_rounds(tiny, sections):
     for section, values in sections.items():
         merged[section] = merged.get(section, {}) | values
     return tiny(**merged)
-
-
-class Interrupted(Exception):
-    """What a user's callback may raise."""
-
-
-def interrupt_at(round_):
-    def on_round(row):
-        if row["round"] == round_:
-            raise Interrupted
-
-    return on_round
 
 
 def figures(folder: RunFolder) -> list[dict]:

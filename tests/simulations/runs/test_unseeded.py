@@ -20,20 +20,9 @@ from fedlgm.privacy.ledger import Ledger
 from simulations import launch
 from simulations.config.assembly import Assembly
 from simulations.runs.folder import RunFolder, model_digest
+from tests.support.interruption import Interrupted, interrupt_at
 
 ROUNDS = 8
-
-
-class Interrupted(Exception):
-    """What a user's callback may raise."""
-
-
-def interrupt_at(round_):
-    def on_round(row):
-        if row["round"] == round_:
-            raise Interrupted
-
-    return on_round
 
 
 @pytest.fixture
