@@ -85,7 +85,7 @@ def train(
             drawn = batches.derive(trainer.weights.detach().cpu().numpy().tobytes(), plan.to_json().encode())
         rows = poisson_rows(drawn, len(y), facts.sampling.rate, step, 0)
         if isinstance(mechanism, UsesPrivateNorms):  # a published variant, whose plan is charged as not private
-            plan = mechanism.plan_from_private_norms(method.layers, facts, trainer.norms(x, y, rows).cpu().numpy())
+            plan = mechanism.plan_from_private_norms(method.layers, facts, trainer.figures(x, y, rows))
         total = BoundedSum.empty(plan)
         total.add(trainer.sum(x, y, rows, plan))
         own = noise_keys(keys, total.total, plan)

@@ -96,6 +96,9 @@ class PerLayerClip:
 
     def factors_of(self, layer: int, norms: Tensor) -> Tensor:
         """See `Scaling`."""
+        limit = SAFETY * self.clip[layer]
+        if 0 < limit < math.inf:
+            return limit / norms.clamp(min=limit)  # as `clip_factors`, in two operations
         return clip_factors(norms, self.clip[layer])
 
     def bounds(self, layers: int) -> np.ndarray:

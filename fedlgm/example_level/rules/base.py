@@ -86,6 +86,10 @@ class Rule:
         """Output for a batch, and what to save; autograd records nothing of it."""
         raise NotImplementedError
 
+    def kept(self, x: Tensor, out: Tensor) -> int:
+        """Numbers per example that the forward pass keeps besides its input and output, for tensors like these."""
+        return 0
+
     def input_gradient(self, use: Use) -> Tensor:
         """Gradient of the input."""
         raise NotImplementedError
@@ -105,10 +109,6 @@ class Rule:
 
     def finish(self, sums: Sequence[Tensor]) -> None:
         """Bring the finished sums into the order of the parameters."""
-
-    def stored(self, x: Tensor) -> int:
-        """Numbers that `keep` stores per example, for one like those of `x`."""
-        return 0
 
     def bias_of(self) -> Tensor | None:
         """The module's bias, detached."""

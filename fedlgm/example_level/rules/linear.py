@@ -49,6 +49,5 @@ class LinearRule(ProductRule):
 
     def add_product(self, total: Tensor, use: Use, factors: Tensor) -> None:
         """See `ProductRule`."""
-        y, x = self.columns(use.dy), self.columns(use.x)
-        scaled = torch.mul(y, factors[:, None, None], out=self.memory.take("scaled", *y.shape))
+        scaled, x = self._scaled(self.columns(use.dy), factors), self.columns(use.x)
         total.view(self.extent()).addmm_(scaled.flatten(0, 1).t(), x.flatten(0, 1))

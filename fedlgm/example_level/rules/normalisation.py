@@ -19,10 +19,6 @@ class _AffineRule(Rule):
         gradients = self.instantiate(use)
         return KeptGradients(gradients, [row_squares(gradient) for gradient in gradients])
 
-    def stored(self, x: Tensor) -> int:
-        """See `Rule`."""
-        return 2 * self.module.weight.numel()
-
 
 class LayerNormRule(_AffineRule):
     """`nn.LayerNorm` over the last dimensions."""
