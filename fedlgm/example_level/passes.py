@@ -42,8 +42,8 @@ class Total:
 
     Args:
         size: D.
-        dtype: of the parameters.
-        device: where they are.
+        dtype: of the sums.
+        device: where the parameters are.
     """
 
     def __init__(self, size: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -80,8 +80,10 @@ class Pass:
         scaling: Scaling,
         total: Total,
         squares: Tensor,
+        dtype: torch.dtype,
     ) -> None:
-        self.anchor = torch.zeros((), dtype=total.dtype, device=total.device, requires_grad=True)
+        self._dtype = dtype
+        self.anchor = torch.zeros((), dtype=dtype, device=total.device, requires_grad=True)
         self._scaling, self._total, self._squares = scaling, total, squares
         self._uses: dict[int, int] = {}
         self._members: dict[int, int] = {}
@@ -125,9 +127,7 @@ class Pass:
             return
         alone = all(self._members[place.column] == self._own(site, place) for place in site.places)
         if self._scaling.per_layer and alone:
-            site.rule.immediately(
-                use, self._sums(site), _PerLayer(site, self._scaling, self._squares, self._total.dtype)
-            )
+            site.rule.immediately(use, self._sums(site), _PerLayer(site, self._scaling, self._squares, self._dtype))
             return
         kept = site.rule.keep(use)
         for place, squares in zip(site.places, kept.squares, strict=True):
@@ -156,7 +156,7 @@ class Pass:
             counted = finite
         else:
             counted = finite.all(dim=1, keepdim=True)
-        factors = torch.where(counted, factors, 0.0).to(self._total.dtype)
+        factors = torch.where(counted, factors, 0.0).to(self._dtype)
         for site, kept in self._waiting:
             kept.add(self._sums(site), [factors[:, place.column].contiguous() for place in site.places])
         for place, gradients in self._whole.values():

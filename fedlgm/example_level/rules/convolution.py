@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedlgm.example_level.rules.base import Use
-from fedlgm.example_level.rules.products import ProductRule, chunks
+from fedlgm.example_level.rules.base import Use, add_product_, chunks
+from fedlgm.example_level.rules.products import ProductRule
 
 aten = torch.ops.aten
 
@@ -154,10 +154,10 @@ class ConvolutionRule(ProductRule):
         if len(use) == 0:
             return
         p, d = self.extent()
-        if use.saved or p * d >= WIDE_PRODUCT * self.positions(use):
+        if use.saved or p * d >= WIDE_PRODUCT * self.positions(use) or total.dtype != use.x.dtype:
             scaled, total = self._scaled(self.columns(use.dy), factors), total.view(p, d)
             for rows in chunks(len(use), self._patch_bytes(use)):
-                total.addmm_(scaled[rows].flatten(0, 1).t(), self.operand(use[rows]).flatten(0, 1))
+                add_product_(total, scaled[rows].flatten(0, 1), self.operand(use[rows]).flatten(0, 1))
             return
         x, dy = use.x, self._images(use.dy)
         if dy.is_contiguous(memory_format=torch.channels_last):
@@ -178,8 +178,7 @@ class ConvolutionRule(ProductRule):
         if "weight" in self.parameters and not self.arranged:
             each = sums[0].view(self.extent())
             for rows in chunks(len(each), each[0].numel() * each.element_size()):
-                ordered = self.in_order(each[rows])
-                each[rows] = self.memory.take("patches", *ordered.shape).copy_(ordered).flatten(1)
+                each[rows] = self.in_order(each[rows]).reshape(-1, each.shape[1])
         self.arranged = True
 
     def _weight(self) -> Tensor:

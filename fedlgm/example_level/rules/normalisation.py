@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fedlgm.example_level.rules.base import Kept, KeptGradients, Rule, Use
-from fedlgm.example_level.rules.products import chunks, row_squares
+from fedlgm.example_level.rules.base import Kept, KeptGradients, Rule, Use, chunks
+from fedlgm.example_level.rules.products import row_squares
 
 aten = torch.ops.aten
 

@@ -10,15 +10,22 @@ Three ways to the norms and the scaled sum; `sums` picks one by the shapes, so t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from fedlgm.example_level.rules.base import Kept, KeptGradients, Rule, Scale, Use
+from fedlgm.example_level.rules.base import (
+    Kept,
+    KeptGradients,
+    Rule,
+    Scale,
+    Use,
+    add_product_,
+    add_scaled_,
+    chunks,
+)
 
-CHUNK_BYTES = 3 << 20
-"""Bytes of gradients and their operands that are formed at a time: about the size of a core's cache."""
 GHOST_TRUST = 2.0**-4
 """Least ratio of a squared norm to the norms of its Gram matrices at which their rounding moves the norm by 4e-6."""
 _RUN = 256  # float32 numbers whose squares vectorised sums add up with a relative error below 2^-20
@@ -39,13 +46,6 @@ def row_squares(rows: Tensor) -> Tensor:
 def all_finite(squares: Tensor) -> bool:
     """Whether all squares are finite (one number is read, not all)."""
     return math.isfinite(float(squares.sum()))
-
-
-def chunks(examples: int, bytes_each: int, at_most: int = CHUNK_BYTES) -> Iterator[slice]:
-    """Consecutive slices of the examples, each of at most so many bytes (or a single example)."""
-    size = max(1, min(examples, at_most // max(1, bytes_each)))
-    for low in range(0, examples, size):
-        yield slice(low, min(low + size, examples))
 
 
 def ghost_squares(gram_x: Tensor, gram_y: Tensor) -> tuple[Tensor, Tensor]:
@@ -123,7 +123,7 @@ class ProductRule(Rule):
             factors = scale(rows, [squares, *(square[rows] for square in of_bias)])
             if not all_finite(squares):
                 block[factors[0] == 0] = 0
-            sums[0].addmv_(block.t(), factors[0])
+            add_scaled_(sums[0], block, factors[0])
             for total, bias in zip(sums[1:], biases, strict=True):
                 KeptGradients([bias[rows]], [of_bias[0][rows]]).add([total], factors[1:])
         return None
@@ -139,9 +139,9 @@ class ProductRule(Rule):
             _KeptRows(self, use, biases, of_bias).add(sums, factors)
             return
         scaled = self._scaled(use.dy.reshape(len(use), -1), factors[0])
-        sums[0].view(self.extent()).addmm_(scaled.t(), x)
+        add_product_(sums[0].view(self.extent()), scaled, x)
         for total in sums[1:]:
-            total.add_(scaled.sum(0))
+            total.add_(scaled.sum(0, dtype=total.dtype))
 
     def keep(self, use: Use) -> Kept:
         """See `Rule`."""
