@@ -48,6 +48,7 @@ def train(
     ledger: Ledger,
     lr: float,
     task: ExampleLosses | None = None,
+    exact_sums: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> Trained:
     """Train a model with example-level privacy; its weights are changed in place.
@@ -65,6 +66,7 @@ def train(
         ledger: charged before every release.
         lr: learning rate.
         task: losses per example; None is classification.
+        exact_sums: see `ExampleGradients`.
         progress: called with the number of every finished step.
 
     Raises:
@@ -72,7 +74,7 @@ def train(
             per example.
     """
     mechanism, facts = method.mechanism, method.facts
-    trainer = ExampleTrainer(module, method.layers, mechanism, task=task)
+    trainer = ExampleTrainer(module, method.layers, mechanism, task=task, exact_sums=exact_sums)
     if facts.sampling.population != len(y):
         raise ConfigError(f"the facts count {facts.sampling.population} examples, the data have {len(y)}")
     batches = batch_keys(keys, digest_of(x, y))

@@ -307,7 +307,7 @@ def clipped_sum(
     """Sum over examples of clipped gradients, and the per-example norms of every layer.
 
     With `style="per-layer"` layer j of example i is multiplied by min(1, c_j / ||g_ij||), with "flat" the whole
-    gradient by min(1, C / ||g_i||). Where that cuts, the factor is 2^-20 smaller, so that rounding carries no
+    gradient by min(1, C / ||g_i||). Where that cuts, the factor is 2^-19 smaller, so that rounding carries no
     contribution above its bound. One example's contribution has at most the l2 norm sqrt(sum_j c_j^2), or C: the
     sensitivity of the sum under add-or-remove-one example.
 

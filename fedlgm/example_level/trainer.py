@@ -35,6 +35,7 @@ class ExampleTrainer:
         mechanism: a mechanism of unit "example".
         device: where to train.
         task: losses per example; None is classification.
+        exact_sums: see `ExampleGradients`.
 
     Raises:
         ConfigError: a mechanism that bounds whole clients, or a module without gradients per example.
@@ -47,6 +48,7 @@ class ExampleTrainer:
         mechanism: Mechanism,
         device: torch.device | str = "cpu",
         task: ExampleLosses | None = None,
+        exact_sums: bool = False,
     ) -> None:
         if not isinstance(mechanism, BoundsExamples):
             raise ConfigError(
@@ -56,7 +58,7 @@ class ExampleTrainer:
         self.device, self.layers, self._mechanism = torch.device(device), layers, mechanism
         self._module = module.to(self.device)
         self.weights = layers.bind_(self._module.train())
-        self._gradients = ExampleGradients(self._module, layers, task)
+        self._gradients = ExampleGradients(self._module, layers, task, exact_sums=exact_sums)
 
     def sum(self, x: Inputs, y: Tensor, rows: Tensor, plan: ReleasePlan) -> BoundedUpdates:
         """What a batch contributes to the step's sum at the current `weights`: against the gradient, [1, D].
