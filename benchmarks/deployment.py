@@ -160,6 +160,7 @@ def make_plain(folder: DeploymentFolder) -> None:
         files = folder.node(node.name)
         text = files.script("supernode").read_text()
         text = text.replace(" \\\n    --isolation process --superexec-auth-secret-file executor.secret", "")
+        text = text.replace('"$BIN/python" -m clients.node.supernode', '"$BIN/flower-supernode"')
         files.script("supernode").write_text(text.replace("exec ", f'export PATH="{wrapped}:$PATH"\nexec '))
         for role in ("service", "executor"):
             files.script(role).write_text("#!/usr/bin/env bash\nexec sleep infinity\n")

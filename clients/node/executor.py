@@ -172,6 +172,7 @@ def _pull(client: Any) -> tuple[Any, Any]:
         make_confirm_message_received_fn_protobuf(client.ConfirmMessageReceived, node, context.run_id),
         return_type=Message,
         max_time=_PULL_S,
+        initial_backoff=0.05,  # the first of a message's parts are there a moment after it
     )
     message.metadata.__dict__["_message_id"] = tree.object_id  # its own content does not hold it
     return message, context
