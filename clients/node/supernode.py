@@ -21,14 +21,18 @@ FLOWER = "1.41."
 SHORTEST_S, LONGEST_S, SHARE = 0.1, 3.0, 0.1
 
 
-class Pauses:
-    """Takes the place of `time` in Flower's loop, which asks it for nothing but `sleep`.
+def after_silence(seconds: float, shortest: float = SHORTEST_S, longest: float = LONGEST_S) -> float:
+    """Seconds to wait before the next question when the last message was so long ago.
 
     Example:
-        >>> pauses = Pauses()
-        >>> pauses.after_silence(5.0), pauses.after_silence(100.0)
+        >>> after_silence(5.0), after_silence(100.0)
         (0.5, 3.0)
     """
+    return min(max(SHARE * seconds, shortest), longest)
+
+
+class Pauses:
+    """Takes the place of `time` in Flower's loop, which asks it for nothing but `sleep`."""
 
     def __init__(self) -> None:
         self._last = time.monotonic()
@@ -40,11 +44,7 @@ class Pauses:
             self._last = now
             time.sleep(min(seconds, SHORTEST_S))
         else:
-            time.sleep(self.after_silence(now - self._last))
-
-    def after_silence(self, seconds: float) -> float:
-        """Seconds to wait before the next question when the last message was so long ago."""
-        return min(max(SHARE * seconds, SHORTEST_S), LONGEST_S)
+            time.sleep(after_silence(now - self._last))
 
 
 def main() -> int:
@@ -57,10 +57,9 @@ def main() -> int:
     from flwr.supernode import start_client_internal
     from flwr.supernode.cli import flower_supernode
 
-    start_client_internal.time = Pauses()  # type: ignore[attr-defined]
-    start_client_internal.pull_objects = partial(  # type: ignore[attr-defined]
-        start_client_internal.pull_objects, initial_backoff=SHORTEST_S
-    )
+    names = vars(start_client_internal)
+    names["time"] = Pauses()
+    names["pull_objects"] = partial(names["pull_objects"], initial_backoff=SHORTEST_S)
     flower_supernode()
     return 0
 

@@ -121,8 +121,9 @@ def _look_again_soon() -> None:
     """
     from flwr.superlink.grid import http_grid
 
-    if hasattr(http_grid, "pull_objects"):
-        http_grid.pull_objects = partial(http_grid.pull_objects, initial_backoff=0.1)
+    names = vars(http_grid)
+    if "pull_objects" in names:
+        names["pull_objects"] = partial(names["pull_objects"], initial_backoff=0.1)
 
 
 def _tell(say: Any) -> Any:

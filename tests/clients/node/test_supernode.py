@@ -12,7 +12,7 @@ from clients.node import supernode
 
 @pytest.mark.parametrize(("silence", "pause"), [(0.0, 0.1), (1.0, 0.1), (5.0, 0.5), (30.0, 3.0), (1e6, 3.0)])
 def test_the_pause_is_a_tenth_of_the_silence_within_limits(silence, pause):
-    assert supernode.Pauses().after_silence(silence) == pytest.approx(pause)
+    assert supernode.after_silence(silence) == pytest.approx(pause)
 
 
 def test_questions_follow_each_other_closely_after_a_message(monkeypatch):
