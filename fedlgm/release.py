@@ -162,7 +162,7 @@ def local_release(
         own.skip(1)
     else:
         own.add(updates)
-    bound_to_data = keys.derive(own.total.cpu().numpy().tobytes())
+    bound_to_data = keys.derive(own.total.cpu().numpy().data.cast("B"))
     name = fingerprint(bound_to_data, round, client, backend)
     release(own.total, plan, bound_to_data, round, client, backend)
     return own, name

@@ -59,7 +59,7 @@ class Patience:
         round_seconds: after which a round with its quorum goes on without those that are still busy.
         offline_seconds: for which a node that is not connected, or whose service is down, is waited for.
         give_up_seconds: after which a round below its quorum ends the run with an error; it can be resumed.
-        poll_seconds: between looks for answers.
+        poll_seconds: between looks for answers; up to five times as long in a long round.
         nudge_seconds: after which a node that is connected and silent is sent something else, see `NodeGrid._nudge`.
     """
 
@@ -300,7 +300,8 @@ class NodeGrid(Grid):
                 names = ", ".join(self._enrolment[one.client].name for one in waiting[:5])
                 more = f" and {len(waiting) - 5} more" if len(waiting) > 5 else ""
                 self._say(f"waiting for {names}{more} ({answered} of {len(asked)} answered, {now - started:.0f} s)")
-            time.sleep(patience.poll_seconds)
+            # A look costs server and SuperLink some milliseconds: rarer where a round is long.
+            time.sleep(min(max(patience.poll_seconds, 0.02 * (now - started)), 5 * patience.poll_seconds))
         answered = sum(one.answer is not None for one in asked)
         if answered < needed:
             reasons = "; ".join(

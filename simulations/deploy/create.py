@@ -206,7 +206,8 @@ def _node_scripts(settings: Settings, node: DeployedNode) -> dict[str, list[str]
         "service": ['exec "$BIN/python" -m simulations.cli node serve service'],
         "supernode": [
             'export FLWR_HOME="$PWD/flower"; mkdir -p "$FLWR_HOME"',
-            'exec "$BIN/flower-supernode" --root-certificates ca.crt --auth-supernode-private-key supernode.key \\',
+            'exec "$BIN/python" -m clients.node.supernode --root-certificates ca.crt \\',
+            "    --auth-supernode-private-key supernode.key \\",
             f"    --superlink {settings.host}:{settings.port} --host 127.0.0.1 --port {node.port} \\",
             "    --isolation process --superexec-auth-secret-file executor.secret",
         ],

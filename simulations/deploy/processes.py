@@ -24,6 +24,9 @@ from simulations.runs.folder import RunFolder
 
 _STARTUP_S = 300.0  # a limit for slow machines: a process that ends is noticed at once
 _ENDING_S = 10.0
+_STILL_CONNECTED = "[code: 2004]"
+"""What a SuperNode prints when the SuperLink takes it for connected, as it does for a minute after one was killed."""
+_AGAIN_S = 2.0
 
 
 def up(folder: DeploymentFolder, say: Callable[[str], None] = print) -> None:
@@ -36,8 +39,12 @@ def up(folder: DeploymentFolder, say: Callable[[str], None] = print) -> None:
     running = _running(folder)
     started: list[str] = []
     try:
-        if "superlink" not in running and flower.healthy():
-            raise RunError(f"something else answers at {settings.host}:{settings.port}: stop it, or change deploy.toml")
+        if "superlink" not in running:
+            if flower.healthy():
+                raise RunError(
+                    f"something else answers at {settings.host}:{settings.port}: stop it, or change deploy.toml"
+                )
+            _end(_started_under(folder.flower_home))  # ServerApps of a SuperLink that died: they still hold their runs
         _start(folder, "superlink", folder.server / "start-superlink.sh", running, started)
         _wait(folder, started, "the SuperLink", flower.healthy)
         known = set(folder.registered_file.read_text().split()) if folder.registered_file.is_file() else set()
@@ -129,7 +136,8 @@ def _start(
     born = psutil.Process(process.pid).create_time()
     recorded = {name: pair for name, pair in _recorded(folder).items() if name != role}
     write_durably(folder.processes_file, json.dumps(recorded | {role: [process.pid, born]}).encode())
-    started.append(role)
+    if role not in started:
+        started.append(role)
 
 
 def _wait(
@@ -138,9 +146,13 @@ def _wait(
     deadline = time.monotonic() + _STARTUP_S
     while not ready():
         running = _running(folder)
-        for role in started:
-            if role not in running:
-                raise RunError(f"{role} ended:\n{_tail(folder.logs / f'{role}.log')}")
+        for role in [one for one in started if one not in running]:
+            said = _tail(folder.logs / f"{role}.log")
+            name, _, kind = role.rpartition("-")
+            if kind != "supernode" or _STILL_CONNECTED not in said:
+                raise RunError(f"{role} ended:\n{said}")
+            time.sleep(_AGAIN_S)
+            _start(folder, role, folder.node(name).script(kind), running, started)
         if time.monotonic() > deadline:
             raise RunError(f"{what} did not start within {_STARTUP_S:g} s; see {folder.logs}")
         time.sleep(every)
@@ -166,9 +178,19 @@ def _running(folder: DeploymentFolder) -> dict[str, psutil.Process]:
 
 def _stop(folder: DeploymentFolder, roles: list[str]) -> int:
     running = _running(folder)
+    # SuperNodes first: they tell the SuperLink that they leave, which would refuse them for a minute otherwise.
+    supernodes = {running[role] for role in roles if role in running and role.endswith("-supernode")}
     family = {one for role in roles if role in running for one in _with_children(running[role])}
     if "superlink" in roles:
         family |= _started_under(folder.flower_home)
+    _end(supernodes)
+    _end(family)
+    kept = {role: pair for role, pair in _recorded(folder).items() if role not in roles}
+    write_durably(folder.processes_file, json.dumps(kept).encode())
+    return len(family)
+
+
+def _end(family: set[psutil.Process]) -> None:
     for one in family:
         with contextlib.suppress(psutil.Error):
             one.terminate()
@@ -177,9 +199,6 @@ def _stop(folder: DeploymentFolder, roles: list[str]) -> int:
         with contextlib.suppress(psutil.Error):
             one.kill()
     psutil.wait_procs(left, timeout=_ENDING_S)
-    kept = {role: pair for role, pair in _recorded(folder).items() if role not in roles}
-    write_durably(folder.processes_file, json.dumps(kept).encode())
-    return len(family)
 
 
 def _with_children(process: psutil.Process) -> set[psutil.Process]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -142,20 +143,21 @@ def test_a_run_goes_on_after_the_superlink_was_killed(real):
     with pytest.raises(RunError):
         submit.run(real, asked, say=kill_after_round_one)
     assert not psutil.pid_exists(pid)
-    result: dict[str, Any] = {}
-
-    def finished() -> bool:
-        """Nodes that find no SuperLink end, and are started again, as systemd would; the run's process ends too."""
-        try:
-            processes.up(real)
-            result.update(submit.run(real, asked))
-        except RunError:
-            return False
-        return True
-
-    wait_until(finished, "the run's end", every=2.0)
-    assert result["rounds"] == 3
+    processes.up(real)
+    assert submit.run(real, asked)["rounds"] == 3
     assert len(ledger_rows(real, "node0")) - before == 3
+
+
+def test_after_a_power_cut_and_after_down_everything_comes_up_at_once(real):
+    """A SuperLink refuses a SuperNode that went without a word for a minute, as one that is connected twice."""
+    for pid, _ in processes._recorded(real).values():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    processes.up(real)
+    assert Flower(real).online() == 3
+    assert processes.down(real) >= 10
+    processes.up(real)
+    assert Flower(real).online() == 3
 
 
 @pytest.mark.parametrize(

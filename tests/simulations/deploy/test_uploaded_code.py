@@ -159,6 +159,7 @@ def lab() -> Iterator[DeploymentFolder]:
         " \\\n    --isolation process --superexec-auth-secret-file executor.secret",
         f" \\\n    --node-config 'release-socket=\"{node.service.socket}\"'",
     )
+    script = script.replace('"$BIN/python" -m clients.node.supernode', '"$BIN/flower-supernode"')
     script = script.replace("BIN=", f'FEDLGM_BIN="{commands}"\nBIN=')
     script = script.replace("exec ", f'export HOME="$FLWR_HOME"; exec {" ".join(AS_STRANGER)} ')
     node.script("supernode").write_text(script)
