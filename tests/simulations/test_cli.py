@@ -121,9 +121,8 @@ def test_a_plans_epsilon_is_that_of_all_its_rounds(tiny, name, trust):
         ("independent", "cyclic", 0.25),
         ("banded", "cyclic", 0.25),
         ("banded", "min-separation", 0.25),
-        ("banded", "grouped-poisson", 0.2),
         ("square-root", "min-separation", 0.25),
-        pytest.param("independent", "grouped-poisson", 0.2, marks=pytest.mark.slow),
+        *(pytest.param(noise, "grouped-poisson", 0.2, marks=pytest.mark.slow) for noise in ("independent", "banded")),
     ],
 )
 def test_a_plan_of_a_run_that_is_one_mechanism(tiny, sampling, rate, noise):
