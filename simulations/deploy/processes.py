@@ -18,10 +18,11 @@ from fedlgm import node_protocol as protocol
 from fedlgm.errors import RunError
 from simulations.deploy.flower_cli import Flower
 from simulations.deploy.layout import DeploymentFolder
+from simulations.deploy.rows import DeploymentStatus, NodeStatus, RunState
 from simulations.engines.flower_command import environment
 from simulations.runs.folder import RunFolder
 
-_STARTUP_S = 120.0
+_STARTUP_S = 300.0  # a limit for slow machines: a process that ends is noticed at once
 _ENDING_S = 10.0
 _STILL_CONNECTED = "[code: 2004]"
 """What a SuperNode prints when the SuperLink takes it for connected, as it does for a minute after one was killed."""
@@ -75,16 +76,26 @@ def down(folder: DeploymentFolder) -> int:
     return _stop(folder, list(_recorded(folder)))
 
 
-def status(folder: DeploymentFolder) -> dict[str, Any]:
+def status(folder: DeploymentFolder) -> DeploymentStatus:
     """What runs, who is connected, what each node has left, and the runs."""
     settings, running, flower = folder.settings(), _running(folder), Flower(folder)
     healthy = flower.healthy()
-    nodes = []
+    nodes: list[NodeStatus] = []
     for node in settings.nodes:
         answer = hello(folder, node.name) or {}
-        roles = {role: f"{node.name}-{role}" in running for role in ("service", "supernode", "executor")}
-        figures = {key: answer.get(key) for key in ("epsilon_spent", "epsilon", "delta", "releases_left", "test")}
-        nodes.append({"name": node.name, **roles, **figures})
+        nodes.append(
+            {
+                "name": node.name,
+                "service": f"{node.name}-service" in running,
+                "supernode": f"{node.name}-supernode" in running,
+                "executor": f"{node.name}-executor" in running,
+                "epsilon_spent": answer.get("epsilon_spent"),
+                "epsilon": answer.get("epsilon"),
+                "delta": answer.get("delta"),
+                "releases_left": answer.get("releases_left"),
+                "test": answer.get("test"),
+            }
+        )
     return {
         "address": f"{settings.host}:{settings.port}",
         "superlink": healthy,
@@ -109,7 +120,7 @@ def _answers(folder: DeploymentFolder, name: str) -> bool:
     return hello(folder, name) is not None
 
 
-def _run(path: Path) -> dict[str, Any]:
+def _run(path: Path) -> RunState:
     run = RunFolder(path)
     result = run.result()
     return {"run": path.name, "rounds": len(run.rows()), "finished": result is not None}

@@ -16,7 +16,7 @@ from simulations.deploy.layout import CONNECTION, DeploymentFolder
 from simulations.deploy.server_entry import TOLD, deployed
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import RunSummary
-from strategies.node_grid import Enrolment
+from strategies.enrolment import Enrolment
 
 APP = Path(__file__).parent / "app"
 _SILENCE_S, _LONGEST_S = 5.0, 30.0  # of a run, until Flower is asked what became of it; a question costs a second
