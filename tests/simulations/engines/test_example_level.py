@@ -27,7 +27,7 @@ SAME = ("model_sha256", "accuracy", "epsilon", "rounds", "noise_multiplier", "gu
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(CENTRAL, id="central", marks=pytest.mark.slow), pytest.param(FEDERATED, id="federated")],
+    params=[pytest.param(CENTRAL, id="central"), pytest.param(FEDERATED, id="federated")],
 )
 def reference(request, tmp_path_factory):
     recipe = request.param
@@ -42,7 +42,7 @@ def spent(run: str) -> tuple[list, set]:
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param({"engine": "ray", "workers": 2}, id="ray"),
+        pytest.param({"engine": "ray", "workers": 2}, id="ray", marks=pytest.mark.slow),
         pytest.param(
             {"engine": "flower", "workers": 2, "supernodes": 8}, id="flower, a node per client", marks=pytest.mark.slow
         ),
