@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo venv test test-all lint docs bench clean
+.PHONY: demo venv test test-slow test-all lint docs bench clean
 
 demo: venv
 	$(BIN)/fedlgm simulate digits
@@ -24,8 +24,10 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 test: .venv/installed-test
 	$(PYTEST)
 
-test-all: .venv/installed-test
-	$(PYTEST) -m 'not gpu'
+test-slow: .venv/installed-test
+	$(PYTEST) -m 'slow and not gpu'
+
+test-all: test test-slow
 
 lint: .venv/installed-test
 	$(BIN)/ruff check .

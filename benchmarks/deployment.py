@@ -196,7 +196,7 @@ def measure(nodes: int, rounds: int, repeats: int, overrides: list[str], minutes
             "federation.quorum=1.0",
             f"run.evaluate_every={rounds}",
             *overrides,
-        ],  # fmt: skip
+        ],
     )
     federation = recipe.federation.model_copy(update={"clients": nodes})
     parameters = Assembly(recipe.model_copy(update={"federation": federation})).layers.size

@@ -27,6 +27,7 @@ _ENDING_S = 10.0
 _STILL_CONNECTED = "[code: 2004]"
 """What a SuperNode prints when the SuperLink takes it for connected, as it does for a minute after one was killed."""
 _AGAIN_S = 2.0
+_STARTED, _ID = "== started ==\n", "SuperNode ID:"
 
 
 def up(folder: DeploymentFolder, say: Callable[[str], None] = print) -> None:
@@ -60,6 +61,9 @@ def up(folder: DeploymentFolder, say: Callable[[str], None] = print) -> None:
             _start(folder, f"{node.name}-executor", folder.node(node.name).script("executor"), running, started)
         for node in settings.nodes:
             _wait(folder, started, f"the service of {node.name}", partial(_answers, folder, node.name))
+        # Its own word: the SuperLink takes nodes that were killed for connected, for a minute.
+        fresh = [role for role in started if role.endswith("-supernode")]
+        _wait(folder, started, "every node", lambda: all(_ID in _said(folder, role) for role in fresh), every=0.5)
         _wait(folder, started, "every node", lambda: flower.online() >= len(settings.nodes), every=1.0)
     except BaseException:
         _stop(folder, started)
@@ -129,6 +133,8 @@ def _start(
         return
     folder.logs.mkdir(exist_ok=True)
     with (folder.logs / f"{role}.log").open("ab") as log:
+        log.write(_STARTED.encode())
+        log.flush()
         process = subprocess.Popen(
             [str(script)], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             env=environment(None),
@@ -147,10 +153,9 @@ def _wait(
     while not ready():
         running = _running(folder)
         for role in [one for one in started if one not in running]:
-            said = _tail(folder.logs / f"{role}.log")
             name, _, kind = role.rpartition("-")
-            if kind != "supernode" or _STILL_CONNECTED not in said:
-                raise RunError(f"{role} ended:\n{said}")
+            if kind != "supernode" or _STILL_CONNECTED not in _said(folder, role):
+                raise RunError(f"{role} ended:\n{_tail(folder.logs / f'{role}.log')}")
             time.sleep(_AGAIN_S)
             _start(folder, role, folder.node(name).script(kind), running, started)
         if time.monotonic() > deadline:
@@ -215,6 +220,12 @@ def _started_under(home: Path) -> set[psutil.Process]:
             if one.environ().get("FLWR_HOME") == str(home):
                 found |= _with_children(one)
     return {one for one in found if one.pid != psutil.Process().pid}
+
+
+def _said(folder: DeploymentFolder, role: str) -> str:
+    """What a process has printed since it was started last."""
+    text = (folder.logs / f"{role}.log").read_text(encoding="utf-8", errors="replace")
+    return text.rpartition(_STARTED)[2]
 
 
 def _tail(log: Path, lines: int = 12) -> str:

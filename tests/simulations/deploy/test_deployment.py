@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
@@ -150,9 +149,10 @@ def test_a_run_goes_on_after_the_superlink_was_killed(real):
 
 def test_after_a_power_cut_and_after_down_everything_comes_up_at_once(real):
     """A SuperLink refuses a SuperNode that went without a word for a minute, as one that is connected twice."""
-    for pid, _ in processes._recorded(real).values():
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    ours = list(processes._running(real).values())
+    for process in ours:
+        process.kill()
+    psutil.wait_procs(ours)
     processes.up(real)
     assert Flower(real).online() == 3
     assert processes.down(real) >= 10
