@@ -184,11 +184,7 @@ def cells(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         cell |= {name: own[0].get(name) for name in ("delta", "guarantee", "guarantee_status")}
         labels = dict.fromkeys(label for row in own for label in row.get("gan", {}))
         cell["gan"] = {
-            label: {
-                name: _mean([row["gan"][label][name] for row in own if label in row["gan"]])
-                for name in ("distance", "agreement", "nearest_class", "floor", "accuracy")
-            }
-            for label in labels
+            label: _reconstructed([row["gan"][label] for row in own if label in row.get("gan", {})]) for label in labels
         }
         made.append(cell)
     return made
@@ -309,6 +305,14 @@ def _classifier(raw: dict[str, Any]) -> PublicClassifier:
     return _classifiers[key]
 
 
+def _reconstructed(found: Sequence[dict[str, float]]) -> dict[str, float]:
+    """One class over the seeds: means, and the standard deviations of distance and agreement."""
+    names = ("distance", "agreement", "nearest_class", "floor", "accuracy")
+    values = {name: [row[name] for row in found] for name in names}
+    spread = {f"{name}_std": _spread(values[name]) for name in ("distance", "agreement")}
+    return {name: _mean(values[name]) for name in names} | spread | {"seeds": len(found)}
+
+
 def _mean(values: Sequence[float]) -> float:
     return float(np.mean(values))
 
@@ -329,7 +333,12 @@ def _figure(cell: dict[str, Any], name: str, scale: float, digits: int, unit: st
 
 
 def _reconstruction(found: dict[str, float] | None) -> str:
-    return "-" if found is None else f"{found['distance']:.0f} ({found['agreement']:.0%})"
+    if found is None:
+        return "-"
+    if found["seeds"] == 1:
+        return f"{found['distance']:.0f} ({found['agreement']:.0%})"
+    agreement = f"{100 * found['agreement']:.0f} ± {100 * found['agreement_std']:.0f} %"
+    return f"{found['distance']:.0f} ± {found['distance_std']:.0f} ({agreement})"
 
 
 def _rich(title: str, header: Sequence[str], body: Sequence[Sequence[str]]) -> Table:
