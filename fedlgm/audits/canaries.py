@@ -13,7 +13,7 @@ standard deviation 1 if the release is as planned.
     record = canaries.record()             # everything that the bounds of a run are computed from
 
 Where the rounds of a run are one mechanism (correlated noise, restricted participation) a canary takes part as a client
-may: in every b-th round from one of the first b on, or not at all; a coin says which of two canaries is in. What is
+may: in every b-th round from one of the first b on, each time with the same contribution, whose sign is a coin. What is
 checked of the noise is then z = C w, which whitening makes of the noise of the rounds so far.
 """
 
@@ -185,17 +185,15 @@ class Canaries:
 
     def _participation(self, round: int, plan: ReleasePlan) -> tuple[np.ndarray, np.ndarray]:
         """Signs of the directions in a round, and the same with 0 for canaries that are not in."""
-        opposite = plan.facts.relation == "replace-one"  # the other contribution is the opposite one
         if not plan.facts.separate_rounds:
             rng = self._keys.numpy_generator(Purpose.PROBE, _PARTICIPATION)
-            number, b = np.arange(len(self)), plan.run.separation
-            orientation = (rng.integers(0, 2, len(self)) * 2.0 - 1.0) * (number // 2 % b == (round - 1) % b)
-            inside = number % 2 == self._member[number // 2]
-            return orientation, orientation if opposite else orientation * inside
+            turn = np.arange(len(self)) % plan.run.separation == (round - 1) % plan.run.separation
+            orientation = (rng.integers(0, 2, len(self)) * 2.0 - 1.0) * turn
+            return orientation, orientation
         rng = self._keys.numpy_generator(Purpose.PROBE, _PARTICIPATION, round)
         orientation = rng.integers(0, 2, len(self)) * 2.0 - 1.0 if self._presence == "release" else np.ones(len(self))
-        if opposite and self._presence == "release":
-            present: np.ndarray = np.ones(len(self))
+        if plan.facts.relation == "replace-one" and self._presence == "release":
+            present: np.ndarray = np.ones(len(self))  # the other contribution is the opposite one
         elif self._presence == "release":
             present = (rng.random(len(self)) < 0.5).astype(np.float64)
         else:
@@ -375,17 +373,16 @@ def _scales(plan: ReleasePlan, layers: LayerTable) -> np.ndarray:
     return np.repeat(plan.sigma[plan.indices], layers.sizes[plan.indices])
 
 
-def canary_count(size: int, rounds: int, groups: int = 1, wanted: int = 2000, elements: int = 1 << 19) -> int:
+def canary_count(size: int, rounds: int, groups: int = 1) -> int:
     """How many canaries a run can carry at little cost in which each of them takes part in `rounds` rounds.
 
-    Enough for `wanted` observations in all, as long as they stay few beside the coordinates and `elements` numbers hold
-    them all.
+    Enough for 2,000 participations in all (3,000 where they take turns: there is more noise then), as long as they stay
+    few beside the coordinates and do not take up much memory.
 
     Args:
         size: coordinates.
         rounds: that a canary takes part in.
         groups: of canaries that take turns; one of them is in a round.
-        wanted: participations of all canaries together.
-        elements: numbers that all directions may take.
     """
-    return int(max(2, min(-(-wanted // rounds), 64 * groups, size // 16, elements // size)))
+    wanted, apart, elements = (2000, 16, 1 << 19) if groups == 1 else (3000, 8, 1 << 23)
+    return int(max(2, min(-(-wanted // rounds), 64 * groups, size // apart, elements // size)))

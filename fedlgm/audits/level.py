@@ -16,11 +16,11 @@ from dataclasses import dataclass
 class Shares:
     """Level of each statement of an audit: equal parts for the kinds of statements, equal parts within a kind.
 
-    The kinds are bounds on the releases as a whole, bounds on single layers, the scale of the layers' noise, and its
+    The kinds are the bound on the releases as a whole, bounds on single layers, the scale of the layers' noise, and its
     independence.
 
     Attributes:
-        whole: of each bound on the releases as a whole.
+        whole: of the bound on the releases as a whole.
         layer: of each layer's bound; 0 where layers are not looked at by themselves.
         scale: of each layer's noise scale.
         correlation: of each correlation of the noise, in both directions together.
@@ -32,9 +32,7 @@ class Shares:
     correlation: float
 
     @classmethod
-    def of(
-        cls, confidence: float, layers: int, correlations: int, *, per_layer: bool = True, wholes: int = 1
-    ) -> Shares:
+    def of(cls, confidence: float, layers: int, correlations: int, *, per_layer: bool = True) -> Shares:
         """Shares of an audit.
 
         Args:
@@ -42,7 +40,6 @@ class Shares:
             layers: number K of layers.
             correlations: number of correlations that are looked at.
             per_layer: whether layers are bounded by themselves.
-            wholes: bounds on the releases as a whole.
 
         Example:
             >>> shares = Shares.of(0.999, layers=4, correlations=100)
@@ -50,4 +47,4 @@ class Shares:
             (0.00025, 6.25e-05, 2.5e-06)
         """
         part = (1 - confidence) / (4 if per_layer else 3)
-        return cls(part / wholes, part / layers if per_layer else 0.0, part / layers, part / max(1, correlations))
+        return cls(part, part / layers if per_layer else 0.0, part / layers, part / max(1, correlations))

@@ -2,12 +2,13 @@
 
 What canary i sees of the whitened releases in round t is its contribution (C s_i)_t times the bound, s_i its signs over
 the rounds, and Gaussian noise of standard deviation 1 that is independent over rounds, layers and orthogonal
-directions, if the releases are as planned. Two bounds on the noise follow, and both are taken:
+directions, if the releases are as planned. One of two bounds on the noise follows:
 
 * over all rounds and canaries, as if each was a release of its own: sharp, and right for noise that is white once it is
-  whitened. Whether it is, a check says; where it is not this bound is left out;
-* over the canaries' sums, each along all that a canary does to the run: the adversary's own best test, right for any
-  Gaussian noise.
+  whitened. Whether it is, a check says;
+* where that check fails, over the canaries' sums, each along all that a canary does to the run: the adversary's own
+  best test, right for any Gaussian noise. A sound run comes here only if its check failed by chance, so this bound
+  takes no share of the level.
 
 Either is a lower bound on the signal-to-noise ratio over the planned one; the run with its noise divided by that ratio
 has the epsilon that is reported as shown. Participation and sampling are taken to be as the schema says.
@@ -16,6 +17,7 @@ has the epsilon that is reported as shown. Participation and sampling are taken 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -46,10 +48,10 @@ def audit_whole_run(
     view = View.of(record, run)
     count = len(layers)
     pairs = len(record.round) * correlations(count, kept(run.noise))
-    shares = Shares.of(confidence, count, pairs, per_layer=per_layer, wholes=2)
+    shares = Shares.of(confidence, count, pairs, per_layer=per_layer)
     checks = noise_checks(record, layers, shares)
     white = next(check.passed for check in checks if check.name == "noise independence")
-    ratio = max(view.sums_ratio(layers, 1 - shares.whole), view.ratio(layers, 1 - shares.whole) if white else 0.0)
+    ratio = (view.ratio if white else view.sums_ratio)(layers, 1 - shares.whole)
     whole = run_epsilon(run, 1.0 / reported.multipliers, ratio, reported.delta, quick=not per_layer)
     rows = []
     for j in range(count if per_layer else 0):
@@ -63,7 +65,7 @@ def audit_whole_run(
                 run_epsilon(run, signals, 1.0, reported.delta, quick=True),
             )
         )
-    inside, sums = view.planned_sums > 0, view.sums
+    sums, up = view.sums, view.signs > 0
     return AuditResult(
         subject=reported.subject,
         method="one-run-gaussian",
@@ -75,7 +77,7 @@ def audit_whole_run(
         observations=view.observations,
         layers=tuple(rows),
         checks=checks,
-        scores={"inside": sums[inside], "outside": sums[~inside]},
+        scores={"inside": sums[up], "outside": -sums[~up]},
     )
 
 
@@ -125,14 +127,14 @@ class View:
     Attributes:
         seen: canary-aligned sums of each layer, [T, m, K]; 0 where they cannot be whitened.
         planned: their means by the plan, [T, m, K].
-        alike: the same for a canary that is in, whether it was or not, [T, m, K].
+        orientation: sign of each canary's contributions, 0 of one that never takes part, [m].
         shares: bound over noise scale, [T, K]; 0 where not released.
         known: where `seen` is known, bool [T, K].
     """
 
     seen: Array
     planned: Array
-    alike: Array
+    orientation: Array
     shares: Array
     known: npt.NDArray[np.bool_]
 
@@ -142,10 +144,8 @@ class View:
         at = record.round.astype(int) - 1
         rounds, (count, layers) = int(at.max()) + 1, record.layer_aligned.shape[1:]
         seen, shares = np.full((rounds, count, layers), np.nan), np.zeros((rounds, layers))
-        signs, orientation = np.zeros((rounds, count)), np.zeros((rounds, count))
-        seen[at], shares[at], signs[at], orientation[at] = (
-            record.layer_aligned, record.layer_signal, record.signs, record.orientation,
-        )  # fmt: skip
+        signs = np.zeros((rounds, count))
+        seen[at], shares[at], signs[at] = record.layer_aligned, record.layer_signal, record.signs
         noise = run.noise
         released = ~np.isnan(seen[:, 0])
         known = np.stack([whitenable(noise, released[:, j]) for j in range(layers)], axis=1)
@@ -155,7 +155,7 @@ class View:
         return cls(
             whitened(noise, np.nan_to_num(seen)) * mask,
             whitened(noise, shares[:, None] * signs[:, :, None]) * mask,
-            whitened(noise, shares[:, None] * orientation[:, :, None]) * mask,
+            np.sign(signs.sum(axis=0)),
             shares,
             known,
         )
@@ -188,27 +188,31 @@ class View:
 
     @property
     def sums(self) -> Array:
-        """Of each canary that takes part at all, what is seen along all that it does to the run, of noise N(0, 1)."""
-        return self._along(self.seen)
+        """What is seen of each canary along all that it does to the run, of noise N(0, 1); [m] or fewer."""
+        return np.asarray(np.sum(self.planned * self.seen, axis=(0, 2))[self._taking_part] / self.planned_sums)
 
     @property
     def planned_sums(self) -> Array:
-        """Their means by the plan; 0 for canaries that are out."""
-        return self._along(self.planned)
+        """Their means by the plan."""
+        return np.sqrt(np.sum(self.planned**2, axis=(0, 2)))[self._taking_part]
+
+    @property
+    def signs(self) -> Array:
+        """Signs of the contributions that these sums turn to the positive side."""
+        return self.orientation[self._taking_part]
+
+    @cached_property
+    def _taking_part(self) -> npt.NDArray[np.bool_]:
+        return np.asarray((self.planned != 0).any(axis=(0, 2)))
 
     def sums_ratio(self, layers: LayerTable, confidence: float) -> float:
         """Lower bound on the signal-to-noise of those sums over the planned one; 0 for too few canaries."""
         sums, planned = self.sums, self.planned_sums
         weights, overlap = self._weights(layers)
         degrees = bounds.seen_degrees(overlap[weights.any(axis=1)].mean(keepdims=True), len(sums))
-        if degrees < 1 or not (planned != 0).any():
+        if degrees < 1:
             return 0.0
         return bounds.noise_ratio(sums, planned, confidence, degrees)
-
-    def _along(self, values: Array) -> Array:
-        lengths = np.sqrt(np.sum(self.alike**2, axis=(0, 2)))
-        taking_part = lengths > 0
-        return np.asarray(np.sum(self.alike * values, axis=(0, 2))[taking_part] / lengths[taking_part])
 
     def _weights(self, layers: LayerTable) -> tuple[Array, Array]:
         """Weight of each layer in a round, [T, K], and mean square of the cosine of two canaries, [T]."""

@@ -124,7 +124,7 @@ def test_what_canaries_see_is_as_planned(noise):
     assert set(turns) == {ROUNDS // GROUPS}
     gaps = {int(gap) for column in record.orientation.T for gap in np.diff(np.flatnonzero(column))}
     assert gaps == {GROUPS}
-    assert (record.signs != 0).any(axis=0).mean() == 0.5  # one of each two is in
+    assert 0.4 < (view.signs > 0).mean() < 0.6
 
 
 def halved(of: Subject, keys: KeyRing):
