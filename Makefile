@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo venv test test-all lint docs bench clean
+.PHONY: demo venv test test-slow test-all lint docs bench clean
 
 demo: venv
 	$(BIN)/fedlgm simulate digits
@@ -21,8 +21,10 @@ venv: .venv/installed
 test: .venv/installed-test
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
-test-all: .venv/installed-test
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not gpu'
+test-slow: .venv/installed-test
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'slow and not gpu'
+
+test-all: test test-slow
 
 lint: .venv/installed-test
 	$(BIN)/ruff check .

@@ -25,7 +25,7 @@ from simulations.audits.canaries import audit_stored, run_reported
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly, settled
 from simulations.runs.folder import RunFolder
-from simulations.runs.rows import RunSummary
+from simulations.runs.rows import FullRow, RunSummary
 
 Kind = Literal["mechanism", "recipe", "run"]
 
@@ -199,15 +199,12 @@ def _replayed(
     return dataclasses.replace(found, checks=(*checks(probe(subject)), *found.checks, named))
 
 
-def _recorded_plan(first: ReleasePlan, row: dict[str, object]) -> ReleasePlan:
+def _recorded_plan(first: ReleasePlan, row: FullRow) -> ReleasePlan:
     """The plan of a finished round, from its row of metrics; what rows do not hold does not change over rounds."""
-    clip, sigma = row["clip"], row["sigma"]
-    assert isinstance(clip, list)
-    assert isinstance(sigma, list)
-    scales = [float("inf") if value is None else float(value) for value in sigma]
+    scales = [float("inf") if value is None else float(value) for value in row["sigma"]]
     return dataclasses.replace(
         first,
-        clip=np.array(clip),
+        clip=np.array(row["clip"]),
         sigma=np.array(scales),
         released=np.isfinite(scales),
         position=None if first.position is None else int(row["round"]) - 1,  # type: ignore[call-overload]

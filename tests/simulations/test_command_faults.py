@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from patience import LIMIT_S
 
 from simulations import launch
 from simulations.config import recipe as recipes
@@ -49,6 +50,7 @@ def wait_for_three_rounds(process: subprocess.Popen[str], run: Path) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_what_ray_says_of_a_lost_worker_is_not_output(tmp_path: Path) -> None:
     command = ("simulate", "digits", "--workers", 2, "--rounds", 30, *SLOW, "--run-dir", tmp_path / "run", "--json")
     process = start(*command)
@@ -56,7 +58,7 @@ def test_what_ray_says_of_a_lost_worker_is_not_output(tmp_path: Path) -> None:
     workers = descendants(process, "ray::Worker")
     assert workers
     workers[0].kill()
-    out, err = process.communicate(timeout=200)
+    out, err = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, err
     assert json.loads(out)["rounds"] == 30
 
@@ -69,7 +71,7 @@ def test_without_a_compiler_a_run_goes_on_and_says_so_once(tmp_path: Path, monke
     compiled = ("--set", "training.vectorize=on", "--set", "training.compile=true")
     command = ("simulate", "digits", "--workers", 2, "--rounds", 2, *SLOW, "--set", "training.epochs=1")
     process = start(*command, *compiled, "--run-dir", tmp_path / "run")
-    _, err = process.communicate(timeout=200)
+    _, err = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, err
     assert err.count("torch.compile does not work here") == 1
 
@@ -80,11 +82,11 @@ def test_a_killed_command_on_ray_resumes_to_the_model_of_an_unbroken_run(tmp_pat
     process = start("simulate", "digits", "--workers", 2, *options, tmp_path / "run")
     wait_for_three_rounds(process, tmp_path / "run")
     process.kill()
-    process.communicate(timeout=60)
+    process.communicate(timeout=LIMIT_S)
     assert process.returncode == -signal.SIGKILL
     whole = start("simulate", "digits", "--engine", "local", *options, tmp_path / "whole", "--json")
     again = start("simulate", "--resume", tmp_path / "run", "--workers", 2, "--json")
-    expected, resumed = (json.loads(one.communicate(timeout=300)[0]) for one in (whole, again))
+    expected, resumed = (json.loads(one.communicate(timeout=LIMIT_S)[0]) for one in (whole, again))
     assert resumed["model_sha256"] == expected["model_sha256"]
     assert resumed["epsilon"] >= expected["epsilon"]
 
@@ -98,7 +100,7 @@ def test_a_signal_to_all_processes_ends_the_command_while_ray_starts(tmp_path: P
     time.sleep(later + random.random())
     os.killpg(process.pid, signal.SIGTERM)
     sent = time.monotonic()
-    process.communicate(timeout=100)
+    process.communicate(timeout=LIMIT_S)
     # 134: Ray's own handler aborts, for the moment between Ray's start and ours taking the signal back.
     assert process.returncode in (143, -signal.SIGABRT)
     assert time.monotonic() - sent < 45
@@ -117,7 +119,7 @@ def test_a_full_disk_is_said_and_the_run_goes_on_later(tmp_path: Path) -> None:
     sets = [text for option in options for text in ("--set", option)]
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))"
     process = start("simulate", "digits", "--engine", "local", *sets, "--run-dir", tmp_path / "run", prelude=limit)
-    _, err = process.communicate(timeout=100)
+    _, err = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 2
     assert "Traceback" not in err
     assert "cannot write the checkpoint" in err.replace("\n", " ")
@@ -138,5 +140,5 @@ def test_runs_of_the_same_second_have_folders_of_their_own(tmp_path: Path) -> No
         f"import os; os.chdir({str(tmp_path)!r})"
     )
     commands = [start("simulate", path, "--engine", "local", "--json", prelude=code) for _ in range(2)]
-    folders = {json.loads(command.communicate(timeout=100)[0])["run"] for command in commands}
+    folders = {json.loads(command.communicate(timeout=LIMIT_S)[0])["run"] for command in commands}
     assert len(folders) == 2

@@ -105,7 +105,7 @@ def test_a_killed_driver_resumes_to_the_same_model(
         assert not _run_for(drivers, tmp_path / f"whole{number}", 300)
         durations.append(time.monotonic() - started)
 
-    @settings(max_examples=12, deadline=None)
+    @settings(max_examples=5, deadline=None)
     @given(moments=st.lists(st.floats(0.02, 0.45), min_size=2, max_size=2))
     def property(moments: list[float]) -> None:
         nonlocal kills
@@ -123,7 +123,7 @@ def test_a_killed_driver_resumes_to_the_same_model(
         assert _ledger_epsilon(run) >= reference["epsilon"] - 1e-12
 
     property()
-    assert kills >= 20
+    assert kills >= 8
 
 
 def _assert_charged_before_released(run: Path) -> None:
@@ -171,7 +171,7 @@ def test_killed_actors_do_not_change_the_result(reference: dict[str, Any], tmp_p
 
         def kill(row: dict[str, Any]) -> None:
             """Called beside the next round's training."""
-            while len(kills) < 6 and row["round"] % 2:
+            while len(kills) < 3 and row["round"] % 2:
                 time.sleep(chance.uniform(0.0, 0.1))
                 for pid in _worker_pids()[:1]:
                     with contextlib.suppress(ProcessLookupError):
@@ -180,7 +180,7 @@ def test_killed_actors_do_not_change_the_result(reference: dict[str, Any], tmp_p
                         return
 
         result = _serve(grid, tmp_path / "run", kill)
-        assert len(kills) == 6
+        assert len(kills) == 3
         assert result["model_sha256"] == reference["model_sha256"]
         assert result["epsilon"] == pytest.approx(reference["epsilon"])
     finally:

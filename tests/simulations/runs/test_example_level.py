@@ -26,7 +26,8 @@ from fedlgm.privacy.ledger import Ledger
 from fedlgm.release import release
 from simulations import launch
 from simulations.config import recipe as recipes
-from simulations.config.assembly import Assembly, facts_of, settled
+from simulations.config.assembly import Assembly, settled
+from simulations.config.facts import facts_of
 from simulations.config.own import Own
 from simulations.reports.export import export
 from simulations.reports.planning import plan_report

@@ -45,8 +45,7 @@ def test_backends_are_reproducible_and_each_has_its_own_bits(digest, trust):
 
 
 @pytest.mark.parametrize(
-    ("engine", "workers"),
-    [("ray", 2), *(pytest.param(engine, n, marks=pytest.mark.slow) for engine, n in (("ray", 1), ("flower", 2)))],
+    ("engine", "workers"), [pytest.param(engine, 2, marks=pytest.mark.slow) for engine in ("ray", "flower")]
 )
 def test_workers_draw_the_same_kernel_noise(digest, engine, workers):
     expected = digest(noise_backend="torch", **LOCAL)

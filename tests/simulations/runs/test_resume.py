@@ -14,6 +14,7 @@ import warnings
 from contextlib import closing
 
 import pytest
+from patience import LIMIT_S
 
 from fedlgm.errors import LedgerError, RunError
 from fedlgm.privacy import Ledger
@@ -92,7 +93,7 @@ def test_a_kill(tiny, tmp_path):
         *("--engine", "local", "--run-dir", str(run)),
     ]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + LIMIT_S
     while len(RunFolder(run).rows()) < 2 and time.monotonic() < deadline and process.poll() is None:
         time.sleep(0.005)
     os.kill(process.pid, signal.SIGKILL)
@@ -304,7 +305,7 @@ def test_the_command_is_stopped_and_says_how_to_go_on(tiny, tmp_path, number, st
     while process.poll() is None and not (rows.exists() and rows.read_text().count("\n") >= 2):
         time.sleep(0.01)
     process.send_signal(number)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=LIMIT_S)
     assert process.returncode == status
     assert f"continue with: fedlgm simulate --resume {run}" in err
     assert "Traceback" not in err
