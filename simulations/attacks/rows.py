@@ -32,6 +32,19 @@ class ClassFigures(TypedDict):
     accuracy: float
 
 
+class RepeatedClass(ClassFigures):
+    """Reconstruction of one class over the repetitions: means.
+
+    Attributes:
+        distance_std, agreement_std: standard deviations.
+        seeds: repetitions.
+    """
+
+    distance_std: float
+    agreement_std: float
+    seeds: int
+
+
 class ClassRow(TypedDict):
     """`simulations.attacks.gan.ClassFinding` without its images, and what is known of the attacked run."""
 
@@ -106,7 +119,7 @@ class AttackedCell(TypedDict, total=False):
         accuracy, membership_auc, membership_tpr, inversion_ssim: means, each with a standard deviation, where known.
         epsilon, claimed_epsilon, audited_epsilon: the largest; None where no run was audited.
         delta, guarantee, guarantee_status: of the first run.
-        gan: means by class.
+        gan: means and spread by class.
     """
 
     method: str
@@ -127,4 +140,4 @@ class AttackedCell(TypedDict, total=False):
     delta: float
     guarantee: str
     guarantee_status: str
-    gan: dict[str, ClassFigures]
+    gan: dict[str, RepeatedClass]

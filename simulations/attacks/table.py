@@ -26,7 +26,14 @@ from fedlgm.attacks.inversion import InversionSettings
 from fedlgm.attacks.mia import attack_outputs
 from fedlgm.errors import ConfigError
 from simulations.attacks import gan, inversion
-from simulations.attacks.rows import AttackedCell, AttackedRun, ClassFigures, InversionFigures, MembershipFigures
+from simulations.attacks.rows import (
+    AttackedCell,
+    AttackedRun,
+    ClassFigures,
+    InversionFigures,
+    MembershipFigures,
+    RepeatedClass,
+)
 from simulations.attacks.target import Images, Target, module_of
 from simulations.compare.comparison import Job
 from simulations.config import recipe as recipes
@@ -199,7 +206,7 @@ def _cell(runs: list[AttackedRun]) -> AttackedCell:
             "guarantee": first["guarantee"],
             "guarantee_status": first["guarantee_status"],
             "gan": {
-                label: _mean_of([run["gan"][label] for run in runs if label in run.get("gan", {})]) for label in labels
+                label: _repeated([run["gan"][label] for run in runs if label in run.get("gan", {})]) for label in labels
             },
         }
     )
@@ -212,13 +219,16 @@ def _values(runs: list[AttackedRun], name: str) -> list[float]:
     return [value for value in found if value is not None]
 
 
-def _mean_of(found: list[ClassFigures]) -> ClassFigures:
+def _repeated(found: list[ClassFigures]) -> RepeatedClass:
     return {
         "distance": _mean([one["distance"] for one in found]),
+        "distance_std": _spread([one["distance"] for one in found]),
         "agreement": _mean([one["agreement"] for one in found]),
+        "agreement_std": _spread([one["agreement"] for one in found]),
         "nearest_class": _mean([one["nearest_class"] for one in found]),
         "floor": _mean([one["floor"] for one in found]),
         "accuracy": _mean([one["accuracy"] for one in found]),
+        "seeds": len(found),
     }
 
 
@@ -364,8 +374,13 @@ def _figure(cell: AttackedCell, name: str, scale: float, digits: int, unit: str 
     return f"{scale * known[name]:.{digits}f}{spread}{unit}"
 
 
-def _reconstruction(found: ClassFigures | None) -> str:
-    return "-" if found is None else f"{found['distance']:.0f} ({found['agreement']:.0%})"
+def _reconstruction(found: RepeatedClass | None) -> str:
+    if found is None:
+        return "-"
+    if found["seeds"] == 1:
+        return f"{found['distance']:.0f} ({found['agreement']:.0%})"
+    agreement = f"{100 * found['agreement']:.0f} ± {100 * found['agreement_std']:.0f} %"
+    return f"{found['distance']:.0f} ± {found['distance_std']:.0f} ({agreement})"
 
 
 def _rich(title: str, header: Sequence[str], body: Sequence[Sequence[str]]) -> Table:

@@ -20,6 +20,7 @@ from fedlgm.keys import KeyRing
 from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.ledger import SERVER, Ledger
 from fedlgm.release import fingerprint, release
+from fedlgm.run_noise import RunNoise
 from simulations.audits.canaries import audit_stored, run_reported
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly, settled
@@ -167,24 +168,26 @@ def _replayed(
     layers, recipe = assembly.layers, assembly.recipe
     keys = KeyRing.from_seed(recipe.run.seed)
     rows = folder.rows()
-    count = audit.canaries or plenty(layers.size, len(rows))
+    count = audit.canaries or plenty(layers.size, -(-len(rows) // (assembly.facts.sampling.separation or 1)))
     canaries = Canaries(layers, count, KeyRing.from_seed(audit.seed).derive(b"canaries"))
     first = assembly.method.plan(assembly.start())
     with Ledger(folder.ledger_file, folder.owner()) as ledger:
         charged = ledger.noise_keys()
-    unknown = 0
+    unknown, run_noise = 0, RunNoise()
     for number, row in enumerate(rows, start=1):
         if progress is not None:
             progress(number, len(rows))
-        plan = _recorded_plan(first, row)
-        if plan.size == 0:
+        plan, round_ = _recorded_plan(first, row), int(row["round"])
+        if plan.size == 0 and plan.facts.noise is None:
             continue
-        round_ = int(row["round"])
         unknown += (round_, SERVER, fingerprint(keys, round_, SERVER, assembly.noise_backend)) not in charged
         total = torch.zeros(plan.size, dtype=torch.float64)
-        canaries.insert(round_, plan, total)
-        release(total, plan, keys, round_, backend=assembly.noise_backend)
-        canaries.observe(round_, plan, total)
+        watched = plan.size > 0  # correlated noise goes on where nothing is released
+        if watched:
+            canaries.insert(round_, plan, total)
+        release(total, plan, keys, round_, backend=assembly.noise_backend, run_noise=run_noise)
+        if watched:
+            canaries.observe(round_, plan, total)
     record = canaries.record()
     reported = run_reported(assembly, f"run {folder.path}", result)
     found = audit_record(record, layers, reported, confidence=audit.confidence)
@@ -204,5 +207,6 @@ def _recorded_plan(first: ReleasePlan, row: FullRow) -> ReleasePlan:
         clip=np.array(row["clip"]),
         sigma=np.array(scales),
         released=np.isfinite(scales),
+        position=None if first.position is None else int(row["round"]) - 1,  # type: ignore[call-overload]
         notes={},
     )
