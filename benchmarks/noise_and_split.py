@@ -52,25 +52,12 @@ class Task:
     seeds: tuple[int, ...] = (1, 2, 3, 4, 5)
 
 
+_IMAGES = ("data.pixels=[0, 1]", "run.evaluate_every=1000")  # the last round is always evaluated
+_MLP = ("model.name=mlp", "model.hidden=[32, 32]", "model.activation=tanh", "training.epochs=1")
 TASKS = {
-    "fashion-mnist": Task(
-        "fashion-mnist",
-        (
-            "data.name=fashion-mnist/private",
-            "data.pixels=[0, 1]",
-            "federation.rounds=100",
-            "training.epochs=1",
-            "training.lr=0.005",
-            "run.evaluate_every=20",
-        ),
-        (0.5, 1.0, 2.0),
-    ),
-    "text": Task(
-        "text-gru",
-        ("federation.rounds=20", "run.evaluate_every=20"),
-        (0.5,),
-        better=-1,
-    ),
+    "FashionMNIST, MLP": Task("fashion-mnist", (*_IMAGES, *_MLP, "federation.rounds=60"), (0.25, 0.5, 1.0)),
+    "FashionMNIST, CNN": Task("fashion-mnist", (*_IMAGES, "federation.rounds=100"), (0.5, 1.0)),
+    "text, GRU": Task("text-gru", ("run.evaluate_every=1000",), (0.25, 0.5), better=-1),
 }
 
 
