@@ -15,7 +15,13 @@ from simulations.config import recipe as recipes
 def test_a_second_call_goes_on_where_the_first_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tiny = ("federation.clients=100", "federation.rounds=2", "privacy.delta=1e-3", "federation.server_optimizer=sgd")
+    tiny = (
+        "privacy.accountant=rdp",
+        "federation.clients=100",
+        "federation.rounds=2",
+        "privacy.delta=1e-3",
+        "federation.server_optimizer=sgd",
+    )
     task = noise_and_split.Task("digits", tiny, (0.5, 1.0), seeds=(1,))
     monkeypatch.setattr(noise_and_split, "TASKS", {"tiny": task})
     monkeypatch.setattr(noise_and_split, "CELLS", noise_and_split.CELLS[:1])
