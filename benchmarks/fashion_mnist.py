@@ -80,8 +80,9 @@ STUDIES = {
         {
             "SNR-consistent, pixels in [-1, 1]": (SIGNED,),
             "SNR-consistent, pixels in [0, 1]": (UNIT,),
-            "uniform, pixels in [0, 1]": (UNIT, "mechanism.name=uniform"),
+            "SNR-consistent, pixels in [0, 1], Glorot weights": (UNIT, GLOROT),
             "uniform, pixels in [-1, 1]": (SIGNED, "mechanism.name=uniform"),
+            "uniform, pixels in [0, 1]": (UNIT, "mechanism.name=uniform"),
         },
         (1, 2, 3),
     ),

@@ -55,7 +55,7 @@ class Task:
 _IMAGES = ("data.pixels=[0, 1]", "run.evaluate_every=1000")  # the last round is always evaluated
 _MLP = ("model.name=mlp", "model.hidden=[32, 32]", "model.activation=tanh", "training.epochs=1")
 TASKS = {
-    "FashionMNIST, MLP": Task("fashion-mnist", (*_IMAGES, *_MLP, "federation.rounds=60"), (0.25, 0.5, 1.0)),
+    "FashionMNIST, MLP": Task("fashion-mnist", (*_IMAGES, *_MLP, "federation.rounds=60"), (0.25, 0.5, 1.0, 2.0)),
     "FashionMNIST, CNN": Task("fashion-mnist", (*_IMAGES, "federation.rounds=100"), (0.5, 1.0)),
     "text, GRU": Task("text-gru", ("run.evaluate_every=1000",), (0.25, 0.5), better=-1),
 }

@@ -49,15 +49,15 @@ def _figures(row: dict[str, object]) -> dict[str, object]:
 def test_tables_pair_the_seeds(tmp_path: Path) -> None:
     kept = Kept(tmp_path / "none.json")
     for at, cell in enumerate(noise_and_split.CELLS):
-        for rate in (0.25, 0.5, 1.0):
+        for rate in noise_and_split.TASKS["FashionMNIST, MLP"].rates:
             figures = {"rate": rate, "final": 50 + rate, "seed": noise_and_split.SEARCH_SEED}
             kept.rows.append({"task": "FashionMNIST, MLP", "noise": cell[0], "split": cell[1], **figures})
         for seed in (1, 2, 3):
-            figures = {"rate": 1.0, "final": 60 + 10 * seed + at + 0.01 * seed * at, "seed": seed}
+            figures = {"rate": 2.0, "final": 60 + 10 * seed + at + 0.01 * seed * at, "seed": seed}
             kept.rows.append({"task": "FashionMNIST, MLP", "noise": cell[0], "split": cell[1], **figures})
     lines = noise_and_split.tables(kept, "FashionMNIST, MLP").splitlines()
     assert "Seeds a cell: 3." in lines
-    assert any(line.startswith("| independent, secret Poisson sampling | 80.00 ± 10.00 (lr 1)") for line in lines)
+    assert any(line.startswith("| independent, secret Poisson sampling | 80.00 ± 10.00 (lr 2)") for line in lines)
     # Splits differ by one column, noises by four, and a hundredth of it a seed.
     assert any(line.startswith("| uniform | +1.02 |") for line in lines)
     assert any(line.startswith("| blt, public cycle | +12.24 |") for line in lines)
