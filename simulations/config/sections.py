@@ -49,7 +49,8 @@ class _OpenSection(BaseModel):
 class Data(_OpenSection):
     """[data]: the data set and how it is split; further keys are options of the partition scheme.
 
-    `image_size`, `channels` and `attribute` are for name = "image-folder", whose folder is `dir`.
+    `image_size`, `channels` and `attribute` are for name = "image-folder", whose folder is `dir`. `pixels` is the
+    interval of a bundled image set's values; left out, [-1, 1].
     """
 
     taken: ClassVar[frozenset[str]] = frozenset({"labels", "clients", "ring", "scheme", "seed", "users", "self"})
@@ -61,11 +62,12 @@ class Data(_OpenSection):
     image_size: int | None = Field(default=None, ge=4, le=4096)
     channels: Literal[1, 3] | None = None
     attribute: str | None = None
+    pixels: tuple[float, float] | None = None
 
     @property
     def images(self) -> dict[str, Any]:
-        """Options of image folders that are given."""
-        return self.model_dump(include={"image_size", "channels", "attribute"}, exclude_none=True)
+        """Options of image sets that are given."""
+        return self.model_dump(include={"image_size", "channels", "attribute", "pixels"}, exclude_none=True)
 
 
 class Model(_OpenSection):

@@ -18,7 +18,8 @@ from simulations import launch
 
 ROOT = Path(__file__).parents[2]
 SMALL = [
-    "federation.clients=20", "federation.rounds=3", "federation.rate=0.5", "privacy.delta=0.01", "privacy.accountant=rdp",
+    "federation.clients=20", "federation.rounds=3", "federation.rate=0.5", "privacy.delta=0.01",
+    "privacy.accountant=rdp",
 ]  # fmt: skip
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(200, 5)), np.arange(200) % 2
