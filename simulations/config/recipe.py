@@ -73,7 +73,7 @@ class Recipe(Section):
     def _fits_clients(self) -> None:
         """Refuse settings that do not fit each other where clients are protected."""
         federation, privacy = self.federation, self.privacy
-        for key in ("sampling_rate", "steps"):
+        for key in ("sampling_rate", "steps", "exact_sums"):
             if getattr(self.training, key) is not None:
                 raise ValueError(f"training.{key} belongs to privacy.unit = 'example'")
         if privacy.trust == "local" and privacy.max_participations is None:

@@ -153,7 +153,8 @@ class Training(Section):
     With example-level privacy whose noise the server adds, a round is one step: `batch_size` is the expected Poisson
     batch, and `optimizer`, `lr` and `momentum` are those of the step. Where clients add the noise, every round has
     `steps` steps (left out: `epochs` times 1 / `sampling_rate`), for each of which every example is drawn with the
-    public probability `sampling_rate`; the noisy sum is divided by `batch_size`.
+    public probability `sampling_rate`; the noisy sum is divided by `batch_size`. `exact_sums` adds the gradients of a
+    batch up in float64.
     """
 
     optimizer: Literal["sgd", "adam"] = "sgd"
@@ -163,6 +164,7 @@ class Training(Section):
     batch_size: int = Field(default=32, ge=1)
     sampling_rate: float | None = Field(default=None, gt=0, le=1)
     steps: int | None = Field(default=None, ge=1)
+    exact_sums: bool | None = None
     gradient_clip: float | None = Field(default=None, gt=0, le=_LARGEST)
     vectorize: Literal["off", "on", "auto"] = "off"
     width: int | None = Field(default=None, ge=1)
