@@ -231,6 +231,7 @@ class PublishedLMDPSGD(_Reweighting, UsesPrivateSums):
             )
         if not np.isfinite(norms).all():
             return np.full(len(layers), len(layers) ** -0.5)
+        squares, products = norms
         if self.weights == "bias":
-            return as_weights(np.maximum(bias_minimising_weights(*norms), 0.0))
-        return as_weights(np.abs(bias_minimising_weights(*norms, root="greatest")))
+            return as_weights(np.maximum(bias_minimising_weights(squares, products), 0.0))
+        return as_weights(np.abs(bias_minimising_weights(squares, products, "greatest")))
