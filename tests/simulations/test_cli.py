@@ -327,6 +327,7 @@ def test_a_resumed_run_keeps_its_recipe(run, finished):
     assert contents(finished) == before
 
 
+@pytest.mark.slow
 def test_the_process_itself(tmp_path):
     """Status and streams as a shell sees them."""
     command = [sys.executable, "-m", "simulations.cli", "simulate", "--set", "privacy.epsilon=-1", "--engine", "local"]

@@ -106,7 +106,10 @@ def test_triton_interpreter(chosen):
 
 @pytest.mark.skipif(not TRITON or INTERPRETED, reason="needs Triton's compiler")
 @pytest.mark.parametrize(("noisy", "laplace"), [(False, False), (True, False), (True, True)])
-@pytest.mark.parametrize(("total", "store"), [("*fp32", "st.global.v4.b32"), ("*fp64", "st.global.v2.b64")])
+@pytest.mark.parametrize(
+    ("total", "store"),
+    [("*fp32", "st.global.v4.b32"), pytest.param("*fp64", "st.global.v2.b64", marks=pytest.mark.slow)],
+)
 def test_sum_kernel_compiles_to_wide_accesses(noisy, laplace, total, store, tmp_path, monkeypatch):
     """Without any GPU: full tiles read and write 16 bytes at a time and nothing spills to local memory."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))

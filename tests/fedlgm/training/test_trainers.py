@@ -253,6 +253,7 @@ def test_a_block_that_does_not_fit_is_halved_and_said_once() -> None:
         list(cramped.updates(model, _tasks(shape, 2)))
 
 
+@pytest.mark.slow
 def test_real_want_of_memory_on_the_cpu_is_halved() -> None:
     """PyTorch's CPU allocator raises a plain RuntimeError; the limit has room for one copy of 64 clients' weights."""
     code = """
