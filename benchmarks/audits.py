@@ -2,7 +2,7 @@
 
 1. Every registered mechanism at epsilon 1, 4 and 8, and the published variants that must be caught.
 2. Tightness in one training run: flat and SNR-consistent noise on the digits federation, canaries in the run.
-3. False alarms: three thousand releases of each mechanism that are exactly as planned, at confidence 0.95 and 0.999, as
+3. False alarms: two thousand releases of each mechanism that are exactly as planned, at confidence 0.95 and 0.999, as
    many audits of four such rounds, as many of twelve rounds of correlated noise, and 300 as `fedlgm audit` makes
    them.
 4. What canaries cost: their share of a round's time.
@@ -46,7 +46,7 @@ PUBLISHED = ("uniform", "snr-consistent", "ladp", "lm-dp-sgd")
 SIZES = {"a": 40, "b": 600, "c": 160}
 SEPARATION = 4  # rounds between a client's participations in the audits of correlated noise
 
-AUDITS, COMMANDS, BATCH = 3000, 300, 50
+AUDITS, COMMANDS, BATCH = 2000, 300, 50
 """False alarms: audits of each kind, commands, and how many of them are kept at a time."""
 
 

@@ -210,16 +210,17 @@ class Canaries:
         added = self._added[:size].double().cpu().numpy() / scale
         noise = released - added
         columns = _columns(plan, self._layers)
-        unit = self._unit.numpy()
+        unit, chosen = self._unit.numpy(), np.flatnonzero(self._signs)
+        signs = self._signs[chosen].astype(np.float32)
         share = plan.clip / np.where(plan.released, plan.sigma, 1.0) * plan.released
         mu = float(np.linalg.norm(share))
         layer_raw = np.full((len(self), len(self._layers)), np.nan)
         others = np.zeros_like(layer_raw)
         for j, (low, high, start) in columns.items():
             block = unit[:, start : start + high - low]
+            planned = signs @ block[chosen] * share[j]
             layer_raw[:, j] = block @ released[low:high].astype(np.float32)
-            planned = block.T @ self._signs.astype(np.float32) * share[j]
-            others[:, j] = block @ planned - self._signs * share[j]
+            others[:, j] = block @ planned.astype(np.float32) - self._signs * share[j]
         aligned = np.where(np.isnan(layer_raw), np.nan, layer_raw - others)
         weights = share / mu
         for low, high, start in columns.values():
