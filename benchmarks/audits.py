@@ -3,8 +3,7 @@
 1. Every registered mechanism at epsilon 1, 4 and 8, and the published variants that must be caught.
 2. Tightness in one training run: flat and SNR-consistent noise on the digits federation, canaries in the run.
 3. False alarms: two thousand releases of each mechanism that are exactly as planned, at confidence 0.95 and 0.999, as
-   many audits of four such rounds, as many of twelve rounds of correlated noise, and 300 as `fedlgm audit` makes
-   them.
+   many audits of four such rounds, a thousand of twelve rounds of correlated noise, and 300 as `fedlgm audit` makes them.
 4. What canaries cost: their share of a round's time.
 
 Every figure is kept in a file as soon as it is there (`--kept`), so that the command can be interrupted, or ended by
@@ -46,8 +45,8 @@ PUBLISHED = ("uniform", "snr-consistent", "ladp", "lm-dp-sgd")
 SIZES = {"a": 40, "b": 600, "c": 160}
 SEPARATION = 4  # rounds between a client's participations in the audits of correlated noise
 
-AUDITS, COMMANDS, BATCH = 2000, 300, 50
-"""False alarms: audits of each kind, commands, and how many of them are kept at a time."""
+AUDITS, RUNS, COMMANDS, BATCH = 2000, 1000, 300, 50
+"""False alarms: audits of separate releases, of whole runs, commands, and how many of them are kept at a time."""
 
 
 class OutOfTimeError(Exception):
@@ -130,7 +129,7 @@ def simulate(overrides: list[str], name: str = "digits") -> dict:
         return launch.simulate(recipe, run_dir=Path(directory) / "run")
 
 
-def false_alarms(kept: Kept, audits: int, commands: int) -> list[str]:
+def false_alarms(kept: Kept, audits: int, runs: int, commands: int) -> list[str]:
     def counted(key: str, of: int, measure: Callable[[range], list[int]]) -> list[str]:
         batches = [kept.get(f"{key} {n.start}-{n.stop}", partial(measure, n)) for n in _batches(of)]
         return [f"{count} of {of:,}" for count in np.sum(batches, axis=0)]
@@ -140,7 +139,7 @@ def false_alarms(kept: Kept, audits: int, commands: int) -> list[str]:
         exact = counted(f"false alarms {name}", audits, partial(exact_releases, name))
         failed = counted(f"false alarms of the command {name}", commands, partial(failed_commands, name))
         rows.append([name, *exact, *failed])
-    whole = counted("false alarms correlated", audits, exact_runs)
+    whole = counted("false alarms correlated", runs, exact_runs)
     rows.append(["snr-consistent, correlated noise", "-", "-", *whole, "-"])
     header = ["ratio above 1 at 0.95", "at 0.999", "audits of several rounds that failed", "commands that failed"]
     return table(["mechanism", *header], rows)
@@ -265,7 +264,7 @@ def main() -> None:
     measures: list[Callable[[], list[str]]] = [
         lambda: every_mechanism(kept, epsilons, trials),
         lambda: tightness(kept, (4.0, 8.0), (1,) if quick else (1, 2, 3)),
-        lambda: false_alarms(kept, AUDITS, COMMANDS),
+        lambda: false_alarms(kept, AUDITS, RUNS, COMMANDS),
         lambda: cost(kept, 1 if quick else 3),
     ]
     how = " --quick" if quick else ""
