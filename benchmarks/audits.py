@@ -3,7 +3,8 @@
 1. Every registered mechanism at epsilon 1, 4 and 8, and the published variants that must be caught.
 2. Tightness in one training run: flat and SNR-consistent noise on the digits federation, canaries in the run.
 3. False alarms: two thousand releases of each mechanism that are exactly as planned, at confidence 0.95 and 0.999, as
-   many audits of four such rounds, a thousand of twelve rounds of correlated noise, and 300 as `fedlgm audit` makes them.
+   many audits of four such rounds, a thousand of twelve rounds of correlated noise, and 300 as `fedlgm audit` makes
+   them.
 4. What canaries cost: their share of a round's time.
 
 Every figure is kept in a file as soon as it is there (`--kept`), so that the command can be interrupted, or ended by
