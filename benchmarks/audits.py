@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import scipy.stats
 import torch
 
 from fedlgm import correlation, mechanisms
@@ -131,19 +132,31 @@ def simulate(overrides: list[str], name: str = "digits") -> dict:
 
 
 def false_alarms(kept: Kept, audits: int, runs: int, commands: int) -> list[str]:
+    failed, whole = 0, 0
+
     def counted(key: str, of: int, measure: Callable[[range], list[int]]) -> list[str]:
+        """Counts by column; the last one is that of whole audits that failed."""
+        nonlocal failed, whole
         batches = [kept.get(f"{key} {n.start}-{n.stop}", partial(measure, n)) for n in _batches(of)]
-        return [f"{count} of {of:,}" for count in np.sum(batches, axis=0)]
+        counts = np.sum(batches, axis=0)
+        failed, whole = failed + int(counts[-1]), whole + of
+        return [f"{count} of {of:,}" for count in counts]
 
     rows = []
     for name in ("gaussian", "snr-consistent"):
         exact = counted(f"false alarms {name}", audits, partial(exact_releases, name))
-        failed = counted(f"false alarms of the command {name}", commands, partial(failed_commands, name))
-        rows.append([name, *exact, *failed])
-    whole = counted("false alarms correlated", runs, exact_runs)
-    rows.append(["snr-consistent, correlated noise", "-", "-", *whole, "-"])
+        command = counted(f"false alarms of the command {name}", commands, partial(failed_commands, name))
+        rows.append([name, *exact, *command])
+    rows.append(
+        ["snr-consistent, correlated noise", "-", "-", *counted("false alarms correlated", runs, exact_runs), "-"]
+    )
     header = ["ratio above 1 at 0.95", "at 0.999", "audits of several rounds that failed", "commands that failed"]
-    return table(["mechanism", *header], rows)
+    low, high = (1000 * x for x in scipy.stats.binomtest(failed, whole).proportion_ci(method="exact"))
+    together = (
+        f"Of all {whole:,} whole audits {failed} failed: {1000 * failed / whole:.1f} of a thousand (95 % interval "
+        f"{low:.1f} to {high:.1f})."
+    )
+    return [*table(["mechanism", *header], rows), "", together]
 
 
 def _batches(count: int) -> list[range]:
