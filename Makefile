@@ -18,11 +18,14 @@ venv: .venv/installed
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[test]'
 	touch $@
 
+# A file is one worker's, since its tests share runs; in order, so that the long files are not the last ones.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
 test: .venv/installed-test
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(PYTEST)
 
 test-slow: .venv/installed-test
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'slow and not gpu'
+	$(PYTEST) -m 'slow and not gpu'
 
 test-all: test test-slow
 

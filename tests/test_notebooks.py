@@ -23,11 +23,11 @@ def outputs_of(name: str) -> list[str]:
     return [str(o) for cell in notebook.cells if cell.cell_type == "code" for o in cell.outputs]
 
 
+@pytest.mark.slow
 def test_quickstart_notebook() -> None:
     assert any("NOT PRIVATE" in o and "inf" in o for o in outputs_of("quickstart.ipynb"))
 
 
-@pytest.mark.slow
 def test_a_result_in_a_notebook_says_what_protects_and_whether_its_noise_can_be_drawn_again(tmp_path) -> None:
     """As a kernel shows it: the rich output of a cell that ends with a result."""
     small = ["federation.clients=20", "federation.rounds=1", "privacy.accountant=rdp"]
@@ -59,6 +59,7 @@ def test_attacks_notebook() -> None:
     assert abs(float(figures["epsilon 1"])) < 0.3
 
 
+@pytest.mark.slow
 def test_example_level_notebook() -> None:
     text = "".join(outputs_of("example_level.ipynb"))
     errors = re.findall(r"(true|random) labels +(fc\d): error ([\d.]+)", text)
@@ -69,6 +70,7 @@ def test_example_level_notebook() -> None:
     assert re.search(r"published: one example moves the sum by 10.06.*NOT AS REPORTED", text)
 
 
+@pytest.mark.slow
 def test_correlated_notebook() -> None:
     outputs = outputs_of("correlated.ipynb")
     assert sum("image/png" in o for o in outputs) == 2

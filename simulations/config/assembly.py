@@ -278,7 +278,8 @@ class Assembly:
         source = PartitionedSource(self.dataset, self.partition)
         options: dict[str, Any] = {"consent": self.consent(), "numerics": self.numerics}
         if self.recipe.unit == "example":
-            trainer = ExampleTrainer(self.module(), self.layers, self.mechanism, self.device, self.task)
+            exact = bool(section.exact_sums)
+            trainer = ExampleTrainer(self.module(), self.layers, self.mechanism, self.device, self.task, exact)
             own = LocalWork(trainer, section.local, source)
             return ExampleClient(own, self.mechanism, self.layers, keys, serves, **options)
         work = LocalWork(

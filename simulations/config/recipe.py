@@ -73,7 +73,7 @@ class Recipe(Section):
     def _fits_clients(self) -> None:
         """Refuse settings that do not fit each other where clients are protected."""
         federation, privacy = self.federation, self.privacy
-        for key in ("sampling_rate", "steps"):
+        for key in ("sampling_rate", "steps", "exact_sums"):
             if getattr(self.training, key) is not None:
                 raise ValueError(f"training.{key} belongs to privacy.unit = 'example'")
         if privacy.trust == "local" and privacy.max_participations is None:
@@ -273,6 +273,8 @@ def _laid_over(section: str, below: dict[str, Any], above: dict[str, Any]) -> di
     kept = dict(below)
     if section == "federation" and above.keys() & _SIZES:
         kept = {key: value for key, value in kept.items() if key not in _SIZES}
+    if section == "data" and above.get("name", below.get("name")) != below.get("name"):
+        kept.pop("pixels", None)  # other examples, another interval
     naming = _NAMING.get(section, "")
     name = above.get(naming, below.get(naming))
     variant = above.get("variant", below.get("variant", "sound")) if section == "mechanism" else None

@@ -49,7 +49,8 @@ class _OpenSection(BaseModel):
 class Data(_OpenSection):
     """[data]: the data set and how it is split; further keys are options of the partition scheme.
 
-    `image_size`, `channels` and `attribute` are for name = "image-folder", whose folder is `dir`.
+    `image_size`, `channels` and `attribute` are for name = "image-folder", whose folder is `dir`. `pixels` is the
+    interval of a bundled image set's values; left out, [-1, 1].
     """
 
     taken: ClassVar[frozenset[str]] = frozenset({"labels", "clients", "ring", "scheme", "seed", "users", "self"})
@@ -61,11 +62,12 @@ class Data(_OpenSection):
     image_size: int | None = Field(default=None, ge=4, le=4096)
     channels: Literal[1, 3] | None = None
     attribute: str | None = None
+    pixels: tuple[float, float] | None = None
 
     @property
     def images(self) -> dict[str, Any]:
-        """Options of image folders that are given."""
-        return self.model_dump(include={"image_size", "channels", "attribute"}, exclude_none=True)
+        """Options of image sets that are given."""
+        return self.model_dump(include={"image_size", "channels", "attribute", "pixels"}, exclude_none=True)
 
 
 class Model(_OpenSection):
@@ -151,7 +153,8 @@ class Training(Section):
     With example-level privacy whose noise the server adds, a round is one step: `batch_size` is the expected Poisson
     batch, and `optimizer`, `lr` and `momentum` are those of the step. Where clients add the noise, every round has
     `steps` steps (left out: `epochs` times 1 / `sampling_rate`), for each of which every example is drawn with the
-    public probability `sampling_rate`; the noisy sum is divided by `batch_size`.
+    public probability `sampling_rate`; the noisy sum is divided by `batch_size`. `exact_sums` adds the gradients of a
+    batch up in float64.
     """
 
     optimizer: Literal["sgd", "adam"] = "sgd"
@@ -161,6 +164,7 @@ class Training(Section):
     batch_size: int = Field(default=32, ge=1)
     sampling_rate: float | None = Field(default=None, gt=0, le=1)
     steps: int | None = Field(default=None, ge=1)
+    exact_sums: bool | None = None
     gradient_clip: float | None = Field(default=None, gt=0, le=_LARGEST)
     vectorize: Literal["off", "on", "auto"] = "off"
     width: int | None = Field(default=None, ge=1)

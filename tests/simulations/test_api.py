@@ -17,7 +17,10 @@ from fedlgm.errors import ConfigError, DataError, FedlgmError, RunError
 from simulations import launch
 
 ROOT = Path(__file__).parents[2]
-SMALL = ["federation.clients=20", "federation.rounds=3", "federation.rate=0.5", "privacy.delta=0.01"]
+SMALL = [
+    "federation.clients=20", "federation.rounds=3", "federation.rate=0.5", "privacy.delta=0.01",
+    "privacy.accountant=rdp",
+]  # fmt: skip
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(200, 5)), np.arange(200) % 2
 DATA = {"train": (X, Y), "test": (X[:50], Y[:50])}

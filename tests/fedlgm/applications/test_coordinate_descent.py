@@ -245,7 +245,7 @@ def test_bundled_data(name, shape):
 
 
 @pytest.mark.filterwarnings("ignore:Retry downloading", "ignore:A network error")
-@pytest.mark.parametrize("name", ["california", "electricity"])
+@pytest.mark.parametrize("name", ["california", pytest.param("electricity", marks=pytest.mark.slow)])
 def test_an_unreachable_set_is_a_clear_error(name, tmp_path, monkeypatch):
     for variable in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
         monkeypatch.setenv(variable, "http://127.0.0.1:9")  # nobody listens there

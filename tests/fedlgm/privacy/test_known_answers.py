@@ -152,6 +152,7 @@ def test_remembered_releases_add_up_as_the_accountants_own(rate, multiplier, cou
     assert remembered.get_epsilon(1e-5) == fresh.get_epsilon(1e-5)
 
 
+@pytest.mark.slow
 def test_where_the_accountant_is_rough_the_returned_multiplier_is_the_one_that_was_checked():
     """There epsilon jumps by 1e-5 between multipliers that differ in the eighth digit."""
     setting = {"steps": 2000, "sampling_rate": 0.002}

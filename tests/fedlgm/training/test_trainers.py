@@ -116,8 +116,16 @@ def _relative(ours: Tensor, theirs: Tensor) -> float:
     return float(((ours - theirs).norm(dim=1) / theirs.norm(dim=1)).max())
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize(
+    ("name", "optimizer"),
+    [
+        pytest.param(
+            name, optimizer, marks=[pytest.mark.slow] if name == "resnet20" and optimizer != "momentum" else []
+        )
+        for name in SMALL
+        for optimizer in OPTIMIZERS
+    ],
+)
 def test_vectorized_equals_a_plain_loop_in_double_precision(name: str, optimizer: str) -> None:
     """In double precision rounding is out of the way: a difference would be a different algorithm."""
     module, layers, shape = _build(name)

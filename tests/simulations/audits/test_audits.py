@@ -229,7 +229,9 @@ def test_recipes_are_audited_in_their_own_setting(tiny_file):
     assert not caught.passed
 
 
-EXAMPLES = ["federation.rounds=4", "mechanism.error_rates=[0.4,0.2]", "run.evaluate_every=4"]
+EXAMPLES = [
+    "federation.rounds=4", "mechanism.error_rates=[0.4,0.2]", "run.evaluate_every=4", "privacy.accountant=rdp",
+]  # fmt: skip
 
 
 def test_recipes_and_runs_that_protect_examples(tmp_path):
@@ -241,6 +243,11 @@ def test_recipes_and_runs_that_protect_examples(tmp_path):
     assert found.passed
     assert "noise on the ledger" in [check.name for check in found.checks]
     assert 0.3 * found.epsilon_reported < found.epsilon_lower
+
+
+@pytest.mark.slow
+def test_a_published_run_that_protects_no_example_is_caught(tmp_path):
+    audit = Audit(trials=200, canaries=400, seed=0)
     run = tmp_path / "published"
     changes = [text for text in EXAMPLES if "strengths" not in text]
     result = launch.simulate(recipes.load("lm-dp-sgd-digits", [*changes, "mechanism.variant=published"]), run_dir=run)

@@ -109,7 +109,7 @@ def test_engines_agree_bit_by_bit(recipe, reference, tmp_path, nothing_left, opt
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param({"engine": "ray", "workers": 3}, id="ray, 3 workers"),
+        pytest.param({"engine": "ray", "workers": 3}, id="ray, 3 workers", marks=pytest.mark.slow),
         pytest.param({"engine": "flower", "workers": 2}, id="flower", marks=pytest.mark.slow),
     ],
 )
@@ -146,6 +146,7 @@ def test_an_interrupted_flower_run_ends_and_can_be_continued(recipe, tmp_path, n
         pass  # nobody else works on it
 
 
+@pytest.mark.slow
 def test_a_callers_own_ray_is_used_and_stays(recipe, reference, tmp_path):
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     try:

@@ -197,7 +197,7 @@ def recipe(tmp_path) -> Path:
     from federations import tiny_values
 
     raw = tiny_values()
-    raw["federation"] = {"clients": CLIENTS, "rounds": 2, "rate": 1.0, "round_timeout": 150.0, "wait_for_nodes": 150.0}
+    raw["federation"] = {"clients": CLIENTS, "rounds": 2, "rate": 1.0, "round_timeout": 90.0, "wait_for_nodes": 300.0}
     raw["data"]["partition"] = "iid"
     raw["data"].pop("alpha")
     raw["run"] = {"block_size": 10}

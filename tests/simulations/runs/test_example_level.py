@@ -157,6 +157,18 @@ def test_the_accounting_is_that_of_opacus(run):
     assert rate == 128 / 1442
 
 
+@pytest.mark.parametrize("make", [central, federated])
+def test_exact_sums_change_rounding_only(tmp_path, make, run, many):
+    result = launch.simulate(make("training.exact_sums=true"), run_dir=tmp_path / "run")
+    usual = run if make is central else many
+    assert result["model_sha256"] != usual["model_sha256"]
+    assert result["epsilon"] == usual["epsilon"]
+    if make is central:  # a client's noise depends on the model's very bits
+        assert result["accuracy"] == pytest.approx(usual["accuracy"], abs=0.05)
+    with pytest.raises(ConfigError, match=r"training\.exact_sums belongs to privacy.unit = 'example'"):
+        recipes.load("digits", ["training.exact_sums=true"])
+
+
 def test_plain_steps_are_labelled_as_not_private(tmp_path):
     result = launch.simulate(central("mechanism.name=sgd", "federation.rounds=6"), run_dir=tmp_path / "run")
     assert result["epsilon"] == math.inf

@@ -56,16 +56,16 @@ def assert_same(result, run, reference, whole):
         assert list(one.charges()) == list(other.charges())
 
 
-@pytest.mark.parametrize("at", [1, 3])
 @pytest.mark.parametrize("sections", CASES.values(), ids=CASES)
-def test_an_exception_in_a_callback(tiny, tmp_path, sections, at):
+def test_an_exception_in_a_callback(tiny, tmp_path, sections):
     recipe = five_rounds(tiny, sections)
     reference = launch.simulate(recipe, run_dir=tmp_path / "whole")
-    with pytest.raises(Interrupted):
-        launch.simulate(recipe, run_dir=tmp_path / "cut", progress=interrupt_at(at))
-    assert RunFolder(tmp_path / "cut").result() is None
-    result = launch.resume(tmp_path / "cut")
-    assert_same(result, tmp_path / "cut", reference, tmp_path / "whole")
+    for at in (1, 3):
+        cut = tmp_path / f"cut-{at}"
+        with pytest.raises(Interrupted):
+            launch.simulate(recipe, run_dir=cut, progress=interrupt_at(at))
+        assert RunFolder(cut).result() is None
+        assert_same(launch.resume(cut), cut, reference, tmp_path / "whole")
 
 
 def test_several_interruptions(tiny, tmp_path):
@@ -80,6 +80,7 @@ def test_several_interruptions(tiny, tmp_path):
     assert_same(launch.resume(tmp_path / "cut"), tmp_path / "cut", reference, tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_kill(tiny, tmp_path):
     recipe = five_rounds(
         tiny, {"federation": {"rounds": 5, "server_optimizer": "momentum"}, "training": {"epochs": 30}}
@@ -284,7 +285,9 @@ def test_an_existing_folder_is_never_touched(tiny, tmp_path):
     shutil.rmtree(tmp_path / "run")
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
+)
 def test_the_command_is_stopped_and_says_how_to_go_on(tiny, tmp_path, number, status):
     recipe = tiny(data={"partition": "hsu"}, federation={"rounds": 40}, run={"evaluate_every": 40})
     path, run = tmp_path / "slow.toml", tmp_path / "run"
