@@ -2,8 +2,8 @@
 
 1. Every registered mechanism at epsilon 1, 4 and 8, and the published variants that must be caught.
 2. Tightness in one training run: flat and SNR-consistent noise on the digits federation, canaries in the run.
-3. False alarms: three thousand releases of each mechanism that are exactly as planned, at confidence 0.95 and 0.999, as
-   many audits of four such rounds, as many of twelve rounds of correlated noise, and 300 as `fedlgm audit` makes
+3. False alarms: two thousand releases of each mechanism that are exactly as planned, at confidence 0.95 and 0.999, as
+   many audits of four such rounds, a thousand of twelve rounds of correlated noise, and 300 as `fedlgm audit` makes
    them.
 4. What canaries cost: their share of a round's time.
 
@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import scipy.stats
 import torch
 
 from fedlgm import correlation, mechanisms
@@ -46,8 +47,8 @@ PUBLISHED = ("uniform", "snr-consistent", "ladp", "lm-dp-sgd")
 SIZES = {"a": 40, "b": 600, "c": 160}
 SEPARATION = 4  # rounds between a client's participations in the audits of correlated noise
 
-AUDITS, COMMANDS, BATCH = 3000, 300, 50
-"""False alarms: audits of each kind, commands, and how many of them are kept at a time."""
+AUDITS, RUNS, COMMANDS, BATCH = 2000, 1000, 300, 50
+"""False alarms: audits of separate releases, of whole runs, commands, and how many of them are kept at a time."""
 
 
 class OutOfTimeError(Exception):
@@ -130,20 +131,32 @@ def simulate(overrides: list[str], name: str = "digits") -> dict:
         return launch.simulate(recipe, run_dir=Path(directory) / "run")
 
 
-def false_alarms(kept: Kept, audits: int, commands: int) -> list[str]:
+def false_alarms(kept: Kept, audits: int, runs: int, commands: int) -> list[str]:
+    failed, whole = 0, 0
+
     def counted(key: str, of: int, measure: Callable[[range], list[int]]) -> list[str]:
+        """Counts by column; the last one is that of whole audits that failed."""
+        nonlocal failed, whole
         batches = [kept.get(f"{key} {n.start}-{n.stop}", partial(measure, n)) for n in _batches(of)]
-        return [f"{count} of {of:,}" for count in np.sum(batches, axis=0)]
+        counts = np.sum(batches, axis=0)
+        failed, whole = failed + int(counts[-1]), whole + of
+        return [f"{count} of {of:,}" for count in counts]
 
     rows = []
     for name in ("gaussian", "snr-consistent"):
         exact = counted(f"false alarms {name}", audits, partial(exact_releases, name))
-        failed = counted(f"false alarms of the command {name}", commands, partial(failed_commands, name))
-        rows.append([name, *exact, *failed])
-    whole = counted("false alarms correlated", audits, exact_runs)
-    rows.append(["snr-consistent, correlated noise", "-", "-", *whole, "-"])
+        command = counted(f"false alarms of the command {name}", commands, partial(failed_commands, name))
+        rows.append([name, *exact, *command])
+    rows.append(
+        ["snr-consistent, correlated noise", "-", "-", *counted("false alarms correlated", runs, exact_runs), "-"]
+    )
     header = ["ratio above 1 at 0.95", "at 0.999", "audits of several rounds that failed", "commands that failed"]
-    return table(["mechanism", *header], rows)
+    low, high = (1000 * x for x in scipy.stats.binomtest(failed, whole).proportion_ci(method="exact"))
+    together = (
+        f"Of all {whole:,} whole audits {failed} failed: {1000 * failed / whole:.1f} of a thousand (95 % interval "
+        f"{low:.1f} to {high:.1f})."
+    )
+    return [*table(["mechanism", *header], rows), "", together]
 
 
 def _batches(count: int) -> list[range]:
@@ -265,7 +278,7 @@ def main() -> None:
     measures: list[Callable[[], list[str]]] = [
         lambda: every_mechanism(kept, epsilons, trials),
         lambda: tightness(kept, (4.0, 8.0), (1,) if quick else (1, 2, 3)),
-        lambda: false_alarms(kept, AUDITS, COMMANDS),
+        lambda: false_alarms(kept, AUDITS, RUNS, COMMANDS),
         lambda: cost(kept, 1 if quick else 3),
     ]
     how = " --quick" if quick else ""
