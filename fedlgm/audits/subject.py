@@ -255,6 +255,9 @@ class Subject:
                 return rounds * float(plan.claim["epsilon"])
             event = privacy.accounting.decode(plan.claim["event"])
             return privacy.accounting.composed_epsilon([(event, rounds)], self.delta, self.facts.accountant)
+        if not self.facts.separate_rounds:
+            events = plan.run.events(self.facts.least_multiplier, rounds)
+            return privacy.accounting.composed_epsilon(events, self.delta, self.facts.accountant)
         levels, counts = np.unique(self.multipliers(plan)[:rounds], return_counts=True)
         events = [(self.event(plan, float(m), whole), int(n)) for m, n in zip(levels, counts, strict=True)]
         return privacy.accounting.composed_epsilon(events, self.delta, self.facts.accountant)

@@ -10,8 +10,10 @@ clients = divide(own, 2, "natural")
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -57,7 +59,14 @@ def names() -> tuple[str, ...]:
 Loadable = str | DataSet | Mapping[str, Any] | Callable[[], Any]
 
 
-def load(name: Loadable, data_dir: str | Path | None = None, *, download: bool = True, **images: Any) -> DataSet:
+def load(
+    name: Loadable,
+    data_dir: str | Path | None = None,
+    *,
+    download: bool = True,
+    pixels: Sequence[float] | None = None,
+    **images: Any,
+) -> DataSet:
     """Load a data set; a bundled one is held once per process.
 
     Files are looked for in `data_dir`, then in `$FEDLGM_DATA` (~/.cache/fedlgm when it is not set), then where Debian's
@@ -71,6 +80,7 @@ def load(name: Loadable, data_dir: str | Path | None = None, *, download: bool =
             function without arguments that gives one of these, or "package.module:name" of any of them.
         data_dir: directory of the files: bare, in a folder of the set's name, or in torchvision's (LEAF's) layout.
         download: whether to download a missing set.
+        pixels: (low, high) that the darkest and the brightest value of a bundled image set become, instead of (-1, 1).
         images: for "image-folder", whose `data_dir` is the folder: `image_size`, `channels` and `attribute`, see
             `fedlgm.data.images.load_folder`.
 
@@ -83,6 +93,8 @@ def load(name: Loadable, data_dir: str | Path | None = None, *, download: bool =
         DataError: if the files are missing (the message says where to put them) or damaged (it names the file), or your
             own data are not as `DataSet.from_arrays` wants them.
     """
+    if pixels is not None:
+        return _between(load(name, data_dir, download=download, **images), tuple(pixels))
     if name == IMAGE_FOLDER:
         return load_folder(data_dir, **images)
     if images and name not in (f"{IMAGE_FOLDER}/private", f"{IMAGE_FOLDER}/public"):
@@ -141,6 +153,18 @@ def _part(whole: DataSet, name: str, public: bool) -> DataSet:
     users = None if whole.train_user is None else np.unique(whole.train_user[rows], return_inverse=True)[1]
     x, y = inputs.take(whole.train_x, rows), whole.train_y[rows]
     return DataSet(name, x, y, whole.test_x, whole.test_y, whole.classes, users)
+
+
+def _between(found: DataSet, pixels: tuple[float, ...]) -> DataSet:
+    """A bundled set of images in [-1, 1], its values moved to [low, high]."""
+    base = found.name.partition("/")[0]
+    if base not in ("digits", IMAGE_FOLDER) and not (base in FILE_SETS and len(FILE_SETS[base].shape) == 3):
+        raise ConfigError(f"pixels is for bundled sets of images: the values of {found.name!r} are taken as they are")
+    if len(pixels) != 2 or not all(map(math.isfinite, pixels)) or not pixels[0] < pixels[1]:
+        raise ConfigError(f"pixels must be two numbers, the lower one first, such as [0, 1]; got {list(pixels)}")
+    low, half = np.float32(pixels[0]), np.float32((pixels[1] - pixels[0]) / 2)
+    train_x, test_x = (low + half * (np.asarray(x) + np.float32(1)) for x in (found.train_x, found.test_x))
+    return replace(found, train_x=train_x, test_x=test_x)
 
 
 def _own(found: Any, label: str) -> DataSet:

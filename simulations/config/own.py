@@ -72,7 +72,7 @@ class Own:
                 section["partition"] = "natural"
                 raw["federation"]["clients"] = len(self.data.clients)
             else:
-                section |= {k: v for k, v in raw["data"].items() if k not in ("name", "dir")}
+                section |= {k: v for k, v in raw["data"].items() if k not in ("name", "dir", "pixels")}
             raw["data"] = section
         if self.partition is not None:
             raw["data"] = {k: v for k, v in raw["data"].items() if k in ("name", "dir", "partition_seed")}

@@ -193,6 +193,44 @@ def test_fashion_mnist_of_debian() -> None:
     assert fashion.train_x.std() / 2 == pytest.approx(0.3530, abs=1e-4)
 
 
+@pytest.mark.parametrize("name", ["mnist", "mnist/private", "digits"])
+def test_pixels_move_to_another_interval(tmp_path: Path, name: str) -> None:
+    write_mnist(tmp_path / "store" / "mnist")
+    usual, unit = data.load(name), data.load(name, pixels=(0, 1))
+    wide = data.load(name, pixels=[-3.0, 5.0])
+    assert (usual.test_x.min(), unit.test_x.min(), wide.test_x.min()) == (-1.0, 0.0, -3.0)
+    assert (usual.test_x.max(), unit.test_x.max(), wide.test_x.max()) == (1.0, 1.0, 5.0)
+    np.testing.assert_allclose(unit.train_x, (usual.train_x.astype(np.float64) + 1) / 2, atol=1e-7)
+    assert unit.train_x.dtype == np.float32
+    assert unit.train_y.tolist() == usual.train_y.tolist()
+
+
+@pytest.mark.parametrize("pixels", [(1, 0), (0, 0), (0,), (0, 1, 2), (0, float("inf")), (float("nan"), 1)])
+def test_pixels_that_are_no_interval_are_refused(pixels: tuple[float, ...]) -> None:
+    with pytest.raises(ConfigError, match="pixels must be two numbers"):
+        data.load("digits", pixels=pixels)
+
+
+def test_pixels_are_for_images_alone() -> None:
+    x, y = np.zeros((4, 3), dtype=np.float32), np.zeros(4, dtype=np.int64)
+    for name in ("synthetic-20", {"train": (x, y), "test": (x, y)}):
+        with pytest.raises(ConfigError, match="pixels is for bundled sets of images"):
+            data.load(name, pixels=(0, 1))
+
+
+def test_a_recipe_names_the_interval_of_its_pixels() -> None:
+    made = recipe.load("digits", ["data.pixels=[0, 1]"])
+    assert recipe.load("digits").data.pixels is None
+    assert Assembly(made).dataset.train_x.min() == 0.0
+    for wrong, message in (
+        ("[1, 0]", "data: pixels must be two numbers"),
+        ("3", "data.pixels"),
+        ("[0]", "data.pixels"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            Assembly(recipe.load("digits", [f"data.pixels={wrong}"])).dataset  # noqa: B018
+
+
 # --- CIFAR, SVHN, FEMNIST ---
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from bible import bible_bytes
 
@@ -16,6 +17,7 @@ from fedlgm.errors import ConfigError, DataError, FedlgmError
 from simulations import launch
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
+from simulations.config.own import Own
 from simulations.reports.planning import partition_report
 from simulations.reports.report import write_report
 
@@ -118,6 +120,18 @@ def test_engines_agree_on_a_users_own(here: Path, engine: Any, monkeypatch: pyte
     expected = launch.simulate(own(), run_dir=here / "local")
     result = launch.simulate(own(), engine=engine, workers=2, run_dir=here / "run")
     assert [result[name] for name in SAME] == [expected[name] for name in SAME]
+
+
+def test_own_arrays_and_other_sets_leave_the_interval_of_pixels_behind(tmp_path: Path) -> None:
+    file = tmp_path / "unit.toml"
+    file.write_text('extends = "digits"\n[data]\npixels = [0, 1]\n')
+    raw = recipes.read(file)
+    x, y = np.zeros((4, 1, 8, 8)), np.arange(4)
+    Own(data=data.load({"train": (x, y), "test": (x, y)})).into(raw)
+    assert "pixels" not in raw["data"]
+    assert recipes.load(file).data.pixels == (0.0, 1.0)
+    assert recipes.load(file, ["data.name=synthetic"]).data.pixels is None
+    assert recipes.load(file, ["data.name=mnist", "data.pixels=[0, 2]"]).data.pixels == (0.0, 2.0)
 
 
 def test_own_partitions(here: Path) -> None:

@@ -26,7 +26,10 @@ FEDERATED = recipes.load(
 SAME = ("model_sha256", "accuracy", "epsilon", "rounds", "noise_multiplier", "guarantee", "unit")
 
 
-@pytest.fixture(scope="module", params=[CENTRAL, FEDERATED], ids=["central", "federated"])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(CENTRAL, id="central"), pytest.param(FEDERATED, id="federated")],
+)
 def reference(request, tmp_path_factory):
     recipe = request.param
     return recipe, launch.simulate(recipe, engine="local", run_dir=tmp_path_factory.mktemp("local") / "run")
@@ -40,8 +43,7 @@ def spent(run: str) -> tuple[list, set]:
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param({"engine": "ray", "workers": 2}, id="ray"),
-        pytest.param({"engine": "flower", "workers": 2}, id="flower", marks=pytest.mark.slow),
+        pytest.param({"engine": "ray", "workers": 2}, id="ray", marks=pytest.mark.slow),
         pytest.param(
             {"engine": "flower", "workers": 2, "supernodes": 8}, id="flower, a node per client", marks=pytest.mark.slow
         ),

@@ -26,7 +26,8 @@ from fedlgm.privacy.ledger import Ledger
 from fedlgm.release import release
 from simulations import launch
 from simulations.config import recipe as recipes
-from simulations.config.assembly import Assembly, facts_of, settled
+from simulations.config.assembly import Assembly, settled
+from simulations.config.facts import facts_of
 from simulations.config.own import Own
 from simulations.reports.export import export
 from simulations.reports.planning import plan_report
@@ -164,7 +165,7 @@ def test_exact_sums_change_rounding_only(tmp_path, make, run, many):
     assert result["epsilon"] == usual["epsilon"]
     if make is central:  # a client's noise depends on the model's very bits
         assert result["accuracy"] == pytest.approx(usual["accuracy"], abs=0.05)
-    with pytest.raises(ConfigError, match="training.exact_sums belongs to privacy.unit = 'example'"):
+    with pytest.raises(ConfigError, match=r"training\.exact_sums belongs to privacy.unit = 'example'"):
         recipes.load("digits", ["training.exact_sums=true"])
 
 

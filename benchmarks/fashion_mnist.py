@@ -1,0 +1,151 @@
+"""The federated FashionMNIST setting of the SNR-consistent paper: what its accuracy hangs on, and cells of Table 3.
+
+    python -m benchmarks.fashion_mnist --kept FILE [--study NAME ...] [--minutes M]   # go on with the runs
+    python -m benchmarks.fashion_mnist --kept FILE --write                            # tables of docs/results/...
+
+Every run is the recipe `fashion-mnist` with the stated keys changed. Finished runs are kept in FILE.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from benchmarks.kept import Kept, change, put, spread, table
+from fedlgm.models.convolutional import cnn
+
+PAGE = Path(__file__).parents[1] / "docs" / "results" / "fashion-mnist.md"
+
+
+def glorot_cnn(in_shape: tuple[int, int, int], classes: int) -> nn.Module:
+    """The paper's network with Glorot's uniform weights and biases of zero, as Keras initialises it."""
+    module = cnn(in_shape, classes, activation="sigmoid")
+    for child in module.modules():
+        if isinstance(child, nn.Conv2d | nn.Linear):
+            nn.init.xavier_uniform_(child.weight)
+            nn.init.zeros_(child.bias)  # type: ignore[arg-type]
+    return module
+
+
+SIGNED, UNIT = "data.pixels=[-1, 1]", "data.pixels=[0, 1]"
+GLOROT = "model.name=benchmarks.fashion_mnist:glorot_cnn"
+
+
+@dataclass(frozen=True)
+class Study:
+    """Variants of the recipe that are compared, seed by seed.
+
+    Attributes:
+        rounds: rounds planned, for which noise is calibrated.
+        variants: name -> overrides; the first one is what the others are compared with.
+        seeds: seeds of every variant, in this order.
+    """
+
+    rounds: int
+    variants: dict[str, tuple[str, ...]]
+    seeds: tuple[int, ...]
+
+
+def _table_3() -> dict[str, tuple[str, ...]]:
+    """Sound cells of the paper's table; under EqClip two pairs of its five rules are one each."""
+    rules = ("snr-consistent", "uniform", "dimension-adjusted", "min-total-noise", "sensitivity-proportional")
+    stale = ("mechanism.clip=med", "mechanism.norms=stale")
+    cells = {f"{rule}, EqClip": (f"mechanism.name={rule}",) for rule in rules[:3]}
+    cells["flat Gaussian"] = ("mechanism.name=gaussian",)
+    return cells | {f"{rule}, MedClip (stale)": (f"mechanism.name={rule}", *stale) for rule in rules}
+
+
+STUDIES = {
+    "causes": Study(
+        100,
+        {
+            "pixels in [-1, 1]": (SIGNED,),
+            "pixels in [0, 1]": (UNIT,),
+            "pixels of mean 0 and variance 1": ("data.pixels=[-0.8102, 2.0227]",),
+            "Glorot weights": (SIGNED, GLOROT),
+            "pixels in [0, 1], Glorot weights": (UNIT, GLOROT),
+            "clients of equal size, 0.5 a class": (SIGNED, "data.partition=hsu", "data.alpha=5.0"),
+            "clients of equal size, 0.5 in all": (SIGNED, "data.partition=hsu", "data.alpha=0.5"),
+            "batches of 16": (SIGNED, "training.batch_size=16"),
+            "batches of 64": (SIGNED, "training.batch_size=64"),
+        },
+        (1, 2, 3),
+    ),
+    "whole": Study(
+        300,
+        {
+            "SNR-consistent, pixels in [-1, 1]": (SIGNED,),
+            "SNR-consistent, pixels in [0, 1]": (UNIT,),
+            "SNR-consistent, pixels in [0, 1], Glorot weights": (UNIT, GLOROT),
+            "uniform, pixels in [-1, 1]": (SIGNED, "mechanism.name=uniform"),
+            "uniform, pixels in [0, 1]": (UNIT, "mechanism.name=uniform"),
+        },
+        (1, 2, 3),
+    ),
+    "table-3": Study(300, _table_3(), (1, 2, 3)),
+}
+
+
+def go_on(kept: Kept, names: list[str], seeds: list[int] | None, variants: list[str] | None) -> None:
+    """Run what is missing: all variants with the first seed, then with the next."""
+    for name in names:
+        study = STUDIES[name]
+        for seed in seeds or study.seeds:
+            for variant in variants or study.variants:
+                overrides = [*study.variants[variant], f"federation.rounds={study.rounds}"]
+                label = {"study": name, "variant": variant, "seed": seed}
+                if kept.measure(label, "fashion-mnist", overrides) is None:
+                    return
+
+
+def tables(kept: Kept) -> dict[str, str]:
+    """A table for each study with finished runs."""
+    made = {}
+    for name, study in STUDIES.items():
+        by: dict[str, dict[str, dict[int, float]]] = {
+            variant: {
+                figure: {row["seed"]: row[figure] for row in kept.find(study=name, variant=variant)}
+                for figure in ("final", "late", "highest")
+            }
+            for variant in study.variants
+        }
+        rows: list[list[Any]] = []
+        reference = next(iter(by.values()))["late"]
+        for variant, found in by.items():
+            if not found["late"]:
+                continue
+            seeds = ", ".join(map(str, sorted(found["late"])))
+            cells = [spread(list(found[figure].values())) for figure in ("final", "late", "highest")]
+            compared = ["", ""] if found["late"] is reference else change(found["late"], reference)
+            rows.append([variant, *cells, seeds, *compared])
+        if rows:
+            header = ["variant", "last round", "mean of the last five evaluated", "highest", "seeds", "change", "p"]
+            made[name] = table(header, rows)
+    return made
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description="The federated FashionMNIST setting of the SNR-consistent paper.")
+    parser.add_argument("--kept", type=Path, default=PAGE.with_suffix(".json"), help="finished runs")
+    parser.add_argument("--study", nargs="*", choices=list(STUDIES), default=list(STUDIES))
+    parser.add_argument("--variants", nargs="*", help="those of the studies to go on with; all if left out")
+    parser.add_argument("--seeds", nargs="*", type=int, help="instead of the studies' own")
+    parser.add_argument("--minutes", type=float, default=60.0, help="processor time after which no run is started")
+    parser.add_argument("--write", action="store_true", help="write docs/results/fashion-mnist.md, run nothing")
+    options = parser.parse_args()
+    kept = Kept(options.kept, options.minutes)
+    if not options.write:
+        go_on(kept, options.study, options.seeds, options.variants)
+    for name, text in tables(kept).items():
+        print(f"\n{name}\n\n{text}")
+        if options.write:
+            put(PAGE, name, text)
+
+
+if __name__ == "__main__":
+    main()

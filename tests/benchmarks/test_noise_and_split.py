@@ -1,0 +1,96 @@
+"""Benchmarks whose runs are kept: they go on where they were stopped, and their tables say what the runs gave."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import fashion_mnist, noise_and_split
+from benchmarks.kept import Kept, against, put, spread
+from simulations.config import recipe as recipes
+
+
+def test_a_second_call_goes_on_where_the_first_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny = (
+        "privacy.accountant=rdp",
+        "federation.clients=100",
+        "federation.rounds=2",
+        "privacy.delta=1e-3",
+        "federation.server_optimizer=sgd",
+    )
+    task = noise_and_split.Task("digits", tiny, (0.5, 1.0), seeds=(1,))
+    monkeypatch.setattr(noise_and_split, "TASKS", {"tiny": task})
+    monkeypatch.setattr(noise_and_split, "CELLS", noise_and_split.CELLS[:1])
+    file = tmp_path / "kept.json"
+    monkeypatch.setattr("sys.argv", ["noise_and_split", "--kept", str(file), "--task", "tiny", "--minutes", "0"])
+    noise_and_split.main()
+    assert not file.exists()  # no time, no run
+    monkeypatch.setattr("sys.argv", ["noise_and_split", "--kept", str(file), "--task", "tiny"])
+    noise_and_split.go_on(Kept(file), ["tiny"])
+    rows = json.loads(file.read_text())
+    assert [(row["rate"], row["seed"]) for row in rows] == [(0.5, 100), (1.0, 100), (rows[2]["rate"], 1)]
+    assert {row["guarantee"] for row in rows} == {"proven"}
+    assert all(row["epsilon"] <= recipes.load("digits").privacy.epsilon for row in rows)
+    shorter = tmp_path / "shorter.json"
+    shorter.write_text(json.dumps(rows[:2]))
+    noise_and_split.go_on(Kept(shorter), ["tiny"])
+    assert [_figures(row) for row in json.loads(shorter.read_text())] == [_figures(row) for row in rows]
+    capsys.readouterr()
+
+
+def _figures(row: dict[str, object]) -> dict[str, object]:
+    return {key: value for key, value in row.items() if key != "seconds"}
+
+
+def test_tables_pair_the_seeds(tmp_path: Path) -> None:
+    kept = Kept(tmp_path / "none.json")
+    for at, cell in enumerate(noise_and_split.CELLS):
+        for rate in noise_and_split.TASKS["FashionMNIST, MLP"].rates:
+            figures = {"rate": rate, "final": 50 + rate, "seed": noise_and_split.SEARCH_SEED}
+            kept.rows.append({"task": "FashionMNIST, MLP", "noise": cell[0], "split": cell[1], **figures})
+        for seed in (1, 2, 3):
+            figures = {"rate": 2.0, "final": 60 + 10 * seed + at + 0.01 * seed * at, "seed": seed}
+            kept.rows.append({"task": "FashionMNIST, MLP", "noise": cell[0], "split": cell[1], **figures})
+    lines = noise_and_split.tables(kept, "FashionMNIST, MLP").splitlines()
+    assert "Seeds a cell: 3." in lines
+    assert any(line.startswith("| independent, secret Poisson sampling | 80.00 ± 10.00 (lr 2)") for line in lines)
+    # Splits differ by one column, noises by four, and a hundredth of it a seed.
+    assert any(line.startswith("| uniform | +1.02 |") for line in lines)
+    assert any(line.startswith("| blt, public cycle | +12.24 |") for line in lines)
+
+
+def test_a_cell_without_its_search_has_no_figures(tmp_path: Path) -> None:
+    kept = Kept(tmp_path / "none.json")
+    assert noise_and_split.tables(kept, "FashionMNIST, MLP") == ""
+    assert noise_and_split.best_rate(kept, "FashionMNIST, MLP", noise_and_split.CELLS[0]) is None
+
+
+def test_p_values_need_three_seeds() -> None:
+    assert against({1: 2.0}, {2: 1.0}) is None
+    assert against({1: 2.0, 2: 3.0}, {1: 1.0, 2: 1.0}) == (1.5, None)
+    change, p = against({1: 2.0, 2: 3.0, 3: 4.0}, {1: 1.0, 2: 1.0, 3: 1.0}) or (0.0, None)
+    assert (change, round(p or 0, 4)) == (2.0, 0.0742)  # t = 2 / (1 / sqrt(3)), 2 degrees of freedom
+    assert (spread([]), spread([1.0]), spread([1.0, 2.0])) == ("", "1.00", "1.50 ± 0.71")
+
+
+def test_pages_have_room_for_the_tables(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("a\n<!-- x -->\nold\n<!-- x -->\nb\n")
+    put(page, "x", "new")
+    assert page.read_text() == "a\n<!-- x -->\nnew\n<!-- x -->\nb\n"
+    with pytest.raises(ValueError, match="two markers"):
+        put(page, "y", "new")
+    text = fashion_mnist.PAGE.read_text()
+    assert all(text.count(f"<!-- {name} -->") in (0, 2) for name in fashion_mnist.STUDIES)
+    text = noise_and_split.PAGE.read_text()
+    assert all(text.count(f"<!-- noise and split: {name} -->") in (0, 2) for name in noise_and_split.TASKS)
+
+
+def test_every_variant_is_a_recipe() -> None:
+    for study in fashion_mnist.STUDIES.values():
+        for overrides in study.variants.values():
+            recipes.load("fashion-mnist", [*overrides, f"federation.rounds={study.rounds}"])
