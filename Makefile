@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo venv test test-all lint docs bench clean
+.PHONY: demo venv test test-slow test-all lint docs bench clean
 
 demo: venv
 	$(BIN)/fedlgm simulate digits
@@ -18,11 +18,16 @@ venv: .venv/installed
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[test]'
 	touch $@
 
-test: .venv/installed-test
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+# A file is one worker's, since its tests share runs; in order, so that the long files are not the last ones.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-test-all: .venv/installed-test
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not gpu'
+test: .venv/installed-test
+	$(PYTEST)
+
+test-slow: .venv/installed-test
+	$(PYTEST) -m 'slow and not gpu'
+
+test-all: test test-slow
 
 lint: .venv/installed-test
 	$(BIN)/ruff check .

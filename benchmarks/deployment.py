@@ -107,8 +107,13 @@ def plain(folder: DeploymentFolder, nodes: int, rounds: int, parameters: int) ->
 
 def ours(folder: DeploymentFolder, nodes: int, recipe: recipes.Recipe) -> dict[str, Any]:
     """The same number of rounds through the nodes' services."""
-    before = _cpu(folder)
-    result = submit.run(folder, recipe, fresh=True, say=lambda line: None)
+    before, stamps = _cpu(folder), []
+
+    def say(line: str) -> None:
+        if line.startswith("round "):  # said when a round is over, its model stored
+            stamps.append(time.time())
+
+    result = submit.run(folder, recipe, fresh=True, say=say)
     rounds = [json.loads(line) for line in (Path(result["run"]) / REPORT).read_text().splitlines()]
     rows = [json.loads(line) for line in (Path(result["run"]) / "metrics.jsonl").read_text().splitlines()]
     lost = [one["lost"] for one in rounds if one["lost"]]
@@ -117,7 +122,7 @@ def ours(folder: DeploymentFolder, nodes: int, recipe: recipes.Recipe) -> dict[s
     flower = Flower(folder)
     run = flower.json("list", CONNECTION)["runs"][0]["run-id"]
     return {
-        "seconds": [one["seconds"] for one in rounds[1:]],
+        "seconds": np.diff(stamps)[1:].tolist(),
         "cpu_per_message": (_cpu(folder) - before) / (len(rounds) * nodes),
         "bytes_per_message": _traffic(flower, str(run)) / (len(rounds) * nodes),
         "rounds": len(rows),
@@ -160,6 +165,7 @@ def make_plain(folder: DeploymentFolder) -> None:
         files = folder.node(node.name)
         text = files.script("supernode").read_text()
         text = text.replace(" \\\n    --isolation process --superexec-auth-secret-file executor.secret", "")
+        text = text.replace('"$BIN/python" -m clients.node.supernode', '"$BIN/flower-supernode"')
         files.script("supernode").write_text(text.replace("exec ", f'export PATH="{wrapped}:$PATH"\nexec '))
         for role in ("service", "executor"):
             files.script(role).write_text("#!/usr/bin/env bash\nexec sleep infinity\n")
@@ -184,7 +190,13 @@ def measure(nodes: int, rounds: int, repeats: int, overrides: list[str], minutes
     started, longest = time.monotonic(), 0.0
     recipe = recipes.load(
         "nodes",
-        [f"federation.rounds={rounds}", f"privacy.max_participations={rounds}", "federation.quorum=1.0", *overrides],
+        [
+            f"federation.rounds={rounds}",
+            f"privacy.max_participations={rounds}",
+            "federation.quorum=1.0",
+            f"run.evaluate_every={rounds}",
+            *overrides,
+        ],
     )
     federation = recipe.federation.model_copy(update={"clients": nodes})
     parameters = Assembly(recipe.model_copy(update={"federation": federation})).layers.size

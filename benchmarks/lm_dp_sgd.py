@@ -1,9 +1,8 @@
 """LM-DP-SGD beside DP-SGD, Auto-S and DP-PSAC: accuracy, layer membership risk, bias, time and memory.
 
     python -m benchmarks.lm_dp_sgd risk              # error rates of public adversaries (Table 5)
-    python -m benchmarks.lm_dp_sgd train [--minutes 9]   # searches and runs, as many as fit; call again to go on;
-                                                     # then the allocations (Table 2 of the SNR-consistent paper)
-    python -m benchmarks.lm_dp_sgd allocations       # those alone
+    python -m benchmarks.lm_dp_sgd train [--minutes 9]   # searches and runs, as many as fit; call again to go on
+    python -m benchmarks.lm_dp_sgd allocations [--minutes 9]   # the same for Table 2 of the SNR-consistent paper
     python -m benchmarks.lm_dp_sgd steps [NETWORK ...]   # time and memory of a step (Tables 7 and 8)
     python -m benchmarks.lm_dp_sgd page              # writes docs/results/lm-dp-sgd.md from what was measured
 
@@ -33,6 +32,7 @@ from fedlgm import data, mechanisms, models, privacy
 from fedlgm.example_level import PSAC, AutoS, ExampleGradients, FlatClip, Reweighted
 from fedlgm.example_level.central import train
 from fedlgm.example_level.risk import ShadowTraining, layer_errors, layer_risk, public_bias_weights
+from fedlgm.example_level.trainer import private_figures
 from fedlgm.facts import RunFacts, Sampling
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.layers import LayerTable
@@ -46,20 +46,20 @@ from fedlgm.transcript import Transcript
 STORE = Path("runs") / "lm-dp-sgd.json"
 PRIVATE, PUBLIC, RATE, STEPS, EMPHASIS = 2000, 4000, 0.05, 200, 5.0
 EPSILON, DELTA = 5.0, 1e-5
-RATES, SEARCH_SEED, SEEDS = (0.3, 1.0), 100, (1, 2, 3)
+RATES, SEARCH_SEED, SEEDS = (0.3, 1.0, 3.0), 100, (1, 2, 3)
 LOOKS = 5  # at how many steps the bias is measured
 SHADOW = ShadowTraining(epochs=20, lr=2e-3, adversary_epochs=10)
-STYLES = ("sgd", "dp-sgd", "auto-s", "dp-psac", "lm public", "lm stale", "lm privatised", "lm bias", "lm published")
-ALLOCATIONS = (
-    "uniform",
-    "sensitivity-proportional",
-    "dimension-adjusted",
-    "min-total-noise",
-    "snr-consistent",
-    "standard",
-)
-CENTRAL = {"private": 5000, "rate": 0.02, "steps": 100, "epsilon": 3.0}
-CENTRAL_SEEDS = (1,)
+STYLES = (
+    "sgd", "dp-sgd", "auto-s", "dp-psac", "lm public", "lm stale", "lm privatised", "lm bias", "lm published",
+    "lm published bias",
+)  # fmt: skip
+ALLOCATIONS = (  # EqClip makes uniform and sensitivity-proportional equal, and min-total-noise and snr-consistent
+    ("uniform", "eq"), ("dimension-adjusted", "eq"), ("snr-consistent", "eq"),
+    ("uniform", "med"), ("sensitivity-proportional", "med"), ("dimension-adjusted", "med"), ("min-total-noise", "med"),
+    ("snr-consistent", "med"), ("standard", "eq"),
+)  # fmt: skip
+CENTRAL = {"private": 60_000, "rate": 256 / 60_000, "steps": 400, "epsilon": 3.0}
+CENTRAL_RATES, CENTRAL_SEEDS = (0.5, 1.0, 2.0), (1, 2, 3)
 
 
 class Store:
@@ -125,6 +125,8 @@ def mechanism(style: str, store: Store) -> Any:
         return mechanisms.get(style)
     if style == "lm bias":
         return LMDPSGD("lm-dp-sgd", weights="public", strengths=tuple(store.values["bias weights"]))
+    if style == "lm published bias":
+        return PublishedLMDPSGD("lm-dp-sgd", weights="bias")
     known: dict[str, Any] = {
         "error_rates": tuple(row["training_error"] for row in store.values["risk fashion-mnist"]),
         "emphasis": EMPHASIS,
@@ -202,8 +204,8 @@ def private_run(
             plan, own = plans[-1], method.mechanism
             if isinstance(own, UsesPrivateNorms):
                 gradients = ExampleGradients(module, method.layers)
-                norms = gradients.sum(*watched.examples, FlatClip(1.0)).norms.numpy()
-                plan = own.plan_from_private_norms(method.layers, method.facts, norms)
+                figures = private_figures(gradients, method.mechanism, method.layers, *watched.examples)
+                plan = own.plan_from_private_norms(method.layers, method.facts, figures)
             watched.look(own.scaling(plan))
         del plans[:-1]
 
@@ -269,28 +271,35 @@ def measure_training(store: Store, deadline: float) -> bool:
 
 
 def measure_allocations(store: Store, deadline: float) -> bool:
-    """DP-SGD with every allocation under EqClip, and flat, at epsilon 3."""
+    """DP-SGD with every allocation under EqClip and a sound MedClip (noisy quantiles), and flat, at epsilon 3."""
 
-    def once(name: str, lr: float, seed: int) -> dict[str, Any]:
+    def once(name: str, clip: str, lr: float, seed: int) -> dict[str, Any]:
         halves, module = Halves.load(int(CENTRAL["private"]), 0), scnn(seed)
-        own = DPSGD("dp-sgd") if name == "standard" else DPSGD("dp-sgd", style="per-layer", allocation=name)
+        per_layer = {"style": "per-layer", "allocation": name, "clip": clip, "norms": "quantile"}
+        own = DPSGD("dp-sgd") if name == "standard" else DPSGD("dp-sgd", **per_layer)  # type: ignore[arg-type]
         sampling = Sampling("poisson", int(CENTRAL["private"]), CENTRAL["rate"])
         facts = RunFacts(0.0, sampling, rounds=int(CENTRAL["steps"]), epsilon=CENTRAL["epsilon"], delta=DELTA)
         found = private_run(Method.of(module, own, facts), module, *halves.private, lr, KeyRing.from_seed(seed))
         return found | {"lr": lr, "seed": seed, "accuracy": accuracy(module, halves.test)}
 
-    for name in ALLOCATIONS:
-        for lr in RATES:
+    for name, clip in ALLOCATIONS:
+        for lr in CENTRAL_RATES:
             if time.time() > deadline:
                 return False
-            store(f"allocation search {name} {lr:g}", lambda n=name, r=lr: once(n, r, SEARCH_SEED))
+            key = f"allocation search {name} {clip} {lr:g}"
+            store(key, lambda n=name, c=clip, r=lr: once(n, c, r, SEARCH_SEED))
     for seed in CENTRAL_SEEDS:
-        for name in ALLOCATIONS:
-            best = max(RATES, key=lambda r, n=name: store.values[f"allocation search {n} {r:g}"]["accuracy"])
+        for name, clip in ALLOCATIONS:
+            best = best_rate(store.values, name, clip)
             if time.time() > deadline:
                 return False
-            store(f"allocation run {name} {seed}", lambda n=name, r=best, s=seed: once(n, r, s))
+            store(f"allocation run {name} {clip} {seed}", lambda n=name, c=clip, r=best, s=seed: once(n, c, r, s))
     return True
+
+
+def best_rate(values: dict[str, Any], name: str, clip: str) -> float:
+    """The learning rate that the search chose for an allocation."""
+    return max(CENTRAL_RATES, key=lambda lr: values[f"allocation search {name} {clip} {lr:g}"]["accuracy"])
 
 
 # -- time and memory of a step -----------------------------------------------------------------------------------------
@@ -370,9 +379,11 @@ def main() -> None:
 
         write(store.values)
     else:
-        measure_risk(store)
-        done = options.what == "allocations" or measure_training(store, deadline)
-        done = done and measure_allocations(store, deadline)
+        if options.what == "allocations":
+            done = measure_allocations(store, deadline)
+        else:
+            measure_risk(store)
+            done = measure_training(store, deadline)
         print("done" if done else "not done: call again", flush=True)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,22 +20,26 @@ LABELS = {
     "lm privatised": "LM-DP-SGD, privatised",
     "lm bias": "LM-DP-SGD, public w* (App. D.2)",
     "lm published": "LM-DP-SGD, published",
+    "lm published bias": "LM-DP-SGD, published, w* of the batch (App. D.2)",
 }
 Values = dict[str, Any]
 
 
 def write(values: Values) -> None:
-    """Write the tables between the page's markers."""
+    """Write the tables of which something was measured between the page's markers."""
     tables = {
-        "accuracy": accuracy(values),
-        "membership": membership(values),
-        "risk": risk(values),
-        "bias": bias(values),
-        "steps": steps(values),
-        "allocations": allocations(values),
+        "accuracy": (accuracy, "run "),
+        "membership": (membership, "run "),
+        "risk": (risk, "risk "),
+        "bias": (bias, "run "),
+        "steps": (steps, "step "),
+        "allocations": (allocations, "allocation "),
     }
     text = PAGE.read_text(encoding="utf-8")
-    for name, lines in tables.items():
+    for name, (table, prefix) in tables.items():
+        if not any(key.startswith(prefix) for key in values):
+            continue
+        lines = table(values)
         marker = f"<!-- {name} -->"
         before, _, rest = text.partition(marker)
         _, _, after = rest.partition(marker)
@@ -147,16 +150,16 @@ def steps(values: Values) -> list[str]:
 
 
 def allocations(values: Values) -> list[str]:
+    names = list(dict.fromkeys(name for name, _ in bench.ALLOCATIONS))
     rows = []
-    for name in bench.ALLOCATIONS:
-        found = [values[key] for seed in bench.CENTRAL_SEEDS if (key := f"allocation run {name} {seed}") in values]
-        searched = [values[key] for lr in bench.RATES if (key := f"allocation search {name} {lr:g}") in values]
-        best = max((run["accuracy"] for run in searched), default=math.nan)
-        rows.append([
-            "standard Gaussian (flat)" if name == "standard" else name,
-            f"{found[0]['lr']:g}" if found else "-",
-            f"{100 * best:.1f}" if searched else "-",
-            spread([run["accuracy"] for run in found]),
-            str(len(found)),
-        ])  # fmt: skip
-    return _table(["strategy", "lr", "search seed", "test accuracy (EqClip)", "seeds"], rows)
+    for name in names:
+        row = ["standard Gaussian (flat)" if name == "standard" else name]
+        for clip in ("eq", "med"):
+            own = {"sensitivity-proportional": "uniform", "min-total-noise": "snr-consistent"}.get(name, name)
+            own = own if clip == "eq" else name
+            found = [
+                values[key] for seed in bench.CENTRAL_SEEDS if (key := f"allocation run {own} {clip} {seed}") in values
+            ]
+            row += [f"{found[0]['lr']:g}" if found else "-", spread([run["accuracy"] for run in found])]
+        rows.append([*row, str(len(found))])
+    return _table(["strategy", "lr", "EqClip", "lr", "MedClip (noisy quantiles)", "seeds"], rows)

@@ -66,15 +66,14 @@ class ExampleClient(LayerwiseClient):
         return total, []
 
     def _raw_norms(self, message: Message, model: Tensor, round_: int) -> np.ndarray:
-        """Layer norms of the gradients of the step's batches, [examples, K], without those that are not finite."""
+        """What the mechanism plans by (`ExampleTrainer.figures`) for the step's batches, [rows, K]."""
         plan = ReleasePlan.from_json(self._layers, str(message.content.config_records[wire.CONFIG][wire.PLAN]))
         found, trainer = [np.empty((0, len(self._layers)))], self._trainer
         trainer.weights.copy_(model)
         with torch_threads(self._numerics.threads):
             for client in self._members(message):
                 data, rows = self._batch(client, plan, round_)
-                norms = trainer.norms(data.x, data.y, rows)
-                found.append(norms[norms.isfinite().all(dim=1)].cpu().numpy())
+                found.append(trainer.figures(data.x, data.y, rows))
         return np.concatenate(found)
 
     def _batch(self, client: int, plan: ReleasePlan, round_: int) -> tuple[ClientData, Tensor]:

@@ -252,6 +252,7 @@ class RunFacts:
             return
         if noise.rounds != self.rounds:
             raise ConfigError(f"the noise is correlated over {noise.rounds} rounds, the run has {self.rounds}")
+        noise.check_noise()
         if sampling.separation is None:
             raise ConfigError(
                 "correlated noise needs to know how many rounds lie between a client's participations: use 'cyclic', "

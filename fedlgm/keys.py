@@ -62,11 +62,12 @@ class KeyRing:
         """Ring of a public seed, or of 128 bits from the operating system when `seed` is None."""
         return cls(secrets.randbits(128), secret=True) if seed is None else cls(int(seed))
 
-    def derive(self, *facts: bytes) -> KeyRing:
+    def derive(self, *facts: bytes | memoryview) -> KeyRing:
         """A ring of its own for every sequence of `facts`, as secret as this one."""
         digest = hashlib.blake2b(digest_size=16, key=self.root.to_bytes(16, "little"))
         for fact in facts:
-            digest.update(len(fact).to_bytes(8, "little") + fact)
+            digest.update(len(fact).to_bytes(8, "little"))
+            digest.update(fact)
         return KeyRing(int.from_bytes(digest.digest(), "little"), self.secret)
 
     def sequence(self, purpose: Purpose, *path: int) -> np.random.SeedSequence:

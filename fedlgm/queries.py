@@ -115,11 +115,8 @@ class BelowBound(AuxiliaryQuery):
         return np.asarray(mean.double().numpy() + 0.5)
 
 
-@dataclass(frozen=True)
-class LayerMovement(AuxiliaryQuery):
-    """Root mean square change of each layer's weights, as a direction: every client's vector has norm 1 at most."""
-
-    name: ClassVar[str] = "layer-movement"
+class _LayerFigures(AuxiliaryQuery):
+    """A non-negative figure per layer, together a vector of norm 1 at most."""
 
     @property
     def size(self) -> int:
@@ -128,8 +125,19 @@ class LayerMovement(AuxiliaryQuery):
 
     @property
     def bound(self) -> float:
-        """1, whatever the update is."""
+        """1, whatever the layers' norms are."""
         return 1.0
+
+    def decode(self, mean: Tensor) -> np.ndarray:
+        """Mean figures, at least 0, float64 [K]."""
+        return np.maximum(mean.double().numpy(), 0.0)
+
+
+@dataclass(frozen=True)
+class LayerMovement(_LayerFigures):
+    """Root mean square change of each layer's weights, as a direction: every client's vector has norm 1 at most."""
+
+    name: ClassVar[str] = "layer-movement"
 
     def encode(self, norms: Tensor, clip: Tensor) -> Tensor:
         """See `AuxiliaryQuery.encode`."""
@@ -139,13 +147,9 @@ class LayerMovement(AuxiliaryQuery):
         length = torch.linalg.vector_norm(movement, dim=1, keepdim=True)
         return SAFETY * movement / length.clamp(min=1.0)
 
-    def decode(self, mean: Tensor) -> np.ndarray:
-        """Mean movement, at least 0, float64 [K]."""
-        return np.maximum(mean.double().numpy(), 0.0)
-
 
 @dataclass(frozen=True)
-class LayerStrength(AuxiliaryQuery):
+class LayerStrength(_LayerFigures):
     """Shares of the layers in the length of a gradient, (||g_l|| / ||g||)_l: every vector has norm 1 or 0.
 
     What Algorithm 1 of the LM-DP-SGD paper averages over a batch, ||g_l|| / min(C, ||g||), has no bound where a
@@ -154,23 +158,9 @@ class LayerStrength(AuxiliaryQuery):
 
     name: ClassVar[str] = "layer-strength"
 
-    @property
-    def size(self) -> int:
-        """One figure per layer."""
-        return len(self.sizes)
-
-    @property
-    def bound(self) -> float:
-        """1, whatever the gradient is."""
-        return 1.0
-
     def encode(self, norms: Tensor, clip: Tensor) -> Tensor:
         """See `AuxiliaryQuery.encode`."""
         return SAFETY * layer_directions(norms)
-
-    def decode(self, mean: Tensor) -> np.ndarray:
-        """Mean shares, at least 0, float64 [K]."""
-        return np.maximum(mean.double().numpy(), 0.0)
 
 
 def layer_directions(norms: Tensor) -> Tensor:

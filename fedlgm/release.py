@@ -39,7 +39,7 @@ def noise_keys(keys: KeyRing, exact: Tensor, plan: ReleasePlan) -> KeyRing:
     """
     if not keys.secret:
         return keys
-    return keys.derive(np.ascontiguousarray(exact.detach().cpu().numpy()).tobytes(), plan.to_json().encode())
+    return keys.derive(np.ascontiguousarray(exact.detach().cpu().numpy()).view(np.uint8).data, plan.to_json().encode())
 
 
 def release(
@@ -162,7 +162,7 @@ def local_release(
         own.skip(1)
     else:
         own.add(updates)
-    bound_to_data = keys.derive(own.total.cpu().numpy().tobytes())
+    bound_to_data = keys.derive(own.total.cpu().numpy().view(np.uint8).data)
     name = fingerprint(bound_to_data, round, client, backend)
     release(own.total, plan, bound_to_data, round, client, backend)
     return own, name

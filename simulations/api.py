@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from torch import nn
 
@@ -17,8 +17,7 @@ from simulations.config.own import Own, own_of
 from simulations.config.recipe import Recipe
 from simulations.launch import Engine
 from simulations.runs.folder import RunFolder
-from simulations.runs.recorder import OnRound
-from simulations.runs.rows import LayerRow, RoundRow, RunSummary
+from simulations.runs.rows import LayerRow, OnRound, RoundRow, RunSummary
 
 
 class RunResult(Mapping[str, Any]):
@@ -77,7 +76,7 @@ class RunResult(Mapping[str, Any]):
     @cached_property
     def history(self) -> list[RoundRow]:
         """One public row per round, see `simulations.runs.rows.RoundRow`."""
-        return cast(list[RoundRow], self._folder.rows())
+        return list(self._folder.rows())
 
     @property
     def folder(self) -> Path:

@@ -16,8 +16,7 @@ from simulations.config.assembly import Assembly, settled
 from simulations.config.own import Own
 from simulations.config.recipe import Recipe
 from simulations.runs.folder import RunFolder
-from simulations.runs.recorder import OnRound
-from simulations.runs.rows import RunSummary
+from simulations.runs.rows import OnRound, RunSummary
 from simulations.runs.trackers import Tracker, Trackers
 
 if TYPE_CHECKING:

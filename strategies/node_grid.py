@@ -1,4 +1,4 @@
-"""Real nodes behind a Flower Grid: who they are, what they are asked, and whose answer counts.
+"""Real nodes behind a Flower Grid: what they are asked, and whose answer counts.
 
 `NodeGrid` wraps the Grid that Flower gives a ServerApp. To a strategy it looks like a federation in which every client
 has a node that always answers; behind it nodes come and go, and every answer is checked against the enrolment.
@@ -12,91 +12,33 @@ has a node that always answers; behind it nodes come and go, and every answer is
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import math
 import secrets
 import time
-import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, Metadata, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedlgm import node_protocol as protocol
 from fedlgm import wire
-from fedlgm.errors import ConfigError, RunError
+from fedlgm.errors import RunError
 from fedlgm.layers import LayerTable
 from fedlgm.node_protocol import BODY, HEADER, MASK, TRANSIENT, Position, Question
 from fedlgm.plan import ReleasePlan
+from strategies.enrolment import Enrolment, key_digest
 from strategies.nodes import OneNodePerClient
 
 _TTL = 12 * 3600.0
 _LOST = 1  # code of an error reply; Flower's own say nothing that fits
 _SERVER_NODE = 1
 _FIRST_NODE = 2  # client c stands behind node id c + 2 of this grid
-_HEX = r"^[0-9a-f]{64}$"
-
-
-class EnrolledNode(BaseModel):
-    """One [[node]] of an enrolment file."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-    client: int = Field(ge=0)
-    name: str = Field(min_length=1)
-    flower_key: str = Field(pattern=_HEX)
-    service_key: str = Field(pattern=_HEX)
-
-
-class Enrolment(BaseModel):
-    """Which registered node is which client: the server operator's word, never a node's own.
-
-    Attributes:
-        node: one entry per client, numbered 0 to N - 1, each with the digest of its SuperNode's public key (see
-            `key_digest`) and the public key of its release service.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-    node: list[EnrolledNode] = Field(min_length=1)
-
-    @model_validator(mode="after")
-    def _each_once(self) -> Enrolment:
-        if sorted(one.client for one in self.node) != list(range(len(self.node))):
-            raise ValueError(f"clients must be numbered 0 to {len(self.node) - 1}, each once")
-        for name in ("name", "flower_key", "service_key"):
-            values = [getattr(one, name) for one in self.node]
-            if len(set(values)) != len(values):
-                raise ValueError(f"two nodes have the same {name}")
-        return self
-
-    @classmethod
-    def load(cls, path: Path) -> Enrolment:
-        """Read an enrolment file.
-
-        Raises:
-            ConfigError: missing, or not of its form: with the reason.
-        """
-        try:
-            return cls.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
-        except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"the enrolment {path} cannot be read: {error}") from error
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"]))
-            raise ConfigError(f"{path}: {where}: {first['msg'].removeprefix('Value error, ')}") from error
-
-    def __len__(self) -> int:
-        return len(self.node)
-
-    def __getitem__(self, client: int) -> EnrolledNode:
-        return next(one for one in self.node if one.client == client)
 
 
 class EnrolledNodes(OneNodePerClient):
@@ -108,17 +50,6 @@ class EnrolledNodes(OneNodePerClient):
         return True
 
 
-def key_digest(pem: bytes) -> str:
-    """SHA-256 of a public key, as hexadecimal digits, however its PEM text is written.
-
-    Raises:
-        ValueError: not a public key in PEM.
-    """
-    key = serialization.load_pem_public_key(pem)
-    form = serialization.PublicFormat.SubjectPublicKeyInfo
-    return hashlib.sha256(key.public_bytes(serialization.Encoding.DER, form)).hexdigest()
-
-
 @dataclass(frozen=True)
 class Patience:
     """How long a round waits, in seconds, and for how many.
@@ -128,7 +59,7 @@ class Patience:
         round_seconds: after which a round with its quorum goes on without those that are still busy.
         offline_seconds: for which a node that is not connected, or whose service is down, is waited for.
         give_up_seconds: after which a round below its quorum ends the run with an error; it can be resumed.
-        poll_seconds: between looks for answers.
+        poll_seconds: between looks for answers; up to five times as long in a long round.
         nudge_seconds: after which a node that is connected and silent is sent something else, see `NodeGrid._nudge`.
     """
 
@@ -369,7 +300,8 @@ class NodeGrid(Grid):
                 names = ", ".join(self._enrolment[one.client].name for one in waiting[:5])
                 more = f" and {len(waiting) - 5} more" if len(waiting) > 5 else ""
                 self._say(f"waiting for {names}{more} ({answered} of {len(asked)} answered, {now - started:.0f} s)")
-            time.sleep(patience.poll_seconds)
+            # A look costs server and SuperLink some milliseconds: rarer where a round is long.
+            time.sleep(min(max(patience.poll_seconds, 0.02 * (now - started)), 5 * patience.poll_seconds))
         answered = sum(one.answer is not None for one in asked)
         if answered < needed:
             reasons = "; ".join(

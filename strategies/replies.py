@@ -167,11 +167,12 @@ def contribution(reply: Message, plan: ReleasePlan) -> np.ndarray:
 
 
 def _norm(values: np.ndarray, order: int) -> float:
-    largest = float(np.abs(values).max(initial=0.0))
-    if largest == 0:
-        return 0.0
-    with np.errstate(over="ignore"):
-        return largest * float(np.linalg.norm(values / largest, ord=order))  # squares of huge numbers overflow
+    with np.errstate(over="ignore", under="ignore"):
+        norm = float(np.linalg.norm(values, ord=order))
+        if 1e-100 < norm < math.inf:
+            return norm
+        largest = float(np.abs(values).max(initial=0.0))  # squares of huge numbers overflow, those of tiny ones vanish
+        return largest * float(np.linalg.norm(values / largest, ord=order)) if largest else 0.0
 
 
 def largest_norm(part: Part, family: str) -> float:

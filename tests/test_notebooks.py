@@ -9,6 +9,7 @@ from pathlib import Path
 import nbformat
 import pytest
 from nbclient import NotebookClient
+from patience import LIMIT_S
 
 from simulations.runs.folder import RunFolder
 
@@ -18,15 +19,15 @@ NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 def outputs_of(name: str) -> list[str]:
     """What the cells of a notebook put out when they are run in order."""
     notebook = nbformat.read(NOTEBOOKS / name, as_version=4)
-    NotebookClient(notebook, timeout=240, resources={"metadata": {"path": str(NOTEBOOKS)}}).execute()
+    NotebookClient(notebook, timeout=LIMIT_S, resources={"metadata": {"path": str(NOTEBOOKS)}}).execute()
     return [str(o) for cell in notebook.cells if cell.cell_type == "code" for o in cell.outputs]
 
 
+@pytest.mark.slow
 def test_quickstart_notebook() -> None:
     assert any("NOT PRIVATE" in o and "inf" in o for o in outputs_of("quickstart.ipynb"))
 
 
-@pytest.mark.slow
 def test_a_result_in_a_notebook_says_what_protects_and_whether_its_noise_can_be_drawn_again(tmp_path) -> None:
     """As a kernel shows it: the rich output of a cell that ends with a result."""
     small = ["federation.clients=20", "federation.rounds=1", "privacy.accountant=rdp"]
@@ -38,7 +39,7 @@ def test_a_result_in_a_notebook_says_what_protects_and_whether_its_noise_can_be_
     for name, change in changes.items():
         cells.append(f"simulations.simulate(overrides={[*small, *change]!r}, run_dir={str(tmp_path / name)!r})")
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in cells])
-    NotebookClient(notebook, timeout=240, resources={"metadata": {"path": str(NOTEBOOKS.parent)}}).execute()
+    NotebookClient(notebook, timeout=LIMIT_S, resources={"metadata": {"path": str(NOTEBOOKS.parent)}}).execute()
     outputs = (next(o for o in cell.outputs if o.output_type == "execute_result") for cell in notebook.cells[1:])
     shown = dict(zip(changes, (html.unescape(output.data["text/html"]) for output in outputs), strict=True))
     for name, page in shown.items():
@@ -58,6 +59,7 @@ def test_attacks_notebook() -> None:
     assert abs(float(figures["epsilon 1"])) < 0.3
 
 
+@pytest.mark.slow
 def test_example_level_notebook() -> None:
     text = "".join(outputs_of("example_level.ipynb"))
     errors = re.findall(r"(true|random) labels +(fc\d): error ([\d.]+)", text)
@@ -68,6 +70,7 @@ def test_example_level_notebook() -> None:
     assert re.search(r"published: one example moves the sum by 10.06.*NOT AS REPORTED", text)
 
 
+@pytest.mark.slow
 def test_correlated_notebook() -> None:
     outputs = outputs_of("correlated.ipynb")
     assert sum("image/png" in o for o in outputs) == 2

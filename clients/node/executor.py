@@ -22,7 +22,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-FLOWER = "1.41."
+from clients.node.supernode import FLOWER, after_silence
+
 _HEARTBEAT_S = 20.0
 _PULL_S = 120.0
 _TASKS = 4
@@ -36,7 +37,8 @@ class Executor:
         supernode: host:port of its Runtime API.
         secret: shared with it (`--superexec-auth-secret-file`), byte for byte.
         socket: of the release service.
-        poll: seconds between looks for a task.
+        poll: seconds between looks for a task; up to five times as long when the last one was long ago, since every
+            look costs both processes some milliseconds.
     """
 
     def __init__(self, supernode: str, secret: bytes, socket: Path, poll: float = 0.2) -> None:
@@ -60,7 +62,7 @@ class Executor:
         from flwr.supercore.constant import TaskType
 
         request = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
-        reachable = True
+        reachable, last = True, time.monotonic()
         while not stop.is_set():
             try:
                 answer = self._client.AcquireTask(request)
@@ -83,8 +85,9 @@ class Executor:
                 stop.wait(1.0)
                 continue
             if not answer.token:
-                stop.wait(self._poll)
+                stop.wait(after_silence(time.monotonic() - last, self._poll, 5 * self._poll))
                 continue
+            last = time.monotonic()
             self._free.acquire()
             threading.Thread(target=self._take, args=(answer.token, answer.task.task_id), daemon=True).start()
 
@@ -172,6 +175,7 @@ def _pull(client: Any) -> tuple[Any, Any]:
         make_confirm_message_received_fn_protobuf(client.ConfirmMessageReceived, node, context.run_id),
         return_type=Message,
         max_time=_PULL_S,
+        initial_backoff=0.05,  # the first of a message's parts are there a moment after it
     )
     message.metadata.__dict__["_message_id"] = tree.object_id  # its own content does not hold it
     return message, context
@@ -207,7 +211,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--supernode", required=True, help="host:port of the SuperNode's Runtime API")
     parser.add_argument("--secret-file", required=True, type=Path, help="secret shared with the SuperNode")
     parser.add_argument("--socket", required=True, type=Path, help="socket of the node's release service")
-    parser.add_argument("--poll", type=float, default=0.2, help="seconds between looks for a task")
+    parser.add_argument("--poll", type=float, default=0.2, help="least seconds between looks for a task")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)

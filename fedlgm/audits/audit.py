@@ -12,19 +12,21 @@ import torch
 
 from fedlgm.aggregation import BoundedSum
 from fedlgm.audits.bounds import CONFIDENCE
-from fedlgm.audits.canaries import Canaries, CanaryRecord, Presence, check_auditable, check_separate_rounds
+from fedlgm.audits.canaries import Canaries, CanaryRecord, Presence, check_auditable
 from fedlgm.audits.distinguisher import TRIALS, audit_mechanism_by_trials
-from fedlgm.audits.one_run import Reported, audit_record
+from fedlgm.audits.one_run import audit_record
 from fedlgm.audits.probe import ProbeReading, audit_by_probe, checks, probe
-from fedlgm.audits.result import AuditResult, Method
+from fedlgm.audits.result import AuditResult, Method, Reported
 from fedlgm.audits.subject import Subject
 from fedlgm.errors import ConfigError
 from fedlgm.keys import KeyRing
 from fedlgm.release import noise_keys, release
+from fedlgm.run_noise import RunNoise
 
 Progress = Callable[[int, int], None]
 OBSERVATIONS = 16000
 _ELEMENTS = 1 << 23  # numbers that all canaries' directions may take
+_COORDINATES = 1 << 25  # of all rounds together, up to which a run that is one mechanism is drawn as a whole
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Audit:
         method: "auto" takes the strongest method that fits: canary-aligned sums for Gaussian noise under central trust,
             a distinguisher for everything else. "probe" is deterministic; "distinguisher" tries one release many times;
             "one-run-gaussian", "one-run", "one-run-fdp" and the estimate "one-shot" put canaries into one run.
-        confidence: of the lower bound.
+        confidence: of the whole audit: what is as reported passes with at least this probability, see `audits.level`.
         trials: releases of each population, for the distinguisher.
         canaries: for methods of one run; None for as many as make the bound tight.
         seed: of the audit's randomness, the noise included; None takes the operating system's.
@@ -61,20 +63,24 @@ class Audit:
             progress: called with (done, all).
 
         Raises:
-            ConfigError: too few trials or canaries, a mechanism that releases nothing, rounds that are not charged one
-                by one, or a method of one run for releases that canaries cannot be looked for in.
+            ConfigError: too few trials or canaries, a mechanism that releases nothing, a method of single releases for
+                a run whose rounds are one mechanism, or one of one run for releases that canaries do not fit.
 
         Example:
             >>> Audit(method="probe").mechanism(Subject.of("snr-consistent")).passed
             True
         """
         started = time.perf_counter()
-        check_separate_rounds(subject.facts)
         if self.method == "probe":
             result = audit_by_probe(subject)
         else:
             reading = probe(subject)
             method = self._settled(subject)
+            if method != "one-run-gaussian" and not subject.facts.separate_rounds:
+                raise ConfigError(
+                    f"{method} looks at separate releases, and the rounds of this run are one mechanism (correlated "
+                    "noise, or restricted participation): use 'one-run-gaussian' or 'probe'"
+                )
             if method == "distinguisher":
                 result = audit_mechanism_by_trials(
                     subject, trials=self.trials, confidence=self.confidence, seed=self.seed, on_trial=progress
@@ -106,6 +112,7 @@ class Audit:
             rate,
             subject.facts.relation,
             plan.guarantee.sentence(noise_reproducible=False),
+            None if subject.facts.separate_rounds else plan.run,
         )
         record = watch(subject, self._count(subject, presence), presence, self.seed, progress)
         return audit_record(record, subject.layers, reported, method=method, confidence=self.confidence)
@@ -115,17 +122,29 @@ class Audit:
             return self.canaries
         if presence == "run":
             return min(1000, max(2, _ELEMENTS // subject.layers.size))
-        return plenty(subject.layers.size, watched_rounds(subject))
+        separation = subject.facts.sampling.separation or 1
+        return plenty(subject.layers.size, -(-watched_rounds(subject) // separation))
 
 
 def plenty(size: int, rounds: int) -> int:
-    """Canaries for a tight bound from single releases of `size` coordinates, where nothing has to be trained."""
+    """Canaries for a tight bound where nothing has to be trained.
+
+    Args:
+        size: coordinates of a release.
+        rounds: that a canary takes part in.
+    """
     return max(2, min(OBSERVATIONS // rounds, _ELEMENTS // size, 2 * size))
 
 
 def watched_rounds(subject: Subject) -> int:
-    """Rounds that an audit of single releases goes through: all of a short run, the first ones of a long one."""
-    return min(subject.facts.rounds, 20)
+    """Rounds that an audit of single releases goes through: all of a short run, the first ones of a long one.
+
+    All of a run whose rounds are one mechanism, unless drawing them takes too long.
+    """
+    rounds = subject.facts.rounds
+    if not subject.facts.separate_rounds and rounds * subject.layers.size <= _COORDINATES:
+        return rounds
+    return min(rounds, 20)
 
 
 def watch(
@@ -146,7 +165,7 @@ def watch(
         subject.layers, count, ring.derive(b"canaries"), presence=presence, rate=subject.facts.sampling.rate
     )
     rounds = watched_rounds(subject) if presence == "release" else subject.facts.rounds
-    transcript, generator = subject.start, torch.Generator().manual_seed(subject.seed)
+    transcript, generator, run_noise = subject.start, torch.Generator().manual_seed(subject.seed), RunNoise()
     for round_ in range(1, rounds + 1):
         plan = subject.method.plan(transcript)
         check_auditable(plan)
@@ -154,7 +173,8 @@ def watch(
         subject.add(block, [torch.randn(subject.layers.size, generator=generator) for _ in range(2)])
         total = block.total
         canaries.insert(round_, plan, total)
-        release(total, plan, noise_keys(keys, total, plan), round_)
+        following = keys if plan.facts.noise is None else run_noise.following(keys, round_)
+        release(total, plan, noise_keys(following, total, plan), round_, run_noise=run_noise)
         canaries.observe(round_, plan, total)
         mean = (total / plan.denominator).float()
         moved = torch.zeros(subject.layers.size)

@@ -34,7 +34,8 @@ from fedlgm.privacy.gaussian import gaussian_epsilon, gaussian_mu
 Array = npt.NDArray[np.float64]
 ThresholdRule = Literal["split", "frontier"]
 CONFIDENCE = 0.999
-"""Default confidence: of a thousand audits of tight, sound releases about one may raise a false alarm."""
+"""Default confidence: of a thousand audits of sound releases at most one, on average, raises a false alarm."""
+COARSE_ERROR = 1e-3  # relative, of the accountant's coarse grid: ten times what it is
 _XTOL = 1e-9
 
 
@@ -377,6 +378,16 @@ def noise_ratio(observed: Array, planned: Array, confidence: float = CONFIDENCE,
         return math.inf
     t = slope / math.sqrt(variance / signal)
     return max(0.0, noncentral_t_lower(t, freedom, confidence)) / math.sqrt(signal)
+
+
+def seen_degrees(overlap: Array, canaries: int) -> float:
+    """Degrees of freedom of the noise variance that canaries see whose directions are not orthogonal.
+
+    Args:
+        overlap: mean square of the cosine of two canaries in each round, [T].
+        canaries: number m of them.
+    """
+    return float(np.sum(1.0 / (1.0 / canaries + overlap))) - 1.0
 
 
 def gaussian_shift(scores: Scores, confidence: float = CONFIDENCE) -> float:

@@ -1,48 +1,28 @@
-"""Bounds from the canaries of one run: whole releases, single layers, and what the noise itself gives away."""
+"""Bounds from the canaries of one run: whole releases, single layers, and what the noise itself gives away.
+
+Everything that can make such an audit fail shares its level, see `level`.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import get_args
 
 import numpy as np
-import scipy.stats
 
 from fedlgm import privacy
 from fedlgm.audits import bounds
 from fedlgm.audits.bounds import CONFIDENCE, Scores
-from fedlgm.audits.canaries import CanaryRecord
-from fedlgm.audits.result import AuditResult, Check, LayerRow, Method
+from fedlgm.audits.canaries import CanaryRecord, correlations
+from fedlgm.audits.level import Shares
+from fedlgm.audits.noise_checks import cancelled_by, noise_checks
+from fedlgm.audits.result import AuditResult, LayerRow, Method, Reported
+from fedlgm.audits.whole_run import audit_whole_run
 from fedlgm.errors import ConfigError
 from fedlgm.layers import LayerTable
-from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR, Relation
+from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR
 
-_COARSE_ERROR = 1e-3  # relative, ten times what it is
 _MOST_LEVELS = 8  # different noise levels of one layer that are composed one by one
-
-
-@dataclass(frozen=True)
-class Reported:
-    """What is reported about the audited releases.
-
-    Attributes:
-        subject: what they are, in words.
-        epsilon: proven, or claimed where nothing is proven; `inf` where nothing is claimed.
-        delta: at which it is stated.
-        multipliers: effective noise multiplier of every release by its plan, [T]; watched ones come first.
-        rate: sampling rate q of each.
-        relation: neighbouring relation.
-        guarantee: in one line.
-    """
-
-    subject: str
-    epsilon: float
-    delta: float
-    multipliers: np.ndarray
-    rate: float = 1.0
-    relation: Relation = "add-remove"
-    guarantee: str = ""
 
 
 def audit_record(
@@ -63,13 +43,18 @@ def audit_record(
         reported: what is reported about the run.
         method: "one-run-gaussian": canary-aligned sums give the noise ratio of single releases, and the accountant
             composes them; "one-run", "one-run-fdp" and the estimate "one-shot": scores of the run as a whole.
-        confidence: of the lower bound, shared among the whole release and its layers.
+        confidence: of the whole audit: releases that are as reported pass with at least this probability, and
+            `epsilon_lower` is no more than the truth. Bounds and checks share the level, see `level.Shares`.
         per_layer: whether layers are looked at by themselves. Without them the accountant is quicker, too, and the
             bound a thousandth smaller.
 
     Raises:
         ConfigError: a method that the record does not fit, or too few canaries.
     """
+    if reported.run is not None:
+        if method not in ("one-run-gaussian", "auto"):
+            raise ConfigError(f"{method} is for runs whose rounds are charged one by one: use 'one-run-gaussian'")
+        return audit_whole_run(record, layers, reported, reported.run, confidence, per_layer)
     if method in ("one-run-gaussian", "auto"):
         return _audit_releases(record, layers, reported, confidence, per_layer)
     if method not in ("one-run", "one-run-fdp", "one-shot"):
@@ -103,7 +88,7 @@ def epsilon_at_ratio(reported: Reported, signals: np.ndarray, ratio: float, *, q
     ]
     if not quick or reported.rate == 1:
         return privacy.accounting.composed_epsilon(events, reported.delta)
-    return (1 - _COARSE_ERROR) * privacy.accounting.composed_epsilon(events, reported.delta, "coarse pld")
+    return (1 - bounds.COARSE_ERROR) * privacy.accounting.composed_epsilon(events, reported.delta, "coarse pld")
 
 
 def _layer_signals(record: CanaryRecord, reported: Reported, layer: int) -> np.ndarray:
@@ -119,7 +104,8 @@ def _layer_signals(record: CanaryRecord, reported: Reported, layer: int) -> np.n
 def release_ratio(record: CanaryRecord, confidence: float = CONFIDENCE) -> float:
     """Lower bound on the releases' signal-to-noise ratio over the planned one; see `bounds.noise_ratio`."""
     planned = record.signs / record.multipliers[:, None]
-    return bounds.noise_ratio(record.aligned.ravel(), planned.ravel(), confidence, _degrees(record.overlap, record))
+    degrees = bounds.seen_degrees(record.overlap, record.signs.shape[1])
+    return bounds.noise_ratio(record.aligned.ravel(), planned.ravel(), confidence, degrees)
 
 
 def layer_ratio(record: CanaryRecord, layer: int, size: int, confidence: float = CONFIDENCE) -> float:
@@ -128,29 +114,27 @@ def layer_ratio(record: CanaryRecord, layer: int, size: int, confidence: float =
     if len(seen) == 0:
         return 0.0
     planned = record.signs[seen] * record.layer_signal[seen, layer, None]
-    degrees = _degrees(np.full(len(seen), 1.0 / size), record)
+    degrees = bounds.seen_degrees(np.full(len(seen), 1.0 / size), record.signs.shape[1])
     return bounds.noise_ratio(record.layer_aligned[seen, :, layer].ravel(), planned.ravel(), confidence, degrees)
-
-
-def _degrees(overlap: np.ndarray, record: CanaryRecord) -> float:
-    """Degrees of freedom of the noise variance that canaries of such a mean squared cosine see."""
-    return float(np.sum(1.0 / (1.0 / record.signs.shape[1] + overlap))) - 1.0
 
 
 def _audit_releases(
     record: CanaryRecord, layers: LayerTable, reported: Reported, confidence: float, per_layer: bool
 ) -> AuditResult:
     count = len(layers) if per_layer else 0
-    own = 1 - (1 - confidence) / (count + 1)
-    checks = noise_checks(record, layers, confidence)
-    cancelled = _cancelled(record, layers, confidence)
+    pairs = len(record.signal) * correlations(len(layers))
+    shares = Shares.of(confidence, len(layers), pairs, per_layer=per_layer)
+    cancelled = cancelled_by(record, shares)
     signals = 1.0 / reported.multipliers
-    whole = epsilon_at_ratio(reported, signals, release_ratio(record, own) * cancelled, quick=not per_layer)
+    ratio = release_ratio(record, 1 - shares.whole)
+    whole = epsilon_at_ratio(reported, signals, ratio * cancelled, quick=not per_layer)
     rows = []
     for j in range(count):
         signals = _layer_signals(record, reported, j)
         size = int(layers.sizes[j])
-        found = epsilon_at_ratio(reported, signals, layer_ratio(record, j, size, own) * cancelled, quick=True)
+        found = epsilon_at_ratio(
+            reported, signals, layer_ratio(record, j, size, 1 - shares.layer) * cancelled, quick=True
+        )
         planned = epsilon_at_ratio(reported, signals, 1.0, quick=True)
         rows.append(LayerRow(layers.names[j], size, found, planned))
     inside, outside = np.abs(record.signs) > 0, record.signs == 0
@@ -165,49 +149,9 @@ def _audit_releases(
         guarantee=reported.guarantee,
         observations=record.aligned.size,
         layers=tuple(rows),
-        checks=checks,
+        checks=noise_checks(record, layers, shares),
         scores={"inside": turned[inside], "outside": turned[outside]},
     )
-
-
-def noise_checks(record: CanaryRecord, layers: LayerTable, confidence: float = CONFIDENCE) -> tuple[Check, ...]:
-    """Whether the noise is as large as planned in every layer, and independent over layers and rounds."""
-    energy, sizes = record.energy, layers.sizes
-    least, worst = math.inf, ""
-    for j in range(len(layers)):
-        seen = energy[~np.isnan(energy[:, j]), j]
-        if len(seen) == 0:
-            continue
-        freedom = len(seen) * int(sizes[j])
-        measured = float(seen.mean())
-        limit = float(scipy.stats.chi2.ppf((1 - confidence) / len(layers), freedom)) / freedom
-        if measured / limit < least:
-            least = measured / limit
-            worst = f"{layers.names[j]}: {math.sqrt(measured):.4f} of the planned standard deviation"
-    checks = [Check("noise scale", least >= 1, f"least in {worst}")]
-    z, value = record.correlation[int(np.argmax(record.correlation[:, 0]))]
-    checks.append(
-        Check(
-            "noise independence",
-            bool(z <= _correlation_limit(record, layers, confidence)),
-            f"largest correlation over rounds or layers {value:.4f} ({z:.2f} standard errors)",
-        )
-    )
-    return tuple(checks)
-
-
-def _correlation_limit(record: CanaryRecord, layers: LayerTable, confidence: float) -> float:
-    return float(scipy.stats.norm.isf((1 - confidence) / (4 * len(record.signal) * len(layers))))
-
-
-def _cancelled(record: CanaryRecord, layers: LayerTable, confidence: float) -> float:
-    """By how much correlated noise can be made smaller by whoever sees the noise that it is correlated with."""
-    z, value = record.correlation[int(np.argmax(record.correlation[:, 0]))]
-    limit = _correlation_limit(record, layers, confidence)
-    if z <= limit or value == 0:
-        return 1.0
-    certain = math.tanh(abs(math.atanh(min(abs(value), 1 - 1e-15))) * (1 - limit / z))
-    return 1.0 / math.sqrt(max(1 - certain**2, 1e-12))
 
 
 def run_scores(record: CanaryRecord) -> Scores:

@@ -14,6 +14,7 @@ import numpy as np
 from fedlgm import privacy
 from fedlgm.audits.result import AuditResult, Check
 from fedlgm.audits.subject import Subject, World
+from fedlgm.audits.whole_run import run_epsilon
 from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR
 from fedlgm.transcript import Transcript
@@ -107,6 +108,8 @@ def _epsilon(subject: Subject, reading: ProbeReading) -> float:
         return 0.0
     if math.isinf(ratio) or plan.effective_multiplier == 0:
         return math.inf
+    if not subject.facts.separate_rounds:
+        return run_epsilon(plan.run, 1.0 / subject.multipliers(plan), ratio, subject.delta)
     levels, counts = np.unique(subject.multipliers(plan), return_counts=True)
     events = [(subject.event(plan, float(m) / ratio), int(n)) for m, n in zip(levels, counts, strict=True)]
     return privacy.accounting.composed_epsilon(events, subject.delta)

@@ -8,9 +8,37 @@ from typing import Any, Literal
 
 import numpy as np
 
+from fedlgm.privacy.guarantee import Relation
+from fedlgm.privacy.whole_run import WholeRun
+
 Method = Literal[
     "auto", "probe", "distinguisher", "one-run-gaussian", "one-run", "one-run-fdp", "one-shot"
 ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Reported:
+    """What is reported about the audited releases.
+
+    Attributes:
+        subject: what they are, in words.
+        epsilon: proven, or claimed where nothing is proven; `inf` where nothing is claimed.
+        delta: at which it is stated.
+        multipliers: effective noise multiplier of every release by its plan, [T]; watched ones come first.
+        rate: sampling rate q of each.
+        relation: neighbouring relation.
+        guarantee: in one line.
+        run: the run as one mechanism, where its rounds are not charged one by one; None elsewhere.
+    """
+
+    subject: str
+    epsilon: float
+    delta: float
+    multipliers: np.ndarray
+    rate: float = 1.0
+    relation: Relation = "add-remove"
+    guarantee: str = ""
+    run: WholeRun | None = None
 
 
 @dataclass(frozen=True)
@@ -55,7 +83,8 @@ class AuditResult:
         epsilon_lower: epsilon that the releases are shown to have at least; an estimate for method "one-shot".
         epsilon_reported: what is reported: proven, or claimed where nothing is proven; `inf` where nothing is claimed.
         delta: at which both are stated.
-        confidence: probability with which `epsilon_lower` is no more than the truth; 1 for what needs no statistics.
+        confidence: probability, at least, with which an audit of releases that are as reported passes and
+            `epsilon_lower` is no more than the truth; 1 for what needs no statistics.
         guarantee: the releases' guarantee, in one line.
         observations: scores behind the bound.
         layers: one row per layer, where the method looks at layers.

@@ -22,11 +22,11 @@ from fedlgm import mechanisms, privacy
 from fedlgm.aggregation import BoundedSum
 from fedlgm.clipping import LEAST_CLIP
 from fedlgm.errors import ConfigError
-from fedlgm.example_level.bounding import bound_gradients
+from fedlgm.example_level.bounding import bound_gradients, scaled_sum
 from fedlgm.facts import LocalTraining, RunFacts, Sampling
 from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
-from fedlgm.mechanisms import UsesPrivateNorms, UsesPrivateUpdates
+from fedlgm.mechanisms import UsesPrivateNorms, UsesPrivateSums, UsesPrivateUpdates
 from fedlgm.mechanisms.base import BoundsExamples
 from fedlgm.mechanisms.method import Method
 from fedlgm.noise import NoiseBackend
@@ -188,6 +188,11 @@ class Subject:
     def plan(self, transcript: Transcript, updates: list[Tensor]) -> ReleasePlan:
         """The round's plan for clients with these updates; sound mechanisms never see them."""
         mechanism = self.method.mechanism
+        if isinstance(mechanism, UsesPrivateSums) and (looks := mechanism.looks(len(self.layers))):
+            gradients = torch.stack(updates)
+            sums = [scaled_sum(gradients, scaling, self.layers)[0] for scaling in looks]
+            figures = mechanism.figures(self.layers, sums, len(updates))
+            return mechanism.plan_from_private_norms(self.layers, self.facts, figures)
         if isinstance(mechanism, UsesPrivateNorms):
             norms = np.stack([self.layers.norms(update).numpy() for update in updates])
             return mechanism.plan_from_private_norms(self.layers, self.facts, norms)
@@ -250,6 +255,9 @@ class Subject:
                 return rounds * float(plan.claim["epsilon"])
             event = privacy.accounting.decode(plan.claim["event"])
             return privacy.accounting.composed_epsilon([(event, rounds)], self.delta, self.facts.accountant)
+        if not self.facts.separate_rounds:
+            events = plan.run.events(self.facts.least_multiplier, rounds)
+            return privacy.accounting.composed_epsilon(events, self.delta, self.facts.accountant)
         levels, counts = np.unique(self.multipliers(plan)[:rounds], return_counts=True)
         events = [(self.event(plan, float(m), whole), int(n)) for m, n in zip(levels, counts, strict=True)]
         return privacy.accounting.composed_epsilon(events, self.delta, self.facts.accountant)

@@ -25,6 +25,8 @@ from fedlgm.errors import ConfigError
 _MOST_ROUNDS = 1_000_000
 MOST_BUFFERS = 8
 _ROUNDING = 1e-9
+_LARGEST = 1e6  # of coefficients: far from where their squares, or noise in float32, would overflow or vanish
+_LOUDEST = 1e12  # noise of a round, in standard deviations of z: what is kept of it is float32
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +54,7 @@ class Correlation:
         scales: of those buffers, positive, with a sum of at most 1.
 
     Raises:
-        ConfigError: coefficients that are not finite, too many of them, c_0 <= 0, or buffers outside their ranges.
+        ConfigError: coefficients that are not finite, extreme or too many, c_0 <= 0, or buffers outside their ranges.
     """
 
     name: str
@@ -68,6 +70,11 @@ class Correlation:
             raise ConfigError(f"coefficients must be a list of 1 to {self.rounds} numbers, got shape {c.shape}")
         if not np.isfinite(c).all() or c[0] <= 0:
             raise ConfigError("coefficients must be finite and the first one positive")
+        if c[0] < 1 / _LARGEST or np.abs(c).max() > _LARGEST:
+            raise ConfigError(
+                f"coefficients must lie within {_LARGEST:g} and the first one be at least {1 / _LARGEST:g}, got "
+                f"{c[np.abs(c).argmax()]:g} and {c[0]:g}: noise is calibrated to them, so scale them all alike"
+            )
         decays, scales = np.array(self.decays), np.array(self.scales)
         if decays.shape != scales.shape or not ((decays > 0) & (decays < 1)).all() or not (scales > 0).all():
             raise ConfigError("buffers need decays in (0, 1) and as many positive scales")
@@ -248,6 +255,22 @@ class Correlation:
         noise of one round (signal-to-noise ratios, norms with the noise taken off) must use this.
         """
         return np.sqrt(np.cumsum(self._noising**2))
+
+    def check_noise(self) -> None:
+        """Refuse a C so close to singular that noise grows from round to round until it cannot be represented.
+
+        Raises:
+            ConfigError: with the round in which it is too large.
+        """
+        if self.decays:
+            return  # their scales sum to at most 1
+        with np.errstate(over="ignore", invalid="ignore"):
+            quiet = self.noise_std() <= _LOUDEST
+        if not quiet.all():
+            raise ConfigError(
+                f"correlation {self.name!r} has noise of more than {_LOUDEST:g} times its seed's in round "
+                f"{int(quiet.argmin()) + 1}: later coefficients are too large beside the first"
+            )
 
     # --- storage
 

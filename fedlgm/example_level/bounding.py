@@ -10,6 +10,7 @@ from torch import Tensor
 from fedlgm.contributions import BoundedAnswer, BoundedUpdates
 from fedlgm.example_level.engine import ClippedSum
 from fedlgm.example_level.scaling import Scaling
+from fedlgm.layers import LayerTable
 
 if TYPE_CHECKING:
     from fedlgm.plan import ReleasePlan
@@ -31,13 +32,21 @@ def bound_gradients(gradients: Tensor, scaling: Scaling, plan: ReleasePlan) -> B
 
     An example with NaN or Inf counts as zero.
     """
-    layers = plan.layers
+    total, norms = scaled_sum(gradients, scaling, plan.layers)
+    return BoundedUpdates(-total[None], _bounds(scaling, plan), _answers(norms, plan))
+
+
+def scaled_sum(gradients: Tensor, scaling: Scaling, layers: LayerTable) -> tuple[Tensor, Tensor]:
+    """Sum [D] of given per-example gradients [B, D] as they are counted, and their norms [B, K], both in float64.
+
+    An example with NaN or Inf counts as zero.
+    """
     norms = torch.stack([torch.linalg.vector_norm(part.double(), dim=1) for part in layers.split(gradients)], dim=1)
     counted = norms.isfinite().all(dim=1)
     factors = scaling.factors(torch.where(counted[:, None], norms, 0.0))
     parts = layers.split(torch.where(counted[:, None], gradients, 0.0).double())
     total = torch.cat([(part * factors[:, j : j + 1]).sum(dim=0) for j, part in enumerate(parts)])
-    return BoundedUpdates(-total[None], _bounds(scaling, plan), _answers(norms, plan))
+    return total, norms
 
 
 def _bounds(scaling: Scaling, plan: ReleasePlan) -> tuple[float, ...]:

@@ -48,6 +48,7 @@ def train(
     ledger: Ledger,
     lr: float,
     task: ExampleLosses | None = None,
+    exact_sums: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> Trained:
     """Train a model with example-level privacy; its weights are changed in place.
@@ -65,6 +66,7 @@ def train(
         ledger: charged before every release.
         lr: learning rate.
         task: losses per example; None is classification.
+        exact_sums: see `ExampleGradients`.
         progress: called with the number of every finished step.
 
     Raises:
@@ -72,7 +74,7 @@ def train(
             per example.
     """
     mechanism, facts = method.mechanism, method.facts
-    trainer = ExampleTrainer(module, method.layers, mechanism, task=task)
+    trainer = ExampleTrainer(module, method.layers, mechanism, task=task, exact_sums=exact_sums)
     if facts.sampling.population != len(y):
         raise ConfigError(f"the facts count {facts.sampling.population} examples, the data have {len(y)}")
     batches = batch_keys(keys, digest_of(x, y))
@@ -85,7 +87,7 @@ def train(
             drawn = batches.derive(trainer.weights.detach().cpu().numpy().tobytes(), plan.to_json().encode())
         rows = poisson_rows(drawn, len(y), facts.sampling.rate, step, 0)
         if isinstance(mechanism, UsesPrivateNorms):  # a published variant, whose plan is charged as not private
-            plan = mechanism.plan_from_private_norms(method.layers, facts, trainer.norms(x, y, rows).cpu().numpy())
+            plan = mechanism.plan_from_private_norms(method.layers, facts, trainer.figures(x, y, rows))
         total = BoundedSum.empty(plan)
         total.add(trainer.sum(x, y, rows, plan))
         own = noise_keys(keys, total.total, plan)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,17 +18,19 @@ from fedlgm import tasks
 from fedlgm.devices import exact_arithmetic
 from fedlgm.errors import ConfigError, Notice
 from fedlgm.example_level.generic import GenericSite
+from fedlgm.example_level.passes import Pass, Place, Site, Total
 from fedlgm.example_level.pooling import max_pool, suits
-from fedlgm.example_level.rules import Kept, KeptGradients, Rule, Use, rule_for
-from fedlgm.example_level.rules.products import row_squares
+from fedlgm.example_level.rules import rule_for
+from fedlgm.example_level.rules.products import all_finite
 from fedlgm.example_level.scaling import Scaling, of_style
 from fedlgm.layers import LayerTable
 from fedlgm.training.stack.tape import Memory
 
 ACTIVATION_BYTES = 8 << 20
 """Size that the largest activation of a micro-batch should not exceed: larger tensors are mapped anew every time."""
-PASS_BYTES = 160 << 20
-"""Size that the layers' inputs and outputs of a micro-batch should not exceed together."""
+PASS_BYTES = 320 << 20
+"""Size that the layers' inputs and outputs of a micro-batch should not exceed together; half of it where layers are not
+scaled one by one, so that they also keep what their sums need."""
 STORED_BYTES = 128 << 20
 """Per-example gradients of a micro-batch that may be kept at a time."""
 
@@ -45,7 +48,7 @@ class ClippedSum:
     """Result of one step.
 
     Attributes:
-        total: sum of the examples' scaled gradients, [D] in the order of the layer table.
+        total: sum of the examples' scaled gradients, [D] in the order of the layer table; float64 with `exact_sums`.
         norms: l2 norm of every example's gradient of every layer before scaling, float64 [B, K]; NaN or Inf where it
             is not finite. PRIVATE: for diagnostics that stay private.
         discarded: examples that counted as zero because a gradient of theirs was not finite. PRIVATE.
@@ -67,8 +70,11 @@ class ExampleGradients:
         module: any module whose first dimension is the example and whose examples do not influence each other.
         layers: its layer table; layers may be of any grouping.
         task: losses per example; None is classification.
-        micro_batch: examples of a pass; None chooses by the size of the activations. It changes the result by rounding
-            only.
+        micro_batch: most examples of a pass; None chooses by the size of the activations. It changes the result by
+            rounding only.
+        exact_sums: add the gradients up in float64, which takes longer. The difference of two sums of n examples that
+            differ in one then moves by at most n^2 2^-52 bounds beyond that example's contribution; in float32 by up to
+            n^2 2^-23. Gradients themselves stay in the precision of the parameters.
 
     Raises:
         ConfigError: a module whose examples influence each other, such as BatchNorm in training mode.
@@ -80,12 +86,13 @@ class ExampleGradients:
         layers: LayerTable,
         task: ExampleLosses | None = None,
         micro_batch: int | None = None,
+        exact_sums: bool = False,
     ) -> None:
         if micro_batch is not None and micro_batch < 1:
             raise ConfigError(f"micro_batch must be at least 1, got {micro_batch}")
         self._module, self._layers = module, layers
         self._task: ExampleLosses = task if task is not None else tasks.get()
-        self._micro_batch, self._probed = micro_batch, False
+        self._micro_batch, self._exact_sums, self._probed = micro_batch, exact_sums, False
         parameters = dict(module.named_parameters())
         missing = [slot.name for slot in layers.slots() if slot.name not in parameters]
         if missing:
@@ -97,10 +104,10 @@ class ExampleGradients:
         self._parameters = {slot.offset: parameters[slot.name] for slot in layers.slots()}
         self._dtype = dtypes.pop()
         column = {slot.offset: j for j, layer in enumerate(layers.layers) for slot in layer.slots}
-        self._places = {key: _Place(slot.offset, slot.size, column[slot.offset]) for key, slot in trained.items()}
+        self._places = {key: Place(slot.offset, slot.size, column[slot.offset]) for key, slot in trained.items()}
         _refuse_batch_norm(module)
         self._memory = Memory(self._dtype)
-        self._sites: list[_Site | GenericSite] = []
+        self._sites: list[Site | GenericSite] = []
         self._pools: list[Any] = [child for child in module.modules() if suits(child)]
         self._find(module, "")
         self._announce()
@@ -127,21 +134,23 @@ class ExampleGradients:
         _refuse_batch_norm(self._module)
         inputs = x if isinstance(x, tuple) else (x,)
         batch, device = len(inputs[0]), next(iter(self._parameters.values())).device
-        total = torch.zeros(self._layers.size, dtype=self._dtype, device=device)
+        total = Total(self._layers.size, torch.float64 if self._exact_sums else self._dtype, device)
         squares = torch.zeros(batch, len(self._layers), dtype=torch.float64, device=device)
         if batch:
             with exact_arithmetic(device):
-                step = self._micro_batch or self._choose(inputs)
+                most = self._micro_batch or self._choose(inputs, scaling.per_layer)
+                step = math.ceil(batch / math.ceil(batch / most))
                 if not self._probed:
                     self._probe(inputs)
                 for low in range(0, batch, step):
                     rows = slice(low, min(low + step, batch))
                     self._pass(tuple(value[rows] for value in inputs), y[rows], scaling, total, squares[rows])
             for site in self._sites:
-                if isinstance(site, _Site):
-                    site.finish(total)
+                if isinstance(site, Site):
+                    site.rule.finish([total.part(place) for place in site.places])
         norms = squares.sqrt()
-        return ClippedSum(total, norms, int((~torch.isfinite(norms)).any(dim=1).sum()))
+        discarded = 0 if all_finite(squares) else int((~torch.isfinite(norms)).any(dim=1).sum())
+        return ClippedSum(total.vector(self._places.values()), norms, discarded)
 
     def _find(self, module: nn.Module, name: str) -> None:
         """Collect the outermost modules whose gradients are known, or are found generically."""
@@ -150,7 +159,7 @@ class ExampleGradients:
         if own and rule is None:
             self._sites.append(GenericSite(module, name, self._places))
         elif own and rule is not None:
-            self._sites.append(_Site(rule(module, self._memory, name), self._places))
+            self._sites.append(Site(rule(module, self._memory, name), self._places))
         else:
             for key, child in module.named_children():
                 known = any(site.module is child for site in self._sites)
@@ -165,9 +174,9 @@ class ExampleGradients:
             shown = ", ".join(sites[:4]) + (f" and {len(sites) - 4} more" if len(sites) > 4 else "")
             warnings.warn(Notice(f"generic per-example gradients, which are slower, for {shown}"), stacklevel=3)
 
-    def _pass(self, x: tuple[Tensor, ...], y: Tensor, scaling: Scaling, total: Tensor, squares: Tensor) -> None:
-        """One micro-batch: add its scaled gradients to `total` [D] and its squared norms to `squares` [n, K]."""
-        work = _Pass(self._sites, self._places, scaling, total, squares)
+    def _pass(self, x: tuple[Tensor, ...], y: Tensor, scaling: Scaling, total: Total, squares: Tensor) -> None:
+        """One micro-batch: add its scaled gradients to `total` and its squared norms to `squares` [n, K]."""
+        work = Pass(self._sites, self._places, scaling, total, squares, self._dtype)
         with self._patched(work.call):
             outputs = self._module(*x)
         losses = self._task.losses(outputs, y)
@@ -203,16 +212,17 @@ class ExampleGradients:
             for module in (*(site.module for site in self._sites), *self._pools):
                 vars(module).pop("forward", None)
 
-    def _choose(self, inputs: tuple[Tensor, ...]) -> int:
+    def _choose(self, inputs: tuple[Tensor, ...], per_layer: bool) -> int:
         """Micro-batch by the largest activation of one example, and by what is kept per example."""
-        shapes = tuple(value.shape[1:] for value in inputs)
+        shapes = (per_layer, *(value.shape[1:] for value in inputs))
         if getattr(self, "_chosen", (None, 0))[0] != shapes:
             seen: list[int] = []
             with torch.no_grad(), self._patched(_observer(seen, lambda *_: None)):
                 self._module(*(value[:1] for value in inputs))
             stored = sum(place.size for site in self._sites if isinstance(site, GenericSite) for place in site.places)
             size = torch.empty(0, dtype=self._dtype).element_size()
-            step = min(ACTIVATION_BYTES // (size * max(seen, default=1)), PASS_BYTES // (size * max(sum(seen), 1)))
+            limit = PASS_BYTES if per_layer else PASS_BYTES // 2
+            step = min(ACTIVATION_BYTES // (size * max(seen, default=1)), limit // (size * max(sum(seen), 1)))
             step = max(1, step)
             if stored:
                 step = min(step, max(1, STORED_BYTES // (size * stored)))
@@ -255,180 +265,6 @@ class ExampleGradients:
         return seen + [("the output", value) for value in leaves if isinstance(value, Tensor)]
 
 
-@dataclass(frozen=True)
-class _Place:
-    """Where a parameter lies: offset and size in the flat vector, and its layer."""
-
-    offset: int
-    size: int
-    column: int
-
-
-class _Site:
-    """One module with a rule."""
-
-    def __init__(self, rule: Rule, places: dict[int, _Place]) -> None:
-        self.rule, self.module, self.name = rule, rule.module, rule.name
-        own = dict(self.module.named_parameters(recurse=False))
-        rule.parameters = [key for key in rule.parameters if id(own[key]) in places]
-        self.places = [places[id(own[key])] for key in rule.parameters]
-
-    def finish(self, total: Tensor) -> None:
-        """Bring the finished sums into the order of the parameters."""
-        self.rule.finish([total[place.offset : place.offset + place.size] for place in self.places])
-
-
-class _Pass:
-    """Forward and backward pass of one micro-batch.
-
-    Attributes:
-        anchor: scalar that every fused layer depends on, so that autograd reaches all of them.
-    """
-
-    def __init__(
-        self,
-        sites: Sequence[_Site | GenericSite],
-        places: dict[int, _Place],
-        scaling: Scaling,
-        total: Tensor,
-        squares: Tensor,
-    ) -> None:
-        self.anchor = torch.zeros((), dtype=total.dtype, device=total.device, requires_grad=True)
-        self._scaling, self._total, self._squares = scaling, total, squares
-        self._uses: dict[int, int] = {}
-        self._members: dict[int, int] = {}
-        for place in places.values():
-            self._members[place.column] = self._members.get(place.column, 0) + 1
-        self._waiting: list[tuple[_Site, Kept]] = []
-        self._whole: dict[int, tuple[_Place, Tensor]] = {}
-        self._started = False
-
-    def call(self, site: Any, *arguments: Any, **named: Any) -> Any:
-        """Forward pass of a site."""
-        if not torch.is_grad_enabled():
-            return type(site.module).forward(site.module, *arguments, **named)
-        if self._started:
-            raise ConfigError(
-                f"{site.name} is called during the backward pass: activation checkpointing is not supported"
-            )
-        for place in site.places:
-            self._uses[place.offset] = self._uses.get(place.offset, 0) + 1
-        if isinstance(site, GenericSite):
-            return site.call(len(self._squares), arguments, named)
-        (x,) = (*arguments, *named.values())
-        if len(x) != len(self._squares):
-            raise ConfigError(
-                f"{site.name} got {len(x)} rows for {len(self._squares)} examples: the first dimension must be the "
-                "example"
-            )
-        return _Fused.apply(site.rule.prepare(x), self.anchor, site, self)
-
-    def start(self) -> None:
-        """The forward pass is over: how often every parameter is used is known."""
-        self._started = True
-
-    def backward(self, site: _Site, use: Use) -> None:
-        """Gradients of a site, for one of its uses."""
-        if not site.places:
-            return
-        if any(self._uses[place.offset] > 1 for place in site.places):
-            for place, gradients in zip(site.places, site.rule.instantiate(use), strict=True):
-                self._add_whole(place, gradients)
-            return
-        alone = all(self._members[place.column] == self._own(site, place) for place in site.places)
-        if self._scaling.per_layer and alone:
-            site.rule.immediately(
-                use, self._sums(site), _PerLayer(site, self._scaling, self._squares, self._total.dtype)
-            )
-            return
-        kept = site.rule.keep(use)
-        for place, squares in zip(site.places, kept.squares, strict=True):
-            self._squares[:, place.column] += squares
-        self._waiting.append((site, kept))
-
-    @torch.no_grad()
-    def generic(self, site: GenericSite, gradients: Sequence[Tensor | None]) -> None:
-        """Gradients [n, ...] of a generic site."""
-        for place, gradient in zip(site.places, gradients, strict=True):
-            if gradient is not None:
-                self._add_whole(place, gradient.reshape(len(gradient), -1))
-
-    @torch.no_grad()
-    def finish(self) -> None:
-        """Scale and add what had to wait for the end of the backward pass."""
-        for place, gradients in self._whole.values():
-            self._squares[:, place.column] += row_squares(gradients)
-        if not self._waiting and not self._whole:
-            return
-        norms = self._squares.sqrt()
-        finite = torch.isfinite(norms)
-        known = torch.where(finite, norms, 0.0)
-        factors = self._scaling.factors(known)
-        if self._scaling.per_layer:
-            counted = finite
-        else:
-            counted = finite.all(dim=1, keepdim=True)
-        factors = torch.where(counted, factors, 0.0).to(self._total.dtype)
-        for site, kept in self._waiting:
-            kept.add(self._sums(site), [factors[:, place.column].contiguous() for place in site.places])
-        for place, gradients in self._whole.values():
-            column = self._squares[:, place.column]
-            part = self._total[place.offset : place.offset + place.size]
-            KeptGradients([gradients], [column]).add([part], [factors[:, place.column].contiguous()])
-
-    def _own(self, site: _Site, place: _Place) -> int:
-        return sum(other.column == place.column for other in site.places)
-
-    def _sums(self, site: _Site) -> list[Tensor]:
-        return [self._total[place.offset : place.offset + place.size] for place in site.places]
-
-    def _add_whole(self, place: _Place, gradients: Tensor) -> None:
-        if place.offset in self._whole:
-            gradients = self._whole[place.offset][1] + gradients
-        self._whole[place.offset] = (place, gradients)
-
-
-class _PerLayer:
-    """Factors of one site's gradients, each layer by itself; writes the norms down."""
-
-    def __init__(self, site: _Site, scaling: Scaling, squares: Tensor, dtype: torch.dtype) -> None:
-        self._columns, self._scaling, self._squares = [p.column for p in site.places], scaling, squares
-        self._dtype = dtype
-
-    def __call__(self, rows: slice, squares: Sequence[Tensor]) -> list[Tensor]:
-        by_column: dict[int, Tensor] = {}
-        for column, square in zip(self._columns, squares, strict=True):
-            by_column[column] = by_column[column] + square if column in by_column else square
-        factors = {}
-        for column, square in by_column.items():
-            self._squares[rows, column] = square
-            norms = square.sqrt()
-            finite = torch.isfinite(norms)
-            if finite.all():
-                factors[column] = self._scaling.factors_of(column, norms)
-            else:
-                factors[column] = torch.where(finite, self._scaling.factors_of(column, norms.where(finite, 0.0)), 0.0)
-        return [factors[column].to(self._dtype) for column in self._columns]
-
-
-class _Fused(torch.autograd.Function):
-    """A layer whose backward pass hands on the input's gradient and keeps the weights' to itself."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, anchor: Tensor, site: _Site, work: _Pass) -> Tensor:  # type: ignore[override]
-        out, saved = site.rule.forward(x)
-        ctx.save_for_backward(x, *saved)
-        ctx.site, ctx.work = site, work
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        x, *saved = ctx.saved_tensors
-        use = Use(x.detach(), gradients[0], tuple(saved))
-        ctx.work.backward(ctx.site, use)
-        return (ctx.site.rule.input_gradient(use) if ctx.needs_input_grad[0] else None, None, None, None)
-
-
 def _bound(call: Callable[..., Any], site: Any) -> Callable[..., Any]:
     return lambda *arguments, **named: call(site, *arguments, **named)
 
@@ -441,6 +277,8 @@ def _observer(sizes: list[int], look: Callable[[Any, tuple[Any, ...], dict[str, 
         values = (*arguments, *named.values())
         look(site, arguments, named)
         sizes.extend(v[0].numel() for v in (*values, out) if isinstance(v, Tensor) and v.dim() and len(v))
+        if isinstance(site, Site):
+            sizes.append(site.rule.kept(values[0], out))
         return out
 
     return call
@@ -469,7 +307,7 @@ def clipped_sum(
     """Sum over examples of clipped gradients, and the per-example norms of every layer.
 
     With `style="per-layer"` layer j of example i is multiplied by min(1, c_j / ||g_ij||), with "flat" the whole
-    gradient by min(1, C / ||g_i||). Where that cuts, the factor is 2^-20 smaller, so that rounding carries no
+    gradient by min(1, C / ||g_i||). Where that cuts, the factor is 2^-19 smaller, so that rounding carries no
     contribution above its bound. One example's contribution has at most the l2 norm sqrt(sum_j c_j^2), or C: the
     sensitivity of the sum under add-or-remove-one example.
 

@@ -18,7 +18,7 @@ from fedlgm.facts import LocalTraining
 from fedlgm.inputs import Inputs
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.layers import LayerTable
-from fedlgm.mechanisms.base import BoundsExamples, Mechanism
+from fedlgm.mechanisms.base import BoundsExamples, Mechanism, UsesPrivateSums
 from fedlgm.models.requirements import require_stateless
 from fedlgm.noise import NoiseBackend
 from fedlgm.plan import ReleasePlan
@@ -35,6 +35,7 @@ class ExampleTrainer:
         mechanism: a mechanism of unit "example".
         device: where to train.
         task: losses per example; None is classification.
+        exact_sums: see `ExampleGradients`.
 
     Raises:
         ConfigError: a mechanism that bounds whole clients, or a module without gradients per example.
@@ -47,6 +48,7 @@ class ExampleTrainer:
         mechanism: Mechanism,
         device: torch.device | str = "cpu",
         task: ExampleLosses | None = None,
+        exact_sums: bool = False,
     ) -> None:
         if not isinstance(mechanism, BoundsExamples):
             raise ConfigError(
@@ -56,7 +58,7 @@ class ExampleTrainer:
         self.device, self.layers, self._mechanism = torch.device(device), layers, mechanism
         self._module = module.to(self.device)
         self.weights = layers.bind_(self._module.train())
-        self._gradients = ExampleGradients(self._module, layers, task)
+        self._gradients = ExampleGradients(self._module, layers, task, exact_sums=exact_sums)
 
     def sum(self, x: Inputs, y: Tensor, rows: Tensor, plan: ReleasePlan) -> BoundedUpdates:
         """What a batch contributes to the step's sum at the current `weights`: against the gradient, [1, D].
@@ -73,15 +75,34 @@ class ExampleTrainer:
         x, y = self._batch(x, y, rows)
         return bounded_updates(self._gradients.sum(x, y, scaling), scaling, plan)
 
-    def norms(self, x: Inputs, y: Tensor, rows: Tensor) -> Tensor:
-        """Raw layer norms of a batch's gradients, float64 [b, K]. PRIVATE: for published, NOT PRIVATE variants alone.
-
-        Arguments as for `sum`.
-        """
-        return self._gradients.sum(*self._batch(x, y, rows), FlatClip(1.0)).norms
+    def figures(self, x: Inputs, y: Tensor, rows: Tensor) -> np.ndarray:
+        """`private_figures` of a batch; arguments as for `sum`."""
+        return private_figures(self._gradients, self._mechanism, self.layers, *self._batch(x, y, rows))
 
     def _batch(self, x: Inputs, y: Tensor, rows: Tensor) -> tuple[Inputs, Tensor]:
         return inputs.to(inputs.take(x, rows), self.device), y[rows].to(self.device)
+
+
+def private_figures(
+    gradients: ExampleGradients, mechanism: Mechanism, layers: LayerTable, x: Inputs, y: Tensor
+) -> np.ndarray:
+    """What a published, NOT PRIVATE variant plans by, float64 [rows, K]. PRIVATE.
+
+    The raw layer norms of the examples' gradients [n, K] without those that are not finite, or the mechanism's own
+    figures (`UsesPrivateSums`).
+
+    Args:
+        gradients: of the model.
+        mechanism: the published variant.
+        layers: its table.
+        x: inputs [n, ...].
+        y: targets [n, ...].
+    """
+    looks = mechanism.looks(len(layers)) if isinstance(mechanism, UsesPrivateSums) else ()
+    if isinstance(mechanism, UsesPrivateSums) and looks:
+        return mechanism.figures(layers, [gradients.sum(x, y, scaling).total for scaling in looks], len(y))
+    norms = gradients.sum(x, y, FlatClip(1.0)).norms
+    return np.asarray(norms[norms.isfinite().all(dim=1)].cpu().numpy())
 
 
 def poisson_rows(keys: KeyRing, examples: int, rate: float, *path: int) -> Tensor:

@@ -16,7 +16,7 @@ from fedlgm.mechanisms import group_noise
 from fedlgm.mechanisms import options as _options
 from fedlgm.mechanisms.adapldp import AdapLDP
 from fedlgm.mechanisms.adaptive import AdaptiveAllocation
-from fedlgm.mechanisms.base import BoundsExamples, Mechanism, UsesPrivateNorms, UsesPrivateUpdates
+from fedlgm.mechanisms.base import BoundsExamples, Mechanism, UsesPrivateNorms, UsesPrivateSums, UsesPrivateUpdates
 from fedlgm.mechanisms.dp_sgd import DPSGD, PSACSGD, NormalisedSGD, PlainSGD
 from fedlgm.mechanisms.dpa import DynamicPrivacyAllocation
 from fedlgm.mechanisms.full_dp import FullDP
@@ -159,6 +159,7 @@ __all__ = [
     "BoundsExamples",
     "Mechanism",
     "UsesPrivateNorms",
+    "UsesPrivateSums",
     "UsesPrivateUpdates",
     "gaussian_inid",
     "get",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -144,6 +145,27 @@ class UsesPrivateNorms:
 
     def plan_from_private_norms(self, layers: LayerTable, facts: RunFacts, norms: np.ndarray) -> ReleasePlan:
         """The round's plan from raw layer norms [clients, K]; an `UnprotectedPlan`."""
+        raise NotImplementedError
+
+
+class UsesPrivateSums(UsesPrivateNorms):
+    """A published variant whose plan looks at sums of the batch's gradients, in the place of norms. NOT PRIVATE.
+
+    All examples must be one party's: figures of parts of a batch do not add up.
+    """
+
+    def looks(self, layers: int) -> tuple[Scaling, ...]:
+        """How the gradients are counted in the sums that it looks at."""
+        raise NotImplementedError
+
+    def figures(self, layers: LayerTable, sums: Sequence[Tensor], examples: int) -> np.ndarray:
+        """What `plan_from_private_norms` takes, [rows, K].
+
+        Args:
+            layers: the mechanism's table.
+            sums: one sum [D] for each of `looks`.
+            examples: size of the batch.
+        """
         raise NotImplementedError
 
 

@@ -28,7 +28,7 @@ from fedlgm.privacy.guarantee import Guarantee, Unit
 from fedlgm.transcript import Transcript
 
 _PROVEN = "every example's gradient is bounded before noise of a public scale is added to the sum of a Poisson batch"
-_EXACT = "in exact arithmetic (a batch's gradients are computed and added up in float32)"
+_EXACT = "in exact arithmetic (a batch's gradients are computed and, unless sums are exact, added up in float32)"
 _STYLES = ("flat", "per-layer")
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 import torch
@@ -24,6 +25,8 @@ from fedlgm.example_level.scaling import Reweighted, check_bounds
 
 __all__ = ["aggregate", "bias_minimising_weights", "published_weights", "risk_weights"]
 
+Root = Literal["least", "greatest"]
+"""Which root of Appendix D.2's equation for the multiplier."""
 FLOOR = 0.05
 """Least weight of a layer as a share of 1 / sqrt(K), for the layers' sake: privacy does not need it."""
 
@@ -108,7 +111,7 @@ def published_weights(
     if not kept.any():
         return np.full(norms.shape[1], 1 / math.sqrt(norms.shape[1]))
     means = (norms[kept] / np.minimum(clip, whole[kept])[:, None]).sum(0) / len(norms)
-    return _unit(means * rates**emphasis)
+    return as_weights(means * rates**emphasis)
 
 
 def risk_weights(
@@ -128,30 +131,40 @@ def risk_weights(
         floor: in [0, 1].
     """
     rates = check_risk(error_rates, emphasis, len(strengths))
-    w = _unit(np.maximum(np.asarray(strengths, dtype=np.float64), 0.0) * rates**emphasis)
-    return _unit(np.maximum(w, floor / math.sqrt(len(w))))
+    w = as_weights(np.maximum(np.asarray(strengths, dtype=np.float64), 0.0) * rates**emphasis)
+    return as_weights(np.maximum(w, floor / math.sqrt(len(w))))
 
 
 def bias_minimising_weights(
-    squares: Sequence[float] | np.ndarray, products: Sequence[float] | np.ndarray
+    squares: Sequence[float] | np.ndarray, products: Sequence[float] | np.ndarray, root: Root = "least"
 ) -> np.ndarray:
     """Minimiser of sum_l (w_l^2 A_l - 2 w_l B_l) subject to sum_l w_l^2 = 1, float64 [L]; weights may be negative.
 
-    w_l = B_l / (A_l - lambda) with sum_l w_l^2 = 1. That equation has several roots; the minimiser is the one with
-    lambda below min A (at another one the objective may be largest).
+    w_l = B_l / (A_l - lambda) with sum_l w_l^2 = 1. That equation has several roots. The minimiser is the one with
+    lambda below min A. A bisection that starts above max A ends at the greatest root, where the objective is largest.
 
     Args:
         squares: A_l = ||u_l||^2, u_l the mean of the clipped directions.
         products: B_l = <u_l, gradient of layer l>.
+        root: "least" for the minimiser, "greatest" for the maximiser, whose weights have the signs of -B.
 
     Source: LM-DP-SGD paper, Appendix D.2, equations 10 and 11, which calls the multiplier unique; it is not.
 
+    Raises:
+        ConfigError: lists that do not fit or are not finite, or another root.
+
     >>> bias_minimising_weights([4.0, 1.0], [1.0, 2.0]).round(5).tolist()
     [0.19839, 0.98012]
+    >>> bias_minimising_weights([4.0, 1.0], [1.0, 2.0], root="greatest").round(5).tolist()
+    [-0.8757, -0.48286]
     """
     a, b = np.asarray(squares, dtype=np.float64), np.asarray(products, dtype=np.float64)
     if a.shape != b.shape or a.ndim != 1 or not len(a) or not (np.isfinite(a).all() and np.isfinite(b).all()):
         raise ConfigError("A and B must be two equally long lists of finite numbers")
+    if root == "greatest":  # the maximiser of g(w; A, B) is the minimiser of g(w; -A, -B)
+        return bias_minimising_weights(-a, -b)
+    if root != "least":
+        raise ConfigError(f"unknown root {root!r}; known: least, greatest")
     size = float(np.linalg.norm(b))
     if size == 0:
         return np.asarray(np.eye(len(a))[int(np.argmin(a))])  # any unit vector in the flattest direction
@@ -172,10 +185,11 @@ def bias_minimising_weights(
     for _ in range(200):
         middle = (low + high) / 2
         low, high = (middle, high) if middle == 0 or excess(middle) > 0 else (low, middle)
-    return _unit(b / (a - least + high))
+    return as_weights(b / (a - least + high))
 
 
-def _unit(values: np.ndarray) -> np.ndarray:
+def as_weights(values: np.ndarray) -> np.ndarray:
+    """The vector at length 1; all entries alike for the zero vector."""
     length = float(np.linalg.norm(values))
     if length == 0:
         return np.full(len(values), 1 / math.sqrt(len(values)))

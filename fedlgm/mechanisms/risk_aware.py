@@ -6,9 +6,10 @@ C sigma_* in every layer. Where the weights come from:
     weights = "public"       error rates of public adversaries times the layers' strength in public gradients
     weights = "stale"        error rates times what the last release says of the layers, noise taken off: free
     weights = "privatised"   error rates times a noisy query of the batch before, part of the release: 1 % of the budget
-    variant = "published"    Algorithm 1: strengths of the batch itself. Not private, and charged so
+    variant = "published"    Algorithm 1: strengths of the batch itself; or the batch's weights of least bias (Appendix
+                             D.2). Not private, and charged so
 
-Source: LM-DP-SGD paper, Section 4.2 and Algorithm 1; docs/guarantees.md, section LM-DP-SGD.
+Source: LM-DP-SGD paper, Section 4.2, Algorithm 1 and Appendix D.2; docs/guarantees.md, section LM-DP-SGD.
 """
 
 from __future__ import annotations
@@ -19,16 +20,24 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
+from torch import Tensor
 
 from fedlgm import clipping
 from fedlgm.errors import ConfigError
-from fedlgm.example_level.scaling import Reweighted, Scaling
+from fedlgm.example_level.scaling import FlatClip, Reweighted, Scaling
 from fedlgm.facts import RunFacts
 from fedlgm.layers import LayerTable
-from fedlgm.mechanisms.base import BoundsExamples, Mechanism, UsesPrivateNorms, Variant, check_positive, check_share
+from fedlgm.mechanisms.base import BoundsExamples, Mechanism, UsesPrivateSums, Variant, check_positive, check_share
 from fedlgm.mechanisms.dp_sgd import example_plan
 from fedlgm.mechanisms.layerwise_gaussian import claim_of
-from fedlgm.mechanisms.lm_dp_sgd import FLOOR, check_risk, published_weights, risk_weights
+from fedlgm.mechanisms.lm_dp_sgd import (
+    FLOOR,
+    as_weights,
+    bias_minimising_weights,
+    check_risk,
+    published_weights,
+    risk_weights,
+)
 from fedlgm.plan import ReleasePlan, UnprotectedPlan
 from fedlgm.privacy.guarantee import Guarantee, Unit
 from fedlgm.queries import LayerStrength, NoisyQuery
@@ -156,13 +165,27 @@ class LMDPSGD(_Reweighting):
 
 
 @dataclass(frozen=True)
-class PublishedLMDPSGD(_Reweighting, UsesPrivateNorms):
-    """Algorithm 1 as printed: weights from the batch's own layer norms. NOT PRIVATE; charged as such.
+class PublishedLMDPSGD(_Reweighting, UsesPrivateSums):
+    """LM-DP-SGD as printed: weights from the batch's own gradients. NOT PRIVATE; charged as such.
 
     Sums are divided by the public q N, where the paper divides by the batch's size: that would give away more.
+
+    Attributes:
+        bound: see `_Reweighting`, as are `error_rates` and `emphasis`.
+        weights: "risk" for Algorithm 1 (the layers' strength in the batch times ER_l^r), "bias" for the weights of
+            least bias (Appendix D.2; negative ones count as 0), or "bias-greatest-root" for those of another root of
+            the same equation, which the text does not exclude: there the bias is largest (by magnitude: all have the
+            wrong sign). The error rates play no part in the last two.
     """
 
+    weights: Literal["risk", "bias", "bias-greatest-root"] = "risk"
+
     variant: ClassVar[Variant] = "published"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.weights not in ("risk", "bias", "bias-greatest-root"):
+            raise ConfigError(f"{self.name}: unknown weights {self.weights!r}; known: risk, bias, bias-greatest-root")
 
     def calibrate(self, facts: RunFacts) -> float:
         """As for DP-SGD, by Theorem 5.1; steps that clients noise themselves have no batch that the server plans by."""
@@ -173,15 +196,42 @@ class PublishedLMDPSGD(_Reweighting, UsesPrivateNorms):
         return super().calibrate(facts)
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
-        """What the rule would do with examples whose layers all have the same norm; steps plan from the real ones."""
-        return self.plan_from_private_norms(layers, facts, np.ones((1, len(layers))))
+        """What the rule would do with examples whose layers are all alike; steps plan from the real ones."""
+        return self.plan_from_private_norms(layers, facts, np.ones((1 if self.weights == "risk" else 2, len(layers))))
+
+    def looks(self, layers: int) -> tuple[Scaling, ...]:
+        """See `UsesPrivateSums`: the clipped directions C_i g_il / ||g_il||, and the gradients; nothing for "risk"."""
+        if self.weights == "risk":
+            return ()
+        return Reweighted(self.bound, (layers**-0.5 * _JUST_BELOW,) * layers), FlatClip(math.inf)
+
+    def figures(self, layers: LayerTable, sums: Sequence[Tensor], examples: int) -> np.ndarray:
+        """See `UsesPrivateSums`: A_l and B_l of Appendix D.2, [2, K]."""
+        directions, gradients = (layers.split(total.double() / max(1, examples)) for total in sums)
+        length = len(layers) ** 0.5
+        squares = [float(u @ u) * length**2 for u in directions]
+        products = [float(u @ g) * length for u, g in zip(directions, gradients, strict=True)]
+        return np.array([squares, products])
 
     def plan_from_private_norms(self, layers: LayerTable, facts: RunFacts, norms: np.ndarray) -> ReleasePlan:
-        """Weights from the batch's own norms [B, L]. Claimed as if they were public (Theorem 5.1)."""
-        finite = norms[np.isfinite(norms).all(axis=1)]
-        weights = published_weights(finite, self.bound, self._rates(layers), self.emphasis)
-        sound = self._sound(layers, facts, weights, facts.noise_multiplier)
+        """Weights from the batch's own norms [B, L], or `figures`. Claimed as if they were public (Theorem 5.1)."""
+        sound = self._sound(layers, facts, self._weights(layers, norms), facts.noise_multiplier)
         guarantee = Guarantee("none", _PUBLISHED, unit="example")
         return UnprotectedPlan(
             layers, sound.clip, sound.sigma, facts, guarantee, bounded_by="trainer", claim=claim_of(sound)
         )
+
+    def _weights(self, layers: LayerTable, norms: np.ndarray) -> np.ndarray:
+        if self.weights == "risk":
+            finite = norms[np.isfinite(norms).all(axis=1)]
+            return published_weights(finite, self.bound, self._rates(layers), self.emphasis)
+        if norms.shape != (2, len(layers)):
+            raise ConfigError(
+                f"{self.name}: weights = {self.weights!r} needs all examples in one place: federation.clients = 1"
+            )
+        if not np.isfinite(norms).all():
+            return np.full(len(layers), len(layers) ** -0.5)
+        squares, products = norms
+        if self.weights == "bias":
+            return as_weights(np.maximum(bias_minimising_weights(squares, products), 0.0))
+        return as_weights(np.abs(bias_minimising_weights(squares, products, "greatest")))

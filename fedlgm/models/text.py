@@ -117,8 +117,8 @@ class TransformerText(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits of the next token; at most as many tokens as there are positions."""
-        positions = self.position.weight[: tokens.shape[1]]
-        logits: Tensor = self.outputs(self.norm(self.blocks(self.embedding(tokens) + positions)))
+        positions = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
+        logits: Tensor = self.outputs(self.norm(self.blocks(self.embedding(tokens) + self.position(positions))))
         return logits
 
 

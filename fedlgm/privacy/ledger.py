@@ -15,9 +15,7 @@ secret: who replaces the ledger and everything that holds its heads is not detec
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
-import threading
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -27,24 +25,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fedlgm import privacy
 from fedlgm.errors import LedgerError
 from fedlgm.privacy.chain import next_head
+from fedlgm.privacy.ledger_file import SCHEMA, connect, create, remedy
 
 if TYPE_CHECKING:
     from dp_accounting import dp_event
 
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS charges (
-    number INTEGER PRIMARY KEY,
-    round INTEGER NOT NULL,
-    client INTEGER NOT NULL,
-    key TEXT NOT NULL,
-    event TEXT NOT NULL,
-    claim TEXT NOT NULL,
-    head TEXT NOT NULL,
-    charged_on TEXT NOT NULL DEFAULT (date('now')), -- no time of day: how long rounds take shows how many took part
-    UNIQUE (round, client, key)
-);
-"""
 _Profile = frozenset[tuple[str, int]]  # events and how often each was charged
 _COUNTED = "(round <= ? OR number <= ?)"
 SERVER = -1  # the releasing party under central trust; clients are numbered from 0
@@ -114,11 +99,9 @@ class Ledger:
             raise LedgerError(f"there is no ledger at {self.path}")
         with self._translated():
             if owner is not None and not self.path.exists():
-                with suppress(
-                    OSError
-                ):  # what SQLite says of the same obstacle is clearer; or another process was faster
-                    _create(self.path, owner)
-            self._db = _connect(self.path, reading=owner is None)
+                with suppress(OSError):  # SQLite says more clearly what is wrong; or another process was faster
+                    create(self.path, owner)
+            self._db = connect(self.path, reading=owner is None)
             try:
                 self._prepare(owner)
             except BaseException:
@@ -135,7 +118,7 @@ class Ledger:
         if owner is None and not self._db.execute("SELECT 1 FROM sqlite_master WHERE name='charges'").fetchone():
             raise LedgerError(f"{self.path} is not a fedlgm ledger: restore it from a backup or start a new run")
         if owner is not None:
-            self._db.executescript(_SCHEMA)
+            self._db.executescript(SCHEMA)
         columns = {row[1] for row in self._db.execute("PRAGMA table_info(charges)")}
         if "head" not in columns:
             raise LedgerError(f"the ledger {self.path} is of an earlier version of fedlgm, whose rows have no hashes")
@@ -150,9 +133,7 @@ class Ledger:
         try:
             yield
         except (sqlite3.Error, json.JSONDecodeError, ValueError) as error:
-            code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF  # extended codes keep the primary one there
-            remedy = _REMEDIES.get(code, "restore it from a backup or start a new run")
-            raise LedgerError(f"the ledger {self.path} cannot be used ({error}); {remedy}") from error
+            raise LedgerError(f"the ledger {self.path} cannot be used ({error}); {remedy(error)}") from error
 
     def charge(
         self,
@@ -343,16 +324,12 @@ class Ledger:
                     own = events.setdefault(client, {})
                     own[stated] = own.get(stated, 0) + count
             composed = {
-                profile: privacy.accounting.composed_epsilon(
-                    [(privacy.accounting.decode(json.loads(event)), count) for event, count in profile],
-                    delta,
-                    accountant,
-                )
-                for profile in {tuple(sorted(own.items())) for own in events.values()}
+                profile: _composed(profile, delta, accountant)
+                for profile in {frozenset(own.items()) for own in events.values()}
             }
         clients = naive.keys() | events.keys()
         return max(
-            (naive.get(c, 0.0) + (composed[tuple(sorted(events[c].items()))] if c in events else 0.0) for c in clients),
+            (naive.get(c, 0.0) + (composed[frozenset(events[c].items())] if c in events else 0.0) for c in clients),
             default=0.0,
         )
 
@@ -401,44 +378,6 @@ class Ledger:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-
-_REMEDIES = {
-    sqlite3.SQLITE_FULL: "the disk is full and the ledger is whole: free some space and continue the run",
-    sqlite3.SQLITE_READONLY: "the file or its folder is read-only: make it writable and continue the run",
-    sqlite3.SQLITE_CANTOPEN: "it cannot be opened here: check that its folder exists and may be read and written",
-    sqlite3.SQLITE_PERM: "this user may not access it: check the permissions of the file and its folder",
-    sqlite3.SQLITE_BUSY: "another process is writing it: wait for it, or stop it",
-    sqlite3.SQLITE_IOERR: "the disk reports an error: check it, then restore the ledger from a backup",
-}
-
-
-def _create(path: Path, owner: str) -> None:
-    """Make an empty ledger that is there whole or not at all: one cut short could not be told from an emptied one."""
-    with closing(sqlite3.connect(":memory:")) as db:
-        db.executescript(_SCHEMA)
-        db.execute("INSERT INTO meta VALUES ('owner', ?)", (owner,))
-        db.commit()
-        data = db.serialize()
-    draft = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
-    try:
-        with draft.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.link(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
-
-
-def _connect(path: Path, *, reading: bool) -> sqlite3.Connection:
-    if not reading:
-        return sqlite3.connect(path, isolation_level=None, timeout=30)
-    # A ledger that nobody writes is read as it lies: opened otherwise, SQLite would leave files beside it, or fail in a
-    # folder that may not be written.
-    closed = not path.with_name(path.name + "-wal").exists()
-    address = f"{path.resolve().as_uri()}?mode=ro{'&immutable=1' if closed else ''}"
-    return sqlite3.connect(address, uri=True, isolation_level=None, timeout=30)
 
 
 def _last(through: int | None) -> int:

@@ -19,6 +19,7 @@ def fastest(
     tasks: Callable[[], Sequence[ClientTask]],
     repeats: int = 2,
     blocks: float = math.inf,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[str, dict[str, float]]:
     """Time every trainer on the same clients.
 
@@ -29,6 +30,7 @@ def fastest(
         tasks: makes a typical block of clients afresh for each run.
         repeats: timed runs of each, in turn, after one that warms up (and compiles).
         blocks: such blocks ahead; what a trainer takes to warm up is shared among them.
+        clock: seconds, from any start.
 
     Returns:
         The winner's name and seconds per block of each.
@@ -39,7 +41,7 @@ def fastest(
     for turn in range(repeats + 1):
         for name, trainer in list(made.items()):
             work = tasks()
-            started = time.perf_counter()
+            started = clock()
             try:
                 for update in trainer.updates(model, work):
                     unbounded(update)[:1, :1].cpu()  # waits until the device has done the work
@@ -48,7 +50,7 @@ def fastest(
                     raise
                 del made[name], best[name]
                 continue
-            seconds = time.perf_counter() - started
+            seconds = clock() - started
             if turn == 0:
                 first[name] = seconds
             else:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from fedlgm.attacks.membership import MembershipResult
+    from simulations.attacks.membership import Population
 
 app = typer.Typer(
     help="Measure what a federation gives away: membership, images of single clients, whole classes.",
@@ -49,10 +50,9 @@ def mia(
 
     people = _population(target, shadows, examples, overrides, as_json)
     found = membership.mia(people)
-    results = {f"output: {name}": result for name, result in found["outputs"].items()}
-    results |= {f"layer: {name}": result for name, result in found["layers"].items()}
-    extra = {"error_rates": found["error_rates"]}
-    _report_membership("mia", people, results, extra, picture, as_json)
+    results = {f"output: {name}": result for name, result in found.outputs.items()}
+    results |= {f"layer: {name}": result for name, result in found.layers.items()}
+    _report_membership("mia", people, results, {"error_rates": found.error_rates}, picture, as_json)
 
 
 @app.command()
@@ -176,7 +176,7 @@ def _population(
     overrides: list[str] | None,
     as_json: bool,
     pooled: bool = False,
-) -> Any:
+) -> Population:
     from simulations.attacks import membership
     from simulations.attacks.target import Target
 
@@ -189,9 +189,9 @@ def _population(
 
 def _report_membership(
     attack: str,
-    people: Any,
+    people: Population,
     results: dict[str, MembershipResult],
-    extra: dict[str, Any],
+    extra: dict[str, dict[str, float]],
     picture: Path | None,
     as_json: bool,
 ) -> None:
@@ -202,7 +202,8 @@ def _report_membership(
     attacked = people.results[0]
     if as_json:
         known = ("epsilon", "claimed_epsilon", "delta", "guarantee", "guarantee_status")
-        figures_of_run = {name: attacked[name] for name in known if name in attacked}
+        values = dict(attacked)
+        figures_of_run = {name: values[name] for name in known if name in values}
         _print_json(
             {
                 "attack": attack,

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,10 +19,12 @@ from fedlgm.attacks.gan import ClassReconstruction, GanSettings
 from fedlgm.attacks.inception import InceptionFeatures
 from fedlgm.data import DataSet, Partition
 from fedlgm.errors import ConfigError, RunError
+from simulations.attacks.rows import ClassRow
 from simulations.attacks.target import Images, Target, train
 from simulations.config.assembly import Assembly
 from simulations.config.recipe import Recipe
 from simulations.engines.local import LocalGrid
+from simulations.runs.rows import FullRow, RunSummary
 
 OnProgress = Callable[[int, int, str], None]
 
@@ -62,18 +63,31 @@ class ClassFinding:
     images: int
     samples: Tensor
     private: Tensor
-    result: Mapping[str, Any]
+    result: RunSummary
     inception_distance: float | None = None
     inception_floor: float | None = None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> ClassRow:
         """JSON form, without the images."""
-        names = (
-            "target", "kind", "active", "distance", "floor", "nearest_class", "agreement", "classifier_accuracy",
-            "images", "inception_distance", "inception_floor",
-        )  # fmt: skip
-        known = ("accuracy", "epsilon", "claimed_epsilon", "delta", "guarantee", "guarantee_status")
-        return {name: getattr(self, name) for name in names} | {name: self.result[name] for name in known}
+        return {
+            "target": self.target,
+            "kind": self.kind,
+            "active": self.active,
+            "distance": self.distance,
+            "floor": self.floor,
+            "nearest_class": self.nearest_class,
+            "agreement": self.agreement,
+            "classifier_accuracy": self.classifier_accuracy,
+            "images": self.images,
+            "inception_distance": self.inception_distance,
+            "inception_floor": self.inception_floor,
+            "accuracy": self.result["accuracy"],
+            "epsilon": self.result["epsilon"],
+            "claimed_epsilon": self.result["claimed_epsilon"],
+            "delta": self.result["delta"],
+            "guarantee": self.result["guarantee"],
+            "guarantee_status": self.result["guarantee_status"],
+        }
 
 
 class _Watched(LocalGrid):
@@ -153,7 +167,7 @@ def attack(
             x, y = (part[-settings.injected :].numpy() for part in curious.poisoned())
             trained_on.train_x[room], trained_on.train_y[room] = x, y
 
-    def on_round(row: dict[str, Any]) -> None:
+    def on_round(row: FullRow) -> None:
         if progress is not None:
             progress(row["round"], assembly.recipe.federation.rounds, f"class {label}")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
@@ -19,6 +18,7 @@ from fedlgm.mechanisms.base import UsesPrivateNorms, UsesPrivateUpdates
 from fedlgm.plan import ReleasePlan
 from fedlgm.training import ClientTask
 from fedlgm.transcript import Transcript
+from simulations.attacks.rows import InversionRow
 from simulations.attacks.target import Images, Target, module_of
 from simulations.config.assembly import Assembly
 from simulations.config.recipe import Recipe, validate
@@ -77,7 +77,7 @@ class Finding:
     observation: Observation
     seen: str | None = None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> InversionRow:
         """JSON form, without the images."""
         return {
             "protection": self.protection,

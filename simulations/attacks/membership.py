@@ -6,7 +6,6 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +16,7 @@ from fedlgm.attacks.membership import MembershipResult, evaluate_scores
 from fedlgm.attacks.mia import LayerAdversary, ShadowModel, attack_outputs
 from fedlgm.errors import ConfigError
 from simulations.attacks.target import Images, Pool, Target, module_of, train
-from simulations.runs.rows import RunSummary
+from simulations.runs.rows import FullRow, RunSummary
 
 _POOLED = 6  # two shadow models with and two without every example remain when one is attacked
 OnProgress = Callable[[int, int, str], None]
@@ -73,7 +72,7 @@ def population(
     with tempfile.TemporaryDirectory() as scratch:
         for index, members in enumerate(membership):
 
-            def on_round(row: dict[str, Any], index: int = index) -> None:
+            def on_round(row: FullRow, index: int = index) -> None:
                 if progress is not None:
                     progress(index * rounds + row["round"], models * rounds, f"federation {index + 1} of {models}")
 
@@ -88,12 +87,23 @@ def population(
     return Population(pool, modules, membership, results, target.folder is not None)
 
 
-def mia(people: Population) -> dict[str, Any]:
-    """Output and layer attacks on the first model; the others fit the layer adversaries.
+@dataclass(frozen=True)
+class MiaFindings:
+    """What the attacks of `mia` found.
 
-    Returns:
-        "outputs" and "layers": results by attack and by layer; "error_rates": the risk estimate of every layer.
+    Attributes:
+        outputs: results by attack on the model's outputs.
+        layers: results by layer.
+        error_rates: the risk estimate of every layer.
     """
+
+    outputs: dict[str, MembershipResult]
+    layers: dict[str, MembershipResult]
+    error_rates: dict[str, float]
+
+
+def mia(people: Population) -> MiaFindings:
+    """Output and layer attacks on the first model; the others fit the layer adversaries."""
     members, victim = people.membership[0], people.modules[0]
     inside, outside = people.pool.tensors(members), people.pool.tensors(~members)
     adversary = LayerAdversary(
@@ -102,11 +112,11 @@ def mia(people: Population) -> dict[str, Any]:
             for module, row in zip(people.modules[1:], people.membership[1:], strict=True)
         ]
     )
-    return {
-        "outputs": attack_outputs(victim, inside, outside),
-        "layers": adversary.attack(victim, inside[0], outside[0]),
-        "error_rates": adversary.error_rates(),
-    }
+    return MiaFindings(
+        attack_outputs(victim, inside, outside),
+        adversary.attack(victim, inside[0], outside[0]),
+        adversary.error_rates(),
+    )
 
 
 def require_pooled(target: Target, models: int) -> None:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, cast, get_args
 
 import numpy as np
 import torch
@@ -26,6 +26,14 @@ from fedlgm.attacks.inversion import InversionSettings
 from fedlgm.attacks.mia import attack_outputs
 from fedlgm.errors import ConfigError
 from simulations.attacks import gan, inversion
+from simulations.attacks.rows import (
+    AttackedCell,
+    AttackedRun,
+    ClassFigures,
+    InversionFigures,
+    MembershipFigures,
+    RepeatedClass,
+)
 from simulations.attacks.target import Images, Target, module_of
 from simulations.compare.comparison import Job
 from simulations.config import recipe as recipes
@@ -89,7 +97,7 @@ class Attacks:
 
 def measure(
     jobs: Sequence[Job], out: Path, attacks: Attacks | None = None, *, progress: OnProgress | None = None
-) -> list[dict[str, Any]]:
+) -> list[AttackedRun]:
     """Attack every finished run of a comparison.
 
     Figures compare private data with what was released, so they are kept with the run's private files; they are not
@@ -110,7 +118,7 @@ def measure(
         One row per job.
     """
     attacks = attacks or Attacks()
-    rows = []
+    rows: list[AttackedRun] = []
     for index, job in enumerate(jobs):
         target = Target.open(str(out / job.folder))
         kept = _Kept(target.folder)
@@ -119,28 +127,32 @@ def measure(
             if progress is not None:
                 progress(index, len(jobs), f"{job.folder}: {what}")
 
-        row: dict[str, Any] = {
+        row: AttackedRun = {
             "method": job.method,
             "epsilon_budget": job.epsilon,
             "partition": job.partition,
             "repetition": job.repetition,
         }
-        row |= target.figures()
+        row.update(cast(AttackedRun, target.figures()))
         if "membership" in attacks.names:
             tell("membership")
-            row |= kept.get("membership", None, partial(_membership, target))
+            row.update(cast(AttackedRun, kept.get("membership", None, partial(_membership, target))))
         if "inversion" in attacks.names:
             tell("inversion")
             settings = {"victims": attacks.victims, **asdict(attacks.inversion)}
-            row |= kept.get("inversion", settings, partial(_inversion, target, attacks.victims, attacks.inversion))
+            found = kept.get("inversion", settings, partial(_inversion, target, attacks.victims, attacks.inversion))
+            row.update(cast(AttackedRun, found))
         for label in attacks.labels:
             tell(f"class {label}")
-            found = kept.get(f"gan {label}", asdict(attacks.gan), partial(_gan, job, label, attacks.gan))
-            row.setdefault("gan", {})[str(label)] = found
+            reconstructed = kept.get(f"gan {label}", asdict(attacks.gan), partial(_gan, job, label, attacks.gan))
+            row.setdefault("gan", {})[str(label)] = reconstructed
         rows.append(row)
     if progress is not None:
         progress(len(jobs), len(jobs), "done")
     return rows
+
+
+_FiguresT = TypeVar("_FiguresT", MembershipFigures, InversionFigures, ClassFigures)
 
 
 class _Kept:
@@ -153,48 +165,74 @@ class _Kept:
         with contextlib.suppress(OSError, ValueError):  # missing or damaged: everything is measured again
             self._values = strict_json.loads((folder.path / "private" / _FILE).read_text(encoding="utf-8"))
 
-    def get(self, name: str, settings: Any, measured: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    def get(self, name: str, settings: object, measured: Callable[[], _FiguresT]) -> _FiguresT:
         """The figures called `name` under these settings, measured now if they are not there."""
         known = self._values.get(name)
         if not isinstance(known, dict) or known.get("settings") != settings:
             self._values[name] = known = {"settings": settings, "figures": measured()}
             content = strict_json.dumps(self._values, indent=1) + "\n"
             self._folder.private_file(_FILE).write_text(content, encoding="utf-8")
-        return dict(known["figures"])
+        return cast(_FiguresT, dict(known["figures"]))
 
 
-def cells(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def cells(rows: Sequence[AttackedRun]) -> list[AttackedCell]:
     """One cell per (method, budget, partition): mean and standard deviation over the seeds of every measure.
 
     Epsilons are the largest over the seeds, as everywhere else.
     """
-    made = []
-    for method, epsilon, partition in dict.fromkeys((r["method"], r["epsilon_budget"], r["partition"]) for r in rows):
-        own = [r for r in rows if (r["method"], r["epsilon_budget"], r["partition"]) == (method, epsilon, partition)]
-        cell: dict[str, Any] = {
-            "method": method, "epsilon_budget": epsilon, "partition": partition, "seeds": len(own),
-        }  # fmt: skip
-        for name in _MEASURES:
-            values = [row[name] for row in own if name in row]
-            if values:
-                cell[name], cell[f"{name}_std"] = _mean(values), _spread(values)
-        for name in ("epsilon", "claimed_epsilon", "audited_epsilon"):
-            values = [row[name] for row in own if row.get(name) is not None]
-            cell[name] = max(values) if values else None
-        cell |= {name: own[0].get(name) for name in ("delta", "guarantee", "guarantee_status")}
-        labels = dict.fromkeys(label for row in own for label in row.get("gan", {}))
-        cell["gan"] = {
-            label: {
-                name: _mean([row["gan"][label][name] for row in own if label in row["gan"]])
-                for name in ("distance", "agreement", "nearest_class", "floor", "accuracy")
-            }
-            for label in labels
+    keys = dict.fromkeys((r["method"], r["epsilon_budget"], r["partition"]) for r in rows)
+    return [_cell([r for r in rows if (r["method"], r["epsilon_budget"], r["partition"]) == key]) for key in keys]
+
+
+def _cell(runs: list[AttackedRun]) -> AttackedCell:
+    first = runs[0]
+    cell: AttackedCell = {
+        "method": first["method"],
+        "epsilon_budget": first["epsilon_budget"],
+        "partition": first["partition"],
+        "seeds": len(runs),
+    }
+    for name in _MEASURES:
+        values = _values(runs, name)
+        if values:
+            cell.update(cast(AttackedCell, {name: _mean(values), f"{name}_std": _spread(values)}))
+    labels = dict.fromkeys(label for run in runs for label in run.get("gan", {}))
+    cell.update(
+        {
+            "epsilon": max(run["epsilon"] for run in runs),
+            "claimed_epsilon": max(run["claimed_epsilon"] for run in runs),
+            "audited_epsilon": max(_values(runs, "audited_epsilon"), default=None),
+            "delta": first["delta"],
+            "guarantee": first["guarantee"],
+            "guarantee_status": first["guarantee_status"],
+            "gan": {
+                label: _repeated([run["gan"][label] for run in runs if label in run.get("gan", {})]) for label in labels
+            },
         }
-        made.append(cell)
-    return made
+    )
+    return cell
 
 
-def tables(made: Sequence[dict[str, Any]]) -> Group:
+def _values(runs: list[AttackedRun], name: str) -> list[float]:
+    """What the runs say of a figure, as far as they do."""
+    found = (cast(Mapping[str, float | None], run).get(name) for run in runs)
+    return [value for value in found if value is not None]
+
+
+def _repeated(found: list[ClassFigures]) -> RepeatedClass:
+    return {
+        "distance": _mean([one["distance"] for one in found]),
+        "distance_std": _spread([one["distance"] for one in found]),
+        "agreement": _mean([one["agreement"] for one in found]),
+        "agreement_std": _spread([one["agreement"] for one in found]),
+        "nearest_class": _mean([one["nearest_class"] for one in found]),
+        "floor": _mean([one["floor"] for one in found]),
+        "accuracy": _mean([one["accuracy"] for one in found]),
+        "seeds": len(found),
+    }
+
+
+def tables(made: Sequence[AttackedCell]) -> Group:
     """The privacy-utility-attack table, the reconstruction table where there is one, and what the figures mean."""
     header, body = main_table(made)
     parts: list[Any] = [_rich("Privacy, utility, attacks", header, body)]
@@ -215,7 +253,7 @@ NOTES = (
 _MARKS = {"conditional": " *"}
 
 
-def main_table(made: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+def main_table(made: Sequence[AttackedCell]) -> tuple[list[str], list[list[str]]]:
     """Header and rows: accuracy, claimed, proven and audited epsilon, success of the attacks."""
     header = ["method", "budget", "accuracy", "claimed", "proven", "audited", "AUC", "TPR", "SSIM"]
     body = []
@@ -239,7 +277,7 @@ def main_table(made: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str
     return header, body
 
 
-def reconstruction_table(made: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+def reconstruction_table(made: Sequence[AttackedCell]) -> tuple[list[str], list[list[str]]]:
     """Header and rows in the layout of the LaDP-FL paper's Table X: budget, method, one column per class."""
     labels = list(dict.fromkeys(label for cell in made for label in cell["gan"]))
     body = []
@@ -248,8 +286,10 @@ def reconstruction_table(made: Sequence[dict[str, Any]]) -> tuple[list[str], lis
             shown = [cell["gan"].get(label) for label in labels]
             body.append([_budget(cell), cell["method"], *(_reconstruction(found) for found in shown)])
     first = next(cell["gan"] for cell in made if cell["gan"])
-    for name, title in (("nearest_class", "another class"), ("floor", "private images")):
-        body.append(["-", f"({title})", *(f"{first[label][name]:.0f}" if label in first else "-" for label in labels)])
+    nearest = {label: found["nearest_class"] for label, found in first.items()}
+    floor = {label: found["floor"] for label, found in first.items()}
+    for title, known in (("another class", nearest), ("private images", floor)):
+        body.append(["-", f"({title})", *(f"{known[label]:.0f}" if label in known else "-" for label in labels)])
     return ["budget", "method", *(f"class {label}" for label in labels)], body
 
 
@@ -259,7 +299,7 @@ def markdown(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
-def _membership(target: Target) -> dict[str, float]:
+def _membership(target: Target) -> MembershipFigures:
     assembly = target.assembly()
     data = Images.of(assembly.dataset)
     if target.folder is None:
@@ -277,7 +317,7 @@ def _membership(target: Target) -> dict[str, float]:
     }
 
 
-def _inversion(target: Target, victims: int, settings: InversionSettings) -> dict[str, float]:
+def _inversion(target: Target, victims: int, settings: InversionSettings) -> InversionFigures:
     first_round = Target(target.recipe)  # the initial model: what later rounds give away is not more
     findings = inversion.attack(first_round, count=victims, settings=settings)
     label = next((f.protection for f in findings if f.protection != inversion.UNPROTECTED), inversion.UNPROTECTED)
@@ -285,14 +325,19 @@ def _inversion(target: Target, victims: int, settings: InversionSettings) -> dic
     return {"inversion_ssim": _mean(scores), "inversion_clients": len(scores)}
 
 
-def _gan(job: Job, label: int, settings: GanSettings) -> dict[str, float]:
+def _gan(job: Job, label: int, settings: GanSettings) -> ClassFigures:
     raw = job.recipe.model_dump(exclude_none=True)
     if not job.recipe.data.partition.startswith("isolation"):
         recipes.override(raw, ["data.partition=isolation"])
     raw["data"]["private_class"] = label
     found = gan.attack(Target(recipes.validate(raw)), label=label, settings=settings, classifier=_classifier(raw))
-    names = ("distance", "agreement", "nearest_class", "floor")
-    return {name: float(getattr(found, name)) for name in names} | {"accuracy": float(found.result["accuracy"])}
+    return {
+        "distance": float(found.distance),
+        "agreement": float(found.agreement),
+        "nearest_class": float(found.nearest_class),
+        "floor": float(found.floor),
+        "accuracy": float(found.result["accuracy"]),
+    }
 
 
 _classifiers: dict[tuple[str, str | None], PublicClassifier] = {}
@@ -317,19 +362,25 @@ def _spread(values: Sequence[float]) -> float:
     return float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
 
 
-def _budget(cell: dict[str, Any]) -> str:
+def _budget(cell: AttackedCell) -> str:
     return "-" if cell["epsilon_budget"] is None else f"{cell['epsilon_budget']:g}"
 
 
-def _figure(cell: dict[str, Any], name: str, scale: float, digits: int, unit: str = "") -> str:
-    if name not in cell or not math.isfinite(cell[name]):
+def _figure(cell: AttackedCell, name: str, scale: float, digits: int, unit: str = "") -> str:
+    known = cast(Mapping[str, float], cell)
+    if name not in cell or not math.isfinite(known[name]):
         return "-"
-    spread = f" ± {scale * cell[f'{name}_std']:.{digits}f}" if cell["seeds"] > 1 else ""
-    return f"{scale * cell[name]:.{digits}f}{spread}{unit}"
+    spread = f" ± {scale * known[f'{name}_std']:.{digits}f}" if cell["seeds"] > 1 else ""
+    return f"{scale * known[name]:.{digits}f}{spread}{unit}"
 
 
-def _reconstruction(found: dict[str, float] | None) -> str:
-    return "-" if found is None else f"{found['distance']:.0f} ({found['agreement']:.0%})"
+def _reconstruction(found: RepeatedClass | None) -> str:
+    if found is None:
+        return "-"
+    if found["seeds"] == 1:
+        return f"{found['distance']:.0f} ({found['agreement']:.0%})"
+    agreement = f"{100 * found['agreement']:.0f} ± {100 * found['agreement_std']:.0f} %"
+    return f"{found['distance']:.0f} ± {found['distance_std']:.0f} ({agreement})"
 
 
 def _rich(title: str, header: Sequence[str], body: Sequence[Sequence[str]]) -> Table:

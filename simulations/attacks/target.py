@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -17,15 +17,14 @@ from fedlgm.data import DataSet
 from fedlgm.errors import ConfigError, RunError
 from fedlgm.keys import KeyRing
 from fedlgm.tasks import Classification
+from simulations.attacks.rows import Attacked
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly, settled
 from simulations.config.recipe import Recipe
 from simulations.engines.local import LocalGrid
 from simulations.runs.folder import RunFolder
-from simulations.runs.rows import RunSummary
+from simulations.runs.rows import OnRound, RunSummary
 from simulations.runs.server import serve
-
-OnRound = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,11 +149,15 @@ class Target:
         """Keys of the attack's own simulations: never those of the attacked run, whose noise nobody knows."""
         return KeyRing.from_seed(self.recipe.run.seed).derive(b"attack", *(fact.encode() for fact in facts))
 
-    def figures(self) -> dict[str, Any]:
+    def figures(self) -> Attacked:
         """What is known of a finished run: accuracy, epsilon proven and claimed, guarantee; empty for a recipe."""
-        result: Mapping[str, Any] = (self.folder.result() if self.folder is not None else None) or {}
-        known = ("accuracy", "epsilon", "claimed_epsilon", "audited_epsilon", "delta", "guarantee", "guarantee_status")
-        return {name: result[name] for name in known if name in result}
+        return known_of((self.folder.result() if self.folder is not None else None) or {})
+
+
+def known_of(result: RunSummary) -> Attacked:
+    """What tables of attacks say of a run, as far as its summary has it."""
+    known = dict(result)
+    return cast(Attacked, {name: known[name] for name in Attacked.__annotations__ if name in known})
 
 
 def _sequential(recipe: Recipe) -> Recipe:

@@ -17,6 +17,7 @@ from fedlgm.audits.probe import checks, probe
 from fedlgm.errors import ConfigError, RunError
 from fedlgm.keys import KeyRing
 from fedlgm.plan import ReleasePlan
+from fedlgm.privacy.whole_run import whole_run
 from simulations.config.assembly import Assembly
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import RunSummary
@@ -65,9 +66,13 @@ def run_canaries(assembly: Assembly, folder: RunFolder, keys: KeyRing, simulated
     """
     if not simulated:
         raise ConfigError("run.audit: canaries are for simulations, this run has real nodes: set run.audit = false")
-    rounds = assembly.recipe.federation.rounds
-    every = -(-rounds // _WATCHED)  # much of what canaries cost is the same for few and for many
-    count = canary_count(assembly.layers.size, -(-rounds // every))
+    rounds, facts = assembly.recipe.federation.rounds, assembly.facts
+    if facts.separate_rounds:
+        every = -(-rounds // _WATCHED)  # much of what canaries cost is the same for few and for many
+        count = canary_count(assembly.layers.size, -(-rounds // every))
+    else:  # what a round's noise follows from are all rounds before it
+        every, groups = 1, facts.sampling.separation or 1
+        count = canary_count(assembly.layers.size, -(-rounds // groups), groups)
     return LoggedCanaries(Canaries(assembly.layers, count, keys.derive(b"canaries")), folder, every)
 
 
@@ -108,6 +113,7 @@ def run_reported(assembly: Assembly, subject: str, result: RunSummary) -> Report
         assembly.facts.sampling.rate,
         assembly.facts.relation,
         str(result["guarantee"]),
+        None if assembly.facts.separate_rounds else whole_run(assembly.facts),
     )
 
 

@@ -33,7 +33,7 @@ def audit(
     rate: Annotated[float, typer.Option(help="Mechanisms: sampling rate of the audited run.")] = 1.0,
     trials: Annotated[int | None, typer.Option(min=1, help="Releases of each population (distinguisher).")] = None,
     canaries: Annotated[int | None, typer.Option(min=1, help="Canaries (methods of one run).")] = None,
-    confidence: Annotated[float | None, typer.Option(help="Confidence of the lower bound.")] = None,
+    confidence: Annotated[float | None, typer.Option(help="Confidence of the whole audit.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of the audit; by default none.")] = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", help="Recipes: section.key=value; mechanisms: option=value.")

@@ -20,11 +20,12 @@ from fedlgm.keys import KeyRing
 from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.ledger import SERVER, Ledger
 from fedlgm.release import fingerprint, release
+from fedlgm.run_noise import RunNoise
 from simulations.audits.canaries import audit_stored, run_reported
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly, settled
 from simulations.runs.folder import RunFolder
-from simulations.runs.rows import RunSummary
+from simulations.runs.rows import FullRow, RunSummary
 
 Kind = Literal["mechanism", "recipe", "run"]
 
@@ -167,24 +168,26 @@ def _replayed(
     layers, recipe = assembly.layers, assembly.recipe
     keys = KeyRing.from_seed(recipe.run.seed)
     rows = folder.rows()
-    count = audit.canaries or plenty(layers.size, len(rows))
+    count = audit.canaries or plenty(layers.size, -(-len(rows) // (assembly.facts.sampling.separation or 1)))
     canaries = Canaries(layers, count, KeyRing.from_seed(audit.seed).derive(b"canaries"))
     first = assembly.method.plan(assembly.start())
     with Ledger(folder.ledger_file, folder.owner()) as ledger:
         charged = ledger.noise_keys()
-    unknown = 0
+    unknown, run_noise = 0, RunNoise()
     for number, row in enumerate(rows, start=1):
         if progress is not None:
             progress(number, len(rows))
-        plan = _recorded_plan(first, row)
-        if plan.size == 0:
+        plan, round_ = _recorded_plan(first, row), int(row["round"])
+        if plan.size == 0 and plan.facts.noise is None:
             continue
-        round_ = int(row["round"])
         unknown += (round_, SERVER, fingerprint(keys, round_, SERVER, assembly.noise_backend)) not in charged
         total = torch.zeros(plan.size, dtype=torch.float64)
-        canaries.insert(round_, plan, total)
-        release(total, plan, keys, round_, backend=assembly.noise_backend)
-        canaries.observe(round_, plan, total)
+        watched = plan.size > 0  # correlated noise goes on where nothing is released
+        if watched:
+            canaries.insert(round_, plan, total)
+        release(total, plan, keys, round_, backend=assembly.noise_backend, run_noise=run_noise)
+        if watched:
+            canaries.observe(round_, plan, total)
     record = canaries.record()
     reported = run_reported(assembly, f"run {folder.path}", result)
     found = audit_record(record, layers, reported, confidence=audit.confidence)
@@ -196,16 +199,14 @@ def _replayed(
     return dataclasses.replace(found, checks=(*checks(probe(subject)), *found.checks, named))
 
 
-def _recorded_plan(first: ReleasePlan, row: dict[str, object]) -> ReleasePlan:
+def _recorded_plan(first: ReleasePlan, row: FullRow) -> ReleasePlan:
     """The plan of a finished round, from its row of metrics; what rows do not hold does not change over rounds."""
-    clip, sigma = row["clip"], row["sigma"]
-    assert isinstance(clip, list)
-    assert isinstance(sigma, list)
-    scales = [float("inf") if value is None else float(value) for value in sigma]
+    scales = [float("inf") if value is None else float(value) for value in row["sigma"]]
     return dataclasses.replace(
         first,
-        clip=np.array(clip),
+        clip=np.array(row["clip"]),
         sigma=np.array(scales),
         released=np.isfinite(scales),
+        position=None if first.position is None else int(row["round"]) - 1,  # type: ignore[call-overload]
         notes={},
     )

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import shutil
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -27,11 +27,13 @@ from fedlgm.keys import KeyRing
 from fedlgm.privacy import accounting
 from fedlgm.privacy.ledger import Ledger
 from simulations import launch
+from simulations.compare.rows import ComparedCell, ComparedFigures, ComparedRun, Comparison, JointCost, score
 from simulations.config import recipe as recipes
 from simulations.config.recipe import Recipe
 from simulations.reports.headline import headline
 from simulations.runs import strict_json
 from simulations.runs.folder import RunFolder
+from simulations.runs.rows import FullRow
 
 LAST = 5  # evaluated rounds that a run's figures are taken from, as in the LaDP-FL paper's significance tests
 _LEAST_SEEDS = 3  # repetitions of a method below which no p-value is printed
@@ -45,8 +47,7 @@ _COMMON = {  # what tells the runs of a comparison apart, and the option that se
     "run.seed": "--seeds and run.seed of all methods",
     "model.seed": "--seeds and run.seed of all methods",
 }
-_PRIVACY = ("epsilon", "claimed_epsilon", "delta", "guarantee", "guarantee_status", "noise_reproducible")
-OnRow = Callable[["Job", dict[str, Any]], None]
+OnRow = Callable[["Job", FullRow], None]
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,7 @@ def run(todo: Sequence[Job], out: Path, engine: launch.Engine = "local", on_row:
         if path.is_dir() and not (path / "recipe.toml").is_file():
             shutil.rmtree(path)  # killed between making the folder and writing the recipe: there is nothing in it
 
-        def report(row: dict[str, Any], job: Job = job) -> None:
+        def report(row: FullRow, job: Job = job) -> None:
             if on_row is not None:
                 on_row(job, row)
 
@@ -176,7 +177,7 @@ def run(todo: Sequence[Job], out: Path, engine: launch.Engine = "local", on_row:
         launch.resume(path, engine=engine, progress=report)
 
 
-def summarise(done: Sequence[Job], out: Path) -> dict[str, Any]:
+def summarise(done: Sequence[Job], out: Path) -> Comparison:
     """Figures of a finished set: every run, every cell (method, budget, partition) and tests against the first method.
 
     A run's accuracy (or what else is its task's headline, under that name) is the mean over its last five evaluated
@@ -189,19 +190,10 @@ def summarise(done: Sequence[Job], out: Path) -> dict[str, Any]:
     `together` says what all runs cost whoever publishes them side by side: they use the same clients' data.
     """
     runs = [_run_figures(job, out / job.folder) for job in done]
-    cells = []
-    for method, epsilon, partition in dict.fromkeys((r["method"], r["epsilon_budget"], r["partition"]) for r in runs):
-        own = [r for r in runs if (r["method"], r["epsilon_budget"], r["partition"]) == (method, epsilon, partition)]
-        cell = {"method": method, "epsilon_budget": epsilon, "partition": partition, "seeds": len(own)}
-        cell["averaged_rounds"] = min(r["averaged_rounds"] for r in own)
-        cell |= {name: own[0][name] for name in ("headline", "better")}
-        for name in (cell["headline"], "noise_scale", "seconds"):
-            values = [r[name] for r in own]
-            cell |= {name: float(np.mean(values)), f"{name}_std": float(np.std(values, ddof=1)) if own[1:] else 0.0}
-        cell |= {name: max(r[name] for r in own) for name in ("epsilon", "claimed_epsilon")}
-        cell |= {name: own[0][name] for name in ("delta", "guarantee", "guarantee_status", "noise_reproducible")}
-        cell["last"] = {name: [value for r in own for value in r["last"][name]] for name in own[0]["last"]}
-        cells.append(cell)
+    cells = [
+        _cell([r for r in runs if (r["method"], r["epsilon_budget"], r["partition"]) == key])
+        for key in dict.fromkeys((r["method"], r["epsilon_budget"], r["partition"]) for r in runs)
+    ]
     for cell in cells:
         reference = _reference(cells, cell)
         enough = reference is not None and min(cell["seeds"], reference["seeds"]) >= _LEAST_SEEDS
@@ -210,8 +202,8 @@ def summarise(done: Sequence[Job], out: Path) -> dict[str, Any]:
             for name, values in cell["last"].items()
         }
     for record in (*runs, *cells):
-        record.pop("last")
-    summary = {
+        del record["last"]
+    summary: Comparison = {
         "methods": list(dict.fromkeys(job.method for job in done)),
         "out": str(out),
         "runs": runs,
@@ -225,18 +217,49 @@ def summarise(done: Sequence[Job], out: Path) -> dict[str, Any]:
     return summary
 
 
-def _without_times(row: dict[str, Any]) -> dict[str, Any]:
+def _cell(runs: list[ComparedRun]) -> ComparedCell:
+    """Mean and standard deviation over a cell's repetitions, the privacy of the worst of them."""
+    first = runs[0]
+    cell: ComparedCell = {
+        "method": first["method"],
+        "epsilon_budget": first["epsilon_budget"],
+        "partition": first["partition"],
+        "seeds": len(runs),
+        "averaged_rounds": min(run["averaged_rounds"] for run in runs),
+        "headline": first["headline"],
+        "better": first["better"],
+    }
+    spreads: dict[str, float] = {}
+    for name, values in (
+        (first["headline"], [score(run) for run in runs]),
+        ("noise_scale", [run["noise_scale"] for run in runs]),
+        ("seconds", [run["seconds"] for run in runs]),
+    ):
+        deviation = float(np.std(values, ddof=1)) if len(runs) > 1 else 0.0
+        spreads |= {name: float(np.mean(values)), f"{name}_std": deviation}
+    cell.update(cast(ComparedCell, spreads))
+    cell.update(
+        {
+            "epsilon": max(run["epsilon"] for run in runs),
+            "claimed_epsilon": max(run["claimed_epsilon"] for run in runs),
+            "delta": first["delta"],
+            "guarantee": first["guarantee"],
+            "guarantee_status": first["guarantee_status"],
+            "noise_reproducible": first["noise_reproducible"],
+            "last": {name: [value for run in runs for value in run["last"][name]] for name in first["last"]},
+        }
+    )
+    return cell
+
+
+def _without_times(row: ComparedFigures) -> dict[str, object]:
     return {name: value for name, value in row.items() if not name.startswith("seconds")}
 
 
-def together(done: Sequence[Job], out: Path) -> dict[str, Any]:
+def together(done: Sequence[Job], out: Path) -> JointCost:
     """What all runs of a set cost together, by composition over everything that was released from the data.
 
     A run's worst-off participant stands for all of its participants; the events of all runs are composed.
-
-    Returns:
-        "epsilon" of all runs, "epsilon_protected" of those whose releases are private, "runs" and "runs_protected" (how
-        many these are), "delta" (the largest among the recipes).
     """
     events: list[tuple[Any, int]] = []
     protected_runs = 0
@@ -257,7 +280,7 @@ def together(done: Sequence[Job], out: Path) -> dict[str, Any]:
     }
 
 
-def _caveats(cells: list[dict[str, Any]]) -> list[str]:
+def _caveats(cells: list[ComparedCell]) -> list[str]:
     """What the figures do not have: enough evaluated rounds, enough repetitions."""
     told = []
     least = min(cell["averaged_rounds"] for cell in cells)
@@ -268,14 +291,14 @@ def _caveats(cells: list[dict[str, Any]]) -> list[str]:
     return told
 
 
-def _run_figures(job: Job, path: Path) -> dict[str, Any]:
+def _run_figures(job: Job, path: Path) -> ComparedRun:
     folder = RunFolder.open(path)
     rows, result = folder.rows(private=True), folder.result() or {}
     noise = np.cumsum([row["noise_scale"] for row in rows])
     seen = [(row, float(total)) for row, total in zip(rows, noise, strict=True) if "loss" in row][-LAST:]
     name, final = headline(result)
     figures = [headline(row)[1] for row, _ in seen]
-    return {
+    made: ComparedRun = {
         "method": job.method,
         "epsilon_budget": job.epsilon,
         "partition": job.partition,
@@ -283,22 +306,31 @@ def _run_figures(job: Job, path: Path) -> dict[str, Any]:
         "averaged_rounds": len(seen),
         "headline": name,
         "better": job.recipe.task.build().better,
-        name: float(np.mean(figures)),
-        f"final_{name}": final,
-        "noise_scale": float(noise[-1]),
-        "seconds": float(statistics.median([row["seconds"] for row in rows if "seconds" in row] or [0.0])),
-        "skipped_rounds": sum(bool(row.get("skipped")) for row in rows),
-        **{name: cast(Mapping[str, Any], result)[name] for name in _PRIVACY},
-        "run": str(path),
-        "last": {
-            name: figures,
-            "noise_scale": [total for _, total in seen],
-            "claimed_epsilon": [row["claimed_epsilon"] for row, _ in seen],
-        },
     }
+    made.update(cast(ComparedRun, {name: float(np.mean(figures)), f"final_{name}": final}))
+    made.update(
+        {
+            "noise_scale": float(noise[-1]),
+            "seconds": float(statistics.median([row["seconds"] for row in rows if "seconds" in row] or [0.0])),
+            "skipped_rounds": sum(bool(row.get("skipped")) for row in rows),
+            "epsilon": result["epsilon"],
+            "claimed_epsilon": result["claimed_epsilon"],
+            "delta": result["delta"],
+            "guarantee": result["guarantee"],
+            "guarantee_status": result["guarantee_status"],
+            "noise_reproducible": result["noise_reproducible"],
+            "run": str(path),
+            "last": {
+                name: figures,
+                "noise_scale": [total for _, total in seen],
+                "claimed_epsilon": [row["claimed_epsilon"] for row, _ in seen],
+            },
+        }
+    )
+    return made
 
 
-def _reference(cells: list[dict[str, Any]], cell: dict[str, Any]) -> dict[str, Any] | None:
+def _reference(cells: list[ComparedCell], cell: ComparedCell) -> ComparedCell | None:
     """The first method's cell of the same budget and partition; None for that cell itself."""
     first = cells[0]["method"]
     for other in cells:

@@ -13,12 +13,13 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from simulations.compare.comparison import Job
+from simulations.compare.comparison import Job, OnRow
+from simulations.compare.rows import ComparedCell, Comparison, JointCost, score, score_spread
 from simulations.reports.headline import headline, is_share
 from simulations.reports.terminal import number
 from simulations.runs.folder import RunFolder
+from simulations.runs.rows import FullRow
 
-Cell = dict[str, Any]
 _CURVES = {
     "noise": "noise scale, cumulated",
     "epsilon": "epsilon (solid: proven, dashed: claimed)",
@@ -26,7 +27,7 @@ _CURVES = {
 
 
 @contextmanager
-def progress(todo: Sequence[Job], shown: bool = True) -> Iterator[Callable[[Job, dict[str, Any]], None]]:
+def progress(todo: Sequence[Job], shown: bool = True) -> Iterator[OnRow]:
     """Progress over the rounds of the whole set, on standard error, with the current run's figures."""
     if not shown:
         yield lambda job, row: None
@@ -46,7 +47,7 @@ def progress(todo: Sequence[Job], shown: bool = True) -> Iterator[Callable[[Job,
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task("compare", total=int(ends[-1]), figures="starting")
 
-        def on_row(job: Job, row: dict[str, Any]) -> None:
+        def on_row(job: Job, row: FullRow) -> None:
             figures = f"run {numbers[job.folder]}/{len(todo)} {job.folder}"
             if "loss" in row:
                 name, value = headline(row)
@@ -56,7 +57,7 @@ def progress(todo: Sequence[Job], shown: bool = True) -> Iterator[Callable[[Job,
         yield on_row
 
 
-def tables(summary: dict[str, Any]) -> Group:
+def tables(summary: Comparison) -> Group:
     """The LaDP-FL paper's Tables II (accuracy), III (noise), V (by partition) and VIII (p-values); privacy spent."""
     cells, methods = summary["cells"], summary["methods"]
     partitions = list(dict.fromkeys(cell["partition"] for cell in cells))
@@ -81,7 +82,7 @@ def tables(summary: dict[str, Any]) -> Group:
     return Group(*parts, sentences, "", _together(summary["together"]), *filter(None, (caveats, notes, pictures)))
 
 
-def _together(cost: dict[str, Any]) -> str:
+def _together(cost: JointCost) -> str:
     """What publishing all cells side by side costs."""
     said = f"published together, {cost['runs_protected']} runs cost epsilon {number(cost['epsilon_protected'])}"
     others = cost["runs"] - cost["runs_protected"]
@@ -124,7 +125,7 @@ def draw(done: Sequence[Job], out: Path) -> dict[str, str]:
     return paths
 
 
-def _curve(axes: Any, name: str, runs: list[list[dict[str, Any]]], label: str, colour: str) -> None:
+def _curve(axes: Any, name: str, runs: list[list[FullRow]], label: str, colour: str) -> None:
     """One method's line: mean over its runs, with the range between them."""
     if name == "noise":
         rounds = [row["round"] for row in runs[0]]
@@ -132,7 +133,7 @@ def _curve(axes: Any, name: str, runs: list[list[dict[str, Any]]], label: str, c
     else:
         seen = [[row for row in run if "loss" in row] for run in runs]
         rounds = [row["round"] for row in seen[0]]
-        values = np.array([[row[name] if name == "epsilon" else headline(row)[1] for row in run] for run in seen])
+        values = np.array([[row["epsilon"] if name == "epsilon" else headline(row)[1] for row in run] for run in seen])
         if name == "epsilon":
             claimed = np.array([[row["claimed_epsilon"] for row in run] for run in seen])
             axes.plot(rounds, claimed.mean(axis=0), color=colour, linestyle="--", alpha=0.7)
@@ -144,11 +145,11 @@ def _curve(axes: Any, name: str, runs: list[list[dict[str, Any]]], label: str, c
 
 
 def _by_budget(
-    cells: list[Cell],
+    cells: list[ComparedCell],
     methods: list[str],
     title: str,
-    show: Callable[[Cell], str],
-    gain: Callable[[Cell, Cell], float | None],
+    show: Callable[[ComparedCell], str],
+    gain: Callable[[ComparedCell, ComparedCell], float | None],
 ) -> Table:
     """Tables II and III: rows are budgets, columns methods; then the reference's average gain over each method."""
     table = Table(title=title, title_justify="left")
@@ -157,8 +158,9 @@ def _by_budget(
         table.add_column(method, justify="right")
     at = {(cell["epsilon_budget"], cell["method"]): cell for cell in cells}
     budgets = list(dict.fromkeys(cell["epsilon_budget"] for cell in cells if cell["epsilon_budget"] is not None))
+    lines: list[float | None] = [*budgets] or [None]
     gains: dict[str, list[float]] = {method: [] for method in methods}
-    for budget in budgets or [None]:
+    for budget in lines:
         found = {m: at.get((budget, m)) or at.get((None, m)) for m in methods}
         table.add_row("-" if budget is None else f"{budget:g}", *(show(c) if c else "-" for c in found.values()))
         reference = found[methods[0]]
@@ -172,7 +174,7 @@ def _by_budget(
     return table
 
 
-def _by_partition(cells: list[Cell], methods: list[str], partitions: list[str]) -> Table:
+def _by_partition(cells: list[ComparedCell], methods: list[str], partitions: list[str]) -> Table:
     """Table V: one row per budget and method, the headline and noise for every partition."""
     table = Table(title="By partition", title_justify="left")
     table.add_column("epsilon", justify="right")
@@ -189,7 +191,7 @@ def _by_partition(cells: list[Cell], methods: list[str], partitions: list[str]) 
     return table
 
 
-def _privacy(cells: list[Cell]) -> Table:
+def _privacy(cells: list[ComparedCell]) -> Table:
     table = Table(title="Privacy spent", title_justify="left")
     for name in ("method", "budget", "guarantee", "proven", "claimed", "delta", "s/round"):
         table.add_column(name, justify="left" if name in ("method", "guarantee") else "right")
@@ -200,7 +202,7 @@ def _privacy(cells: list[Cell]) -> Table:
     return table
 
 
-def _significance(cells: list[Cell]) -> Table:
+def _significance(cells: list[ComparedCell]) -> Table:
     table = Table(title=f"p-values against {cells[0]['method']}", title_justify="left")
     for name in ("method", "budget", "partition", cells[0]["headline"], "noise scale", "claimed epsilon"):
         table.add_column(name, justify="left" if name in ("method", "partition") else "right")
@@ -211,30 +213,29 @@ def _significance(cells: list[Cell]) -> Table:
     return table
 
 
-def _title(cell: Cell) -> str:
+def _title(cell: ComparedCell) -> str:
     name = cell["headline"]
     return f"{name.capitalize()} in %" if is_share(name) else name.capitalize()
 
 
-def _score(cell: Cell) -> str:
-    name = cell["headline"]
-    mean, spread = cell[name], cell[f"{name}_std"]
-    return f"{100 * mean:.2f} ± {100 * spread:.2f}" if is_share(name) else f"{mean:.4g} ± {spread:.2g}"
+def _score(cell: ComparedCell) -> str:
+    mean, spread = score(cell), score_spread(cell)
+    return f"{100 * mean:.2f} ± {100 * spread:.2f}" if is_share(cell["headline"]) else f"{mean:.4g} ± {spread:.2g}"
 
 
-def _noise(cell: Cell) -> str:
+def _noise(cell: ComparedCell) -> str:
     if cell["noise_scale"] == 0:
         return "-"
     return f"{cell['noise_scale']:,.1f} ± {cell['noise_scale_std']:,.1f}"
 
 
-def _improvement(reference: Cell, cell: Cell) -> float | None:
+def _improvement(reference: ComparedCell, cell: ComparedCell) -> float | None:
     """Relative gain of the reference, positive where it is better."""
-    ours, theirs = reference[cell["headline"]], cell[cell["headline"]]
+    ours, theirs = score(reference), score(cell)
     if not theirs > 0:
         return None
     return float(ours / theirs - 1) if cell["better"] == "higher" else float(1 - ours / theirs)
 
 
-def _reduction(reference: Cell, cell: Cell) -> float | None:
+def _reduction(reference: ComparedCell, cell: ComparedCell) -> float | None:
     return float(1 - reference["noise_scale"] / cell["noise_scale"]) if cell["noise_scale"] > 0 else None

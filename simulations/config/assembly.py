@@ -29,8 +29,10 @@ from fedlgm.tasks import Task
 from fedlgm.training import ClientTask, SequentialTrainer, Trainer, VectorizedTrainer, fastest
 from fedlgm.transcript import Transcript
 from simulations.config import example_level
+from simulations.config.facts import facts_of
 from simulations.config.own import Own
-from simulations.config.recipe import Recipe, Training
+from simulations.config.recipe import Recipe
+from simulations.config.sections import Training
 from strategies import ServerStep
 from strategies.server_optimizer import server_step
 
@@ -132,7 +134,7 @@ class Assembly:
     def method(self) -> Method:
         """Mechanism, layers and facts, the noise calibrated so that the run stays within the recipe's budget."""
         if self.recipe.unit == "example":
-            facts = example_level.facts_of(self.recipe, int(self.sizes.sum()))
+            facts = facts_of(self.recipe, int(self.sizes.sum()))
             return Method(self.mechanism, self.layers, example_level.calibrated(self.mechanism, facts))
         return Method.calibrated(self.mechanism, self.layers, facts_of(self.recipe))
 
@@ -276,7 +278,8 @@ class Assembly:
         source = PartitionedSource(self.dataset, self.partition)
         options: dict[str, Any] = {"consent": self.consent(), "numerics": self.numerics}
         if self.recipe.unit == "example":
-            trainer = ExampleTrainer(self.module(), self.layers, self.mechanism, self.device, self.task)
+            exact = bool(section.exact_sums)
+            trainer = ExampleTrainer(self.module(), self.layers, self.mechanism, self.device, self.task, exact)
             own = LocalWork(trainer, section.local, source)
             return ExampleClient(own, self.mechanism, self.layers, keys, serves, **options)
         work = LocalWork(
@@ -299,21 +302,3 @@ def settled(recipe: Recipe) -> Recipe:
     training = recipe.training.model_copy(update={"device": str(device)})
     privacy = recipe.privacy.model_copy(update={"noise_backend": backend})
     return recipe.model_copy(update={"training": training, "privacy": privacy})
-
-
-def facts_of(recipe: Recipe) -> RunFacts:
-    """The public facts of a run, its noise multiplier not yet calibrated."""
-    privacy, federation = recipe.privacy, recipe.federation
-    return RunFacts(
-        0.0,
-        recipe.sampling,
-        recipe.relation,
-        privacy.trust,
-        federation.rounds,
-        epsilon=privacy.epsilon,
-        delta=privacy.delta,
-        accountant=privacy.accountant,
-        max_participations=privacy.max_participations,
-        training=recipe.training.local,
-        noise=recipe.noise,
-    )

@@ -1,4 +1,4 @@
-"""What a recipe with privacy.unit = "example" may say, and the facts of its runs."""
+"""What a recipe with privacy.unit = "example" may say, and what its runs sample."""
 
 from __future__ import annotations
 
@@ -107,8 +107,8 @@ def _check_own_noise(recipe: Recipe) -> None:
         )
 
 
-def facts_of(recipe: Recipe, examples: int) -> RunFacts:
-    """The public facts of an example-level run, its noise multiplier not yet calibrated.
+def sampled(recipe: Recipe, examples: int) -> tuple[Sampling, LocalSteps | None]:
+    """What is sampled in a round of an example-level run, and the steps that clients noise themselves.
 
     Args:
         recipe: a recipe with unit "example".
@@ -117,32 +117,16 @@ def facts_of(recipe: Recipe, examples: int) -> RunFacts:
     Raises:
         ConfigError: a batch larger than the data.
     """
-    budget, federation, training = recipe.privacy, recipe.federation, recipe.training
-    steps = None
-    if budget.trust == "local":
+    training = recipe.training
+    if recipe.privacy.trust == "local":
         assert training.sampling_rate is not None
         count = training.steps or math.ceil(training.epochs / training.sampling_rate - 1e-9)
-        steps = LocalSteps(count, training.sampling_rate, float(training.batch_size))
-        sampling = recipe.sampling
-    else:
-        if training.batch_size > examples:
-            raise ConfigError(
-                f"training.batch_size = {training.batch_size} is more than the {examples} training examples there are"
-            )
-        sampling = Sampling("poisson", examples, training.batch_size / examples)
-    return RunFacts(
-        0.0,
-        sampling,
-        recipe.relation,
-        budget.trust,
-        federation.rounds,
-        epsilon=budget.epsilon,
-        delta=budget.delta,
-        accountant=budget.accountant,
-        max_participations=budget.max_participations,
-        training=training.local,
-        steps=steps,
-    )
+        return recipe.sampling, LocalSteps(count, training.sampling_rate, float(training.batch_size))
+    if training.batch_size > examples:
+        raise ConfigError(
+            f"training.batch_size = {training.batch_size} is more than the {examples} training examples there are"
+        )
+    return Sampling("poisson", examples, training.batch_size / examples), None
 
 
 def calibrated(mechanism: Mechanism, facts: RunFacts) -> RunFacts:

@@ -7,22 +7,30 @@ import warnings
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ValidationError, model_validator
 
 from fedlgm import data, mechanisms, models, tasks
-from fedlgm.devices import NoiseChoice
 from fedlgm.errors import ConfigError, prefix_key
-from fedlgm.extension import is_object, is_reference, missing_object
-from fedlgm.facts import Sampling, Scheme
-from fedlgm.mechanisms import Mechanism
+from fedlgm.extension import is_object
+from fedlgm.facts import Sampling
 from fedlgm.privacy.guarantee import Relation, Unit
-from fedlgm.tasks import Task
-from fedlgm.training import LocalTraining
 from simulations.config.example_level import check_example_level, check_unit
-from strategies.server_optimizer import Name as OptimizerName
+from simulations.config.sections import (
+    Data,
+    Deployment,
+    Federation,
+    MechanismSection,
+    Model,
+    Privacy,
+    Risk,
+    Run,
+    Section,
+    TaskSection,
+    Training,
+)
 
 if TYPE_CHECKING:
     from fedlgm.correlation import Correlation, Workload
@@ -30,250 +38,9 @@ if TYPE_CHECKING:
 BUNDLED = Path(__file__).parents[1] / "recipes"
 DEFAULT = "digits"
 _DEEPEST = 8
-_LARGEST = 1e9  # float32 still multiplies with it
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class _OpenSection(BaseModel):
-    """A section whose further keys are options of the thing it names."""
-
-    model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
-    taken: ClassVar[frozenset[str]] = frozenset()  # arguments that are not options
-
-    @model_validator(mode="after")
-    def _options_are_options(self) -> Self:
-        wrong = sorted(self.options.keys() & self.taken)
-        if wrong:
-            raise ValueError(
-                f"{wrong[0]!r} is not an option; known here: {', '.join(type(self).model_fields)}, and more"
-            )
-        return self
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The further keys."""
-        return dict(self.model_extra or {})
-
-
-class Data(_OpenSection):
-    """[data]: the data set and how it is split; further keys are options of the partition scheme.
-
-    `image_size`, `channels` and `attribute` are for name = "image-folder", whose folder is `dir`. `pixels` is the
-    interval of a bundled image set's values; left out, [-1, 1].
-    """
-
-    taken: ClassVar[frozenset[str]] = frozenset({"labels", "clients", "ring", "scheme", "seed", "users", "self"})
-
-    name: str
-    dir: str | None = None
-    partition: str = "dirichlet"
-    partition_seed: int = 0
-    image_size: int | None = Field(default=None, ge=4, le=4096)
-    channels: Literal[1, 3] | None = None
-    attribute: str | None = None
-    pixels: tuple[float, float] | None = None
-
-    @property
-    def images(self) -> dict[str, Any]:
-        """Options of image sets that are given."""
-        return self.model_dump(include={"image_size", "channels", "attribute", "pixels"}, exclude_none=True)
-
-
-class Model(_OpenSection):
-    """[model]: name; further keys are options of the model. `seed` initialises it; left out, it is the run's (or 0)."""
-
-    taken: ClassVar[frozenset[str]] = frozenset({"in_shape", "classes", "self"})
-
-    name: str
-    seed: int | None = Field(default=None, ge=0, lt=2**128)
-
-
-class TaskSection(_OpenSection):
-    """[task]: what the model is trained for; further keys are options of the task."""
-
-    name: str = "classification"
-
-    def build(self) -> Task:
-        """The task itself."""
-        if is_object(self.name):
-            raise missing_object(self.name, "task")
-        return tasks.get(self.name, **self.options)
-
-
-class Federation(_Section):
-    """[federation]: who takes part and what the server does; `sampling`: see `fedlgm.facts.Sampling`."""
-
-    clients: int = Field(ge=1)
-    rounds: int = Field(ge=1)
-    sampling: Scheme = "poisson"
-    rate: float | None = Field(default=None, gt=0, le=1)
-    cohort: int | None = Field(default=None, ge=1)
-    server_optimizer: str = "sgd"
-    server_lr: float = Field(default=1.0, gt=0, le=_LARGEST)
-    server_momentum: float = Field(default=0.9, ge=0, lt=1)
-    weighting: Literal["uniform"] = "uniform"
-    dropout: float = Field(default=0.0, ge=0, lt=1)
-    stragglers: float = Field(default=0.0, ge=0, le=1)
-    wait_for_nodes: float = Field(default=120.0, gt=0, le=_LARGEST)
-    round_timeout: float | None = Field(default=None, gt=0, le=_LARGEST)
-    quorum: float | None = Field(default=None, gt=0, le=1)
-    max_failures: int | None = Field(default=None, ge=0)
-
-    @field_validator("weighting", mode="before")
-    @classmethod
-    def _weights_are_uniform(cls, value: object) -> object:
-        if value == "num-examples":
-            raise ValueError(
-                "weights by example counts let one client's weight exceed its bound and reveal its size: clients weigh "
-                "alike, 'uniform'"
-            )
-        return value
-
-    @field_validator("server_optimizer")
-    @classmethod
-    def _known_optimizer(cls, value: str) -> str:
-        if value not in get_args(OptimizerName) and not (is_reference(value) or is_object(value)):
-            known = ", ".join(get_args(OptimizerName))
-            raise ValueError(f"unknown server optimizer; known: {known}, or your own as 'package.module:name'")
-        return value
-
-    @model_validator(mode="after")
-    def _one_size(self) -> Federation:
-        if self.clients == 1 and self.rate is None and self.cohort is None:
-            return self
-        if (self.rate is None) == (self.cohort is None):
-            raise ValueError("give exactly one of rate (share of clients) and cohort (number of clients)")
-        if self.cohort is not None and self.cohort > self.clients:
-            raise ValueError(f"cohort = {self.cohort} is more than the {self.clients} clients there are")
-        return self
-
-    @property
-    def share(self) -> float:
-        """Share of the clients that is expected in a round: `rate`, or that of `cohort`; of whole clients if fixed."""
-        rate = self.rate if self.rate is not None else (self.cohort or 1) / self.clients
-        if self.sampling in ("fixed", "min-separation"):
-            rate = max(1, round(rate * self.clients)) / self.clients
-        return rate
-
-
-class Training(_Section):
-    """[training]: what a client does locally.
-
-    With example-level privacy whose noise the server adds, a round is one step: `batch_size` is the expected Poisson
-    batch, and `optimizer`, `lr` and `momentum` are those of the step. Where clients add the noise, every round has
-    `steps` steps (left out: `epochs` times 1 / `sampling_rate`), for each of which every example is drawn with the
-    public probability `sampling_rate`; the noisy sum is divided by `batch_size`.
-    """
-
-    optimizer: Literal["sgd", "adam"] = "sgd"
-    lr: float = Field(default=0.1, gt=0, le=_LARGEST)
-    momentum: float = Field(default=0.0, ge=0, lt=1)
-    epochs: int = Field(default=1, ge=1)
-    batch_size: int = Field(default=32, ge=1)
-    sampling_rate: float | None = Field(default=None, gt=0, le=1)
-    steps: int | None = Field(default=None, ge=1)
-    gradient_clip: float | None = Field(default=None, gt=0, le=_LARGEST)
-    vectorize: Literal["off", "on", "auto"] = "off"
-    width: int | None = Field(default=None, ge=1)
-    compile: bool | Literal["auto"] = False
-    device: str = Field(default="cpu", pattern=r"^(auto|cpu|cuda(:\d+)?|mps|xpu)$")
-
-    @property
-    def local(self) -> LocalTraining:
-        """As the library sees it."""
-        return LocalTraining(**self.model_dump(include=set(LocalTraining.__dataclass_fields__)))
-
-
-class MechanismSection(_OpenSection):
-    """[mechanism]: name, variant and the layer grouping; further keys are options of the mechanism."""
-
-    name: str
-    variant: Literal["sound", "published"] = "sound"
-    group_by: Literal["module", "tensor"] = "module"
-
-    def build(self) -> Mechanism:
-        """The mechanism itself."""
-        if is_object(self.name):
-            raise missing_object(self.name, "mechanism")
-        return mechanisms.get(self.name, variant=self.variant, **self.options)
-
-
-class Privacy(_Section):
-    """[privacy]: the budget of the whole run, of each `unit` ("client", the default, or "example").
-
-    Where clients noise their own example-level steps (unit = "example", trust = "local") it is each client's.
-
-    `noise` is "independent" in every round, or correlated over the rounds: "banded" (least error of the models after
-    each round), "square-root" (closed form) or "blt" (`buffers` vectors of state instead of `bands` - 1). It needs a
-    `sampling` that keeps rounds between a client's participations; `min_separation` is their number (of groups, under
-    cyclic and grouped-poisson sampling). Left out, it is the largest that the population can keep, or `bands`; and
-    `bands` is `min_separation`.
-    """
-
-    epsilon: float = Field(gt=0)
-    delta: float = Field(gt=0, lt=1)
-    accountant: Literal["pld", "rdp"] = "pld"
-    unit: Literal["client", "example"] | None = None
-    trust: Literal["central", "local"] = "central"
-    relation: Relation | None = None
-    max_participations: int | None = Field(default=None, ge=1)
-    noise: Literal["independent", "banded", "square-root", "blt"] = "independent"
-    bands: int | None = Field(default=None, ge=1)
-    buffers: int | None = Field(default=None, ge=1, le=8)
-    min_separation: int | None = Field(default=None, ge=1)
-    noise_backend: NoiseChoice = "auto"
-
-
-class Run(_Section):
-    """[run]: seed and engine settings. `seed`, `block_size`, `threads` and `audit` are part of the result's bits.
-
-    A `seed` is public: it makes a simulation reproducible and its noise predictable. Real nodes refuse it unless
-    `test_mode` says that nothing needs protection. With `audit` canaries take part in every round of a simulation, and
-    the summary says what they show.
-    `trackers` follow the run: tensorboard, mlflow, wandb, or your own as "package.module:name"; left out, TensorBoard
-    where it is installed.
-    """
-
-    seed: int | None = Field(default=None, ge=0, lt=2**128)
-    block_size: int = Field(default=8, ge=1)
-    threads: int = Field(default=1, ge=1)
-    evaluate_every: int = Field(default=1, ge=1)
-    checkpoint_every: int = Field(default=1, ge=1)
-    workers: int | None = Field(default=None, ge=1)
-    test_mode: bool = False
-    audit: bool = False
-    trackers: list[str] | None = None
-
-
-class Risk(_Section):
-    """[risk]: what `fedlgm risk` measures the layers' membership risk on. Nothing of it is used in a run.
-
-    `data` names a public set; left out, it is the public half of a set whose private half is [data], else its test
-    examples. The rest is as in `fedlgm.example_level.risk.ShadowTraining`.
-    """
-
-    data: str | None = None
-    dir: str | None = None
-    attribute: str | None = None
-    examples: int | None = Field(default=None, ge=1)
-    members: float = Field(default=0.5, gt=0, lt=1)
-    epochs: int = Field(default=30, ge=1)
-    lr: float = Field(default=1e-3, gt=0, le=_LARGEST)
-    batch_size: int = Field(default=64, ge=1)
-    adversary_epochs: int = Field(default=30, ge=1)
-
-
-class Deployment(_Section):
-    """[deployment]: how long a round waits for nodes that are gone; see `strategies.node_grid.Patience`."""
-
-    offline_seconds: float = Field(default=30.0, gt=0)
-    give_up_seconds: float = Field(default=3600.0, gt=0)
-
-
-class Recipe(_Section):
+class Recipe(Section):
     """A validated recipe."""
 
     name: str = "custom"
@@ -306,7 +73,7 @@ class Recipe(_Section):
     def _fits_clients(self) -> None:
         """Refuse settings that do not fit each other where clients are protected."""
         federation, privacy = self.federation, self.privacy
-        for key in ("sampling_rate", "steps"):
+        for key in ("sampling_rate", "steps", "exact_sums"):
             if getattr(self.training, key) is not None:
                 raise ValueError(f"training.{key} belongs to privacy.unit = 'example'")
         if privacy.trust == "local" and privacy.max_participations is None:

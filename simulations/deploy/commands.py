@@ -99,7 +99,7 @@ def status(folder: FolderArgument, as_json: JsonOption = False) -> None:
         table.add_column(column)
     for node in found["nodes"]:
         spent = "?" if node["epsilon_spent"] is None else f"{node['epsilon_spent']:.4g} of {node['epsilon']:g}"
-        running = ["yes" if node[role] else "no" for role in ("service", "supernode", "executor")]
+        running = ["yes" if up else "no" for up in (node["service"], node["supernode"], node["executor"])]
         table.add_row(node["name"], *running, spent, str(node["releases_left"] or "?"))
     _out.print(table, soft_wrap=False)
     for run_ in found["runs"]:

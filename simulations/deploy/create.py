@@ -9,7 +9,7 @@ import sys
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import tomli_w
@@ -22,7 +22,8 @@ from simulations.config.assembly import Assembly
 from simulations.config.recipe import Recipe
 from simulations.deploy import certificates
 from simulations.deploy.layout import CONNECTION, DeployedNode, DeployedNodeFolder, DeploymentFolder, Settings
-from strategies.node_grid import Enrolment, key_digest
+from simulations.deploy.rows import EnrolmentEntry
+from strategies.enrolment import Enrolment, key_digest
 
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 _QUIET = "export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1"
@@ -99,7 +100,7 @@ def _fill(
     _write_flower_configuration(draft, final, settings)
     _script(draft.server / "start-superlink.sh", _superlink(settings))
     shares = _shares(example, nodes)
-    enrolled = []
+    enrolled: list[EnrolmentEntry] = []
     for client, one in enumerate(settings.nodes):
         node = draft.node(one.name)
         node.path.mkdir(mode=0o711, parents=True)
@@ -115,14 +116,19 @@ def _fill(
         for role, lines in _node_scripts(settings, one).items():
             _script(node.script(role), lines)
         public = service.public()
-        enrolled.append({"client": client, "name": one.name, "flower_key": key_digest(pem)} | {
-            "service_key": public["service_key"]
-        })  # fmt: skip
+        enrolled.append(
+            {
+                "client": client,
+                "name": one.name,
+                "flower_key": key_digest(pem),
+                "service_key": public["service_key"],
+            }
+        )
     draft.enrolment_file.write_text(_enrolment(enrolled), encoding="utf-8")
     _write_units(draft, final, settings)
 
 
-def enrol(folder: DeploymentFolder, public: Path, key: Path) -> dict[str, Any]:
+def enrol(folder: DeploymentFolder, public: Path, key: Path) -> EnrolmentEntry:
     """Add a node to the enrolment, or replace the one with its client number; returns its entry.
 
     Args:
@@ -138,14 +144,12 @@ def enrol(folder: DeploymentFolder, public: Path, key: Path) -> dict[str, Any]:
         flower_key = key_digest(certificates.public_pem(key.read_bytes()))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{public} or {key} cannot be used: {error}") from error
-    entry = {name: given.get(name) for name in ("client", "name")}
-    entry |= {"flower_key": flower_key, "service_key": given.get("service_key")}
-    others = [
-        node.model_dump() for node in Enrolment.load(folder.enrolment_file).node if node.client != entry["client"]
-    ]
+    written = {"flower_key": flower_key} | {name: given.get(name) for name in ("client", "name", "service_key")}
+    entry = cast(EnrolmentEntry, {name: value for name, value in written.items() if value is not None})
+    enrolled = Enrolment.load(folder.enrolment_file).node
+    others = [cast(EnrolmentEntry, node.model_dump()) for node in enrolled if node.client != entry.get("client")]
     draft = folder.enrolment_file.with_suffix(".draft")
-    known = {name: value for name, value in entry.items() if value is not None}
-    draft.write_text(_enrolment([*others, known]), encoding="utf-8")
+    draft.write_text(_enrolment([*others, entry]), encoding="utf-8")
     try:
         Enrolment.load(draft)
         draft.replace(folder.enrolment_file)
@@ -154,7 +158,7 @@ def enrol(folder: DeploymentFolder, public: Path, key: Path) -> dict[str, Any]:
     return entry
 
 
-def _enrolment(nodes: list[dict[str, Any]]) -> str:
+def _enrolment(nodes: Sequence[EnrolmentEntry]) -> str:
     head = (
         "# Which registered node is which client. Another one: fedlgm deploy enrol DIR public.toml supernode.key.pub\n"
     )
@@ -202,7 +206,8 @@ def _node_scripts(settings: Settings, node: DeployedNode) -> dict[str, list[str]
         "service": ['exec "$BIN/python" -m simulations.cli node serve service'],
         "supernode": [
             'export FLWR_HOME="$PWD/flower"; mkdir -p "$FLWR_HOME"',
-            'exec "$BIN/flower-supernode" --root-certificates ca.crt --auth-supernode-private-key supernode.key \\',
+            'exec "$BIN/python" -m clients.node.supernode --root-certificates ca.crt \\',
+            "    --auth-supernode-private-key supernode.key \\",
             f"    --superlink {settings.host}:{settings.port} --host 127.0.0.1 --port {node.port} \\",
             "    --isolation process --superexec-auth-secret-file executor.secret",
         ],

@@ -18,11 +18,16 @@ from fedlgm import node_protocol as protocol
 from fedlgm.errors import RunError
 from simulations.deploy.flower_cli import Flower
 from simulations.deploy.layout import DeploymentFolder
+from simulations.deploy.rows import DeploymentStatus, NodeStatus, RunState
 from simulations.engines.flower_command import environment
 from simulations.runs.folder import RunFolder
 
-_STARTUP_S = 120.0
+_STARTUP_S = 300.0  # a limit for slow machines: a process that ends is noticed at once
 _ENDING_S = 10.0
+_STILL_CONNECTED = "[code: 2004]"
+"""What a SuperNode prints when the SuperLink takes it for connected, as it does for a minute after one was killed."""
+_AGAIN_S = 2.0
+_STARTED, _ID = "== started ==\n", "SuperNode ID:"
 
 
 def up(folder: DeploymentFolder, say: Callable[[str], None] = print) -> None:
@@ -35,8 +40,12 @@ def up(folder: DeploymentFolder, say: Callable[[str], None] = print) -> None:
     running = _running(folder)
     started: list[str] = []
     try:
-        if "superlink" not in running and flower.healthy():
-            raise RunError(f"something else answers at {settings.host}:{settings.port}: stop it, or change deploy.toml")
+        if "superlink" not in running:
+            if flower.healthy():
+                raise RunError(
+                    f"something else answers at {settings.host}:{settings.port}: stop it, or change deploy.toml"
+                )
+            _end(_started_under(folder.flower_home))  # ServerApps of a SuperLink that died: they still hold their runs
         _start(folder, "superlink", folder.server / "start-superlink.sh", running, started)
         _wait(folder, started, "the SuperLink", flower.healthy)
         known = set(folder.registered_file.read_text().split()) if folder.registered_file.is_file() else set()
@@ -52,6 +61,9 @@ def up(folder: DeploymentFolder, say: Callable[[str], None] = print) -> None:
             _start(folder, f"{node.name}-executor", folder.node(node.name).script("executor"), running, started)
         for node in settings.nodes:
             _wait(folder, started, f"the service of {node.name}", partial(_answers, folder, node.name))
+        # Its own word: the SuperLink takes nodes that were killed for connected, for a minute.
+        fresh = [role for role in started if role.endswith("-supernode")]
+        _wait(folder, started, "every node", lambda: all(_ID in _said(folder, role) for role in fresh), every=0.5)
         _wait(folder, started, "every node", lambda: flower.online() >= len(settings.nodes), every=1.0)
     except BaseException:
         _stop(folder, started)
@@ -64,16 +76,26 @@ def down(folder: DeploymentFolder) -> int:
     return _stop(folder, list(_recorded(folder)))
 
 
-def status(folder: DeploymentFolder) -> dict[str, Any]:
+def status(folder: DeploymentFolder) -> DeploymentStatus:
     """What runs, who is connected, what each node has left, and the runs."""
     settings, running, flower = folder.settings(), _running(folder), Flower(folder)
     healthy = flower.healthy()
-    nodes = []
+    nodes: list[NodeStatus] = []
     for node in settings.nodes:
         answer = hello(folder, node.name) or {}
-        roles = {role: f"{node.name}-{role}" in running for role in ("service", "supernode", "executor")}
-        figures = {key: answer.get(key) for key in ("epsilon_spent", "epsilon", "delta", "releases_left", "test")}
-        nodes.append({"name": node.name, **roles, **figures})
+        nodes.append(
+            {
+                "name": node.name,
+                "service": f"{node.name}-service" in running,
+                "supernode": f"{node.name}-supernode" in running,
+                "executor": f"{node.name}-executor" in running,
+                "epsilon_spent": answer.get("epsilon_spent"),
+                "epsilon": answer.get("epsilon"),
+                "delta": answer.get("delta"),
+                "releases_left": answer.get("releases_left"),
+                "test": answer.get("test"),
+            }
+        )
     return {
         "address": f"{settings.host}:{settings.port}",
         "superlink": healthy,
@@ -98,7 +120,7 @@ def _answers(folder: DeploymentFolder, name: str) -> bool:
     return hello(folder, name) is not None
 
 
-def _run(path: Path) -> dict[str, Any]:
+def _run(path: Path) -> RunState:
     run = RunFolder(path)
     result = run.result()
     return {"run": path.name, "rounds": len(run.rows()), "finished": result is not None}
@@ -111,6 +133,8 @@ def _start(
         return
     folder.logs.mkdir(exist_ok=True)
     with (folder.logs / f"{role}.log").open("ab") as log:
+        log.write(_STARTED.encode())
+        log.flush()
         process = subprocess.Popen(
             [str(script)], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             env=environment(None),
@@ -118,7 +142,8 @@ def _start(
     born = psutil.Process(process.pid).create_time()
     recorded = {name: pair for name, pair in _recorded(folder).items() if name != role}
     write_durably(folder.processes_file, json.dumps(recorded | {role: [process.pid, born]}).encode())
-    started.append(role)
+    if role not in started:
+        started.append(role)
 
 
 def _wait(
@@ -127,9 +152,12 @@ def _wait(
     deadline = time.monotonic() + _STARTUP_S
     while not ready():
         running = _running(folder)
-        for role in started:
-            if role not in running:
+        for role in [one for one in started if one not in running]:
+            name, _, kind = role.rpartition("-")
+            if kind != "supernode" or _STILL_CONNECTED not in _said(folder, role):
                 raise RunError(f"{role} ended:\n{_tail(folder.logs / f'{role}.log')}")
+            time.sleep(_AGAIN_S)
+            _start(folder, role, folder.node(name).script(kind), running, started)
         if time.monotonic() > deadline:
             raise RunError(f"{what} did not start within {_STARTUP_S:g} s; see {folder.logs}")
         time.sleep(every)
@@ -155,9 +183,19 @@ def _running(folder: DeploymentFolder) -> dict[str, psutil.Process]:
 
 def _stop(folder: DeploymentFolder, roles: list[str]) -> int:
     running = _running(folder)
+    # SuperNodes first: they tell the SuperLink that they leave, which would refuse them for a minute otherwise.
+    supernodes = {running[role] for role in roles if role in running and role.endswith("-supernode")}
     family = {one for role in roles if role in running for one in _with_children(running[role])}
     if "superlink" in roles:
         family |= _started_under(folder.flower_home)
+    _end(supernodes)
+    _end(family)
+    kept = {role: pair for role, pair in _recorded(folder).items() if role not in roles}
+    write_durably(folder.processes_file, json.dumps(kept).encode())
+    return len(family)
+
+
+def _end(family: set[psutil.Process]) -> None:
     for one in family:
         with contextlib.suppress(psutil.Error):
             one.terminate()
@@ -166,9 +204,6 @@ def _stop(folder: DeploymentFolder, roles: list[str]) -> int:
         with contextlib.suppress(psutil.Error):
             one.kill()
     psutil.wait_procs(left, timeout=_ENDING_S)
-    kept = {role: pair for role, pair in _recorded(folder).items() if role not in roles}
-    write_durably(folder.processes_file, json.dumps(kept).encode())
-    return len(family)
 
 
 def _with_children(process: psutil.Process) -> set[psutil.Process]:
@@ -185,6 +220,12 @@ def _started_under(home: Path) -> set[psutil.Process]:
             if one.environ().get("FLWR_HOME") == str(home):
                 found |= _with_children(one)
     return {one for one in found if one.pid != psutil.Process().pid}
+
+
+def _said(folder: DeploymentFolder, role: str) -> str:
+    """What a process has printed since it was started last."""
+    text = (folder.logs / f"{role}.log").read_text(encoding="utf-8", errors="replace")
+    return text.rpartition(_STARTED)[2]
 
 
 def _tail(log: Path, lines: int = 12) -> str:

@@ -16,10 +16,10 @@ from simulations.deploy.layout import CONNECTION, DeploymentFolder
 from simulations.deploy.server_entry import TOLD, deployed
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import RunSummary
-from strategies.node_grid import Enrolment
+from strategies.enrolment import Enrolment
 
 APP = Path(__file__).parent / "app"
-_SILENCE_S = 5.0  # of a run, until Flower is asked what became of it
+_SILENCE_S, _LONGEST_S = 5.0, 30.0  # of a run, until Flower is asked what became of it; a question costs a second
 
 
 def run(
@@ -84,7 +84,7 @@ def _folder(folder: DeploymentFolder, recipe: Recipe, fresh: bool) -> RunFolder:
 
 def _follow(flower: Flower, run_id: str, target: RunFolder, seen: int, say: Callable[[str], None]) -> str:
     """Pass on the run's lines until it has ended; returns Flower's status."""
-    asked = time.monotonic()
+    asked, silence = time.monotonic(), _SILENCE_S
     while True:
         time.sleep(0.25)
         now = _size(target)
@@ -93,11 +93,11 @@ def _follow(flower: Flower, run_id: str, target: RunFolder, seen: int, say: Call
                 file.seek(seen)
                 for line in file.read(now - seen).splitlines():
                     say(line)
-            seen, asked = now, time.monotonic()
+            seen, asked, silence = now, time.monotonic(), _SILENCE_S
         ended = target.result() is not None
-        if time.monotonic() - asked > (0.5 if ended else _SILENCE_S):
+        if time.monotonic() - asked > (0.5 if ended else silence):
             runs = flower.json("list", CONNECTION, "--run-id", run_id)["runs"]
-            status, asked = str(runs[0]["status"]), time.monotonic()
+            status, asked, silence = str(runs[0]["status"]), time.monotonic(), min(2 * silence, _LONGEST_S)
             if status.startswith("finished"):
                 return status
 

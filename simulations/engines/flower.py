@@ -12,8 +12,7 @@ from simulations.config.own import Own
 from simulations.engines.flower_command import tail
 from simulations.engines.superlink import Flwr, private_superlink
 from simulations.runs.folder import RunFolder
-from simulations.runs.recorder import OnRound
-from simulations.runs.rows import RunSummary
+from simulations.runs.rows import OnRound, RunSummary
 
 APP = Path(__file__).resolve().parents[1] / "flower_app"
 _SILENCE_S = 20.0  # of the log, until the SuperLink is asked all the same

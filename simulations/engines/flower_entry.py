@@ -10,7 +10,6 @@ import pickle
 import warnings
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, UserConfig
 from flwr.clientapp import ClientApp
@@ -29,6 +28,7 @@ from simulations.config.recipe import Recipe
 from simulations.launch import default_folder
 from simulations.reports.headline import headline
 from simulations.runs.folder import RunFolder
+from simulations.runs.rows import FullRow
 from simulations.runs.server import TEST_MODE, nodes_of, serve
 
 
@@ -88,7 +88,7 @@ def make_client_app() -> ClientApp:
     return app
 
 
-def print_row(row: dict[str, Any]) -> None:
+def print_row(row: FullRow) -> None:
     """One line per round for Flower's log, which is the operator's."""
     figures = ""
     if "loss" in row:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 from importlib import metadata
-from typing import Any
 
 import torch
 
@@ -15,7 +14,7 @@ from fedlgm.aggregation import kernels
 _PACKAGES = ("fedlgm", "flwr", "ray", "torch", "torchvision", "dp-accounting", "opacus", "flwr-datasets", "numpy")
 
 
-def examine() -> dict[str, Any]:
+def examine() -> dict[str, str | int | list[str] | None]:
     """Findings by name."""
     from fedlgm import data, mechanisms, models
     from fedlgm.errors import DataError
@@ -29,10 +28,9 @@ def examine() -> dict[str, Any]:
         except DataError:
             continue
         available.append(name)
-    findings: dict[str, Any] = {package: _version(package) for package in _PACKAGES}
     return {
         "python": platform.python_version(),
-        **findings,
+        **{package: _version(package) for package in _PACKAGES},
         "cores": os.cpu_count(),
         "devices": [f"{name} ({what})" for name, what in devices.found().items()],
         "noise backends": [_noise(name) for name in devices.found()],

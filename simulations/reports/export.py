@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 from safetensors.torch import save_file
@@ -17,16 +17,14 @@ from fedlgm import inputs
 from fedlgm.errors import ConfigError, RunError
 from fedlgm.layers import LayerTable
 from simulations.config.assembly import Assembly
+from simulations.reports.rows import Exported, Metadata, Protection
 from simulations.runs import strict_json
-from simulations.runs.folder import RunFolder, model_digest
+from simulations.runs.checkpoints import model_digest
+from simulations.runs.folder import RunFolder
 from simulations.runs.rows import RunSummary
 
 Format = Literal["safetensors", "pt", "onnx"]
 _FOR_ONNX = ("onnx", "onnxscript")
-_KEPT = (
-    "mechanism", "variant", "rounds", "epsilon", "claimed_epsilon", "delta", "guarantee", "guarantee_status",
-    "noise_reproducible", "ledger_head", "model_sha256",
-)  # fmt: skip
 
 
 def load_model(run: Path | str, module: nn.Module | None = None) -> nn.Module:
@@ -61,7 +59,7 @@ def load_model(run: Path | str, module: nn.Module | None = None) -> nn.Module:
     return module.eval()
 
 
-def metadata(run: Path | str) -> dict[str, Any]:
+def metadata(run: Path | str) -> Metadata:
     """What belongs beside a run's model: recipe (TOML), epsilon, guarantee, ledger head, SHA-256 of the flat model.
 
     Raises:
@@ -70,8 +68,8 @@ def metadata(run: Path | str) -> dict[str, Any]:
     """
     folder, result = _finished(Path(run))
     folder.verify()
-    known: Mapping[str, Any] = result
-    kept = {name: known[name] for name in _KEPT if name in known}
+    known = dict(result)
+    kept = cast(Protection, {name: known[name] for name in Protection.__annotations__ if name in known})
     return {"made_by": "fedlgm", **kept, "recipe": folder.recipe_file.read_text(encoding="utf-8")}
 
 
@@ -80,7 +78,7 @@ def export(
     format: Format = "safetensors",
     out: Path | str | None = None,
     module: nn.Module | None = None,
-) -> dict[str, Any]:
+) -> Exported:
     """Write a finished run's model to one file.
 
     Its `state_dict` is that of the recipe's model, under PyTorch's names: trained parameters, frozen ones and buffers.
@@ -126,7 +124,7 @@ def export(
         "format": format,
         "bytes": target.stat().st_size,
         "metadata_file": None if beside is None else str(beside),
-        **{name: value for name, value in told.items() if name != "recipe"},
+        **cast(Protection, {name: value for name, value in told.items() if name != "recipe"}),
     }
 
 
@@ -138,12 +136,12 @@ def _finished(run: Path) -> tuple[RunFolder, RunSummary]:
     return folder, result
 
 
-def _texts(values: dict[str, Any]) -> dict[str, str]:
+def _texts(values: Metadata) -> dict[str, str]:
     """Metadata as the formats take them: text alone, figures as JSON."""
     return {name: value if isinstance(value, str) else strict_json.dumps(value) for name, value in values.items()}
 
 
-def _write_onnx(target: Path, module: nn.Module, assembly: Assembly, told: dict[str, Any]) -> None:
+def _write_onnx(target: Path, module: nn.Module, assembly: Assembly, told: Metadata) -> None:
     example = inputs.tensors(inputs.take(assembly.dataset.test_x, slice(2)))
     arguments = example if isinstance(example, tuple) else (example,)
     batch = tuple({0: torch.export.Dim("batch")} if part.ndim else None for part in arguments)

@@ -13,6 +13,7 @@ from simulations.reports.headline import headline, shown
 from simulations.reports.pictures import Picture, over_rounds
 from simulations.reports.svg import to_uri
 from simulations.reports.terminal import epsilon_label, number
+from simulations.runs.rows import LayerRow
 
 
 def key_figures(result: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -133,9 +134,7 @@ def _metrics(row: Mapping[str, Any]) -> dict[str, float]:
     return {name: row[name] for name in ("loss", "accuracy") if name in row} | dict(row.get("metrics") or {})
 
 
-def layer_rows(
-    row: Mapping[str, Any], layers: Mapping[str, int] | Sequence[tuple[str, int | None]]
-) -> list[dict[str, Any]]:
+def layer_rows(row: Mapping[str, Any], layers: Mapping[str, int] | Sequence[tuple[str, int | None]]) -> list[LayerRow]:
     """A round's layers from its public row, as `simulations.reports.planning.layer_rows` gives those of a plan.
 
     Args:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -15,10 +14,11 @@ from fedlgm.privacy.accounting import composed_epsilon
 from simulations.config.assembly import Assembly
 from simulations.config.recipe import Recipe
 from simulations.reports.rounds import described, noise_over_rounds
+from simulations.reports.rows import NoiseProcess, PartitionReport, PlanReport
 from simulations.runs.rows import LayerRow
 
 
-def plan_report(recipe: Recipe) -> dict[str, Any]:
+def plan_report(recipe: Recipe) -> PlanReport:
     """First round's plan of a recipe as plain values, with the cost of all rounds by both accountants."""
     assembly = Assembly(recipe)
     mechanism, layers, facts = assembly.mechanism, assembly.layers, assembly.facts
@@ -50,7 +50,7 @@ def plan_report(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def _over_rounds(recipe: Recipe, plan: ReleasePlan) -> dict[str, Any]:
+def _over_rounds(recipe: Recipe, plan: ReleasePlan) -> NoiseProcess:
     """Noise over the rounds, where it is that of one mechanism."""
     found = noise_over_rounds(plan.facts, plan.sigma, plan.layers.sizes, recipe.workload)
     if found is None:
@@ -116,7 +116,7 @@ def layer_rows(plan: ReleasePlan) -> list[LayerRow]:
     ]
 
 
-def partition_report(recipe: Recipe, picture: Path) -> dict[str, Any]:
+def partition_report(recipe: Recipe, picture: Path) -> PartitionReport:
     """Label histogram of every client; draws it to `picture`."""
     from simulations.reports.figures import draw_partition
 

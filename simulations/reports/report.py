@@ -16,6 +16,7 @@ from fedlgm.extension import is_object, is_reference
 from fedlgm.privacy.ledger import Ledger
 from simulations.reports import page
 from simulations.reports.rounds import described, noise_over_rounds
+from simulations.reports.rows import ClientRow, EventGroup, LedgerReport
 from simulations.reports.terminal import number
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import RunSummary
@@ -142,7 +143,7 @@ def _layers(folder: RunFolder, rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _noise(folder: RunFolder, rows: Sequence[Mapping[str, Any]], multiplier: float) -> str:
     """Noise over layers and rounds, and in the sum of the rounds, of a run whose rounds are one mechanism."""
-    from simulations.config.assembly import facts_of
+    from simulations.config.facts import facts_of
     from simulations.reports.pictures import heat_map, layer_columns, over_rounds
 
     recipe, layers = folder.recipe(), layers_of(folder, rows)
@@ -281,7 +282,7 @@ def _write(target: Path, text: str, private: bool) -> None:
         partial.unlink(missing_ok=True)
 
 
-def ledger_report(run: Path) -> dict[str, Any]:
+def ledger_report(run: Path) -> LedgerReport:
     """Charges of a run, grouped by event, with the accountant's and the claimed totals, after checking the ledger.
 
     Raises:
@@ -293,12 +294,11 @@ def ledger_report(run: Path) -> dict[str, Any]:
     folder.verify()
     with Ledger(folder.ledger_file) as ledger:
         head = ledger.head()
-        groups: dict[str, dict[str, Any]] = {}
+        groups: dict[str, EventGroup] = {}
         for charge in ledger.charges():
-            group = groups.setdefault(
-                str(charge.event), {"first": charge.round, "count": 0, "event": str(charge.event)}
-            )
-            group["last"] = charge.round
+            event, round = str(charge.event), charge.round
+            group = groups.setdefault(event, {"first": round, "count": 0, "event": event, "last": round})
+            group["last"] = round
             group["count"] += 1
         return {
             "run": str(run),
@@ -316,10 +316,10 @@ def ledger_report(run: Path) -> dict[str, Any]:
         }
 
 
-def _client_rows(ledger: Ledger, delta: float, accountant: str) -> list[dict[str, Any]]:
+def _client_rows(ledger: Ledger, delta: float, accountant: str) -> list[ClientRow]:
     """What each client has spent, the worst-off first; empty under central trust, where the server releases."""
     releases = ledger.participations()
-    rows = [
+    rows: list[ClientRow] = [
         {"client": client, "releases": releases[client], "epsilon": epsilon}
         for client, epsilon in ledger.client_epsilons(delta, accountant).items()
     ]

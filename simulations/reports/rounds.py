@@ -7,7 +7,6 @@ rounds. Independent noise at the same (epsilon, delta) stands beside it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from fedlgm.errors import PrivacyError
 from fedlgm.facts import RunFacts
 from fedlgm.privacy.whole_run import WholeRun, whole_run
 from simulations.config.recipe import Recipe
+from simulations.reports.rows import NoiseRow
 
 SHOWN = 7  # rounds of a table in the terminal
 
@@ -47,12 +47,21 @@ class NoiseOverRounds:
         named = {"this run": self.so_far, "independent, same participation": self.same_schema}
         return named if self.sampled is None else {**named, "independent, secret Poisson draws": self.sampled}
 
-    def rows(self, count: int = SHOWN) -> list[dict[str, Any]]:
+    def rows(self, count: int = SHOWN) -> list[NoiseRow]:
         """Figures of some rounds, from the first to the last."""
         shown = np.unique(np.round(np.geomspace(1, self.rounds, min(count, self.rounds))).astype(int))
-        keys = ("single", "so_far", "same_schema", "sampled")
-        values = {key: getattr(self, key) for key in keys if getattr(self, key) is not None}
-        return [{"round": int(r), **{key: float(v[r - 1]) for key, v in values.items()}} for r in shown]
+        return [self._row(int(r)) for r in shown]
+
+    def _row(self, number: int) -> NoiseRow:
+        row: NoiseRow = {
+            "round": number,
+            "single": float(self.single[number - 1]),
+            "so_far": float(self.so_far[number - 1]),
+            "same_schema": float(self.same_schema[number - 1]),
+        }
+        if self.sampled is not None:
+            row["sampled"] = float(self.sampled[number - 1])
+        return row
 
     def means(self) -> dict[str, float]:
         """Root mean squares over the rounds of `series`."""

@@ -10,7 +10,6 @@ import io
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 from urllib.parse import quote
 
 import matplotlib as mpl
@@ -94,5 +93,5 @@ def to_uri(svg: str) -> str:
     return "data:image/svg+xml," + quote(svg, safe=" !$&()*+,-./:;=?@_~{}[]|^'<>")
 
 
-def _variables(colours: dict[str, Any]) -> str:
+def _variables(colours: dict[str, str]) -> str:
     return "".join(f"--{name}:{value};" for name, value in colours.items())

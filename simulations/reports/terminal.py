@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 from rich.console import Console, Group
 from rich.markup import escape
@@ -15,11 +15,12 @@ from rich.table import Table
 
 from simulations.config.recipe import Recipe
 from simulations.reports.headline import headline, shown
-from simulations.runs.rows import RunSummary
+from simulations.reports.rows import Exported, LedgerReport, PartitionReport, PlanReport
+from simulations.runs.rows import FullRow, OnRound, RunSummary
 
 
 @contextmanager
-def progress(recipe: Recipe, shown: bool = True) -> Iterator[Callable[[dict[str, Any]], None]]:
+def progress(recipe: Recipe, shown: bool = True) -> Iterator[OnRound]:
     """Progress bar on standard error: rounds, the task's headline, epsilon spent, time left."""
     if not shown:
         yield lambda row: None
@@ -37,7 +38,7 @@ def progress(recipe: Recipe, shown: bool = True) -> Iterator[Callable[[dict[str,
     bar = Progress(*columns, console=console)
     task = bar.add_task(recipe.name, total=recipe.federation.rounds, figures="starting")
 
-    def on_round(row: dict[str, Any]) -> None:
+    def on_round(row: FullRow) -> None:
         figures = bar.tasks[task].fields["figures"]
         if "loss" in row:
             name, value = headline(row)
@@ -90,7 +91,7 @@ def summary(result: RunSummary) -> Group:
     return Group(Panel(table, title="fedlgm", title_align="left", expand=False))
 
 
-def exported(written: dict[str, Any]) -> Table:
+def exported(written: Exported) -> Table:
     """What an export wrote, with the guarantee that goes with it."""
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column()
@@ -138,7 +139,7 @@ def application(result: dict[str, Any]) -> Panel:
     return Panel(table, title=result["application"], title_align="left", expand=False)
 
 
-def plan_table(report: dict[str, Any]) -> Group:
+def plan_table(report: PlanReport) -> Group:
     """Layers of a plan, then the cost of the whole run."""
     table = Table(title=f"{report['recipe']}: one round of {report['mechanism']}", title_justify="left")
     for name in ("layer", "d_j", "s_j", "sigma_j", "share p_j", "SNR_j", "noise norm on the mean"):
@@ -163,7 +164,7 @@ def plan_table(report: dict[str, Any]) -> Group:
     return Group(table, *([_noise_table(report)] if "noise_process" in report else []), cost)
 
 
-def _noise_table(report: dict[str, Any]) -> Table:
+def _noise_table(report: PlanReport) -> Table:
     """Noise of some rounds, and of the model after them, beside what independent noise would leave there."""
     table = Table(title="noise norm, all layers: of one round's mean, and of the model so far", title_justify="left")
     heads = {"round": "round", "single": "one round", "so_far": "model", "same_schema": "independent",
@@ -172,13 +173,13 @@ def _noise_table(report: dict[str, Any]) -> Table:
     for key in shown:
         table.add_column(heads[key], justify="right")
     for row in report["noise_over_rounds"]:
-        table.add_row(*(number(row[key]) for key in shown))
+        table.add_row(*(number(cast(Mapping[str, float], row)[key]) for key in shown))
     means = list(report["error_of_the_model"].values())
     table.add_row("all, rms", "", *(number(value) for value in means), style="bold")
     return table
 
 
-def partition_table(report: dict[str, Any]) -> Group:
+def partition_table(report: PartitionReport) -> Group:
     """Sizes of a partition and its first clients."""
     table = Table(title=f"{report['scheme']} over {report['clients']} clients", title_justify="left")
     table.add_column("client", justify="right")
@@ -196,7 +197,7 @@ def partition_table(report: dict[str, Any]) -> Group:
     return Group(table, text)
 
 
-def ledger_table(report: dict[str, Any]) -> Group:
+def ledger_table(report: LedgerReport) -> Group:
     """Charges, then totals."""
     table = Table(title=f"ledger of {report['run']}", title_justify="left")
     for name in ("rounds", "releases", "event"):
@@ -220,7 +221,7 @@ def ledger_table(report: dict[str, Any]) -> Group:
     return Group(table, totals)
 
 
-def doctor_table(findings: dict[str, Any]) -> Table:
+def doctor_table(findings: Mapping[str, str | int | list[str] | None]) -> Table:
     """One line per finding."""
     table = Table(show_header=False, box=None, pad_edge=False)
     for name, value in findings.items():

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 from rich.console import Console
 
 from simulations.attacks.command import progress
+from simulations.risk.rows import Summary
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -55,7 +56,7 @@ def risk(
     folder = out or Path("runs") / f"risk-{parsed.name}"
     folder.mkdir(parents=True, exist_ok=True)
     kind: Errors = errors  # type: ignore[assignment]
-    summary = _summary(parsed, found, kind, r) | {"folder": str(folder), "picture": str(folder / "risk.png")}
+    summary = _summary(parsed, found, kind, r, folder)
     figures.draw(found, summary["weights"], folder / "risk.png")
     written = _recipe(parsed, found, kind, r)
     if written is not None:
@@ -83,8 +84,8 @@ def table(found: Findings, weights: list[float]) -> Table:
     return made
 
 
-def _summary(recipe: Recipe, found: Findings, errors: Errors, emphasis: float) -> dict[str, Any]:
-    return {
+def _summary(recipe: Recipe, found: Findings, errors: Errors, emphasis: float, folder: Path) -> Summary:
+    summary = {
         "recipe_name": recipe.name,
         "model": recipe.model.name,
         **found.to_dict(),
@@ -93,7 +94,10 @@ def _summary(recipe: Recipe, found: Findings, errors: Errors, emphasis: float) -
         "error_rates": found.rates(errors),
         "strengths": [row.strength for row in found.risks],
         "weights": found.weights(errors, emphasis).tolist(),
+        "folder": str(folder),
+        "picture": str(folder / "risk.png"),
     }
+    return cast(Summary, summary)
 
 
 def _recipe(recipe: Recipe, found: Findings, errors: Errors, emphasis: float) -> Recipe | None:
@@ -110,7 +114,7 @@ def _recipe(recipe: Recipe, found: Findings, errors: Errors, emphasis: float) ->
     return recipes.validate(raw)
 
 
-def _words(summary: dict[str, Any]) -> list[str]:
+def _words(summary: Summary) -> list[str]:
     rates = ", ".join(f"{rate:.4g}" for rate in summary["error_rates"])
     strengths = ", ".join(f"{value:.4g}" for value in summary["strengths"])
     least = ", ".join(f"{value:.4g}" for value in summary["bias_weights"])

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -21,8 +21,10 @@ from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.lm_dp_sgd import check_risk, risk_weights
 from fedlgm.tasks import Task
-from simulations.config.recipe import Data, Model, Recipe
-from simulations.config.recipe import Risk as RiskSection
+from simulations.config.recipe import Recipe
+from simulations.config.sections import Data, Model
+from simulations.config.sections import Risk as RiskSection
+from simulations.risk.rows import FindingsRow
 
 Errors = Literal["held-out", "training"]
 _BIASED = 500  # public examples that the weights for convergence are computed on
@@ -77,7 +79,7 @@ class Findings:
         strengths = np.array([risk.strength for risk in self.risks])
         return risk_weights(strengths, self.rates(errors), emphasis)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> FindingsRow:
         """JSON form."""
         return {
             "public": self.public,

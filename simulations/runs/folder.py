@@ -14,39 +14,23 @@ import stat
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
-import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fedlgm.errors import LedgerError, Notice, RunError
 from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
-from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.ledger import Head, Ledger
 from fedlgm.run_noise import RunNoise
 from fedlgm.transcript import Transcript
 from simulations.config import recipe as recipes
 from simulations.config.recipe import Recipe
 from simulations.runs import strict_json
+from simulations.runs.checkpoints import Checkpoint, Checkpoints
 from simulations.runs.noise_file import NoiseFile
-from simulations.runs.rows import RunSummary
-
-_KEPT = 2  # checkpoints; the last could be the one that a crash cut short on a failing disk
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """Everything that the rounds after it depend on."""
-
-    transcript: Transcript
-    optimizer: dict[str, Tensor]
-    noise: str = ""  # `NoiseRings.digest` of its rounds
-    keys: str = ""  # which keys drew who takes part; it tells nothing of them
+from simulations.runs.rows import FullRow, RunSummary
 
 
 class RunFolder:
@@ -152,7 +136,7 @@ class RunFolder:
             with Ledger(self.ledger_file) as ledger:
                 central = self.recipe().privacy.trust == "central"
                 ledger.verify(self.anchors(), owner=self.owner(), contiguous=central)
-        elif self._checkpoints():
+        elif self.checkpoints.files():
             raise LedgerError(
                 f"{self.path} has checkpoints but no {self.ledger_file.name}: what its rounds have spent is not known; "
                 "restore the ledger from a backup or start a new run"
@@ -160,7 +144,7 @@ class RunFolder:
 
     def anchors(self) -> list[Head]:
         """Heads of the ledger that checkpoints and the result hold."""
-        kept = [_metadata(checkpoint).get("ledger_head") for checkpoint in self._checkpoints()]
+        kept = self.checkpoints.heads()
         if self.result_file.is_file():
             kept.append(str((self.result() or {}).get("ledger_head") or ""))
         return [Head.parse(text) for text in kept if text]
@@ -205,17 +189,15 @@ class RunFolder:
         with self.metrics_file.open("a", encoding="utf-8") as file:
             file.write(strict_json.dumps(row) + "\n")
 
-    def rows(self, private: bool = False) -> list[dict[str, Any]]:
+    def rows(self, private: bool = False) -> list[FullRow]:
         """All complete rows; a row cut short by a crash is left out.
 
         Args:
             private: whether each row also holds what only the operator may see.
         """
         rows = list(_rows(self.metrics_file))
-        if not private:
-            return rows
-        own = {row["round"]: row for row in _rows(self.diagnostics_file)}
-        return [own.get(row["round"], {}) | row for row in rows]
+        own = {row["round"]: row for row in _rows(self.diagnostics_file)} if private else {}
+        return [cast(FullRow, own.get(row["round"], {}) | row) for row in rows]
 
     def append_canaries(self, row: Mapping[str, Any]) -> None:
         """Add what the canaries saw of one round."""
@@ -365,86 +347,31 @@ class RunFolder:
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
+    @property
+    def checkpoints(self) -> Checkpoints:
+        """What the run goes on from."""
+        return Checkpoints(self.path / "checkpoints")
+
     def save(self, transcript: Transcript, optimizer: dict[str, Tensor]) -> None:
         """Checkpoint after `transcript.rounds` rounds, atomically."""
-        tensors = {f"models.{i}": model for i, model in enumerate(transcript.models)}
-        tensors |= {f"optimizer.{name}": value for name, value in optimizer.items()}
-        if transcript.mean is not None:
-            tensors["mean"] = transcript.mean
-        head = ""
+        head = noise = keys = ""
         if self.ledger_file.is_file():
             with Ledger(self.ledger_file) as ledger:
                 head = str(ledger.head())
-        plan = transcript.plan.to_json() if transcript.plan else ""
-        meta = {"rounds": str(transcript.rounds), "plan": plan, "ledger_head": head}
         if self.noise_file.is_file():
-            meta["noise"] = NoiseFile(self.noise_file).digest(transcript.rounds)
+            noise = NoiseFile(self.noise_file).digest(transcript.rounds)
         if self._keys_file.is_file():
-            meta["keys"] = _named(self.keys(None)[0])
-        target = self.path / "checkpoints" / f"round-{transcript.rounds:06d}.safetensors"
-        partial = target.with_suffix(".partial")
-        try:
-            save_file({name: t.contiguous().clone() for name, t in tensors.items()}, partial, metadata=meta)
-            with partial.open("rb") as file:
-                os.fsync(file.fileno())
-            partial.replace(target)
-        except (SafetensorError, OSError) as error:
-            partial.unlink(missing_ok=True)
-            raise RunError(f"cannot write the checkpoint {target}: {error}") from error
-        for old in self._checkpoints()[:-_KEPT]:
-            old.unlink()
+            keys = _named(self.keys(None)[0])
+        self.checkpoints.write(Checkpoint(transcript, optimizer, head, noise, keys))
 
     def latest(self, layers: LayerTable) -> Checkpoint | None:
-        """The newest checkpoint that can be read, or None.
-
-        Args:
-            layers: of the run's model.
-
-        Raises:
-            RunError: there are checkpoints, but none can be read, or they are of a model of another size.
-        """
-        files = self._checkpoints()
-        for file in reversed(files):
-            meta = _metadata(file)
-            try:
-                rounds, described, tensors = int(meta["rounds"]), meta["plan"], load_file(file)
-            except (SafetensorError, OSError, KeyError, ValueError):
-                continue
-            models = tuple(tensors[f"models.{i}"] for i in range(sum(n.startswith("models.") for n in tensors)))
-            if models and models[-1].numel() != layers.size:
-                raise RunError(
-                    f"the model of {self.path} has {models[-1].numel():,} parameters, the one given has {layers.size:,}"
-                    ": give the architecture that the run trained"
-                )
-            plan = ReleasePlan.from_json(layers, described) if described else None
-            optimizer = {n.removeprefix("optimizer."): t for n, t in tensors.items() if n.startswith("optimizer.")}
-            transcript = Transcript(rounds, models, tensors.get("mean"), plan)
-            return Checkpoint(transcript, optimizer, meta.get("noise", ""), meta.get("keys", ""))
-        if files:
-            raise RunError(f"no checkpoint in {self.path / 'checkpoints'} can be read")
-        return None
-
-    def _checkpoints(self) -> list[Path]:
-        return sorted((self.path / "checkpoints").glob("round-*.safetensors"))
-
-
-def model_digest(model: Tensor) -> str:
-    """SHA-256 of a flat float32 model."""
-    return hashlib.sha256(model.to(torch.float32).contiguous().numpy().tobytes()).hexdigest()
+        """The newest checkpoint that can be read, or None; see `Checkpoints.latest`."""
+        return self.checkpoints.latest(layers)
 
 
 def _named(keys: KeyRing) -> str:
     """Name of a ring that tells nothing of it, hexadecimal."""
     return hashlib.sha256(keys.derive(b"name").root.to_bytes(16, "little")).hexdigest()
-
-
-def _metadata(checkpoint: Path) -> dict[str, str]:
-    """What a checkpoint says of itself; nothing if it cannot be read."""
-    try:
-        with safe_open(checkpoint, framework="pt") as stored:  # type: ignore[no-untyped-call]
-            return dict(stored.metadata() or {})
-    except (SafetensorError, OSError):
-        return {}
 
 
 def _rows(file: Path) -> Iterable[dict[str, Any]]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,12 +14,11 @@ from fedlgm.tasks import evaluate
 from fedlgm.transcript import Transcript
 from simulations.config.assembly import Assembly
 from simulations.runs.folder import RunFolder
-from simulations.runs.rows import Figures, RoundRow, private_row, released_figures, round_row
+from simulations.runs.rows import Figures, OnRound, RoundRow, private_row, released_figures, round_row
 from simulations.runs.trackers import Trackers
 from strategies import RoundRecord, ServerStep
 from strategies.server_optimizer import state_of
 
-OnRound = Callable[[dict[str, Any]], None]
 _IN_FLIGHT = 2  # rounds that may wait for their evaluation: it must not fall behind without bound
 
 

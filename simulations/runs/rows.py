@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, TypedDict
 
 import numpy as np
@@ -73,12 +74,15 @@ class RunSummary(Figures, total=False):
 
 
 class LayerRow(TypedDict):
-    """One layer of a release: coordinates, bound s_j, noise scale, budget share, SNR, noise on the mean."""
+    """One layer of a release: coordinates, bound s_j, noise scale, budget share, SNR, noise on the mean.
+
+    Rows of earlier versions have no size, and a layer that is not released has no noise scale in what is written down.
+    """
 
     layer: str
-    size: int
+    size: int | None
     clip: float
-    sigma: float
+    sigma: float | None
     share: float
     snr: float
     noise_norm: float
@@ -124,11 +128,19 @@ class RoundRow(Figures, total=False):
     skipped: bool
 
 
-class PrivateRow(TypedDict):
+class FailureRow(TypedDict):
+    """A reply that is missing, failed or was rejected; `node` is None where the client has none."""
+
+    kind: str
+    node: int | None
+    client: int
+    reason: str
+
+
+class PrivateFigures(TypedDict, total=False):
     """What only the run's operator may know of a round: it depends on who took part.
 
     Attributes:
-        round: number, from 1.
         cohort: clients drawn.
         present: clients that were asked.
         discarded: contributions with NaN or Inf, which counted as zero.
@@ -137,13 +149,25 @@ class PrivateRow(TypedDict):
         exhausted: clients that stayed out because they have spent their own budget.
     """
 
-    round: int
     cohort: int
     present: int
     discarded: int
     seconds: float
-    failures: list[dict[str, Any]]
+    failures: list[FailureRow]
     exhausted: list[int]
+
+
+class PrivateRow(PrivateFigures):
+    """A round's private figures with its number, from 1."""
+
+    round: int
+
+
+class FullRow(RoundRow, PrivateFigures, total=False):
+    """A round as its operator sees it: the public row and the private figures."""
+
+
+OnRound = Callable[[FullRow], None]
 
 
 def round_row(record: RoundRecord) -> RoundRow:
@@ -206,7 +230,7 @@ def noise_scale(record: RoundRecord) -> float:
     return math.sqrt(parties * float(np.square(plan.party_noise_norms).sum())) / plan.denominator
 
 
-def _failure(failure: Failure) -> dict[str, Any]:
+def _failure(failure: Failure) -> FailureRow:
     return {"kind": failure.kind, "node": failure.node, "client": failure.client, "reason": failure.reason}
 
 

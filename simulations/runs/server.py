@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from statistics import median_high
-from typing import Any
 
 from flwr.serverapp import Grid
 
@@ -20,10 +19,11 @@ from fedlgm.run_noise import RunNoise
 from fedlgm.transcript import Transcript
 from simulations.audits.canaries import audited_figures, run_canaries
 from simulations.config.assembly import Assembly
-from simulations.runs.folder import RunFolder, model_digest
+from simulations.runs.checkpoints import model_digest
+from simulations.runs.folder import RunFolder
 from simulations.runs.provenance import provenance_of
-from simulations.runs.recorder import OnRound, Recorder
-from simulations.runs.rows import RunSummary
+from simulations.runs.recorder import Recorder
+from simulations.runs.rows import FullRow, OnRound, RunSummary
 from simulations.runs.trackers import RunStart, Tracker, Trackers
 from strategies import AnyNode, CohortSampler, LayerwiseFedAvg, OneNodePerClient, Releaser
 from strategies.nodes import Nodes
@@ -202,7 +202,7 @@ def _followed(assembly: Assembly, folder: RunFolder, done: int, objects: Sequenc
         raise
 
 
-def _failures(rows: list[dict[str, Any]]) -> dict[str, int]:
+def _failures(rows: list[FullRow]) -> dict[str, int]:
     """How often each node failed, by node and kind; empty in a run without failures."""
     return dict(
         Counter(

@@ -9,6 +9,7 @@ import pytest
 from benchmarks import adaptive
 
 
+@pytest.mark.slow
 def test_a_second_call_goes_on_where_the_first_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adaptive, "ROUNDS", 2)
     methods = {name: adaptive.FIXED[name] for name in ("uniform", "flat Gaussian")}

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from benchmarks.gpu import Attempts
 
 CODE = """
@@ -33,6 +35,7 @@ json.dumps(measured)
 """
 
 
+@pytest.mark.slow
 def test_a_private_round_is_measured_with_torch_numpy_and_scipy_alone():
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", CODE], cwd=root, capture_output=True, text=True, check=False)

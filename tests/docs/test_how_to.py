@@ -48,7 +48,11 @@ def test_the_commands_of_correlated_noise_run(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    "page", ["own-model", "own-data", "own-task", "text", "example-level", "layer-risk", "adaptive-allocation"]
+    "page",
+    [
+        *("own-model", "own-data", "own-task", "text", "layer-risk"),
+        *(pytest.param(page, marks=pytest.mark.slow) for page in ("example-level", "adaptive-allocation")),
+    ],
 )
 def test_the_pages_code_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -77,6 +81,7 @@ def test_the_example_level_pages_commands_and_recipes_run(tmp_path: Path, monkey
             recipes.load("page.toml")
 
 
+@pytest.mark.slow
 def test_the_commands_of_layer_risk_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As printed, but for fewer passes and steps."""
     monkeypatch.chdir(tmp_path)

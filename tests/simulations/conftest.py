@@ -1,13 +1,16 @@
-"""The command line in this process."""
+"""The command line in this process, and a finished run."""
 
 from __future__ import annotations
 
+import shutil
 import sys
 import warnings
 
 import pytest
+from federations import tiny_values
 
-from simulations import cli
+from simulations import cli, launch
+from simulations.config import recipe as recipes
 
 
 @pytest.fixture
@@ -31,9 +34,15 @@ def run(monkeypatch, capsys, tmp_path):
     return call
 
 
+@pytest.fixture(scope="session")
+def _finished_once(tmp_path_factory):
+    path = tmp_path_factory.mktemp("finished") / "run"
+    launch.simulate(recipes.validate(tiny_values()), run_dir=path)
+    return path
+
+
 @pytest.fixture
-def finished(run, tiny_file, tmp_path):
-    """A finished run."""
-    status, _, err = run("simulate", tiny_file, "--engine", "local", "--run-dir", tmp_path / "run", "--json")
-    assert status == 0, err
+def finished(_finished_once, tmp_path):
+    """A finished run of the tiny recipe, the test's own copy."""
+    shutil.copytree(_finished_once, tmp_path / "run")
     return tmp_path / "run"

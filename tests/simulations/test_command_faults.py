@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import random
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
+from patience import LIMIT_S
 
 from simulations import launch
-from simulations.config import recipe as recipes
+from simulations.config.recipe import Recipe
 
 SLOW = ("--set", "federation.clients=40", "--set", "privacy.delta=1e-3", "--set", "training.epochs=10")
 
@@ -49,6 +52,7 @@ def wait_for_three_rounds(process: subprocess.Popen[str], run: Path) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_what_ray_says_of_a_lost_worker_is_not_output(tmp_path: Path) -> None:
     command = ("simulate", "digits", "--workers", 2, "--rounds", 30, *SLOW, "--run-dir", tmp_path / "run", "--json")
     process = start(*command)
@@ -56,7 +60,7 @@ def test_what_ray_says_of_a_lost_worker_is_not_output(tmp_path: Path) -> None:
     workers = descendants(process, "ray::Worker")
     assert workers
     workers[0].kill()
-    out, err = process.communicate(timeout=200)
+    out, err = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, err
     assert json.loads(out)["rounds"] == 30
 
@@ -69,7 +73,7 @@ def test_without_a_compiler_a_run_goes_on_and_says_so_once(tmp_path: Path, monke
     compiled = ("--set", "training.vectorize=on", "--set", "training.compile=true")
     command = ("simulate", "digits", "--workers", 2, "--rounds", 2, *SLOW, "--set", "training.epochs=1")
     process = start(*command, *compiled, "--run-dir", tmp_path / "run")
-    _, err = process.communicate(timeout=200)
+    _, err = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, err
     assert err.count("torch.compile does not work here") == 1
 
@@ -80,25 +84,24 @@ def test_a_killed_command_on_ray_resumes_to_the_model_of_an_unbroken_run(tmp_pat
     process = start("simulate", "digits", "--workers", 2, *options, tmp_path / "run")
     wait_for_three_rounds(process, tmp_path / "run")
     process.kill()
-    process.communicate(timeout=60)
+    process.communicate(timeout=LIMIT_S)
     assert process.returncode == -signal.SIGKILL
     whole = start("simulate", "digits", "--engine", "local", *options, tmp_path / "whole", "--json")
     again = start("simulate", "--resume", tmp_path / "run", "--workers", 2, "--json")
-    expected, resumed = (json.loads(one.communicate(timeout=300)[0]) for one in (whole, again))
+    expected, resumed = (json.loads(one.communicate(timeout=LIMIT_S)[0]) for one in (whole, again))
     assert resumed["model_sha256"] == expected["model_sha256"]
     assert resumed["epsilon"] >= expected["epsilon"]
 
 
-@pytest.mark.parametrize("later", [0.0, 2.5])
-def test_a_signal_to_all_processes_ends_the_command_while_ray_starts(tmp_path: Path, later: float) -> None:
+def test_a_signal_to_all_processes_ends_the_command_while_ray_starts(tmp_path: Path) -> None:
     """As `timeout`, Slurm and containers send it; Ray would wait for its own processes for more than a minute."""
     process = start("simulate", "digits", *SLOW, "--run-dir", tmp_path / "run")
     while process.poll() is None and not descendants(process, "gcs_server"):
         time.sleep(0.05)
-    time.sleep(later + random.random())
+    time.sleep(random.uniform(0.0, 3.5))
     os.killpg(process.pid, signal.SIGTERM)
     sent = time.monotonic()
-    process.communicate(timeout=100)
+    process.communicate(timeout=LIMIT_S)
     # 134: Ray's own handler aborts, for the moment between Ray's start and ours taking the signal back.
     assert process.returncode in (143, -signal.SIGABRT)
     assert time.monotonic() - sent < 45
@@ -110,33 +113,39 @@ def test_a_full_disk_is_said_and_the_run_goes_on_later(tmp_path: Path) -> None:
     options = [
         "model.hidden=[512]",
         "federation.clients=20",
-        "federation.rounds=4",
+        "federation.rounds=2",
         "privacy.delta=1e-3",
         "privacy.accountant=rdp",
     ]
     sets = [text for option in options for text in ("--set", option)]
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))"
     process = start("simulate", "digits", "--engine", "local", *sets, "--run-dir", tmp_path / "run", prelude=limit)
-    _, err = process.communicate(timeout=100)
+    _, err = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 2
     assert "Traceback" not in err
     assert "cannot write the checkpoint" in err.replace("\n", " ")
     assert f"continue with: fedlgm simulate --resume {tmp_path / 'run'}" in err.replace("\n", "")
     assert not list(tmp_path.glob("run/checkpoints/*.partial"))
-    assert launch.resume(tmp_path / "run")["rounds"] == 4
+    assert launch.resume(tmp_path / "run")["rounds"] == 2
 
 
-def test_runs_of_the_same_second_have_folders_of_their_own(tmp_path: Path) -> None:
-    path = tmp_path / "mine.toml"
-    path.write_text(
-        recipes.load(
-            "digits", ["federation.clients=20", "federation.rounds=1", "privacy.delta=1e-3", "privacy.accountant=rdp"]
-        ).to_toml()
-    )
-    code = (
-        "import time; frozen = time.strftime; time.strftime = lambda *a: '20260101-000000'; "
-        f"import os; os.chdir({str(tmp_path)!r})"
-    )
-    commands = [start("simulate", path, "--engine", "local", "--json", prelude=code) for _ in range(2)]
-    folders = {json.loads(command.communicate(timeout=100)[0])["run"] for command in commands}
-    assert len(folders) == 2
+def test_runs_of_the_same_second_have_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny: Callable[..., Recipe]
+) -> None:
+    """Forked processes take their folders' names at once, from a clock that stands still."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(time, "strftime", lambda *_: "20260101-000000")
+    recipe, context = tiny(), multiprocessing.get_context("fork")
+    together = context.Barrier(4)
+
+    def take() -> None:
+        together.wait()
+        launch._fresh_folder(recipe)
+
+    processes = [context.Process(target=take) for _ in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(LIMIT_S)
+        assert process.exitcode == 0
+    assert len(list(Path("runs").iterdir())) == 4

@@ -28,7 +28,8 @@ from fedlgm.node_protocol import BODY, HEADER
 from fedlgm.privacy.ledger import Ledger
 from fedlgm.transcript import Transcript
 from strategies import CohortSampler, LayerwiseFedAvg, Releaser, ServerOptimizer
-from strategies.node_grid import EnrolledNodes, Enrolment, NodeGrid, Patience, RoundReport, key_digest
+from strategies.enrolment import Enrolment, key_digest
+from strategies.node_grid import EnrolledNodes, NodeGrid, Patience, RoundReport
 from tests.support import nodes
 from tests.support.nodes import LAYERS, MODEL, WORK, NodeProcess, make_node, rows
 

@@ -29,6 +29,7 @@ from fedlgm.mechanisms.method import Method
 from fedlgm.node_protocol import Question
 from fedlgm.plan import ReleasePlan
 from fedlgm.transcript import Transcript
+from tests.support.patience import LIMIT_S
 
 SHAPE, CLASSES, EXAMPLES = (1, 4, 4), 3, 24
 WORK: dict[str, Any] = {
@@ -92,7 +93,7 @@ def ask(
     work: dict[str, Any] | None = None,
     signer: Any = None,
     nonce: str = "00",
-    timeout: float = 60.0,
+    timeout: float = LIMIT_S,
     **more: Any,
 ) -> tuple[dict[str, Any], bytes]:
     """Ask the service as a server would; every part may be another."""
@@ -102,7 +103,7 @@ def ask(
 
 def hello(folder: NodeFolder) -> dict[str, Any]:
     """What the service says of itself."""
-    return protocol.exchange(str(folder.socket), {"protocol": 1, "ask": "hello"}, b"", timeout=30)[0]
+    return protocol.exchange(str(folder.socket), {"protocol": 1, "ask": "hello"}, b"", timeout=LIMIT_S)[0]
 
 
 def rows(folder: NodeFolder) -> list[Any]:
@@ -125,7 +126,7 @@ class NodeProcess:
             folder.socket.unlink()
         self._process = _fork.Process(target=_serve, args=(folder, self.log, before), daemon=True)
         self._process.start()
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + LIMIT_S
         while not folder.socket.exists():
             if not self._process.is_alive() or time.monotonic() > deadline:
                 self.stop()
@@ -140,9 +141,9 @@ class NodeProcess:
     def kill(self) -> None:
         """`kill -9`."""
         os.kill(self.pid, signal.SIGKILL)
-        self._process.join(30)
+        self._process.join(LIMIT_S)
 
-    def wait(self, seconds: float = 30) -> None:
+    def wait(self, seconds: float = LIMIT_S) -> None:
         """Wait for its end."""
         self._process.join(seconds)
         assert not self._process.is_alive()

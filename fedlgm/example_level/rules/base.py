@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -86,6 +86,10 @@ class Rule:
         """Output for a batch, and what to save; autograd records nothing of it."""
         raise NotImplementedError
 
+    def kept(self, x: Tensor, out: Tensor) -> int:
+        """Numbers per example that the forward pass keeps besides its input and output, for tensors like these."""
+        return 0
+
     def input_gradient(self, use: Use) -> Tensor:
         """Gradient of the input."""
         raise NotImplementedError
@@ -105,10 +109,6 @@ class Rule:
 
     def finish(self, sums: Sequence[Tensor]) -> None:
         """Bring the finished sums into the order of the parameters."""
-
-    def stored(self, x: Tensor) -> int:
-        """Numbers that `keep` stores per example, for one like those of `x`."""
-        return 0
 
     def bias_of(self) -> Tensor | None:
         """The module's bias, detached."""
@@ -133,9 +133,36 @@ class KeptGradients:
             add_scaled_(total, gradient, factor, bool(torch.isfinite(square.sum())))
 
 
+CHUNK_BYTES = 3 << 20
+"""Bytes of gradients and their operands that are formed at a time: about the size of a core's cache."""
+
+
+def chunks(examples: int, bytes_each: int) -> Iterator[slice]:
+    """Consecutive slices of the examples, each of at most `CHUNK_BYTES` (or a single example)."""
+    size = max(1, min(examples, CHUNK_BYTES // max(1, bytes_each)))
+    for low in range(0, examples, size):
+        yield slice(low, min(low + size, examples))
+
+
 def add_scaled_(total: Tensor, gradients: Tensor, factors: Tensor, finite: bool = True) -> None:
-    """Add sum_i f_i g_i for gradients [n, size] to `total` [size]; rows of factor 0 may hold NaN unless `finite`."""
+    """Add sum_i f_i g_i for gradients [n, size] to `total` [size]; rows of factor 0 may hold NaN unless `finite`.
+
+    Products and sums have the precision of `total`.
+    """
     if not finite:
         keep = factors.nonzero()[:, 0]
         gradients, factors = gradients[keep], factors[keep]
-    total.addmv_(gradients.t(), factors)
+    if total.dtype == gradients.dtype:
+        total.addmv_(gradients.t(), factors)
+        return
+    for rows in chunks(len(gradients), gradients.shape[1] * total.element_size()):
+        total.addmv_(gradients[rows].to(total.dtype).t(), factors[rows].to(total.dtype))
+
+
+def add_product_(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add left^T right for left [m, p] and right [m, d] to `total` [p, d], in the precision of `total`."""
+    if total.dtype == left.dtype:
+        total.addmm_(left.t(), right)
+        return
+    for rows in chunks(len(left), (left.shape[1] + right.shape[1]) * total.element_size()):
+        total.addmm_(left[rows].to(total.dtype).t(), right[rows].to(total.dtype))

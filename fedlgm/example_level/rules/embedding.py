@@ -66,7 +66,7 @@ class _KeptRows:
         if not torch.isfinite(self.squares[0].sum()):
             keep = factor != 0
             gradients, token, factor = gradients[keep], token[keep], factor[keep]
-        sums[0].view(self._shape).index_add_(0, token, gradients * factor[:, None])
+        sums[0].view(self._shape).index_add_(0, token, (gradients * factor[:, None]).to(sums[0].dtype))
 
 
 def _without_padding(tokens: Tensor, dy: Tensor, padding: int | None) -> Tensor:

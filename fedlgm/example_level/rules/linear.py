@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fedlgm.example_level.rules.base import Use
+from fedlgm.example_level.rules.base import Use, add_product_
 from fedlgm.example_level.rules.products import ProductRule
 
 
@@ -49,6 +49,5 @@ class LinearRule(ProductRule):
 
     def add_product(self, total: Tensor, use: Use, factors: Tensor) -> None:
         """See `ProductRule`."""
-        y, x = self.columns(use.dy), self.columns(use.x)
-        scaled = torch.mul(y, factors[:, None, None], out=self.memory.take("scaled", *y.shape))
-        total.view(self.extent()).addmm_(scaled.flatten(0, 1).t(), x.flatten(0, 1))
+        scaled, x = self._scaled(self.columns(use.dy), factors), self.columns(use.x)
+        add_product_(total.view(self.extent()), scaled.flatten(0, 1), x.flatten(0, 1))

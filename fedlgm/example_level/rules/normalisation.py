@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fedlgm.example_level.rules.base import Kept, KeptGradients, Rule, Use
-from fedlgm.example_level.rules.products import chunks, row_squares
+from fedlgm.example_level.rules.base import Kept, KeptGradients, Rule, Use, chunks
+from fedlgm.example_level.rules.products import row_squares
 
 aten = torch.ops.aten
 
@@ -18,10 +18,6 @@ class _AffineRule(Rule):
         """See `Rule`."""
         gradients = self.instantiate(use)
         return KeptGradients(gradients, [row_squares(gradient) for gradient in gradients])
-
-    def stored(self, x: Tensor) -> int:
-        """See `Rule`."""
-        return 2 * self.module.weight.numel()
 
 
 class LayerNormRule(_AffineRule):

@@ -9,15 +9,23 @@ Three ways to the norms and the scaled sum; `sums` picks one by the shapes, so t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from fedlgm.example_level.rules.base import Kept, KeptGradients, Rule, Scale, Use
+from fedlgm.example_level.rules.base import (
+    Kept,
+    KeptGradients,
+    Rule,
+    Scale,
+    Use,
+    add_product_,
+    add_scaled_,
+    chunks,
+)
 
-CHUNK_BYTES = 3 << 20
-"""Bytes of gradients and their operands that are formed at a time: about the size of a core's cache."""
 GHOST_TRUST = 2.0**-4
 """Least ratio of a squared norm to the norms of its Gram matrices at which their rounding moves the norm by 4e-6."""
 _RUN = 256  # float32 numbers whose squares vectorised sums add up with a relative error below 2^-20
@@ -35,16 +43,9 @@ def row_squares(rows: Tensor) -> Tensor:
     return total
 
 
-def ghost_pays(positions: int, outputs: int, inputs: int) -> bool:
-    """Whether Gram matrices take less time than gradients: T (p + d) <= p d / 2, measured on CPUs."""
-    return 2 * positions * (outputs + inputs) <= outputs * inputs
-
-
-def chunks(examples: int, bytes_each: int, at_most: int = CHUNK_BYTES) -> Iterator[slice]:
-    """Consecutive slices of the examples, each of at most so many bytes (or a single example)."""
-    size = max(1, min(examples, at_most // max(1, bytes_each)))
-    for low in range(0, examples, size):
-        yield slice(low, min(low + size, examples))
+def all_finite(squares: Tensor) -> bool:
+    """Whether all squares are finite (one number is read, not all)."""
+    return math.isfinite(float(squares.sum()))
 
 
 def ghost_squares(gram_x: Tensor, gram_y: Tensor) -> tuple[Tensor, Tensor]:
@@ -66,7 +67,13 @@ class ProductRule(Rule):
 
     A subclass says how the operands are made of a layer's input and output gradient. Sums and gradients of the weight
     lie in the order [p, d] of the product.
+
+    Attributes:
+        arranged: whether the sums are in the parameter's own order: before anything is added, and where gradients from
+            `instantiate` are.
     """
+
+    arranged = True
 
     def positions(self, use: Use) -> int:
         """T, rows per example."""
@@ -102,25 +109,44 @@ class ProductRule(Rule):
 
     def immediately(self, use: Use, sums: Sequence[Tensor], scale: Scale) -> None:
         """See `Rule`."""
+        self.arranged = False
+        if "weight" in self.parameters and self.positions(use) == 1:
+            return self._add_single_rows(use, sums, scale)
         if "weight" not in self.parameters or not self._instantiates(use):
             return super().immediately(use, sums, scale)
-        biases, of_bias = self._biases(use.dy)
+        biases, of_bias = self._biases(use)
         p, d = self.extent()
         for rows in chunks(len(use), self._bytes(use)):
             count = rows.stop - rows.start
             block = self.products(use, rows, self.memory.take("gradients", count, p, d)).view(count, -1)
             squares = row_squares(block)
             factors = scale(rows, [squares, *(square[rows] for square in of_bias)])
-            if not torch.isfinite(squares.sum()):
+            if not all_finite(squares):
                 block[factors[0] == 0] = 0
-            sums[0].addmv_(block.t(), factors[0])
+            add_scaled_(sums[0], block, factors[0])
             for total, bias in zip(sums[1:], biases, strict=True):
                 KeptGradients([bias[rows]], [of_bias[0][rows]]).add([total], factors[1:])
         return None
 
+    def _add_single_rows(self, use: Use, sums: Sequence[Tensor], scale: Scale) -> None:
+        """One row per example: everything in one product of scaled rows."""
+        biases, of_bias = self._biases(use)
+        x = self.operand(use).flatten(1)
+        of_dy = of_bias[0] if biases else row_squares(use.dy.reshape(len(use), -1))
+        squares = row_squares(x) * of_dy
+        factors = scale(slice(0, len(use)), [squares, *of_bias])
+        if any(factor is not factors[0] for factor in factors) or not all_finite(squares):
+            _KeptRows(self, use, biases, of_bias).add(sums, factors)
+            return
+        scaled = self._scaled(use.dy.reshape(len(use), -1), factors[0])
+        add_product_(sums[0].view(self.extent()), scaled, x)
+        for total in sums[1:]:
+            total.add_(scaled.sum(0, dtype=total.dtype))
+
     def keep(self, use: Use) -> Kept:
         """See `Rule`."""
-        biases, of_bias = self._biases(use.dy)
+        self.arranged = False
+        biases, of_bias = self._biases(use)
         if "weight" not in self.parameters:
             return KeptGradients(biases, of_bias)
         if self._instantiates(use):
@@ -131,7 +157,7 @@ class ProductRule(Rule):
 
     def instantiate(self, use: Use) -> list[Tensor]:
         """See `Rule`."""
-        biases, _ = self._biases(use.dy)
+        biases, _ = self._biases(use)
         if "weight" not in self.parameters:
             return biases
         gradients = self._instantiated(use, use.dy.new_empty(len(use), *self.extent()))
@@ -140,11 +166,6 @@ class ProductRule(Rule):
     def in_order(self, gradients: Tensor) -> Tensor:
         """Gradients [..., p, d] in the order of the parameter."""
         return gradients
-
-    def stored(self, x: Tensor) -> int:
-        """See `Rule`."""
-        p, d = self.extent()
-        return p * d
 
     def squares(self, use: Use) -> tuple[Tensor, Tensor]:
         """Squared norms of the weight's gradients without the gradients, float64 [n].
@@ -157,7 +178,8 @@ class ProductRule(Rule):
         squares, doubtful = [], []
         positions = self.positions(use)
         y = self.columns(use.dy)
-        for rows in chunks(len(use), 3 * positions * positions * use.x.element_size(), 4 * CHUNK_BYTES):
+        each = 3 * positions * positions * use.x.element_size() + self.operand_bytes(use)
+        for rows in chunks(len(use), each):
             gram_x = self.grams(use, rows)
             gram_y = self.memory.take("gram of outputs", *gram_x.shape)
             torch.bmm(y[rows], y[rows].transpose(1, 2), out=gram_y)
@@ -168,7 +190,12 @@ class ProductRule(Rule):
 
     def _instantiates(self, use: Use) -> bool:
         positions = self.positions(use)
-        return positions > 1 and not ghost_pays(positions, *self.extent())
+        return positions > 1 and not self.ghost_pays(positions)
+
+    def ghost_pays(self, positions: int) -> bool:
+        """Whether Gram matrices take less time than gradients: T (p + d) <= p d / 2, measured on CPUs."""
+        outputs, inputs = self.extent()
+        return 2 * positions * (outputs + inputs) <= outputs * inputs
 
     def _bytes(self, use: Use) -> int:
         p, d = self.extent()
@@ -179,11 +206,17 @@ class ProductRule(Rule):
             self.products(use, rows, out[rows])
         return out
 
-    def _biases(self, dy: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    def _scaled(self, dy: Tensor, factors: Tensor) -> Tensor:
+        """Every example's output gradient times its factor, in scratch."""
+        along = factors.view(-1, *(1,) * (dy.dim() - 1))
+        return torch.mul(dy, along, out=self.memory.take("scaled", *dy.shape))
+
+    def _biases(self, use: Use) -> tuple[list[Tensor], list[Tensor]]:
         """Every example's gradient of the bias and its squared norm; empty without a trained bias."""
         if "bias" not in self.parameters:
             return [], []
-        bias = self.columns(dy).sum(1)
+        one = self.positions(use) == 1
+        bias = use.dy.reshape(len(use), -1) if one else self.columns(use.dy).sum(1)
         return [bias], [row_squares(bias)]
 
 
@@ -210,7 +243,7 @@ class _KeptRows:
         if self._gradients is not None:
             KeptGradients([self._gradients], [self.squares[0][self._apart]]).add([sums[0]], [weight[self._apart]])
             weight = weight.index_fill(0, self._apart, 0.0)
-        if not torch.isfinite(self.squares[0].sum()):
+        if not all_finite(self.squares[0]):
             counted = weight.nonzero()[:, 0]  # 0 times an infinite number would spread over the whole product
             use, weight = use[counted], weight[counted]
         if len(use):

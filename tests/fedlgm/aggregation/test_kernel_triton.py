@@ -74,15 +74,31 @@ def test_triton_words_and_values_at_the_edges(backend):
     assert torch.equal(out[1:].cpu().signbit(), expected.signbit())
 
 
+LONG = "many or launch or thousand or padded or uncorrelated"
+
+
 @pytest.mark.skipif(not TRITON, reason="triton is not installed")
-def test_triton_interpreter():
+@pytest.mark.parametrize(
+    "chosen", [pytest.param(f"not ({LONG})", id="short"), pytest.param(f"({LONG})", id="long", marks=pytest.mark.slow)]
+)
+def test_triton_interpreter(chosen):
     if INTERPRETED:
         pytest.skip("this is the process that it starts")
     files = [
         str(Path(__file__).with_name(f"test_{name}.py"))
         for name in ("kernels", "kernel_noise", "kernel_triton", "device_sum")
     ]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "triton and not compile", *files]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-k",
+        f"triton and not compile and not import and {chosen}",
+        *files,
+    ]
     child = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
     assert child.returncode == 0, child.stdout[-4000:] + child.stderr[-2000:]
     assert " passed" in child.stdout
@@ -90,7 +106,10 @@ def test_triton_interpreter():
 
 @pytest.mark.skipif(not TRITON or INTERPRETED, reason="needs Triton's compiler")
 @pytest.mark.parametrize(("noisy", "laplace"), [(False, False), (True, False), (True, True)])
-@pytest.mark.parametrize(("total", "store"), [("*fp32", "st.global.v4.b32"), ("*fp64", "st.global.v2.b64")])
+@pytest.mark.parametrize(
+    ("total", "store"),
+    [("*fp32", "st.global.v4.b32"), pytest.param("*fp64", "st.global.v2.b64", marks=pytest.mark.slow)],
+)
 def test_sum_kernel_compiles_to_wide_accesses(noisy, laplace, total, store, tmp_path, monkeypatch):
     """Without any GPU: full tiles read and write 16 bytes at a time and nothing spills to local memory."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))

@@ -321,6 +321,7 @@ def test_bad_arguments_are_refused():
         clip_factors(updates, offsets, ones, "normal")
 
 
+@pytest.mark.slow
 def test_import_needs_neither_triton_nor_flower():
     code = (
         "import sys; sys.modules['triton'] = None; import fedlgm.aggregation.kernels as k, torch; "

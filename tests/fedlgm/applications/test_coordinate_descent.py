@@ -245,6 +245,7 @@ def test_bundled_data(name, shape):
 
 
 @pytest.mark.filterwarnings("ignore:Retry downloading", "ignore:A network error")
+@pytest.mark.slow  # scikit-learn tries three times
 @pytest.mark.parametrize("name", ["california", "electricity"])
 def test_an_unreachable_set_is_a_clear_error(name, tmp_path, monkeypatch):
     for variable in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from fedlgm import correlation
 from fedlgm.correlation import Correlation, Workload
 from fedlgm.errors import ConfigError
+from fedlgm.facts import RunFacts, Sampling
 
 ALL = [
     correlation.get("identity", 12),
@@ -138,6 +139,9 @@ def test_short_runs(name, rounds):
         (lambda: Correlation("own", 2, [1, 0.5, 0.2]), "a list of 1 to 2 numbers"),
         (lambda: Correlation("own", 2, [0.0, 1.0]), "the first one positive"),
         (lambda: Correlation("own", 2, [1.0, math.nan]), "must be finite"),
+        (lambda: Correlation("own", 2, [1e-320, 0.5]), r"first one be at least 1e-06, got 0.5 and .*e-32\d: .* scale"),
+        (lambda: Correlation("own", 2, [1e60]), r"within 1e\+06 .* got 1e\+60"),
+        (lambda: Correlation("own", 2, [1.0, -1e200]), r"got -1e\+200 and 1:"),
         (lambda: Correlation.from_buffers(4, (1.5,), (0.5,)), r"decays in \(0, 1\)"),
         (lambda: Correlation.from_dict({"name": "own"}), "not a correlation"),
         (lambda: Correlation.from_dict({"name": "own", "rounds": 2, "coefficients": ["x"]}), "not a correlation"),
@@ -158,3 +162,12 @@ def test_short_runs(name, rounds):
 def test_refused(call, message):
     with pytest.raises(ConfigError, match=message):
         call()
+
+
+def test_noise_that_grows_beyond_what_can_be_represented_is_refused_where_a_run_is_described():
+    """It grows a thousandfold a round and would be infinite in round 13."""
+    steep = Correlation("own", 20, [1e-3, 1.0])
+    with pytest.raises(ConfigError, match=r"correlation 'own' has noise of more than 1e\+12 .* in round 4: "):
+        RunFacts(1.0, Sampling("cyclic", 20, 0.25, 4), rounds=20, noise=steep)
+    for name in correlation.names():
+        correlation.get(name, 200).check_noise()

@@ -190,6 +190,7 @@ def test_divisions_that_do_not_work_are_refused(scheme: Any, options: Any, error
         divide(LABELLED, 2, scheme, **options)
 
 
+@pytest.mark.slow
 def test_schemes_of_our_own_do_not_import_flwr_datasets() -> None:
     program = (
         "import sys, numpy as np\nfrom fedlgm import data\nx = np.zeros((60, 2)); y = np.arange(60) % 3\n"
@@ -201,6 +202,7 @@ def test_schemes_of_our_own_do_not_import_flwr_datasets() -> None:
     assert done.stdout.split() == ["False", "False"]
 
 
+@pytest.mark.slow
 def test_partitioners_come_without_plotting_and_the_rest_of_their_package_when_it_is_asked_for() -> None:
     program = (
         "import sys, numpy as np\nfrom fedlgm import data\n"

@@ -19,11 +19,13 @@ def digits():
     return x[:1200], y[:1200], x[1200:], y[1200:]
 
 
-def run(tmp_path, steps=60, rate=0.1, epsilon=8.0, name="dp-sgd", **options):
+def run(tmp_path, steps=60, rate=0.1, epsilon=8.0, name="dp-sgd", accountant="rdp", **options):
     x, y, test_x, test_y = digits()
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.Tanh(), torch.nn.Linear(32, 10))
-    facts = RunFacts(0.0, Sampling("poisson", len(y), rate), rounds=steps, epsilon=epsilon, delta=1e-5)
+    facts = RunFacts(
+        0.0, Sampling("poisson", len(y), rate), rounds=steps, epsilon=epsilon, delta=1e-5, accountant=accountant
+    )
     method = Method.of(model, mechanisms.get(name, **options), facts)
     with Ledger(tmp_path / "ledger.sqlite", "run") as ledger:
         result = train(model, x, y, method, keys=KeyRing.from_seed(3), ledger=ledger, lr=2.0)
@@ -33,7 +35,7 @@ def run(tmp_path, steps=60, rate=0.1, epsilon=8.0, name="dp-sgd", **options):
 @pytest.mark.parametrize(
     "options",
     [
-        {"style": "flat"},
+        {"style": "flat", "accountant": "pld"},
         {"style": "per-layer", "allocation": "snr-consistent"},
         {"name": "auto-s"},
         {"name": "dp-psac", "stabiliser": 0.1},
@@ -55,7 +57,7 @@ def test_empty_batches_are_steps_like_any_other(tmp_path):
 
 def test_a_mechanism_that_bounds_clients_is_refused(tmp_path):
     model = torch.nn.Linear(4, 2)
-    facts = RunFacts(0.0, Sampling("poisson", 10, 0.5), rounds=2, epsilon=8.0, delta=1e-3)
+    facts = RunFacts(0.0, Sampling("poisson", 10, 0.5), rounds=2, epsilon=8.0, delta=1e-3, accountant="rdp")
     x, y = torch.zeros(10, 4), torch.zeros(10, dtype=torch.int64)
     with Ledger(tmp_path / "ledger.sqlite", "run") as ledger:
         method = Method.of(model, mechanisms.get("snr-consistent"), facts)
@@ -80,7 +82,7 @@ class _Seen:
 def test_a_step_at_other_weights_draws_its_own_batch(tmp_path):
     """Two releases of one draw are not amplified twice, as the ledger counts them."""
     x, y = torch.randn(200, 4, generator=torch.Generator().manual_seed(0)), torch.arange(200)
-    facts = RunFacts(0.0, Sampling("poisson", 200, 0.2), rounds=3, epsilon=8.0, delta=1e-3)
+    facts = RunFacts(0.0, Sampling("poisson", 200, 0.2), rounds=3, epsilon=8.0, delta=1e-3, accountant="rdp")
     keys, seen = KeyRing.from_seed(None), []
     with Ledger(tmp_path / "ledger.sqlite", "run") as ledger:
         for lr in (1.0, 1.0, 0.5):

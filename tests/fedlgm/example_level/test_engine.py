@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedlgm import example_level, models
+from fedlgm import example_level, models, tasks
 from fedlgm.errors import ConfigError, Notice
 from fedlgm.example_level import ExampleGradients, FlatClip, PerLayerClip, clipped_sum
 from fedlgm.layers import LayerTable
@@ -188,6 +188,18 @@ class Tied(nn.Module):
         return self.out(torch.tanh(self.twice(torch.tanh(self.twice(self.embed(tokens).mean(1))))))
 
 
+class TwiceConvolved(nn.Module):
+    """A convolution that is called twice, for images of two sizes."""
+
+    def __init__(self):
+        super().__init__()
+        self.twice, self.out = nn.Conv2d(4, 4, 3, padding=1), nn.Linear(36, 3)
+
+    def forward(self, x):
+        pooled = nn.functional.avg_pool2d(torch.tanh(self.twice(x)), 2)
+        return self.out(torch.tanh(self.twice(pooled)).flatten(1))
+
+
 class Scaled(nn.Module):
     """A parameter of its own."""
 
@@ -244,6 +256,22 @@ LAYERS = {
     "transformer": lambda: (Transformer(), *tokens(5)),
     "recurrent": lambda: (Recurrent(), *tokens(5)),
     "tied": lambda: (Tied(), *tokens(5)),
+    "convolution used twice": lambda: (TwiceConvolved(), *images(5, 4, 6, 6)),
+    "few positions": lambda: (
+        nn.Sequential(
+            nn.Conv2d(16, 256, 3, padding=1), nn.Tanh(), nn.Conv2d(256, 256, 3, padding=1), nn.Tanh(), nn.Flatten(),
+            nn.Linear(2304, 3),
+        ),
+        *images(3, 16, 3, 3),
+    ),
+    "strips": lambda: (
+        nn.Sequential(
+            nn.Conv2d(6, 8, (3, 2), stride=(1, 2), padding=(2, 1), dilation=(2, 1)), nn.Tanh(),
+            nn.Conv2d(8, 8, 5, padding=1), nn.Tanh(), nn.Conv2d(8, 8, 3, padding=(0, 2), dilation=(1, 2)),
+            nn.Flatten(), nn.Linear(160, 3),
+        ),
+        *images(5, 6, 8, 12),
+    ),
     "bare parameter": lambda: (Scaled(), *images(4, 6)),
 }  # fmt: skip
 
@@ -267,25 +295,29 @@ def test_layers_of_any_grouping(group_by):
     compare(model, *images(5, 1, 28, 28), group_by=group_by)
 
 
-IMAGES = {"mlp": (1, 8, 8), "logistic": (1, 8, 8), "cnn": (1, 28, 28), "cnn-small": (3, 32, 32)}
-SLOW = {"cifar-cnn": (3, 32, 32), "d-cnn": (3, 32, 32), "resnet20": (3, 16, 16), "resnet18": (3, 16, 16)}
+SHAPES = {
+    "logistic": (1, 8, 8), "mlp": (1, 8, 8), "cnn": (1, 28, 28), "s-cnn": (1, 28, 28), "cnn-small": (3, 32, 32),
+    "cifar-cnn": (3, 32, 32), "d-cnn": (3, 32, 32), "resnet20": (3, 16, 16), "resnet18": (3, 16, 16),
+    "resnet152": (3, 8, 8), "vgg16": (3, 32, 32), "gru": (7,), "transformer": (7,),
+}  # fmt: skip
+SLOW = {"cifar-cnn", "d-cnn", "resnet20", "resnet18", "resnet152", "vgg16"}
 
 
-@pytest.mark.parametrize("name", [*IMAGES, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in models.names()]
+)
 def test_bundled_models_equal_a_loop(name):
     torch.manual_seed(4)
-    shape = (IMAGES | SLOW)[name]
+    shape = SHAPES[name]
     options = {"activation": "tanh"} if "cnn" in name else {}
-    model = models.build(name, in_shape=shape, classes=3, **options)
+    model = models.build(name, in_shape=shape, classes=11 if len(shape) == 1 else 3, **options)
     # A pre-activation near 0 makes ReLU networks differ in float32 between any two implementations.
-    compare(model, *images(4, *shape), dtype=torch.float64 if "resnet" in name else torch.float32)
-
-
-@pytest.mark.slow
-def test_vgg16_equals_a_loop():
-    torch.manual_seed(5)
-    model = models.build("vgg16", in_shape=(3, 32, 32), classes=3)
-    compare(model, *images(2, 3, 32, 32), dtype=torch.float64)
+    dtype = torch.float64 if name.startswith(("resnet", "vgg")) else torch.float32
+    if len(shape) == 1:
+        text = torch.randint(11, (5, 8))
+        compare(model, text[:, :-1], text[:, 1:], task=tasks.get("next-token"), dtype=dtype)
+    else:
+        compare(model, *images(2 if name in ("vgg16", "resnet152") else 4, *shape), dtype=dtype)
 
 
 def test_frozen_parameters_are_left_out():

@@ -207,7 +207,7 @@ def test_delta_zero_is_basic_composition_whatever_the_accountant():
 # --- calibration ---------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=5)
 @given(
     st.floats(0.2, 10),
     st.integers(1, 200),
@@ -304,14 +304,23 @@ def test_laplace_layers_never_share_a_stream():
     assert abs(np.corrcoef(noise[:10_000], noise[10_000:])[0, 1]) < 0.05
 
 
-def test_the_federation_runs_every_rule_under_central_and_local_trust(tmp_path):
+LOCAL = ["privacy.trust=local", "privacy.max_participations=2", "privacy.epsilon=50"]
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("gaussian-spr", ["privacy.accountant=rdp"]),
+        pytest.param("laplace-iid", [], marks=pytest.mark.slow),
+        ("laplace-inid", LOCAL),
+    ],
+)
+def test_the_federation_runs_every_rule_under_central_and_local_trust(tmp_path, name, more):
     common = ["federation.clients=30", "federation.rounds=2", "federation.rate=0.5", "training.epochs=1"]
-    local = ["privacy.trust=local", "privacy.max_participations=2", "privacy.epsilon=50"]
-    for name, more in (("gaussian-spr", []), ("laplace-iid", []), ("laplace-inid", local)):
-        chosen = recipe.load("digits", [f"mechanism.name={name}", *common, *more])
-        result = launch.simulate(chosen, engine="local", run_dir=tmp_path / name)
-        assert result["epsilon"] == pytest.approx(chosen.privacy.epsilon, rel=1e-3)
-        assert result["guarantee"].startswith("proven (client-level")
+    chosen = recipe.load("digits", [f"mechanism.name={name}", *common, *more])
+    result = launch.simulate(chosen, engine="local", run_dir=tmp_path / name)
+    assert result["epsilon"] == pytest.approx(chosen.privacy.epsilon, rel=1e-3)
+    assert result["guarantee"].startswith("proven (client-level")
 
 
 # --- bad input -----------------------------------------------------------------------------------------------------

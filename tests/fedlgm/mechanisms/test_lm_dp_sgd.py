@@ -62,6 +62,17 @@ def test_the_multiplier_is_the_root_below_the_least_square():
     assert float(np.sum(w**2 * [4.0, 1.0] - 2 * w * [1.0, 2.0])) == pytest.approx(-3.19920, abs=1e-5)
 
 
+def test_another_root_of_the_papers_equation_is_where_the_bias_is_largest():
+    """A = (4, 1), B = (1, 2): lambda = 5.14195 solves it, too, where the objective is 6.98337 instead of -3.19920."""
+    a, b = np.array([4.0, 1.0]), np.array([1.0, 2.0])
+    w = bias_minimising_weights(a, b, root="greatest")
+    assert w.tolist() == pytest.approx((b / (a - 5.14195)).tolist(), rel=1e-4)
+    assert float(w @ w) == pytest.approx(1.0)
+    assert float(np.sum(w**2 * a - 2 * w * b)) == pytest.approx(6.98337, abs=1e-5)
+    with pytest.raises(ConfigError, match="known: least, greatest"):
+        bias_minimising_weights(a, b, root="middle")
+
+
 @given(
     a=st.lists(st.floats(0.0, 100.0), min_size=3, max_size=3),
     b=st.lists(st.floats(-10.0, 10.0), min_size=3, max_size=3),

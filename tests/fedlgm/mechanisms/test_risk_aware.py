@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -16,14 +17,16 @@ from fedlgm.audits import Audit, Subject
 from fedlgm.audits.probe import probe
 from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.example_level import Reweighted
-from fedlgm.example_level.bounding import bound_gradients
+from fedlgm.example_level.bounding import bound_gradients, scaled_sum
 from fedlgm.example_level.central import train
 from fedlgm.facts import LocalSteps, RunFacts, Sampling
 from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
+from fedlgm.mechanisms.lm_dp_sgd import bias_minimising_weights
 from fedlgm.mechanisms.method import Method
 from fedlgm.mechanisms.risk_aware import LMDPSGD
 from fedlgm.plan import UnprotectedPlan
+from fedlgm.privacy.accounting import composed_epsilon
 from fedlgm.privacy.ledger import Ledger
 from fedlgm.queries import LayerStrength
 from fedlgm.testing import check_mechanism
@@ -79,6 +82,57 @@ def test_the_known_canary_moves_the_published_sum_by_ten_bounds():
     assert isinstance(plan, UnprotectedPlan)
     assert "C sqrt(B^2 + (B + 1)^2)" in plan.guarantee.reason
     assert probe(Subject.of("lm-dp-sgd", "published", layers=LAYERS)).ratio == pytest.approx(10.06152, rel=1e-5)
+
+
+def least_bias(gradients, layers, clip):
+    """A and B of Appendix D.2 by a loop over the examples."""
+    directions, means = np.zeros(layers.size), gradients.numpy().mean(axis=0)
+    ends = layers.offsets
+    for row in gradients.numpy():
+        for low, high in pairwise(ends):
+            if np.linalg.norm(row[low:high]) > 0:
+                length = min(clip, np.linalg.norm(row)) / np.linalg.norm(row[low:high])
+                directions[low:high] += length * row[low:high] / len(gradients)
+    pairs = [(directions[low:high], means[low:high]) for low, high in pairwise(ends)]
+    return [u @ u for u, _ in pairs], [u @ g for u, g in pairs]
+
+
+@pytest.mark.parametrize(("weights", "root"), [("bias", "least"), ("bias-greatest-root", "greatest")])
+def test_published_weights_of_least_bias_are_the_batchs_own(weights, root):
+    gradients = torch.randn(6, LAYERS.size, dtype=torch.float64, generator=torch.Generator().manual_seed(3)) / 10
+    mechanism = mechanisms.get("lm-dp-sgd", variant="published", weights=weights, bound=0.7)
+    sums = [scaled_sum(gradients, scaling, LAYERS)[0] for scaling in mechanism.looks(len(LAYERS))]
+    figures = mechanism.figures(LAYERS, sums, len(gradients))
+    squares, products = least_bias(gradients, LAYERS, 0.7)
+    np.testing.assert_allclose(figures, [squares, products], rtol=1e-5)
+    plan = mechanism.plan_from_private_norms(LAYERS, FACTS, figures)
+    expected = np.abs(bias_minimising_weights(squares, products, root))
+    np.testing.assert_allclose(plan.clip / 0.7, expected, rtol=1e-4)
+    assert isinstance(plan, UnprotectedPlan)
+    assert plan.guarantee.status == "none"
+    assert math.isinf(composed_epsilon([(plan.event, 1)], 1e-5))
+
+
+def test_the_known_canary_moves_the_sum_of_least_bias_by_many_bounds():
+    """The others agree in u_1; the canary is alone in u_2, and moves all weights towards itself."""
+    layers = LayerTable.from_sizes({"u1": 1, "u2": 1})
+    mechanism = mechanisms.get("lm-dp-sgd", variant="published", weights="bias")
+
+    def summed(batch):
+        sums = [scaled_sum(batch, scaling, layers)[0] for scaling in mechanism.looks(2)]
+        plan = mechanism.plan_from_private_norms(layers, FACTS, mechanism.figures(layers, sums, len(batch)))
+        return scaled_sum(batch, mechanism.scaling(plan), layers)[0]
+
+    with_it = torch.cat([aligned(), torch.tensor([[0.0, 1e4]], dtype=torch.float64)])
+    assert float((summed(with_it) - summed(aligned())).norm()) > 10
+
+
+def test_weights_of_least_bias_need_all_examples_in_one_place():
+    mechanism = mechanisms.get("lm-dp-sgd", variant="published", weights="bias")
+    with pytest.raises(ConfigError, match=r"federation.clients = 1"):
+        mechanism.plan_from_private_norms(LAYERS, FACTS, np.ones((4, 3)))
+    with pytest.raises(ConfigError, match="known: risk, bias, bias-greatest-root"):
+        mechanisms.get("lm-dp-sgd", variant="published", weights="stale")
 
 
 @settings(max_examples=40, deadline=None)
@@ -177,7 +231,9 @@ def test_the_plan_travels_with_its_query():
     assert type(plan).from_json(LAYERS, plan.to_json()).event == plan.event
 
 
-@pytest.mark.parametrize(("variant", "weights"), [*(("sound", weights) for weights in SOUND), ("published", None)])
+@pytest.mark.parametrize(
+    ("variant", "weights"), [*(("sound", weights) for weights in SOUND), ("published", None), ("published", "bias")]
+)
 def test_training(tmp_path, variant, weights):
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(600, 8, generator=generator)

@@ -131,7 +131,7 @@ def test_little_epsilon_at_little_delta_where_renyi_accounting_finds_nothing(tar
 
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
-@pytest.mark.parametrize("relation", ["add-remove", "replace-one"])
+@pytest.mark.parametrize("relation", ["add-remove", pytest.param("replace-one", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("target", "steps", "rate"), [(0.5, 10, 1.0), (3.0, 30, 0.1), (4.0, 5, 0.5)])
 def test_calibration_is_the_inverse_on_the_safe_side(target, steps, rate, relation, accountant):
     setting = {"steps": steps, "sampling_rate": rate, "relation": relation, "accountant": accountant}
@@ -141,7 +141,7 @@ def test_calibration_is_the_inverse_on_the_safe_side(target, steps, rate, relati
     assert epsilon(sigma * (1 - 2e-6), 1e-5, **setting) > target
 
 
-@pytest.mark.parametrize("count", [1, 7])
+@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.slow), 7])
 @pytest.mark.parametrize("multiplier", [0.0, 0.8, 3.0])
 @pytest.mark.parametrize("rate", [0.0, 0.1, 1.0])
 def test_remembered_releases_add_up_as_the_accountants_own(rate, multiplier, count):
@@ -152,6 +152,7 @@ def test_remembered_releases_add_up_as_the_accountants_own(rate, multiplier, cou
     assert remembered.get_epsilon(1e-5) == fresh.get_epsilon(1e-5)
 
 
+@pytest.mark.slow
 def test_where_the_accountant_is_rough_the_returned_multiplier_is_the_one_that_was_checked():
     """There epsilon jumps by 1e-5 between multipliers that differ in the eighth digit."""
     setting = {"steps": 2000, "sampling_rate": 0.002}

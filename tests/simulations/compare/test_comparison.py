@@ -18,7 +18,7 @@ from simulations.cli import app
 from simulations.compare import comparison as comparing
 from simulations.compare import figures as comparison_figures
 from simulations.config import recipe
-from simulations.config.assembly import facts_of
+from simulations.config.facts import facts_of
 from simulations.runs.folder import RunFolder
 
 SMALL = [

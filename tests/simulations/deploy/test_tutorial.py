@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from patience import LIMIT_S
 
 PAGE = Path(__file__).parents[3] / "docs/how-to/run-real-nodes.md"
 
@@ -29,7 +30,7 @@ def test_the_tutorial_runs_as_written(tmp_path):
             env=environment,
             capture_output=True,
             text=True,
-            timeout=480,
+            timeout=2 * LIMIT_S,
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr

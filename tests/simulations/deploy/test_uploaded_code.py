@@ -18,6 +18,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
+from patience import LIMIT_S
 
 from fedlgm.errors import RunError
 from simulations.config import recipe as recipes
@@ -49,7 +50,7 @@ def main(grid, context):
     (node,) = [node.node_id for node in grid.get_nodes()]
     content = RecordDict({"config": ConfigRecord({"attack": json.dumps(given)})})
     sent = list(grid.push_messages([Message(content, node, "train", group_id="x")]))
-    deadline, found = time.monotonic() + 120, None
+    deadline, found = time.monotonic() + 500, None
     while found is None and time.monotonic() < deadline:
         for reply in grid.pull_messages(sent):
             found = (json.loads(reply.content.config_records["config"]["found"]) if not reply.has_error()
@@ -158,6 +159,7 @@ def lab() -> Iterator[DeploymentFolder]:
         " \\\n    --isolation process --superexec-auth-secret-file executor.secret",
         f" \\\n    --node-config 'release-socket=\"{node.service.socket}\"'",
     )
+    script = script.replace('"$BIN/python" -m clients.node.supernode', '"$BIN/flower-supernode"')
     script = script.replace("BIN=", f'FEDLGM_BIN="{commands}"\nBIN=')
     script = script.replace("exec ", f'export HOME="$FLWR_HOME"; exec {" ".join(AS_STRANGER)} ')
     node.script("supernode").write_text(script)
@@ -186,7 +188,7 @@ def test_uploaded_code_reaches_nothing_of_the_node(lab, tmp_path):
     (tmp_path / "config.toml").write_text(f'attack = "{tmp_path / "attack.json"}"\n')
     flower = Flower(lab)
     run = str(flower.json("run", str(app), CONNECTION, "--run-config", str(tmp_path / "config.toml"))["run-id"])
-    deadline = time.monotonic() + 150
+    deadline = time.monotonic() + LIMIT_S
     while not out.exists():
         assert time.monotonic() < deadline, flower.text("log", run, CONNECTION, "--show")
         time.sleep(0.5)

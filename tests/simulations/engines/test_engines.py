@@ -11,7 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
+import ray
 from flwr.app import Context, RecordDict
+from patience import LIMIT_S, wait_until
 
 from fedlgm.errors import FedlgmError
 from simulations import launch
@@ -24,8 +26,7 @@ from simulations.runs.folder import RunFolder
 
 ENGINES = [
     pytest.param({"engine": "ray", "workers": 2}, id="ray, 2 workers"),
-    pytest.param({"engine": "ray", "workers": 1}, id="ray, 1 worker"),
-    pytest.param({"engine": "ray", "workers": 3}, id="ray, 3 workers"),
+    pytest.param({"engine": "ray", "workers": 1}, id="ray, 1 worker", marks=pytest.mark.slow),
     pytest.param({"engine": "flower", "workers": 2}, id="flower"),
     pytest.param(
         {"engine": "flower", "workers": 2, "supernodes": 20}, id="flower, a node per client", marks=pytest.mark.slow
@@ -88,7 +89,7 @@ def nothing_left(monkeypatch):
     marker = f"FEDLGM_TEST_{os.getpid()}_{os.urandom(4).hex()}"
     monkeypatch.setenv(marker, "1")
     yield
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + LIMIT_S / 10
     while (left := descendants(processes(), marker)) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert left == set()
@@ -107,7 +108,10 @@ def test_engines_agree_bit_by_bit(recipe, reference, tmp_path, nothing_left, opt
 
 @pytest.mark.parametrize(
     "options",
-    [ENGINES[0], pytest.param({"engine": "flower", "workers": 2}, id="flower", marks=pytest.mark.slow)],
+    [
+        pytest.param({"engine": "ray", "workers": 3}, id="ray, 3 workers", marks=pytest.mark.slow),
+        pytest.param({"engine": "flower", "workers": 2}, id="flower", marks=pytest.mark.slow),
+    ],
 )
 def test_engines_agree_on_correlated_noise(tmp_path, nothing_left, options):
     recipe = recipes.load(
@@ -120,6 +124,7 @@ def test_engines_agree_on_correlated_noise(tmp_path, nothing_left, options):
     assert {name: there[name] for name in SAME} == {name: here[name] for name in SAME}
 
 
+@pytest.mark.slow
 def test_an_interrupted_flower_run_ends_and_can_be_continued(recipe, tmp_path, nothing_left):
     """Flower starts its processes in sessions of their own: they would go on training."""
     long = recipe.model_copy(update={"federation": recipe.federation.model_copy(update={"rounds": 5000})})
@@ -131,7 +136,7 @@ def test_an_interrupted_flower_run_ends_and_can_be_continued(recipe, tmp_path, n
     while process.poll() is None and len(RunFolder(run).rows()) < 2:
         time.sleep(0.2)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 130
     assert "continue with" in err
     rows = (run / "metrics.jsonl").read_bytes()
@@ -141,28 +146,17 @@ def test_an_interrupted_flower_run_ends_and_can_be_continued(recipe, tmp_path, n
         pass  # nobody else works on it
 
 
+@pytest.mark.slow
 def test_a_callers_own_ray_is_used_and_stays(recipe, reference, tmp_path):
-    code = """
-        import sys, time
-        import ray
-        from simulations import launch
-        from simulations.config import recipe
-        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    try:
         kept = ray.put(123)
-        result = launch.simulate(recipe.load(sys.argv[1]), engine="ray", workers=2, run_dir=sys.argv[2])
+        result = launch.simulate(recipe, engine="ray", workers=2, run_dir=tmp_path / "run")
         assert ray.get(kept) == 123
-        deadline = time.monotonic() + 20
-        while ray.available_resources().get("CPU") != 2:
-            assert time.monotonic() < deadline, "actors are left"
-            time.sleep(0.1)
-        print(result["model_sha256"])
-    """
-    file = tmp_path / "recipe.toml"
-    file.write_text(recipe.to_toml(), encoding="utf-8")
-    command = [sys.executable, "-c", textwrap.dedent(code), str(file), str(tmp_path / "run")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split()[-1] == reference["model_sha256"]
+        wait_until(lambda: ray.available_resources().get("CPU") == 2, "the end of the actors")
+    finally:
+        ray.shutdown()
+    assert result["model_sha256"] == reference["model_sha256"]
 
 
 def test_another_seed_is_another_model(recipe, reference, tmp_path):
@@ -216,7 +210,7 @@ def failing_clients(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "engine", ["ray", pytest.param("flower", marks=pytest.mark.slow), pytest.param("local", marks=pytest.mark.slow)]
+    "engine", ["local", pytest.param("ray", marks=pytest.mark.slow), pytest.param("flower", marks=pytest.mark.slow)]
 )
 def test_failing_clients_fail_the_run(recipe, tmp_path, failing_clients, nothing_left, engine):
     """Flower's own exit code would be 0."""

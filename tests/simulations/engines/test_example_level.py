@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from fedlgm.errors import ConfigError
 from fedlgm.privacy.ledger import Ledger
 from simulations import launch
 from simulations.config import recipe as recipes
@@ -25,7 +26,10 @@ FEDERATED = recipes.load(
 SAME = ("model_sha256", "accuracy", "epsilon", "rounds", "noise_multiplier", "guarantee", "unit")
 
 
-@pytest.fixture(scope="module", params=[CENTRAL, FEDERATED], ids=["central", "federated"])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(CENTRAL, id="central"), pytest.param(FEDERATED, id="federated")],
+)
 def reference(request, tmp_path_factory):
     recipe = request.param
     return recipe, launch.simulate(recipe, engine="local", run_dir=tmp_path_factory.mktemp("local") / "run")
@@ -39,8 +43,7 @@ def spent(run: str) -> tuple[list, set]:
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param({"engine": "ray", "workers": 2}, id="ray"),
-        pytest.param({"engine": "flower", "workers": 2}, id="flower", marks=pytest.mark.slow),
+        pytest.param({"engine": "ray", "workers": 2}, id="ray", marks=pytest.mark.slow),
         pytest.param(
             {"engine": "flower", "workers": 2, "supernodes": 8}, id="flower, a node per client", marks=pytest.mark.slow
         ),
@@ -53,3 +56,46 @@ def test_engines_agree_bit_by_bit(reference, tmp_path, options):
     result = launch.simulate(recipe, run_dir=tmp_path / "run", **options)
     assert {name: result[name] for name in SAME} == {name: expected[name] for name in SAME}
     assert spent(result["run"]) == spent(expected["run"])
+
+
+def _of(base: str, *overrides: str):
+    return recipes.load(base, ["privacy.accountant=rdp", *overrides])
+
+
+OTHERS = {  # every other mechanism and variant, centralised and by clients that noise their own steps
+    "auto-s": ["mechanism.name=auto-s"],
+    "dp-psac": ["mechanism.name=dp-psac"],
+    **{
+        f"lm-dp-sgd {weights}": ["mechanism.name=lm-dp-sgd", f"mechanism.weights={weights}", "mechanism.emphasis=2"]
+        for weights in ("public", "stale", "privatised")
+    },
+    "lm-dp-sgd published": ["mechanism.name=lm-dp-sgd", "mechanism.variant=published"],
+    "lm-dp-sgd published, least bias": [
+        "mechanism.name=lm-dp-sgd", "mechanism.variant=published", "mechanism.weights=bias"
+    ],
+}  # fmt: skip
+BASES = {
+    "central": ("dp-sgd-digits", "federation.rounds=3"),
+    "federated": (
+        "example-level-federation", "federation.clients=6", "federation.rounds=3", "training.steps=2",
+        "run.block_size=2",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_mechanism_gives_the_same_bits_in_every_engine(tmp_path, base, name):
+    if base == "federated" and "published" in name:
+        with pytest.raises(ConfigError, match="plans every step from its batch"):
+            launch.simulate(_of(*BASES[base], *OTHERS[name]), run_dir=tmp_path / "run")
+        return
+    recipe = _of(*BASES[base], *OTHERS[name])
+    results = {
+        engine: launch.simulate(recipe, engine=engine, workers=workers, run_dir=tmp_path / engine)
+        for engine, workers in (("local", 1), ("ray", 2), ("flower", 2))
+    }
+    for engine in ("ray", "flower"):
+        assert {key: results[engine][key] for key in SAME} == {key: results["local"][key] for key in SAME}, engine
+        assert spent(results[engine]["run"]) == spent(results["local"]["run"])

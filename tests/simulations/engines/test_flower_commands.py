@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import LIMIT_S
 
 from simulations.engines.flower import APP, follow
 from simulations.engines.superlink import private_superlink
@@ -83,7 +84,7 @@ def test_flower_simulation_of_flower_1_26_beside_this_one(tmp_path):
     command += ["--run-config", run_config(tmp_path / "run")]
     command += ["--backend-config", option("flower-simulation", "--backend-config")]
     done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=500, check=False
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
     assert done.returncode == 0, done.stderr
     assert "round 2: " in done.stdout

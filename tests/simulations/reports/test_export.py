@@ -23,7 +23,8 @@ from fedlgm.layers import LayerTable
 from simulations import launch
 from simulations.config import recipe as recipes
 from simulations.reports import export as exporting
-from simulations.runs.folder import RunFolder, model_digest
+from simulations.runs.checkpoints import model_digest
+from simulations.runs.folder import RunFolder
 
 
 @pytest.fixture

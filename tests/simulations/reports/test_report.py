@@ -17,6 +17,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from patience import LIMIT_S
 
 from fedlgm.errors import LedgerError, RunError
 from simulations import launch
@@ -249,7 +250,7 @@ def browse(text: str, width: int, folder: Path) -> tuple[int, ...]:
             "--disable-background-networking", "--disable-component-update", "--disable-sync",
             f"--user-data-dir={folder / 'profile'}", "--window-size=1400,1000", "--dump-dom", probed.as_uri(),
         ],
-        capture_output=True, text=True, check=False, timeout=120,
+        capture_output=True, text=True, check=False, timeout=LIMIT_S,
     )  # fmt: skip
     found = re.search(r"<body>probe (\d+) (\d+) (\d+) (\d+) end", done.stdout)
     assert found is not None, done.stderr

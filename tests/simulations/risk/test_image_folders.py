@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from fedlgm.data import images
@@ -23,6 +24,7 @@ def faces(folder, count, seed):
     return rows
 
 
+@pytest.mark.slow
 def test_celeba_and_ffhq(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDLGM_DATA", str(tmp_path / "store"))
     images._resized.cache_clear()

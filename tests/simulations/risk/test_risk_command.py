@@ -16,6 +16,7 @@ from fedlgm import data
 from fedlgm.errors import ConfigError
 from simulations import cli
 from simulations.config import recipe as recipes
+from simulations.config.sections import Data
 from simulations.risk import measure as measuring
 from simulations.risk.measure import fitted, measure, public_examples, risk_of
 
@@ -168,14 +169,14 @@ def test_the_public_half_shares_nothing_with_the_private_one():
 def test_a_public_set_shares_no_example_with_the_private_one(own, public, refused):
     section = measuring.RiskSection(data=public)
     if not refused:
-        measuring._refuse_private(section, recipes.Data(name=own))
+        measuring._refuse_private(section, Data(name=own))
         return
     with pytest.raises(ConfigError, match="holds examples that the recipe trains on"):
-        measuring._refuse_private(section, recipes.Data(name=own))
+        measuring._refuse_private(section, Data(name=own))
 
 
 def test_folders_of_images_are_told_apart_by_their_place(tmp_path):
-    own = recipes.Data(name="image-folder", dir=str(tmp_path / "celeba"))
+    own = Data(name="image-folder", dir=str(tmp_path / "celeba"))
     measuring._refuse_private(measuring.RiskSection(data="image-folder", dir=str(tmp_path / "ffhq")), own)
     with pytest.raises(ConfigError, match="private"):
         measuring._refuse_private(measuring.RiskSection(data="image-folder", dir=f"{tmp_path}/x/../celeba"), own)

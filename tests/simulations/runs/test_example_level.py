@@ -26,7 +26,8 @@ from fedlgm.privacy.ledger import Ledger
 from fedlgm.release import release
 from simulations import launch
 from simulations.config import recipe as recipes
-from simulations.config.assembly import Assembly, facts_of, settled
+from simulations.config.assembly import Assembly, settled
+from simulations.config.facts import facts_of
 from simulations.config.own import Own
 from simulations.reports.export import export
 from simulations.reports.planning import plan_report
@@ -154,6 +155,18 @@ def test_the_accounting_is_that_of_opacus(run):
         assert spent["rdp"] == pytest.approx(rdp.get_epsilon(1e-5), rel=0.01)
         assert prv.get_epsilon(1e-5) - 0.021 < spent["pld"] < prv.get_epsilon(1e-5)
     assert rate == 128 / 1442
+
+
+@pytest.mark.parametrize("make", [central, federated])
+def test_exact_sums_change_rounding_only(tmp_path, make, run, many):
+    result = launch.simulate(make("training.exact_sums=true"), run_dir=tmp_path / "run")
+    usual = run if make is central else many
+    assert result["model_sha256"] != usual["model_sha256"]
+    assert result["epsilon"] == usual["epsilon"]
+    if make is central:  # a client's noise depends on the model's very bits
+        assert result["accuracy"] == pytest.approx(usual["accuracy"], abs=0.05)
+    with pytest.raises(ConfigError, match=r"training\.exact_sums belongs to privacy.unit = 'example'"):
+        recipes.load("digits", ["training.exact_sums=true"])
 
 
 def test_plain_steps_are_labelled_as_not_private(tmp_path):

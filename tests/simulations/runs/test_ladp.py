@@ -19,7 +19,8 @@ from simulations import launch
 from simulations.config import recipe
 from simulations.config.assembly import Assembly
 from simulations.engines.local import LocalGrid
-from simulations.runs.folder import RunFolder, model_digest
+from simulations.runs.checkpoints import model_digest
+from simulations.runs.folder import RunFolder
 
 SMALL = [
     "federation.clients=20", "federation.rounds=4", "federation.rate=0.5", "federation.server_optimizer=sgd",

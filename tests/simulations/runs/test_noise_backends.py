@@ -45,8 +45,7 @@ def test_backends_are_reproducible_and_each_has_its_own_bits(digest, trust):
 
 
 @pytest.mark.parametrize(
-    ("engine", "workers"),
-    [("ray", 2), *(pytest.param(engine, n, marks=pytest.mark.slow) for engine, n in (("ray", 1), ("flower", 2)))],
+    ("engine", "workers"), [pytest.param(engine, 2, marks=pytest.mark.slow) for engine in ("ray", "flower")]
 )
 def test_workers_draw_the_same_kernel_noise(digest, engine, workers):
     expected = digest(noise_backend="torch", **LOCAL)
@@ -54,7 +53,18 @@ def test_workers_draw_the_same_kernel_noise(digest, engine, workers):
 
 
 @pytest.mark.skipif(not TRITON, reason="triton is not installed")
-def test_triton_draws_a_runs_noise_in_its_interpreter(tmp_path):
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param(["federation.rounds=2"], id="central"),
+        # Clients derive their noise from the model and their contribution, to the last bit: one round, then.
+        pytest.param(
+            ["federation.rounds=1", "privacy.trust=local", "privacy.max_participations=3"],
+            id="local", marks=pytest.mark.slow,
+        ),
+    ],
+)  # fmt: skip
+def test_triton_draws_a_runs_noise_in_its_interpreter(tmp_path, changes):
     """The same Philox words as torch's: the two models differ by rounding alone."""
     file = tmp_path / "tiny.toml"
     file.write_text(recipes.validate(tiny_values()).to_toml(), encoding="utf-8")
@@ -62,23 +72,19 @@ def test_triton_draws_a_runs_noise_in_its_interpreter(tmp_path):
         "import pathlib, sys; from simulations import launch; from simulations.config import recipe\n"
         "from simulations.config.assembly import Assembly\n"
         "from simulations.runs.folder import RunFolder\n"
-        # Clients derive their noise from the model and their contribution, to the last bit: one round, then.
-        "for trust in (['federation.rounds=2'],\n"
-        "              ['federation.rounds=1', 'privacy.trust=local', 'privacy.max_participations=3']):\n"
-        "    models, digests = [], []\n"
-        "    for i, backend in enumerate(('torch', 'triton', 'triton')):\n"
-        "        path = pathlib.Path(sys.argv[2]) / f'{len(trust)}-{i}'\n"
-        "        drawn = f'privacy.noise_backend={backend}'\n"
-        "        parsed = recipe.load(sys.argv[1], [drawn, *trust])\n"
-        "        digests.append(launch.simulate(parsed, run_dir=path)['model_sha256'])\n"
-        "        models.append(RunFolder.open(path).latest(Assembly(parsed).layers).transcript.models[-1])\n"
-        "    assert digests[1] == digests[2]\n"
-        "    moved = (models[1] - models[0]).norm() / models[0].norm()\n"
-        "    assert moved < 1e-3, moved\n"
+        "models, digests = [], []\n"
+        "for i, backend in enumerate(('torch', 'triton', 'triton')):\n"
+        "    path = pathlib.Path(sys.argv[2]) / str(i)\n"
+        "    parsed = recipe.load(sys.argv[1], [f'privacy.noise_backend={backend}', *sys.argv[3:]])\n"
+        "    digests.append(launch.simulate(parsed, run_dir=path)['model_sha256'])\n"
+        "    models.append(RunFolder.open(path).latest(Assembly(parsed).layers).transcript.models[-1])\n"
+        "assert digests[1] == digests[2]\n"
+        "moved = (models[1] - models[0]).norm() / models[0].norm()\n"
+        "assert moved < 1e-3, moved\n"
     )
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", code, str(file), str(tmp_path)],
+        [sys.executable, "-c", code, str(file), str(tmp_path), *changes],
         env=environment, cwd=Path(__file__).parents[3], capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]

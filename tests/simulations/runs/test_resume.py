@@ -14,6 +14,7 @@ import warnings
 from contextlib import closing
 
 import pytest
+from patience import LIMIT_S
 
 from fedlgm.errors import LedgerError, RunError
 from fedlgm.privacy import Ledger
@@ -55,16 +56,16 @@ def assert_same(result, run, reference, whole):
         assert list(one.charges()) == list(other.charges())
 
 
-@pytest.mark.parametrize("at", [1, 3])
 @pytest.mark.parametrize("sections", CASES.values(), ids=CASES)
-def test_an_exception_in_a_callback(tiny, tmp_path, sections, at):
+def test_an_exception_in_a_callback(tiny, tmp_path, sections):
     recipe = five_rounds(tiny, sections)
     reference = launch.simulate(recipe, run_dir=tmp_path / "whole")
-    with pytest.raises(Interrupted):
-        launch.simulate(recipe, run_dir=tmp_path / "cut", progress=interrupt_at(at))
-    assert RunFolder(tmp_path / "cut").result() is None
-    result = launch.resume(tmp_path / "cut")
-    assert_same(result, tmp_path / "cut", reference, tmp_path / "whole")
+    for at in (1, 3):
+        cut = tmp_path / f"cut-{at}"
+        with pytest.raises(Interrupted):
+            launch.simulate(recipe, run_dir=cut, progress=interrupt_at(at))
+        assert RunFolder(cut).result() is None
+        assert_same(launch.resume(cut), cut, reference, tmp_path / "whole")
 
 
 def test_several_interruptions(tiny, tmp_path):
@@ -79,6 +80,7 @@ def test_several_interruptions(tiny, tmp_path):
     assert_same(launch.resume(tmp_path / "cut"), tmp_path / "cut", reference, tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_kill(tiny, tmp_path):
     recipe = five_rounds(
         tiny, {"federation": {"rounds": 5, "server_optimizer": "momentum"}, "training": {"epochs": 30}}
@@ -92,7 +94,7 @@ def test_a_kill(tiny, tmp_path):
         *("--engine", "local", "--run-dir", str(run)),
     ]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + LIMIT_S
     while len(RunFolder(run).rows()) < 2 and time.monotonic() < deadline and process.poll() is None:
         time.sleep(0.005)
     os.kill(process.pid, signal.SIGKILL)
@@ -283,7 +285,9 @@ def test_an_existing_folder_is_never_touched(tiny, tmp_path):
     shutil.rmtree(tmp_path / "run")
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
+)
 def test_the_command_is_stopped_and_says_how_to_go_on(tiny, tmp_path, number, status):
     recipe = tiny(data={"partition": "hsu"}, federation={"rounds": 40}, run={"evaluate_every": 40})
     path, run = tmp_path / "slow.toml", tmp_path / "run"
@@ -304,7 +308,7 @@ def test_the_command_is_stopped_and_says_how_to_go_on(tiny, tmp_path, number, st
     while process.poll() is None and not (rows.exists() and rows.read_text().count("\n") >= 2):
         time.sleep(0.01)
     process.send_signal(number)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=LIMIT_S)
     assert process.returncode == status
     assert f"continue with: fedlgm simulate --resume {run}" in err
     assert "Traceback" not in err

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
+from patience import LIMIT_S
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from fedlgm.errors import ConfigError, Notice, RunError
@@ -253,7 +254,7 @@ def _run_twice(tracker: str, folder: Path, **environment: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", _TWICE, tracker, str(folder)],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(["tests/support", *sys.path])} | environment,
-        capture_output=True, text=True, check=False, timeout=300,
+        capture_output=True, text=True, check=False, timeout=LIMIT_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
 

@@ -1,0 +1,222 @@
+"""Bounds from canaries in a run whose rounds are one mechanism: correlated noise, restricted participation, or both.
+
+What canary i sees of the whitened releases in round t is its contribution (C s_i)_t times the bound, s_i its signs over
+the rounds, and Gaussian noise of standard deviation 1 that is independent over rounds, layers and orthogonal
+directions, if the releases are as planned. One of two bounds on the noise follows:
+
+* over all rounds and canaries, as if each was a release of its own: sharp, and right for noise that is white once it is
+  whitened. Whether it is, a check says;
+* where that check fails, over the canaries' sums, each along all that a canary does to the run: the adversary's own
+  best test, right for any Gaussian noise. A sound run comes here only if its check failed by chance, so this bound
+  takes no share of the level.
+
+Either is a lower bound on the signal-to-noise ratio over the planned one; the run with its noise divided by that ratio
+has the epsilon that is reported as shown. Participation and sampling are taken to be as the schema says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from fedlgm import privacy
+from fedlgm.audits import bounds
+from fedlgm.audits.canaries import CanaryRecord, correlations
+from fedlgm.audits.level import Shares
+from fedlgm.audits.noise_checks import noise_checks
+from fedlgm.audits.result import AuditResult, LayerRow, Reported
+from fedlgm.audits.whitening import kept, whitenable, whitened
+from fedlgm.errors import ConfigError
+from fedlgm.layers import LayerTable
+from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR
+from fedlgm.privacy.whole_run import WholeRun
+
+Array = npt.NDArray[np.float64]
+
+
+def audit_whole_run(
+    record: CanaryRecord, layers: LayerTable, reported: Reported, run: WholeRun, confidence: float, per_layer: bool
+) -> AuditResult:
+    """Audit a run as one mechanism; see `one_run.audit_record`.
+
+    Raises:
+        ConfigError: nothing was released in as many rounds on end as whitening needs, or too few canaries.
+    """
+    view = View.of(record, run)
+    count = len(layers)
+    pairs = len(record.round) * correlations(count, kept(run.noise))
+    shares = Shares.of(confidence, count, pairs, per_layer=per_layer)
+    checks = noise_checks(record, layers, shares)
+    white = next(check.passed for check in checks if check.name == "noise independence")
+    ratio = (view.ratio if white else view.sums_ratio)(layers, 1 - shares.whole)
+    whole = run_epsilon(run, 1.0 / reported.multipliers, ratio, reported.delta, quick=not per_layer)
+    rows = []
+    for j in range(count if per_layer else 0):
+        signals = view.signals(j)
+        found = view.layer_ratio(j, int(layers.sizes[j]), 1 - shares.layer) if white else 0.0
+        rows.append(
+            LayerRow(
+                layers.names[j],
+                int(layers.sizes[j]),
+                run_epsilon(run, signals, found, reported.delta, quick=True),
+                run_epsilon(run, signals, 1.0, reported.delta, quick=True),
+            )
+        )
+    sums, up = view.sums, view.signs > 0
+    return AuditResult(
+        subject=reported.subject,
+        method="one-run-gaussian",
+        epsilon_lower=max([whole, *(row.epsilon_lower for row in rows)]),
+        epsilon_reported=reported.epsilon,
+        delta=reported.delta,
+        confidence=confidence,
+        guarantee=reported.guarantee,
+        observations=view.observations,
+        layers=tuple(rows),
+        checks=checks,
+        scores={"inside": sums[up], "outside": -sums[~up]},
+    )
+
+
+def run_epsilon(run: WholeRun, signals: Array, ratio: float, delta: float, *, quick: bool = False) -> float:
+    """Epsilon of a run whose noise is that of the plan divided by `ratio`, to a client in the worst of the groups.
+
+    Args:
+        run: the run.
+        signals: a client's bound in units of the noise z in each round, [T] or less (the last one then goes on).
+        ratio: signal-to-noise over the planned one.
+        delta: delta.
+        quick: where sampled releases are composed at a tenth of the cost, and a thousandth less.
+
+    Example:
+        >>> from fedlgm import correlation
+        >>> from fedlgm.facts import Sampling
+        >>> run = WholeRun(correlation.get("banded", 16, bands=4), Sampling("cyclic", 400, 0.25, 4), "add-remove")
+        >>> shown = run_epsilon(run, np.full(16, 0.5), 1.0, 1e-5)
+        >>> abs(shown - privacy.gaussian_epsilon(0.5 * run.sensitivity, 1e-5)) < 1e-9
+        True
+    """
+    rounds, b = run.noise.rounds, run.separation
+    signals = np.concatenate([signals, np.repeat(signals[-1:], max(0, rounds - len(signals)))])[:rounds]
+    if ratio <= 0 or not (signals > 0).any():
+        return 0.0
+    if np.isinf(ratio):
+        return float("inf")
+    scaled = signals * ratio * SENSITIVITY_FACTOR[run.relation]
+    if run.sampling.amplifies:  # no group comes more often, or moves more, than the first
+        shifts = (scaled * run.noise.column_norms())[::b]
+        events = [
+            (privacy.accounting.gaussian_event(1.0 / float(shift), run.sampling.within_group), int(times))
+            for shift, times in zip(*np.unique(shifts[shifts > 0], return_counts=True), strict=True)
+        ]
+        if quick:
+            return (1 - bounds.COARSE_ERROR) * privacy.accounting.composed_epsilon(events, delta, "coarse pld")
+        return privacy.accounting.composed_epsilon(events, delta)
+    groups = (np.arange(rounds)[:, None] % b == np.arange(min(b, rounds))).astype(np.float64)
+    shift = float(np.linalg.norm(whitened(run.noise, scaled[:, None] * groups), axis=0).max())
+    return privacy.gaussian_epsilon(shift, delta)
+
+
+@dataclass(frozen=True)
+class View:
+    """What canaries see of the whitened releases, over the rounds from the first on.
+
+    Attributes:
+        seen: canary-aligned sums of each layer, [T, m, K]; 0 where they cannot be whitened.
+        planned: their means by the plan, [T, m, K].
+        orientation: sign of each canary's contributions, 0 of one that never takes part, [m].
+        shares: bound over noise scale, [T, K]; 0 where not released.
+        known: where `seen` is known, bool [T, K].
+    """
+
+    seen: Array
+    planned: Array
+    orientation: Array
+    shares: Array
+    known: npt.NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, record: CanaryRecord, run: WholeRun) -> View:
+        """What the canaries of a record saw, whitened over its rounds."""
+        at = record.round.astype(int) - 1
+        rounds, (count, layers) = int(at.max()) + 1, record.layer_aligned.shape[1:]
+        seen, shares = np.full((rounds, count, layers), np.nan), np.zeros((rounds, layers))
+        signs = np.zeros((rounds, count))
+        seen[at], shares[at], signs[at] = record.layer_aligned, record.layer_signal, record.signs
+        noise = run.noise
+        released = ~np.isnan(seen[:, 0])
+        known = np.stack([whitenable(noise, released[:, j]) for j in range(layers)], axis=1)
+        if not known.any():
+            raise ConfigError("no round's noise can be whitened: the rounds that it follows from released nothing")
+        mask = known[:, None].astype(np.float64)
+        return cls(
+            whitened(noise, np.nan_to_num(seen)) * mask,
+            whitened(noise, shares[:, None] * signs[:, :, None]) * mask,
+            np.sign(signs.sum(axis=0)),
+            shares,
+            known,
+        )
+
+    @property
+    def observations(self) -> int:
+        """Rounds, times canaries, that something is known of."""
+        return int(np.any(self.known, axis=1).sum()) * self.seen.shape[1]
+
+    def signals(self, layer: int) -> Array:
+        """Bound over noise scale of a layer in each round, [T]."""
+        return self.shares[:, layer]
+
+    def layer_ratio(self, layer: int, size: int, confidence: float) -> float:
+        """Lower bound on one layer's signal-to-noise over the planned one; 0 where it was never seen."""
+        at = self.known[:, layer]
+        seen, planned = self.seen[at, :, layer], self.planned[at, :, layer]
+        if not (planned != 0).any():
+            return 0.0
+        degrees = bounds.seen_degrees(np.full(int(at.sum()), 1.0 / size), self.seen.shape[1])
+        return bounds.noise_ratio(seen.ravel(), planned.ravel(), confidence, degrees)
+
+    def ratio(self, layers: LayerTable, confidence: float) -> float:
+        """The same for all layers together, from every canary in every round."""
+        weights, overlap = self._weights(layers)
+        at = weights.any(axis=1)
+        seen, planned = (np.einsum("tmk,tk->tm", values[at], weights[at]) for values in (self.seen, self.planned))
+        degrees = bounds.seen_degrees(overlap[at], self.seen.shape[1])
+        return bounds.noise_ratio(seen.ravel(), planned.ravel(), confidence, degrees)
+
+    @property
+    def sums(self) -> Array:
+        """What is seen of each canary along all that it does to the run, of noise N(0, 1); [m] or fewer."""
+        return np.asarray(np.sum(self.planned * self.seen, axis=(0, 2))[self._taking_part] / self.planned_sums)
+
+    @property
+    def planned_sums(self) -> Array:
+        """Their means by the plan."""
+        return np.sqrt(np.sum(self.planned**2, axis=(0, 2)))[self._taking_part]
+
+    @property
+    def signs(self) -> Array:
+        """Signs of the contributions that these sums turn to the positive side."""
+        return self.orientation[self._taking_part]
+
+    @cached_property
+    def _taking_part(self) -> npt.NDArray[np.bool_]:
+        return np.asarray((self.planned != 0).any(axis=(0, 2)))
+
+    def sums_ratio(self, layers: LayerTable, confidence: float) -> float:
+        """Lower bound on the signal-to-noise of those sums over the planned one; 0 for too few canaries."""
+        sums, planned = self.sums, self.planned_sums
+        weights, overlap = self._weights(layers)
+        degrees = bounds.seen_degrees(overlap[weights.any(axis=1)].mean(keepdims=True), len(sums))
+        if degrees < 1:
+            return 0.0
+        return bounds.noise_ratio(sums, planned, confidence, degrees)
+
+    def _weights(self, layers: LayerTable) -> tuple[Array, Array]:
+        """Weight of each layer in a round, [T, K], and mean square of the cosine of two canaries, [T]."""
+        weights = self.shares * self.known
+        lengths = np.linalg.norm(weights, axis=1, keepdims=True)
+        weights = np.divide(weights, lengths, out=np.zeros_like(weights), where=lengths > 0)
+        return weights, np.sum(weights**4 / layers.sizes, axis=1)

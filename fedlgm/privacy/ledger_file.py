@@ -1,0 +1,67 @@
+"""The ledger's SQLite file: its tables, how it is made and opened, and what helps where it cannot be used."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from contextlib import closing
+from pathlib import Path
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS charges (
+    number INTEGER PRIMARY KEY,
+    round INTEGER NOT NULL,
+    client INTEGER NOT NULL,
+    key TEXT NOT NULL,
+    event TEXT NOT NULL,
+    claim TEXT NOT NULL,
+    head TEXT NOT NULL,
+    charged_on TEXT NOT NULL DEFAULT (date('now')), -- no time of day: how long rounds take shows how many took part
+    UNIQUE (round, client, key)
+);
+"""
+_REMEDIES = {
+    sqlite3.SQLITE_FULL: "the disk is full and the ledger is whole: free some space and continue the run",
+    sqlite3.SQLITE_READONLY: "the file or its folder is read-only: make it writable and continue the run",
+    sqlite3.SQLITE_CANTOPEN: "it cannot be opened here: check that its folder exists and may be read and written",
+    sqlite3.SQLITE_PERM: "this user may not access it: check the permissions of the file and its folder",
+    sqlite3.SQLITE_BUSY: "another process is writing it: wait for it, or stop it",
+    sqlite3.SQLITE_IOERR: "the disk reports an error: check it, then restore the ledger from a backup",
+}
+
+
+def create(path: Path, owner: str) -> None:
+    """Make an empty ledger that is there whole or not at all: one cut short could not be told from an emptied one."""
+    with closing(sqlite3.connect(":memory:")) as db:
+        db.executescript(SCHEMA)
+        db.execute("INSERT INTO meta VALUES ('owner', ?)", (owner,))
+        db.commit()
+        data = db.serialize()
+    draft = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+    try:
+        with draft.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def connect(path: Path, *, reading: bool) -> sqlite3.Connection:
+    """Open a ledger, for reading alone or for charges too."""
+    if not reading:
+        return sqlite3.connect(path, isolation_level=None, timeout=30)
+    # A ledger that nobody writes is read as it lies: opened otherwise, SQLite would leave files beside it, or fail in a
+    # folder that may not be written.
+    closed = not path.with_name(path.name + "-wal").exists()
+    address = f"{path.resolve().as_uri()}?mode=ro{'&immutable=1' if closed else ''}"
+    return sqlite3.connect(address, uri=True, isolation_level=None, timeout=30)
+
+
+def remedy(error: Exception) -> str:
+    """What helps against an error of SQLite's, as a part of a sentence."""
+    code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF  # extended codes keep the primary one there
+    return _REMEDIES.get(code, "restore it from a backup or start a new run")

@@ -1,0 +1,143 @@
+"""What attacks write down: figures of attacked runs, and of the cells of a comparison."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+
+class Attacked(TypedDict, total=False):
+    """What is known of an attacked run, as its summary has it; empty for a recipe."""
+
+    accuracy: float
+    epsilon: float
+    claimed_epsilon: float
+    audited_epsilon: float
+    delta: float
+    guarantee: str
+    guarantee_status: str
+
+
+class ClassFigures(TypedDict):
+    """Reconstruction of one class.
+
+    Attributes:
+        distance, agreement, nearest_class, floor: see `simulations.attacks.gan.ClassFinding`.
+        accuracy: of the attacked model.
+    """
+
+    distance: float
+    agreement: float
+    nearest_class: float
+    floor: float
+    accuracy: float
+
+
+class RepeatedClass(ClassFigures):
+    """Reconstruction of one class over the repetitions: means.
+
+    Attributes:
+        distance_std, agreement_std: standard deviations.
+        seeds: repetitions.
+    """
+
+    distance_std: float
+    agreement_std: float
+    seeds: int
+
+
+class ClassRow(TypedDict):
+    """`simulations.attacks.gan.ClassFinding` without its images, and what is known of the attacked run."""
+
+    target: int
+    kind: str
+    active: bool
+    distance: float
+    floor: float
+    nearest_class: float
+    agreement: float
+    classifier_accuracy: float
+    images: int
+    inception_distance: float | None
+    inception_floor: float | None
+    accuracy: float
+    epsilon: float
+    claimed_epsilon: float
+    delta: float
+    guarantee: str
+    guarantee_status: str
+
+
+class InversionRow(TypedDict):
+    """One inversion: which protection, client and layer (None: all), how well it succeeded on so many images."""
+
+    protection: str
+    client: int
+    layer: str | None
+    method: str
+    ssim: float
+    psnr: float
+    labels_found: int
+    images: int
+
+
+class MembershipFigures(TypedDict, total=False):
+    """Membership from the final model's outputs; nothing for a model that overflowed."""
+
+    membership_auc: float
+    membership_auc_low: float
+    membership_auc_high: float
+    membership_tpr: float
+
+
+class InversionFigures(TypedDict, total=False):
+    """Images recovered from single updates: mean SSIM, and of how many clients it is."""
+
+    inversion_ssim: float
+    inversion_clients: int
+
+
+class AttackedRun(Attacked, MembershipFigures, InversionFigures, total=False):
+    """One attacked run of a comparison.
+
+    Attributes:
+        method, epsilon_budget, partition, repetition: which run, see `simulations.compare.rows`.
+        gan: by class, where classes were reconstructed.
+    """
+
+    method: str
+    epsilon_budget: float | None
+    partition: str
+    repetition: int
+    gan: dict[str, ClassFigures]
+
+
+class AttackedCell(TypedDict, total=False):
+    """All repetitions of a method at a budget and partition.
+
+    Attributes:
+        method, epsilon_budget, partition, seeds: which cell, and its number of repetitions.
+        accuracy, membership_auc, membership_tpr, inversion_ssim: means, each with a standard deviation, where known.
+        epsilon, claimed_epsilon, audited_epsilon: the largest; None where no run was audited.
+        delta, guarantee, guarantee_status: of the first run.
+        gan: means and spread by class.
+    """
+
+    method: str
+    epsilon_budget: float | None
+    partition: str
+    seeds: int
+    accuracy: float
+    accuracy_std: float
+    membership_auc: float
+    membership_auc_std: float
+    membership_tpr: float
+    membership_tpr_std: float
+    inversion_ssim: float
+    inversion_ssim_std: float
+    epsilon: float
+    claimed_epsilon: float
+    audited_epsilon: float | None
+    delta: float
+    guarantee: str
+    guarantee_status: str
+    gan: dict[str, RepeatedClass]

@@ -1,0 +1,118 @@
+"""What a comparison writes down: figures of its runs, of its cells and of all runs together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypedDict, cast
+
+if TYPE_CHECKING:
+    from simulations.attacks.rows import AttackedCell
+
+
+class ComparedFigures(TypedDict, total=False):
+    """What a run and a cell have in common.
+
+    Attributes:
+        method, epsilon_budget, partition: what tells cells apart; no budget for runs without privacy.
+        averaged_rounds: evaluated rounds that the headline is averaged over.
+        headline, better: name of the task's metric that stands for a run, and "higher" or "lower". The figure itself
+            is there under that name, see `score`.
+        noise_scale: sum over the rounds of the l2 norm of the noise in the round's mean.
+        seconds: median wall time of a round; not kept in the comparison's file.
+        epsilon, claimed_epsilon, delta, guarantee, guarantee_status, noise_reproducible: as in `RunSummary`.
+        last: of the last evaluated rounds, by name; left out of what is written.
+    """
+
+    method: str
+    epsilon_budget: float | None
+    partition: str
+    averaged_rounds: int
+    headline: str
+    better: str
+    noise_scale: float
+    seconds: float
+    epsilon: float
+    claimed_epsilon: float
+    delta: float
+    guarantee: str
+    guarantee_status: str
+    noise_reproducible: bool
+    last: dict[str, list[float]]
+
+
+class ComparedRun(ComparedFigures, total=False):
+    """One run; beside what is listed, the headline of its last round under "final_" and its name.
+
+    Attributes:
+        repetition: number of the repetition, from 0.
+        skipped_rounds: rounds that released nothing.
+        run: its folder.
+    """
+
+    repetition: int
+    skipped_rounds: int
+    run: str
+
+
+class ComparedCell(ComparedFigures, total=False):
+    """All repetitions of a method at a budget and partition; epsilons are the largest among them.
+
+    Attributes:
+        seeds: number of repetitions.
+        noise_scale_std, seconds_std: standard deviations over them; the headline has one likewise.
+        p_values: of the test against the first method, by figure; None where there is none.
+    """
+
+    seeds: int
+    noise_scale_std: float
+    seconds_std: float
+    p_values: dict[str, float | None]
+
+
+class JointCost(TypedDict):
+    """What all runs cost together.
+
+    Attributes:
+        epsilon: of all runs.
+        epsilon_protected: of those whose releases are private.
+        runs, runs_protected: how many these are.
+        delta: the largest among the recipes.
+    """
+
+    epsilon: float
+    epsilon_protected: float
+    runs: int
+    runs_protected: int
+    delta: float
+
+
+class Comparison(TypedDict, total=False):
+    """Figures of a finished set of runs.
+
+    Attributes:
+        methods: in the order in which they were asked for.
+        out: folder of the run folders.
+        runs, cells, together: see there.
+        caveats: what the figures do not have.
+        pictures: name -> file.
+        attacks: what attacks found, where they were asked for.
+    """
+
+    methods: list[str]
+    out: str
+    runs: list[ComparedRun]
+    cells: list[ComparedCell]
+    together: JointCost
+    caveats: list[str]
+    pictures: dict[str, str]
+    attacks: list[AttackedCell]
+
+
+def score(row: ComparedFigures) -> float:
+    """The headline of a run or cell."""
+    return float(cast(Mapping[str, Any], row)[row["headline"]])
+
+
+def score_spread(cell: ComparedCell) -> float:
+    """Standard deviation of the headline over a cell's repetitions."""
+    return float(cast(Mapping[str, Any], cell)[f"{cell['headline']}_std"])

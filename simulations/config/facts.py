@@ -1,0 +1,36 @@
+"""From a recipe to the public facts of its run."""
+
+from __future__ import annotations
+
+from fedlgm.facts import RunFacts
+from simulations.config import example_level
+from simulations.config.recipe import Recipe
+
+
+def facts_of(recipe: Recipe, examples: int = 0) -> RunFacts:
+    """The public facts of a run, its noise multiplier not yet calibrated.
+
+    Args:
+        recipe: the recipe.
+        examples: number of training examples of all clients together, for unit "example".
+
+    Raises:
+        ConfigError: a batch larger than the data, where the server noises steps.
+    """
+    privacy, sampling, steps = recipe.privacy, recipe.sampling, None
+    if recipe.unit == "example":
+        sampling, steps = example_level.sampled(recipe, examples)
+    return RunFacts(
+        0.0,
+        sampling,
+        recipe.relation,
+        privacy.trust,
+        recipe.federation.rounds,
+        epsilon=privacy.epsilon,
+        delta=privacy.delta,
+        accountant=privacy.accountant,
+        max_participations=privacy.max_participations,
+        training=recipe.training.local,
+        steps=steps,
+        noise=recipe.noise,
+    )

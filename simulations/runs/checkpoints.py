@@ -1,0 +1,132 @@
+"""Checkpoints: everything that the rounds after them depend on, one safetensors file each."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from fedlgm.errors import RunError
+from fedlgm.layers import LayerTable
+from fedlgm.plan import ReleasePlan
+from fedlgm.transcript import Transcript
+
+_KEPT = 2  # the last could be the one that a crash cut short on a failing disk
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A run after some of its rounds.
+
+    Attributes:
+        transcript: what was released, as far as later rounds depend on it.
+        optimizer: state of the server's optimizer.
+        head: where the ledger stood; empty without one.
+        noise: `NoiseRings.digest` of its rounds, where noise is correlated.
+        keys: which keys drew who takes part; it tells nothing of them.
+    """
+
+    transcript: Transcript
+    optimizer: dict[str, Tensor]
+    head: str = ""
+    noise: str = ""
+    keys: str = ""
+
+
+class Checkpoints:
+    """The newest checkpoints of a run.
+
+    Args:
+        path: their folder, which is there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def files(self) -> list[Path]:
+        """The checkpoints, the newest last."""
+        return sorted(self.path.glob("round-*.safetensors"))
+
+    def heads(self) -> list[str]:
+        """Heads of the ledger that the checkpoints hold; empty for one that has none or cannot be read."""
+        return [_metadata(file).get("ledger_head", "") for file in self.files()]
+
+    def write(self, checkpoint: Checkpoint) -> None:
+        """Add a checkpoint, atomically, and remove those that are not needed any more.
+
+        Raises:
+            RunError: it cannot be written.
+        """
+        transcript = checkpoint.transcript
+        tensors = {f"models.{i}": model for i, model in enumerate(transcript.models)}
+        tensors |= {f"optimizer.{name}": value for name, value in checkpoint.optimizer.items()}
+        if transcript.mean is not None:
+            tensors["mean"] = transcript.mean
+        plan = transcript.plan.to_json() if transcript.plan else ""
+        meta = {"rounds": str(transcript.rounds), "plan": plan, "ledger_head": checkpoint.head}
+        meta |= {"noise": checkpoint.noise} if checkpoint.noise else {}
+        meta |= {"keys": checkpoint.keys} if checkpoint.keys else {}
+        target = self.path / f"round-{transcript.rounds:06d}.safetensors"
+        partial = target.with_suffix(".partial")
+        try:
+            save_file({name: t.contiguous().clone() for name, t in tensors.items()}, partial, metadata=meta)
+            with partial.open("rb") as file:
+                os.fsync(file.fileno())
+            partial.replace(target)
+        except (SafetensorError, OSError) as error:
+            partial.unlink(missing_ok=True)
+            raise RunError(f"cannot write the checkpoint {target}: {error}") from error
+        for old in self.files()[:-_KEPT]:
+            old.unlink()
+
+    def latest(self, layers: LayerTable) -> Checkpoint | None:
+        """The newest checkpoint that can be read, or None.
+
+        Args:
+            layers: of the run's model.
+
+        Raises:
+            RunError: there are checkpoints, but none can be read, or they are of a model of another size.
+        """
+        files = self.files()
+        for file in reversed(files):
+            meta = _metadata(file)
+            try:
+                rounds, described, tensors = int(meta["rounds"]), meta["plan"], load_file(file)
+            except (SafetensorError, OSError, KeyError, ValueError):
+                continue
+            models = tuple(tensors[f"models.{i}"] for i in range(sum(n.startswith("models.") for n in tensors)))
+            if models and models[-1].numel() != layers.size:
+                raise RunError(
+                    f"the model of {self.path.parent} has {models[-1].numel():,} parameters, the one given has "
+                    f"{layers.size:,}: give the architecture that the run trained"
+                )
+            plan = ReleasePlan.from_json(layers, described) if described else None
+            optimizer = {n.removeprefix("optimizer."): t for n, t in tensors.items() if n.startswith("optimizer.")}
+            transcript = Transcript(rounds, models, tensors.get("mean"), plan)
+            return Checkpoint(
+                transcript, optimizer, meta.get("ledger_head", ""), meta.get("noise", ""), meta.get("keys", "")
+            )
+        if files:
+            raise RunError(f"no checkpoint in {self.path} can be read")
+        return None
+
+
+def model_digest(model: Tensor) -> str:
+    """SHA-256 of a flat float32 model."""
+    return hashlib.sha256(model.to(torch.float32).contiguous().numpy().tobytes()).hexdigest()
+
+
+def _metadata(checkpoint: Path) -> dict[str, str]:
+    """What a checkpoint says of itself; nothing if it cannot be read."""
+    try:
+        with safe_open(checkpoint, framework="pt") as stored:  # type: ignore[no-untyped-call]
+            return dict(stored.metadata() or {})
+    except (SafetensorError, OSError):
+        return {}

@@ -1,0 +1,79 @@
+"""Which node of a deployment is which client, as the server's operator wrote it down."""
+
+from __future__ import annotations
+
+import hashlib
+import tomllib
+from pathlib import Path
+
+from cryptography.hazmat.primitives import serialization
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from fedlgm.errors import ConfigError
+
+_HEX = r"^[0-9a-f]{64}$"
+
+
+class EnrolledNode(BaseModel):
+    """One [[node]] of an enrolment file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    client: int = Field(ge=0)
+    name: str = Field(min_length=1)
+    flower_key: str = Field(pattern=_HEX)
+    service_key: str = Field(pattern=_HEX)
+
+
+class Enrolment(BaseModel):
+    """Which registered node is which client: the server operator's word, never a node's own.
+
+    Attributes:
+        node: one entry per client, numbered 0 to N - 1, each with the digest of its SuperNode's public key (see
+            `key_digest`) and the public key of its release service.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    node: list[EnrolledNode] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _each_once(self) -> Enrolment:
+        if sorted(one.client for one in self.node) != list(range(len(self.node))):
+            raise ValueError(f"clients must be numbered 0 to {len(self.node) - 1}, each once")
+        for name in ("name", "flower_key", "service_key"):
+            values = [getattr(one, name) for one in self.node]
+            if len(set(values)) != len(values):
+                raise ValueError(f"two nodes have the same {name}")
+        return self
+
+    @classmethod
+    def load(cls, path: Path) -> Enrolment:
+        """Read an enrolment file.
+
+        Raises:
+            ConfigError: missing, or not of its form: with the reason.
+        """
+        try:
+            return cls.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+        except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"the enrolment {path} cannot be read: {error}") from error
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise ConfigError(f"{path}: {where}: {first['msg'].removeprefix('Value error, ')}") from error
+
+    def __len__(self) -> int:
+        return len(self.node)
+
+    def __getitem__(self, client: int) -> EnrolledNode:
+        return next(one for one in self.node if one.client == client)
+
+
+def key_digest(pem: bytes) -> str:
+    """SHA-256 of a public key, as hexadecimal digits, however its PEM text is written.
+
+    Raises:
+        ValueError: not a public key in PEM.
+    """
+    key = serialization.load_pem_public_key(pem)
+    form = serialization.PublicFormat.SubjectPublicKeyInfo
+    return hashlib.sha256(key.public_bytes(serialization.Encoding.DER, form)).hexdigest()

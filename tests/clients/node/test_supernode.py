@@ -1,0 +1,56 @@
+"""The SuperNode that asks more often: what it replaces, and how long it waits."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+
+import pytest
+
+from clients.node import supernode
+
+
+@pytest.mark.parametrize(("silence", "pause"), [(0.0, 0.1), (1.0, 0.1), (5.0, 0.5), (30.0, 3.0), (1e6, 3.0)])
+def test_the_pause_is_a_tenth_of_the_silence_within_limits(silence, pause):
+    assert supernode.after_silence(silence) == pytest.approx(pause)
+
+
+def test_questions_follow_each_other_closely_after_a_message(monkeypatch):
+    now, waited = [0.0], []
+    monkeypatch.setattr(supernode.time, "monotonic", lambda: now[0])
+
+    def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        now[0] += seconds
+
+    monkeypatch.setattr(supernode.time, "sleep", sleep)
+    pauses = supernode.Pauses()
+    now[0] = 100.0
+    pauses.sleep(3)
+    pauses.sleep(0.5)  # a message is being worked on
+    pauses.sleep(3)
+    assert waited == [3.0, 0.1, 0.1]
+    while now[0] < 150:
+        pauses.sleep(3)
+    assert waited[-1] == 3.0
+
+
+def test_flowers_loop_asks_time_for_these_two_pauses_and_nothing_else():
+    """What is replaced is private to Flower: another version may use it otherwise."""
+    from flwr.supernode import start_client_internal
+
+    used = [
+        node for node in ast.walk(ast.parse(inspect.getsource(start_client_internal)))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "time"
+    ]  # fmt: skip
+    assert {node.attr for node in used} == {"sleep"}
+    loop = inspect.getsource(start_client_internal.start_client_internal)
+    assert loop.count("time.sleep(3)") == 1
+    assert loop.count("time.sleep(") == 1
+    assert "time.sleep(0.5)" in inspect.getsource(start_client_internal._push_messages)
+
+
+def test_another_version_of_flower_is_refused(monkeypatch, capsys):
+    monkeypatch.setattr(supernode, "version", lambda name: "1.42.0")
+    assert supernode.main() == 2
+    assert "flower-supernode" in capsys.readouterr().err

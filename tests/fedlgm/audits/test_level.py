@@ -1,0 +1,68 @@
+"""A sound release fails a whole audit no more often than the stated confidence allows, however much is looked at."""
+
+from __future__ import annotations
+
+import pytest
+import scipy.stats
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedlgm.audits import Canaries, Reported, Subject, audit_record
+from fedlgm.audits.level import Shares
+from fedlgm.keys import KeyRing
+from fedlgm.layers import LayerTable
+from fedlgm.release import release
+
+LAYERS = LayerTable.from_sizes({"a": 30, "b": 120, "c": 50, "d": 20, "e": 80})
+
+
+@given(
+    confidence=st.floats(0.51, 0.9999),
+    layers=st.integers(1, 50),
+    correlations=st.integers(0, 1000),
+    per_layer=st.booleans(),
+)
+def test_the_levels_of_all_statements_add_up_to_that_of_the_audit(confidence, layers, correlations, per_layer):
+    shares = Shares.of(confidence, layers, correlations, per_layer=per_layer)
+    spent = shares.whole + layers * (shares.layer + shares.scale) + correlations * shares.correlation
+    assert spent <= (1 - confidence) * (1 + 1e-9)
+    assert shares.whole > 0
+    assert (shares.layer > 0) == per_layer
+
+
+def failed(audits: int, confidence: float, per_layer: bool) -> int:
+    """How many audits of two rounds that are exactly as planned fail: other canaries and other noise in each."""
+    of = Subject.of("snr-consistent", rounds=2, layers=LAYERS)
+    plan = of.method.plan(of.start)
+    reported = Reported(of.name, of.reported(plan), of.delta, of.multipliers(plan))
+    count = 0
+    for number in range(audits):
+        canaries, keys = Canaries(LAYERS, 24, KeyRing(2 * number)), KeyRing(2 * number + 1)
+        for round_ in (1, 2):
+            total = torch.zeros(plan.size, dtype=torch.float64)
+            canaries.insert(round_, plan, total)
+            canaries.observe(round_, plan, release(total, plan, keys, round_))
+        count += not audit_record(
+            canaries.record(), LAYERS, reported, confidence=confidence, per_layer=per_layer
+        ).passed
+    return count
+
+
+@pytest.mark.parametrize("per_layer", [True, False])
+@pytest.mark.parametrize("audits", [200, pytest.param(2000, marks=pytest.mark.slow)])
+def test_sound_releases_fail_no_more_often_than_the_confidence_allows(audits, per_layer):
+    found = failed(audits, 0.8, per_layer)
+    assert found <= scipy.stats.binom.isf(1e-3, audits, 0.2)
+    assert found >= audits * 0.2 / 4  # the level is shared, not given away
+
+
+def test_the_whole_level_for_every_statement_would_be_noticed(monkeypatch):
+    """As if the bound on the release, the layers' together, and each check had the level of the audit."""
+
+    def whole(confidence, layers, correlations, *, per_layer=True):
+        level = 1 - confidence
+        return Shares(level, level / layers, level / layers, level / max(1, correlations))
+
+    monkeypatch.setattr(Shares, "of", staticmethod(whole))
+    assert failed(200, 0.8, True) > scipy.stats.binom.isf(1e-3, 200, 0.2)
