@@ -136,6 +136,17 @@ def tables(kept: Kept, name: str) -> str:
     return "\n".join(text).rstrip()
 
 
+def search(kept: Kept, name: str) -> str:
+    """What the search found so far, on its own seed: a row for each cell, a column for each rate."""
+    task = TASKS[name]
+    rows = []
+    for noise, split in CELLS:
+        own = {row["rate"]: row["final"] for row in kept.find(task=name, noise=noise, split=split, seed=SEARCH_SEED)}
+        if own:
+            rows.append([noise, split, *(f"{own[rate]:.1f}" if rate in own else "" for rate in task.rates)])
+    return table(["noise", "split", *(f"lr {rate:g}" for rate in task.rates)], rows) if rows else ""
+
+
 def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description="Noise over the rounds times its split over the layers.")
@@ -148,10 +159,14 @@ def main() -> None:
     if not options.write:
         go_on(kept, options.task)
     for name in options.task:
-        text = tables(kept, name)
-        print(f"\n{name}\n\n{text}")
-        if options.write and text:
-            put(PAGE, f"noise and split: {name}", text)
+        for what, text in {
+            f"noise and split: {name}": tables(kept, name),
+            f"search: {name}": search(kept, name),
+        }.items():
+            if text:
+                print(f"\n{what}\n\n{text}")
+                if options.write:
+                    put(PAGE, what, text)
 
 
 if __name__ == "__main__":

@@ -132,7 +132,7 @@ def attack(
         ConfigError: the curious client holds the class, or no client does.
         RunError: a run without a seed, whose models cannot be released again.
     """
-    settings, assembly = settings or GanSettings(), target.assembly()
+    settings, assembly = settings or GanSettings(), target.assembly(reconstructs=True)
     if target.folder is not None and target.recipe.run.seed is None:
         raise RunError(
             f"{target.folder.path} has no seed and keeps only its last models: the attack watches every round, so give "

@@ -134,7 +134,7 @@ def victims(target: Target, count: int, images: int) -> tuple[Assembly, nn.Modul
     """
     if count < 1 or images < 1:
         raise ConfigError(f"--victims and --images must be at least 1, got {count} and {images}")
-    assembly = target.assembly()
+    assembly = target.assembly(reconstructs=True)
     module = assembly.module() if target.folder is None else module_of(assembly, target.folder)
     model, keys = assembly.layers.flatten(module), target.keys("inversion")
     trainer = assembly.trainer(False, False)

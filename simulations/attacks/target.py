@@ -107,12 +107,21 @@ class Target:
         """For titles."""
         return self.recipe.name if self.folder is None else str(self.folder.path)
 
-    def assembly(self) -> Assembly:
+    def assembly(self, *, reconstructs: bool = False) -> Assembly:
         """The objects of its recipe.
 
+        Args:
+            reconstructs: whether the attack makes images, which it looks for in [-1, 1].
+
         Raises:
-            ConfigError: another task than classification, or data that are not labelled images.
+            ConfigError: another task than classification, or data that are not labelled images (of that interval).
         """
+        pixels = self.recipe.data.pixels
+        if reconstructs and pixels not in (None, (-1.0, 1.0)):
+            raise ConfigError(
+                f"data.pixels = {list(pixels)}: images are reconstructed in [-1, 1]: attack the recipe with --set "
+                "data.pixels=none"
+            )
         assembly = Assembly(self.recipe)
         if not isinstance(assembly.task, Classification):
             raise ConfigError(f"task.name: the attacks work on 'classification', not {self.recipe.task.name!r}")

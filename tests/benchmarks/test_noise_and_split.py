@@ -57,6 +57,8 @@ def test_tables_pair_the_seeds(tmp_path: Path) -> None:
             kept.rows.append({"task": "FashionMNIST, MLP", "noise": cell[0], "split": cell[1], **figures})
     lines = noise_and_split.tables(kept, "FashionMNIST, MLP").splitlines()
     assert "Seeds a cell: 3." in lines
+    first = noise_and_split.search(kept, "FashionMNIST, MLP").splitlines()[2]
+    assert first == "| independent, secret Poisson sampling | flat | 50.2 | 50.5 | 51.0 | 52.0 |"
     assert any(line.startswith("| independent, secret Poisson sampling | 80.00 ± 10.00 (lr 2)") for line in lines)
     # Splits differ by one column, noises by four, and a hundredth of it a seed.
     assert any(line.startswith("| uniform | +1.02 |") for line in lines)
@@ -87,7 +89,8 @@ def test_pages_have_room_for_the_tables(tmp_path: Path) -> None:
     text = fashion_mnist.PAGE.read_text()
     assert all(text.count(f"<!-- {name} -->") in (0, 2) for name in fashion_mnist.STUDIES)
     text = noise_and_split.PAGE.read_text()
-    assert all(text.count(f"<!-- noise and split: {name} -->") in (0, 2) for name in noise_and_split.TASKS)
+    for name in noise_and_split.TASKS:
+        assert all(text.count(f"<!-- {what}: {name} -->") in (0, 2) for what in ("noise and split", "search"))
 
 
 def test_every_variant_is_a_recipe() -> None:

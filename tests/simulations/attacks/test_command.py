@@ -78,6 +78,8 @@ def test_gan_of_a_recipe(run, tiny_file):
         (["mia", "digits", "--examples", 3], "at least 20"),
         (["inversion", "digits", "--set", "task.name=binary"], "task"),
         (["gan", "digits"], "data.partition = 'isolation'"),
+        (["gan", "digits", "--set", "data.pixels=[0, 1]"], "reconstructed in [-1, 1]"),
+        (["inversion", "digits", "--set", "data.pixels=[0, 1]"], "--set data.pixels=none"),
         (["gan", "digits", "--kind", "vae"], "acgan, dcgan"),
         (["gan", "digits", "--inception", "weights.pth"], "Inception"),
     ],
