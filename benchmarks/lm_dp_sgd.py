@@ -58,8 +58,8 @@ ALLOCATIONS = (  # EqClip makes uniform and sensitivity-proportional equal, and 
     ("uniform", "med"), ("sensitivity-proportional", "med"), ("dimension-adjusted", "med"), ("min-total-noise", "med"),
     ("snr-consistent", "med"), ("standard", "eq"),
 )  # fmt: skip
-CENTRAL = {"private": 60_000, "rate": 256 / 60_000, "steps": 400, "epsilon": 3.0}
-CENTRAL_RATES, CENTRAL_SEEDS = (0.5, 1.0, 2.0), (1, 2, 3)
+CENTRAL = {"private": 5000, "rate": 0.02, "steps": 100, "epsilon": 3.0}
+CENTRAL_RATES, CENTRAL_SEEDS = (0.3, 1.0, 3.0), (1, 2, 3)
 
 
 class Store:

@@ -153,7 +153,7 @@ def allocations(values: Values) -> list[str]:
     names = list(dict.fromkeys(name for name, _ in bench.ALLOCATIONS))
     rows = []
     for name in names:
-        row = ["standard Gaussian (flat)" if name == "standard" else name]
+        row, seeds = ["standard Gaussian (flat)" if name == "standard" else name], 0
         for clip in ("eq", "med"):
             own = {"sensitivity-proportional": "uniform", "min-total-noise": "snr-consistent"}.get(name, name)
             own = own if clip == "eq" else name
@@ -161,5 +161,6 @@ def allocations(values: Values) -> list[str]:
                 values[key] for seed in bench.CENTRAL_SEEDS if (key := f"allocation run {own} {clip} {seed}") in values
             ]
             row += [f"{found[0]['lr']:g}" if found else "-", spread([run["accuracy"] for run in found])]
-        rows.append([*row, str(len(found))])
+            seeds = max(seeds, len(found))
+        rows.append([*row, str(seeds)])
     return _table(["strategy", "lr", "EqClip", "lr", "MedClip (noisy quantiles)", "seeds"], rows)

@@ -106,7 +106,7 @@ class ExampleGradients:
         column = {slot.offset: j for j, layer in enumerate(layers.layers) for slot in layer.slots}
         self._places = {key: Place(slot.offset, slot.size, column[slot.offset]) for key, slot in trained.items()}
         _refuse_batch_norm(module)
-        self._memory = Memory(self._dtype)
+        self._memory = Memory(self._dtype, next(iter(self._parameters.values())).device)
         self._sites: list[Site | GenericSite] = []
         self._pools: list[Any] = [child for child in module.modules() if suits(child)]
         self._find(module, "")

@@ -359,6 +359,8 @@ def _raw(base: Recipe, method: str, known: set[str], overrides: list[str]) -> di
     recipes.override(raw, [f"mechanism.name={name}", f"mechanism.variant={variant or 'sound'}", *own])
     if not variant:
         raw["mechanism"].pop("variant")  # seeds are derived from what a method says
+    if name == "none" and raw["run"].get("audit"):
+        raw["run"]["audit"] = False  # there is no noise to audit
     return raw
 
 

@@ -13,15 +13,15 @@ from torch import Tensor
 class Memory:
     """Tensors by name that every tape of a model shares; taken once for the largest batch, zero when taken."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        self._dtype = dtype
+    def __init__(self, dtype: torch.dtype, device: torch.device | None = None) -> None:
+        self._dtype, self._device = dtype, device
         self._held: dict[str, Tensor] = {}
 
     def take(self, name: str, *shape: int) -> Tensor:
         """A contiguous tensor; the same memory for the same name unless a larger one was needed since."""
         size = torch.Size(shape).numel()
         if name not in self._held or self._held[name].numel() < size:
-            self._held[name] = torch.zeros(size, dtype=self._dtype)
+            self._held[name] = torch.zeros(size, dtype=self._dtype, device=self._device)
         return self._held[name][:size].view(shape)
 
 

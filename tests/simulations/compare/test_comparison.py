@@ -70,6 +70,12 @@ def test_options_reach_the_methods_that_have_them() -> None:
     assert [sections[m].training.lr for m in METHODS] == [0.9, 0.5, 0.5]
 
 
+def test_what_adds_no_noise_is_compared_without_an_audit() -> None:
+    """One such method does not end a set whose other runs are audited."""
+    todo = small(METHODS, 1, "run.audit=true")
+    assert {job.method: job.recipe.run.audit for job in todo} == {"ladp": True, "full-dp": True, "none": False}
+
+
 def test_a_variant_is_a_method_of_its_own() -> None:
     frame = ["privacy.trust=local", "privacy.max_participations=6", "training.gradient_clip=20.0"]
     todo = small(("ladp:published", "ladp"), 1, *frame, "ladp:published/mechanism.score_cap=1e-6")
