@@ -157,12 +157,6 @@ def test_compare_of_audited_runs_has_the_audited_epsilon_beside_the_proven_one(r
     assert f"{noised['audited_epsilon']:.4g}" in [cell.strip() for cell in shown.split("│")]
 
 
-def test_compare_says_how_to_audit_where_a_method_has_no_noise(run, tiny_file):
-    status, out, err = run("compare", tiny_file, "--methods", "none", "--set", "run.audit=true")
-    assert (status, out) == (2, "")
-    assert "run.audit" in err
-
-
 @pytest.mark.parametrize(
     ("attacks", "message"),
     [("phishing", "unknown attack 'phishing'"), ("gan", "gan:3:9"), ("membership:1", "gan:3:9"), (",", "by comma")],
