@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 import urllib.error
@@ -68,7 +70,11 @@ def _superlink(home: Path, log: Path) -> Iterator[Flwr]:
         f'[superlink]\ndefault = "{_CONNECTION}"\n\n[superlink.{_CONNECTION}]\n'
         f'address = "127.0.0.1:{port}"\ninsecure = true\n'
     )
-    flower = environment(home) | {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+    flower = environment(home) | {
+        "RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        # A user's model may come from a module beside their script: found there as it was found here.
+        "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+    }  # fmt: skip
     command = [
         *(executable("flower-superlink"), "--insecure", "--simulation", "--host", "127.0.0.1"),
         *("--port", str(port)),
