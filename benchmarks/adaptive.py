@@ -28,6 +28,7 @@ from scipy import stats
 from torch import Tensor
 from torch.nn import functional
 
+from benchmarks.pages import put, table
 from fedlgm import clipping, data, mechanisms
 from fedlgm.aggregation import BoundedSum
 from fedlgm.allocation import shares, spread
@@ -246,22 +247,15 @@ def summary(done: dict[Cell, float], name: str) -> list[dict[str, Any]]:
 
 def write(done: dict[Cell, float]) -> None:
     """Put the tables between the markers of the results page."""
-    text = PAGE.read_text(encoding="utf-8")
     for name in TASKS:
-        rows = summary(done, name)
-        if not rows:
-            continue
-        lines = ["| method | server lr | accuracy (%) | seeds | change | p |", "|---|---|---|---|---|---|"]
-        for row in rows:
+        lines = []
+        for row in summary(done, name):
             p = "" if row["p"] is None else f"{row['p']:.2g}"
             change = "best fixed" if row["p"] is None and row["change"] == 0 else f"{row['change']:+.2f}"
-            cells_ = [row["method"], f"{row['rate']:g}", f"{row['mean']:.2f} ± {row['std']:.2f}", str(row["seeds"])]
-            lines.append("| " + " | ".join([*cells_, change, p]) + " |")
-        marker = f"<!-- {name} -->"
-        before, _, rest = text.partition(marker)
-        _, _, after = rest.partition(marker)
-        text = before + marker + "\n" + "\n".join(lines) + "\n" + marker + after
-    PAGE.write_text(text, encoding="utf-8")
+            mean = f"{row['mean']:.2f} ± {row['std']:.2f}"
+            lines.append([row["method"], f"{row['rate']:g}", mean, str(row["seeds"]), change, p])
+        if lines:
+            put(PAGE, name, table(["method", "server lr", "accuracy (%)", "seeds", "change", "p"], lines))
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import matplotlib as mpl
 
+from benchmarks.pages import put, spread, table
 from simulations import launch
 from simulations.config import recipe as recipes
 
@@ -41,17 +42,15 @@ def accuracy(overrides: list[str], epsilon: float, rate: float, seed: int) -> fl
 
 
 def main() -> None:
-    table: dict[str, tuple[float, dict[float, list[float]]]] = {}
+    found: dict[str, tuple[float, dict[float, list[float]]]] = {}
     for name, overrides in METHODS.items():
         rate = max(RATES, key=lambda r, o=overrides: accuracy(o, 3.0, r, SEARCH_SEED))
-        table[name] = rate, {e: [accuracy(overrides, e, rate, seed) for seed in SEEDS] for e in EPSILONS}
-        print(name, rate, {e: round(statistics.mean(a), 4) for e, a in table[name][1].items()}, flush=True)
-    header = "| method | server lr | " + " | ".join(f"epsilon {e:g}" for e in EPSILONS) + " |"
-    lines = [header, "|---|---|" + "---|" * len(EPSILONS)]
+        found[name] = rate, {e: [accuracy(overrides, e, rate, seed) for seed in SEEDS] for e in EPSILONS}
+        print(name, rate, {e: round(statistics.mean(a), 4) for e, a in found[name][1].items()}, flush=True)
+    lines = []
     figure, axes = plt.subplots(figsize=(7, 4))
-    for name, (rate, by_epsilon) in table.items():
-        cells = [f"{100 * statistics.mean(a):.1f} ± {100 * statistics.stdev(a):.1f}" for a in by_epsilon.values()]
-        lines.append(f"| {name} | {rate:g} | " + " | ".join(cells) + " |")
+    for name, (rate, by_epsilon) in found.items():
+        lines.append([name, f"{rate:g}", *(spread(a, 100, 1) for a in by_epsilon.values())])
         means = [statistics.mean(a) for a in by_epsilon.values()]
         axes.errorbar(EPSILONS, means, [statistics.stdev(a) for a in by_epsilon.values()], marker="o", label=name)
     axes.set(xscale="log", xlabel="proven epsilon (delta = 1e-5)", ylabel="test accuracy", title="digits, 500 clients")
@@ -60,11 +59,8 @@ def main() -> None:
     axes.legend(fontsize="small")
     figure.tight_layout()
     figure.savefig(RESULTS / "allocations.png", dpi=100)
-    marker = "<!-- table -->"
-    page = RESULTS / "allocations.md"
-    before, _, rest = page.read_text(encoding="utf-8").partition(marker)
-    _, _, after = rest.partition(marker)
-    page.write_text(before + marker + "\n" + "\n".join(lines) + "\n" + marker + after, encoding="utf-8")
+    header = ["method", "server lr", *(f"epsilon {e:g}" for e in EPSILONS)]
+    put(RESULTS / "allocations.md", "table", table(header, lines))
 
 
 if __name__ == "__main__":

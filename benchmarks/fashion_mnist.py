@@ -15,7 +15,8 @@ from typing import Any
 
 from torch import nn
 
-from benchmarks.kept import Kept, change, put, spread, table
+from benchmarks.kept import Kept, change
+from benchmarks.pages import put, spread, table
 from fedlgm.models.convolutional import cnn
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "fashion-mnist.md"

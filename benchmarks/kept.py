@@ -6,7 +6,7 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -81,13 +81,6 @@ def figures(recipe: str, overrides: Iterable[str], seed: int) -> Row:
     }
 
 
-def spread(values: Sequence[float]) -> str:
-    """Mean, and standard deviation where there are two values or more."""
-    if not values:
-        return ""
-    return f"{statistics.fmean(values):.2f}" + (f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else "")
-
-
 def against(values: Mapping[int, float], reference: Mapping[int, float]) -> tuple[float, float | None] | None:
     """Mean change over the seeds in both, and the p-value of a two-sided paired t test from three seeds on."""
     change = np.array([values[seed] - reference[seed] for seed in sorted(values.keys() & reference.keys())])
@@ -103,19 +96,3 @@ def change(values: Mapping[int, float], reference: Mapping[int, float]) -> list[
     if found is None:
         return ["", ""]
     return [f"{found[0]:+.2f}", "" if found[1] is None else f"{found[1]:.2g}"]
-
-
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of Markdown."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def put(page: Path, name: str, text: str) -> None:
-    """Put `text` between the two markers `<!-- name -->` of a page."""
-    marker = f"<!-- {name} -->"
-    before, first, rest = page.read_text(encoding="utf-8").partition(marker)
-    _, second, after = rest.partition(marker)
-    if not (first and second):
-        raise ValueError(f"{page.name} has no two markers {marker}")
-    page.write_text(f"{before}{marker}\n{text}\n{marker}{after}", encoding="utf-8")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import lm_dp_sgd as bench
+from benchmarks.pages import put, spread, table
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "lm-dp-sgd.md"
 LABELS = {
@@ -35,38 +36,25 @@ def write(values: Values) -> None:
         "steps": (steps, "step "),
         "allocations": (allocations, "allocation "),
     }
-    text = PAGE.read_text(encoding="utf-8")
-    for name, (table, prefix) in tables.items():
-        if not any(key.startswith(prefix) for key in values):
-            continue
-        lines = table(values)
-        marker = f"<!-- {name} -->"
-        before, _, rest = text.partition(marker)
-        _, _, after = rest.partition(marker)
-        text = before + marker + "\n" + "\n".join(lines) + "\n" + marker + after
-    PAGE.write_text(text, encoding="utf-8")
+    for name, (tables_of, prefix) in tables.items():
+        if any(key.startswith(prefix) for key in values):
+            put(PAGE, name, tables_of(values))
 
 
 def runs(values: Values, style: str) -> list[Values]:
     return [values[f"run {style} {seed}"] for seed in bench.SEEDS if f"run {style} {seed}" in values]
 
 
-def spread(numbers: Sequence[float], scale: float = 100, digits: int = 1) -> str:
-    if not numbers:
-        return "-"
-    mean = f"{scale * statistics.mean(numbers):.{digits}f}"
-    return mean if len(numbers) < 2 else f"{mean} ± {scale * statistics.stdev(numbers):.{digits}f}"
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    return [f"| {' | '.join(header)} |", "|" + "---|" * len(header), *(f"| {' | '.join(row)} |" for row in rows)]
+def percent(shares: Sequence[float]) -> str:
+    """Mean and spread of shares in per cent; a dash for none."""
+    return spread(shares, 100, 1) or "-"
 
 
 def _epsilon(value: Any) -> str:
     return "none" if value is None else ("infinite" if value == "inf" else f"{value:.2f}")
 
 
-def accuracy(values: Values) -> list[str]:
+def accuracy(values: Values) -> str:
     rows = []
     for style in bench.STYLES:
         found = runs(values, style)
@@ -76,25 +64,25 @@ def accuracy(values: Values) -> list[str]:
             f"{first['lr']:g}" if found else "-",
             "-" if style == "sgd" or not found else f"{first['claimed']:.2f}",
             _epsilon(first.get("epsilon")) if found else "-",
-            spread([run["accuracy"] for run in found]),
-            spread([run["train_accuracy"] for run in found]),
-            spread([max(run["membership"].values()) for run in found]),
+            percent([run["accuracy"] for run in found]),
+            percent([run["train_accuracy"] for run in found]),
+            percent([max(run["membership"].values()) for run in found]),
             str(len(found)),
         ])  # fmt: skip
-    return _table(
+    return table(
         ["method", "lr", "epsilon claimed", "proven", "test accuracy", "on its members", "peak layer MIA", "seeds"],
         rows,
     )
 
 
-def membership(values: Values) -> list[str]:
+def membership(values: Values) -> str:
     baseline = _by_layer(runs(values, "sgd"))
     rows = [
         [LABELS[style], baseline, _by_layer(runs(values, style)), _peak(runs(values, style))]
         for style in bench.STYLES
         if style != "sgd"
     ]
-    return _table(["method", "MIA under SGD, by layer", "under the method, by layer", "largest"], rows)
+    return table(["method", "MIA under SGD, by layer", "under the method, by layer", "largest"], rows)
 
 
 def _layers(found: list[Values]) -> dict[str, float]:
@@ -109,7 +97,7 @@ def _peak(found: list[Values]) -> str:
     return f"{100 * max(_layers(found).values()):.1f}" if found else "-"
 
 
-def risk(values: Values) -> list[str]:
+def risk(values: Values) -> str:
     rows = []
     for name in ("fashion-mnist", "digits"):
         found = values.get(f"risk {name}")
@@ -120,20 +108,20 @@ def risk(values: Values) -> list[str]:
                 for key, scale, digits in (("training_error", 100, 1), ("held_out_error", 100, 1), ("strength", 1, 2))
             ]
             rows.append([name, layers, *columns])
-    return _table(["shadow set", "layers", "error on its training set (paper), %", "held out, %", "strengths"], rows)
+    return table(["shadow set", "layers", "error on its training set (paper), %", "held out, %", "strengths"], rows)
 
 
-def bias(values: Values) -> list[str]:
+def bias(values: Values) -> str:
     rows = []
     for style in bench.STYLES[1:]:
         series = [run["bias"] for run in runs(values, style) if run["bias"]]
         looks = [spread(look, 1, 2) for look in zip(*series, strict=True)] if series else ["-"] * bench.LOOKS
         rows.append([LABELS[style], *looks])
     places = [f"step {(i + 1) * bench.STEPS // bench.LOOKS}" for i in range(bench.LOOKS)]
-    return _table(["method", *places], rows)
+    return table(["method", *places], rows)
 
 
-def steps(values: Values) -> list[str]:
+def steps(values: Values) -> str:
     def cells(key: str, form: Callable[[float], str]) -> list[list[str]]:
         rows = []
         for network, (_, _, _, batch) in bench.NETWORKS.items():
@@ -145,11 +133,12 @@ def steps(values: Values) -> list[str]:
         return rows
 
     header = ["SGD", "DP-SGD", "Auto-S", "DP-PSAC", "LM-DP-SGD, sound", "published"]
-    times = _table(["ms a step", *header], cells("seconds", lambda value: f"{1000 * value:.0f}"))
-    return [*times, "", *_table(["peak MB", *header], cells("megabytes", lambda value: f"{value:.0f}"))]
+    times = table(["ms a step", *header], cells("seconds", lambda value: f"{1000 * value:.0f}"))
+    memory = table(["peak MB", *header], cells("megabytes", lambda value: f"{value:.0f}"))
+    return f"{times}\n\n{memory}"
 
 
-def allocations(values: Values) -> list[str]:
+def allocations(values: Values) -> str:
     names = list(dict.fromkeys(name for name, _ in bench.ALLOCATIONS))
     rows = []
     for name in names:
@@ -160,7 +149,7 @@ def allocations(values: Values) -> list[str]:
             found = [
                 values[key] for seed in bench.CENTRAL_SEEDS if (key := f"allocation run {own} {clip} {seed}") in values
             ]
-            row += [f"{found[0]['lr']:g}" if found else "-", spread([run["accuracy"] for run in found])]
+            row += [f"{found[0]['lr']:g}" if found else "-", percent([run["accuracy"] for run in found])]
             seeds = max(seeds, len(found))
         rows.append([*row, str(seeds)])
-    return _table(["strategy", "lr", "EqClip", "lr", "MedClip (noisy quantiles)", "seeds"], rows)
+    return table(["strategy", "lr", "EqClip", "lr", "MedClip (noisy quantiles)", "seeds"], rows)

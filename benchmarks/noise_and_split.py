@@ -16,7 +16,8 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.kept import Kept, Row, change, put, spread, table
+from benchmarks.kept import Kept, Row, change
+from benchmarks.pages import put, spread, table
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "correlated.md"
 KEPT = PAGE.with_name("noise-and-split.json")

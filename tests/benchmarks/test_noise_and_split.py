@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import fashion_mnist, noise_and_split
-from benchmarks.kept import Kept, against, put, spread
+from benchmarks.kept import Kept, against
+from benchmarks.pages import put, spread
 from simulations.config import recipe as recipes
 
 
