@@ -29,8 +29,10 @@ import numpy as np
 import scipy.stats
 import torch
 
+from benchmarks.pages import table
 from fedlgm import correlation, mechanisms
-from fedlgm.audits import Audit, AuditResult, Canaries, CanaryRecord, Reported, Subject, audit_record
+from fedlgm.audits import Audit, AuditResult, Canaries, CanaryRecord, Subject, audit_record
+from fedlgm.audits.audit import reported_of
 from fedlgm.audits.one_run import release_ratio
 from fedlgm.facts import RunFacts, Sampling
 from fedlgm.keys import KeyRing
@@ -79,12 +81,7 @@ class Kept:
         return self._values[name]
 
 
-def table(header: list[str], rows: list[list[str]]) -> list[str]:
-    lines = [header, ["---"] * len(header), *rows]
-    return ["| " + " | ".join(line) + " |" for line in lines]
-
-
-def every_mechanism(kept: Kept, epsilons: tuple[float, ...], trials: int) -> list[str]:
+def every_mechanism(kept: Kept, epsilons: tuple[float, ...], trials: int) -> str:
     rows = []
     cases = [(name, "sound") for name in mechanisms.names(None) if mechanisms.is_private(name)]
     for name, variant in [*cases, *((name, "published") for name in PUBLISHED)]:
@@ -104,7 +101,7 @@ def every_mechanism(kept: Kept, epsilons: tuple[float, ...], trials: int) -> lis
     return table(["mechanism", "method", *(f"epsilon {epsilon:g}" for epsilon in epsilons)], rows)
 
 
-def tightness(kept: Kept, epsilons: tuple[float, ...], seeds: tuple[int, ...]) -> list[str]:
+def tightness(kept: Kept, epsilons: tuple[float, ...], seeds: tuple[int, ...]) -> str:
     rows = []
     for recipe, name in (("digits", "gaussian"), ("digits", "snr-consistent"), ("correlated-digits", "snr-consistent")):
         for epsilon in epsilons:
@@ -131,7 +128,7 @@ def simulate(overrides: list[str], name: str = "digits") -> dict:
         return launch.simulate(recipe, run_dir=Path(directory) / "run")
 
 
-def false_alarms(kept: Kept, audits: int, runs: int, commands: int) -> list[str]:
+def false_alarms(kept: Kept, audits: int, runs: int, commands: int) -> str:
     failed, whole = 0, 0
 
     def counted(key: str, of: int, measure: Callable[[range], list[int]]) -> list[str]:
@@ -156,7 +153,7 @@ def false_alarms(kept: Kept, audits: int, runs: int, commands: int) -> list[str]
         f"Of all {whole:,} whole audits {failed} failed: {1000 * failed / whole:.1f} of a thousand (95 % interval "
         f"{low:.1f} to {high:.1f})."
     )
-    return [*table(["mechanism", *header], rows), "", together]
+    return f"{table(['mechanism', *header], rows)}\n\n{together}"
 
 
 def _batches(count: int) -> list[range]:
@@ -187,11 +184,7 @@ def exact_runs(numbers: range) -> list[int]:
 
 def audited(of: Subject, count: int, number: int) -> AuditResult:
     """The whole audit of one run of releases exactly as planned."""
-    plan, facts = of.method.plan(of.start), of.facts
-    run = None if facts.separate_rounds else plan.run
-    reported = Reported(
-        of.name, of.reported(plan), of.delta, of.multipliers(plan), facts.sampling.rate, facts.relation, run=run
-    )
+    reported = reported_of(of, of.method.plan(of.start))
     return audit_record(watched(of, count, number), of.layers, reported)
 
 
@@ -213,7 +206,7 @@ def failed_commands(name: str, numbers: range) -> list[int]:
     return [sum(not Audit(seed=number).mechanism(subject).passed for number in numbers)]
 
 
-def cost(kept: Kept, runs: int) -> list[str]:
+def cost(kept: Kept, runs: int) -> str:
     cases: dict[str, tuple[str, list[str]]] = {
         "digits, mlp (2,410 parameters)": ("digits", []),
         "digits, cohort 25": ("digits", ["federation.rate=0.05"]),
@@ -275,7 +268,7 @@ def main() -> None:
     torch.set_num_threads(1)
     quick, kept = given.quick, Kept(given.kept, given.minutes)
     epsilons, trials = ((4.0,), 2000) if quick else ((1.0, 4.0, 8.0), 4000)
-    measures: list[Callable[[], list[str]]] = [
+    measures: list[Callable[[], str]] = [
         lambda: every_mechanism(kept, epsilons, trials),
         lambda: tightness(kept, (4.0, 8.0), (1,) if quick else (1, 2, 3)),
         lambda: false_alarms(kept, AUDITS, RUNS, COMMANDS),
@@ -289,7 +282,7 @@ def main() -> None:
             whole = False
             continue
         try:
-            text += f"\n## {title}\n\n{NOTES[title]}\n\n" + "\n".join(measure()) + "\n"
+            text += f"\n## {title}\n\n{NOTES[title]}\n\n" + measure() + "\n"
         except OutOfTimeError:
             print(f"part {number}: to be continued")
             whole = False

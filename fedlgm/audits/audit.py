@@ -20,6 +20,7 @@ from fedlgm.audits.result import AuditResult, Method, Reported
 from fedlgm.audits.subject import Subject
 from fedlgm.errors import ConfigError
 from fedlgm.keys import KeyRing
+from fedlgm.plan import ReleasePlan
 from fedlgm.release import noise_keys, release
 from fedlgm.run_noise import RunNoise
 
@@ -102,18 +103,7 @@ class Audit:
             check_auditable(reading.plan)
             raise ConfigError(f"the plans of {subject.name} hang on private data: use method = 'distinguisher'")
         presence: Presence = "release" if method == "one-run-gaussian" else "run"
-        rate = subject.facts.sampling.rate
-        plan = reading.plan
-        reported = Reported(
-            subject.name,
-            subject.reported(plan),
-            subject.delta,
-            subject.multipliers(plan),
-            rate,
-            subject.facts.relation,
-            plan.guarantee.sentence(noise_reproducible=False),
-            None if subject.facts.separate_rounds else plan.run,
-        )
+        reported = reported_of(subject, reading.plan)
         record = watch(subject, self._count(subject, presence), presence, self.seed, progress)
         return audit_record(record, subject.layers, reported, method=method, confidence=self.confidence)
 
@@ -124,6 +114,20 @@ class Audit:
             return min(1000, max(2, _ELEMENTS // subject.layers.size))
         separation = subject.facts.sampling.separation or 1
         return plenty(subject.layers.size, -(-watched_rounds(subject) // separation))
+
+
+def reported_of(subject: Subject, plan: ReleasePlan) -> Reported:
+    """What is reported about releases by a plan of the subject."""
+    return Reported(
+        subject.name,
+        subject.reported(plan),
+        subject.delta,
+        subject.multipliers(plan),
+        subject.facts.sampling.rate,
+        subject.facts.relation,
+        plan.guarantee.sentence(noise_reproducible=False),
+        None if subject.facts.separate_rounds else plan.run,
+    )
 
 
 def plenty(size: int, rounds: int) -> int:

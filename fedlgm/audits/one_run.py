@@ -139,18 +139,9 @@ def _audit_releases(
         rows.append(LayerRow(layers.names[j], size, found, planned))
     inside, outside = np.abs(record.signs) > 0, record.signs == 0
     turned = record.aligned * record.orientation
-    return AuditResult(
-        subject=reported.subject,
-        method="one-run-gaussian",
-        epsilon_lower=max([whole, *(row.epsilon_lower for row in rows)]),
-        epsilon_reported=reported.epsilon,
-        delta=reported.delta,
-        confidence=confidence,
-        guarantee=reported.guarantee,
-        observations=record.aligned.size,
-        layers=tuple(rows),
-        checks=noise_checks(record, layers, shares),
-        scores={"inside": turned[inside], "outside": turned[outside]},
+    checks, scores = noise_checks(record, layers, shares), {"inside": turned[inside], "outside": turned[outside]}
+    return reported.audited(
+        "one-run-gaussian", whole, confidence, scores, record.aligned.size, layers=rows, checks=checks
     )
 
 
@@ -188,14 +179,4 @@ def _audit_run(record: CanaryRecord, reported: Reported, method: Method, confide
         scores = run_scores(record)
         bound = bounds.epsilon_one_run_fdp if kind == "one-run-fdp" else bounds.epsilon_one_run
         lower = bound(scores, reported.delta, confidence)
-    return AuditResult(
-        subject=reported.subject,
-        method=method,
-        epsilon_lower=lower,
-        epsilon_reported=reported.epsilon,
-        delta=reported.delta,
-        confidence=confidence,
-        guarantee=reported.guarantee,
-        observations=count,
-        scores={"inside": scores.inside, "outside": scores.outside},
-    )
+    return reported.audited(method, lower, confidence, {"inside": scores.inside, "outside": scores.outside}, count)

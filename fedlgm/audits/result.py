@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -39,6 +40,35 @@ class Reported:
     relation: Relation = "add-remove"
     guarantee: str = ""
     run: WholeRun | None = None
+
+    def audited(
+        self,
+        method: Method,
+        lower: float,
+        confidence: float,
+        scores: dict[str, np.ndarray],
+        observations: int,
+        *,
+        layers: Sequence[LayerRow] = (),
+        checks: tuple[Check, ...] = (),
+    ) -> AuditResult:
+        """The outcome of an audit of it; arguments as the attributes of `AuditResult`.
+
+        Bounds from single layers bound the whole, too: the largest of all is what the audit shows.
+        """
+        return AuditResult(
+            subject=self.subject,
+            method=method,
+            epsilon_lower=max([lower, *(row.epsilon_lower for row in layers)]),
+            epsilon_reported=self.epsilon,
+            delta=self.delta,
+            confidence=confidence,
+            guarantee=self.guarantee,
+            observations=observations,
+            layers=tuple(layers),
+            checks=checks,
+            scores=scores,
+        )
 
 
 @dataclass(frozen=True)

@@ -66,18 +66,9 @@ def audit_whole_run(
             )
         )
     sums, up = view.sums, view.signs > 0
-    return AuditResult(
-        subject=reported.subject,
-        method="one-run-gaussian",
-        epsilon_lower=max([whole, *(row.epsilon_lower for row in rows)]),
-        epsilon_reported=reported.epsilon,
-        delta=reported.delta,
-        confidence=confidence,
-        guarantee=reported.guarantee,
-        observations=view.observations,
-        layers=tuple(rows),
-        checks=checks,
-        scores={"inside": sums[up], "outside": -sums[~up]},
+    scores = {"inside": sums[up], "outside": -sums[~up]}
+    return reported.audited(
+        "one-run-gaussian", whole, confidence, scores, view.observations, layers=rows, checks=checks
     )
 
 

@@ -21,7 +21,7 @@ from fedlgm.example_level.generic import GenericSite
 from fedlgm.example_level.passes import Pass, Place, Site, Total
 from fedlgm.example_level.pooling import max_pool, suits
 from fedlgm.example_level.rules import rule_for
-from fedlgm.example_level.rules.products import all_finite
+from fedlgm.example_level.rules.base import all_finite
 from fedlgm.example_level.scaling import Scaling, of_style
 from fedlgm.layers import LayerTable
 from fedlgm.training.stack.tape import Memory

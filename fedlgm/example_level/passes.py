@@ -12,7 +12,8 @@ from torch import Tensor
 from fedlgm.errors import ConfigError
 from fedlgm.example_level.generic import GenericSite
 from fedlgm.example_level.rules import Kept, KeptGradients, Rule, Use
-from fedlgm.example_level.rules.products import all_finite, row_squares
+from fedlgm.example_level.rules.base import all_finite
+from fedlgm.example_level.rules.products import row_squares
 from fedlgm.example_level.scaling import Scaling
 
 

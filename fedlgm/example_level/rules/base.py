@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor, nn
 
 from fedlgm.training.stack.tape import Memory
@@ -130,7 +130,12 @@ class KeptGradients:
     def add(self, sums: Sequence[Tensor], factors: Sequence[Tensor]) -> None:
         """See `Kept`."""
         for total, gradient, factor, square in zip(sums, self._gradients, factors, self.squares, strict=True):
-            add_scaled_(total, gradient, factor, bool(torch.isfinite(square.sum())))
+            add_scaled_(total, gradient, factor, all_finite(square))
+
+
+def all_finite(squares: Tensor) -> bool:
+    """Whether all squares are finite (one number is read, not all)."""
+    return math.isfinite(float(squares.sum()))
 
 
 CHUNK_BYTES = 3 << 20

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlgm.errors import ConfigError
-from fedlgm.example_level.rules.base import Kept, Rule, Use
+from fedlgm.example_level.rules.base import Kept, Rule, Use, all_finite
 from fedlgm.example_level.rules.products import row_squares
 
 
@@ -63,7 +63,7 @@ class _KeptRows:
     def add(self, sums: Sequence[Tensor], factors: Sequence[Tensor]) -> None:
         """See `Kept`."""
         gradients, token, factor = self._gradients, self._token, factors[0][self._example]
-        if not torch.isfinite(self.squares[0].sum()):
+        if not all_finite(self.squares[0]):
             keep = factor != 0
             gradients, token, factor = gradients[keep], token[keep], factor[keep]
         sums[0].view(self._shape).index_add_(0, token, (gradients * factor[:, None]).to(sums[0].dtype))

@@ -9,7 +9,6 @@ Three ways to the norms and the scaled sum; `sums` picks one by the shapes, so t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -23,6 +22,7 @@ from fedlgm.example_level.rules.base import (
     Use,
     add_product_,
     add_scaled_,
+    all_finite,
     chunks,
 )
 
@@ -41,11 +41,6 @@ def row_squares(rows: Tensor) -> Tensor:
     if whole < size:
         total += torch.linalg.vector_norm(rows[:, whole:], dim=1).double().square()
     return total
-
-
-def all_finite(squares: Tensor) -> bool:
-    """Whether all squares are finite (one number is read, not all)."""
-    return math.isfinite(float(squares.sum()))
 
 
 def ghost_squares(gram_x: Tensor, gram_y: Tensor) -> tuple[Tensor, Tensor]:
