@@ -36,6 +36,7 @@ from simulations.attacks.rows import (
 )
 from simulations.attacks.target import Images, Target, module_of
 from simulations.compare.comparison import Job
+from simulations.compare.rows import by_cell
 from simulations.config import recipe as recipes
 from simulations.reports.terminal import number
 from simulations.runs import strict_json
@@ -180,8 +181,7 @@ def cells(rows: Sequence[AttackedRun]) -> list[AttackedCell]:
 
     Epsilons are the largest over the seeds, as everywhere else.
     """
-    keys = dict.fromkeys((r["method"], r["epsilon_budget"], r["partition"]) for r in rows)
-    return [_cell([r for r in rows if (r["method"], r["epsilon_budget"], r["partition"]) == key]) for key in keys]
+    return [_cell(runs) for runs in by_cell(rows)]
 
 
 def _cell(runs: list[AttackedRun]) -> AttackedCell:

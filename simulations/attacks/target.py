@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from simulations.config.assembly import Assembly, settled
 from simulations.config.recipe import Recipe
 from simulations.engines.local import LocalGrid
 from simulations.runs.folder import RunFolder
-from simulations.runs.rows import OnRound, RunSummary
+from simulations.runs.rows import OnRound, RunSummary, excerpt
 from simulations.runs.server import serve
 
 
@@ -151,13 +151,7 @@ class Target:
 
     def figures(self) -> Attacked:
         """What is known of a finished run: accuracy, epsilon proven and claimed, guarantee; empty for a recipe."""
-        return known_of((self.folder.result() if self.folder is not None else None) or {})
-
-
-def known_of(result: RunSummary) -> Attacked:
-    """What tables of attacks say of a run, as far as its summary has it."""
-    known = dict(result)
-    return cast(Attacked, {name: known[name] for name in Attacked.__annotations__ if name in known})
+        return excerpt(Attacked, (self.folder.result() if self.folder is not None else None) or {})
 
 
 def _sequential(recipe: Recipe) -> Recipe:

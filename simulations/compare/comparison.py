@@ -27,7 +27,7 @@ from fedlgm.keys import KeyRing
 from fedlgm.privacy import accounting
 from fedlgm.privacy.ledger import Ledger
 from simulations import launch
-from simulations.compare.rows import ComparedCell, ComparedFigures, ComparedRun, Comparison, JointCost, score
+from simulations.compare.rows import ComparedCell, ComparedFigures, ComparedRun, Comparison, JointCost, by_cell, score
 from simulations.config import recipe as recipes
 from simulations.config.recipe import Recipe
 from simulations.reports.headline import headline
@@ -190,10 +190,7 @@ def summarise(done: Sequence[Job], out: Path) -> Comparison:
     `together` says what all runs cost whoever publishes them side by side: they use the same clients' data.
     """
     runs = [_run_figures(job, out / job.folder) for job in done]
-    cells = [
-        _cell([r for r in runs if (r["method"], r["epsilon_budget"], r["partition"]) == key])
-        for key in dict.fromkeys((r["method"], r["epsilon_budget"], r["partition"]) for r in runs)
-    ]
+    cells = [_cell(own) for own in by_cell(runs)]
     for cell in cells:
         reference = _reference(cells, cell)
         enough = reference is not None and min(cell["seeds"], reference["seeds"]) >= _LEAST_SEEDS

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
 
 if TYPE_CHECKING:
-    from simulations.attacks.rows import AttackedCell
+    from simulations.attacks.rows import AttackedCell, AttackedRun
+
+    Run = TypeVar("Run", "ComparedRun", AttackedRun)
 
 
 class ComparedFigures(TypedDict, total=False):
@@ -106,6 +108,14 @@ class Comparison(TypedDict, total=False):
     caveats: list[str]
     pictures: dict[str, str]
     attacks: list[AttackedCell]
+
+
+def by_cell(runs: Sequence[Run]) -> list[list[Run]]:
+    """The runs of each cell: of one method at one budget and partition, in the order of the first of them."""
+    cells: dict[tuple[str, float | None, str], list[Run]] = {}
+    for run in runs:
+        cells.setdefault((run["method"], run["epsilon_budget"], run["partition"]), []).append(run)
+    return list(cells.values())
 
 
 def score(row: ComparedFigures) -> float:

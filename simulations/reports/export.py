@@ -21,7 +21,7 @@ from simulations.reports.rows import Exported, Metadata, Protection
 from simulations.runs import strict_json
 from simulations.runs.checkpoints import model_digest
 from simulations.runs.folder import RunFolder
-from simulations.runs.rows import RunSummary
+from simulations.runs.rows import RunSummary, excerpt
 
 Format = Literal["safetensors", "pt", "onnx"]
 _FOR_ONNX = ("onnx", "onnxscript")
@@ -68,8 +68,7 @@ def metadata(run: Path | str) -> Metadata:
     """
     folder, result = _finished(Path(run))
     folder.verify()
-    known = dict(result)
-    kept = cast(Protection, {name: known[name] for name in Protection.__annotations__ if name in known})
+    kept = excerpt(Protection, result)
     return {"made_by": "fedlgm", **kept, "recipe": folder.recipe_file.read_text(encoding="utf-8")}
 
 

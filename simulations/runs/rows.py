@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar, cast
 
 import numpy as np
 
 from fedlgm.transcript import Transcript
 from strategies import Failure, RoundRecord
+
+Row = TypeVar("Row")
 
 
 class Figures(TypedDict, total=False):
@@ -168,6 +170,12 @@ class FullRow(RoundRow, PrivateFigures, total=False):
 
 
 OnRound = Callable[[FullRow], None]
+
+
+def excerpt(kind: type[Row], summary: RunSummary) -> Row:
+    """What a summary has of the keys of another row, in that row's order."""
+    known = dict(summary)
+    return cast(Row, {name: known[name] for name in kind.__annotations__ if name in known})
 
 
 def round_row(record: RoundRecord) -> RoundRow:
