@@ -42,6 +42,18 @@ MASK = "node.mask"
 TRANSIENT = frozenset({"busy", "slow", "unavailable"})
 
 
+def pause_after(silence: float, shortest: float, longest: float, share: float = 0.1) -> float:
+    """Seconds to wait before looking again when the last news came `silence` seconds ago: a share of that, in limits.
+
+    A look costs the asking and the answering process some milliseconds, and this bounds what waiting adds to a round.
+
+    Example:
+        >>> pause_after(5.0, 0.1, 3.0), pause_after(100.0, 0.1, 3.0)
+        (0.5, 3.0)
+    """
+    return min(max(share * silence, shortest), longest)
+
+
 class FrameError(RunError):
     """Bytes that are not a frame of this protocol."""
 

@@ -300,8 +300,8 @@ class NodeGrid(Grid):
                 names = ", ".join(self._enrolment[one.client].name for one in waiting[:5])
                 more = f" and {len(waiting) - 5} more" if len(waiting) > 5 else ""
                 self._say(f"waiting for {names}{more} ({answered} of {len(asked)} answered, {now - started:.0f} s)")
-            # A look costs server and SuperLink some milliseconds: rarer where a round is long.
-            time.sleep(min(max(patience.poll_seconds, 0.02 * (now - started)), 5 * patience.poll_seconds))
+            shortest, longest = patience.poll_seconds, 5 * patience.poll_seconds
+            time.sleep(protocol.pause_after(now - started, shortest, longest, share=0.02))
         answered = sum(one.answer is not None for one in asked)
         if answered < needed:
             reasons = "; ".join(

@@ -3,7 +3,8 @@
 Replaces `flower-superexec` beside a SuperNode started with `--isolation process`. The app that a run's submitter has
 uploaded is neither installed nor imported on the node, and no process is started per message.
 
-Uses private modules of Flower, all of them in this file; they may change with any version, so any other is refused.
+Uses private modules of Flower; they may change with any version, so any other than `clients.flower_private` names is
+refused.
 
     python -m clients.node.executor --supernode 127.0.0.1:9420 --secret-file secret --socket run/release.sock
 """
@@ -18,11 +19,11 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from clients.node.supernode import FLOWER, after_silence
+from clients.flower_private import unsupported
+from fedlgm.node_protocol import pause_after
 
 _HEARTBEAT_S = 20.0
 _PULL_S = 120.0
@@ -85,7 +86,7 @@ class Executor:
                 stop.wait(1.0)
                 continue
             if not answer.token:
-                stop.wait(after_silence(time.monotonic() - last, self._poll, 5 * self._poll))
+                stop.wait(pause_after(time.monotonic() - last, self._poll, 5 * self._poll))
                 continue
             last = time.monotonic()
             self._free.acquire()
@@ -215,9 +216,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    found = version("flwr")
-    if not found.startswith(FLOWER):
-        return _refuse(f"flwr {found} is installed; this executor uses private modules of {FLOWER}*: install that one")
+    if why := unsupported("install that one"):
+        return _refuse(why)
     try:
         secret = options.secret_file.read_bytes()
     except OSError as error:

@@ -14,21 +14,11 @@ from __future__ import annotations
 
 import sys
 import time
-from functools import partial
-from importlib.metadata import version
 
-FLOWER = "1.41."
-SHORTEST_S, LONGEST_S, SHARE = 0.1, 3.0, 0.1
+from clients.flower_private import SOON_S, look_again_soon, unsupported
+from fedlgm.node_protocol import pause_after
 
-
-def after_silence(seconds: float, shortest: float = SHORTEST_S, longest: float = LONGEST_S) -> float:
-    """Seconds to wait before the next question when the last message was so long ago.
-
-    Example:
-        >>> after_silence(5.0), after_silence(100.0)
-        (0.5, 3.0)
-    """
-    return min(max(SHARE * seconds, shortest), longest)
+LONGEST_S = 3.0
 
 
 class Pauses:
@@ -42,24 +32,21 @@ class Pauses:
         now = time.monotonic()
         if seconds < LONGEST_S:
             self._last = now
-            time.sleep(min(seconds, SHORTEST_S))
+            time.sleep(min(seconds, SOON_S))
         else:
-            time.sleep(after_silence(now - self._last))
+            time.sleep(pause_after(now - self._last, SOON_S, LONGEST_S))
 
 
 def main() -> int:
     """Entry point; returns the exit status."""
-    found = version("flwr")
-    if not found.startswith(FLOWER):
-        message = f"flwr {found} is installed; this changes private modules of {FLOWER}*: use flower-supernode, "
-        print(f"error: {message}which only asks less often", file=sys.stderr)
+    if why := unsupported("use flower-supernode, which only asks less often"):
+        print(f"error: {why}", file=sys.stderr)
         return 2
     from flwr.supernode import start_client_internal
     from flwr.supernode.cli import flower_supernode
 
-    names = vars(start_client_internal)
-    names["time"] = Pauses()
-    names["pull_objects"] = partial(names["pull_objects"], initial_backoff=SHORTEST_S)
+    vars(start_client_internal)["time"] = Pauses()
+    look_again_soon(start_client_internal)
     flower_supernode()
     return 0
 

@@ -27,7 +27,7 @@ _ENDING_S = 10.0
 _STILL_CONNECTED = "[code: 2004]"
 """What a SuperNode prints when the SuperLink takes it for connected, as it does for a minute after one was killed."""
 _AGAIN_S = 2.0
-_STARTED, _ID = "== started ==\n", "SuperNode ID:"
+_ID = "SuperNode ID:"
 
 
 def up(folder: DeploymentFolder, say: Callable[[str], None] = print) -> None:
@@ -38,7 +38,7 @@ def up(folder: DeploymentFolder, say: Callable[[str], None] = print) -> None:
     """
     settings, flower = folder.settings(), Flower(folder)
     running = _running(folder)
-    started: list[str] = []
+    started: dict[str, int] = {}  # role: where its log began
     try:
         if "superlink" not in running:
             if flower.healthy():
@@ -62,11 +62,10 @@ def up(folder: DeploymentFolder, say: Callable[[str], None] = print) -> None:
         for node in settings.nodes:
             _wait(folder, started, f"the service of {node.name}", partial(_answers, folder, node.name))
         # Its own word: the SuperLink takes nodes that were killed for connected, for a minute.
-        fresh = [role for role in started if role.endswith("-supernode")]
-        _wait(folder, started, "every node", lambda: all(_ID in _said(folder, role) for role in fresh), every=0.5)
+        _wait(folder, started, "every node", partial(_all_know_their_id, folder, started), every=0.5)
         _wait(folder, started, "every node", lambda: flower.online() >= len(settings.nodes), every=1.0)
     except BaseException:
-        _stop(folder, started)
+        _stop(folder, list(started))
         raise
     say(f"{len(settings.nodes)} nodes are connected to https://{settings.host}:{settings.port}")
 
@@ -127,14 +126,13 @@ def _run(path: Path) -> RunState:
 
 
 def _start(
-    folder: DeploymentFolder, role: str, script: Path, running: dict[str, psutil.Process], started: list[str]
+    folder: DeploymentFolder, role: str, script: Path, running: dict[str, psutil.Process], started: dict[str, int]
 ) -> None:
     if role in running:
         return
     folder.logs.mkdir(exist_ok=True)
     with (folder.logs / f"{role}.log").open("ab") as log:
-        log.write(_STARTED.encode())
-        log.flush()
+        started[role] = log.tell()
         process = subprocess.Popen(
             [str(script)], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             env=environment(None),
@@ -142,19 +140,17 @@ def _start(
     born = psutil.Process(process.pid).create_time()
     recorded = {name: pair for name, pair in _recorded(folder).items() if name != role}
     write_durably(folder.processes_file, json.dumps(recorded | {role: [process.pid, born]}).encode())
-    if role not in started:
-        started.append(role)
 
 
 def _wait(
-    folder: DeploymentFolder, started: list[str], what: str, ready: Callable[[], bool], every: float = 0.1
+    folder: DeploymentFolder, started: dict[str, int], what: str, ready: Callable[[], bool], every: float = 0.1
 ) -> None:
     deadline = time.monotonic() + _STARTUP_S
     while not ready():
         running = _running(folder)
         for role in [one for one in started if one not in running]:
             name, _, kind = role.rpartition("-")
-            if kind != "supernode" or _STILL_CONNECTED not in _said(folder, role):
+            if kind != "supernode" or _STILL_CONNECTED not in _said(folder, role, started[role]):
                 raise RunError(f"{role} ended:\n{_tail(folder.logs / f'{role}.log')}")
             time.sleep(_AGAIN_S)
             _start(folder, role, folder.node(name).script(kind), running, started)
@@ -222,10 +218,15 @@ def _started_under(home: Path) -> set[psutil.Process]:
     return {one for one in found if one.pid != psutil.Process().pid}
 
 
-def _said(folder: DeploymentFolder, role: str) -> str:
-    """What a process has printed since it was started last."""
-    text = (folder.logs / f"{role}.log").read_text(encoding="utf-8", errors="replace")
-    return text.rpartition(_STARTED)[2]
+def _all_know_their_id(folder: DeploymentFolder, started: dict[str, int]) -> bool:
+    return all(_ID in _said(folder, role, since) for role, since in started.items() if role.endswith("-supernode"))
+
+
+def _said(folder: DeploymentFolder, role: str, since: int) -> str:
+    """What a process has printed from byte `since` of its log on, where it was started last."""
+    with (folder.logs / f"{role}.log").open("rb") as log:
+        log.seek(since)
+        return log.read().decode("utf-8", errors="replace")
 
 
 def _tail(log: Path, lines: int = 12) -> str:

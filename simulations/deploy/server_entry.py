@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from clients.flower_private import look_again_soon
 from fedlgm.errors import ConfigError
 from simulations.config.assembly import Assembly
 from simulations.config.recipe import Recipe
@@ -95,7 +95,9 @@ def make_server_app() -> ServerApp:
             with report.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(asdict(round_)) + "\n")
 
-        _look_again_soon()
+        from flwr.superlink.grid import http_grid
+
+        look_again_soon(http_grid)
         nodes = NodeGrid(
             grid,
             Enrolment.load(deployment.enrolment_file),
@@ -116,18 +118,6 @@ def make_server_app() -> ServerApp:
         serve(nodes, assembly, folder, "deployment", _tell(say), nodes=enrolled)
 
     return app
-
-
-def _look_again_soon() -> None:
-    """Wait a tenth of a second, not a whole one, for the parts of an answer that is announced a moment before them.
-
-    What is replaced is private to Flower: where a version has it no longer, rounds take up to a second longer.
-    """
-    from flwr.superlink.grid import http_grid
-
-    names = vars(http_grid)
-    if "pull_objects" in names:
-        names["pull_objects"] = partial(names["pull_objects"], initial_backoff=0.1)
 
 
 def _tell(say: Callable[[str], None]) -> OnRound:

@@ -9,6 +9,7 @@ import sys
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
+from clients import flower_private
 from clients.node import executor
 from clients.node.relay import forward
 from fedlgm import node_protocol as protocol
@@ -59,7 +60,7 @@ def test_no_torch_is_imported(module):
 
 
 def test_another_version_of_flower_is_refused(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(executor, "version", lambda name: "1.42.0")
+    monkeypatch.setattr(flower_private, "version", lambda name: "1.42.0")
     arguments = ["--supernode", "127.0.0.1:1", "--secret-file", str(tmp_path / "s"), "--socket", "x"]
     assert executor.main(arguments) == 2
     assert "flwr 1.42.0 is installed" in capsys.readouterr().err

@@ -7,12 +7,14 @@ import inspect
 
 import pytest
 
+from clients import flower_private
 from clients.node import supernode
+from fedlgm.node_protocol import pause_after
 
 
 @pytest.mark.parametrize(("silence", "pause"), [(0.0, 0.1), (1.0, 0.1), (5.0, 0.5), (30.0, 3.0), (1e6, 3.0)])
 def test_the_pause_is_a_tenth_of_the_silence_within_limits(silence, pause):
-    assert supernode.after_silence(silence) == pytest.approx(pause)
+    assert pause_after(silence, supernode.SOON_S, supernode.LONGEST_S) == pytest.approx(pause)
 
 
 def test_questions_follow_each_other_closely_after_a_message(monkeypatch):
@@ -51,6 +53,6 @@ def test_flowers_loop_asks_time_for_these_two_pauses_and_nothing_else():
 
 
 def test_another_version_of_flower_is_refused(monkeypatch, capsys):
-    monkeypatch.setattr(supernode, "version", lambda name: "1.42.0")
+    monkeypatch.setattr(flower_private, "version", lambda name: "1.42.0")
     assert supernode.main() == 2
     assert "flower-supernode" in capsys.readouterr().err
