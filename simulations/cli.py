@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 import warnings
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -367,11 +368,27 @@ def _stop(number: int, frame: Any) -> None:
     sys.exit(128 + number)
 
 
+def _stop_again(ignored: sys.UnraisableHookArgs) -> None:
+    """Repeat a signal that came while Python ran what it lets nothing out of (`__del__`, callbacks of weak references).
+
+    Python drops the exception there, and the command would go on as if nobody had stopped it.
+    """
+    numbers = {SystemExit: signal.SIGTERM, KeyboardInterrupt: signal.SIGINT}
+    main_thread = threading.main_thread()
+    if ignored.exc_type not in numbers or threading.current_thread() is not main_thread:
+        sys.__unraisablehook__(ignored)
+        return
+    again = threading.Timer(0.05, signal.pthread_kill, (main_thread.ident, numbers[ignored.exc_type]))
+    again.daemon = True
+    again.start()
+
+
 def main() -> None:
     """Entry point: user errors end with one message and status 2, an interruption with status 130 or 143."""
     from fedlgm.errors import FedlgmError, out_of_memory
 
     signal.signal(signal.SIGTERM, _stop)
+    sys.unraisablehook = _stop_again
     warnings.showwarning = lambda message, *_, **__: _err.print(f"warning: {message}", style="yellow")
     try:
         app(standalone_mode=True)

@@ -108,6 +108,38 @@ def test_a_signal_to_all_processes_ends_the_command_while_ray_starts(tmp_path: P
     assert not (tmp_path / "run").exists() or (tmp_path / "run" / "recipe.toml").exists()
 
 
+STOPPED_IN_DEL = """
+import os, signal, torch
+
+class Last:
+    def __del__(self):
+        os.kill(os.getpid(), signal.{name})
+        for _ in range(1000):
+            pass
+
+def net():
+    globals().pop("last", None)
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+
+last = Last()
+"""
+
+
+@pytest.mark.parametrize(("name", "status"), [("SIGTERM", 143), ("SIGINT", 130)])
+def test_a_signal_that_python_drops_still_ends_the_command(tmp_path: Path, name: str, status: int) -> None:
+    """In a `__del__` or a callback of an import lock, exceptions are printed and dropped."""
+    (tmp_path / "stopped_in_del.py").write_text(STOPPED_IN_DEL.format(name=name))
+    prelude = (
+        f"import signal, sys; sys.path.insert(0, {str(tmp_path)!r}); "
+        "signal.signal(signal.SIGINT, signal.default_int_handler)"
+    )
+    options = ("--engine", "local", "--rounds", 200, *SLOW, "--set", "model.name=stopped_in_del:net")
+    process = start("simulate", "digits", *options, "--run-dir", tmp_path / "run", prelude=prelude)
+    _, err = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == status, err
+    assert "Traceback" not in err
+
+
 def test_a_full_disk_is_said_and_the_run_goes_on_later(tmp_path: Path) -> None:
     """A limit on the size of files stands for the disk; the checkpoint is the largest."""
     options = [
