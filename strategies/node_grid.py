@@ -343,7 +343,7 @@ class NodeGrid(Grid):
         masked: dict[int, ArrayRecord] = {}  # nodes that are asked together share what is sent
         for one in ready:
             if id(one.model) not in masked:
-                data = protocol.masked(one.model, key)
+                data = bytes(protocol.masked(one.model, key))
                 array = Array(dtype="uint8", shape=(len(data),), stype="bytes", data=data)
                 masked[id(one.model)] = ArrayRecord({BODY: array})
             config = ConfigRecord({HEADER: json.dumps(one.header), MASK: key})
@@ -418,7 +418,7 @@ class NodeGrid(Grid):
             return
         arrays = reply.content.array_records.get(wire.ARRAYS, ArrayRecord())
         try:
-            body = protocol.masked(arrays[BODY].data, key) if BODY in arrays else b""
+            body = bytes(protocol.masked(arrays[BODY].data, key)) if BODY in arrays else b""
         except RunError:
             body = b""
         problem = self._problem(one, header, body)

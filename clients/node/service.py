@@ -312,7 +312,8 @@ class Service:
             await asyncio.sleep(-(time.monotonic() - arrived) % limits.reply_every_seconds)
         try:
             async with asyncio.timeout(limits.receive_seconds):
-                writer.write(protocol.encode(answer.header, answer.body))
+                writer.write(protocol.encode_header(answer.header, len(answer.body)))
+                writer.write(answer.body)  # by itself: joined it would be copied once more
                 await writer.drain()
         except (OSError, TimeoutError):
             pass
