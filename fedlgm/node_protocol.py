@@ -296,9 +296,9 @@ class Position:
         return {"ledger": self.ledger, "seq": self.seq, "head": self.head, "signature": self.signature}
 
 
-def answer_fields(question: str, client: int, seq: int, body: bytes | memoryview) -> tuple[str | int, ...]:
-    """What the service signs of an answer: the question's digest, its client, the release's number, the numbers."""
-    return ("answer", question, client, seq, sha256(body))
+def answer_fields(question: str, client: int, seq: int, body: str) -> tuple[str | int, ...]:
+    """What the service signs of an answer: digest of the question, client, number, digest of the body."""
+    return ("answer", question, client, seq, body)
 
 
 def sign(key: Ed25519PrivateKey, *fields: str | int) -> str:

@@ -162,6 +162,7 @@ class NodeGrid(Grid):
         self._late: dict[str, int] = {}  # message id -> client
         self._nudges: dict[str, int] = {}  # message id -> client
         self._behind: set[int] = set()
+        self._took: dict[int, float] = {}  # client -> seconds until its last answer
         self._strangers: set[str] = set()
         self._numbers = itertools.count(1)
         self._ready: dict[str, Message] = {}
@@ -361,14 +362,16 @@ class NodeGrid(Grid):
         A SuperNode sends replies only after it has received a message, and then what is there. If a run ended while it
         was receiving, that run's reply is what it sends after the next message, whose own reply then waits for the one
         after: the node stays behind by one until it is started again. A greeting brings the answer forth; a node that
-        needed one gets one with every question.
+        needed one gets one with every question. A node that took long the last time is not silent, but at work.
         """
-        after = dict.fromkeys(self._behind, 1.0)
+        shortest = self._patience.nudge_seconds
+        after = {client: max(shortest, 2 * took) for client, took in self._took.items()}
+        after |= dict.fromkeys(self._behind, 1.0)
         due = [
             one
             for one in asked
             if one.open and one.keys and not one.nudged and one.client in online
-            and now - one.asked_at > after.get(one.client, self._patience.nudge_seconds)
+            and now - one.asked_at > after.get(one.client, shortest)
         ]  # fmt: skip
         messages = []
         for one in due:
@@ -427,6 +430,7 @@ class NodeGrid(Grid):
             self._excluded |= {one.client: problem} if "ledger" in problem else {}
             return
         one.answer, one.body = header, body
+        self._took[one.client] = now - one.asked_at
         self._down.pop(one.client, None)
         if one.client in self._nudges.values():
             self._behind.add(one.client)
@@ -442,7 +446,8 @@ class NodeGrid(Grid):
         if not body or type(seq) is not int or position is None:
             return "its answer is incomplete"
         signature = str(header.get("signature"))
-        if not protocol.verify(key, signature, *protocol.answer_fields(one.question, one.client, seq, body)):
+        fields = protocol.answer_fields(one.question, one.client, seq, protocol.sha256(body))
+        if not protocol.verify(key, signature, *fields):
             return "its answer was not signed by its enrolled service, or answers another question"
         if not position.valid(key):
             return "its ledger's position was not signed by its enrolled service"
