@@ -38,6 +38,7 @@ from strategies.nodes import OneNodePerClient
 _TTL = 12 * 3600.0
 _LOST = 1  # code of an error reply; Flower's own say nothing that fits
 _SERVER_NODE = 1
+_BROUGHT = 0.25  # of `Patience.nudge_seconds`, within which an answer is taken to be brought forth by a greeting
 _FIRST_NODE = 2  # client c stands behind node id c + 2 of this grid
 
 
@@ -88,7 +89,7 @@ class _Asked:
     why_down: str = "is not connected"
     next_try: float = 0.0
     asked_at: float = 0.0
-    nudged: bool = False
+    nudged: float | None = None
 
     @property
     def open(self) -> bool:
@@ -352,7 +353,7 @@ class NodeGrid(Grid):
             group = one.message.metadata.group_id
             messages.append(self._runtime.create_message(content, MessageType.TRAIN, online[one.client], group))
         for one, id_ in zip(ready, self._runtime.push_messages(messages), strict=True):
-            one.next_try, one.asked_at, one.nudged = now + 2.0, now, False
+            one.next_try, one.asked_at, one.nudged = now + 2.0, now, None
             if id_:
                 one.keys[id_] = key
 
@@ -370,12 +371,12 @@ class NodeGrid(Grid):
         due = [
             one
             for one in asked
-            if one.open and one.keys and not one.nudged and one.client in online
+            if one.open and one.keys and one.nudged is None and one.client in online
             and now - one.asked_at > after.get(one.client, shortest)
         ]  # fmt: skip
         messages = []
         for one in due:
-            one.nudged = True
+            one.nudged = now
             header = {"protocol": protocol.PROTOCOL, "ask": "hello", "nonce": secrets.token_hex(16)}
             content = RecordDict({wire.CONFIG: ConfigRecord({HEADER: json.dumps(header), MASK: 0})})
             messages.append(self._runtime.create_message(content, MessageType.TRAIN, online[one.client], "hello"))
@@ -430,9 +431,10 @@ class NodeGrid(Grid):
             self._excluded |= {one.client: problem} if "ledger" in problem else {}
             return
         one.answer, one.body = header, body
-        self._took[one.client] = now - one.asked_at
         self._down.pop(one.client, None)
-        if one.client in self._nudges.values():
+        if one.nudged is None or now - one.nudged > _BROUGHT * self._patience.nudge_seconds:
+            self._took[one.client] = now - one.asked_at
+        elif one.client in self._nudges.values():  # the greeting brought it forth
             self._behind.add(one.client)
 
     def _retry(self, one: _Asked, why: str, now: float) -> None:

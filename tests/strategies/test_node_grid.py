@@ -334,7 +334,7 @@ def test_a_supernode_that_stays_behind_by_one_is_nudged(federation):
 
 
 def test_nodes_that_always_take_long_are_nudged_once(federation):
-    federation.link.work_seconds = 1.3
+    federation.link.work_seconds = 1.6
     patient = Patience(
         quorum=1.0, round_seconds=9, offline_seconds=9, give_up_seconds=9, poll_seconds=0.01, nudge_seconds=1
     )
