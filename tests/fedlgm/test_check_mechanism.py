@@ -70,7 +70,9 @@ def test_a_scaling_beyond_the_plan_is_noticed() -> None:
         check_mechanism(Forgetful("forgetful"))
 
 
-@pytest.mark.parametrize("options", [{"norms": "stale"}, {"norms": "quantile"}, {"norms": "shares"}, {"norms": "public"}])
+@pytest.mark.parametrize(
+    "options", [{"norms": "stale"}, {"norms": "quantile"}, {"norms": "shares"}, {"norms": "public"}]
+)
 def test_sound_medclip_passes(options: dict[str, Any]) -> None:
     check_mechanism(mechanisms.get("snr-consistent", clip="med", **options))
 
