@@ -44,6 +44,7 @@ class Work(BaseModel):
     task: dict[str, Any] = {"name": "classification"}
     model: dict[str, Any]
     training: dict[str, Any] = {}
+    exact_sums: bool = False  # of example-level steps: gradients add up in float64
 
     @classmethod
     def parse(cls, raw: Any, policy: Policy) -> Work:
@@ -195,6 +196,8 @@ class Releaser:
         request = Request(round, parsed, plan, model, asked)
         if request.unit == "example":
             self._check_steps(asked, parsed)
+        elif asked.exact_sums:
+            raise Refusal("work", "exact_sums belongs to example-level steps; this plan bounds whole updates")
         return request
 
     def name(self, request: Request) -> str:
@@ -205,7 +208,8 @@ class Releaser:
         """
         versions = (fedlgm.__version__, torch.__version__, self._policy.limits.threads)
         parts = (self._digest, request.round, self._policy.node.client, request.text, sha256(request.model.data))
-        named = digest("release", *parts, canonical(request.work.model_dump()), *versions)
+        work = request.work.model_dump() | {"exact_sums": self._exact(request.work)}
+        named = digest("release", *parts, canonical(work), *versions)
         return hmac.new(self._secret, named.encode(), hashlib.sha256).hexdigest()
 
     def make(self, request: Request, name: str) -> np.ndarray:
@@ -278,10 +282,16 @@ class Releaser:
         key = "steps " + canonical(work.model_dump())
         if self._trainer is None or self._trainer[0] != key:
             self._trainer = None
-            mechanism = mechanisms.get(work.mechanism)
-            made = ExampleTrainer(self._module(work), self._table(work), mechanism, task=self._task(work))
+            mechanism, exact = mechanisms.get(work.mechanism), self._exact(work)
+            made = ExampleTrainer(
+                self._module(work), self._table(work), mechanism, task=self._task(work), exact_sums=exact
+            )
             self._trainer = key, made
         return cast(ExampleTrainer, self._trainer[1])
+
+    def _exact(self, work: Work) -> bool:
+        """Whether gradients of examples add up in float64: the server asks for it, or this node's policy does."""
+        return work.exact_sums or self._policy.privacy.exact_sums
 
     @staticmethod
     def _task(work: Work) -> Task:

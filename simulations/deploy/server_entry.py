@@ -71,6 +71,7 @@ def work_of(recipe: Recipe) -> Work:
         "task": {"name": recipe.task.name, **recipe.task.options},
         "model": {"name": recipe.model.name, **recipe.model.options},
         "training": asdict(recipe.training.local),
+        **({"exact_sums": True} if recipe.training.exact_sums else {}),
     }
 
 
