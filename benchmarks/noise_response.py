@@ -8,7 +8,7 @@ Everything is measured on the task "FashionMNIST, MLP" of `benchmarks.noise_and_
 * levels: accuracy under either sampling when a round's independent noise is a multiple of what epsilon 3 needs with
   secret sampling. Each has the search of `noise_and_split` and other seeds. Only that multiple is proven at epsilon 3.
 * responses: a run is repeated with one push more in one round, as large as that round's noise. What is left of it
-  afterwards, along itself, is the linear map from noise to models, which is 1 where models are sums of releases.
+  later, in the weights and in the outputs, is 1 where models are sums of releases, and less where training undoes it.
 """
 
 from __future__ import annotations
@@ -29,9 +29,15 @@ from benchmarks import noise_and_split
 from benchmarks.kept import CHANGE, Kept, Row, Search, change
 from benchmarks.noise_and_split import CYCLE, MLP, NOISES, PAGE
 from benchmarks.pages import put, spread, table
-from fedlgm import correlation
+from fedlgm import allocation, clipping, correlation
 from fedlgm.correlation import Correlation
+from fedlgm.facts import RunFacts
+from fedlgm.layers import LayerTable
+from fedlgm.mechanisms import Mechanism
+from fedlgm.plan import ReleasePlan
 from fedlgm.privacy import calibrate, gaussian_epsilon
+from fedlgm.privacy.guarantee import Guarantee
+from fedlgm.transcript import Transcript
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
 
@@ -42,6 +48,20 @@ POISSON, TURNS, BANDED, BLT = NOISES
 SEARCH = Search((1.0, 2.0), 0.125, 8.0)
 SEEDS = (1, 2, 3)
 NEXT_TO_NONE = 3000.0  # epsilon
+
+
+@dataclass(frozen=True)
+class PowerSplit(Mechanism):
+    """EqClip bounds, and shares in proportion to a power of the layers' sizes: 0 is uniform, 1/2 SNR-consistent."""
+
+    bound: float = 1.0
+    power: float = 0.25
+
+    def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
+        """The same plan in every round."""
+        clip, share = clipping.eq_clip(self.bound, len(layers)), layers.sizes**self.power
+        sigma = allocation.spread(share / share.sum(), clip, facts.noise_multiplier)
+        return ReleasePlan(layers, clip, sigma, facts, Guarantee("proven", "bounded, then noised"))
 
 
 @cache
@@ -68,6 +88,10 @@ CELLS: dict[str, tuple[str, ...]] = {
     "public cycle, independent noise of level 1": (*NOISES[TURNS], SPLIT, of_level(1.0)),
     "public cycle, independent noise of level 1.8": (*NOISES[TURNS], SPLIT, of_level(1.8)),
     "banded with 2 bands": (CYCLE, "privacy.noise=banded", "privacy.bands=2", SPLIT),
+    "secret Poisson sampling, split between uniform and SNR-consistent": (
+        *NOISES[POISSON],
+        "mechanism.name=benchmarks.noise_response:PowerSplit",
+    ),
     "banded, split of the initial weights throughout": (
         *NOISES[BANDED],
         "mechanism.name=adaptive",
@@ -75,7 +99,7 @@ CELLS: dict[str, tuple[str, ...]] = {
     ),
 }
 """What is run here; the cells at epsilon 3 of `noise_and_split` belong to it."""
-PUSHED = (1, 16, 31, 46)
+PUSHED, IMAGES = (1, 16, 31, 46), 2000
 
 
 @dataclass(frozen=True)
@@ -87,7 +111,7 @@ class Setting:
 
 
 SETTINGS = (Setting(POISSON, 1.0), Setting(POISSON, 2.0), Setting(BANDED, 1.0))
-RESPONSE_SEEDS = (1, 2)
+RESPONSE_SEEDS = (1,)
 
 
 class Pushed:
@@ -114,28 +138,48 @@ class Pushed:
 
 
 def responses(setting: Setting, seed: int) -> Row:
-    """What is left of a push along itself, by the round of the push: a list over the rounds from that one on."""
+    """What is left of a push, by the round of the push: lists over the rounds from that one on.
+
+    "weights": of the push itself, in the weights: the change along the push. "outputs": of what the push does to the
+    outputs on test images: the change of the outputs along the change that the whole push would make in that round.
+    """
     overrides = [*MLP, *NOISES[setting.noise], SPLIT, f"run.seed={seed}", f"data.partition_seed={seed}"]
     overrides += ["run.checkpoint_every=1000000", "run.trackers=[]"]
     assembly = Assembly(recipes.load(RECIPE, [*MLP, *NOISES[POISSON], SPLIT]))
-    plan = assembly.method.plan(assembly.start())
+    plan, layers = assembly.method.plan(assembly.start()), assembly.layers
     generator = torch.Generator().manual_seed(seed)
-    scale = torch.repeat_interleave(torch.from_numpy(plan.sigma / plan.denominator), torch.tensor(plan.layers.sizes))
+    scale = torch.repeat_interleave(torch.from_numpy(plan.sigma / plan.denominator), torch.tensor(layers.sizes))
     push = (scale * torch.randn(plan.size, generator=generator, dtype=torch.float64)).float()
+    module = assembly.module()
+    images = torch.from_numpy(np.asarray(assembly.dataset.test_x)[:IMAGES])
 
     def models(at: int) -> Tensor:
         server = Pushed(setting.rate, push, at)
         with tempfile.TemporaryDirectory() as folder:
             simulations.simulate(RECIPE, overrides=overrides, server_optimizer=server, run_dir=Path(folder) / "run")
-        return torch.stack(server.models).double()
+        return torch.stack(server.models)
 
-    base, row = models(0), {}
+    @torch.no_grad()
+    def outputs(model: Tensor) -> Tensor:
+        layers.load_(module, model)
+        logits = module(images).double()
+        centred: Tensor = logits - logits.mean(1, keepdim=True)  # what softmax sees
+        return centred
+
+    base, row, whole = models(0), {}, setting.rate * push
+    kept, full = [outputs(model) for model in base], [outputs(model + whole) for model in base]
     for at in PUSHED:
-        moved = (models(at) - base)[at - 1 :] / (setting.rate * float(push.double().square().sum().sqrt()))
-        along = moved @ (push.double() / push.double().norm())
-        row[str(at)] = [round(float(value), 4) for value in along]
-        row[f"length {at}"] = [round(float(value), 3) for value in moved.norm(dim=1)]
+        pushed = models(at)[at - 1 :]
+        moved = (pushed - base[at - 1 :]).double()
+        row[f"weights {at}"] = [_along(change, whole.double()) for change in moved]
+        row[f"outputs {at}"] = [
+            _along(outputs(model) - kept[t], full[t] - kept[t]) for t, model in enumerate(pushed, start=at - 1)
+        ]
     return row
+
+
+def _along(change: Tensor, whole: Tensor) -> float:
+    return round(float((change * whole).sum() / whole.square().sum()), 4)
 
 
 def go_on(kept: Kept, studies: list[str]) -> None:
@@ -171,19 +215,24 @@ def searched(kept: Kept, cell: str) -> dict[float, float]:
 # --- what the runs show
 
 
-def map_of(kept: Kept, setting: Setting) -> np.ndarray | None:
-    """A [T, T] of a setting: model after round t per unit of noise in round r, means over seeds.
+def fading(kept: Kept, setting: Setting, what: str) -> dict[int, list[np.ndarray]]:
+    """What is left of each push, by its round: lists over the rounds from that one on, one for each seed."""
+    rows = kept.find(study="responses", noise=setting.noise, rate=setting.rate)
+    return {at: [np.array(row[f"{what} {at}"]) for row in rows] for at in PUSHED} if rows else {}
+
+
+def map_of(kept: Kept, setting: Setting, what: str) -> np.ndarray | None:
+    """A [T, T] of a setting: what is left after round t of noise of round r, means over seeds.
 
     Pushes were measured in four rounds; noise between two of them is taken to fade as the earlier one did.
     """
-    rows = kept.find(study="responses", noise=setting.noise, rate=setting.rate)
-    if not rows:
+    left = fading(kept, setting, what)
+    if not left:
         return None
-    fading = {at: np.mean([row[str(at)] for row in rows], axis=0) for at in PUSHED}
     found = np.zeros((ROUNDS, ROUNDS))
     for r in range(ROUNDS):
         at = max(own for own in PUSHED if own <= r + 1)
-        found[r:, r] = fading[at][: ROUNDS - r]
+        found[r:, r] = np.mean(left[at], axis=0)[: ROUNDS - r]
     return found
 
 
@@ -227,28 +276,31 @@ def levels_table(kept: Kept) -> str:
     return table(["run", "lr", "accuracy (%)", *CHANGE], lines) if lines else ""
 
 
+LAGS = (1, 2, 5, 10, 20, 40)
+
+
 def responses_table(kept: Kept) -> str:
-    """What is left of a push, on average over the rounds of the push."""
+    """What is left of a push: mean over rounds of the push and seeds, and the range."""
     lines = []
-    for setting in SETTINGS:
-        rows = kept.find(study="responses", noise=setting.noise, rate=setting.rate)
-        if not rows:
+    for setting, what in itertools.product(SETTINGS, ("weights", "outputs")):
+        left = [own for seeds in fading(kept, setting, what).values() for own in seeds]
+        if not left:
             continue
-        line = [f"{setting.noise}, lr {setting.rate:g}"]
-        for lag in (1, 2, 5, 10, 20, 40):
-            values = [row[str(at)][lag] for row in rows for at in PUSHED if len(row[str(at)]) > lag]
+        line = [f"{setting.noise}, lr {setting.rate:g}: {what}"]
+        for lag in LAGS:
+            values = [own[lag] for own in left if len(own) > lag]
             line.append(f"{np.mean(values):.2f} ({min(values):.2f} to {max(values):.2f})")
         lines.append(line)
-    return table(["run", *(f"{lag} rounds later" for lag in (1, 2, 5, 10, 20, 40))], lines) if lines else ""
+    return table(["run", *(f"{lag} rounds later" for lag in LAGS)], lines) if lines else ""
 
 
 def errors_table(kept: Kept) -> str:
-    """Errors over those of secret sampling, for models that are sums of releases and for the measured maps."""
+    """Errors over those of secret sampling, for models that are sums of releases and as outputs were found to fade."""
     maps = {"sum of releases": np.tril(np.ones((ROUNDS, ROUNDS)))}
     for setting in SETTINGS:
-        found = map_of(kept, setting)
+        found = map_of(kept, setting, "outputs")
         if found is not None:
-            maps[f"{setting.noise}, lr {setting.rate:g}"] = found
+            maps[f"fading as in: {setting.noise}, lr {setting.rate:g}"] = found
     lines = []
     for name, (c, std) in noises().items():
         if name == POISSON:
