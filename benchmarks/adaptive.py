@@ -16,7 +16,7 @@ import argparse
 import itertools
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from benchmarks import noise_and_split
 from benchmarks.kept import CHANGE, Kept, Search, change
 from benchmarks.pages import put, table
 from benchmarks.pages import spread as plus_minus
@@ -235,20 +236,45 @@ def found(kept: Kept, name: str) -> dict[str, dict[int, float]]:
     return {method: own for method, own in cells.items() if own}
 
 
+def best_of(cells: dict[str, dict[int, float]], candidates: Iterable[str]) -> str:
+    """Of the candidates with figures the one that is best on average; "" if there is none."""
+    known = [method for method in candidates if cells.get(method)]
+    return max(known, key=lambda method: statistics.fmean(cells[method].values()), default="")
+
+
 def text_of(kept: Kept, name: str) -> str:
     """One row per method: rate, accuracies, paired change against the best fixed rule (the best split)."""
     cells = found(kept, name)
-    candidates = [method for method in cells if method in FIXED or method in SPLITS]
-    if not candidates:
-        return ""
-    best = max(candidates, key=lambda method: statistics.fmean(cells[method].values()))
+    best = best_of(cells, [*FIXED, *SPLITS])
     lines = []
-    for method, own in cells.items():
+    for method, own in cells.items() if best else ():
         against = ["best fixed", "", ""] if method == best else change(own, cells[best])
-        lines.append(
-            [method, f"{best_rate(kept, name, method):g}", plus_minus(list(own.values())), str(len(own)), *against]
-        )
-    return table(["method", "server lr", "accuracy (%)", "seeds", *CHANGE], lines)
+        rate = f"{best_rate(kept, name, method):g}"
+        lines.append([method, rate, plus_minus(list(own.values())), str(len(own)), *against])
+    return table(["method", "server lr", "accuracy (%)", "seeds", *CHANGE], lines) if lines else ""
+
+
+def all_tasks(kept: Kept) -> str:
+    """The learnt split against the best fixed rule of every task, those of `noise_and_split` included."""
+    lines = []
+
+    def add(label: str, own: dict[int, float], best: str, reference: dict[int, float]) -> None:
+        cells = [plus_minus(list(values.values())) for values in (reference, own)]
+        lines.append([label, best, *cells, str(len(own.keys() & reference.keys())), *change(own, reference)])
+
+    for name, task in TASKS.items():
+        cells = found(kept, name)
+        label = f"digits, {len(task.hidden) + 1} layers"
+        best = best_of(cells, FIXED)
+        if best and "adaptive, weights" in cells:
+            add(label, cells["adaptive, weights"], best, cells[best])
+    others = Kept(noise_and_split.KEPT)
+    for name, other in noise_and_split.TASKS.items():
+        by_noise = noise_and_split.found(others, name)
+        for noise in noise_and_split.NOISES if all(by_noise.values()) else ():
+            best = noise_and_split.best_fixed(by_noise, noise, other.search.better)
+            add(f"{name}; {noise}", by_noise[noise, noise_and_split.ADAPTIVE], best, by_noise[noise, best])
+    return table(["task", "best fixed", "its figure", "adaptive", "seeds", *CHANGE], lines) if lines else ""
 
 
 def main() -> None:
@@ -265,8 +291,8 @@ def main() -> None:
         label = {"task": name, "method": method, "rate": rate, "seed": seed}
         if kept.keep(label, lambda: {"accuracy": run(TASKS[name], TASKS[name].methods[method], rate, seed)}) is None:  # noqa: B023
             break
-    for name in options.tasks:
-        text = text_of(kept, name)
+    texts = {name: text_of(kept, name) for name in options.tasks} | {"all tasks": all_tasks(kept)}
+    for name, text in texts.items():
         print(f"\n{name}\n\n{text}")
         if options.write and text:
             put(PAGE, name, text)

@@ -83,11 +83,10 @@ def public_level() -> float:
 
 _NONE = f"privacy.epsilon={NEXT_TO_NONE}"
 CELLS: dict[str, tuple[str, ...]] = {
-    "secret Poisson sampling, next to no noise": (*NOISES[POISSON], SPLIT, _NONE),
-    "public cycle, next to no noise": (*NOISES[TURNS], SPLIT, _NONE),
     "public cycle, independent noise of level 1": (*NOISES[TURNS], SPLIT, of_level(1.0)),
     "public cycle, independent noise of level 1.8": (*NOISES[TURNS], SPLIT, of_level(1.8)),
-    "banded with 2 bands": (CYCLE, "privacy.noise=banded", "privacy.bands=2", SPLIT),
+    "secret Poisson sampling, next to no noise": (*NOISES[POISSON], SPLIT, _NONE),
+    "public cycle, next to no noise": (*NOISES[TURNS], SPLIT, _NONE),
     "secret Poisson sampling, split between uniform and SNR-consistent": (
         *NOISES[POISSON],
         "mechanism.name=benchmarks.noise_response:PowerSplit",
@@ -97,6 +96,7 @@ CELLS: dict[str, tuple[str, ...]] = {
         "mechanism.name=adaptive",
         "mechanism.memory=1",
     ),
+    "banded with 2 bands": (CYCLE, "privacy.noise=banded", "privacy.bands=2", SPLIT),
 }
 """What is run here; the cells at epsilon 3 of `noise_and_split` belong to it."""
 PUSHED, IMAGES = (1, 16, 31, 46), 2000
@@ -194,11 +194,11 @@ def go_on(kept: Kept, studies: list[str]) -> None:
             while (rate := SEARCH.following(searched(kept, cell))) is not None:
                 if measure(kept, cell, rate, SEARCH.seed) is None:
                     return
-        for seed, cell in itertools.product(SEEDS, CELLS):
             chosen = SEARCH.chosen(searched(kept, cell))
             assert chosen is not None
-            if measure(kept, cell, chosen, seed) is None:
-                return
+            for seed in SEEDS:
+                if measure(kept, cell, chosen, seed) is None:
+                    return
 
 
 def measure(kept: Kept, cell: str, rate: float, seed: int) -> Row | None:
