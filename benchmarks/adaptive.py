@@ -211,16 +211,17 @@ def best_rate(kept: Kept, name: str, method: str) -> float | None:
     return search.grid[0] if search.least == search.most else search.chosen(searched(kept, name, method))
 
 
-def missing(kept: Kept, names: list[str]) -> Iterator[tuple[str, str, float, int]]:
+def missing(kept: Kept, names: list[str], methods: list[str] | None = None) -> Iterator[tuple[str, str, float, int]]:
     """Runs that are left, in their order: a task's search, then all methods seed by seed."""
     for name in names:
         task = TASKS[name]
-        for method in task.methods:
+        wanted = [method for method in task.methods if methods is None or method in methods]
+        for method in wanted:
             while best_rate(kept, name, method) is None:
                 rate = task.search.following(searched(kept, name, method))
                 assert rate is not None
                 yield name, method, rate, task.search.seed
-        for seed, method in itertools.product(SEEDS, task.methods):
+        for seed, method in itertools.product(SEEDS, wanted):
             rate = best_rate(kept, name, method)
             assert rate is not None
             if seed in task.seeds(method) and not kept.find(task=name, method=method, rate=rate, seed=seed):
@@ -243,15 +244,20 @@ def best_of(cells: dict[str, dict[int, float]], candidates: Iterable[str]) -> st
 
 
 def text_of(kept: Kept, name: str) -> str:
-    """One row per method: rate, accuracies, paired change against the best fixed rule (the best split)."""
+    """One row per method: rate, accuracies, paired change against the best fixed rule (the best split).
+
+    Empty until every method has runs.
+    """
     cells = found(kept, name)
+    if set(cells) != set(TASKS[name].methods):
+        return ""
     best = best_of(cells, [*FIXED, *SPLITS])
     lines = []
-    for method, own in cells.items() if best else ():
+    for method, own in cells.items():
         against = ["best fixed", "", ""] if method == best else change(own, cells[best])
         rate = f"{best_rate(kept, name, method):g}"
         lines.append([method, rate, plus_minus(list(own.values())), str(len(own)), *against])
-    return table(["method", "server lr", "accuracy (%)", "seeds", *CHANGE], lines) if lines else ""
+    return table(["method", "server lr", "accuracy (%)", "seeds", *CHANGE], lines)
 
 
 def all_tasks(kept: Kept) -> str:
@@ -282,12 +288,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Splits of the noise over the layers on digits.")
     parser.add_argument("--kept", type=Path, default=PAGE.with_suffix(".json"), help="finished runs")
     parser.add_argument("--tasks", nargs="*", choices=list(TASKS), default=list(TASKS))
+    parser.add_argument("--methods", nargs="*", help="those to go on with; all if left out")
     parser.add_argument("--minutes", type=float, default=60.0, help="processor time after which no run is started")
     parser.add_argument("--write", action="store_true", help="write docs/results/adaptive.md, run nothing")
     options = parser.parse_args()
     torch.set_num_threads(1)
     kept = Kept(options.kept, options.minutes)
-    for name, method, rate, seed in () if options.write else missing(kept, options.tasks):
+    for name, method, rate, seed in () if options.write else missing(kept, options.tasks, options.methods):
         label = {"task": name, "method": method, "rate": rate, "seed": seed}
         if kept.keep(label, lambda: {"accuracy": run(TASKS[name], TASKS[name].methods[method], rate, seed)}) is None:  # noqa: B023
             break
