@@ -164,7 +164,7 @@ def make_plain(folder: DeploymentFolder) -> None:
     for node in folder.settings().nodes:
         files = folder.node(node.name)
         text = files.script("supernode").read_text()
-        text = text.replace(" \\\n    --isolation process --superexec-auth-secret-file executor.secret", "")
+        text = text.replace(" \\\n    --isolation process --superexec-auth-secret-file supernode.secret", "")
         text = text.replace('"$BIN/python" -m clients.node.supernode', '"$BIN/flower-supernode"')
         files.script("supernode").write_text(text.replace("exec ", f'export PATH="{wrapped}:$PATH"\nexec '))
         for role in ("service", "executor"):

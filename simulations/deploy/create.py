@@ -83,7 +83,10 @@ def _fill(
 ) -> None:
     for folder in (draft.server, draft.flower_home, draft.runs):
         folder.mkdir(mode=0o700, parents=True)
-    draft.logs.mkdir()
+    draft.logs.mkdir(mode=0o700)
+    (draft.path / "nodes").mkdir()
+    for folder in (draft.path, draft.path / "nodes"):
+        folder.chmod(0o711)  # whatever the operator's umask: the users of a node's processes have to get there
     host = hosts[0] if hosts else "127.0.0.1"
     ports = free_ports(nodes + 1)
     port = port or ports[0]
@@ -103,7 +106,8 @@ def _fill(
     enrolled: list[EnrolmentEntry] = []
     for client, one in enumerate(settings.nodes):
         node = draft.node(one.name)
-        node.path.mkdir(mode=0o711, parents=True)
+        node.path.mkdir()
+        node.path.chmod(0o711)
         values: dict[str, Any] = {
             "name": one.name, "client": client, "population": nodes, "server_key": public_text(signer), **policy,
         }  # fmt: skip
@@ -111,8 +115,12 @@ def _fill(
             values |= _write_share(node, *shares[client])
         service = NodeFolder.create(node.service.path, values, test_seed=test_seed)
         pem = certificates.make_node_key(node.flower_key)
-        certificates.write_private(node.secret, secrets.token_hex(32).encode())
+        node.flower_home.mkdir(mode=0o700)
+        shared = secrets.token_hex(32).encode()
+        for role in ("supernode", "executor"):  # two users, and neither can read what is the other's
+            certificates.write_private(node.secret(role), shared)
         shutil.copyfile(draft.server / "ca.crt", node.ca)
+        node.ca.chmod(0o644)
         for role, lines in _node_scripts(settings, one).items():
             _script(node.script(role), lines)
         public = service.public()
@@ -205,11 +213,11 @@ def _node_scripts(settings: Settings, node: DeployedNode) -> dict[str, list[str]
     return {
         "service": ['exec "$BIN/python" -m simulations.cli node serve service'],
         "supernode": [
-            'export FLWR_HOME="$PWD/flower"; mkdir -p "$FLWR_HOME"',
+            'export FLWR_HOME="$PWD/flower"',
             'exec "$BIN/python" -m clients.node.supernode --root-certificates ca.crt \\',
             "    --auth-supernode-private-key supernode.key \\",
             f"    --superlink {settings.host}:{settings.port} --host 127.0.0.1 --port {node.port} \\",
-            "    --isolation process --superexec-auth-secret-file executor.secret",
+            "    --isolation process --superexec-auth-secret-file supernode.secret",
         ],
         "executor": [
             f'exec "$BIN/python" -m clients.node.executor --supernode 127.0.0.1:{node.port} \\',
@@ -230,18 +238,22 @@ def _script(path: Path, lines: Sequence[str]) -> None:
 
 
 def _write_units(draft: DeploymentFolder, final: DeploymentFolder, settings: Settings) -> None:
-    """Units for systemd: the SuperLink's, and of each node three under three users; docs say how to make these."""
+    """Units for systemd: the SuperLink's, and of each node three under three users; docs say how to make these.
+
+    `ProtectProc` hides other users' processes from a unit: SuperNode and executor do not see the service, whose size
+    tells how much data there is.
+    """
     folder = draft.path / "systemd"
     folder.mkdir()
     units = {"fedlgm-superlink": ("fl-server", final.server / "start-superlink.sh", "", "")}
     for node in settings.nodes:
         files = final.node(node.name)
-        confined = "PrivateNetwork=yes\nProtectProc=invisible\nUMask=0077\n"
+        hidden = "ProtectProc=invisible\n"
         units |= {
-            f"fedlgm-{node.name}-service": ("fl-data", files.script("service"), "", confined),
-            f"fedlgm-{node.name}-supernode": ("fl-node", files.script("supernode"), "", ""),
+            f"fedlgm-{node.name}-service": ("fl-data", files.script("service"), "", "PrivateNetwork=yes\nUMask=0077\n"),
+            f"fedlgm-{node.name}-supernode": ("fl-node", files.script("supernode"), "", hidden),
             f"fedlgm-{node.name}-executor": (
-                "fl-app", files.script("executor"), f"After=fedlgm-{node.name}-service.service\n", ""
+                "fl-app", files.script("executor"), f"After=fedlgm-{node.name}-service.service\n", hidden
             ),
         }  # fmt: skip
     for name, (user, script, after, more) in units.items():

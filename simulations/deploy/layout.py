@@ -57,10 +57,14 @@ class DeployedNodeFolder:
         """Private key of its SuperNode; the public half is beside it, with `.pub`."""
         return self.path / "supernode.key"
 
+    def secret(self, role: str) -> Path:
+        """What "supernode" and "executor" share: the same bytes in a file of each, which only its own user can read."""
+        return self.path / f"{role}.secret"
+
     @property
-    def secret(self) -> Path:
-        """Shared by its SuperNode and its executor."""
-        return self.path / "executor.secret"
+    def flower_home(self) -> Path:
+        """FLWR_HOME of its SuperNode."""
+        return self.path / "flower"
 
     @property
     def ca(self) -> Path:

@@ -43,7 +43,9 @@ def test_certificates_name_every_host(folder):
 def test_nothing_secret_can_be_read_by_others(folder):
     secret = [folder.server / name for name in ("ca.key", "tls.key", "question.key")]
     for node in ("node0", "node1"):
-        secret += [folder.node(node).flower_key, folder.node(node).secret]
+        files = folder.node(node)
+        secret += [files.flower_key, files.secret("supernode"), files.secret("executor")]
+        assert files.secret("supernode").read_bytes() == files.secret("executor").read_bytes()
     for file in secret:
         assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
     assert stat.S_IMODE(folder.server.stat().st_mode) == 0o700
@@ -92,8 +94,10 @@ def test_systemd_takes_the_units_as_they_are(tmp_path):
         users[unit.stem.rpartition("-")[2]] = parsed["Service"]["User"]
     # Three users, so that none of a node's processes can read what is another's.
     assert users == {"executor": "fl-app", "service": "fl-data", "supernode": "fl-node", "superlink": "fl-server"}
-    confined = (folder.path / "systemd/fedlgm-node0-service.service").read_text()
-    assert "PrivateNetwork=yes" in confined
+    said = {unit.stem.rpartition("-")[2]: unit.read_text() for unit in units}
+    assert [role for role, text in said.items() if "PrivateNetwork=yes" in text] == ["service"]
+    # It hides others from the unit that has it: the service, from those who talk to strangers.
+    assert [role for role, text in said.items() if "ProtectProc=invisible" in text] == ["executor", "supernode"]
     analyse = shutil.which("systemd-analyze")
     if analyse is None:
         pytest.skip("the units were parsed; systemd-analyze, which checks every key, is not installed")

@@ -9,12 +9,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -26,9 +23,10 @@ from simulations.deploy import processes, submit
 from simulations.deploy.create import create
 from simulations.deploy.flower_cli import Flower
 from simulations.deploy.layout import CONNECTION, DeploymentFolder
+from tests.support.other_users import become, interpreter, write_commands
 
 STRANGER, GROUP = 65123, 65124
-AS_STRANGER = ["setpriv", f"--reuid={STRANGER}", f"--regid={STRANGER}", f"--groups={GROUP}", "--no-new-privs"]
+AS_STRANGER = become(STRANGER, GROUP)
 
 pytestmark = [
     pytest.mark.slow,
@@ -108,39 +106,16 @@ def train(message, context):
 '''
 
 
-PACKAGES = os.pathsep.join([str(Path(__file__).parents[3]), *(path for path in sys.path if "site-packages" in path)])
-
-
-def usable_interpreter() -> str | None:
-    """A Python that another user can run with this one's packages; a virtual environment of root's is closed to him."""
-    code = f"import sys, flwr, clients.node.relay; sys.exit(sys.version_info[:2] != {tuple(sys.version_info[:2])})"
-    for one in (sys.executable, f"/usr/bin/python3.{sys.version_info[1]}"):
-        # By way of a shell: setpriv itself still has root's rights over files while it starts a program.
-        command = [*AS_STRANGER, "sh", "-c", '"$0" -c "$1"', one, code]
-        environment = os.environ | {"PYTHONPATH": PACKAGES}
-        if subprocess.run(command, env=environment, check=False, capture_output=True).returncode == 0:
-            return one
-    return None
-
-
 @pytest.fixture(scope="module")
 def lab() -> Iterator[DeploymentFolder]:
     """One node whose SuperNode runs uploaded apps as a user that may connect to the service's socket, no more."""
-    interpreter = usable_interpreter()
-    if interpreter is None:
+    python = interpreter(AS_STRANGER)
+    if python is None:
         pytest.skip("another user cannot run a Python with Flower on this machine")
     place = Path(tempfile.mkdtemp(prefix="fedlgm-"))  # pytest's own folders are closed to other users
     place.chmod(0o755)
     commands = place / "bin"
-    commands.mkdir()
-    for one in entry_points(group="console_scripts"):
-        if one.name in ("flower-supernode", "flower-superexec", "flwr-clientapp"):
-            code = (
-                f"import sys; sys.argv[0] = {one.name!r}; from {one.module} import {one.attr}; sys.exit({one.attr}())"
-            )
-            text = f'#!/bin/sh\nexport PYTHONPATH="{PACKAGES}"\nexec "{interpreter}" -c "{code}" "$@"\n'
-            (commands / one.name).write_text(text)
-            (commands / one.name).chmod(0o755)
+    write_commands(commands, python)
     recipe = recipes.load("nodes", ["model.hidden=[8]", "training.epochs=1"])
     folder = create(place / "lab", 1, example=recipe, policy={"epsilon": 60.0})
     node = folder.node("node0")
@@ -156,7 +131,7 @@ def lab() -> Iterator[DeploymentFolder]:
     os.chown(home, STRANGER, STRANGER)
     script = node.script("supernode").read_text()
     script = script.replace(
-        " \\\n    --isolation process --superexec-auth-secret-file executor.secret",
+        " \\\n    --isolation process --superexec-auth-secret-file supernode.secret",
         f" \\\n    --node-config 'release-socket=\"{node.service.socket}\"'",
     )
     script = script.replace('"$BIN/python" -m clients.node.supernode', '"$BIN/flower-supernode"')
