@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +24,8 @@ from simulations.deploy.flower_cli import Flower
 from simulations.deploy.layout import CONNECTION, DeploymentFolder
 from simulations.deploy.server_entry import REPORT
 from simulations.engines.flower_command import environment
+from strategies.enrolment import Enrolment
+from tests.support import hostile_app
 
 pytestmark = pytest.mark.slow
 BIN = Path(sys.executable).parent
@@ -187,82 +188,22 @@ def test_strangers_are_refused(real, tmp_path, case, reason):
     assert Flower(real).online() == 3
 
 
-HOSTILE = '''
-"""What whoever can upload an app may try: nothing of it is signed by the enrolled server."""
-import json, secrets, sys
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
-from flwr.serverapp import ServerApp
-from fedlgm import node_protocol as protocol
-
-app = ServerApp()
-
-@app.main()
-def main(grid, context):
-    given = json.loads(open(context.run_config["attack"]).read())
-    nodes = [node.node_id for node in grid.get_nodes()]
-    questions = [(case, node) for case in given["cases"] for node in nodes]
-    sent = {}
-    body = bytes.fromhex(given["model"])
-    array = Array(dtype="float32", shape=(given["size"],), stype="numpy.ndarray", data=body)
-    for case, node in questions:
-        header = dict(case["header"], nonce=secrets.token_hex(8))
-        text = json.dumps(header) if case["json"] else case["text"]
-        content = RecordDict({"config": ConfigRecord({protocol.HEADER: text}),
-                              "arrays": ArrayRecord({protocol.BODY: array})})
-        (id_,) = grid.push_messages([Message(content, node, case["type"], group_id="x")])
-        sent[id_] = case["name"]
-    import time
-    answers, deadline = [], time.monotonic() + given["seconds"]
-    while sent and time.monotonic() < deadline:
-        for reply in grid.pull_messages(list(sent)):
-            name = sent.pop(reply.metadata.reply_to_message_id)
-            if reply.has_error():
-                answers.append([name, "error", reply.error.reason])
-            else:
-                header = json.loads(reply.content.config_records["config"][protocol.HEADER])
-                arrays = reply.content.array_records.get("arrays", {})
-                answers.append([name, "ok" if header.get("ok") else header["code"], len(arrays)])
-        time.sleep(0.2)
-    open(given["out"], "w").write(json.dumps({"answers": answers, "missing": list(sent.values())}))
-'''
-CLIENT = '''
-"""An app that would take what it finds, if the node ran it."""
-import pathlib
-pathlib.Path("{marker}").write_text("run on the node")
-from flwr.clientapp import ClientApp
-app = ClientApp()
-'''
-
-
 def test_hostile_apps_on_unmodified_flower_get_nothing(real, tmp_path):
-    from tests.clients.node.test_service import OBJECTS, PLANS, WORKS
-    from tests.support import nodes
+    """In the hand of the server that the nodes have enrolled: what stops it is what they find in the questions."""
+    from tests.clients.node.test_service import OBJECTS, PLANS, SIGMA, WORKS, changed
 
     before = [len(ledger_rows(real, f"node{i}")) for i in range(3)]
-    app = tmp_path / "app"
-    shutil.copytree(submit.APP, app)
-    marker = tmp_path / "marker"
-    (app / "server_app.py").write_text(HOSTILE)
-    (app / "client_app.py").write_text(CLIENT.replace("{marker}", str(marker)))
-    pyproject = (app / "pyproject.toml").read_text()
-    (app / "pyproject.toml").write_text(
-        pyproject.replace('deployment = ""', 'attack = ""').replace("fedlgm-nodes", "evil")
-    )
-    question = nodes.Question("mine", 1, 0, nodes.plan().to_json(), protocol_digest(), nodes.WORK, "00").header()
-    cases = [{"name": name, "header": question | {"plan": text}} for name, text in PLANS.items()]
-    cases += [{"name": name, "header": question | {"work": nodes.WORK | work}} for name, work in WORKS.items()]
-    cases += [{"name": "unsigned", "header": question}, {"name": "others", "header": question | {"client": 1}}]
-    cases += [
-        {"name": "raw norms", "header": question, "type": "train.norms"},
-        {"name": "evaluate", "header": question, "type": "evaluate"},
-    ]
-    cases += [{"name": "text", "header": {}, "text": "not json", "json": False}]
-    full = [{"type": MESSAGE, "json": True, "text": ""} | case for case in cases]
-    out = tmp_path / "out.json"
+    app, marker, out = tmp_path / "app", tmp_path / "marker", tmp_path / "out.json"
+    hostile_app.write(app, marker)
+    enrolled = Enrolment.load(real.enrolment_file).node
+    asker = hostile_app.Asker(real.signer(), {node.client: node.service_key for node in enrolled})
+    plans = {name: text for name, text in PLANS.items() if name != "noise over ten"}  # these nodes' budget is larger
+    plans["noise over a hundred"] = changed(sigma=[s / 100 for s in SIGMA])
+    waves = [asker.hostile(plans, WORKS, OBJECTS), *asker.repeated()]
     attack = {
-        "cases": full, "model": nodes.BODY.hex(), "size": len(nodes.MODEL), "out": str(out), "seconds": LIMIT_S / 2,
+        "waves": [[case.values() for case in wave] for wave in waves], "out": str(out), "seconds": LIMIT_S / 3,
+        "clients": {node.flower_key: node.client for node in enrolled},
     }  # fmt: skip
-    assert OBJECTS
     (tmp_path / "attack.json").write_text(json.dumps(attack))
     (tmp_path / "config.toml").write_text(f'attack = "{tmp_path / "attack.json"}"\n')
     flower = Flower(real)
@@ -270,21 +211,17 @@ def test_hostile_apps_on_unmodified_flower_get_nothing(real, tmp_path):
     wait_until(out.exists, "the app's answer", every=0.5)
     found = json.loads(out.read_text())
     assert found["missing"] == []
-    assert len(found["answers"]) >= 100
-    assert [answer for answer in found["answers"] if answer[1] == "ok"] == []
-    assert [answer for answer in found["answers"] if answer[1] != "error" and answer[2]] == []
+    assert len(found["answers"]) == sum(map(len, waves)) >= 100
+    codes = {(case.name, case.client): case.codes for wave in waves for case in wave}
+    wrong = [(name, said) for name, client, said, _ in found["answers"] if said not in codes[name, client]]
+    assert wrong == []
+    assert [answer for answer in found["answers"] if answer[2] != "ok" and answer[3]] == []
+    # However often and under whatever name a question comes, alone or together: one release, the same bytes.
+    kept = {(client, held) for _, client, said, held in found["answers"] if said == "ok"}
+    assert len(kept) == 3
+    assert "" not in {held for _, held in kept}
+    assert [len(ledger_rows(real, f"node{i}")) for i in range(3)] == [count + 1 for count in before]
     assert not marker.exists()
-    assert [len(ledger_rows(real, f"node{i}")) for i in range(3)] == before
-
-
-def protocol_digest() -> str:
-    from fedlgm import node_protocol as protocol
-    from tests.support import nodes
-
-    return protocol.sha256(nodes.BODY)
-
-
-MESSAGE = "train"
 
 
 def test_nothing_is_left_running(lab, real):
