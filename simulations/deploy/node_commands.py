@@ -156,7 +156,8 @@ def ledger(folder: NodeArgument, as_json: JsonOption = False) -> None:
         table.add_row(str(row.seq), row.charged_at[:19], row.run, str(row.round), row.trust, cost)
     _out.print(table, soft_wrap=False)
     _out.print(
-        f"epsilon {spent:.4g} of {policy.privacy.epsilon:g} spent at delta {policy.privacy.delta:g}; "
+        f"epsilon {spent:.4g} of {policy.privacy.epsilon:g} spent at delta {policy.privacy.delta:g}, "
+        f"{report['epsilon_left']:.4g} left; "
         f"{report['releases_left']} of {policy.ask.releases} releases left; "
         f"head {kept.head[:16]}\n{report['guarantee']}",
         markup=False,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +32,22 @@ from tests.support import hostile_app
 pytestmark = pytest.mark.slow
 BIN = Path(sys.executable).parent
 SMALL = ("model.hidden=[8]", "training.epochs=1")
+ONCE = ("federation.rounds=1", "privacy.max_participations=1")
+EXAMPLES = (
+    "federation.clients=3", "federation.rate=1.0", "federation.rounds=3", "training.steps=20",
+    "training.sampling_rate=0.2", "training.batch_size=96", "training.lr=1.0", "run.evaluate_every=3",
+)  # fmt: skip
+BUDGET = 9.0  # of the lab's nodes: for the five rounds that cost 8, and one of central trust that costs little
 
 
 def recipe(*overrides: str) -> recipes.Recipe:
     return recipes.load("nodes", [*SMALL, *overrides])
+
+
+def command(folder: DeploymentFolder, *overrides: str) -> list[str]:
+    """What an operator types to run that recipe."""
+    sets = [part for one in (*SMALL, *overrides) for part in ("--set", one)]
+    return [sys.executable, "-m", "simulations.cli", "deploy", "run", "nodes", str(folder.path), "--json", *sets]
 
 
 def reports(run: Path) -> list[dict[str, Any]]:
@@ -48,7 +62,14 @@ def ledger_rows(folder: DeploymentFolder, name: str) -> list[Any]:
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeploymentFolder]:
     """Three nodes for tests, whose noise is the simulation's."""
-    folder = create(tmp_path_factory.mktemp("lab") / "lab", 3, example=recipe(), test_seed=7)
+    folder = create(
+        tmp_path_factory.mktemp("lab") / "lab", 3, example=recipe(), test_seed=7, policy={"epsilon": BUDGET}
+    )
+    for i in range(3):
+        policy = folder.node(f"node{i}").service.policy_file
+        text = policy.read_text()
+        assert 'trust = ["local"]' in text
+        policy.write_text(text.replace('trust = ["local"]', 'trust = ["local", "central"]'))
     try:
         processes.up(folder)
         yield folder
@@ -59,7 +80,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeploymentFolder]:
 @pytest.fixture(scope="module")
 def real(lab: DeploymentFolder, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeploymentFolder]:
     """Three nodes with keys of their own, beside the lab on the same machine."""
-    folder = create(tmp_path_factory.mktemp("real") / "real", 3, example=recipe(), policy={"epsilon": 60.0})
+    policy = {"epsilon": 60.0, "unit": "example"}
+    folder = create(tmp_path_factory.mktemp("real") / "real", 3, example=recipe(), policy=policy)
     try:
         processes.up(folder)
         yield folder
@@ -67,17 +89,27 @@ def real(lab: DeploymentFolder, tmp_path_factory: pytest.TempPathFactory) -> Ite
         processes.down(folder)
 
 
-def test_the_model_is_that_of_the_simulation(lab, real, tmp_path):
+def test_two_federations_at_once_and_each_models_accuracy_is_the_simulations(lab, real, tmp_path):
+    """The lab's to the last bit; that of nodes with noise of their own within 0.05."""
     asked = recipe("run.seed=7")
-    deployed = submit.run(lab, asked)
+    examples = recipes.load("example-level-federation", EXAMPLES)  # with client-level privacy three nodes learn nothing
+    with ThreadPoolExecutor(2) as pool:
+        both = [pool.submit(submit.run, lab, asked), pool.submit(submit.run, real, examples)]
+        deployed, private = (one.result() for one in both)
     simulated = launch.simulate(asked, engine="local", run_dir=tmp_path / "simulated")
     for figure in ("model_sha256", "accuracy", "epsilon", "rounds", "guarantee"):
         assert deployed[figure] == simulated[figure]
-    for round_ in reports(Path(deployed["run"])):
-        assert round_["answered"] == ["node0", "node1", "node2"]
-        assert round_["lost"] == {}
-    assert [len(ledger_rows(lab, f"node{i}")) for i in range(3)] == [5, 5, 5]
-    assert [len(ledger_rows(real, f"node{i}")) for i in range(3)] == [0, 0, 0]  # another federation's
+    alike = launch.simulate(examples, engine="local", run_dir=tmp_path / "alike")
+    assert not private["noise_reproducible"]
+    assert private["model_sha256"] != alike["model_sha256"]
+    assert alike["accuracy"] > 0.85
+    assert private["accuracy"] == pytest.approx(alike["accuracy"], abs=0.05)
+    for folder, result in ((lab, deployed), (real, private)):
+        for round_ in reports(Path(result["run"])):
+            assert round_["answered"] == ["node0", "node1", "node2"]
+            assert round_["lost"] == {}
+        for i in range(3):  # and nothing of the other federation's
+            assert [row.run for row in ledger_rows(folder, f"node{i}")] == [Path(result["run"]).name] * result["rounds"]
 
 
 def test_a_finished_run_is_not_repeated(lab):
@@ -86,15 +118,30 @@ def test_a_finished_run_is_not_repeated(lab):
     assert len(ledger_rows(lab, "node0")) == before
 
 
-def test_a_node_whose_budget_is_spent_refuses_and_the_run_goes_on_without_it(lab):
-    """The budget of these nodes was made for the five rounds that they have answered."""
-    with pytest.raises(RunError, match=r"0 of 3 nodes answered.*budget-spent"):
-        submit.run(lab, recipe("run.seed=7", "federation.rounds=1", "privacy.max_participations=1"))
-    assert [len(ledger_rows(lab, f"node{i}")) for i in range(3)] == [5, 5, 5]
+def test_central_trust_is_the_simulations_too(lab, tmp_path):
+    asked = recipe(
+        "run.seed=7", "privacy.trust=central", "privacy.epsilon=1.0", "privacy.max_participations=none", ONCE[0]
+    )  # fmt: skip
+    deployed = submit.run(lab, asked)
+    simulated = launch.simulate(asked, engine="local", run_dir=tmp_path / "simulated")
+    for figure in ("model_sha256", "accuracy", "epsilon", "rounds", "guarantee"):
+        assert deployed[figure] == simulated[figure]
+    assert [ledger_rows(lab, f"node{i}")[-1].trust for i in range(3)] == ["central"] * 3
+
+
+def test_nodes_whose_budget_is_spent_refuse_and_the_run_fails(lab):
+    """The budget of these nodes was made for the rounds that they have answered."""
+    done = subprocess.run(
+        command(lab, "run.seed=7", *ONCE), capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert re.search(r"error: .*0 of 3 nodes answered.*budget-spent", done.stderr, re.DOTALL)
+    assert [len(ledger_rows(lab, f"node{i}")) for i in range(3)] == [6, 6, 6]
 
 
 def test_a_node_whose_service_is_down_counts_as_zero_and_comes_back(real):
-    name = "node2-service"
+    name, before = "node2-service", len(ledger_rows(real, "node2"))
     os.kill(processes._recorded(real)[name][0], signal.SIGKILL)
     result = submit.run(
         real, recipe("federation.rounds=2", "deployment.offline_seconds=4", "privacy.max_participations=2")
@@ -104,16 +151,42 @@ def test_a_node_whose_service_is_down_counts_as_zero_and_comes_back(real):
     for round_ in reports(Path(result["run"])):
         assert round_["answered"] == ["node0", "node1"]
         assert "does not answer" in round_["lost"]["node2"]
-    assert len(ledger_rows(real, "node2")) == 0
+    assert len(ledger_rows(real, "node2")) == before
     processes.up(real)  # starts what is missing
     assert processes.status(real)["nodes"][2]["service"]
 
 
+def test_a_run_completes_without_a_node_whose_key_is_broken(real, tmp_path):
+    node, supernode = real.node("node1"), processes._running(real)["node1-supernode"]
+    supernode.terminate()
+    supernode.wait(LIMIT_S)
+    kept = node.flower_key.read_bytes()
+    certificates.make_node_key(tmp_path / "key")
+    try:
+        node.flower_key.write_bytes((tmp_path / "key").read_bytes())
+        stranger = subprocess.Popen(
+            [node.script("supernode")], env=environment(None), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True,
+        )  # fmt: skip
+        try:
+            result = submit.run(real, recipe(*ONCE, "deployment.offline_seconds=2"))
+            said, _ = stranger.communicate(timeout=LIMIT_S)
+        finally:
+            stranger.kill()
+    finally:
+        node.flower_key.write_bytes(kept)
+    assert stranger.returncode != 0
+    assert "2004" in said
+    (round_,) = reports(Path(result["run"]))
+    assert round_["answered"] == ["node0", "node2"]
+    assert round_["lost"] == {"node1": "it is not connected"}
+    processes.up(real)
+    assert Flower(real).online() == 3
+
+
 def test_an_interrupted_run_goes_on_and_costs_the_nodes_nothing_twice(real):
     before = [len(ledger_rows(real, f"node{i}")) for i in range(3)]
-    command = [sys.executable, "-m", "simulations.cli", "deploy", "run", "nodes", str(real.path), "--json"]
-    command += [part for one in SMALL for part in ("--set", one)]
-    first = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    first = subprocess.Popen(command(real), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert first.stderr is not None
     for line in first.stderr:
         if line.startswith("round 2"):
@@ -121,7 +194,7 @@ def test_an_interrupted_run_goes_on_and_costs_the_nodes_nothing_twice(real):
     first.send_signal(signal.SIGINT)
     first.wait(LIMIT_S)
     assert first.returncode == 130
-    second = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    second = subprocess.run(command(real), capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert second.returncode == 0, second.stderr
     assert "continuing" in second.stderr
     assert json.loads(second.stdout)["rounds"] == 5
@@ -146,6 +219,28 @@ def test_a_run_goes_on_after_the_superlink_was_killed(real):
     processes.up(real)
     assert submit.run(real, asked)["rounds"] == 3
     assert len(ledger_rows(real, "node0")) - before == 3
+
+
+def test_a_run_goes_on_after_its_server_app_was_killed(real, monkeypatch):
+    monkeypatch.setattr(submit, "_SILENCE_S", 2.0)  # Flower itself takes half a minute to notice
+    monkeypatch.setattr(submit, "_LONGEST_S", 2.0)
+    before = [len(ledger_rows(real, f"node{i}")) for i in range(3)]
+    asked = recipe("federation.rounds=2", "privacy.max_participations=2", "model.hidden=[7]")
+    killed: list[psutil.Process] = []
+
+    def kill_after_round_one(line: str) -> None:
+        if line.startswith("round 1"):
+            found = processes._started_under(real.flower_home)
+            killed.extend(one for one in found if "flwr-serverapp" in " ".join(one.cmdline()))
+            for one in killed:
+                one.kill()
+
+    with pytest.raises(RunError, match="Flower reports"):
+        submit.run(real, asked, say=kill_after_round_one)
+    assert killed
+    assert submit.run(real, asked)["rounds"] == 2
+    after = [len(ledger_rows(real, f"node{i}")) for i in range(3)]
+    assert [b - a for a, b in zip(before, after, strict=True)] == [2, 2, 2]
 
 
 def test_after_a_power_cut_and_after_down_everything_comes_up_at_once(real):
@@ -176,12 +271,12 @@ def test_strangers_are_refused(real, tmp_path, case, reason):
     certificates.make_authority(tmp_path)
     secure = ["--root-certificates", str(tmp_path / "ca.crt" if case == "wrong authority" else real.server / "ca.crt")]
     key = ["--auth-supernode-private-key", str(tmp_path / "key")]
-    command = [str(BIN / "flower-supernode"), "--superlink", f"{settings.host}:{settings.port}", "--max-retries", "1"]
+    stranger = [str(BIN / "flower-supernode"), "--superlink", f"{settings.host}:{settings.port}", "--max-retries", "1"]
     # Without a SuperExec of its own, which would keep the output open.
-    command += ["--port", str(free_ports(1)[0]), "--isolation", "process"]
-    command += {"no key": secure, "no TLS": ["--insecure"]}.get(case, [*secure, *key])
+    stranger += ["--port", str(free_ports(1)[0]), "--isolation", "process"]
+    stranger += {"no key": secure, "no TLS": ["--insecure"]}.get(case, [*secure, *key])
     done = subprocess.run(
-        command, env=environment(tmp_path / "home"), capture_output=True, text=True, timeout=LIMIT_S, check=False
+        stranger, env=environment(tmp_path / "home"), capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
     assert done.returncode != 0
     assert reason in done.stdout + done.stderr

@@ -71,7 +71,7 @@ def test_status_and_ledger(tmp_path):
     assert report["epsilon_spent"] + report["epsilon_left"] == pytest.approx(8.0)
     assert (report["unit"], report["relation"]) == ("client", "replace-one")
     table = run("ledger", folder.path)
-    assert "of 8 spent" in table.stdout
+    assert f"of 8 spent at delta 1e-05, {8 - report['epsilon_spent']:.4g} left" in table.stdout
     assert "NOT PRIVATE" not in table.stdout
 
 

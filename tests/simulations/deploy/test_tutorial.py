@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -16,13 +17,15 @@ PAGE = Path(__file__).parents[3] / "docs/how-to/run-real-nodes.md"
 
 
 @pytest.mark.slow
-def test_the_tutorial_runs_as_written(tmp_path):
+def test_the_tutorial_runs_as_written(tmp_path, capsys):
+    """The page says how long it takes; here it is told only, since a busy machine must not fail it."""
     blocks = re.findall(r"^```bash\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     assert [line.split()[2] for block in blocks for line in block.splitlines()] == [
         "init", "up", "status", "run", "ledger", "status", "down",
     ]  # fmt: skip
     script = f'set -e\nfedlgm() {{ "{sys.executable}" -m simulations.cli "$@"; }}\n' + "\n".join(blocks)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(PAGE.parents[2]), os.environ.get("PYTHONPATH", "")])}
+    started = time.monotonic()
     try:
         done = subprocess.run(
             ["bash", "-c", script],
@@ -34,6 +37,8 @@ def test_the_tutorial_runs_as_written(tmp_path):
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
+        with capsys.disabled():
+            print(f"\nthe tutorial's commands took {time.monotonic() - started:.0f} s")
         assert "997 of 1000 releases left" in done.stdout
         assert "epsilon 8 of 8 spent" in done.stdout
         assert "NOT PRIVATE" not in done.stdout
