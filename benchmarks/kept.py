@@ -1,4 +1,4 @@
-"""Runs of recipes whose figures are kept in a JSON file, so that a benchmark goes on where it was stopped."""
+"""Figures that are kept in a JSON file, so that a benchmark goes on where it was stopped."""
 
 from __future__ import annotations
 
@@ -52,12 +52,48 @@ class Kept:
         row = {**name, **make()}
         self.rows.append(row)
         text = ",\n".join(json.dumps(own) for own in self.rows)
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        part = self._path.with_suffix(".part")
-        part.write_text(f"[\n{text}\n]\n", encoding="utf-8")
-        part.replace(self._path)
+        _write(self._path, f"[\n{text}\n]\n")
         print(json.dumps({key: value for key, value in row.items() if key != "curve"}), flush=True)
         return row
+
+
+class OutOfTimeError(Exception):
+    """The minutes are over; what was measured is kept."""
+
+
+class Values:
+    """Figures by name; each is measured once.
+
+    Args:
+        path: JSON file, made when there is something to keep.
+        minutes: after which nothing more is measured.
+    """
+
+    def __init__(self, path: Path, minutes: float = float("inf")) -> None:
+        self._path, self._deadline = path, time.monotonic() + 60 * minutes
+        self.values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+    def get(self, name: str, measure: Callable[[], Any]) -> Any:
+        """The figure called `name`, measured now if it is not there.
+
+        Raises:
+            OutOfTimeError: it is not there, and the minutes are over.
+        """
+        if name not in self.values:
+            if time.monotonic() > self._deadline:
+                raise OutOfTimeError
+            started = time.process_time()
+            self.values[name] = measure()
+            _write(self._path, json.dumps(self.values, indent=1) + "\n")
+            print(f"{name}: {time.process_time() - started:.0f} s of processor time", flush=True)
+        return self.values[name]
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)
 
 
 @dataclass(frozen=True)
