@@ -247,13 +247,14 @@ def other_numbers(content: RecordDict) -> RecordDict:
 
 
 REFUSAL = '{"ok": false, "code": "privacy"}'
+FORGED = {"ledger": "x", "seq": 1, "head": "x", "signature": "00"}
 TAMPERED: dict[str, tuple[Callable[[RecordDict], Any], str]] = {
     "numbers": (other_numbers, "was not signed"),
     "number of the release": (lambda c: altered(c, seq=99), "was not signed"),
     "signature": (lambda c: altered(c, signature="00"), "was not signed"),
     "no numbers": (lambda c: RecordDict({wire.CONFIG: c[wire.CONFIG]}), "is incomplete"),
     "no position": (lambda c: altered(c, position=None), "is incomplete"),
-    "position": (lambda c: altered(c, position=dict.fromkeys(("ledger", "head", "signature"), "00") | {"seq": 1}), "signed"),
+    "position": (lambda c: altered(c, position=FORGED), "was not signed"),
     "no header": (lambda c: RecordDict({wire.ARRAYS: c[wire.ARRAYS]}), "not one of a release service"),
     "not JSON": (lambda c: RecordDict({wire.CONFIG: ConfigRecord({HEADER: "{"})}), "not one of a release service"),
     "a refusal": (lambda c: RecordDict({wire.CONFIG: ConfigRecord({HEADER: REFUSAL})}), "refused"),
