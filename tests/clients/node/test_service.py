@@ -79,7 +79,7 @@ def test_an_answer_is_signed_charged_and_noised(node):
 
 
 def test_the_same_question_is_one_release_whatever_the_run_is_called(node):
-    answers = {ask(node, run=f"run {i}", nonce=f"{i:02x}")[1] for i in range(20)}
+    answers = {ask(node, run=f"run {i}", nonce=f"{i:04x}")[1] for i in range(100)}
     assert len(answers) == 1
     assert len(rows(node)) == 1
 
