@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import urllib.request
 import warnings
 from collections.abc import Callable, Iterator
@@ -41,6 +42,15 @@ def _fresh_url_opener() -> Iterator[None]:
     """urllib keeps the proxies of its first call for good; a test that sets some must not pass them on."""
     yield
     urllib.request.install_opener(None)  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True)
+def _signals_as_before() -> Iterator[None]:
+    """The command and Ray take signals over; Ctrl-C must go on ending the tests."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture
