@@ -376,7 +376,8 @@ def _stop_again(ignored: sys.UnraisableHookArgs) -> None:
 
     Python drops the exception there, and the command would go on as if nobody had stopped it.
     """
-    number = {128 + number: number for number in _STOPPING}.get(getattr(ignored.exc_value, "code", None))
+    status: Any = getattr(ignored.exc_value, "code", None)
+    number = {128 + number: number for number in _STOPPING}.get(status)
     main_thread = threading.main_thread()
     if number is None or threading.current_thread() is not main_thread:
         sys.__unraisablehook__(ignored)

@@ -37,6 +37,11 @@ hypothesis.settings.register_profile("shared cores", deadline=None)
 hypothesis.settings.load_profile("shared cores")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The notebooks first: last, one worker would run them while the other has nothing left to do."""
+    items.sort(key=lambda item: item.path.name != "test_notebooks.py")
+
+
 @pytest.fixture(autouse=True)
 def _fresh_url_opener() -> Iterator[None]:
     """urllib keeps the proxies of its first call for good; a test that sets some must not pass them on."""
