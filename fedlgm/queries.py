@@ -87,14 +87,8 @@ class NoisyQuery:
             raise ConfigError(f"bounds and noise must be non-negative numbers, got {self}")
 
 
-@dataclass(frozen=True)
-class BelowBound(AuxiliaryQuery):
-    """Which of a client's layers stay within their bounds: bits, centred so that each is -1/2 or 1/2.
-
-    Source: Andrew et al. 2021, "Differentially private learning with adaptive clipping", per layer.
-    """
-
-    name: ClassVar[str] = "below-bound"
+class _LayerBits(AuxiliaryQuery):
+    """A bit per layer, centred so that each is -1/2 or 1/2."""
 
     @property
     def size(self) -> int:
@@ -106,13 +100,37 @@ class BelowBound(AuxiliaryQuery):
         """sqrt(K) / 2: every bit is 1/2 in magnitude."""
         return math.sqrt(len(self.sizes)) / 2
 
+    def decode(self, mean: Tensor) -> np.ndarray:
+        """Noisy share of clients (or examples) whose bit is 1/2, layer by layer, float64 [K]."""
+        return np.asarray(mean.double().numpy() + 0.5)
+
+
+@dataclass(frozen=True)
+class BelowBound(_LayerBits):
+    """Which of a client's layers stay within their bounds.
+
+    Source: Andrew et al. 2021, "Differentially private learning with adaptive clipping", per layer.
+    """
+
+    name: ClassVar[str] = "below-bound"
+
     def encode(self, norms: Tensor, clip: Tensor) -> Tensor:
         """See `AuxiliaryQuery.encode`."""
         return (norms <= clip).to(norms.dtype) - 0.5
 
-    def decode(self, mean: Tensor) -> np.ndarray:
-        """Noisy share of clients within each layer's bound, float64 [K]."""
-        return np.asarray(mean.double().numpy() + 0.5)
+
+@dataclass(frozen=True)
+class BelowShare(_LayerBits):
+    """Which of a client's layers take at most the share of its whole length that their bounds take of all bounds.
+
+    Unlike `BelowBound` it goes on telling layers apart where every layer is longer than its bound.
+    """
+
+    name: ClassVar[str] = "below-share"
+
+    def encode(self, norms: Tensor, clip: Tensor) -> Tensor:
+        """See `AuxiliaryQuery.encode`."""
+        return (layer_directions(norms) <= clip / torch.linalg.vector_norm(clip)).to(norms.dtype) - 0.5
 
 
 class _LayerFigures(AuxiliaryQuery):
@@ -176,7 +194,9 @@ def layer_directions(norms: Tensor) -> Tensor:
     return part / length.clamp(min=1.0)  # the largest part is 1
 
 
-_KINDS: dict[str, type[AuxiliaryQuery]] = {kind.name: kind for kind in (BelowBound, LayerMovement, LayerStrength)}
+_KINDS: dict[str, type[AuxiliaryQuery]] = {
+    kind.name: kind for kind in (BelowBound, BelowShare, LayerMovement, LayerStrength)
+}
 
 
 def register(kind: type[AuxiliaryQuery]) -> type[AuxiliaryQuery]:

@@ -98,6 +98,7 @@ class Privacy(_Section):
     trust: tuple[Literal["local", "central"], ...] = ("local",)
     min_noise_multiplier: float = Field(default=0.0, ge=0)
     largest_clip: float = Field(default=1.0, gt=0, le=1e6)
+    exact_sums: bool = False  # example-level steps add up in float64, asked for or not
 
     @field_validator("trust", mode="before")
     @classmethod
@@ -307,6 +308,7 @@ unit = {unit} # "client": epsilon is for all of this node's data together. "exam
 trust = ["local"] # "local": this node adds the noise. "central": the server does, and sees the bounded update
 min_noise_multiplier = 0.0 # noise over bound of any one release, at least
 largest_clip = 1.0 # l2 bound of any layer of an update, at most
+exact_sums = false # true: examples' gradients add up in float64, asked for or not, so that rounding keeps the bounds
 
 [allow]
 mechanisms = {mechanisms}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -43,8 +44,21 @@ class _MaxPool(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         images, wide = ctx.saved_tensors
-        routed = _route(gradients[0].permute(0, 2, 3, 1), wide, 1, ctx.step)
-        return _route(routed, images, 2, ctx.step).permute(0, 3, 1, 2), None
+        gradient, out = gradients[0].permute(0, 2, 3, 1), torch.empty_like(images)
+        for few in _few(images):
+            routed = _route(gradient[few], wide[few], 1, ctx.step, torch.empty_like(wide[few]))
+            _route(routed, images[few], 2, ctx.step, out[few])
+        return out.permute(0, 3, 1, 2), None
+
+
+FEW_BYTES = 1 << 19
+"""Bytes of images that all passes are made over before the next ones: with what is made of them they fit the cache."""
+
+
+def _few(images: Tensor) -> Iterator[slice]:
+    """Consecutive slices of the examples, of `FEW_BYTES` each or a single one."""
+    size = max(1, FEW_BYTES // (images.shape[1:].numel() * images.element_size()))
+    return (slice(low, low + size) for low in range(0, len(images), size))
 
 
 def _pairs(x: Tensor, axis: int, step: int) -> tuple[Tensor, Tensor]:
@@ -54,10 +68,9 @@ def _pairs(x: Tensor, axis: int, step: int) -> tuple[Tensor, Tensor]:
     return x[tuple(every)], x.narrow(axis, 1, x.shape[axis] - 1)[tuple(every)]
 
 
-def _route(gradient: Tensor, x: Tensor, axis: int, step: int) -> Tensor:
-    """The gradient goes to the greater of each pair."""
+def _route(gradient: Tensor, x: Tensor, axis: int, step: int, routed: Tensor) -> Tensor:
+    """The gradient goes to the greater of each pair; written to `routed`, which is like `x`."""
     first, second = _pairs(x, axis, step)
-    routed = torch.empty_like(x)
     to_first, to_second = _pairs(routed, axis, step)
     # The kernel of a threshold is one pass: the gradient where the second is greater.
     greater = torch.ops.aten.threshold_backward(gradient, second - first, 0)

@@ -17,7 +17,7 @@ from fedlgm.mechanisms import options as _options
 from fedlgm.mechanisms.adapldp import AdapLDP
 from fedlgm.mechanisms.adaptive import AdaptiveAllocation
 from fedlgm.mechanisms.base import BoundsExamples, Mechanism, UsesPrivateNorms, UsesPrivateSums, UsesPrivateUpdates
-from fedlgm.mechanisms.dp_sgd import DPSGD, PSACSGD, NormalisedSGD, PlainSGD
+from fedlgm.mechanisms.dp_sgd import DPSGD, PSACSGD, NormalisedSGD, PlainSGD, PublishedDPSGD
 from fedlgm.mechanisms.dpa import DynamicPrivacyAllocation
 from fedlgm.mechanisms.full_dp import FullDP
 from fedlgm.mechanisms.inid import gaussian_inid, laplace_inid
@@ -66,7 +66,7 @@ register("time-varying", TimeVaryingDP)
 register("sensitive", SensitiveDP)
 register("dpa", DynamicPrivacyAllocation)
 register("adapldp", AdapLDP)
-register("dp-sgd", DPSGD)
+register("dp-sgd", DPSGD, PublishedDPSGD)
 register("auto-s", NormalisedSGD)
 register("dp-psac", PSACSGD)
 register("sgd", PlainSGD)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -22,13 +22,17 @@ from fedlgm.example_level.scaling import PSAC, AutoS, FlatClip, PerLayerClip, Sc
 from fedlgm.facts import RunFacts
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.base import BoundsExamples, Mechanism, check_positive
-from fedlgm.mechanisms.layerwise_gaussian import LayerwiseGaussian, NoPrivacy
-from fedlgm.plan import ReleasePlan
+from fedlgm.mechanisms.layerwise_gaussian import LayerwiseGaussian, NoPrivacy, PublishedMedClip, claim_of
+from fedlgm.plan import ReleasePlan, UnprotectedPlan
 from fedlgm.privacy.guarantee import Guarantee, Unit
 from fedlgm.transcript import Transcript
 
 _PROVEN = "every example's gradient is bounded before noise of a public scale is added to the sum of a Poisson batch"
 _EXACT = "in exact arithmetic (a batch's gradients are computed and, unless sums are exact, added up in float32)"
+_MEDCLIP = (
+    "MedClip derives bounds and noise scales from the private layer norms of the batch's examples, and a noise scale "
+    "can be read off a large layer (docs/guarantees.md, section MedClip)"
+)
 _STYLES = ("flat", "per-layer")
 
 
@@ -111,6 +115,38 @@ class DPSGD(LayerwiseGaussian, BoundsExamples):
     @property
     def _allocation(self) -> str:
         return self.allocation
+
+
+@dataclass(frozen=True)
+class PublishedDPSGD(DPSGD, PublishedMedClip):
+    """Per-layer DP-SGD under MedClip as printed: bounds and noise from the batch's own norms. NOT PRIVATE; charged so.
+
+    The paper takes the medians "across the dataset" and does not say at which weights; here they are those of the
+    batch's examples at the weights of the step, as for the cohort of a federation (`PublishedMedClip`). The batch is
+    passed twice: its bounds must be known before anything is cut.
+    """
+
+    style: str = "per-layer"
+    clip: Literal["eq", "med"] = "med"
+
+    def calibrate(self, facts: RunFacts) -> float:
+        """As for DP-SGD; steps that clients noise themselves have no batch that the server plans by."""
+        if facts.steps is not None:
+            raise ConfigError(
+                f"{self.name}: variant = 'published' plans every step from its batch: use trust = 'central'"
+            )
+        return super().calibrate(facts)
+
+    def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
+        """What the rule would do with examples whose layers all have the same norm; steps plan from the real ones."""
+        return PublishedMedClip.plan(self, layers, facts, transcript)
+
+    def plan_from_private_norms(self, layers: LayerTable, facts: RunFacts, norms: np.ndarray) -> ReleasePlan:
+        """Bounds from the examples' own norms [B, K]. Claimed as if they were public."""
+        clip, sigma = self._from_private(layers, facts, norms)
+        sound = example_plan(layers, facts, clip=clip, sigma=sigma)
+        guarantee = Guarantee("none", _MEDCLIP, unit="example")
+        return UnprotectedPlan(layers, clip, sigma, facts, guarantee, bounded_by="trainer", claim=claim_of(sound))
 
 
 @dataclass(frozen=True)

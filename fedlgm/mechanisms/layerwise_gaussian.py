@@ -21,7 +21,7 @@ from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.base import Mechanism, UsesPrivateNorms, Variant, check_positive, check_share
 from fedlgm.plan import ReleasePlan, UnprotectedPlan
 from fedlgm.privacy.guarantee import Guarantee
-from fedlgm.queries import BelowBound, NoisyQuery
+from fedlgm.queries import AuxiliaryQuery, BelowBound, BelowShare, NoisyQuery
 from fedlgm.transcript import Transcript
 
 _PROVEN = "every contribution is bounded before noise of a public scale is added to the sum of all layers"
@@ -29,6 +29,8 @@ _MEDCLIP = (
     "MedClip derives bounds and noise scales from the clients' private layer norms, and a noise scale can be read off "
     "a large layer (docs/guarantees.md, section MedClip)"
 )
+_BITS: dict[str, type[AuxiliaryQuery]] = {"quantile": BelowBound, "shares": BelowShare}
+"""Where the bounds follow noisy bits: the query that they are the answers of."""
 
 
 @dataclass(frozen=True)
@@ -38,18 +40,19 @@ class LayerwiseGaussian(Mechanism):
     Attributes:
         bound: total l2 bound S of one client's update.
         clip: how S is spread over the layers: "eq" (s_j = S / sqrt(K)) or "med" (proportional to layer norms m_j).
-        norms: where the m_j of clip = "med" come from: "public" (`public_norms`), "stale" (last
-            released update, noise taken off) or "quantile" (noisy indicator bits, paid from the budget).
+        norms: where the m_j of clip = "med" come from: "public" (`public_norms`), "stale" (last released update, noise
+            taken off), "quantile" (noisy bits that say which layers stay within their bounds, paid from the budget) or
+            "shares" (the same of the layers' shares of the whole length, which do not depend on S).
         public_norms: m_j for "public" and for the first round of "stale"; sqrt(d_j) when empty.
         floor: for "stale", the least share of S / sqrt(K) that a layer's bound may fall to.
-        quantile: for "quantile", the share of clients that should stay below their bound.
-        quantile_rate: for "quantile", learning rate of the geometric update.
-        quantile_share: for "quantile", share of the budget spent on the bits.
+        quantile: for "quantile" and "shares", the share of clients that should stay below their bound.
+        quantile_rate: for "quantile" and "shares", learning rate of the geometric update.
+        quantile_share: for "quantile" and "shares", share of the budget spent on the bits.
     """
 
     bound: float = 1.0
     clip: Literal["eq", "med"] = "eq"
-    norms: Literal["public", "stale", "quantile"] = "stale"
+    norms: Literal["public", "stale", "quantile", "shares"] = "stale"
     public_norms: Sequence[float] = ()
     floor: float = 0.1
     quantile: float = 0.5
@@ -77,8 +80,8 @@ class LayerwiseGaussian(Mechanism):
         """Bounds, noise and queries of the round."""
         multiplier = facts.noise_multiplier
         queries: tuple[NoisyQuery, ...] = ()
-        if self.clip == "med" and self.norms == "quantile":
-            bits = BelowBound(tuple(layers.sizes.tolist()))
+        if self.clip == "med" and self.norms in _BITS:
+            bits = _BITS[self.norms](tuple(layers.sizes.tolist()))
             queries = (NoisyQuery(bits, bits.bound * multiplier / math.sqrt(self.quantile_share)),)
             multiplier /= math.sqrt(1 - self.quantile_share)
         clip = self._bounds(layers, transcript)
@@ -92,8 +95,8 @@ class LayerwiseGaussian(Mechanism):
     def _bounds(self, layers: LayerTable, transcript: Transcript) -> np.ndarray:
         if self.clip == "eq":
             return clipping.eq_clip(self.bound, len(layers))
-        if self.norms == "quantile":
-            below, plan = transcript.answer(BelowBound.name), transcript.plan
+        if self.norms in _BITS:
+            below, plan = transcript.answer(_BITS[self.norms].name), transcript.plan
             if below is None or plan is None:
                 return clipping.eq_clip(self.bound, len(layers))
             return clipping.next_quantile_bounds(plan.clip, below, self.bound, self.quantile, self.quantile_rate)
@@ -125,12 +128,16 @@ class PublishedMedClip(LayerwiseGaussian, UsesPrivateNorms):
 
     def plan_from_private_norms(self, layers: LayerTable, facts: RunFacts, norms: np.ndarray) -> ReleasePlan:
         """Bounds from the cohort's own norms [clients, K]. Claimed as if they were public."""
+        clip, sigma = self._from_private(layers, facts, norms)
+        sound = ReleasePlan(layers, clip, sigma, facts, Guarantee("proven", _PROVEN))
+        return UnprotectedPlan(layers, clip, sigma, facts, Guarantee("none", _MEDCLIP), claim=claim_of(sound))
+
+    def _from_private(self, layers: LayerTable, facts: RunFacts, norms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Bounds and noise, [K] each."""
         finite = norms[np.isfinite(norms).all(axis=1)]
         clip = clipping.med_clip_published(self.bound, finite if len(finite) else np.ones((1, len(layers))))
         clip = np.maximum(clip, clipping.LEAST_CLIP)
-        sigma = spread(shares(self._allocation, clip, layers.sizes), clip, facts.noise_multiplier)
-        sound = ReleasePlan(layers, clip, sigma, facts, Guarantee("proven", _PROVEN))
-        return UnprotectedPlan(layers, clip, sigma, facts, Guarantee("none", _MEDCLIP), claim=claim_of(sound))
+        return clip, spread(shares(self._allocation, clip, layers.sizes), clip, facts.noise_multiplier)
 
 
 @dataclass(frozen=True)

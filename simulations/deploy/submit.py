@@ -20,7 +20,7 @@ from simulations.runs.rows import RunSummary
 from strategies.enrolment import Enrolment
 
 APP = Path(__file__).parent / "app"
-_SILENCE_S, _LONGEST_S = 5.0, 30.0  # of a run, until Flower is asked what became of it; a question costs a second
+_SILENCE_S, _LONGEST_S = 20.0, 30.0  # of a run, until Flower is asked what became of it; a question costs a second
 
 
 def run(

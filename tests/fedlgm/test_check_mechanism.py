@@ -51,7 +51,7 @@ def test_bundled_example_level_mechanisms_pass(name: str, facts: RunFacts | None
 
 
 @pytest.mark.parametrize("allocation", allocation.names())
-@pytest.mark.parametrize("norms", [None, "public", "stale", "quantile"])
+@pytest.mark.parametrize("norms", [None, "public", "stale", "quantile", "shares"])
 def test_per_layer_dp_sgd_passes(allocation: str, norms: str | None) -> None:
     clip = {} if norms is None else {"clip": "med", "norms": norms}
     check_mechanism(mechanisms.get("dp-sgd", style="per-layer", allocation=allocation, **clip))
@@ -70,7 +70,9 @@ def test_a_scaling_beyond_the_plan_is_noticed() -> None:
         check_mechanism(Forgetful("forgetful"))
 
 
-@pytest.mark.parametrize("options", [{"norms": "stale"}, {"norms": "quantile"}, {"norms": "public"}])
+@pytest.mark.parametrize(
+    "options", [{"norms": "stale"}, {"norms": "quantile"}, {"norms": "shares"}, {"norms": "public"}]
+)
 def test_sound_medclip_passes(options: dict[str, Any]) -> None:
     check_mechanism(mechanisms.get("snr-consistent", clip="med", **options))
 

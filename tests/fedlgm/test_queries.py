@@ -19,10 +19,10 @@ from fedlgm.errors import ConfigError
 from fedlgm.layers import LayerTable
 from fedlgm.plan import NoisyQuery, ReleasePlan, RunFacts, Sampling
 from fedlgm.privacy.guarantee import Guarantee
-from fedlgm.queries import AuxiliaryQuery, BelowBound, LayerMovement, LayerStrength, layer_directions
+from fedlgm.queries import AuxiliaryQuery, BelowBound, BelowShare, LayerMovement, LayerStrength, layer_directions
 from fedlgm.transcript import Transcript
 
-KINDS = (BelowBound, LayerMovement, LayerStrength)
+KINDS = (BelowBound, BelowShare, LayerMovement, LayerStrength)
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,14 @@ def test_quantile_bits_are_within_their_own_bound():
     assert float(bits.norm()) <= query.bound * (1 + 1e-12)
 
 
+def test_bits_of_shares_do_not_depend_on_how_long_a_client_is():
+    """Lengths 0.1, 0.8 and 0.6 (of 1.005) against equal shares of 0.577; bits of bounds see nothing if all are cut."""
+    norms, clip = torch.tensor([[0.1, 0.8, 0.6]]), torch.full((3,), 0.01)
+    for scale in (1e-3, 1.0, 1e6):
+        assert BelowShare((4, 4, 4)).contribution(scale * norms, clip).tolist() == [[0.5, -0.5, -0.5]]
+    assert BelowBound((4, 4, 4)).contribution(norms, clip).tolist() == [[-0.5, -0.5, -0.5]]
+
+
 def test_what_an_encoder_says_beyond_its_bound_is_cut():
     made = bound_update(torch.ones(6), plan({"a": 1, "b": 5}, NoisyQuery(Wrong((1, 5)), 1.0)))[6:]
     assert made.tolist() == pytest.approx([1 / math.sqrt(3)] * 3, rel=2e-5)
@@ -82,7 +90,9 @@ def test_a_query_has_the_size_of_what_a_client_contributes():
 
 
 def test_unknown_queries_are_refused():
-    with pytest.raises(ConfigError, match="unknown auxiliary query 'surprise'; known: below-bound, layer-movement"):
+    with pytest.raises(
+        ConfigError, match="unknown auxiliary query 'surprise'; known: below-bound, below-share, layer-movement"
+    ):
         queries.named("surprise", (1, 5))
     text = plan({"a": 1, "b": 5}, NoisyQuery(BelowBound((1, 5)), 1.0)).to_json()
     with pytest.raises(ConfigError, match="surprise"):

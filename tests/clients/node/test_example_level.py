@@ -8,12 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from clients.node import data as node_data
 from clients.node.folder import NodeFolder
+from clients.node.release import Releaser
 from clients.node.service import EXAMPLES, Service
 from fedlgm import mechanisms, models, privacy
 from fedlgm import node_protocol as protocol
 from fedlgm.errors import LedgerError
+from fedlgm.example_level.trainer import ExampleTrainer, digest_of, local_steps
 from fedlgm.facts import LocalSteps, RunFacts, Sampling
+from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
 from fedlgm.plan import ReleasePlan
 from fedlgm.transcript import Transcript
@@ -117,6 +121,36 @@ def test_what_the_node_does_not_do_is_refused_and_costs_nothing(tmp_path):
         found = {name: ask(folder, text=text, work=work)[0].get("code") for name, (text, work, _) in REFUSED.items()}
         assert found == {name: code for name, (_, _, code) in REFUSED.items()}
         assert rows(folder) == []
+
+
+@pytest.mark.parametrize("by", ["the server", "the policy", "nobody"])
+def test_sums_are_exact_if_either_side_says_so(tmp_path, by):
+    folder = node(tmp_path / "node")
+    if by == "the policy":
+        edit(folder, "exact_sums = false", "exact_sums = true")
+    data = node_data.read(folder.policy().data, folder.path)
+    releaser = Releaser(folder.policy(), data, node_data.digest(data), b"0" * 32, test_seed=1)
+    text, work = plan(1e-5).to_json(), WORK | ({"exact_sums": True} if by == "the server" else {})
+    request = releaser.understand(1, text, work, nodes.MODEL.numpy())
+    found = releaser.make(request, releaser.name(request))
+    keys = KeyRing.from_seed(1).derive(nodes.MODEL.numpy().tobytes(), text.encode())
+    made = {}
+    for exact in (True, False):
+        mechanism = mechanisms.get("dp-sgd")
+        module = models.build("logistic", in_shape=nodes.SHAPE, classes=nodes.CLASSES)
+        table = mechanism.table(LayerTable.from_module(module))
+        trainer = ExampleTrainer(module, table, mechanism, exact_sums=exact)
+        examples = data.x, data.y, digest_of(data.x, data.y)
+        settings, client = request.work.local(), folder.policy().node.client
+        made[exact] = local_steps(trainer, settings, nodes.MODEL, examples, request.plan, keys, 1, client)[0].numpy()
+    assert (found == made[by != "nobody"]).all()
+    assert not (made[True] == made[False]).all()
+
+
+def test_exact_sums_belong_to_examples(tmp_path):
+    with served(node(tmp_path / "node")) as folder:
+        said, _ = ask(folder, work=nodes.WORK | {"exact_sums": True})
+        assert (said["code"], rows(folder)) == ("work", [])
 
 
 def test_a_node_that_protects_its_whole_data_refuses(tmp_path):

@@ -18,12 +18,13 @@ LAYERS = LayerTable.from_sizes({"a": 60, "b": 300, "c": 12})
 OPEN = ("none", "sgd")  # no privacy is asked for
 SHORT = {"trials": 150, "canaries": 200, "seed": 0}
 CASES: list[tuple[str, dict]] = [(name, {}) for name in mechanisms.names(None)]
-CASES += [("snr-consistent", {"clip": "med", "norms": norms}) for norms in ("public", "stale", "quantile")]
+CASES += [("snr-consistent", {"clip": "med", "norms": norms}) for norms in ("public", "stale", "quantile", "shares")]
 CASES += [("ladp", {"local_share": 0.05}), ("ladp", {"threshold": 0.5})]
 CASES += [("dp-sgd", {"style": "per-layer", "allocation": "snr-consistent"})]
 CASES += [("lm-dp-sgd", {"weights": weights}) for weights in ("public", "stale")]
 IDS = [" ".join([name, *(f"{k}={v}" for k, v in options.items())]) for name, options in CASES]
 PUBLISHED = [("uniform", {}), ("snr-consistent", {}), ("ladp", {}), ("ladp", {"threshold": 9.0}), ("lm-dp-sgd", {})]
+PUBLISHED += [("dp-sgd", {}), ("dp-sgd", {"allocation": "snr-consistent"})]
 
 
 @pytest.mark.parametrize(("name", "options"), CASES, ids=IDS)
@@ -59,7 +60,7 @@ def test_the_probe_is_exact(name, options):
     assert result.passed
     assert result.confidence == 1
     # Auxiliary queries and layers cannot all be at their bounds at once.
-    least = 0.8 if options.get("norms") == "quantile" or name == "lm-dp-sgd" else 0.98
+    least = 0.8 if options.get("norms") in ("quantile", "shares") or name == "lm-dp-sgd" else 0.98
     assert least * result.epsilon_reported <= result.epsilon_lower <= result.epsilon_reported * (1 + 1e-9)
 
 

@@ -29,7 +29,7 @@ SETTINGS = {
     "local": ("replace-one", Sampling("poisson", 12, 0.5), "local"),
 }
 CASES: list[tuple[str, dict]] = [(name, {}) for name in mechanisms.names() if name != "none"]
-CASES += [("snr-consistent", {"clip": "med", "norms": norms}) for norms in ("public", "stale", "quantile")]
+CASES += [("snr-consistent", {"clip": "med", "norms": norms}) for norms in ("public", "stale", "quantile", "shares")]
 CASES += [
     ("ladp", {"score": "kl"}),
     ("ladp", {"local_share": 0.05}),

@@ -1,0 +1,141 @@
+"""Table 2 of the SNR-consistent paper: noise over the layers in centralised training, at one proven epsilon of 3.
+
+    python -m benchmarks.central_allocations [--minutes M]   # go on with the runs
+    python -m benchmarks.central_allocations --write         # tables of docs/results/central-allocations.md
+
+All 60,000 examples of FashionMNIST, the CNN with 26,010 parameters. Every cell gets the same search (learning rate, on
+a seed of its own) and is then run on other seeds. Finished runs are kept in a file beside the page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from pathlib import Path
+
+from benchmarks.kept import Kept, Row, change
+from benchmarks.pages import put, spread, table
+
+PAGE = Path(__file__).parents[1] / "docs" / "results" / "central-allocations.md"
+KEPT = PAGE.with_suffix(".json")
+EPOCH = 117  # steps of 512 examples, on average
+STEPS = 2 * EPOCH
+RATES, SEARCH_SEED, SEEDS = (0.5, 1.0, 2.0, 4.0, 8.0), 100, (1, 2, 3)
+SETTING = ("data.pixels=[0, 1]", "training.batch_size=512", "training.momentum=0.9", f"run.evaluate_every={EPOCH}")
+MED = ("mechanism.clip=med", "mechanism.norms=shares")
+PUBLISHED = ("mechanism.variant=published", "mechanism.clip=med")
+CLIPS = {"EqClip": (), "MedClip, sound": MED, "MedClip, published": PUBLISHED}
+RULES = {
+    # rule: the paper's figures under EqClip and MedClip
+    "uniform": ("85.53 ± 0.55", "86.29 ± 0.21"),
+    "sensitivity-proportional": ("85.53 ± 0.53", "86.14 ± 0.20"),
+    "dimension-adjusted": ("85.58 ± 0.47", "86.31 ± 0.11"),
+    "min-total-noise": ("86.23 ± 0.36", "86.28 ± 0.19"),
+    "snr-consistent": ("86.23 ± 0.36", "86.81 ± 0.23"),
+}
+SAME = {"sensitivity-proportional": "uniform", "min-total-noise": "snr-consistent"}
+"""Rules that are another one under EqClip."""
+Cell = tuple[str, str]
+FLAT: Cell = ("flat", "EqClip")
+CELLS: tuple[Cell, ...] = (
+    FLAT,
+    *((rule, "EqClip") for rule in RULES if rule not in SAME),
+    *((rule, "MedClip, sound") for rule in RULES),
+)
+NOT_PRIVATE: tuple[Cell, ...] = tuple((rule, "MedClip, published") for rule in ("uniform", "snr-consistent"))
+"""Measured once the others are there: not private, and every step passes its batch twice."""
+
+
+def measure(kept: Kept, cell: Cell, lr: float, seed: int) -> Row | None:
+    """One run of a cell."""
+    rule, clip = cell
+    label = {"rule": rule, "clip": clip, "lr": lr, "steps": STEPS, "seed": seed}
+    split = () if rule == "flat" else ("mechanism.style=per-layer", f"mechanism.allocation={rule}", *CLIPS[clip])
+    overrides = [*SETTING, *split, f"training.lr={lr}", f"federation.rounds={STEPS}"]
+    return kept.measure(label, "dp-sgd-fashion-mnist", overrides)
+
+
+def best_rate(kept: Kept, cell: Cell) -> float | None:
+    """The learning rate that the search chose, once all of its runs are there."""
+    rows = kept.find(rule=cell[0], clip=cell[1], seed=SEARCH_SEED, steps=STEPS)
+    found = {row["lr"]: row["final"] for row in rows}
+    return max(RATES, key=lambda lr: found[lr]) if set(RATES) <= set(found) else None
+
+
+def go_on(kept: Kept) -> bool:
+    """Run what is missing: the search, then all cells seed by seed; whether all is done."""
+    for cells in (CELLS, NOT_PRIVATE):
+        for lr, cell in itertools.product(RATES, cells):
+            if measure(kept, cell, lr, SEARCH_SEED) is None:
+                return False
+        for seed, cell in itertools.product(SEEDS, cells):
+            lr = best_rate(kept, cell)
+            assert lr is not None
+            if measure(kept, cell, lr, seed) is None:
+                return False
+    return True
+
+
+def figures(kept: Kept, cell: Cell, what: str) -> dict[int, float]:
+    """Figures of a cell at the rate that its search chose, by seed."""
+    rows = kept.find(rule=cell[0], clip=cell[1], lr=best_rate(kept, cell), steps=STEPS)
+    return {row["seed"]: row[what] for row in rows if row["seed"] in SEEDS}
+
+
+def results(kept: Kept) -> str:
+    """A row for every cell."""
+    rows = []
+    reference = figures(kept, FLAT, "final")
+    for rule, clip in itertools.product(("flat", *RULES), CLIPS):
+        cell = (SAME.get(rule, rule) if clip == "EqClip" else rule, clip)
+        lr = best_rate(kept, cell)
+        own = figures(kept, cell, "final") if lr is not None else {}
+        if not own:
+            continue
+        rows.append([
+            "standard Gaussian (flat)" if rule == "flat" else rule,
+            "-" if rule == "flat" else clip,
+            f"{lr:g}",
+            spread(list(own.values())),
+            spread(list(figures(kept, cell, "highest").values())),
+            str(len(own)),
+            *(["", ""] if cell == FLAT else change(own, reference)),
+            _paper(rule, clip),
+        ])  # fmt: skip
+    header = ["rule", "bounds", "lr", "accuracy", "highest", "seeds", "against flat", "p", "paper, highest"]
+    return table(header, rows)
+
+
+def search(kept: Kept) -> str:
+    """Accuracy of every cell's search."""
+    rows = []
+    for cell in (*CELLS, *NOT_PRIVATE):
+        own = kept.find(rule=cell[0], clip=cell[1], seed=SEARCH_SEED, steps=STEPS)
+        by_rate = {row["lr"]: f"{row['final']:.2f}" for row in own}
+        if by_rate:
+            rows.append([cell[0], cell[1], *(by_rate.get(lr, "") for lr in RATES)])
+    return table(["rule", "bounds", *(f"lr {lr:g}" for lr in RATES)], rows)
+
+
+def _paper(rule: str, clip: str) -> str:
+    if rule == "flat":
+        return "86.41 ± 0.02"
+    return RULES[rule][0 if clip == "EqClip" else 1] if clip != "MedClip, sound" else ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kept", type=Path, default=KEPT)
+    parser.add_argument("--minutes", type=float, default=9.0, help="processor time after which no run is started")
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    kept = Kept(options.kept, options.minutes)
+    if options.write:
+        put(PAGE, "results", results(kept))
+        put(PAGE, "search", search(kept))
+    else:
+        print("done" if go_on(kept) else "not done: call again", flush=True)
+
+
+if __name__ == "__main__":
+    main()
