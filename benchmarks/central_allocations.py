@@ -18,6 +18,7 @@ from benchmarks.pages import put, spread, table
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "central-allocations.md"
 KEPT = PAGE.with_suffix(".json")
+RECIPE = "dp-sgd-fashion-mnist"
 EPOCH = 117  # steps of 512 examples, on average
 STEPS = 2 * EPOCH
 RATES, SEARCH_SEED, SEEDS = (0.5, 1.0, 2.0, 4.0, 8.0), 100, (1, 2, 3)
@@ -48,11 +49,15 @@ NOT_PRIVATE: tuple[Cell, ...] = tuple((rule, "MedClip, published") for rule in (
 
 def measure(kept: Kept, cell: Cell, lr: float, seed: int) -> Row | None:
     """One run of a cell."""
+    label = {"rule": cell[0], "clip": cell[1], "lr": lr, "steps": STEPS, "seed": seed}
+    return kept.measure(label, RECIPE, overrides(cell, lr))
+
+
+def overrides(cell: Cell, lr: float) -> list[str]:
+    """What a cell changes in the recipe."""
     rule, clip = cell
-    label = {"rule": rule, "clip": clip, "lr": lr, "steps": STEPS, "seed": seed}
     split = () if rule == "flat" else ("mechanism.style=per-layer", f"mechanism.allocation={rule}", *CLIPS[clip])
-    overrides = [*SETTING, *split, f"training.lr={lr}", f"federation.rounds={STEPS}"]
-    return kept.measure(label, "dp-sgd-fashion-mnist", overrides)
+    return [*SETTING, *split, f"training.lr={lr}", f"federation.rounds={STEPS}"]
 
 
 def best_rate(kept: Kept, cell: Cell) -> float | None:

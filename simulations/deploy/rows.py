@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 
 class NodeStatus(TypedDict):
@@ -62,3 +62,4 @@ class Work(TypedDict):
     task: dict[str, Any]
     model: dict[str, Any]
     training: dict[str, Any]
+    exact_sums: NotRequired[bool]  # only where it is asked for: older nodes do not know it

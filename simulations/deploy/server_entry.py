@@ -65,14 +65,16 @@ def deployed(recipe: Recipe, clients: int, *, test: bool = False) -> Recipe:
 
 def work_of(recipe: Recipe) -> Work:
     """What nodes are asked to do, by names that are installed there; see `fedlgm.node_protocol.Question`."""
-    return {
+    work: Work = {
         "mechanism": recipe.mechanism.name,
         "group_by": recipe.mechanism.group_by,
         "task": {"name": recipe.task.name, **recipe.task.options},
         "model": {"name": recipe.model.name, **recipe.model.options},
         "training": asdict(recipe.training.local),
-        **({"exact_sums": True} if recipe.training.exact_sums else {}),
     }
+    if recipe.training.exact_sums:
+        work["exact_sums"] = True
+    return work
 
 
 def make_server_app() -> ServerApp:
