@@ -1,34 +1,34 @@
 """Splits of the noise over the layers, fixed and learnt from released outputs: figures of docs/results/adaptive.md.
 
-    python -m benchmarks.adaptive [--tasks NAME ...] [--minutes M] [--write]
+    python -m benchmarks.adaptive [--tasks NAME ...] [--minutes M]   # go on with the runs
+    python -m benchmarks.adaptive --write                            # tables of docs/results/adaptive.md
 
 A small federation around the library's own parts: its data, partition, mechanisms and their plans, bounded sums, noise
 and server optimizer. Only local training is written anew: full-batch steps of all clients of a cohort at once, several
 times as fast as training them one by one. Every method gets the same search (server learning rate, on a seed of its
-own) and is then run on other seeds, all at one proven epsilon. A run is a line of JSON in a file as soon as it is done;
-a second call goes on where the first one stopped. `--write` puts tables of what there is into the page.
+own) and is then run on other seeds, all at one proven epsilon. Finished runs are kept in a file: a second call goes on
+where the first one stopped.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import math
 import statistics
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from scipy import stats
 from torch import Tensor
 from torch.nn import functional
 
+from benchmarks import noise_and_split
+from benchmarks.kept import CHANGE, Kept, Search, change
 from benchmarks.pages import put, table
+from benchmarks.pages import spread as plus_minus
 from fedlgm import clipping, data, mechanisms
 from fedlgm.aggregation import BoundedSum
 from fedlgm.allocation import shares, spread
@@ -46,7 +46,7 @@ from strategies.server_optimizer import ServerOptimizer
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "adaptive.md"
 CLIENTS, RATE, ROUNDS, LOCAL_STEPS, LOCAL_RATE = 500, 0.1, 50, 5, 0.5
-SEARCH_SEED, SEEDS = 100, tuple(range(1, 6))
+SEEDS = tuple(range(1, 11))
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,8 @@ FIXED: dict[str, Mechanism] = {
 LEARNT: dict[str, Mechanism] = {
     "MedClip (stale), uniform": mechanisms.get("uniform", clip="med", norms="stale"),
     "adaptive, weights": mechanisms.get("adaptive"),
+    "adaptive, weights, memory 0": mechanisms.get("adaptive", memory=0.0),
+    "adaptive, weights, memory 1": mechanisms.get("adaptive", memory=1.0),
     "adaptive, updates": Updates("updates"),
     "LaDP-FL": mechanisms.get("ladp"),
     "LaDP-FL, memory 0": mechanisms.get("ladp", memory=0.0),
@@ -97,21 +99,28 @@ SPLITS: dict[str, Mechanism] = {
 }
 
 
+FOLLOWED = (*FIXED, "adaptive, weights")
+"""Methods that are compared on all seeds; the others have the first five, splits the first four."""
+
+
 @dataclass(frozen=True)
 class Task:
-    """A model, a budget, and the server learning rates of the search."""
+    """A model, a budget, and the search of the server learning rate."""
 
     hidden: tuple[int, ...]
     epsilon: float
-    rates: tuple[float, ...]
+    search: Search
     methods: dict[str, Mechanism]
-    seeds: tuple[int, ...] = SEEDS
+
+    def seeds(self, method: str) -> tuple[int, ...]:
+        """Seeds of a method, in this order."""
+        return SEEDS if method in FOLLOWED else SEEDS[:4] if method in SPLITS else SEEDS[:5]
 
 
 TASKS = {
-    "deep": Task((64, 32, 32), 3.0, (0.05, 0.1, 0.2), FIXED | LEARNT),
-    "small": Task((32,), 1.0, (0.025, 0.05, 0.1), FIXED | LEARNT),
-    "splits": Task((32,), 1.0, (0.1,), SPLITS, SEEDS[:4]),
+    "deep": Task((64, 32, 32), 3.0, Search((0.05, 0.1, 0.2), 0.0125, 0.8), FIXED | LEARNT),
+    "small": Task((32,), 1.0, Search((0.025, 0.05, 0.1), 0.0125, 0.8), FIXED | LEARNT),
+    "splits": Task((32,), 1.0, Search((0.1,), 0.1, 0.1), SPLITS),
 }
 
 
@@ -190,98 +199,110 @@ def run(task: Task, mechanism: Mechanism, rate: float, seed: int) -> float:
     return federation.accuracy(transcript.models[-1])
 
 
-Cell = tuple[str, str, float, int]
+def searched(kept: Kept, name: str, method: str) -> dict[float, float]:
+    """Accuracies of a method's search so far, by rate."""
+    rows = kept.find(task=name, method=method, seed=TASKS[name].search.seed)
+    return {row["rate"]: row["accuracy"] for row in rows}
 
 
-def best_rate(done: dict[Cell, float], name: str, method: str) -> float | None:
-    """The rate that the search chose, once all of its runs are there."""
-    found = {rate: done.get((name, method, rate, SEARCH_SEED)) for rate in TASKS[name].rates}
-    if len(found) == 1:
-        return TASKS[name].rates[0]
-    known = {rate: accuracy for rate, accuracy in found.items() if accuracy is not None}
-    return max(known, key=lambda rate: known[rate]) if len(known) == len(found) else None
+def best_rate(kept: Kept, name: str, method: str) -> float | None:
+    """The rate that the search chose, once it is over; the only one where there is no choice."""
+    search = TASKS[name].search
+    return search.grid[0] if search.least == search.most else search.chosen(searched(kept, name, method))
 
 
-def cells(done: dict[Cell, float], names: list[str]) -> Iterator[Cell]:
-    """Runs in their order: a task's search, then all methods seed by seed."""
+def missing(kept: Kept, names: list[str], methods: list[str] | None = None) -> Iterator[tuple[str, str, float, int]]:
+    """Runs that are left, in their order: a task's search, then all methods seed by seed."""
     for name in names:
         task = TASKS[name]
-        if len(task.rates) > 1:
-            yield from ((name, method, rate, SEARCH_SEED) for method in task.methods for rate in task.rates)
-        for seed, method in itertools.product(task.seeds, task.methods):
-            rate = best_rate(done, name, method)
+        wanted = [method for method in task.methods if methods is None or method in methods]
+        for method in wanted:
+            while best_rate(kept, name, method) is None:
+                rate = task.search.following(searched(kept, name, method))
+                assert rate is not None
+                yield name, method, rate, task.search.seed
+        for seed, method in itertools.product(SEEDS, wanted):
+            rate = best_rate(kept, name, method)
             assert rate is not None
-            yield name, method, rate, seed
+            if seed in task.seeds(method) and not kept.find(task=name, method=method, rate=rate, seed=seed):
+                yield name, method, rate, seed
 
 
-def read(file: Path) -> dict[Cell, float]:
-    """Finished runs."""
-    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-    rows = [json.loads(line) for line in lines]
-    return {(row["task"], row["method"], row["rate"], row["seed"]): row["accuracy"] for row in rows}
+def found(kept: Kept, name: str) -> dict[str, dict[int, float]]:
+    """Accuracies of every method at the rate that its search chose, by seed."""
+    cells = {}
+    for method in TASKS[name].methods:
+        rows = kept.find(task=name, method=method, rate=best_rate(kept, name, method))
+        cells[method] = {row["seed"]: row["accuracy"] for row in rows if row["seed"] != TASKS[name].search.seed}
+    return {method: own for method, own in cells.items() if own}
 
 
-def summary(done: dict[Cell, float], name: str) -> list[dict[str, Any]]:
-    """One row per method: rate, accuracies, paired change against the best fixed rule (the best split) and its p."""
-    task = TASKS[name]
-    found: dict[str, tuple[float, dict[int, float]]] = {}
-    for method in task.methods:
-        rate = best_rate(done, name, method)
-        values = {seed: done[name, method, rate, seed] for seed in task.seeds if (name, method, rate, seed) in done}  # type: ignore[index]
-        if rate is not None and len(values) > 1:
-            found[method] = rate, values
-    candidates = [method for method in found if method in FIXED or method in SPLITS]
-    if not candidates:
-        return []
-    best = max(candidates, key=lambda method: statistics.mean(found[method][1].values()))
-    table = []
-    for method, (rate, values) in found.items():
-        common = sorted(set(values) & set(found[best][1]))
-        change = np.array([values[seed] - found[best][1][seed] for seed in common])
-        p = float(stats.ttest_1samp(change, 0.0).pvalue) if change.any() and len(change) > 1 else None
-        mean, std = statistics.mean(values.values()), statistics.stdev(values.values())
-        table.append({"method": method, "rate": rate, "seeds": len(values), "mean": mean, "std": std})
-        table[-1] |= {"change": float(change.mean()), "p": p}
-    return table
+def best_of(cells: dict[str, dict[int, float]], candidates: Iterable[str]) -> str:
+    """Of the candidates with figures the one that is best on average; "" if there is none."""
+    known = [method for method in candidates if cells.get(method)]
+    return max(known, key=lambda method: statistics.fmean(cells[method].values()), default="")
 
 
-def write(done: dict[Cell, float]) -> None:
-    """Put the tables between the markers of the results page."""
-    for name in TASKS:
-        lines = []
-        for row in summary(done, name):
-            p = "" if row["p"] is None else f"{row['p']:.2g}"
-            change = "best fixed" if row["p"] is None and row["change"] == 0 else f"{row['change']:+.2f}"
-            mean = f"{row['mean']:.2f} ± {row['std']:.2f}"
-            lines.append([row["method"], f"{row['rate']:g}", mean, str(row["seeds"]), change, p])
-        if lines:
-            put(PAGE, name, table(["method", "server lr", "accuracy (%)", "seeds", "change", "p"], lines))
+def text_of(kept: Kept, name: str) -> str:
+    """One row per method: rate, accuracies, paired change against the best fixed rule (the best split).
+
+    Empty until every method has runs.
+    """
+    cells = found(kept, name)
+    if set(cells) != set(TASKS[name].methods):
+        return ""
+    best = best_of(cells, [*FIXED, *SPLITS])
+    lines = []
+    for method, own in cells.items():
+        against = ["best fixed", "", ""] if method == best else change(own, cells[best])
+        rate = f"{best_rate(kept, name, method):g}"
+        lines.append([method, rate, plus_minus(list(own.values())), str(len(own)), *against])
+    return table(["method", "server lr", "accuracy (%)", "seeds", *CHANGE], lines)
+
+
+def all_tasks(kept: Kept) -> str:
+    """The learnt split against the best fixed rule of every task, those of `noise_and_split` included."""
+    lines = []
+
+    def add(label: str, own: dict[int, float], best: str, reference: dict[int, float]) -> None:
+        cells = [plus_minus(list(values.values())) for values in (reference, own)]
+        lines.append([label, best, *cells, str(len(own.keys() & reference.keys())), *change(own, reference)])
+
+    for name, task in TASKS.items():
+        cells = found(kept, name)
+        label = f"digits, {len(task.hidden) + 1} layers"
+        best = best_of(cells, FIXED)
+        if best and "adaptive, weights" in cells:
+            add(label, cells["adaptive, weights"], best, cells[best])
+    others = Kept(noise_and_split.KEPT)
+    for name, other in noise_and_split.TASKS.items():
+        by_noise = noise_and_split.found(others, name)
+        for noise in noise_and_split.NOISES if all(by_noise.values()) else ():
+            best = noise_and_split.best_fixed(by_noise, noise, other.search.better)
+            add(f"{name}; {noise}", by_noise[noise, noise_and_split.ADAPTIVE], best, by_noise[noise, best])
+    return table(["task", "best fixed", "its figure", "adaptive", "seeds", *CHANGE], lines) if lines else ""
 
 
 def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description="Splits of the noise over the layers on digits.")
-    parser.add_argument("--file", type=Path, default=Path("runs/adaptive.jsonl"), help="finished runs")
+    parser.add_argument("--kept", type=Path, default=PAGE.with_suffix(".json"), help="finished runs")
     parser.add_argument("--tasks", nargs="*", choices=list(TASKS), default=list(TASKS))
+    parser.add_argument("--methods", nargs="*", help="those to go on with; all if left out")
     parser.add_argument("--minutes", type=float, default=60.0, help="processor time after which no run is started")
     parser.add_argument("--write", action="store_true", help="write docs/results/adaptive.md, run nothing")
     options = parser.parse_args()
-    done = read(options.file)
-    if options.write:
-        write(done)
-        return
     torch.set_num_threads(1)
-    options.file.parent.mkdir(parents=True, exist_ok=True)
-    for cell in cells(done, options.tasks):
-        if cell in done:
-            continue
-        if time.process_time() > 60 * options.minutes:
-            return
-        name, method, rate, seed = cell
-        done[cell] = run(TASKS[name], TASKS[name].methods[method], rate, seed)
-        row = {"task": name, "method": method, "rate": rate, "seed": seed, "accuracy": done[cell]}
-        with options.file.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+    kept = Kept(options.kept, options.minutes)
+    for name, method, rate, seed in () if options.write else missing(kept, options.tasks, options.methods):
+        label = {"task": name, "method": method, "rate": rate, "seed": seed}
+        if kept.keep(label, lambda: {"accuracy": run(TASKS[name], TASKS[name].methods[method], rate, seed)}) is None:  # noqa: B023
+            break
+    texts = {name: text_of(kept, name) for name in options.tasks} | {"all tasks": all_tasks(kept)}
+    for name, text in texts.items():
+        print(f"\n{name}\n\n{text}")
+        if options.write and text:
+            put(PAGE, name, text)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import statistics
 import tempfile
 import time
@@ -29,6 +28,7 @@ import numpy as np
 import scipy.stats
 import torch
 
+from benchmarks.kept import OutOfTimeError, Values
 from benchmarks.pages import table
 from fedlgm import correlation, mechanisms
 from fedlgm.audits import Audit, AuditResult, Canaries, CanaryRecord, Subject, audit_record
@@ -53,35 +53,7 @@ AUDITS, RUNS, COMMANDS, BATCH = 2000, 1000, 300, 50
 """False alarms: audits of separate releases, of whole runs, commands, and how many of them are kept at a time."""
 
 
-class OutOfTimeError(Exception):
-    """The minutes are over; what was measured is kept."""
-
-
-class Kept:
-    """Figures by name in a JSON file; each is measured once.
-
-    Args:
-        path: the file; made when there is something to keep.
-        minutes: after which nothing more is measured.
-    """
-
-    def __init__(self, path: Path, minutes: float) -> None:
-        self._path, self._deadline = path, time.monotonic() + 60 * minutes
-        self._values: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
-
-    def get(self, name: str, measure: Callable[[], Any]) -> Any:
-        """The figure called `name`, measured now if it is not there."""
-        if name not in self._values:
-            if time.monotonic() > self._deadline:
-                raise OutOfTimeError
-            self._values[name] = measure()
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._path.write_text(json.dumps(self._values, indent=1) + "\n")
-            print(name, self._values[name], flush=True)
-        return self._values[name]
-
-
-def every_mechanism(kept: Kept, epsilons: tuple[float, ...], trials: int) -> str:
+def every_mechanism(kept: Values, epsilons: tuple[float, ...], trials: int) -> str:
     rows = []
     cases = [(name, "sound") for name in mechanisms.names(None) if mechanisms.is_private(name)]
     for name, variant in [*cases, *((name, "published") for name in PUBLISHED)]:
@@ -101,7 +73,7 @@ def every_mechanism(kept: Kept, epsilons: tuple[float, ...], trials: int) -> str
     return table(["mechanism", "method", *(f"epsilon {epsilon:g}" for epsilon in epsilons)], rows)
 
 
-def tightness(kept: Kept, epsilons: tuple[float, ...], seeds: tuple[int, ...]) -> str:
+def tightness(kept: Values, epsilons: tuple[float, ...], seeds: tuple[int, ...]) -> str:
     rows = []
     for recipe, name in (("digits", "gaussian"), ("digits", "snr-consistent"), ("correlated-digits", "snr-consistent")):
         for epsilon in epsilons:
@@ -128,7 +100,7 @@ def simulate(overrides: list[str], name: str = "digits") -> dict:
         return launch.simulate(recipe, run_dir=Path(directory) / "run")
 
 
-def false_alarms(kept: Kept, audits: int, runs: int, commands: int) -> str:
+def false_alarms(kept: Values, audits: int, runs: int, commands: int) -> str:
     failed, whole = 0, 0
 
     def counted(key: str, of: int, measure: Callable[[range], list[int]]) -> list[str]:
@@ -206,7 +178,7 @@ def failed_commands(name: str, numbers: range) -> list[int]:
     return [sum(not Audit(seed=number).mechanism(subject).passed for number in numbers)]
 
 
-def cost(kept: Kept, runs: int) -> str:
+def cost(kept: Values, runs: int) -> str:
     cases: dict[str, tuple[str, list[str]]] = {
         "digits, mlp (2,410 parameters)": ("digits", []),
         "digits, cohort 25": ("digits", ["federation.rate=0.05"]),
@@ -266,7 +238,7 @@ def main() -> None:
     parser.add_argument("--print", action="store_true", help="print what there is instead of writing the page")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    quick, kept = given.quick, Kept(given.kept, given.minutes)
+    quick, kept = given.quick, Values(given.kept, given.minutes)
     epsilons, trials = ((4.0,), 2000) if quick else ((1.0, 4.0, 8.0), 4000)
     measures: list[Callable[[], str]] = [
         lambda: every_mechanism(kept, epsilons, trials),

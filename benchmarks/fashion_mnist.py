@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from benchmarks.kept import Kept, change
+from benchmarks.kept import CHANGE, Kept, change
 from benchmarks.pages import put, spread, table
 from fedlgm.models.convolutional import cnn
 
@@ -121,10 +121,10 @@ def tables(kept: Kept) -> dict[str, str]:
                 continue
             seeds = ", ".join(map(str, sorted(found["late"])))
             cells = [spread(list(found[figure].values())) for figure in ("final", "late", "highest")]
-            compared = ["", ""] if found["late"] is reference else change(found["late"], reference)
+            compared = ["", "", ""] if found["late"] is reference else change(found["late"], reference)
             rows.append([variant, *cells, seeds, *compared])
         if rows:
-            header = ["variant", "last round", "mean of the last five evaluated", "highest", "seeds", "change", "p"]
+            header = ["variant", "last round", "mean of the last five evaluated", "highest", "seeds", *CHANGE]
             made[name] = table(header, rows)
     return made
 

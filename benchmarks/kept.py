@@ -1,14 +1,16 @@
-"""Runs of recipes whose figures are kept in a JSON file, so that a benchmark goes on where it was stopped."""
+"""Figures that are kept in a JSON file, so that a benchmark goes on where it was stopped."""
 
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import stats
@@ -38,20 +40,96 @@ class Kept:
 
     def measure(self, name: Mapping[str, Any], recipe: str, overrides: Iterable[str]) -> Row | None:
         """The row of that name; a run is made if there is none, unless the time is spent: then None."""
+        return self.keep(name, lambda: figures(recipe, overrides, int(name["seed"])))
+
+    def keep(self, name: Mapping[str, Any], make: Callable[[], Row]) -> Row | None:
+        """The row of that name; its figures are made if there is none, unless the time is spent: then None."""
         found = self.find(**name)
         if found:
             return found[0]
         if time.process_time() > 60 * self._minutes:
             return None
-        row = {**name, **figures(recipe, overrides, int(name["seed"]))}
+        row = {**name, **make()}
         self.rows.append(row)
         text = ",\n".join(json.dumps(own) for own in self.rows)
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        part = self._path.with_suffix(".part")
-        part.write_text(f"[\n{text}\n]\n", encoding="utf-8")
-        part.replace(self._path)
+        _write(self._path, f"[\n{text}\n]\n")
         print(json.dumps({key: value for key, value in row.items() if key != "curve"}), flush=True)
         return row
+
+
+class OutOfTimeError(Exception):
+    """The minutes are over; what was measured is kept."""
+
+
+class Values:
+    """Figures by name; each is measured once.
+
+    Args:
+        path: JSON file, made when there is something to keep.
+        minutes: after which nothing more is measured.
+    """
+
+    def __init__(self, path: Path, minutes: float = float("inf")) -> None:
+        self._path, self._deadline = path, time.monotonic() + 60 * minutes
+        self.values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+    def get(self, name: str, measure: Callable[[], Any]) -> Any:
+        """The figure called `name`, measured now if it is not there.
+
+        Raises:
+            OutOfTimeError: it is not there, and the minutes are over.
+        """
+        if name not in self.values:
+            if time.monotonic() > self._deadline:
+                raise OutOfTimeError
+            started = time.process_time()
+            self.values[name] = measure()
+            _write(self._path, json.dumps(self.values, indent=1) + "\n")
+            print(f"{name}: {time.process_time() - started:.0f} s of processor time", flush=True)
+        return self.values[name]
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)
+
+
+@dataclass(frozen=True)
+class Search:
+    """A search of one rate by factors of two: first those of a grid, then beyond it while the best lies at an edge.
+
+    Attributes:
+        grid: rates that are tried in any case, each twice the one before.
+        least: smallest rate that is tried.
+        most: largest rate that is tried.
+        better: 1 if a higher figure is better, -1 if a lower one is.
+        seed: of the search's runs, which serve nothing else.
+    """
+
+    grid: tuple[float, ...]
+    least: float
+    most: float
+    better: int = 1
+    seed: int = 100
+
+    def following(self, found: Mapping[float, float]) -> float | None:
+        """The next rate to try after these figures by rate; None once the search is over."""
+        for rate in self.grid:
+            if rate not in found:
+                return rate
+        best = self._best(found)
+        if best == max(found) and 2 * best <= self.most:
+            return 2 * best
+        return best / 2 if best == min(found) and best / 2 >= self.least else None
+
+    def chosen(self, found: Mapping[float, float]) -> float | None:
+        """The best rate, once the search is over."""
+        return self._best(found) if self.following(found) is None else None
+
+    def _best(self, found: Mapping[float, float]) -> float:
+        return max(sorted(found), key=lambda rate: self.better * found[rate])
 
 
 def figures(recipe: str, overrides: Iterable[str], seed: int) -> Row:
@@ -81,18 +159,38 @@ def figures(recipe: str, overrides: Iterable[str], seed: int) -> Row:
     }
 
 
-def against(values: Mapping[int, float], reference: Mapping[int, float]) -> tuple[float, float | None] | None:
-    """Mean change over the seeds in both, and the p-value of a two-sided paired t test from three seeds on."""
+class Change(NamedTuple):
+    """A paired change: mean over seeds, its two-sided 95 % Student interval, and the p-value of no change.
+
+    Interval and p-value are NaN and None below `LEAST_SEEDS` seeds, or where all changes are the same.
+    """
+
+    mean: float
+    low: float
+    high: float
+    p: float | None
+
+
+def against(values: Mapping[int, float], reference: Mapping[int, float]) -> Change | None:
+    """Change over the seeds in both; the p-value is that of a two-sided paired t test."""
     change = np.array([values[seed] - reference[seed] for seed in sorted(values.keys() & reference.keys())])
     if not len(change):
         return None
-    tested = len(change) >= LEAST_SEEDS and change.std() > 0
-    return float(change.mean()), float(stats.ttest_1samp(change, 0.0).pvalue) if tested else None
+    if len(change) < LEAST_SEEDS or change.std() == 0:
+        return Change(float(change.mean()), math.nan, math.nan, None)
+    test = stats.ttest_1samp(change, 0.0)
+    low, high = test.confidence_interval(0.95)
+    return Change(float(change.mean()), float(low), float(high), float(test.pvalue))
+
+
+CHANGE = ("change", "95 % interval", "p")
+"""Header of the cells of `change`."""
 
 
 def change(values: Mapping[int, float], reference: Mapping[int, float]) -> list[str]:
-    """`against` as two cells of a table."""
+    """`against` as cells of a table."""
     found = against(values, reference)
     if found is None:
-        return ["", ""]
-    return [f"{found[0]:+.2f}", "" if found[1] is None else f"{found[1]:.2g}"]
+        return ["", "", ""]
+    mean, low, high = (f"{value:+.2f}" for value in found[:3])
+    return [mean, "", ""] if found.p is None else [mean, f"{low} to {high}", f"{found.p:.2g}"]

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from benchmarks.kept import OutOfTimeError, Values
 from fedlgm import data, mechanisms, models, privacy
 from fedlgm.example_level import PSAC, AutoS, ExampleGradients, FlatClip, Reweighted
 from fedlgm.example_level.central import train
@@ -51,22 +52,6 @@ STYLES = (
     "sgd", "dp-sgd", "auto-s", "dp-psac", "lm public", "lm stale", "lm privatised", "lm bias", "lm published",
     "lm published bias",
 )  # fmt: skip
-
-
-class Store:
-    """What was measured so far, by name."""
-
-    def __init__(self, path: Path = STORE) -> None:
-        self.path, self.values = path, json.loads(path.read_text()) if path.is_file() else {}
-
-    def __call__(self, name: str, measure: Any) -> Any:
-        if name not in self.values:
-            started = time.process_time()
-            self.values[name] = measure()
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.path.write_text(json.dumps(self.values, indent=1))
-            print(f"{name}: {time.process_time() - started:.0f} s of processor time", flush=True)
-        return self.values[name]
 
 
 @dataclass(frozen=True)
@@ -110,7 +95,7 @@ def scnn(seed: int) -> nn.Module:
     return models.build("s-cnn", in_shape=(1, 28, 28), classes=10, seed=seed)
 
 
-def mechanism(style: str, store: Store) -> Any:
+def mechanism(style: str, store: Values) -> Any:
     """The mechanism of a row of the table."""
     if style in ("dp-sgd", "auto-s", "dp-psac"):
         return mechanisms.get(style)
@@ -128,7 +113,7 @@ def mechanism(style: str, store: Store) -> Any:
     return LMDPSGD("lm-dp-sgd", weights=style.split()[1], strengths=strengths, **known)
 
 
-def measure_risk(store: Store) -> None:
+def measure_risk(store: Values) -> None:
     """Error rates on two public sets, and the public weights for convergence."""
     halves = Halves.load()
     digits = data.load("digits")
@@ -140,7 +125,7 @@ def measure_risk(store: Store) -> None:
     }
     for name, (x, y) in sets.items():
         keys = KeyRing.from_seed(7)
-        store(f"risk {name}", lambda x=x, y=y, keys=keys: [
+        store.get(f"risk {name}", lambda x=x, y=y, keys=keys: [
             vars(row) for row in layer_risk(scnn(7), x, y, keys=keys, training=SHADOW)
         ])  # fmt: skip
 
@@ -149,10 +134,10 @@ def measure_risk(store: Store) -> None:
         x, y = halves.public
         return public_bias_weights(module, LayerTable.from_module(module), x[:1000], y[:1000], 1.0).tolist()
 
-    store("bias weights", weights)
+    store.get("bias weights", weights)
 
 
-def run(style: str, lr: float, seed: int, store: Store, whole: bool = True) -> dict[str, Any]:
+def run(style: str, lr: float, seed: int, store: Values, whole: bool = True) -> dict[str, Any]:
     """Train once; accuracy on the test set, and with `whole` the layers' membership accuracy and the bias."""
     halves, module, keys = Halves.load(), scnn(seed), KeyRing.from_seed(seed)
     x, y = halves.private
@@ -245,20 +230,15 @@ def accuracy(module: nn.Module, pair: tuple[Tensor, Tensor]) -> float:
     return float(torch.cat(right).mean())
 
 
-def measure_training(store: Store, deadline: float) -> bool:
-    """Searches and runs until the deadline; whether all are done."""
+def measure_training(store: Values) -> None:
+    """Searches and runs."""
     for style in STYLES:
         for lr in RATES:
-            if time.time() > deadline:
-                return False
-            store(f"search {style} {lr:g}", lambda s=style, r=lr: run(s, r, SEARCH_SEED, store, whole=False))
+            store.get(f"search {style} {lr:g}", lambda s=style, r=lr: run(s, r, SEARCH_SEED, store, whole=False))
     for seed in SEEDS:
         for style in STYLES:
             best = max(RATES, key=lambda r, s=style: store.values[f"search {s} {r:g}"]["accuracy"])
-            if time.time() > deadline:
-                return False
-            store(f"run {style} {seed}", lambda s=style, r=best, n=seed: run(s, r, n, store))
-    return True
+            store.get(f"run {style} {seed}", lambda s=style, r=best, n=seed: run(s, r, n, store))
 
 
 # -- time and memory of a step -----------------------------------------------------------------------------------------
@@ -310,11 +290,11 @@ def one_step(network: str, style: str, turns: int = 4) -> dict[str, float]:
     return {"seconds": float(np.median(times[1:])), "megabytes": peak}
 
 
-def measure_steps(store: Store, networks: list[str]) -> None:
+def measure_steps(store: Values, networks: list[str]) -> None:
     for network in networks or NETWORKS:
         for style in STEPPED:
             command = [sys.executable, "-m", "benchmarks.lm_dp_sgd", "step", network, style]
-            store(f"step {network} {style}", lambda c=command: json.loads(
+            store.get(f"step {network} {style}", lambda c=command: json.loads(
                 subprocess.run(c, check=True, capture_output=True, text=True).stdout
             ))  # fmt: skip
 
@@ -326,7 +306,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=9.0)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    store, deadline = Store(), time.time() + 60 * options.minutes
+    store = Values(STORE, options.minutes)
     if options.what == "step":
         print(json.dumps(one_step(*options.rest)))
     elif options.what == "risk":
@@ -338,9 +318,13 @@ def main() -> None:
 
         write(store.values)
     else:
-        measure_risk(store)
-        done = measure_training(store, deadline)
-        print("done" if done else "not done: call again", flush=True)
+        try:
+            measure_risk(store)
+            measure_training(store)
+        except OutOfTimeError:
+            print("not done: call again", flush=True)
+        else:
+            print("done", flush=True)
 
 
 if __name__ == "__main__":

@@ -13,15 +13,20 @@ from __future__ import annotations
 import argparse
 import itertools
 import statistics
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.kept import Kept, Row, change
+import numpy as np
+
+from benchmarks.kept import CHANGE, Kept, Row, Search, change
 from benchmarks.pages import put, spread, table
+from fedlgm import data
+from fedlgm.data import DataSet
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "correlated.md"
 KEPT = PAGE.with_name("noise-and-split.json")
-SEARCH_SEED = 100
+WINDOWS, TESTED = 8, 2000
 CYCLE = "federation.sampling=cyclic"
 NOISES = {
     "independent, secret Poisson sampling": ("federation.sampling=poisson", "privacy.noise=independent"),
@@ -30,6 +35,7 @@ NOISES = {
     "blt, public cycle": (CYCLE, "privacy.noise=blt"),
 }
 SPLITS = {"flat": "gaussian", "uniform": "uniform", "SNR-consistent": "snr-consistent", "adaptive": "adaptive"}
+*FIXED, ADAPTIVE = SPLITS
 Cell = tuple[str, str]
 CELLS: tuple[Cell, ...] = tuple(itertools.product(NOISES, SPLITS))
 
@@ -41,24 +47,43 @@ class Task:
     Attributes:
         recipe: bundled recipe.
         overrides: for all cells.
-        rates: server learning rates of the search.
-        better: 1 if a higher figure is better, -1 if a lower one is.
+        search: of the server learning rate.
         seeds: seeds of every cell, in this order.
     """
 
     recipe: str
     overrides: tuple[str, ...]
-    rates: tuple[float, ...]
-    better: int = 1
+    search: Search
     seeds: tuple[int, ...] = (1, 2, 3, 4, 5)
 
 
-_IMAGES = ("data.pixels=[0, 1]", "run.evaluate_every=1000")  # the last round is always evaluated
-_MLP = ("model.name=mlp", "model.hidden=[32, 32]", "model.activation=tanh", "training.epochs=1")
+def beginnings() -> DataSet:
+    """The chapters of `text-gru`, each cut to 8 windows of 32 characters to train on; 2,000 windows to test on."""
+    whole = data.load("bible-kjv-chapters")
+    assert isinstance(whole.train_x, np.ndarray)
+    assert isinstance(whole.test_x, np.ndarray)
+    assert whole.train_user is not None
+    user = whole.train_user  # in order: every chapter's windows lie together
+    first = np.arange(len(user)) - np.searchsorted(user, user) < WINDOWS
+    x, y = whole.train_x[first], whole.train_y[first]
+    tested = np.linspace(0, len(whole.test_y) - 1, TESTED).astype(int)  # through the whole book
+    return DataSet("bible-kjv-beginnings", x, y, whole.test_x[tested], whole.test_y[tested], whole.classes, user[first])
+
+
+LAST = "run.evaluate_every=1000"  # the last round is always evaluated
+MLP = (
+    *("data.pixels=[0, 1]", "model.name=mlp", "model.hidden=[32, 32]", "model.activation=tanh", "training.epochs=1"),
+    *("federation.rounds=60", LAST),
+)
+_CNN = ("data.pixels=[0, 1]", "federation.rounds=100", LAST)
+_GRU = (
+    *("data.name=benchmarks.noise_and_split:beginnings", "model.hidden=32", "federation.rounds=40"),
+    *("training.batch_size=8", "run.block_size=32", LAST),
+)
 TASKS = {
-    "FashionMNIST, MLP": Task("fashion-mnist", (*_IMAGES, *_MLP, "federation.rounds=60"), (0.25, 0.5, 1.0, 2.0)),
-    "FashionMNIST, CNN": Task("fashion-mnist", (*_IMAGES, "federation.rounds=100"), (0.5, 1.0)),
-    "text, GRU": Task("text-gru", ("run.evaluate_every=1000",), (0.25, 0.5), better=-1),
+    "FashionMNIST, MLP": Task("fashion-mnist", MLP, Search((0.25, 0.5, 1.0, 2.0), 0.125, 8.0)),
+    "FashionMNIST, CNN": Task("fashion-mnist", _CNN, Search((0.5, 1.0), 0.125, 8.0)),
+    "text, GRU": Task("text-gru", _GRU, Search((0.25, 0.5), 0.0625, 4.0, better=-1)),
 }
 
 
@@ -70,26 +95,26 @@ def measure(kept: Kept, name: str, cell: Cell, rate: float, seed: int) -> Row | 
     return kept.measure(label, task.recipe, overrides)
 
 
+def searched(kept: Kept, name: str, cell: Cell) -> dict[float, float]:
+    """Figures of a cell's search so far, by rate."""
+    runs = kept.find(task=name, noise=cell[0], split=cell[1], seed=TASKS[name].search.seed)
+    return {row["rate"]: row["final"] for row in runs}
+
+
 def best_rate(kept: Kept, name: str, cell: Cell) -> float | None:
-    """The rate that the search chose, once all of its runs are there; the only one where there is no choice."""
-    task = TASKS[name]
-    if len(task.rates) == 1:
-        return task.rates[0]
-    found = {row["rate"]: row["final"] for row in kept.find(task=name, noise=cell[0], split=cell[1], seed=SEARCH_SEED)}
-    if not set(task.rates) <= set(found):
-        return None
-    return max(task.rates, key=lambda rate: task.better * found[rate])
+    """The rate that the search chose, once it is over."""
+    return TASKS[name].search.chosen(searched(kept, name, cell))
 
 
 def go_on(kept: Kept, names: list[str]) -> None:
     """Run what is missing: a task's search, then all cells seed by seed."""
     for name in names:
-        task = TASKS[name]
-        if len(task.rates) > 1:
-            for rate, cell in itertools.product(task.rates, CELLS):
-                if measure(kept, name, cell, rate, SEARCH_SEED) is None:
+        search = TASKS[name].search
+        for cell in CELLS:
+            while (rate := search.following(searched(kept, name, cell))) is not None:
+                if measure(kept, name, cell, rate, search.seed) is None:
                     return
-        for seed, cell in itertools.product(task.seeds, CELLS):
+        for seed, cell in itertools.product(TASKS[name].seeds, CELLS):
             rate = best_rate(kept, name, cell)
             assert rate is not None
             if measure(kept, name, cell, rate, seed) is None:
@@ -102,50 +127,66 @@ def found(kept: Kept, name: str) -> dict[Cell, dict[int, float]]:
         cell: {
             row["seed"]: row["final"]
             for row in kept.find(task=name, noise=cell[0], split=cell[1], rate=best_rate(kept, name, cell))
-            if row["seed"] != SEARCH_SEED
+            if row["seed"] != TASKS[name].search.seed
         }
         for cell in CELLS
     }
 
 
-def _means(cells: dict[Cell, dict[int, float]], at: int, value: str) -> dict[int, float]:
-    """For every seed that all cells with this noise (at = 0) or split (at = 1) have: the mean over them."""
-    own = [figures for cell, figures in cells.items() if cell[at] == value]
+def mean(cells: dict[Cell, dict[int, float]], noises: Iterable[str], splits: Iterable[str]) -> dict[int, float]:
+    """For every seed that all of these cells have: the mean over them."""
+    own = [cells[cell] for cell in itertools.product(noises, splits)]
     return {seed: statistics.fmean(figures[seed] for figures in own) for seed in set.intersection(*map(set, own))}
 
 
+def best_fixed(cells: dict[Cell, dict[int, float]], noise: str, better: int) -> str:
+    """The fixed split that is best on average under this noise."""
+    return max(FIXED, key=lambda split: better * statistics.fmean(cells[noise, split].values()))
+
+
 def tables(kept: Kept, name: str) -> str:
-    """The cells, and what noise and split change on average over the other one."""
-    cells = found(kept, name)
-    if not any(cells.values()):
+    """The cells, and what noise and split change; noises are compared in the mean of the fixed splits."""
+    cells, task = found(kept, name), TASKS[name]
+    if not all(cells.values()):
         return ""
     seeds = {len(figures) for figures in cells.values()}
     rows = []
     for noise in NOISES:
         row = [noise]
         for split in SPLITS:
-            rate = best_rate(kept, name, (noise, split))
-            row.append(f"{spread(list(cells[noise, split].values()))} (lr {rate:g})" if rate is not None else "")
+            rate, figures = best_rate(kept, name, (noise, split)), list(cells[noise, split].values())
+            row.append(f"{spread(figures)} (lr {rate:g})")
         rows.append(row)
     count = f"{min(seeds)}" if len(seeds) == 1 else f"{min(seeds)} to {max(seeds)}"
     text = [f"Seeds a cell: {count}.", "", table(["noise", *SPLITS], rows), ""]
-    for at, values in enumerate((NOISES, SPLITS)):
-        reference, *others = values
-        base = _means(cells, at, reference)
-        lines = [[other, *change(_means(cells, at, other), base)] for other in others]
-        text += [table([f"against {reference}", "change", "p"], lines), ""]
+
+    def add(header: str, compared: dict[str, tuple[dict[int, float], dict[int, float]]]) -> None:
+        lines = [[label, *change(*pair)] for label, pair in compared.items()]
+        text.extend([table([header, *CHANGE], lines), ""])
+
+    for at, reference in enumerate(tuple(NOISES)[:2]):
+        base = mean(cells, [reference], FIXED)
+        others = {other: (mean(cells, [other], FIXED), base) for other in tuple(NOISES)[at + 1 :]}
+        add(f"against {reference}; fixed splits", others)
+    flat, *others_fixed = FIXED
+    base = mean(cells, NOISES, [flat])
+    add(f"against {flat}; all noises", {split: (mean(cells, NOISES, [split]), base) for split in others_fixed})
+    pairs = {}
+    for noise in NOISES:
+        best = best_fixed(cells, noise, task.search.better)
+        pairs[f"{noise}: {best}"] = cells[noise, ADAPTIVE], cells[noise, best]
+    add("adaptive against the best fixed split", pairs)
     return "\n".join(text).rstrip()
 
 
 def search(kept: Kept, name: str) -> str:
     """What the search found so far, on its own seed: a row for each cell, a column for each rate."""
-    task = TASKS[name]
-    rows = []
-    for noise, split in CELLS:
-        own = {row["rate"]: row["final"] for row in kept.find(task=name, noise=noise, split=split, seed=SEARCH_SEED)}
-        if own:
-            rows.append([noise, split, *(f"{own[rate]:.1f}" if rate in own else "" for rate in task.rates)])
-    return table(["noise", "split", *(f"lr {rate:g}" for rate in task.rates)], rows) if rows else ""
+    found = {cell: searched(kept, name, cell) for cell in CELLS}
+    rates = sorted(set(itertools.chain.from_iterable(found.values())))
+    rows = [
+        [*cell, *(f"{own[rate]:.1f}" if rate in own else "" for rate in rates)] for cell, own in found.items() if own
+    ]
+    return table(["noise", "split", *(f"lr {rate:g}" for rate in rates)], rows) if rows else ""
 
 
 def main() -> None:

@@ -60,8 +60,13 @@ class FrameError(RunError):
 
 def encode(header: Mapping[str, Any], body: bytes | memoryview = b"") -> bytes:
     """One frame."""
+    return encode_header(header, len(body)) + body
+
+
+def encode_header(header: Mapping[str, Any], size: int) -> bytes:
+    """What stands before a frame's body of `size` bytes."""
     text = json.dumps(header, allow_nan=False).encode()
-    return b"".join((_PREFIX.pack(len(text), len(body)), text, body))
+    return _PREFIX.pack(len(text), size) + text
 
 
 def lengths(prefix: bytes, largest_body: int) -> tuple[int, int]:
@@ -99,7 +104,7 @@ def _refuse_constant(name: str) -> float:
 
 def exchange(
     path: str, header: Mapping[str, Any] | str, body: bytes | memoryview, *, timeout: float, largest: int = 1 << 33
-) -> tuple[dict[str, Any], bytes]:
+) -> tuple[dict[str, Any], memoryview]:
     """Ask the service behind the Unix domain socket at `path` and wait for its answer.
 
     Args:
@@ -126,17 +131,16 @@ def exchange(
                 link.sendall(body)
             except (BrokenPipeError, ConnectionResetError):
                 pass  # refused before all of it was read: the answer says why
-            head, size = lengths(_receive(link, PREFIX_BYTES, deadline), largest)
-            return parse_header(_receive(link, head, deadline)), _receive(link, size, deadline)
+            head, size = lengths(bytes(_receive(link, PREFIX_BYTES, deadline)), largest)
+            return parse_header(bytes(_receive(link, head, deadline))), _receive(link, size, deadline)
     except TimeoutError as error:
         raise RunError(f"the release service at {path} did not answer within {timeout:g} s") from error
     except OSError as error:
         raise RunError(f"the release service at {path} cannot be reached: {error}") from error
 
 
-def _receive(link: socket.socket, count: int, deadline: float) -> bytes:
-    data = bytearray(count)
-    view, got = memoryview(data), 0
+def _receive(link: socket.socket, count: int, deadline: float) -> memoryview:
+    view, got = memoryview(bytearray(count)), 0
     while got < count:
         left = deadline - time.monotonic()
         if left <= 0:
@@ -146,7 +150,7 @@ def _receive(link: socket.socket, count: int, deadline: float) -> bytes:
         if received == 0:
             raise FrameError("the release service closed the connection in the middle of an answer")
         got += received
-    return bytes(data)
+    return view
 
 
 def npy(values: np.ndarray) -> bytes:
@@ -181,7 +185,7 @@ def vector(data: bytes | memoryview, kinds: tuple[str, ...]) -> np.ndarray:
     return np.frombuffer(data, dtype, offset=file.tell())
 
 
-def masked(data: bytes | memoryview, key: int) -> bytes:
+def masked(data: bytes | memoryview, key: int) -> memoryview:
     """Bytes exclusive-or a 32-bit key, again and again; twice gives them back. No secret: it makes bytes unlike others.
 
     Flower keeps objects by their content. A message that a node has received when its run ended leaves objects behind
@@ -193,7 +197,7 @@ def masked(data: bytes | memoryview, key: int) -> bytes:
     """
     if len(data) % 4 or not 0 <= key < 2**32:
         raise FrameError(f"{len(data)} bytes cannot be masked with {key}")
-    return (np.frombuffer(data, "<u4") ^ np.uint32(key)).tobytes()
+    return (np.frombuffer(data, "<u4") ^ np.uint32(key)).view(np.uint8).data
 
 
 def digest(*fields: str | bytes | int) -> str:
@@ -292,9 +296,9 @@ class Position:
         return {"ledger": self.ledger, "seq": self.seq, "head": self.head, "signature": self.signature}
 
 
-def answer_fields(question: str, client: int, seq: int, body: bytes | memoryview) -> tuple[str | int, ...]:
-    """What the service signs of an answer: the question's digest, its client, the release's number, the numbers."""
-    return ("answer", question, client, seq, sha256(body))
+def answer_fields(question: str, client: int, seq: int, body: str) -> tuple[str | int, ...]:
+    """What the service signs of an answer: digest of the question, client, number, digest of the body."""
+    return ("answer", question, client, seq, body)
 
 
 def sign(key: Ed25519PrivateKey, *fields: str | int) -> str:

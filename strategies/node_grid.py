@@ -38,6 +38,7 @@ from strategies.nodes import OneNodePerClient
 _TTL = 12 * 3600.0
 _LOST = 1  # code of an error reply; Flower's own say nothing that fits
 _SERVER_NODE = 1
+_BROUGHT = 0.25  # of `Patience.nudge_seconds`, within which an answer is taken to be brought forth by a greeting
 _FIRST_NODE = 2  # client c stands behind node id c + 2 of this grid
 
 
@@ -88,7 +89,7 @@ class _Asked:
     why_down: str = "is not connected"
     next_try: float = 0.0
     asked_at: float = 0.0
-    nudged: bool = False
+    nudged: float | None = None
 
     @property
     def open(self) -> bool:
@@ -162,6 +163,7 @@ class NodeGrid(Grid):
         self._late: dict[str, int] = {}  # message id -> client
         self._nudges: dict[str, int] = {}  # message id -> client
         self._behind: set[int] = set()
+        self._took: dict[int, float] = {}  # client -> seconds until its last answer
         self._strangers: set[str] = set()
         self._numbers = itertools.count(1)
         self._ready: dict[str, Message] = {}
@@ -343,7 +345,7 @@ class NodeGrid(Grid):
         masked: dict[int, ArrayRecord] = {}  # nodes that are asked together share what is sent
         for one in ready:
             if id(one.model) not in masked:
-                data = protocol.masked(one.model, key)
+                data = bytes(protocol.masked(one.model, key))
                 array = Array(dtype="uint8", shape=(len(data),), stype="bytes", data=data)
                 masked[id(one.model)] = ArrayRecord({BODY: array})
             config = ConfigRecord({HEADER: json.dumps(one.header), MASK: key})
@@ -351,7 +353,7 @@ class NodeGrid(Grid):
             group = one.message.metadata.group_id
             messages.append(self._runtime.create_message(content, MessageType.TRAIN, online[one.client], group))
         for one, id_ in zip(ready, self._runtime.push_messages(messages), strict=True):
-            one.next_try, one.asked_at, one.nudged = now + 2.0, now, False
+            one.next_try, one.asked_at, one.nudged = now + 2.0, now, None
             if id_:
                 one.keys[id_] = key
 
@@ -361,18 +363,20 @@ class NodeGrid(Grid):
         A SuperNode sends replies only after it has received a message, and then what is there. If a run ended while it
         was receiving, that run's reply is what it sends after the next message, whose own reply then waits for the one
         after: the node stays behind by one until it is started again. A greeting brings the answer forth; a node that
-        needed one gets one with every question.
+        needed one gets one with every question. A node that took long the last time is not silent, but at work.
         """
-        after = dict.fromkeys(self._behind, 1.0)
+        shortest = self._patience.nudge_seconds
+        after = {client: max(shortest, 2 * took) for client, took in self._took.items()}
+        after |= dict.fromkeys(self._behind, 1.0)
         due = [
             one
             for one in asked
-            if one.open and one.keys and not one.nudged and one.client in online
-            and now - one.asked_at > after.get(one.client, self._patience.nudge_seconds)
+            if one.open and one.keys and one.nudged is None and one.client in online
+            and now - one.asked_at > after.get(one.client, shortest)
         ]  # fmt: skip
         messages = []
         for one in due:
-            one.nudged = True
+            one.nudged = now
             header = {"protocol": protocol.PROTOCOL, "ask": "hello", "nonce": secrets.token_hex(16)}
             content = RecordDict({wire.CONFIG: ConfigRecord({HEADER: json.dumps(header), MASK: 0})})
             messages.append(self._runtime.create_message(content, MessageType.TRAIN, online[one.client], "hello"))
@@ -418,7 +422,7 @@ class NodeGrid(Grid):
             return
         arrays = reply.content.array_records.get(wire.ARRAYS, ArrayRecord())
         try:
-            body = protocol.masked(arrays[BODY].data, key) if BODY in arrays else b""
+            body = bytes(protocol.masked(arrays[BODY].data, key)) if BODY in arrays else b""
         except RunError:
             body = b""
         problem = self._problem(one, header, body)
@@ -428,7 +432,9 @@ class NodeGrid(Grid):
             return
         one.answer, one.body = header, body
         self._down.pop(one.client, None)
-        if one.client in self._nudges.values():
+        if one.nudged is None or now - one.nudged > _BROUGHT * self._patience.nudge_seconds:
+            self._took[one.client] = now - one.asked_at
+        elif one.client in self._nudges.values():  # the greeting brought it forth
             self._behind.add(one.client)
 
     def _retry(self, one: _Asked, why: str, now: float) -> None:
@@ -442,7 +448,8 @@ class NodeGrid(Grid):
         if not body or type(seq) is not int or position is None:
             return "its answer is incomplete"
         signature = str(header.get("signature"))
-        if not protocol.verify(key, signature, *protocol.answer_fields(one.question, one.client, seq, body)):
+        fields = protocol.answer_fields(one.question, one.client, seq, protocol.sha256(body))
+        if not protocol.verify(key, signature, *fields):
             return "its answer was not signed by its enrolled service, or answers another question"
         if not position.valid(key):
             return "its ledger's position was not signed by its enrolled service"

@@ -46,7 +46,8 @@ def forward(content: RecordDict, socket: str | Path, timeout: float = _TIMEOUT) 
     answer, numbers = protocol.exchange(str(socket), header, body, timeout=timeout)
     reply = RecordDict({wire.CONFIG: ConfigRecord({HEADER: json.dumps(answer)})})
     if numbers:
-        array = Array(dtype="uint8", shape=(len(numbers),), stype="bytes", data=protocol.masked(numbers, key))
+        data = bytes(protocol.masked(numbers, key))
+        array = Array(dtype="uint8", shape=(len(data),), stype="bytes", data=data)
         reply[wire.ARRAYS] = ArrayRecord({BODY: array})
     return reply
 

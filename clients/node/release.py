@@ -217,6 +217,10 @@ class Releaser:
 
         float32 where that holds the same numbers: released values lie on a grid, so it usually does.
         """
+        with torch_threads(self._policy.limits.threads):  # threads of services that share cores would wait for another
+            return self._made(request, name)
+
+    def _made(self, request: Request, name: str) -> np.ndarray:
         plan, client = request.plan, self._policy.node.client
         model = torch.from_numpy(request.model.copy())
         if self._test_seed is None:
@@ -246,8 +250,7 @@ class Releaser:
         stream = order.torch_generator(Purpose.TRAIN, request.round, self._policy.node.client)
         targets = node_data.targets(self._policy.data, self._data.y, self._task(request.work))
         task = ClientTask(self._data.x, targets, stream, settings.epochs)
-        with torch_threads(self._policy.limits.threads):
-            return next(iter(self._resident(request.work, settings).updates(model, [task])))
+        return next(iter(self._resident(request.work, settings).updates(model, [task])))
 
     def _check_steps(self, work: Work, plan: ReleasePlan) -> None:
         """Refuse, before anything is charged, a model or mechanism that bounds no examples, or not as the plan says."""
@@ -264,11 +267,8 @@ class Releaser:
         targets = node_data.targets(self._policy.data, self._data.y, self._task(request.work))
         examples = (self._data.x, targets, digest_of(self._data.x, targets))
         trainer, settings = self._example_trainer(request.work), request.work.local()
-        with torch_threads(self._policy.limits.threads):
-            update, _ = local_steps(
-                trainer, settings, model, examples, request.plan, keys, request.round, self._policy.node.client
-            )
-        return update
+        client = self._policy.node.client
+        return local_steps(trainer, settings, model, examples, request.plan, keys, request.round, client)[0]
 
     def _resident(self, work: Work, settings: LocalTraining) -> SequentialTrainer:
         key = "updates " + canonical(work.model_dump())
@@ -326,6 +326,14 @@ class Releaser:
 def _narrow(total: Tensor) -> np.ndarray:
     """The numbers as float32 where that holds the same ones: released values lie on a grid, so it usually does."""
     wide = total.numpy()
+    narrow = np.empty(wide.shape, np.float32)
     with np.errstate(over="ignore"):
-        narrow = wide.astype(np.float32)
-    return narrow if (narrow == wide).all() else wide
+        for low in range(0, len(wide), _CHUNK):  # in pieces that stay in the cache
+            piece = slice(low, low + _CHUNK)
+            narrow[piece] = wide[piece]
+            if not (narrow[piece] == wide[piece]).all():
+                return wide
+    return narrow
+
+
+_CHUNK = 1 << 16

@@ -164,7 +164,9 @@ class Service:
         body = self._kept(row)
         if body is None:
             body = protocol.npy(self._releaser.make(request, name))
-            self._keep(row, body)
+            digest = self._keep(row, body)
+        else:
+            digest = protocol.sha256(body)
         _log.info(
             "round %d of run %r: %s release %d, epsilon %.4g of %g spent",
             ask.round, _shown(ask.run), "again" if replayed else "new", row.seq,
@@ -174,7 +176,7 @@ class Service:
             "ok": True, "protocol": protocol.PROTOCOL, "client": self.policy.node.client, "question": question,
             "seq": row.seq, "replayed": replayed, "test": self._ledger.test, "position": self._position().values(),
         }  # fmt: skip
-        signed = protocol.answer_fields(question, self.policy.node.client, row.seq, body)
+        signed = protocol.answer_fields(question, self.policy.node.client, row.seq, digest)
         return _Answer(header | {"signature": protocol.sign(self._signer, *signed)}, body)
 
     def _afford(self, ask: _Ask, request: Request) -> None:
@@ -239,16 +241,18 @@ class Service:
         # Made again it could differ in a last bit, with the same noise.
         raise Refusal("gone", f"release {row.seq} was answered before, and its answer is no longer kept")
 
-    def _keep(self, row: Row, body: bytes) -> None:
-        """Keep an answer; it may leave only when the ledger says so, on disk."""
+    def _keep(self, row: Row, body: bytes) -> str:
+        """Keep an answer, which may leave only when the ledger says so, on disk; returns its digest."""
+        digest = protocol.sha256(body)
         kept = self.policy.limits.kept_replies
         if kept:
             file = self._reply_file(row)
             file.with_suffix(".partial").write_bytes(body)
             file.with_suffix(".partial").replace(file)
-        self._ledger.answer(row.seq, protocol.sha256(body))
+        self._ledger.answer(row.seq, digest)
         for old in sorted(self.folder.replies.glob("*.npy"))[: -kept or None]:
             old.unlink(missing_ok=True)
+        return digest
 
     def _reply_file(self, row: Row) -> Path:
         return self.folder.replies / f"{row.seq:09d}.npy"
@@ -312,7 +316,8 @@ class Service:
             await asyncio.sleep(-(time.monotonic() - arrived) % limits.reply_every_seconds)
         try:
             async with asyncio.timeout(limits.receive_seconds):
-                writer.write(protocol.encode(answer.header, answer.body))
+                writer.write(protocol.encode_header(answer.header, len(answer.body)))
+                writer.write(answer.body)  # by itself: joined it would be copied once more
                 await writer.drain()
         except (OSError, TimeoutError):
             pass

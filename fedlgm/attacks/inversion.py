@@ -209,8 +209,24 @@ def analytic(module: nn.Module, observation: Observation, shape: tuple[int, int,
     energy = float(moved.square().sum())
     if energy == 0:
         return None
-    image = moved @ rows / max(energy - noise, 0.1 * energy)
+    found = moved @ rows / max(energy - noise, 0.1 * energy)
+    low, high = (_entering(module, torch.full((1, *shape), value)).double() for value in (-1.0, 1.0))
+    image = (2 * found - low - high) / (high - low)  # a model may move its images to an interval of its own
     return image.clamp(-1, 1).float().view(1, *shape)
+
+
+def _entering(module: nn.Module, image: Tensor) -> Tensor:
+    """What the first layer with parameters is given, flat."""
+    given: list[Tensor] = []
+    first = _first_layer(module)
+    assert first is not None
+    handle = first.register_forward_pre_hook(lambda _, inputs: given.append(inputs[0].detach().reshape(-1)))
+    try:
+        with torch.no_grad():
+            module(image)
+    finally:
+        handle.remove()
+    return given[0]
 
 
 class _Linear(NamedTuple):

@@ -62,6 +62,24 @@ class PldAccountant(PLDAccountant):
         return None
 
 
+@lru_cache(maxsize=128)
+def _renyi_curve(multiplier: float, rate: float) -> Any:
+    """Renyi divergences of one release at all orders; nearly all the time that composing takes."""
+    return RdpAccountant().compose(gaussian_event(multiplier, rate)).rdp
+
+
+class RenyiAccountant(RdpAccountant):
+    """Google's RDP accountant, which remembers single sampled Gaussian releases likewise."""
+
+    def _maybe_compose(self, event: dp_event.DpEvent, count: int, do_compose: bool) -> Any:
+        match event:
+            case dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(multiplier)) if rate * multiplier > 0:
+                if do_compose:
+                    self._rdp += count * _renyi_curve(multiplier, rate)  # type: ignore[has-type]
+                return None
+        return super()._maybe_compose(event, count, do_compose)
+
+
 ACCOUNTANTS = ("pld", "rdp")
 _COARSE = "coarse pld"  # a tenth of the cost; its root is within 1e-4 of the accurate one
 _INTERVALS = {"pld": 1e-4, _COARSE: 1e-3}
@@ -71,7 +89,7 @@ _LITTLE_NOISE = 0.3  # below it, grids would grow with the inverse square of the
 def _accountant(name: str, events: Iterable[dp_event.DpEvent]) -> dp_accounting.PrivacyAccountant:
     """An accountant for these events; a coarser grid errs on the safe side."""
     if name not in _INTERVALS:
-        return RdpAccountant()
+        return RenyiAccountant()
     gaussians = (getattr(event, "event", event) for event in events)
     noise = [event.noise_multiplier for event in gaussians if isinstance(event, dp_event.GaussianDpEvent)]
     coarser = max(1.0, (_LITTLE_NOISE / min(noise)) ** 2) if noise else 1.0

@@ -20,7 +20,7 @@ from fedlgm.attacks.inception import InceptionFeatures
 from fedlgm.data import DataSet, Partition
 from fedlgm.errors import ConfigError, RunError
 from simulations.attacks.rows import ClassRow
-from simulations.attacks.target import Images, Target, train
+from simulations.attacks.target import Images, Target, in_usual_pixels, train
 from simulations.config.assembly import Assembly
 from simulations.config.recipe import Recipe
 from simulations.engines.local import LocalGrid
@@ -156,7 +156,7 @@ def attack(
     )
     classifier = classifier or PublicClassifier.train(*data.test, data.classes)
     recipe = target.twin("gan")
-    federation = Assembly(recipe).with_data(assembly.dataset, partition)
+    federation = in_usual_pixels(recipe).with_data(assembly.dataset, partition)
     if settings.active:
         federation, room = _with_room(recipe, data, partition, settings.injected)
         trained_on = Images.of(federation.dataset)
@@ -215,4 +215,4 @@ def _with_room(recipe: Recipe, data: Images, partition: Partition, rows: int) ->
     order = np.concatenate([partition.order, np.arange(count, count + rows, dtype=np.int32)])
     offsets = partition.offsets.copy()
     offsets[-1] += rows
-    return Assembly(recipe).with_data(grown, Partition(order, offsets)), slice(count, count + rows)
+    return in_usual_pixels(recipe).with_data(grown, Partition(order, offsets)), slice(count, count + rows)

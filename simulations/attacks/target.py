@@ -111,18 +111,12 @@ class Target:
         """The objects of its recipe.
 
         Args:
-            reconstructs: whether the attack makes images, which it looks for in [-1, 1].
+            reconstructs: whether the attack makes images, which it looks for in [-1, 1]: see `in_usual_pixels`.
 
         Raises:
-            ConfigError: another task than classification, or data that are not labelled images (of that interval).
+            ConfigError: another task than classification, or data that are not labelled images.
         """
-        pixels = self.recipe.data.pixels
-        if reconstructs and pixels not in (None, (-1.0, 1.0)):
-            raise ConfigError(
-                f"data.pixels = {list(pixels)}: images are reconstructed in [-1, 1]: attack the recipe with --set "
-                "data.pixels=none"
-            )
-        assembly = Assembly(self.recipe)
+        assembly = in_usual_pixels(self.recipe) if reconstructs else Assembly(self.recipe)
         if not isinstance(assembly.task, Classification):
             raise ConfigError(f"task.name: the attacks work on 'classification', not {self.recipe.task.name!r}")
         Images.of(assembly.dataset)
@@ -152,6 +146,35 @@ class Target:
     def figures(self) -> Attacked:
         """What is known of a finished run: accuracy, epsilon proven and claimed, guarantee; empty for a recipe."""
         return excerpt(Attacked, (self.folder.result() if self.folder is not None else None) or {})
+
+
+def in_usual_pixels(recipe: Recipe) -> Assembly:
+    """The recipe's federation with images in [-1, 1], which its model takes to the interval `data.pixels` first.
+
+    It is the same federation up to rounding; reconstructions are looked for, shown and compared in [-1, 1].
+    """
+    pixels = recipe.data.pixels
+    if pixels is None:
+        return Assembly(recipe)
+    usual = recipe.model_copy(update={"data": recipe.data.model_copy(update={"pixels": None})})
+    return _Moved(usual, pixels=pixels)
+
+
+@dataclass(frozen=True)
+class _Moved(Assembly):
+    """A federation whose model moves images in [-1, 1] to [low, high].
+
+    Attributes:
+        pixels: low and high.
+    """
+
+    pixels: tuple[float, float] = (-1.0, 1.0)
+
+    def module(self) -> nn.Module:
+        """The recipe's model behind the move, with the same parameters."""
+        made, (low, high) = super().module(), self.pixels
+        made.register_forward_pre_hook(lambda _, given: (low + (given[0] + 1) * ((high - low) / 2), *given[1:]))
+        return made
 
 
 def _sequential(recipe: Recipe) -> Recipe:

@@ -62,4 +62,4 @@ class Work(TypedDict):
     task: dict[str, Any]
     model: dict[str, Any]
     training: dict[str, Any]
-    exact_sums: NotRequired[bool]  # only where it is asked for: older nodes do not know it
+    exact_sums: NotRequired[bool]  # of example-level steps; unknown to older services

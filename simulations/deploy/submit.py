@@ -14,12 +14,13 @@ from simulations.config.recipe import Recipe
 from simulations.deploy.flower_cli import Flower
 from simulations.deploy.layout import CONNECTION, DeploymentFolder
 from simulations.deploy.server_entry import TOLD, deployed
+from simulations.engines.flower_command import reason
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import RunSummary
 from strategies.enrolment import Enrolment
 
 APP = Path(__file__).parent / "app"
-_SILENCE_S, _LONGEST_S = 5.0, 30.0  # of a run, until Flower is asked what became of it; a question costs a second
+_SILENCE_S, _LONGEST_S = 20.0, 30.0  # of a run, until Flower is asked what became of it; a question costs a second
 
 
 def run(
@@ -108,10 +109,9 @@ def _size(target: RunFolder) -> int:
 
 
 def _reason(log: str) -> str:
-    """The error that ended a ServerApp, or the end of its log."""
-    lines = log.strip().splitlines()
-    for line in reversed(lines):
+    """The error of ours that ended a ServerApp, or what else its log says."""
+    for line in reversed(log.strip().splitlines()):
         name, _, message = line.strip().partition(": ")
         if name.startswith("fedlgm.errors.") and message:
             return message
-    return "End of its log:\n" + "\n".join(lines[-15:])
+    return reason(log)

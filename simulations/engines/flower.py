@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fedlgm.errors import RunError
 from simulations.config.own import Own
-from simulations.engines.flower_command import tail
+from simulations.engines.flower_command import reason
 from simulations.engines.superlink import Flwr, private_superlink
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import OnRound, RunSummary
@@ -31,7 +31,7 @@ def run_flower(
         own: objects of a user's own, handed to Flower's processes in a private file that is deleted at the end.
 
     Raises:
-        RunError: the run did not complete; the message ends with Flower's log.
+        RunError: the run did not complete; with the first exception in Flower's log, and the log's end.
     """
     log = folder.private_file("flower.log")  # it says how many clients took part
     with private_superlink(log) as flwr, folder.handed_over(own) as objects:
@@ -69,7 +69,7 @@ def run_flower(
         status = follow(flwr, run_id, log, pass_on)
         result = folder.result()
         if status != "finished:completed" or result is None:
-            raise RunError(f"Flower reports {status} for the run. End of its log:\n{tail(flwr.log(run_id))}")
+            raise RunError(f"Flower reports {status} for the run. {reason(flwr.log(run_id))}")
         return result
 
 

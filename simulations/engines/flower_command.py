@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from fedlgm.errors import RunError
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_LEVEL = re.compile(r"^(?:[A-Z]+\s*:\s+)?")
 
 
 def environment(home: Path | None) -> dict[str, str]:
@@ -70,4 +75,40 @@ class FlwrCommand:
 
 def tail(text: str, lines: int = 15) -> str:
     """The last lines of a log."""
-    return "\n".join(text.strip().splitlines()[-lines:])
+    return "\n".join(_COLOUR.sub("", text).strip().splitlines()[-lines:])
+
+
+def reason(log: str) -> str:
+    """Why a run ended, as far as its log says: the first exception, and the end of the log.
+
+    What Flower says last is only that there was an error.
+    """
+    first = first_exception(log)
+    return f"{first}\nEnd of its log:\n{tail(log)}" if first else f"End of its log:\n{tail(log)}"
+
+
+def first_exception(log: str) -> str | None:
+    """The first exception whose traceback a log holds, with the line that raised it; None without one.
+
+    Python prints a cause before what it led to, and Ray the error of an actor inside that of whoever waited for it.
+    """
+    inside, place = False, ""
+    lines = iter(_COLOUR.sub("", log).splitlines())
+    for line in lines:
+        text = _LEVEL.sub("", line)
+        if text.startswith("Traceback (most recent call last)") or "ray::" in text:
+            inside, place = True, ""
+        elif inside and line.startswith(" "):
+            place = line.strip() if line.lstrip().startswith("File ") else place
+        elif inside and text.strip():
+            said = [text.strip(), *_until_blank(lines)]
+            return "\n".join([*said, f"  {place}"] if place else said)
+    return None
+
+
+def _until_blank(lines: Iterator[str], most: int = 4) -> Iterator[str]:
+    """The rest of a message of several lines."""
+    for line, _ in zip(lines, range(most), strict=False):
+        if not line.strip() or _LEVEL.match(line)[0]:  # type: ignore[index]
+            return
+        yield line.rstrip()

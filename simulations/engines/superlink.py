@@ -72,6 +72,8 @@ def _superlink(home: Path, log: Path) -> Iterator[Flwr]:
     )
     flower = environment(home) | {
         "RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        # Else Flower joins whatever cluster was started last on this machine, with options that only a new one takes.
+        "RAY_ADDRESS": "local",
         # A user's model may come from a module beside their script: found there as it was found here.
         "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
     }  # fmt: skip

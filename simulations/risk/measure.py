@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedlgm import data, models, tasks
 from fedlgm.errors import ConfigError, prefix_key
 from fedlgm.example_level.risk import LayerRisk, ShadowTraining, layer_risk, public_bias_weights
-from fedlgm.extension import is_object
+from fedlgm.extension import is_object, is_reference
 from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.lm_dp_sgd import check_risk, risk_weights
@@ -111,6 +111,8 @@ def public_examples(recipe: Recipe) -> PublicExamples:
     if section.data == data.IMAGE_FOLDER:
         images = {key: value for key, value in recipe.data.images.items() if key != "attribute"}
         images |= {} if section.attribute is None else {"attribute": section.attribute}
+    elif section.data is not None and recipe.data.pixels is not None and not is_reference(section.data):
+        images = {"pixels": recipe.data.pixels}  # the model's interval; a user's own set is taken as it is
     with prefix_key("risk.data" if named else "data"):
         found = recipe.task.build().prepare(data.load(named or own, folder, **images))
     if named is None:

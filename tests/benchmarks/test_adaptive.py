@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from benchmarks import adaptive
+from benchmarks.kept import Kept, Search
 
 
 @pytest.mark.slow
 def test_a_second_call_goes_on_where_the_first_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adaptive, "ROUNDS", 2)
+    monkeypatch.setattr(adaptive, "SEEDS", (1, 2, 3))
     methods = {name: adaptive.FIXED[name] for name in ("uniform", "flat Gaussian")}
-    monkeypatch.setattr(adaptive, "TASKS", {"tiny": adaptive.Task((8,), 8.0, (0.05, 0.1), methods, (1, 2))})
-    file, left = tmp_path / "cells.jsonl", tmp_path / "left.jsonl"
-    monkeypatch.setattr("sys.argv", ["adaptive", "--file", str(file)])
+    task = adaptive.Task((8,), 8.0, Search((0.05, 0.1), 0.05, 0.1), methods)
+    monkeypatch.setattr(adaptive, "TASKS", {"tiny": task})
+    file, left = tmp_path / "cells.json", tmp_path / "left.json"
+    monkeypatch.setattr("sys.argv", ["adaptive", "--kept", str(file), "--tasks", "tiny"])
     adaptive.main()
-    done = adaptive.read(file)
-    assert len(done) == 4 + 4  # the search, then two seeds of each method at its rate
-    assert all(0 <= accuracy <= 100 for accuracy in done.values())
-    rows = adaptive.summary(done, "tiny")
-    assert [row["seeds"] for row in rows] == [2, 2]
-    assert min(row["change"] for row in rows) <= 0 == max(row["change"] for row in rows)
-    left.write_text("".join(file.read_text().splitlines(keepends=True)[:3]))
-    monkeypatch.setattr("sys.argv", ["adaptive", "--file", str(left)])
+    rows = json.loads(file.read_text())
+    assert len(rows) == 4 + 6  # the search, then three seeds of each method at its rate
+    assert all(0 <= row["accuracy"] <= 100 for row in rows)
+    lines = adaptive.text_of(Kept(file), "tiny").splitlines()[2:]
+    assert sum("best fixed" in line for line in lines) == 1
+    assert all(line.count("| 3 |") == 1 for line in lines)
+    left.write_text(json.dumps(rows[:3]))
+    monkeypatch.setattr("sys.argv", ["adaptive", "--kept", str(left), "--tasks", "tiny"])
     adaptive.main()
-    assert left.read_text() == file.read_text()
+    assert json.loads(left.read_text()) == rows

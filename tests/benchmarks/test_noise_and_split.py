@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import fashion_mnist, noise_and_split
-from benchmarks.kept import Kept, against
+from benchmarks.kept import Kept, Search, against, change
 from benchmarks.pages import put, spread
 from simulations.config import recipe as recipes
 
@@ -23,7 +23,7 @@ def test_a_second_call_goes_on_where_the_first_stopped(
         "privacy.delta=1e-3",
         "federation.server_optimizer=sgd",
     )
-    task = noise_and_split.Task("digits", tiny, (0.5, 1.0), seeds=(1,))
+    task = noise_and_split.Task("digits", tiny, Search((0.5, 1.0), 0.5, 1.0), seeds=(1,))
     monkeypatch.setattr(noise_and_split, "TASKS", {"tiny": task})
     monkeypatch.setattr(noise_and_split, "CELLS", noise_and_split.CELLS[:1])
     file = tmp_path / "kept.json"
@@ -48,22 +48,35 @@ def _figures(row: dict[str, object]) -> dict[str, object]:
 
 
 def test_tables_pair_the_seeds(tmp_path: Path) -> None:
-    kept = Kept(tmp_path / "none.json")
+    kept, search = Kept(tmp_path / "none.json"), noise_and_split.TASKS["FashionMNIST, MLP"].search
     for at, cell in enumerate(noise_and_split.CELLS):
-        for rate in noise_and_split.TASKS["FashionMNIST, MLP"].rates:
-            figures = {"rate": rate, "final": 50 + rate, "seed": noise_and_split.SEARCH_SEED}
-            kept.rows.append({"task": "FashionMNIST, MLP", "noise": cell[0], "split": cell[1], **figures})
+        named = {"task": "FashionMNIST, MLP", "noise": cell[0], "split": cell[1]}
+        for rate in (*search.grid, 4.0):
+            kept.rows.append({**named, "rate": rate, "final": 50 + rate * (3 - rate), "seed": search.seed})
         for seed in (1, 2, 3):
-            figures = {"rate": 2.0, "final": 60 + 10 * seed + at + 0.01 * seed * at, "seed": seed}
-            kept.rows.append({"task": "FashionMNIST, MLP", "noise": cell[0], "split": cell[1], **figures})
+            kept.rows.append({**named, "rate": 1.0, "final": 60 + 10 * seed + at + 0.01 * seed * at, "seed": seed})
     lines = noise_and_split.tables(kept, "FashionMNIST, MLP").splitlines()
     assert "Seeds a cell: 3." in lines
     first = noise_and_split.search(kept, "FashionMNIST, MLP").splitlines()[2]
-    assert first == "| independent, secret Poisson sampling | flat | 50.2 | 50.5 | 51.0 | 52.0 |"
-    assert any(line.startswith("| independent, secret Poisson sampling | 80.00 ± 10.00 (lr 2)") for line in lines)
+    assert first == "| independent, secret Poisson sampling | flat | 50.7 | 51.2 | 52.0 | 52.0 | 46.0 |"
+    assert any(line.startswith("| independent, secret Poisson sampling | 80.00 ± 10.00 (lr 1)") for line in lines)
     # Splits differ by one column, noises by four, and a hundredth of it a seed.
-    assert any(line.startswith("| uniform | +1.02 |") for line in lines)
+    assert any(line.startswith("| uniform | +1.02 | +1.00 to +1.04 |") for line in lines)
     assert any(line.startswith("| blt, public cycle | +12.24 |") for line in lines)
+    assert any(line.startswith("| blt, public cycle | +8.16 |") for line in lines)
+    assert any(line.startswith("| banded, public cycle: SNR-consistent | +1.02 |") for line in lines)
+
+
+def test_a_search_goes_beyond_the_edge_that_is_best() -> None:
+    search = Search((0.5, 1.0), 0.125, 4.0)
+    assert search.following({0.5: 3.0}) == 1.0
+    assert search.chosen({0.5: 3.0}) is None
+    assert search.following({0.5: 1.0, 1.0: 2.0}) == 2.0
+    assert search.following({0.5: 2.0, 1.0: 1.0}) == 0.25
+    assert search.chosen({0.5: 1.0, 1.0: 2.0, 2.0: 1.5}) == 1.0
+    assert search.chosen({0.5: 1.0, 1.0: 2.0, 2.0: 3.0, 4.0: 4.0}) == 4.0  # no further than allowed
+    losses = Search((0.5, 1.0), 0.5, 1.0, better=-1)
+    assert losses.chosen({0.5: 1.0, 1.0: 2.0}) == 0.5
 
 
 def test_a_cell_without_its_search_has_no_figures(tmp_path: Path) -> None:
@@ -74,9 +87,9 @@ def test_a_cell_without_its_search_has_no_figures(tmp_path: Path) -> None:
 
 def test_p_values_need_three_seeds() -> None:
     assert against({1: 2.0}, {2: 1.0}) is None
-    assert against({1: 2.0, 2: 3.0}, {1: 1.0, 2: 1.0}) == (1.5, None)
-    change, p = against({1: 2.0, 2: 3.0, 3: 4.0}, {1: 1.0, 2: 1.0, 3: 1.0}) or (0.0, None)
-    assert (change, round(p or 0, 4)) == (2.0, 0.0742)  # t = 2 / (1 / sqrt(3)), 2 degrees of freedom
+    assert change({1: 2.0, 2: 3.0}, {1: 1.0, 2: 1.0}) == ["+1.50", "", ""]
+    # Changes 1, 2, 3: t = 2 / (1 / sqrt(3)) with 2 degrees of freedom, whose 97.5 % quantile is 4.303.
+    assert change({1: 2.0, 2: 3.0, 3: 4.0}, {1: 1.0, 2: 1.0, 3: 1.0}) == ["+2.00", "-0.48 to +4.48", "0.074"]
     assert (spread([]), spread([1.0]), spread([1.0, 2.0])) == ("", "1.00", "1.50 ± 0.71")
 
 

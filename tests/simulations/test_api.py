@@ -97,7 +97,8 @@ def test_the_readmes_lines_train_alike_on_ray(tmp_path: Path, monkeypatch: pytes
     assert readme_result("local")["model_sha256"] == readme_result("ray")["model_sha256"]
 
 
-@pytest.mark.parametrize("engine", ["ray", pytest.param("flower", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["ray", "flower"])
 def test_every_object_reaches_every_engine(engine: launch.Engine, tmp_path: Path) -> None:
     one = simulations.simulate(**OBJECTS, overrides=SMALL, run_dir=tmp_path / "local")
     other = simulations.simulate(**OBJECTS, overrides=SMALL, engine=engine, run_dir=tmp_path / engine)

@@ -366,7 +366,10 @@ def test_the_library_needs_neither_flower_nor_ray():
                     raise ImportError(f"{name} is blocked")
 
         sys.meta_path.insert(0, Block())
-        import fedlgm
+        import fedlgm.data
+        # What data sets and partitions need is imported when they are loaded.
+        heavy = {"sklearn", "torchvision", "flwr_datasets", "datasets", "scipy", "pandas"} & set(sys.modules)
+        assert not heavy, heavy
         # Triton's kernels need Triton; flwr-datasets does not import flwr.
         names = [m.name for m in pkgutil.walk_packages(fedlgm.__path__, "fedlgm.") if "triton" not in m.name]
         for name in names:

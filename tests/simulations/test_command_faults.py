@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import random
+import resource
 import signal
 import subprocess
 import sys
@@ -19,13 +19,14 @@ from patience import LIMIT_S
 
 from simulations import launch
 from simulations.config.recipe import Recipe
+from tests.support.forked import ForkedCommand
 
 SLOW = ("--set", "federation.clients=40", "--set", "privacy.delta=1e-3", "--set", "training.epochs=10")
 
 
-def start(*arguments: object, prelude: str = "") -> subprocess.Popen[str]:
+def start(*arguments: object) -> subprocess.Popen[str]:
     """The command in a session of its own."""
-    code = f"{prelude}\nimport sys; sys.argv[0] = 'fedlgm'\nfrom simulations.cli import main\nmain()"
+    code = "import sys; sys.argv[0] = 'fedlgm'\nfrom simulations.cli import main\nmain()"
     return subprocess.Popen(
         [sys.executable, "-c", code, *map(str, arguments)],
         stdout=subprocess.PIPE,
@@ -93,12 +94,13 @@ def test_a_killed_command_on_ray_resumes_to_the_model_of_an_unbroken_run(tmp_pat
     assert resumed["epsilon"] >= expected["epsilon"]
 
 
-def test_a_signal_to_all_processes_ends_the_command_while_ray_starts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seconds", [1.0, *(pytest.param(s, marks=pytest.mark.slow) for s in (0.0, 2.0, 3.0))])
+def test_a_signal_to_all_processes_ends_the_command_while_ray_starts(tmp_path: Path, seconds: float) -> None:
     """As `timeout`, Slurm and containers send it; Ray would wait for its own processes for more than a minute."""
     process = start("simulate", "digits", *SLOW, "--run-dir", tmp_path / "run")
     while process.poll() is None and not descendants(process, "gcs_server"):
         time.sleep(0.05)
-    time.sleep(random.uniform(0.0, 3.5))
+    time.sleep(seconds)
     os.killpg(process.pid, signal.SIGTERM)
     sent = time.monotonic()
     process.communicate(timeout=LIMIT_S)
@@ -129,14 +131,13 @@ last = Last()
 def test_a_signal_that_python_drops_still_ends_the_command(tmp_path: Path, name: str, status: int) -> None:
     """In a `__del__` or a callback of an import lock, exceptions are printed and dropped."""
     (tmp_path / "stopped_in_del.py").write_text(STOPPED_IN_DEL.format(name=name))
-    prelude = (
-        f"import signal, sys; sys.path.insert(0, {str(tmp_path)!r}); "
-        "signal.signal(signal.SIGINT, signal.default_int_handler)"
-    )
     options = ("--engine", "local", "--rounds", 200, *SLOW, "--set", "model.name=stopped_in_del:net")
-    process = start("simulate", "digits", *options, "--run-dir", tmp_path / "run", prelude=prelude)
-    _, err = process.communicate(timeout=LIMIT_S)
-    assert process.returncode == status, err
+    command = ForkedCommand(
+        tmp_path / "said", "simulate", "digits", *options, "--run-dir", tmp_path / "run",
+        before=lambda: sys.path.insert(0, str(tmp_path)),
+    )  # fmt: skip
+    ended, _, err = command.end()
+    assert ended == status, err
     assert "Traceback" not in err
 
 
@@ -150,10 +151,12 @@ def test_a_full_disk_is_said_and_the_run_goes_on_later(tmp_path: Path) -> None:
         "privacy.accountant=rdp",
     ]
     sets = [text for option in options for text in ("--set", option)]
-    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))"
-    process = start("simulate", "digits", "--engine", "local", *sets, "--run-dir", tmp_path / "run", prelude=limit)
-    _, err = process.communicate(timeout=LIMIT_S)
-    assert process.returncode == 2
+    command = ForkedCommand(
+        tmp_path / "said", "simulate", "digits", "--engine", "local", *sets, "--run-dir", tmp_path / "run",
+        before=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)),
+    )  # fmt: skip
+    ended, _, err = command.end()
+    assert ended == 2
     assert "Traceback" not in err
     assert "cannot write the checkpoint" in err.replace("\n", " ")
     assert f"continue with: fedlgm simulate --resume {tmp_path / 'run'}" in err.replace("\n", "")

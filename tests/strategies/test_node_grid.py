@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -54,7 +56,9 @@ class Link(Grid):
         )
         self.sent: list[tuple[int, Message]] = []
         self.behind: dict[int, list[Message]] = {}  # clients whose SuperNode sends a reply after the next message only
+        self.work_seconds = 0.0  # that a question takes, and a greeting does not
         self._replies: dict[str, Message] = {}
+        self._ready: dict[str, float] = {}
 
     def set_run(self, run: Any) -> None: ...
 
@@ -95,10 +99,14 @@ class Link(Grid):
             if client in self.behind:
                 ready, self.behind[client] = self.behind[client], ready
             self._replies |= {one.metadata.reply_to_message_id: one for one in ready}
+            if message.metadata.group_id != "hello":
+                self._ready[message.metadata.message_id] = time.monotonic() + self.work_seconds
         return ids
 
     def pull_messages(self, ids: Iterable[str]) -> list[Message]:
-        return [self._replies.pop(one) for one in list(ids) if one in self._replies]
+        now = time.monotonic()
+        done = [one for one in ids if one in self._replies and self._ready.get(one, 0.0) <= now]
+        return [self._replies.pop(one) for one in done]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         raise AssertionError("the nodes' Grid polls by itself")
@@ -209,7 +217,7 @@ def test_a_missing_client_adds_nothing_and_the_denominator_stays(federation):
 def test_below_the_quorum_the_run_stops_and_can_go_on(federation):
     federation.link.offline = {0, 1}
     with pytest.raises(RunError, match=r"1 of 3 nodes answered, the quorum is 2 .*n0: it is not connected"):
-        federation.run()
+        federation.run(1, federation.grid(dataclasses.replace(QUICK, give_up_seconds=0.5)))
     federation.link.offline = set()
     federation.run()
     assert [len(rows(folder)) for folder in federation.folders] == [1, 1, 1]
@@ -316,14 +324,25 @@ def test_a_node_that_is_slow_counts_as_zero_and_its_late_answer_is_told(federati
 def test_a_supernode_that_stays_behind_by_one_is_nudged(federation):
     federation.link.behind = {1: []}
     quick = Patience(
-        quorum=1.0, round_seconds=9, offline_seconds=9, give_up_seconds=9, poll_seconds=0.01, nudge_seconds=1
+        quorum=1.0, round_seconds=60, offline_seconds=60, give_up_seconds=60, poll_seconds=0.01, nudge_seconds=0.3
     )
     federation.run(3, federation.grid(quick))
     assert [report.lost for report in federation.reports] == [{}] * 3
-    assert federation.reports[2].seconds < 2.0
+    assert federation.reports[2].seconds < 30
     federation.link.behind = {}
     federation.run(3, federation.grid(quick))
     assert [len(rows(folder)) for folder in federation.folders] == [3, 3, 3]
+
+
+def test_nodes_that_always_take_long_are_nudged_once(federation):
+    federation.link.work_seconds = 1.6
+    patient = Patience(
+        quorum=1.0, round_seconds=9, offline_seconds=9, give_up_seconds=9, poll_seconds=0.01, nudge_seconds=1
+    )
+    federation.run(3, federation.grid(patient))
+    nudged = [client for client, message in federation.link.sent if message.metadata.group_id == "hello"]
+    assert sorted(nudged) == [0, 1, 2]
+    assert [report.lost for report in federation.reports] == [{}] * 3
 
 
 def test_a_node_with_an_older_ledger_is_left_out(federation, tmp_path):

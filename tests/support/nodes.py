@@ -98,7 +98,8 @@ def ask(
 ) -> tuple[dict[str, Any], bytes]:
     """Ask the service as a server would; every part may be another."""
     question = Question(run, round, client, text or plan().to_json(), protocol.sha256(body), work or WORK, nonce)
-    return protocol.exchange(str(folder.socket), question.header(signer) | more, body, timeout=timeout)
+    header, numbers = protocol.exchange(str(folder.socket), question.header(signer) | more, body, timeout=timeout)
+    return header, bytes(numbers)
 
 
 def hello(folder: NodeFolder) -> dict[str, Any]:

@@ -39,7 +39,7 @@ def test_the_relay_passes_on_what_the_service_says(tmp_path):
         assert passed["signature"] == said["signature"]
         assert reply.array_records[wire.ARRAYS][BODY].data == body
         hidden = content(header())
-        model = protocol.masked(hidden.array_records[wire.ARRAYS][BODY].data, 12345)
+        model = bytes(protocol.masked(hidden.array_records[wire.ARRAYS][BODY].data, 12345))
         hidden[wire.ARRAYS] = ArrayRecord({BODY: Array(dtype="uint8", shape=(len(model),), stype="bytes", data=model)})
         hidden[wire.CONFIG] = ConfigRecord({HEADER: header(), MASK: 12345})
         reply = forward(hidden, folder.socket)

@@ -66,7 +66,8 @@ def test_an_answer_is_signed_charged_and_noised(node):
     question = Question("run", 1, 0, plan().to_json(), protocol.sha256(BODY), nodes.WORK, "00")
     assert header["ok"]
     assert header["question"] == question.digest
-    assert protocol.verify(key, header["signature"], *protocol.answer_fields(question.digest, 0, 1, body))
+    signed = protocol.answer_fields(question.digest, 0, 1, protocol.sha256(body))
+    assert protocol.verify(key, header["signature"], *signed)
     values, sigma = numbers(body), plan().sigma
     assert values.shape == (plan().size,)
     assert 0.5 * sigma.min() < values.std() < 2 * sigma.max() + 1

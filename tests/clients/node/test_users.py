@@ -16,6 +16,7 @@ import pytest
 from clients.node.folder import NodeFolder
 from fedlgm import node_protocol as protocol
 from tests.support.nodes import edit, hello, make_node, served
+from tests.support.patience import LIMIT_S
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 STRANGER, GROUP = 65123, 65124
@@ -111,4 +112,4 @@ def test_the_policy_names_the_users_that_may_ask(place):
     edit(folder, "uids = []", f"uids = [{STRANGER + 1}]")
     with served(folder):
         assert hello(folder)["code"] == "peer"
-        assert protocol.exchange(str(folder.socket), {"protocol": 1}, b"", timeout=10)[0]["code"] == "peer"
+        assert protocol.exchange(str(folder.socket), {"protocol": 1}, b"", timeout=LIMIT_S)[0]["code"] == "peer"

@@ -74,7 +74,7 @@ def test_triton_words_and_values_at_the_edges(backend):
     assert torch.equal(out[1:].cpu().signbit(), expected.signbit())
 
 
-LONG = "many or launch or thousand or padded or uncorrelated"
+LONG = "many or launch or thousand or padded or uncorrelated or local"
 
 
 @pytest.mark.skipif(not TRITON, reason="triton is not installed")
@@ -88,6 +88,7 @@ def test_triton_interpreter(chosen):
         str(Path(__file__).with_name(f"test_{name}.py"))
         for name in ("kernels", "kernel_noise", "kernel_triton", "device_sum")
     ]
+    files.append(str(Path(__file__).parents[2] / "simulations/runs/test_noise_backends.py"))
     command = [
         sys.executable,
         "-m",

@@ -50,7 +50,7 @@ def failed(audits: int, confidence: float, per_layer: bool) -> int:
 
 
 @pytest.mark.parametrize("per_layer", [True, False])
-@pytest.mark.parametrize("audits", [200, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("audits", [200, pytest.param(600, marks=pytest.mark.slow)])
 def test_sound_releases_fail_no_more_often_than_the_confidence_allows(audits, per_layer):
     found = failed(audits, 0.8, per_layer)
     assert found <= scipy.stats.binom.isf(1e-3, audits, 0.2)

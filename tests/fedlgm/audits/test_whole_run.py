@@ -102,7 +102,7 @@ def test_the_planned_run_costs_what_is_reported(noise, sampling, relation):
 
 
 @pytest.mark.parametrize(
-    ("noise", "audits"), [("banded", 60), *(pytest.param(n, 1000, marks=pytest.mark.slow) for n in ("banded", "blt"))]
+    ("noise", "audits"), [("banded", 60), *(pytest.param(n, 300, marks=pytest.mark.slow) for n in ("banded", "blt"))]
 )
 def test_false_alarms_over_many_runs(noise, audits):
     of = subject(noise)

@@ -304,7 +304,7 @@ def test_laplace_layers_never_share_a_stream():
     assert abs(np.corrcoef(noise[:10_000], noise[10_000:])[0, 1]) < 0.05
 
 
-LOCAL = ["privacy.trust=local", "privacy.max_participations=2", "privacy.epsilon=50"]
+LOCAL = ["privacy.trust=local", "privacy.max_participations=2"]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ through strategy and clients on two neighbouring populations. Both must catch Me
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -108,8 +109,17 @@ def test_one_client_moves_the_whitened_sum_by_no_more_than_is_accounted_for(name
             assert max(replaced) <= 2 * limit
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize(("name", "options"), CASES, ids=IDS)
+def _calibrated() -> list[Any]:
+    """Every case in every setting; `dpa` calibrates as `time-varying` does, whose schedules take seconds."""
+    return [
+        pytest.param(name, options, setting, id=f"{id_}-{setting}", marks=pytest.mark.slow if both else ())
+        for (name, options), id_ in zip(CASES, IDS, strict=True)
+        for setting in SETTINGS
+        for both in [name == "dpa" and setting == "central"]
+    ]
+
+
+@pytest.mark.parametrize(("name", "options", "setting"), _calibrated())
 def test_all_rounds_together_stay_within_the_budget(name, options, setting):
     probe = Probe(name, options, setting, calibrated=True)
     events = []

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from dp_accounting import dp_event
 from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
 from opacus.accountants.analysis import rdp as opacus_rdp
 from opacus.accountants.prv import PRVAccountant as OpacusPrv
 
@@ -20,7 +21,7 @@ from fedlgm.mechanisms.inid import gaussian_inid, gaussian_scales, laplace_inid
 from fedlgm.mechanisms.profiles import Profile
 from fedlgm.plan import RunFacts, Sampling
 from fedlgm.privacy import calibrate, epsilon, gaussian_mu
-from fedlgm.privacy.accounting import PldAccountant
+from fedlgm.privacy.accounting import PldAccountant, RenyiAccountant
 from fedlgm.privacy.gaussian import gaussian_delta
 from fedlgm.transcript import Transcript
 
@@ -150,6 +151,17 @@ def test_remembered_releases_add_up_as_the_accountants_own(rate, multiplier, cou
     for accountant in (remembered, fresh):
         accountant.compose(event, count).compose(dp_event.LaplaceDpEvent(2.0), 2)
     assert remembered.get_epsilon(1e-5) == fresh.get_epsilon(1e-5)
+
+
+@pytest.mark.parametrize(("rate", "multiplier"), [(0.1, 0.8), (0.5, 3.0), (1.0, 0.8), (0.0, 1.0)])
+def test_remembered_renyi_divergences_add_up_as_the_accountants_own(rate, multiplier):
+    event = dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(multiplier))
+    remembered, fresh = RenyiAccountant(), RdpAccountant()
+    for count in (1, 7, 2):
+        for accountant in (remembered, fresh):
+            accountant.compose(event, count).compose(dp_event.GaussianDpEvent(9.0))
+        assert remembered.rdp.tolist() == fresh.rdp.tolist()
+        assert remembered.get_epsilon(1e-5) == fresh.get_epsilon(1e-5)
 
 
 @pytest.mark.slow

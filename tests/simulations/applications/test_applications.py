@@ -112,7 +112,7 @@ def test_federated_descent_is_the_central_one_when_noise_is_off(name, clients, t
 def test_federated_noise_has_the_law_of_the_central_one(family, tmp_path):
     x, y, objective = np.zeros((40, 3)), np.zeros(40), Lasso(0.0)  # no signal: theta moves by noise alone
     x[0] = [0.1, 1.0, 3.0]
-    plan = descent_plan(x, objective, family=family, passes=400, rule="inid")
+    plan = descent_plan(x, objective, family=family, passes=200, rule="inid")
     x = np.zeros_like(x)
     path, _, _ = run_descent(x, y, objective, plan, 4, tmp_path)
     steps = np.diff(np.concatenate([np.zeros((1, 3)), path]), axis=0)

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ import ray
 from flwr.app import Context, RecordDict
 from patience import LIMIT_S, wait_until
 
+from clients import LayerwiseClient
 from fedlgm.errors import FedlgmError
 from simulations import launch
 from simulations.config import recipe as recipes
@@ -95,8 +97,19 @@ def nothing_left(monkeypatch):
     assert left == set()
 
 
+@pytest.fixture
+def another_cluster(monkeypatch):
+    """What `ray start` leaves for whoever starts Ray next on the machine: the address of the latest cluster."""
+    with tempfile.TemporaryDirectory(prefix="fedlgm-ray-", ignore_cleanup_errors=True) as folder:
+        (Path(folder) / "ray").mkdir()
+        (Path(folder) / "ray" / "ray_current_cluster").write_text("127.0.0.1:1")
+        monkeypatch.setenv("RAY_TMPDIR", folder)
+        yield
+
+
 @pytest.mark.parametrize("options", ENGINES)
-def test_engines_agree_bit_by_bit(recipe, reference, tmp_path, nothing_left, options):
+def test_engines_agree_bit_by_bit(recipe, reference, tmp_path, another_cluster, nothing_left, options):
+    """On Ray and Flower of their own, whatever cluster there is."""
     rows = []
     result = launch.simulate(recipe, run_dir=tmp_path / "run", progress=rows.append, **options)
     assert {name: result[name] for name in SAME} == {name: reference[name] for name in SAME}
@@ -148,7 +161,7 @@ def test_an_interrupted_flower_run_ends_and_can_be_continued(recipe, tmp_path, n
 
 @pytest.mark.slow
 def test_a_callers_own_ray_is_used_and_stays(recipe, reference, tmp_path):
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     try:
         kept = ray.put(123)
         result = launch.simulate(recipe, engine="ray", workers=2, run_dir=tmp_path / "run")
@@ -209,11 +222,23 @@ def failing_clients(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
 
 
-@pytest.mark.parametrize(
-    "engine", ["local", pytest.param("ray", marks=pytest.mark.slow), pytest.param("flower", marks=pytest.mark.slow)]
-)
+def test_failing_clients_fail_the_run_in_this_process(recipe, tmp_path, run, monkeypatch):
+    def train(self, message, context):
+        raise MemoryError("the client ran out of memory")
+
+    monkeypatch.setattr(LayerwiseClient, "train", train)
+    file = tmp_path / "recipe.toml"
+    file.write_text(recipe.to_toml(), encoding="utf-8")
+    status, _, err = run("simulate", file, "--engine", "local", "--run-dir", tmp_path / "run")
+    assert status == 2
+    assert "error: the client ran out of memory" in err
+    assert not (tmp_path / "run" / "result.json").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["ray", "flower"])
 def test_failing_clients_fail_the_run(recipe, tmp_path, failing_clients, nothing_left, engine):
-    """Flower's own exit code would be 0."""
+    """Flower's own exit code would be 0, and what it says last is that there was an error."""
     file = tmp_path / "recipe.toml"
     file.write_text(recipe.to_toml(), encoding="utf-8")
     command = [sys.executable, "-m", "simulations.cli", "simulate", str(file), "--engine", engine]
@@ -225,7 +250,7 @@ def test_failing_clients_fail_the_run(recipe, tmp_path, failing_clients, nothing
     assert not (tmp_path / "run" / "result.json").exists()
     if engine == "flower":
         assert done.returncode == 2
-        assert "Flower reports" in done.stderr
+        assert "Flower reports finished:failed for the run. MemoryError: the client ran out of memory\n" in done.stderr
 
 
 def test_the_flower_app_continues_a_run_with_its_own_recipe_only(tmp_path):

@@ -8,9 +8,7 @@ import os
 import random
 import shutil
 import signal
-import sys
 import time
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ import pytest
 import ray
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from patience import LIMIT_S
 
 from fedlgm.errors import LedgerError, MemoryWarning, RunError
 from fedlgm.keys import KeyRing
@@ -63,7 +62,6 @@ def _ledger_epsilon(run: Path) -> float:
 
 
 def _drive(run: Path) -> None:
-    assert "warm_driver" in sys.modules
     os.setpgrp()
     if run.exists():
         launch.resume(run)
@@ -71,20 +69,12 @@ def _drive(run: Path) -> None:
         launch.simulate(RECIPE, run_dir=run)
 
 
-@pytest.fixture(scope="module")
-def drivers() -> multiprocessing.context.ForkServerContext:
-    """Processes that start with everything imported, so that a kill hits the run and not the imports."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["warm_driver"])
-    with pytest.MonkeyPatch.context() as patch:  # the server does not take over this process's path
-        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
-        forkserver.ensure_running()
-    return context
+def _run_for(run: Path, seconds: float) -> bool:
+    """Drive `run` in a process of its own and kill it after `seconds`; True if it was alive until then.
 
-
-def _run_for(context: multiprocessing.context.ForkServerContext, run: Path, seconds: float) -> bool:
-    """Drive `run` in a process of its own and kill it after `seconds`; True if it was alive until then."""
-    process = context.Process(target=_drive, args=(run,))
+    Forked, with everything imported, so that a kill hits the run and not the imports.
+    """
+    process = multiprocessing.get_context("fork").Process(target=_drive, args=(run,))
     process.start()
     process.join(seconds)
     alive = process.exitcode is None
@@ -96,14 +86,10 @@ def _run_for(context: multiprocessing.context.ForkServerContext, run: Path, seco
     return alive
 
 
-def test_a_killed_driver_resumes_to_the_same_model(
-    drivers: multiprocessing.context.ForkServerContext, reference: dict[str, Any], tmp_path: Path
-) -> None:
-    durations, kills = [], 0
-    for number in range(2):  # the first waits for the fork server to start
-        started = time.monotonic()
-        assert not _run_for(drivers, tmp_path / f"whole{number}", 300)
-        durations.append(time.monotonic() - started)
+def test_a_killed_driver_resumes_to_the_same_model(reference: dict[str, Any], tmp_path: Path) -> None:
+    started, kills = time.monotonic(), 0
+    assert not _run_for(tmp_path / "whole", LIMIT_S)
+    duration = time.monotonic() - started
 
     @settings(max_examples=5, deadline=None)
     @given(moments=st.lists(st.floats(0.02, 0.45), min_size=2, max_size=2))
@@ -112,10 +98,10 @@ def test_a_killed_driver_resumes_to_the_same_model(
         run = tmp_path / "run"
         shutil.rmtree(run, ignore_errors=True)
         for moment in moments:
-            kills += _run_for(drivers, run, moment * min(durations))
+            kills += _run_for(run, moment * duration)
             assert not run.exists() or (run / "recipe.toml").exists()  # else nobody could resume it
             _assert_charged_before_released(run)
-        assert not _run_for(drivers, run, 300)
+        assert not _run_for(run, LIMIT_S)
         result = RunFolder.open(run).result()
         assert result is not None
         assert result["model_sha256"] == reference["model_sha256"]
@@ -163,31 +149,8 @@ def _serve(grid: ray_engine.RayGrid, run: Path, progress: Any = None) -> dict[st
     return serve(grid, Assembly(RECIPE), RunFolder.create(run, RECIPE), "ray", progress)
 
 
-def test_killed_actors_do_not_change_the_result(reference: dict[str, Any], tmp_path: Path) -> None:
-    connect(None, 2)
-    try:
-        grid = ray_engine.RayGrid(2).serving(Assembly(RECIPE), KeyRing.from_seed(RECIPE.run.seed))
-        chance, kills = random.Random(3), []
-
-        def kill(row: dict[str, Any]) -> None:
-            """Called beside the next round's training."""
-            while len(kills) < 3 and row["round"] % 2:
-                time.sleep(chance.uniform(0.0, 0.1))
-                for pid in _worker_pids()[:1]:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
-                        kills.append(pid)
-                        return
-
-        result = _serve(grid, tmp_path / "run", kill)
-        assert len(kills) == 3
-        assert result["model_sha256"] == reference["model_sha256"]
-        assert result["epsilon"] == pytest.approx(reference["epsilon"])
-    finally:
-        ray.shutdown()
-
-
-def test_a_lost_node_does_not_change_the_result(reference: dict[str, Any], tmp_path: Path) -> None:
+def test_killed_actors_and_a_lost_node_do_not_change_the_result(reference: dict[str, Any], tmp_path: Path) -> None:
+    """Two workers are killed while they train, then one of two nodes goes for good."""
     from ray.cluster_utils import Cluster
 
     nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
@@ -196,13 +159,24 @@ def test_a_lost_node_does_not_change_the_result(reference: dict[str, Any], tmp_p
         connect(nodes.address, 2)
         grid = ray_engine.RayGrid(2).serving(Assembly(RECIPE), KeyRing.from_seed(RECIPE.run.seed))
         assert len({node["NodeID"] for node in ray.nodes() if node["Alive"]}) == 2
+        chance, kills = random.Random(3), []
 
-        def lose(row: dict[str, Any]) -> None:
-            if row["round"] == 5:
+        def fail(row: dict[str, Any]) -> None:
+            """Called beside the next round's training."""
+            while len(kills) < 2 and row["round"] % 2:
+                time.sleep(chance.uniform(0.0, 0.1))
+                for pid in _worker_pids()[:1]:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                        kills.append(pid)
+                        return
+            if row["round"] == 7:
                 nodes.remove_node(second, allow_graceful=False)
 
-        result = _serve(grid, tmp_path / "run", lose)
+        result = _serve(grid, tmp_path / "run", fail)
+        assert len(kills) == 2
         assert result["model_sha256"] == reference["model_sha256"]
+        assert result["epsilon"] == pytest.approx(reference["epsilon"])
         assert _ledger_epsilon(tmp_path / "run") >= reference["epsilon"] - 1e-12
     finally:
         ray.shutdown()

@@ -195,6 +195,12 @@ def test_images_of_another_shape_are_resized():
         fitted(torch.rand(4, 7), (1, 8, 8))
 
 
+def test_another_public_set_has_the_pixels_of_the_recipe():
+    changes = ["data.name=digits/private", "data.pixels=[0, 1]", "risk.data=digits/public"]
+    found = measuring.public_examples(recipes.load("dp-sgd-digits", changes))
+    assert (float(found.x.min()), float(found.x.max())) == (0.0, 1.0)
+
+
 def test_data_passed_in_python_need_a_public_set():
     recipe = recipes.load("dp-sgd-digits", ["data.name='<Own>'"])
     with pytest.raises(ConfigError, match=r"risk.data: name the public set"):

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
-from federations import tiny_values
-from kernel_backends import TRITON
+from kernel_backends import INTERPRETED, TRITON
 
 from fedlgm import devices
 from fedlgm.errors import ConfigError, RunError
 from simulations import launch
-from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly, settled
 from simulations.engines.ray import gpu_share
 from simulations.runs.folder import RunFolder
@@ -52,42 +46,25 @@ def test_workers_draw_the_same_kernel_noise(digest, engine, workers):
     assert digest(engine, workers, noise_backend="torch", **LOCAL) == expected
 
 
-@pytest.mark.skipif(not TRITON, reason="triton is not installed")
+@pytest.mark.skipif(not INTERPRETED, reason="tests/fedlgm/aggregation/test_kernel_triton.py starts the interpreter")
 @pytest.mark.parametrize(
-    "changes",
+    ("federation", "privacy"),
     [
-        pytest.param(["federation.rounds=2"], id="central"),
+        pytest.param({"rounds": 2}, {}, id="central trust"),
         # Clients derive their noise from the model and their contribution, to the last bit: one round, then.
-        pytest.param(
-            ["federation.rounds=1", "privacy.trust=local", "privacy.max_participations=3"],
-            id="local", marks=pytest.mark.slow,
-        ),
+        pytest.param({"rounds": 1}, LOCAL, id="local trust"),
     ],
-)  # fmt: skip
-def test_triton_draws_a_runs_noise_in_its_interpreter(tmp_path, changes):
+)
+def test_triton_draws_a_runs_noise_in_its_interpreter(tiny, tmp_path, federation, privacy):
     """The same Philox words as torch's: the two models differ by rounding alone."""
-    file = tmp_path / "tiny.toml"
-    file.write_text(recipes.validate(tiny_values()).to_toml(), encoding="utf-8")
-    code = (
-        "import pathlib, sys; from simulations import launch; from simulations.config import recipe\n"
-        "from simulations.config.assembly import Assembly\n"
-        "from simulations.runs.folder import RunFolder\n"
-        "models, digests = [], []\n"
-        "for i, backend in enumerate(('torch', 'triton', 'triton')):\n"
-        "    path = pathlib.Path(sys.argv[2]) / str(i)\n"
-        "    parsed = recipe.load(sys.argv[1], [f'privacy.noise_backend={backend}', *sys.argv[3:]])\n"
-        "    digests.append(launch.simulate(parsed, run_dir=path)['model_sha256'])\n"
-        "    models.append(RunFolder.open(path).latest(Assembly(parsed).layers).transcript.models[-1])\n"
-        "assert digests[1] == digests[2]\n"
-        "moved = (models[1] - models[0]).norm() / models[0].norm()\n"
-        "assert moved < 1e-3, moved\n"
-    )
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(file), str(tmp_path), *changes],
-        env=environment, cwd=Path(__file__).parents[3], capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
+    models, digests = [], []
+    for number, backend in enumerate(("torch", "triton", "triton")):
+        parsed = tiny(federation=federation, privacy=privacy | {"noise_backend": backend})
+        digests.append(launch.simulate(parsed, run_dir=tmp_path / str(number))["model_sha256"])
+        folder = RunFolder.open(tmp_path / str(number))
+        models.append(folder.latest(Assembly(parsed).layers).transcript.models[-1])
+    assert digests[1] == digests[2]
+    assert (models[1] - models[0]).norm() / models[0].norm() < 1e-3
 
 
 def test_a_run_records_what_auto_became(tiny, tmp_path):

@@ -20,6 +20,7 @@ from fedlgm.errors import LedgerError, RunError
 from fedlgm.privacy import Ledger
 from simulations import launch
 from simulations.runs.folder import RunFolder
+from tests.support.forked import ForkedCommand
 from tests.support.interruption import Interrupted, interrupt_at
 
 SAME = ("model_sha256", "accuracy", "loss", "epsilon", "claimed_epsilon", "rounds", "noise_multiplier", "guarantee")
@@ -292,24 +293,12 @@ def test_the_command_is_stopped_and_says_how_to_go_on(tiny, tmp_path, number, st
     recipe = tiny(data={"partition": "hsu"}, federation={"rounds": 40}, run={"evaluate_every": 40})
     path, run = tmp_path / "slow.toml", tmp_path / "run"
     path.write_text(recipe.to_toml(), encoding="utf-8")
-    command = [
-        sys.executable,
-        "-m",
-        "simulations.cli",
-        "simulate",
-        str(path),
-        "--engine",
-        "local",
-        "--run-dir",
-        str(run),
-    ]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    command = ForkedCommand(tmp_path / "said", "simulate", path, "--engine", "local", "--run-dir", run)
     rows = run / "metrics.jsonl"
-    while process.poll() is None and not (rows.exists() and rows.read_text().count("\n") >= 2):
-        time.sleep(0.01)
-    process.send_signal(number)
-    _, err = process.communicate(timeout=LIMIT_S)
-    assert process.returncode == status
+    command.wait_for(lambda: rows.exists() and rows.read_text().count("\n") >= 2)
+    command.send(number)
+    ended, _, err = command.end()
+    assert ended == status
     assert f"continue with: fedlgm simulate --resume {run}" in err
     assert "Traceback" not in err
     assert not (run / "result.json").exists()

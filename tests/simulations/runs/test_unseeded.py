@@ -164,7 +164,7 @@ else:
 @pytest.mark.slow
 def test_killed_at_random_moments(recipe, tmp_path):
     """kill -9, again and again: no second charge, and every row that was ever written stays what it was."""
-    file, path, draw = tmp_path / "recipe.toml", tmp_path / "run", random.Random()
+    file, path, draw = tmp_path / "recipe.toml", tmp_path / "run", random.Random(5)
     long = recipe.model_copy(update={"federation": recipe.federation.model_copy(update={"rounds": 80})})
     file.write_text(long.to_toml(), encoding="utf-8")
     seen: dict[int, dict] = {}

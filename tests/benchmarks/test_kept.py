@@ -1,0 +1,24 @@
+"""Figures by name: measured once, kept in a file, not measured when the time is over."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.kept import OutOfTimeError, Values
+
+
+def test_a_figure_is_measured_once_and_outlives_the_process(tmp_path: Path) -> None:
+    file, measured = tmp_path / "new" / "figures.json", []
+
+    def measure() -> list[float]:
+        measured.append(1)
+        return [0.25, 1e-9]
+
+    assert [Values(file).get("a", measure), Values(file).get("a", measure)] == [[0.25, 1e-9]] * 2
+    assert len(measured) == 1
+    with pytest.raises(OutOfTimeError):
+        Values(file, minutes=-1).get("b", measure)
+    assert Values(file, minutes=-1).get("a", measure) == [0.25, 1e-9]
+    assert len(measured) == 1

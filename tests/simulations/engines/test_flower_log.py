@@ -1,0 +1,85 @@
+"""What a log of Flower's says of the end of a run."""
+
+from __future__ import annotations
+
+import pytest
+
+from simulations.engines.flower_command import first_exception, reason, tail
+
+CLUSTER = """\
+\x1b[92mINFO \x1b[0m:      Starting Flower ServerApp
+\x1b[91mERROR \x1b[0m:     An exception occured!! num_cpus must not be provided.
+\x1b[91mERROR \x1b[0m:     Traceback (most recent call last):
+  File "/flwr/server/superlink/fleet/vce/vce_api.py", line 219, in run_api
+    backend = backend_fn()
+              ^^^^^^^^^^^^
+  File "/ray/_private/worker.py", line 1921, in init
+    raise ValueError(
+ValueError: When connecting to an existing cluster, num_cpus and num_gpus must not be provided.
+
+\x1b[93mWARNING \x1b[0m:   Stopping Simulation Runtime.
+\x1b[91mERROR \x1b[0m:     Traceback (most recent call last):
+  File "/ray/_private/worker.py", line 1921, in init
+    raise ValueError(
+ValueError: When connecting to an existing cluster, num_cpus and num_gpus must not be provided.
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "/flwr/simulation/run_simulation.py", line 347, in _main_loop
+    raise RuntimeError("An error was encountered. Ending simulation.") from ex
+RuntimeError: An error was encountered. Ending simulation.
+\x1b[91mERROR \x1b[0m:     Exit Code: 700
+"""
+CLIENT = """\
+\x1b[91mERROR \x1b[0m:     Traceback (most recent call last):
+  File "/flwr/server/superlink/fleet/vce/vce_api.py", line 122, in worker
+    out_mssg, updated_context = backend.process_message(message, context)
+  File "/ray/_private/worker.py", line 1014, in get_objects
+    raise value.as_instanceof_cause()
+ray.exceptions.RayTaskError(ClientAppException): \x1b[36mray::ClientAppActor.run()\x1b[39m (pid=7, ip=10.0.0.2)
+  File "/flwr/simulation/ray_transport/ray_actor.py", line 60, in run
+    out_message = app(message=message, context=context)
+  File "/home/me/model.py", line 12, in forward
+    return self.layers(x)
+MemoryError: the client ran out of memory
+in its second layer
+
+The above exception was the direct cause of the following exception:
+
+\x1b[36mray::ClientAppActor.run()\x1b[39m (pid=7, ip=10.0.0.2)
+  File "/flwr/simulation/ray_transport/ray_actor.py", line 66, in run
+    raise ClientAppException(str(ex)) from ex
+flwr.clientapp.client_app.ClientAppException:
+Exception ClientAppException occurred. Message: the client ran out of memory
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "said", "place"),
+    [
+        (
+            CLUSTER,
+            "ValueError: When connecting to an existing cluster, num_cpus and num_gpus must not be provided.",
+            'File "/ray/_private/worker.py", line 1921, in init',
+        ),
+        (
+            CLIENT,
+            "MemoryError: the client ran out of memory\nin its second layer",
+            'File "/home/me/model.py", line 12, in forward',
+        ),
+    ],
+    ids=["runtime", "client"],
+)
+def test_the_first_exception_is_told_and_the_line_that_raised_it(log, said, place):
+    assert first_exception(log) == f"{said}\n  {place}"
+    assert reason(log) == f"{said}\n  {place}\nEnd of its log:\n{tail(log)}"
+    assert "\x1b" not in reason(log)
+
+
+def test_without_an_exception_there_is_the_end_of_the_log():
+    log = "".join(f"\x1b[92mINFO \x1b[0m:      round {i}\n" for i in range(40))
+    assert first_exception(log) is None
+    told = reason(log).splitlines()
+    assert told[0] == "End of its log:"
+    assert told[1:] == [f"INFO :      round {i}" for i in range(25, 40)]
