@@ -13,14 +13,15 @@ import argparse
 import itertools
 from pathlib import Path
 
-from benchmarks.kept import Kept, Row, change
+from benchmarks.kept import CHANGE, Kept, Row, Search, change
 from benchmarks.pages import put, spread, table
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "central-allocations.md"
 KEPT = PAGE.with_suffix(".json")
+RECIPE = "dp-sgd-fashion-mnist"
 EPOCH = 117  # steps of 512 examples, on average
 STEPS = 2 * EPOCH
-RATES, SEARCH_SEED, SEEDS = (0.5, 1.0, 2.0, 4.0, 8.0), 100, (1, 2, 3)
+SEARCH, SEEDS = Search((0.5, 1.0, 2.0, 4.0, 8.0), 0.5, 8.0), (1, 2, 3)
 SETTING = ("data.pixels=[0, 1]", "training.batch_size=512", "training.momentum=0.9", f"run.evaluate_every={EPOCH}")
 MED = ("mechanism.clip=med", "mechanism.norms=shares")
 PUBLISHED = ("mechanism.variant=published", "mechanism.clip=med")
@@ -48,26 +49,35 @@ NOT_PRIVATE: tuple[Cell, ...] = tuple((rule, "MedClip, published") for rule in (
 
 def measure(kept: Kept, cell: Cell, lr: float, seed: int) -> Row | None:
     """One run of a cell."""
+    label = {"rule": cell[0], "clip": cell[1], "lr": lr, "steps": STEPS, "seed": seed}
+    return kept.measure(label, RECIPE, overrides(cell, lr))
+
+
+def overrides(cell: Cell, lr: float) -> list[str]:
+    """What a cell changes in the recipe."""
     rule, clip = cell
-    label = {"rule": rule, "clip": clip, "lr": lr, "steps": STEPS, "seed": seed}
     split = () if rule == "flat" else ("mechanism.style=per-layer", f"mechanism.allocation={rule}", *CLIPS[clip])
-    overrides = [*SETTING, *split, f"training.lr={lr}", f"federation.rounds={STEPS}"]
-    return kept.measure(label, "dp-sgd-fashion-mnist", overrides)
+    return [*SETTING, *split, f"training.lr={lr}", f"federation.rounds={STEPS}"]
+
+
+def searched(kept: Kept, cell: Cell) -> dict[float, float]:
+    """Figures of a cell's search so far, by learning rate."""
+    rows = kept.find(rule=cell[0], clip=cell[1], seed=SEARCH.seed, steps=STEPS)
+    return {row["lr"]: row["final"] for row in rows}
 
 
 def best_rate(kept: Kept, cell: Cell) -> float | None:
-    """The learning rate that the search chose, once all of its runs are there."""
-    rows = kept.find(rule=cell[0], clip=cell[1], seed=SEARCH_SEED, steps=STEPS)
-    found = {row["lr"]: row["final"] for row in rows}
-    return max(RATES, key=lambda lr: found[lr]) if set(RATES) <= set(found) else None
+    """The learning rate that the search chose, once it is over."""
+    return SEARCH.chosen(searched(kept, cell))
 
 
 def go_on(kept: Kept) -> bool:
     """Run what is missing: the search, then all cells seed by seed; whether all is done."""
     for cells in (CELLS, NOT_PRIVATE):
-        for lr, cell in itertools.product(RATES, cells):
-            if measure(kept, cell, lr, SEARCH_SEED) is None:
-                return False
+        for cell in cells:
+            while (rate := SEARCH.following(searched(kept, cell))) is not None:
+                if measure(kept, cell, rate, SEARCH.seed) is None:
+                    return False
         for seed, cell in itertools.product(SEEDS, cells):
             lr = best_rate(kept, cell)
             assert lr is not None
@@ -76,20 +86,20 @@ def go_on(kept: Kept) -> bool:
     return True
 
 
-def figures(kept: Kept, cell: Cell, what: str) -> dict[int, float]:
-    """Figures of a cell at the rate that its search chose, by seed."""
+def figures(kept: Kept, cell: Cell) -> dict[int, float]:
+    """Accuracies of a cell's final models at the rate that its search chose, by seed."""
     rows = kept.find(rule=cell[0], clip=cell[1], lr=best_rate(kept, cell), steps=STEPS)
-    return {row["seed"]: row[what] for row in rows if row["seed"] in SEEDS}
+    return {row["seed"]: row["final"] for row in rows if row["seed"] in SEEDS}
 
 
 def results(kept: Kept) -> str:
     """A row for every cell."""
     rows = []
-    reference = figures(kept, FLAT, "final")
+    reference = figures(kept, FLAT)
     for rule, clip in itertools.product(("flat", *RULES), CLIPS):
         cell = (SAME.get(rule, rule) if clip == "EqClip" else rule, clip)
         lr = best_rate(kept, cell)
-        own = figures(kept, cell, "final") if lr is not None else {}
+        own = figures(kept, cell) if lr is not None else {}
         if not own:
             continue
         rows.append([
@@ -97,12 +107,11 @@ def results(kept: Kept) -> str:
             "-" if rule == "flat" else clip,
             f"{lr:g}",
             spread(list(own.values())),
-            spread(list(figures(kept, cell, "highest").values())),
             str(len(own)),
-            *(["", ""] if cell == FLAT else change(own, reference)),
+            *([""] * len(CHANGE) if cell == FLAT else change(own, reference)),
             _paper(rule, clip),
         ])  # fmt: skip
-    header = ["rule", "bounds", "lr", "accuracy", "highest", "seeds", "against flat", "p", "paper, highest"]
+    header = ["rule", "bounds", "lr", "accuracy", "seeds", *CHANGE, "paper, highest"]
     return table(header, rows)
 
 
@@ -110,11 +119,10 @@ def search(kept: Kept) -> str:
     """Accuracy of every cell's search."""
     rows = []
     for cell in (*CELLS, *NOT_PRIVATE):
-        own = kept.find(rule=cell[0], clip=cell[1], seed=SEARCH_SEED, steps=STEPS)
-        by_rate = {row["lr"]: f"{row['final']:.2f}" for row in own}
-        if by_rate:
-            rows.append([cell[0], cell[1], *(by_rate.get(lr, "") for lr in RATES)])
-    return table(["rule", "bounds", *(f"lr {lr:g}" for lr in RATES)], rows)
+        own = searched(kept, cell)
+        if own:
+            rows.append([cell[0], cell[1], *(f"{own[lr]:.2f}" if lr in own else "" for lr in SEARCH.grid)])
+    return table(["rule", "bounds", *(f"lr {lr:g}" for lr in SEARCH.grid)], rows)
 
 
 def _paper(rule: str, clip: str) -> str:

@@ -2,7 +2,6 @@
 
     python -m benchmarks.lm_dp_sgd risk              # error rates of public adversaries (Table 5)
     python -m benchmarks.lm_dp_sgd train [--minutes 9]   # searches and runs, as many as fit; call again to go on
-    python -m benchmarks.lm_dp_sgd allocations [--minutes 9]   # the same for Table 2 of the SNR-consistent paper
     python -m benchmarks.lm_dp_sgd steps [NETWORK ...]   # time and memory of a step (Tables 7 and 8)
     python -m benchmarks.lm_dp_sgd page              # writes docs/results/lm-dp-sgd.md from what was measured
 
@@ -38,7 +37,6 @@ from fedlgm.facts import RunFacts, Sampling
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.base import UsesPrivateNorms
-from fedlgm.mechanisms.dp_sgd import DPSGD
 from fedlgm.mechanisms.method import Method
 from fedlgm.mechanisms.risk_aware import LMDPSGD, PublishedLMDPSGD
 from fedlgm.privacy.ledger import Ledger
@@ -54,13 +52,6 @@ STYLES = (
     "sgd", "dp-sgd", "auto-s", "dp-psac", "lm public", "lm stale", "lm privatised", "lm bias", "lm published",
     "lm published bias",
 )  # fmt: skip
-ALLOCATIONS = (  # EqClip makes uniform and sensitivity-proportional equal, and min-total-noise and snr-consistent
-    ("uniform", "eq"), ("dimension-adjusted", "eq"), ("snr-consistent", "eq"),
-    ("uniform", "med"), ("sensitivity-proportional", "med"), ("dimension-adjusted", "med"), ("min-total-noise", "med"),
-    ("snr-consistent", "med"), ("standard", "eq"),
-)  # fmt: skip
-CENTRAL = {"private": 5000, "rate": 0.02, "steps": 100, "epsilon": 3.0}
-CENTRAL_RATES, CENTRAL_SEEDS = (0.3, 1.0, 3.0), (1, 2, 3)
 
 
 @dataclass(frozen=True)
@@ -250,33 +241,6 @@ def measure_training(store: Values) -> None:
             store.get(f"run {style} {seed}", lambda s=style, r=best, n=seed: run(s, r, n, store))
 
 
-def measure_allocations(store: Values) -> None:
-    """DP-SGD with every allocation under EqClip and a sound MedClip (noisy quantiles), and flat, at epsilon 3."""
-
-    def once(name: str, clip: str, lr: float, seed: int) -> dict[str, Any]:
-        halves, module = Halves.load(int(CENTRAL["private"]), 0), scnn(seed)
-        per_layer = {"style": "per-layer", "allocation": name, "clip": clip, "norms": "quantile"}
-        own = DPSGD("dp-sgd") if name == "standard" else DPSGD("dp-sgd", **per_layer)  # type: ignore[arg-type]
-        sampling = Sampling("poisson", int(CENTRAL["private"]), CENTRAL["rate"])
-        facts = RunFacts(0.0, sampling, rounds=int(CENTRAL["steps"]), epsilon=CENTRAL["epsilon"], delta=DELTA)
-        found = private_run(Method.of(module, own, facts), module, *halves.private, lr, KeyRing.from_seed(seed))
-        return found | {"lr": lr, "seed": seed, "accuracy": accuracy(module, halves.test)}
-
-    for name, clip in ALLOCATIONS:
-        for lr in CENTRAL_RATES:
-            key = f"allocation search {name} {clip} {lr:g}"
-            store.get(key, lambda n=name, c=clip, r=lr: once(n, c, r, SEARCH_SEED))
-    for seed in CENTRAL_SEEDS:
-        for name, clip in ALLOCATIONS:
-            best = best_rate(store.values, name, clip)
-            store.get(f"allocation run {name} {clip} {seed}", lambda n=name, c=clip, r=best, s=seed: once(n, c, r, s))
-
-
-def best_rate(values: dict[str, Any], name: str, clip: str) -> float:
-    """The learning rate that the search chose for an allocation."""
-    return max(CENTRAL_RATES, key=lambda lr: values[f"allocation search {name} {clip} {lr:g}"]["accuracy"])
-
-
 # -- time and memory of a step -----------------------------------------------------------------------------------------
 
 NETWORKS = {
@@ -337,7 +301,7 @@ def measure_steps(store: Values, networks: list[str]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["risk", "train", "allocations", "steps", "step", "page"])
+    parser.add_argument("what", choices=["risk", "train", "steps", "step", "page"])
     parser.add_argument("rest", nargs="*")
     parser.add_argument("--minutes", type=float, default=9.0)
     options = parser.parse_args()
@@ -355,11 +319,8 @@ def main() -> None:
         write(store.values)
     else:
         try:
-            if options.what == "allocations":
-                measure_allocations(store)
-            else:
-                measure_risk(store)
-                measure_training(store)
+            measure_risk(store)
+            measure_training(store)
         except OutOfTimeError:
             print("not done: call again", flush=True)
         else:

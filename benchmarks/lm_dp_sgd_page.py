@@ -34,7 +34,6 @@ def write(values: Values) -> None:
         "risk": (risk, "risk "),
         "bias": (bias, "run "),
         "steps": (steps, "step "),
-        "allocations": (allocations, "allocation "),
     }
     for name, (tables_of, prefix) in tables.items():
         if any(key.startswith(prefix) for key in values):
@@ -136,20 +135,3 @@ def steps(values: Values) -> str:
     times = table(["ms a step", *header], cells("seconds", lambda value: f"{1000 * value:.0f}"))
     memory = table(["peak MB", *header], cells("megabytes", lambda value: f"{value:.0f}"))
     return f"{times}\n\n{memory}"
-
-
-def allocations(values: Values) -> str:
-    names = list(dict.fromkeys(name for name, _ in bench.ALLOCATIONS))
-    rows = []
-    for name in names:
-        row, seeds = ["standard Gaussian (flat)" if name == "standard" else name], 0
-        for clip in ("eq", "med"):
-            own = {"sensitivity-proportional": "uniform", "min-total-noise": "snr-consistent"}.get(name, name)
-            own = own if clip == "eq" else name
-            found = [
-                values[key] for seed in bench.CENTRAL_SEEDS if (key := f"allocation run {own} {clip} {seed}") in values
-            ]
-            row += [f"{found[0]['lr']:g}" if found else "-", percent([run["accuracy"] for run in found])]
-            seeds = max(seeds, len(found))
-        rows.append([*row, str(seeds)])
-    return table(["strategy", "lr", "EqClip", "lr", "MedClip (noisy quantiles)", "seeds"], rows)

@@ -28,7 +28,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from fedlgm.errors import RunError
 
-PROTOCOL = 1
+PROTOCOL = 2
+HELLO = {"protocol": PROTOCOL, "ask": "hello"}  # asks a service who it is
+TEST = "test-"  # how the identity of a ledger begins whose noise keys are known
 HEADER_BYTES = 1 << 19  # a plan for a few thousand layers
 _PREFIX = struct.Struct("<IQ")
 PREFIX_BYTES = _PREFIX.size
@@ -231,6 +233,8 @@ class Question:
         model: SHA-256 of the frame's body, the global model.
         work: names that are installed on the node, with options: {"mechanism", "group_by", "model", "training"}.
         nonce: 32 hexadecimal digits; makes an answer to this question useless for any other.
+        service: public key of the node's service: no other service answers this question.
+        expect: `Position.values` that the service has signed for before, and must still know.
     """
 
     run: str
@@ -240,12 +244,14 @@ class Question:
     model: str
     work: Mapping[str, Any]
     nonce: str
+    service: str = ""
+    expect: Mapping[str, Any] | None = None
 
     @property
     def digest(self) -> str:
         """Name of the question, its model included."""
-        parts = (PROTOCOL, self.run, self.round, self.client, self.plan, self.model, canonical(self.work), self.nonce)
-        return digest("fedlgm question", *parts)
+        who = (PROTOCOL, self.run, self.round, self.client, self.service, self.nonce)
+        return digest("fedlgm question", *who, self.plan, self.model, canonical(self.work), canonical(self.expect))
 
     def header(self, signer: Ed25519PrivateKey | None = None) -> dict[str, Any]:
         """The frame's header, signed if there is a `signer`."""
@@ -253,6 +259,8 @@ class Question:
             "protocol": PROTOCOL, "ask": "release", "run": self.run, "round": self.round, "client": self.client,
             "plan": self.plan, "work": dict(self.work), "nonce": self.nonce,
         }  # fmt: skip
+        if self.expect is not None:
+            header["expect"] = dict(self.expect)
         if signer is not None:
             header["signature"] = sign(signer, "question", self.digest)
         return header
@@ -287,6 +295,11 @@ class Position:
             return None
         return cls(**raw) if all(type(raw[name]) is kind for name, kind in types.items()) else None
 
+    @property
+    def test(self) -> bool:
+        """Whether the ledger is one of tests, whose noise is known."""
+        return self.ledger.startswith(TEST)
+
     def valid(self, key: Ed25519PublicKey) -> bool:
         """Whether the service that owns `key` has said so."""
         return verify(key, self.signature, "position", self.ledger, self.seq, self.head)
@@ -296,9 +309,9 @@ class Position:
         return {"ledger": self.ledger, "seq": self.seq, "head": self.head, "signature": self.signature}
 
 
-def answer_fields(question: str, client: int, seq: int, body: str) -> tuple[str | int, ...]:
-    """What the service signs of an answer: digest of the question, client, number, digest of the body."""
-    return ("answer", question, client, seq, body)
+def answer_fields(question: str, client: int, seq: int, body: str, position: Position) -> tuple[str | int, ...]:
+    """What the service signs of an answer: digests of question and body, client, the release's number, its position."""
+    return ("answer", question, client, seq, body, position.ledger, position.seq, position.head)
 
 
 def sign(key: Ed25519PrivateKey, *fields: str | int) -> str:

@@ -362,6 +362,9 @@ def _print_json(value: Any) -> None:
     sys.stdout.write(strict_json.dumps(value) + "\n")
 
 
+_STOPPING = (signal.SIGTERM, signal.SIGINT)
+
+
 def _stop(number: int, frame: Any) -> None:
     """End in order, with every `finally`."""
     signal.alarm(0)  # set by a handler of Ray's, which aborts the process after three seconds
@@ -373,12 +376,13 @@ def _stop_again(ignored: sys.UnraisableHookArgs) -> None:
 
     Python drops the exception there, and the command would go on as if nobody had stopped it.
     """
-    numbers = {SystemExit: signal.SIGTERM, KeyboardInterrupt: signal.SIGINT}
+    status: Any = getattr(ignored.exc_value, "code", None)
+    number = {128 + number: number for number in _STOPPING}.get(status)
     main_thread = threading.main_thread()
-    if ignored.exc_type not in numbers or threading.current_thread() is not main_thread:
+    if number is None or threading.current_thread() is not main_thread:
         sys.__unraisablehook__(ignored)
         return
-    again = threading.Timer(0.05, signal.pthread_kill, (main_thread.ident, numbers[ignored.exc_type]))
+    again = threading.Timer(0.05, signal.pthread_kill, (main_thread.ident, number))
     again.daemon = True
     again.start()
 
@@ -387,7 +391,11 @@ def main() -> None:
     """Entry point: user errors end with one message and status 2, an interruption with status 130 or 143."""
     from fedlgm.errors import FedlgmError, out_of_memory
 
-    signal.signal(signal.SIGTERM, _stop)
+    for number in _STOPPING:
+        # Ctrl-C likewise: a KeyboardInterrupt in code that a library runs from a string would make Python end itself by
+        # the signal, whatever status is asked for. Who started us may have it ignored, and it stays so.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _stop)
     sys.unraisablehook = _stop_again
     warnings.showwarning = lambda message, *_, **__: _err.print(f"warning: {message}", style="yellow")
     try:

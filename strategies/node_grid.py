@@ -15,6 +15,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -38,7 +39,6 @@ from strategies.nodes import OneNodePerClient
 _TTL = 12 * 3600.0
 _LOST = 1  # code of an error reply; Flower's own say nothing that fits
 _SERVER_NODE = 1
-_BROUGHT = 0.25  # of `Patience.nudge_seconds`, within which an answer is taken to be brought forth by a greeting
 _FIRST_NODE = 2  # client c stands behind node id c + 2 of this grid
 
 
@@ -62,6 +62,7 @@ class Patience:
         give_up_seconds: after which a round below its quorum ends the run with an error; it can be resumed.
         poll_seconds: between looks for answers; up to five times as long in a long round.
         nudge_seconds: after which a node that is connected and silent is sent something else, see `NodeGrid._nudge`.
+        tell_seconds: between lines that say who is waited for.
     """
 
     quorum: float = 1.0
@@ -70,6 +71,7 @@ class Patience:
     give_up_seconds: float = 3600.0
     poll_seconds: float = 0.2
     nudge_seconds: float = 20.0
+    tell_seconds: float = 10.0
 
 
 @dataclass
@@ -89,7 +91,7 @@ class _Asked:
     why_down: str = "is not connected"
     next_try: float = 0.0
     asked_at: float = 0.0
-    nudged: float | None = None
+    nudged: bool = False
 
     @property
     def open(self) -> bool:
@@ -161,8 +163,9 @@ class NodeGrid(Grid):
         self._excluded: dict[int, str] = {}
         self._down: dict[int, float] = {}
         self._late: dict[str, int] = {}  # message id -> client
-        self._nudges: dict[str, int] = {}  # message id -> client
+        self._nudges: dict[str, tuple[int, str]] = {}  # message id -> client, question during which it was sent
         self._behind: set[int] = set()
+        self._awake: set[int] = set()  # clients that a greeting found at work
         self._took: dict[int, float] = {}  # client -> seconds until its last answer
         self._strangers: set[str] = set()
         self._numbers = itertools.count(1)
@@ -259,12 +262,12 @@ class NodeGrid(Grid):
         if id(model) not in models:
             models[id(model)] = protocol.sha256(model)
         round_, plan = int(config[wire.ROUND]), str(config[wire.PLAN])  # type: ignore[arg-type]
-        question = Question(self._run, round_, client, plan, models[id(model)], self._work, secrets.token_hex(16))
-        header = question.header(self._signer)
         position = self._positions.get(client)
-        if position is not None:
-            header["expect"] = position.values()
-        one = _Asked(client, message, question.digest, header, model)
+        question = Question(
+            self._run, round_, client, plan, models[id(model)], self._work, secrets.token_hex(16),
+            self._enrolment[client].service_key, None if position is None else position.values(),
+        )  # fmt: skip
+        one = _Asked(client, message, question.digest, question.header(self._signer), model)
         one.lost = self._excluded.get(client, "")
         return one
 
@@ -272,7 +275,8 @@ class NodeGrid(Grid):
         """Ask until everybody has answered or is lost; returns the number of late answers to earlier rounds."""
         patience = self._patience
         needed = max(1, math.ceil(patience.quorum * len(asked) - 1e-9))
-        online, looked, told, late = dict[int, int](), -math.inf, started, 0
+        online, looked, told = dict[int, int](), -math.inf, started
+        late = self._pull([], started)  # before anything new is sent, see `_nudge`
         while True:
             now = time.monotonic()
             if now - looked > 2.0:
@@ -283,7 +287,8 @@ class NodeGrid(Grid):
             waiting = [one for one in asked if one.open]
             answered = sum(one.answer is not None for one in asked)
             for one in waiting:
-                if one.down_since is not None and now - one.down_since > patience.offline_seconds:
+                down = one.down_since is not None and not one.keys  # not with an answer still to come
+                if down and now - (one.down_since or 0.0) > patience.offline_seconds:
                     possible = sum(not other.lost for other in asked)
                     if possible > needed:  # below the quorum it is waited for
                         one.lost = f"it {one.why_down}"
@@ -293,17 +298,20 @@ class NodeGrid(Grid):
             if answered >= needed and now - started > patience.round_seconds:
                 for one in waiting:
                     one.lost = f"no answer within {patience.round_seconds:g} s"
-                    self._late |= dict.fromkeys(one.keys, one.client)
                 break
             if now - started > patience.give_up_seconds:
+                for one in waiting if answered >= needed else ():
+                    one.lost = f"no answer within {patience.give_up_seconds:g} s"
                 break
-            if now - told > 10.0:
+            if now - told > patience.tell_seconds:
                 told = now
                 names = ", ".join(self._enrolment[one.client].name for one in waiting[:5])
                 more = f" and {len(waiting) - 5} more" if len(waiting) > 5 else ""
                 self._say(f"waiting for {names}{more} ({answered} of {len(asked)} answered, {now - started:.0f} s)")
             shortest, longest = patience.poll_seconds, 5 * patience.poll_seconds
             time.sleep(protocol.pause_after(now - started, shortest, longest, share=0.02))
+        for one in asked:
+            self._late |= dict.fromkeys(one.keys if one.lost else (), one.client)
         answered = sum(one.answer is not None for one in asked)
         if answered < needed:
             reasons = "; ".join(
@@ -353,7 +361,7 @@ class NodeGrid(Grid):
             group = one.message.metadata.group_id
             messages.append(self._runtime.create_message(content, MessageType.TRAIN, online[one.client], group))
         for one, id_ in zip(ready, self._runtime.push_messages(messages), strict=True):
-            one.next_try, one.asked_at, one.nudged = now + 2.0, now, None
+            one.next_try, one.asked_at, one.nudged = now + 2.0, now, False
             if id_:
                 one.keys[id_] = key
 
@@ -363,27 +371,28 @@ class NodeGrid(Grid):
         A SuperNode sends replies only after it has received a message, and then what is there. If a run ended while it
         was receiving, that run's reply is what it sends after the next message, whose own reply then waits for the one
         after: the node stays behind by one until it is started again. A greeting brings the answer forth; a node that
-        needed one gets one with every question. A node that took long the last time is not silent, but at work.
+        is behind gets one with every question. Whose greeting is answered before it is sent the next question is not
+        behind but at work: it is greeted when it takes twice as long as the last time.
         """
         shortest = self._patience.nudge_seconds
-        after = {client: max(shortest, 2 * took) for client, took in self._took.items()}
+        after = {client: max(shortest, 2 * self._took.get(client, 0.0)) for client in self._awake}
         after |= dict.fromkeys(self._behind, 1.0)
         due = [
             one
             for one in asked
-            if one.open and one.keys and one.nudged is None and one.client in online
+            if one.open and one.keys and not one.nudged and one.client in online
             and now - one.asked_at > after.get(one.client, shortest)
         ]  # fmt: skip
         messages = []
         for one in due:
-            one.nudged = now
-            header = {"protocol": protocol.PROTOCOL, "ask": "hello", "nonce": secrets.token_hex(16)}
+            one.nudged = True
+            header = {**protocol.HELLO, "nonce": secrets.token_hex(16)}
             content = RecordDict({wire.CONFIG: ConfigRecord({HEADER: json.dumps(header), MASK: 0})})
             messages.append(self._runtime.create_message(content, MessageType.TRAIN, online[one.client], "hello"))
         if messages:
             for one, id_ in zip(due, self._runtime.push_messages(messages), strict=True):
                 if id_:
-                    self._nudges[id_] = one.client
+                    self._nudges[id_] = one.client, one.question
 
     def _pull(self, asked: list[_Asked], now: float) -> int:
         owner = {id_: one for one in asked if one.open for id_ in one.keys}
@@ -392,13 +401,22 @@ class NodeGrid(Grid):
         for reply in self._runtime.pull_messages(wanted) if wanted else ():
             id_ = reply.metadata.reply_to_message_id
             if id_ in self._nudges:
-                self._behind.discard(self._nudges.pop(id_))
+                client, question = self._nudges.pop(id_)
+                asked_now = {one.client: one.question for one in asked}
+                behind = asked_now.get(client, question) != question
+                (self._behind if behind else self._awake).add(client)
+                (self._awake if behind else self._behind).discard(client)
             elif id_ in self._late:
                 late += 1
                 name = self._enrolment[self._late.pop(id_)].name
                 self._say(f"{name} has answered an earlier round too late: charged there, not counted here")
             elif id_ in owner:
-                self._take(owner[id_], reply, owner[id_].keys.pop(id_), now)
+                key = owner[id_].keys.pop(id_, None)
+                if key is None:
+                    late += 1
+                    self._say(f"{self._enrolment[owner[id_].client].name} has answered twice: counted once")
+                else:
+                    self._take(owner[id_], reply, key, now)
         return late
 
     def _take(self, one: _Asked, reply: Message, key: int, now: float) -> None:
@@ -432,10 +450,7 @@ class NodeGrid(Grid):
             return
         one.answer, one.body = header, body
         self._down.pop(one.client, None)
-        if one.nudged is None or now - one.nudged > _BROUGHT * self._patience.nudge_seconds:
-            self._took[one.client] = now - one.asked_at
-        elif one.client in self._nudges.values():  # the greeting brought it forth
-            self._behind.add(one.client)
+        self._took[one.client] = now - one.asked_at
 
     def _retry(self, one: _Asked, why: str, now: float) -> None:
         one.next_try, one.why_down = now + 2.0, why
@@ -448,13 +463,15 @@ class NodeGrid(Grid):
         if not body or type(seq) is not int or position is None:
             return "its answer is incomplete"
         signature = str(header.get("signature"))
-        fields = protocol.answer_fields(one.question, one.client, seq, protocol.sha256(body))
+        fields = protocol.answer_fields(one.question, one.client, seq, protocol.sha256(body), position)
         if not protocol.verify(key, signature, *fields):
             return "its answer was not signed by its enrolled service, or answers another question"
         if not position.valid(key):
             return "its ledger's position was not signed by its enrolled service"
-        if bool(header.get("test")) != self._test:
-            return "it is a node for tests: its noise is known" if header.get("test") else "it is no node for tests"
+        if position.seq < seq:
+            return f"its ledger is older than its answer: {position.seq} releases, the answer is release {seq}"
+        if position.test != self._test:
+            return "it is a node for tests: its noise is known" if position.test else "it is no node for tests"
         try:
             values = protocol.vector(body, ("<f4", "<f8"))
         except RunError as error:
@@ -485,8 +502,11 @@ class NodeGrid(Grid):
     def _save(self) -> None:
         if self._positions_file is not None:
             text = json.dumps({str(client): position.values() for client, position in self._positions.items()})
-            partial = self._positions_file.with_suffix(".partial")
-            partial.write_text(text)
+            partial = self._positions_file.with_suffix(f".{secrets.token_hex(4)}.partial")  # two runs may share it
+            with partial.open("w") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
             partial.replace(self._positions_file)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import urllib.request
 import warnings
 from collections.abc import Callable, Iterator
@@ -36,11 +37,25 @@ hypothesis.settings.register_profile("shared cores", deadline=None)
 hypothesis.settings.load_profile("shared cores")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The notebooks first: last, one worker would run them while the other has nothing left to do."""
+    items.sort(key=lambda item: item.path.name != "test_notebooks.py")
+
+
 @pytest.fixture(autouse=True)
 def _fresh_url_opener() -> Iterator[None]:
     """urllib keeps the proxies of its first call for good; a test that sets some must not pass them on."""
     yield
     urllib.request.install_opener(None)  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True)
+def _signals_as_before() -> Iterator[None]:
+    """The command and Ray take signals over; Ctrl-C must go on ending the tests."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from fedlgm import privacy
 from fedlgm.errors import LedgerError
+from fedlgm.node_protocol import TEST, digest
 from fedlgm.privacy.chain import next_head
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ CREATE TABLE releases (
 );
 CREATE TABLE answers (seq INTEGER PRIMARY KEY, digest TEXT NOT NULL, answered_at TEXT NOT NULL);
 """
+_QUESTIONS = "CREATE TABLE IF NOT EXISTS questions (digest TEXT PRIMARY KEY, request TEXT NOT NULL) WITHOUT ROWID"
 _COLUMNS = "seq, request, event, trust, run, round, data, charged_at, head"
 
 
@@ -111,6 +113,8 @@ class NodeLedger:
                                            check_same_thread=False)  # fmt: skip
                 self._db.execute("PRAGMA synchronous = FULL")
                 self._verify(seen, dataset)
+                if not readonly:
+                    self._db.execute(_QUESTIONS)  # ledgers of earlier versions have none
         except BaseException:
             self.close()
             raise
@@ -131,7 +135,7 @@ class NodeLedger:
         for file in (path, witness):
             if file.exists():
                 raise LedgerError(f"{file} exists already: a ledger is made once, for the life of its data set")
-        identity = ("test-" if test else "") + secrets.token_hex(16)
+        identity = TEST * test + secrets.token_hex(16) + _named(dataset)
         meta = {"ledger": identity, "dataset": dataset}
         with sqlite3.connect(path, isolation_level=None) as db:
             db.execute("PRAGMA journal_mode = WAL")
@@ -145,7 +149,7 @@ class NodeLedger:
     @property
     def test(self) -> bool:
         """Whether its releases have known noise keys, so that they protect nothing."""
-        return self.identity.startswith("test-")
+        return self.identity.startswith(TEST)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
@@ -202,8 +206,31 @@ class NodeLedger:
 
     # -- charging ------------------------------------------------------------------------------------------------------
 
-    def charge(self, request: str, event: dp_event.DpEvent, *, trust: str, run: str, round: int, data: str) -> Row:
+    def asked(self, question: str) -> str | None:
+        """Name of the release that answered a question; None if none has."""
+        with self._translated():
+            row = self._db.execute("SELECT request FROM questions WHERE digest = ?", (question,)).fetchone()
+        return None if row is None else str(row[0])
+
+    def remember(self, question: str, request: str) -> None:
+        """Record which release answers a question."""
+        with self._translated():
+            self._db.execute("INSERT OR IGNORE INTO questions VALUES (?, ?)", (question, request))
+
+    def charge(
+        self, request: str, event: dp_event.DpEvent, *,
+        trust: str, run: str, round: int, data: str, question: str = "",
+    ) -> Row:  # fmt: skip
         """Record a release; returns only after row and witness are on disk.
+
+        Args:
+            request: name of the release.
+            event: its cost.
+            trust: who adds the noise.
+            run: label of the run that asks.
+            round: of that run.
+            data: digest of the data.
+            question: digest of the question that it answers, which no other release will.
 
         Raises:
             LedgerError: it cannot be written.
@@ -216,6 +243,8 @@ class NodeLedger:
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 self._db.execute(f"INSERT INTO releases ({_COLUMNS}) VALUES (?,?,?,?,?,?,?,?,?)", astuple(row))
+                if question:
+                    self._db.execute("INSERT INTO questions VALUES (?, ?)", (question, request))
                 self._db.execute("COMMIT")
             except BaseException:
                 self._db.execute("ROLLBACK")
@@ -258,6 +287,8 @@ class NodeLedger:
         self.identity, self.dataset = meta["ledger"], meta["dataset"]
         if seen["ledger"] != self.identity:
             raise LedgerError(f"the ledger {self.path} is not the one that its witness has seen: it was exchanged")
+        if "." in self.identity and not self.identity.endswith(_named(self.dataset)):
+            raise LedgerError(f"the ledger {self.path} was edited: it was made for another data set")
         if dataset is not None and dataset != self.dataset:
             raise LedgerError(
                 f"the ledger belongs to the data set {self.dataset!r}, the policy's data.name is {dataset!r}: another "
@@ -303,6 +334,11 @@ class NodeLedger:
             yield
         except (sqlite3.Error, KeyError, ValueError, TypeError, AttributeError) as error:
             raise LedgerError(f"the ledger {self.path} cannot be used: {error!r}") from error
+
+
+def _named(dataset: str) -> str:
+    """End of a ledger's identity, with which its chain begins."""
+    return "." + digest("data set", dataset)[:16]
 
 
 def write_durably(path: Path, content: bytes, mode: int = 0o600) -> None:

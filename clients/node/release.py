@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import math
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -133,6 +134,16 @@ class Request:
         if self.plan.family == "laplace":
             return privacy.accounting.laplace_event(1.0 / multiplier, 1.0, "replace-one")
         return privacy.accounting.gaussian_event(multiplier, 1.0)
+
+    def least_epsilon(self, delta: float) -> float:
+        """An epsilon that the release costs at least, in closed form; 0 where the composition is quick for any noise.
+
+        Laplace noise with a total shift of a scales has delta(epsilon) = 1 - exp((epsilon - a) / 2).
+        """
+        if self.unit == "example" or self.plan.family != "laplace":
+            return 0.0
+        multiplier = self.plan.effective_multiplier
+        return max(0.0, REPLACED / multiplier + 2 * math.log1p(-delta)) if multiplier > 0 else math.inf
 
 
 class Releaser:

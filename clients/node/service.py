@@ -133,7 +133,10 @@ class Service:
             raise Refusal("malformed", "rounds are numbered from 1")
         if ask.client != node.client:
             raise Refusal("client", f"this node is client {node.client}: it does not answer for {ask.client}")
-        question = Question(ask.run, ask.round, ask.client, ask.plan, protocol.sha256(body), ask.work, ask.nonce).digest
+        service = protocol.public_text(self._signer)
+        question = Question(
+            ask.run, ask.round, ask.client, ask.plan, protocol.sha256(body), ask.work, ask.nonce, service, ask.expect
+        ).digest
         if self._server_key and not protocol.verify(self._server_key, ask.signature, "question", question):
             raise Refusal("unsigned", "this node answers its enrolled server only, which has not signed this question")
         if limits.runs and ask.run not in limits.runs:
@@ -149,18 +152,24 @@ class Service:
         """Charge, make, keep and sign one release; the same question again gives the kept answer.
 
         Raises:
-            Refusal: the budget is spent, a cap is reached, or the answer has left already and is no longer kept.
+            Refusal: the budget is spent, a cap is reached, the question was answered by another release, or the answer
+                has left already and is no longer kept.
         """
         name = self._releaser.name(request)
         row = self._ledger.find(name)
         replayed = row is not None
+        if self._server_key and self._ledger.asked(question) not in (None, name):
+            # Else whoever recorded it could have it charged again after every change of the data or of this software.
+            raise Refusal("replayed", "this very question was answered by another release: ask anew")
         if row is None:
             self._afford(ask, request)
             row = self._ledger.charge(
                 name, request.event, trust=request.plan.facts.trust + EXAMPLES * (request.unit == "example"),
-                run=ask.run, round=ask.round,
-                data=self._releaser.data_digest,
+                run=ask.run, round=ask.round, data=self._releaser.data_digest,
+                question=question if self._server_key else "",
             )  # fmt: skip
+        elif self._server_key:
+            self._ledger.remember(question, name)
         body = self._kept(row)
         if body is None:
             body = protocol.npy(self._releaser.make(request, name))
@@ -172,11 +181,12 @@ class Service:
             ask.round, _shown(ask.run), "again" if replayed else "new", row.seq,
             self._ledger.epsilon(self.policy.privacy.delta), self.policy.privacy.epsilon,
         )  # fmt: skip
+        position = self._position()
         header = {
             "ok": True, "protocol": protocol.PROTOCOL, "client": self.policy.node.client, "question": question,
-            "seq": row.seq, "replayed": replayed, "test": self._ledger.test, "position": self._position().values(),
+            "seq": row.seq, "replayed": replayed, "test": self._ledger.test, "position": position.values(),
         }  # fmt: skip
-        signed = protocol.answer_fields(question, self.policy.node.client, row.seq, digest)
+        signed = protocol.answer_fields(question, self.policy.node.client, row.seq, digest, position)
         return _Answer(header | {"signature": protocol.sign(self._signer, *signed)}, body)
 
     def _afford(self, ask: _Ask, request: Request) -> None:
@@ -190,6 +200,13 @@ class Service:
             if count >= most:
                 raise Refusal("budget-spent", f"this node makes {most} releases {per}, and has made them")
         self._check_separation(ask, request)
+        alone = request.least_epsilon(budget.delta)
+        if not alone <= budget.epsilon * (1 + 1e-6):  # composing such losses takes time and memory in proportion
+            raise Refusal(
+                "budget-spent",
+                f"this release alone has an epsilon of {alone:.4g} or more; the policy of this node allows "
+                f"{budget.epsilon:g} at delta {budget.delta:g} over its data set's life",
+            )
         after = ledger.epsilon(budget.delta, request.event)
         if not after <= budget.epsilon * (1 + 1e-6):
             raise Refusal(
@@ -251,7 +268,8 @@ class Service:
             file.with_suffix(".partial").replace(file)
         self._ledger.answer(row.seq, digest)
         for old in sorted(self.folder.replies.glob("*.npy"))[: -kept or None]:
-            old.unlink(missing_ok=True)
+            if not kept or old != self._reply_file(row):  # a release that was charged before a crash is an old one
+                old.unlink(missing_ok=True)
         return digest
 
     def _reply_file(self, row: Row) -> Path:
@@ -320,7 +338,7 @@ class Service:
                 writer.write(answer.body)  # by itself: joined it would be copied once more
                 await writer.drain()
         except (OSError, TimeoutError):
-            pass
+            writer.transport.abort()  # closed in order it would keep the answer for as long as nobody reads it
         finally:
             self._open -= 1
             writer.close()
@@ -363,7 +381,8 @@ class Service:
         try:
             return await asyncio.wait_for(asyncio.shield(work), self.policy.limits.release_seconds)
         except TimeoutError:
-            raise Refusal("slow", "the release took longer than this node allows; it has been charged") from None
+            why = "the release took longer than this node allows; whether it was charged, the node's ledger says"
+            raise Refusal("slow", why) from None
 
     def _work(self, ask: _Ask, body: bytes) -> _Answer:
         if ask.ask == "hello":

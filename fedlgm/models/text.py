@@ -136,7 +136,7 @@ def gru(in_shape: tuple[int, ...], classes: int, *, width: int = 16, hidden: int
         The model: tokens int64 [n, length] to logits [n, length, classes].
 
     Raises:
-        ConfigError: an option below 1.
+        ConfigError: an option below 1, or more than 1,000 layers.
     """
     _require_counts(width=width, hidden=hidden, layers=layers)
     return RecurrentText(classes, width, hidden, layers)
@@ -158,7 +158,7 @@ def transformer(
         The model: tokens int64 [n, length] to logits [n, length, classes].
 
     Raises:
-        ConfigError: an option below 1, or heads that do not divide the width.
+        ConfigError: an option below 1, more than 1,000 layers, or heads that do not divide the width.
     """
     _require_counts(width=width, heads=heads, layers=layers)
     if width % heads:
@@ -166,7 +166,12 @@ def transformer(
     return TransformerText(classes, in_shape[0], width, heads, layers)
 
 
+_MOST = {"layers": 1000}  # of objects to make, before any of them has been
+
+
 def _require_counts(**values: object) -> None:
     for name, value in values.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ConfigError(f"{name} must be an integer >= 1, got {value!r}")
+        if value > _MOST.get(name, value):
+            raise ConfigError(f"{name} must be at most {_MOST[name]}, got {value}")

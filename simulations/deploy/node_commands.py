@@ -93,7 +93,7 @@ def status(folder: NodeArgument, as_json: JsonOption = False) -> None:
 
     node = NodeFolder.open(folder)
     try:
-        answer, _ = protocol.exchange(str(node.socket), {"protocol": 1, "ask": "hello"}, b"", timeout=60)
+        answer, _ = protocol.exchange(str(node.socket), protocol.HELLO, b"", timeout=60)
     except RunError as error:
         answer = {"ok": False, "why": str(error)}
     if as_json:

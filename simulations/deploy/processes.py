@@ -107,9 +107,7 @@ def status(folder: DeploymentFolder) -> DeploymentStatus:
 def hello(folder: DeploymentFolder, name: str) -> dict[str, Any] | None:
     """What a node's service on this machine says of itself; None if it does not answer."""
     try:
-        header, _ = protocol.exchange(
-            str(folder.node(name).service.socket), {"protocol": 1, "ask": "hello"}, b"", timeout=60
-        )
+        header, _ = protocol.exchange(str(folder.node(name).service.socket), protocol.HELLO, b"", timeout=60)
     except RunError:
         return None
     return header if header.get("ok") else None

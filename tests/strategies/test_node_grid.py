@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -246,14 +247,14 @@ def other_numbers(content: RecordDict) -> RecordDict:
 
 
 REFUSAL = '{"ok": false, "code": "privacy"}'
+FORGED = {"ledger": "x", "seq": 1, "head": "x", "signature": "00"}
 TAMPERED: dict[str, tuple[Callable[[RecordDict], Any], str]] = {
     "numbers": (other_numbers, "was not signed"),
     "number of the release": (lambda c: altered(c, seq=99), "was not signed"),
     "signature": (lambda c: altered(c, signature="00"), "was not signed"),
     "no numbers": (lambda c: RecordDict({wire.CONFIG: c[wire.CONFIG]}), "is incomplete"),
     "no position": (lambda c: altered(c, position=None), "is incomplete"),
-    "position": (lambda c: altered(c, position={"ledger": "x", "seq": 1, "head": "x", "signature": "00"}), "position"),
-    "for tests": (lambda c: altered(c, test=True), "a node for tests"),
+    "position": (lambda c: altered(c, position=FORGED), "was not signed"),
     "no header": (lambda c: RecordDict({wire.ARRAYS: c[wire.ARRAYS]}), "not one of a release service"),
     "not JSON": (lambda c: RecordDict({wire.CONFIG: ConfigRecord({HEADER: "{"})}), "not one of a release service"),
     "a refusal": (lambda c: RecordDict({wire.CONFIG: ConfigRecord({HEADER: REFUSAL})}), "refused"),
@@ -268,6 +269,94 @@ def test_an_altered_answer_counts_as_zero_by_name(federation, what):
     assert federation.reports[0].answered == ["n0", "n2"]
     assert reason in federation.reports[0].lost["n1"]
     assert any("n1 counts as zero" in line for line in federation.lines)
+
+
+def test_a_node_for_tests_is_left_out_whatever_is_said_of_it(federation, tmp_path):
+    """Its noise is known; the flag in its answer is not signed, the identity of its ledger is."""
+    federation.processes[1].stop()
+    folder = make_node(tmp_path / "known", client=1, test_seed=7)
+    federation.folders[1] = federation.link.folders[1] = folder
+    federation.processes[1] = NodeProcess(folder)
+    federation.link.fault = lambda client, message, reply: altered(reply, test=False) if client == 1 else reply
+    federation.run()
+    assert federation.reports[0].answered == ["n0", "n2"]
+    assert "a node for tests" in federation.reports[0].lost["n1"]
+
+
+def test_a_newer_position_does_not_hide_an_older_ledger(federation, tmp_path):
+    """A relay that takes what is expected out of the questions and puts a position of its own into the answers."""
+    federation.run(1)
+    federation.processes[1].stop()
+    shutil.copytree(federation.folders[1].path, tmp_path / "older")
+    federation.processes[1] = NodeProcess(federation.folders[1])
+    seen: dict[str, Any] = {}
+
+    def keep(client: int, message: Message, reply: RecordDict) -> RecordDict:
+        if client == 1:
+            seen["position"] = json.loads(str(reply.config_records[wire.CONFIG][HEADER]))["position"]
+        return reply
+
+    federation.link.fault = keep
+    federation.run(2)
+    federation.processes[1].stop()
+    shutil.rmtree(federation.folders[1].path)
+    shutil.copytree(tmp_path / "older", federation.folders[1].path)
+    federation.processes[1] = NodeProcess(federation.folders[1])
+    push = federation.link.push_messages
+
+    def without(messages: Iterable[Message]) -> list[str]:
+        batch = list(messages)
+        for message in batch:
+            config = message.content.config_records[wire.CONFIG]
+            header = json.loads(str(config[HEADER]))
+            if federation.link.node_of[message.metadata.dst_node_id] == 1:
+                header.pop("expect", None)
+            config[HEADER] = json.dumps(header)
+        return push(batch)
+
+    federation.link.push_messages = without
+    federation.link.fault = lambda client, message, reply: altered(reply, **seen) if client == 1 else reply
+    federation.reports.clear()
+    federation.run(1)
+    assert "was not signed" in federation.reports[0].lost["n1"]
+
+
+def test_two_replies_to_one_question_are_named_and_counted_once(federation):
+    pull = federation.link.pull_messages
+
+    def twice(ids: Iterable[str]) -> list[Message]:
+        return [copy for one in pull(ids) for copy in (one, one)]
+
+    federation.link.pull_messages = twice
+    federation.run()
+    assert federation.reports[0].answered == ["n0", "n1", "n2"]
+    assert federation.reports[0].late == 3
+    assert sum("has answered twice" in line for line in federation.lines) == 3
+
+
+def test_a_node_that_comes_back_is_not_dropped_while_it_works(federation):
+    federation.link.offline, federation.link.work_seconds = {1}, 3.0
+    first, nodes_of = time.monotonic(), federation.link.get_nodes
+
+    def come_back() -> list[Any]:
+        if time.monotonic() - first > 1.0:
+            federation.link.offline = set()
+        return nodes_of()
+
+    federation.link.get_nodes = come_back
+    patient = Patience(quorum=0.5, round_seconds=30, offline_seconds=2.5, give_up_seconds=30, poll_seconds=0.05)
+    federation.run(1, federation.grid(patient))
+    assert federation.reports[0].lost == {}
+
+
+def test_whoever_is_given_up_is_named(federation):
+    federation.link.offline = {1}
+    hasty = Patience(
+        quorum=0.5, round_seconds=60, offline_seconds=60, give_up_seconds=2, poll_seconds=0.05, tell_seconds=0.5
+    )
+    federation.run(1, federation.grid(hasty))
+    assert federation.reports[0].lost == {"n1": "no answer within 2 s"}
+    assert any(line.startswith("waiting for n1 (2 of 3 answered") for line in federation.lines)
 
 
 def test_an_answer_to_another_question_does_not_count(federation):
@@ -334,6 +423,28 @@ def test_a_supernode_that_stays_behind_by_one_is_nudged(federation):
     assert [len(rows(folder)) for folder in federation.folders] == [3, 3, 3]
 
 
+def test_a_node_behind_by_one_is_nudged_soon_from_its_second_round_on(federation):
+    """However long the answer takes that the first greeting brings forth."""
+    federation.link.behind = {1: []}
+    push = federation.link.push_messages
+
+    def slowly(messages: Iterable[Message]) -> list[str]:
+        batch = list(messages)
+        ids = push(batch)
+        if batch[0].metadata.group_id == "hello":
+            federation.link._ready |= dict.fromkeys(federation.link._replies, time.monotonic() + 0.6)
+        return ids
+
+    federation.link.push_messages = slowly
+    patient = Patience(
+        quorum=1.0, round_seconds=60, offline_seconds=60, give_up_seconds=60, poll_seconds=0.01, nudge_seconds=4
+    )
+    federation.run(4, federation.grid(patient))
+    first, *later = [report.seconds for report in federation.reports]
+    assert first > 4
+    assert max(later) < 3.5
+
+
 def test_nodes_that_always_take_long_are_nudged_once(federation):
     federation.link.work_seconds = 1.6
     patient = Patience(
@@ -346,8 +457,6 @@ def test_nodes_that_always_take_long_are_nudged_once(federation):
 
 
 def test_a_node_with_an_older_ledger_is_left_out(federation, tmp_path):
-    import shutil
-
     federation.run(1)
     federation.processes[1].stop()
     shutil.copytree(federation.folders[1].path, tmp_path / "snapshot")

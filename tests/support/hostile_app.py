@@ -139,10 +139,11 @@ class Asker:
     def header(
         self, client: int, *, plan: str = "", body: bytes = BODY, work: Mapping[str, Any] = nodes.WORK,
         run: str = "mine", round: int = 1, nonce: str = "00", signer: Ed25519PrivateKey | None = None,
+        service: int | None = None, expect: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:  # fmt: skip
-        """A signed header."""
-        text = plan or nodes.plan().to_json()
-        question = Question(run, round, client, text, protocol.sha256(body), work, nonce)
+        """A signed header; `service` is the client whose service is meant, if it is not this one's."""
+        text, key = plan or nodes.plan().to_json(), self._services[client if service is None else service]
+        question = Question(run, round, client, text, protocol.sha256(body), work, nonce, key, expect)
         return question.header(signer or self._signer)
 
     def hostile(self, plans: Mapping[str, str], works: Mapping[str, Any], objects: bytes) -> list[Case]:
@@ -164,13 +165,16 @@ class Asker:
             add(f"work: {name}", "work model malformed", work=nodes.WORK | work)
         stranger = Ed25519PrivateKey.generate()
         for client in clients:
-            good = self.header(client)
+            good, other = self.header(client), clients[(client + 1) % len(clients)]
             others = {
                 "unsigned": {name: value for name, value in good.items() if name != "signature"},
                 "unsigned, another's signature": self.header(client, signer=stranger),
                 "unsigned, changed after it was signed": good | {"round": 2},
                 "unsigned, another run than was signed for": good | {"run": "other"},
-                "client": self.header(clients[(client + 1) % len(clients)]),
+                "unsigned, for another service": self.header(client, service=other),
+                "unsigned, more was expected than was signed for": good | {"expect": {}},
+                "client": self.header(other),
+                "expect": self.header(client, expect={}),
                 "malformed, no such question": good | {"ask": "norms"},
                 "malformed, more than is asked": good | {"raw": True},
                 "malformed, round nought": self.header(client, round=0),

@@ -82,6 +82,13 @@ def plan(
     return Method(mechanisms.get(mechanism, bound=bound), LAYERS, facts).plan(Transcript.start(MODEL))
 
 
+def asked(folder: NodeFolder, **values: Any) -> Question:
+    """A question to this node; whatever is not given is the usual one."""
+    usual = {"run": "run", "round": 1, "client": 0, "plan": plan().to_json(), "model": protocol.sha256(BODY)}
+    usual |= {"work": WORK, "nonce": "00", "service": folder.public()["service_key"]}
+    return Question(**(usual | values))
+
+
 def ask(
     folder: NodeFolder,
     *,
@@ -97,14 +104,17 @@ def ask(
     **more: Any,
 ) -> tuple[dict[str, Any], bytes]:
     """Ask the service as a server would; every part may be another."""
-    question = Question(run, round, client, text or plan().to_json(), protocol.sha256(body), work or WORK, nonce)
+    question = asked(
+        folder, run=run, round=round, client=client, plan=text or plan().to_json(), model=protocol.sha256(body),
+        work=work or WORK, nonce=nonce,
+    )  # fmt: skip
     header, numbers = protocol.exchange(str(folder.socket), question.header(signer) | more, body, timeout=timeout)
     return header, bytes(numbers)
 
 
 def hello(folder: NodeFolder) -> dict[str, Any]:
     """What the service says of itself."""
-    return protocol.exchange(str(folder.socket), {"protocol": 1, "ask": "hello"}, b"", timeout=LIMIT_S)[0]
+    return protocol.exchange(str(folder.socket), protocol.HELLO, b"", timeout=LIMIT_S)[0]
 
 
 def rows(folder: NodeFolder) -> list[Any]:

@@ -83,6 +83,7 @@ def _sql(statement: str) -> Callable[[Path], None]:
         "DELETE FROM releases WHERE seq = 3",
         "DELETE FROM releases",
         "UPDATE meta SET value = 'x' WHERE key = 'ledger'",
+        "UPDATE meta SET value = 'x' WHERE key = 'dataset'",
         "DELETE FROM meta",
         "DROP TABLE releases",
     ],

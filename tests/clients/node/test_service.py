@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import HealthCheck, given, settings
@@ -63,10 +64,11 @@ def numbers(body: bytes) -> np.ndarray:
 def test_an_answer_is_signed_charged_and_noised(node):
     header, body = ask(node)
     key = protocol.public_key(node.public()["service_key"])
-    question = Question("run", 1, 0, plan().to_json(), protocol.sha256(BODY), nodes.WORK, "00")
+    question = nodes.asked(node)
     assert header["ok"]
     assert header["question"] == question.digest
-    signed = protocol.answer_fields(question.digest, 0, 1, protocol.sha256(body))
+    position = protocol.Position.of(header["position"])
+    signed = protocol.answer_fields(question.digest, 0, 1, protocol.sha256(body), position)
     assert protocol.verify(key, header["signature"], *signed)
     values, sigma = numbers(body), plan().sigma
     assert values.shape == (plan().size,)
@@ -77,7 +79,7 @@ def test_an_answer_is_signed_charged_and_noised(node):
 
 
 def test_the_same_question_is_one_release_whatever_the_run_is_called(node):
-    answers = {ask(node, run=f"run {i}", nonce=f"{i:02x}")[1] for i in range(20)}
+    answers = {ask(node, run=f"run {i}", nonce=f"{i:04x}")[1] for i in range(100)}
     assert len(answers) == 1
     assert len(rows(node)) == 1
 
@@ -271,10 +273,98 @@ def test_only_the_enrolled_server_is_answered(tmp_path):
     with served(make_node(tmp_path / "node", server_key=protocol.public_text(server))) as folder:
         assert ask(folder)[0]["code"] == "unsigned"
         assert ask(folder, signer=stranger)[0]["code"] == "unsigned"
-        stolen = Question("run", 1, 0, plan().to_json(), protocol.sha256(BODY), nodes.WORK, "00").header(server)
+        stolen = nodes.asked(folder).header(server)
         assert ask(folder, round=2, signature=stolen["signature"])[0]["code"] == "unsigned"
         assert ask(folder, signer=server)[0]["ok"]
     assert len(rows(folder)) == 1
+
+
+def test_a_recorded_question_is_not_charged_again(tmp_path):
+    """Whoever heard it may send it again, after the data or the software have changed; the server asks anew."""
+    server = Ed25519PrivateKey.generate()
+    folder = make_node(tmp_path / "node", server_key=protocol.public_text(server))
+    with served(folder):
+        assert ask(folder, signer=server)[0]["ok"]
+        assert ask(folder, signer=server, nonce="01")[0]["replayed"]  # another question, the same release
+        assert ask(folder, signer=server)[0]["replayed"]
+    nodes.write_data(tmp_path / "node.npz", nodes.EXAMPLES + 1)
+    with served(folder):
+        for recorded in ("00", "01"):
+            assert ask(folder, signer=server, nonce=recorded)[0]["code"] == "replayed"
+        assert len(rows(folder)) == 1
+        assert ask(folder, signer=server, nonce="02")[0]["ok"]
+    assert len(rows(folder)) == 2
+
+
+def test_a_question_for_another_node_is_refused(tmp_path):
+    """Of the same client number, such as the node that it takes the place of."""
+    server = Ed25519PrivateKey.generate()
+    before = make_node(tmp_path / "before", server_key=protocol.public_text(server))
+    with served(make_node(tmp_path / "node", server_key=protocol.public_text(server))) as folder:
+        header, _ = protocol.exchange(str(folder.socket), nodes.asked(before).header(server), BODY, timeout=LIMIT_S)
+    assert header["code"] == "unsigned"
+
+
+def test_what_is_expected_of_the_ledger_cannot_be_taken_out_of_a_question(tmp_path):
+    server = Ed25519PrivateKey.generate()
+    with served(make_node(tmp_path / "node", server_key=protocol.public_text(server))) as folder:
+        position = ask(folder, signer=server)[0]["position"]
+        header = nodes.asked(folder, round=2, expect=position).header(server)
+        del header["expect"]
+        assert protocol.exchange(str(folder.socket), header, BODY, timeout=LIMIT_S)[0]["code"] == "unsigned"
+
+
+def test_limits_of_who_asks_and_how_much_and_how_long(tmp_path):
+    folder = make_node(tmp_path / "a")
+    edit(folder, "runs = []", 'runs = ["good"]')
+    edit(folder, "message_mib = 96", "message_mib = 1")
+    with served(folder):
+        assert ask(folder)[0]["code"] == "run"
+        assert ask(folder, run="good", body=bytes(2 << 20))[0]["code"] == "too-large"
+        assert ask(folder, run="good")[0]["ok"]
+    slow = make_node(tmp_path / "b")
+    edit(slow, "release_seconds = 600.0", "release_seconds = 0.001")
+    with served(slow):
+        assert ask(slow)[0]["code"] == "slow"
+
+
+def test_an_answer_made_late_is_kept(tmp_path):
+    """A release that was charged before a crash has the lowest number of those that are kept."""
+    folder = make_node(tmp_path / "node")
+    crashing = nodes.NodeProcess(folder, nodes.CRASHES["after the charge"])
+    with pytest.raises(RunError):
+        ask(folder)
+    crashing.wait()
+    with served(folder):
+        for round_ in range(2, 7):
+            assert ask(folder, round=round_)[0]["ok"]
+        assert [ask(folder)[0]["ok"] for _ in range(2)] == [True, True]
+
+
+def test_answers_that_nobody_reads_are_dropped(tmp_path):
+    folder = make_node(tmp_path / "node")
+    edit(folder, "receive_seconds = 60.0", "receive_seconds = 0.5")
+    module = models.build("mlp", in_shape=nodes.SHAPE, classes=3, hidden=[50_000])
+    layers = mechanisms.get("gaussian").table(LayerTable.from_module(module))
+    body = protocol.npy(layers.flatten(module).numpy())
+    work = nodes.WORK | {"model": {"name": "mlp", "hidden": [50_000]}, "mechanism": "gaussian"}
+    text = mechanisms.get("gaussian").plan(layers, plan().facts, Transcript.start(layers.flatten(module))).to_json()
+    with nodes.NodeProcess(folder) as process:
+        assert ask(folder, body=body, work=work, text=text)[0]["ok"]
+        frame = protocol.encode(nodes.asked(folder, model=protocol.sha256(body), work=work, plan=text).header(), body)
+        before, links = psutil.Process(process.pid).num_fds(), []
+        for _ in range(3):
+            links.append(socket.socket(socket.AF_UNIX))
+            links[-1].connect(str(folder.socket))
+            links[-1].sendall(frame)
+        deadline = time.monotonic() + LIMIT_S
+        while psutil.Process(process.pid).num_fds() <= before and time.monotonic() < deadline:
+            time.sleep(0.02)  # until the first is taken
+        while psutil.Process(process.pid).num_fds() > before and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert time.monotonic() < deadline
+        for link in links:
+            link.close()
 
 
 def test_answers_leave_at_fixed_times(tmp_path):
@@ -309,6 +399,7 @@ SIGMA, CLIP = plan().sigma.tolist(), plan().clip.tolist()
 PLANS = {
     "noise over ten": changed(sigma=[s / 10 for s in SIGMA]),  # would cost a hundred releases: more than the budget
     "no noise": changed(sigma=[0.0] * K),
+    "hardly any Laplace noise": changed(family="laplace", sigma=[1e-4] * K),  # its composition would take gigabytes
     "negative noise": changed(sigma=[-s for s in SIGMA]),
     "infinite noise, released": changed(sigma=[None] * K, released=[True] * K),
     "noise that is not a number": changed(sigma=[float("nan")] * K),
@@ -412,7 +503,7 @@ def test_hostile_work_is_refused_and_costs_nothing(lasting, case):
         ("malformed", {"ask": "evaluate"}),
         ("malformed", {"ask": "norms"}),
         ("malformed", {"raw": True}),
-        ("protocol", {"protocol": 2}),
+        ("protocol", {"protocol": 1}),
         ("expect", {"expect": {"ledger": "x", "seq": 0, "head": "x", "signature": "00"}}),
         ("expect", {"expect": {}}),
     ],
@@ -712,7 +803,7 @@ def test_what_an_answer_may_not_depend_on(tmp_path):
         nodes.write_data(tmp_path / f"{name}.npz", examples, seed=examples)
         with served(folder):
             headers.append(ask(folder)[0])
-    shown = {"signature", "position"}
+    shown = {"signature", "position", "question"}  # the question's digest holds the service's public key
     assert {k: v for k, v in headers[0].items() if k not in shown} == {
         k: v for k, v in headers[1].items() if k not in shown
     }

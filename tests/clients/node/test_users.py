@@ -112,4 +112,7 @@ def test_the_policy_names_the_users_that_may_ask(place):
     edit(folder, "uids = []", f"uids = [{STRANGER + 1}]")
     with served(folder):
         assert hello(folder)["code"] == "peer"
-        assert protocol.exchange(str(folder.socket), {"protocol": 1}, b"", timeout=LIMIT_S)[0]["code"] == "peer"
+        assert (
+            protocol.exchange(str(folder.socket), {"protocol": protocol.PROTOCOL}, b"", timeout=LIMIT_S)[0]["code"]
+            == "peer"
+        )

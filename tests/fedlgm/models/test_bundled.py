@@ -215,6 +215,7 @@ def test_every_parameter_takes_part(name: str, in_shape: Shape, options: dict[st
         ("cnn", (8, 8), {}, r"in_shape \(C, H, W\)"),
         ("gru", (8, 8), {}, r"in_shape \(length,\)"),
         ("transformer", (8,), {"heads": 3}, r"heads must divide width"),
+        ("transformer", (8,), {"layers": 10**7}, r"layers must be at most 1000"),
         ("mlp", (1, 8, 8), {"seed": -1}, r"seed must be"),
     ],
 )

@@ -7,6 +7,7 @@ over the bound, for columns of norm 1; errors are relative to independent noise 
 from __future__ import annotations
 
 import math
+from collections.abc import Container
 
 import pytest
 
@@ -28,9 +29,7 @@ RUNS_OF_300 = {
 }  # fmt: skip
 SHORTER = {  # (rounds, epsilon): multiplier for that many groups
     (100, 1): {1: 3.942, 2: 5.504, 5: 8.545, 10: 11.797},
-    (100, 3): {1: 1.675, 2: 2.237, 5: 3.323, 10: 4.397},
     (100, 8): {1: 0.936, 2: 1.149, 5: 1.553, 10: 1.898},
-    (64, 3): {1: 1.450, 2: 1.897, 5: 2.761},
     (16, 3): {1: 1.052, 2: 1.276, 5: 1.760},
 }
 BUDGET = {"delta": 1e-5, "accountant": "pld"}
@@ -52,8 +51,8 @@ def check(rounds: int, epsilon: float, groups: int, multiplier: float, mean: flo
         assert error == pytest.approx(expected, abs=1.5e-3)
 
 
-def cases(*epsilons: float) -> list[tuple[float, int, float, float, float]]:
-    return [(e, b, *RUNS_OF_300[e][1][b]) for e in epsilons for b in RUNS_OF_300[e][1]]
+def cases(*epsilons: float, groups: Container[int] = range(99)) -> list[tuple[float, int, float, float, float]]:
+    return [(e, b, *RUNS_OF_300[e][1][b]) for e in epsilons for b in RUNS_OF_300[e][1] if b in groups]
 
 
 @pytest.mark.parametrize(("epsilon", "groups", "multiplier", "mean", "largest"), cases(3))
@@ -62,7 +61,7 @@ def test_noise_and_errors(epsilon, groups, multiplier, mean, largest):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("epsilon", "groups", "multiplier", "mean", "largest"), cases(1, 8, 16))
+@pytest.mark.parametrize(("epsilon", "groups", "multiplier", "mean", "largest"), cases(1, 8, 16, groups=(1, 4, 10)))
 def test_noise_and_errors_at_other_budgets(epsilon, groups, multiplier, mean, largest):
     check(300, epsilon, groups, multiplier, mean, largest)
 

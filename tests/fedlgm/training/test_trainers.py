@@ -166,7 +166,6 @@ def test_in_single_precision_both_trainers_round_no_worse_than_a_plain_loop(name
     ("name", "optimizer"),
     [  # what optimizers do is tested on small models
         ("resnet18", "momentum"),
-        pytest.param("resnet18", "adam", marks=pytest.mark.slow),
         pytest.param("resnet152", "sgd", marks=pytest.mark.slow),
         pytest.param("vgg16", "momentum", marks=pytest.mark.slow),
     ],
@@ -189,7 +188,6 @@ def test_large_models_agree_in_double_precision(name: str, optimizer: str) -> No
         ("cnn-small", "sgd"),
         ("cifar-cnn", "momentum"),
         ("resnet20", "momentum"),
-        pytest.param("resnet18", "momentum", marks=pytest.mark.slow),
     ],
 )
 def test_sequential_training_equals_a_plain_loop(name: str, optimizer: str) -> None:

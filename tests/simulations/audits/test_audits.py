@@ -313,8 +313,7 @@ def test_a_finished_run_takes_no_overrides(seeded):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("epsilon", [4, 8])
-@pytest.mark.parametrize("name", ["gaussian", "snr-consistent"])
+@pytest.mark.parametrize(("name", "epsilon"), [("gaussian", 4), ("snr-consistent", 8)])
 def test_tightness_in_one_training_run(tmp_path, name, epsilon):
     """A real run of the default recipe: the audited epsilon is at least 0.7 of the proven one."""
     overrides = [f"mechanism.name={name}", f"privacy.epsilon={epsilon}", "run.audit=true"]

@@ -157,6 +157,9 @@ def test_a_recipe_becomes_that_of_the_deployment():
     assert (real.federation.clients, real.run.seed, real.run.checkpoint_every) == (5, None, 1)
     assert (test.run.seed, test.run.test_mode) == (7, True)
     assert work_of(real)["model"] == {"name": "mlp", "hidden": [32], "activation": "tanh"}
+    assert "exact_sums" not in work_of(real)
+    exact = recipes.load("example-level-federation", ["training.exact_sums=true", "run.seed=none"])
+    assert work_of(deployed(exact, 4))["exact_sums"]
     for change, message in (
         ("federation.dropout=0.1", "simulated"), ("federation.stragglers=0.1", "simulated"),
     ):  # fmt: skip

@@ -28,7 +28,6 @@ from simulations.runs.folder import RunFolder
 
 ENGINES = [
     pytest.param({"engine": "ray", "workers": 2}, id="ray, 2 workers"),
-    pytest.param({"engine": "ray", "workers": 1}, id="ray, 1 worker", marks=pytest.mark.slow),
     pytest.param({"engine": "flower", "workers": 2}, id="flower"),
     pytest.param(
         {"engine": "flower", "workers": 2, "supernodes": 20}, id="flower, a node per client", marks=pytest.mark.slow

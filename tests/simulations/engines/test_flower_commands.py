@@ -79,6 +79,7 @@ def test_flower_simulation_of_flower_1_26_beside_this_one(tmp_path):
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(target), str(ROOT)]),
         "FLWR_LOG_LEVEL": "ERROR", "FLWR_TELEMETRY_ENABLED": "0", "FLWR_HOME": str(tmp_path / "flower"),
+        "RAY_ADDRESS": "local",
     }  # fmt: skip
     command = [str(target / "bin/flower-simulation"), "--app", str(APP), "--num-supernodes", "2"]
     command += ["--run-config", run_config(tmp_path / "run")]

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import sqlite3
-import subprocess
-import sys
-import time
 import warnings
 from contextlib import closing
 
 import pytest
-from patience import LIMIT_S
 
 from fedlgm.errors import LedgerError, RunError
 from fedlgm.privacy import Ledger
@@ -79,29 +74,6 @@ def test_several_interruptions(tiny, tmp_path):
         with pytest.raises(Interrupted):
             launch.resume(tmp_path / "cut", progress=interrupt_at(at))
     assert_same(launch.resume(tmp_path / "cut"), tmp_path / "cut", reference, tmp_path / "whole")
-
-
-@pytest.mark.slow
-def test_a_kill(tiny, tmp_path):
-    recipe = five_rounds(
-        tiny, {"federation": {"rounds": 5, "server_optimizer": "momentum"}, "training": {"epochs": 30}}
-    )
-    reference = launch.simulate(recipe, run_dir=tmp_path / "whole")
-    file = tmp_path / "recipe.toml"
-    file.write_text(recipe.to_toml(), encoding="utf-8")
-    run = tmp_path / "cut"
-    command = [
-        *(sys.executable, "-m", "simulations.cli", "simulate", str(file)),
-        *("--engine", "local", "--run-dir", str(run)),
-    ]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + LIMIT_S
-    while len(RunFolder(run).rows()) < 2 and time.monotonic() < deadline and process.poll() is None:
-        time.sleep(0.005)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    assert RunFolder(run).result() is None
-    assert_same(launch.resume(run), run, reference, tmp_path / "whole")
 
 
 @pytest.fixture
