@@ -8,6 +8,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -141,9 +142,12 @@ class Federation:
             say=self.lines.append, on_round=self.reports.append, **options,
         )  # fmt: skip
 
-    def run(self, rounds: int = 1, grid: NodeGrid | None = None, trust: str = "local") -> torch.Tensor:
-        """The model after some rounds of a real strategy."""
+    def run(
+        self, rounds: int = 1, grid: NodeGrid | None = None, trust: str = "local", cap: int | None = None
+    ) -> torch.Tensor:
+        """The model after some rounds of a real strategy, which asks nobody more than `cap` times."""
         facts = RunFacts(4.0, Sampling("poisson", CLIENTS, 1.0), "replace-one", trust, 10)  # type: ignore[arg-type]
+        facts = facts if cap is None else replace(facts, max_participations=cap)
         method, keys = Method(mechanisms.get("snr-consistent"), LAYERS, facts), KeyRing(1, secret=True)
         with Ledger(self.ledger, "run") as ledger:
             strategy = LayerwiseFedAvg(
@@ -269,6 +273,12 @@ def test_an_altered_answer_counts_as_zero_by_name(federation, what):
     assert federation.reports[0].answered == ["n0", "n2"]
     assert reason in federation.reports[0].lost["n1"]
     assert any("n1 counts as zero" in line for line in federation.lines)
+
+
+def test_the_server_stops_asking_at_its_own_limit(federation):
+    federation.run(4, cap=2)
+    assert len(federation.link.sent) == 2 * CLIENTS
+    assert [len(rows(folder)) for folder in federation.folders] == [2, 2, 2]
 
 
 def test_a_node_for_tests_is_left_out_whatever_is_said_of_it(federation, tmp_path):
