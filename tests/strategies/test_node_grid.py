@@ -433,6 +433,7 @@ def test_a_supernode_that_stays_behind_by_one_is_nudged(federation):
     assert [len(rows(folder)) for folder in federation.folders] == [3, 3, 3]
 
 
+@pytest.mark.slow
 def test_a_node_behind_by_one_is_nudged_soon_from_its_second_round_on(federation):
     """However long the answer takes that the first greeting brings forth."""
     federation.link.behind = {1: []}

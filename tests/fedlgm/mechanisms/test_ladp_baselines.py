@@ -169,6 +169,7 @@ def test_a_staircase_spends_what_its_schedule_does(rounds: int, levels: int, rat
     assert np.sum((steps / scale) ** -2.0) == pytest.approx(np.sum(schedule**-2.0))
 
 
+@pytest.mark.slow
 def test_matched_schedules_give_the_papers_excess_of_epsilon() -> None:
     """+57.3 % for Time-Varying and +26.04 % for DPA over Full DP, by the naive sum of q epsilon_t."""
     totals = {}

@@ -55,6 +55,7 @@ class TestFederatedExperiment:
 
     BUDGET: ClassVar = {"steps": 100, "sampling_rate": 0.1}
 
+    @pytest.mark.slow
     def test_noise_multipliers(self):
         assert calibrate(3, 1e-5, **self.BUDGET, accountant="rdp") == pytest.approx(1.7961, abs=2e-4)
         assert 1.665 < calibrate(3, 1e-5, **self.BUDGET) < 1.684

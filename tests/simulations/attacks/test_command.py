@@ -145,6 +145,7 @@ def test_compare_with_attacks(run, tiny_file, tmp_path):
     assert {path: path.read_bytes() for path in kept} == kept  # what has been measured is read
 
 
+@pytest.mark.slow
 def test_compare_of_audited_runs_has_the_audited_epsilon_beside_the_proven_one(run, tiny_file, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     options = ["--methods", "gaussian,none", "--seeds", 1, "--out", tmp_path / "set", "--attacks", "membership"]
