@@ -117,6 +117,16 @@ class DPSGD(LayerwiseGaussian, BoundsExamples):
         return self.allocation
 
 
+def check_batch_is_seen(name: str, facts: RunFacts) -> None:
+    """Refuse steps that clients noise themselves for a variant that plans every step from its batch.
+
+    Raises:
+        ConfigError: there are such steps.
+    """
+    if facts.steps is not None:
+        raise ConfigError(f"{name}: variant = 'published' plans every step from its batch: use trust = 'central'")
+
+
 @dataclass(frozen=True)
 class PublishedDPSGD(DPSGD, PublishedMedClip):
     """Per-layer DP-SGD under MedClip as printed: bounds and noise from the batch's own norms. NOT PRIVATE; charged so.
@@ -131,10 +141,7 @@ class PublishedDPSGD(DPSGD, PublishedMedClip):
 
     def calibrate(self, facts: RunFacts) -> float:
         """As for DP-SGD; steps that clients noise themselves have no batch that the server plans by."""
-        if facts.steps is not None:
-            raise ConfigError(
-                f"{self.name}: variant = 'published' plans every step from its batch: use trust = 'central'"
-            )
+        check_batch_is_seen(self.name, facts)
         return super().calibrate(facts)
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:

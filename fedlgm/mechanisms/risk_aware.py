@@ -28,7 +28,7 @@ from fedlgm.example_level.scaling import FlatClip, Reweighted, Scaling
 from fedlgm.facts import RunFacts
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.base import BoundsExamples, Mechanism, UsesPrivateSums, Variant, check_positive, check_share
-from fedlgm.mechanisms.dp_sgd import example_plan
+from fedlgm.mechanisms.dp_sgd import check_batch_is_seen, example_plan
 from fedlgm.mechanisms.layerwise_gaussian import claim_of
 from fedlgm.mechanisms.lm_dp_sgd import (
     FLOOR,
@@ -189,10 +189,7 @@ class PublishedLMDPSGD(_Reweighting, UsesPrivateSums):
 
     def calibrate(self, facts: RunFacts) -> float:
         """As for DP-SGD, by Theorem 5.1; steps that clients noise themselves have no batch that the server plans by."""
-        if facts.steps is not None:
-            raise ConfigError(
-                f"{self.name}: variant = 'published' plans every step from its batch: use trust = 'central'"
-            )
+        check_batch_is_seen(self.name, facts)
         return super().calibrate(facts)
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
