@@ -27,7 +27,7 @@ from torch.nn import functional
 
 from benchmarks import noise_and_split
 from benchmarks.kept import CHANGE, Kept, Search, change
-from benchmarks.pages import put, table
+from benchmarks.pages import show, table
 from benchmarks.pages import spread as plus_minus
 from fedlgm import clipping, data, mechanisms
 from fedlgm.aggregation import BoundedSum
@@ -299,10 +299,7 @@ def main() -> None:
         if kept.keep(label, lambda: {"accuracy": run(TASKS[name], TASKS[name].methods[method], rate, seed)}) is None:  # noqa: B023
             break
     texts = {name: text_of(kept, name) for name in options.tasks} | {"all tasks": all_tasks(kept)}
-    for name, text in texts.items():
-        print(f"\n{name}\n\n{text}")
-        if options.write and text:
-            put(PAGE, name, text)
+    show(PAGE, texts, options.write)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.kept import CHANGE, Kept, Row, Search, change
-from benchmarks.pages import put, spread, table
+from benchmarks.pages import show, spread, table
 from fedlgm import data
 from fedlgm.data import DataSet
 
@@ -201,14 +201,8 @@ def main() -> None:
     if not options.write:
         go_on(kept, options.task)
     for name in options.task:
-        for what, text in {
-            f"noise and split: {name}": tables(kept, name),
-            f"search: {name}": search(kept, name),
-        }.items():
-            if text:
-                print(f"\n{what}\n\n{text}")
-                if options.write:
-                    put(PAGE, what, text)
+        texts = {f"noise and split: {name}": tables(kept, name), f"search: {name}": search(kept, name)}
+        show(PAGE, {what: text for what, text in texts.items() if text}, options.write)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ import simulations
 from benchmarks import noise_and_split
 from benchmarks.kept import CHANGE, Kept, Row, Search, change
 from benchmarks.noise_and_split import MLP, NOISES, PAGE
-from benchmarks.pages import put, spread, table
+from benchmarks.pages import show, spread, table
 from fedlgm import allocation, clipping, correlation
 from fedlgm.correlation import Correlation
 from fedlgm.facts import RunFacts
@@ -325,11 +325,7 @@ def main() -> None:
     kept = Kept(options.kept, options.minutes)
     if not options.write:
         go_on(kept, options.study)
-    for name, make in TABLES.items():
-        text = make(kept)
-        print(f"\n{name}\n\n{text}")
-        if options.write and text:
-            put(PAGE, name, text)
+    show(PAGE, {name: make(kept) for name, make in TABLES.items()}, options.write)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 
@@ -33,3 +33,11 @@ def put(page: Path, name: str, text: str) -> None:
     if not (first and second):
         raise ValueError(f"{page.name} has no two markers {marker}")
     page.write_text(f"{before}{marker}\n{text}\n{marker}{after}", encoding="utf-8")
+
+
+def show(page: Path, texts: Mapping[str, str], write: bool) -> None:
+    """Print parts of a page by name, and put those that are not empty into it if asked to."""
+    for name, text in texts.items():
+        print(f"\n{name}\n\n{text}")
+        if write and text:
+            put(page, name, text)
