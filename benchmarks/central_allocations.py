@@ -20,8 +20,8 @@ PAGE = Path(__file__).parents[1] / "docs" / "results" / "central-allocations.md"
 KEPT = PAGE.with_suffix(".json")
 RECIPE = "dp-sgd-fashion-mnist"
 EPOCH = 117  # steps of 512 examples, on average
-STEPS = 2 * EPOCH
-SEARCH, SEEDS = Search((0.5, 1.0, 2.0, 4.0, 8.0), 0.5, 8.0), (1, 2, 3)
+STEPS = 10 * EPOCH
+SEARCH, SEEDS = Search((4.0, 8.0), 1.0, 32.0), (1, 2, 3)
 SETTING = ("data.pixels=[0, 1]", "training.batch_size=512", "training.momentum=0.9", f"run.evaluate_every={EPOCH}")
 MED = ("mechanism.clip=med", "mechanism.norms=shares")
 PUBLISHED = ("mechanism.variant=published", "mechanism.clip=med")
