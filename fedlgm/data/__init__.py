@@ -180,5 +180,5 @@ def _own(found: Any, label: str) -> DataSet:
         return DataSet.from_mapping(found)
     raise DataError(
         f"data set {label} must be a fedlgm.data.DataSet or {{'train': (x, y), 'test': (x, y)}}, or a function that "
-        f"gives one; it is a {type(found).__name__}"
+        f"gives one; it is of type {type(found).__name__}"
     )

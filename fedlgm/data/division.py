@@ -10,7 +10,7 @@ from fedlgm.data import flower
 from fedlgm.data.dataset import DataSet
 from fedlgm.data.partition import Partition, partition, schemes
 from fedlgm.errors import ConfigError
-from fedlgm.extension import is_reference
+from fedlgm.extension import is_reference, object_name
 from fedlgm.keys import KeyRing
 
 _WITHOUT_LABELS = ("iid", "natural")
@@ -45,6 +45,7 @@ def divide(data: DataSet, clients: int, scheme: Any, *, seed: int = 0, **values:
             return _natural(data, clients, seed, values)
         return partition(_labels(data, scheme), clients, scheme, seed=seed, **values)
     found = flower.find(scheme) if isinstance(scheme, str) else scheme
+    label = repr(scheme if isinstance(scheme, str) else object_name(scheme))
     if hasattr(found, "load_partition"):
         columns = (
             {"label": data.train_y} if data.train_y.ndim == 1 else {"label": np.zeros(len(data.train_y), np.int64)}
@@ -54,16 +55,16 @@ def divide(data: DataSet, clients: int, scheme: Any, *, seed: int = 0, **values:
         return Partition.from_owner(flower.by_partitioner(found, columns, clients, ring, values), clients)
     if not callable(found):
         raise ConfigError(
-            f"partition scheme {scheme!r} is neither one of {', '.join(schemes())}, nor a Partitioner of "
+            f"partition scheme {label} is neither one of {', '.join(schemes())}, nor a Partitioner of "
             "flwr-datasets, nor a function (data, clients, seed, **options)"
         )
     try:
         given = found(data, clients, seed, **values)
     except TypeError as error:
-        raise ConfigError(f"partition scheme {scheme!r}: {error}") from error
+        raise ConfigError(f"partition scheme {label}: {error}") from error
     own = given if isinstance(given, Partition) else Partition.from_clients(list(given), len(data.train_y))
     if len(own) != clients:
-        raise ConfigError(f"partition scheme {scheme!r} gives {len(own)} clients, federation.clients is {clients}")
+        raise ConfigError(f"partition scheme {label} gives {len(own)} clients, federation.clients is {clients}")
     return own
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.parameter import is_lazy
 
 from fedlgm.errors import ConfigError
 
@@ -40,15 +41,21 @@ def require_trainable(module: object, label: str = "'custom'") -> None:
         label: what it is called, for the message.
 
     Raises:
-        ConfigError: no `nn.Module`, without trainable parameters or with some that are not float32, with dropout (its
-            random numbers do not come from the run's keys, so no run could be repeated), or see `require_stateless`.
+        ConfigError: no `nn.Module`, without trainable parameters or with some that are lazy or not float32, with dropout
+            (its random numbers do not come from the run's keys, so no run could be repeated), or see
+            `require_stateless`.
     """
     if not isinstance(module, nn.Module):
-        raise ConfigError(f"model {label} must be an nn.Module, it is a {type(module).__name__}")
+        raise ConfigError(f"model {label} must be an nn.Module, it is of type {type(module).__name__}")
     trained = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
     if not trained:
         raise ConfigError(f"model {label} has no trainable parameters: there is nothing to learn or to release")
     for name, parameter in trained.items():
+        if is_lazy(parameter):
+            raise ConfigError(
+                f"model {label}: parameter {name!r} has no size before the first forward pass: use a layer that is "
+                "given its sizes in the place of the lazy one, or call the model on an example first"
+            )
         if parameter.dtype != torch.float32:
             raise ConfigError(f"model {label}: parameter {name!r} is {parameter.dtype}, trained parameters are float32")
     require_stateless(module)

@@ -55,7 +55,7 @@ class Job:
     """One run of a set.
 
     Attributes:
-        method: "mechanism" or "mechanism:variant".
+        method: "mechanism", "mechanism:variant" or "package.module:Class".
         epsilon: budget; None for runs without privacy, which no budget changes.
         partition: partition scheme.
         repetition: number of the repetition, from 0.
@@ -86,7 +86,7 @@ def jobs(
 
     Args:
         recipe: bundled name or path; its mechanism section gives options to every method that knows them.
-        methods: "mechanism" or "mechanism:variant".
+        methods: "mechanism", "mechanism:variant" or "package.module:Class".
         seeds: repetitions of each method. With a seed in the recipe a run's keys are derived from it and from all that
             the run does; without one they come from the operating system. Repetitions of all methods start from the
             same initial models, which are public.
@@ -113,7 +113,7 @@ def jobs(
     for method in methods:
         # A value that is given twice is one cell, not twice as many seeds.
         budgets: tuple[float | None, ...] = tuple(dict.fromkeys(epsilons)) or (base.privacy.epsilon,)
-        for epsilon in budgets if mechanisms.is_private(method.partition(":")[0]) else (None,):
+        for epsilon in budgets if mechanisms.is_private(_named(method)[0]) else (None,):
             for partition in tuple(dict.fromkeys(partitions)) or (base.data.partition,):
                 for repetition in range(seeds):
                     raw = _raw(base, method, known[method], mechanism)
@@ -282,7 +282,8 @@ def _caveats(cells: list[ComparedCell]) -> list[str]:
     told = []
     least = min(cell["averaged_rounds"] for cell in cells)
     if least < LAST:
-        told.append(f"{cells[0]['headline']} is averaged over {least} evaluated rounds: there are not {LAST}")
+        rounds = "one evaluated round" if least == 1 else f"{least} evaluated rounds"
+        told.append(f"{cells[0]['headline']} is averaged over {rounds}: there are not {LAST}")
     if min(cell["seeds"] for cell in cells) < _LEAST_SEEDS:
         told.append(f"no p-values: they need at least {_LEAST_SEEDS} repetitions of both methods (--seeds)")
     return told
@@ -343,15 +344,21 @@ def _p_value(reference: list[float], values: list[float]) -> float | None:
     return float(mannwhitneyu(reference, values, alternative="two-sided").pvalue)
 
 
-def _options(method: str) -> tuple[str, ...]:
+def _named(method: str) -> tuple[str, str]:
+    """Mechanism and variant of a method: what follows a registered name is a variant, "package.module:Class" has none."""
     name, _, variant = method.partition(":")
+    return (name, variant) if not variant or name in mechanisms.names(None) else (method, "")
+
+
+def _options(method: str) -> tuple[str, ...]:
+    name, variant = _named(method)
     return mechanisms.options(name, variant or "sound")
 
 
 def _raw(base: Recipe, method: str, known: set[str], overrides: list[str]) -> dict[str, Any]:
     """The base recipe with another mechanism, which keeps the options it knows."""
     raw = base.model_dump(exclude_none=True)
-    name, _, variant = method.partition(":")
+    name, variant = _named(method)
     own = [text for text in overrides if text.partition("=")[0].removeprefix("mechanism.").strip() in known]
     recipes.override(raw, [f"mechanism.name={name}", f"mechanism.variant={variant or 'sound'}", *own])
     if not variant:

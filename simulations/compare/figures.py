@@ -66,15 +66,20 @@ def tables(summary: Comparison) -> Group:
         here = [cell for cell in cells if cell["partition"] == partition]
         parts.append(_by_budget(here, methods, f"{_title(cells[0])} ({partition})", _score, _improvement))
         parts.append(_by_budget(here, methods, f"Noise scale ({partition})", _noise, _reduction))
-    parts += [_by_partition(cells, methods, partitions), _privacy(cells), _significance(cells)]
+    parts += [_by_partition(cells, methods, partitions), _privacy(cells)]
     averaged = min(cell["averaged_rounds"] for cell in cells)
+    rounds = "the last evaluated round" if averaged == 1 else f"the last {averaged} evaluated rounds"
     notes = (
-        f"{cells[0]['headline']}: mean of the last {averaged} evaluated rounds, then mean and standard deviation over "
+        f"{cells[0]['headline']}: mean of {rounds}, then mean and standard deviation over "
         "the repetitions; noise scale: l2 norm of the noise in each round's mean, summed over the rounds; improvement "
-        "and reduction: of the first method over the column's, averaged over the budgets; p-values: two-sided "
-        f"Mann-Whitney U on the last {averaged} evaluated rounds of all repetitions (rounds of a run depend on each "
-        "other: an indication only)"
+        "and reduction: of the first method over the column's, averaged over the budgets"
     )
+    if any(p is not None for cell in cells for p in cell["p_values"].values()):
+        parts.append(_significance(cells))
+        notes += (
+            f"; p-values: two-sided Mann-Whitney U on {rounds} of all repetitions (rounds of a run depend on each "
+            "other: an indication only)"
+        )
     caveats = "\n".join(f"note: {caveat}" for caveat in summary["caveats"])
     pictures = "\n".join(f"picture: {path}" for path in summary.get("pictures", {}).values())
     guarantees = {cell["method"]: cell["guarantee"] for cell in cells}
@@ -155,7 +160,7 @@ def _by_budget(
     table = Table(title=title, title_justify="left")
     table.add_column("epsilon", justify="right")
     for method in methods:
-        table.add_column(method, justify="right")
+        table.add_column(method, justify="right", overflow="fold")
     at = {(cell["epsilon_budget"], cell["method"]): cell for cell in cells}
     budgets = list(dict.fromkeys(cell["epsilon_budget"] for cell in cells if cell["epsilon_budget"] is not None))
     lines: list[float | None] = [*budgets] or [None]
@@ -178,7 +183,7 @@ def _by_partition(cells: list[ComparedCell], methods: list[str], partitions: lis
     """Table V: one row per budget and method, the headline and noise for every partition."""
     table = Table(title="By partition", title_justify="left")
     table.add_column("epsilon", justify="right")
-    table.add_column("method")
+    table.add_column("method", overflow="fold")
     for partition in partitions:
         table.add_column(f"{partition}: {_title(cells[0])}", justify="right")
         table.add_column("noise scale", justify="right")
@@ -194,7 +199,7 @@ def _by_partition(cells: list[ComparedCell], methods: list[str], partitions: lis
 def _privacy(cells: list[ComparedCell]) -> Table:
     table = Table(title="Privacy spent", title_justify="left")
     for name in ("method", "budget", "guarantee", "proven", "claimed", "delta", "s/round"):
-        table.add_column(name, justify="left" if name in ("method", "guarantee") else "right")
+        table.add_column(name, justify="left" if name in ("method", "guarantee") else "right", overflow="fold")
     for cell in cells:
         budget = "-" if cell["epsilon_budget"] is None else f"{cell['epsilon_budget']:g}"
         figures = [number(cell["epsilon"]), number(cell["claimed_epsilon"]), f"{cell['delta']:g}"]
@@ -205,7 +210,7 @@ def _privacy(cells: list[ComparedCell]) -> Table:
 def _significance(cells: list[ComparedCell]) -> Table:
     table = Table(title=f"p-values against {cells[0]['method']}", title_justify="left")
     for name in ("method", "budget", "partition", cells[0]["headline"], "noise scale", "claimed epsilon"):
-        table.add_column(name, justify="left" if name in ("method", "partition") else "right")
+        table.add_column(name, justify="left" if name in ("method", "partition") else "right", overflow="fold")
     for cell in cells:
         budget = "-" if cell["epsilon_budget"] is None else f"{cell['epsilon_budget']:g}"
         shown = ["-" if p is None else f"{p:.3g}" for p in cell["p_values"].values()]

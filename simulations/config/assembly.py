@@ -57,27 +57,30 @@ class Assembly:
     @cached_property
     def dataset(self) -> DataSet:
         """The data, held once per process."""
+        task, own, section = self.task, self.own.data, self.recipe.data
         with prefix_key("data"):
-            own, section = self.own.data, self.recipe.data
             if own is None and is_object(section.name):
                 raise missing_object(section.name, "data")
-            return self.task.prepare(data.load(section.name if own is None else own, section.dir, **section.images))
+            return task.prepare(data.load(section.name if own is None else own, section.dir, **section.images))
 
     @cached_property
     def task(self) -> Task:
         """What the model is trained for: loss, targets and metrics."""
-        return self.recipe.task.build() if self.own.task is None else tasks.get(self.own.task)
+        if self.own.task is None:
+            return self.recipe.task.build()
+        with prefix_key("task"):
+            return tasks.get(self.own.task)
 
     @cached_property
     def partition(self) -> Partition:
         """Whose data is whose; it depends on the recipe only."""
-        section = self.recipe.data
+        dataset, section = self.dataset, self.recipe.data
         clients, seed = self.recipe.federation.clients, section.partition_seed
         with prefix_key("data.partition"):
             if self.own.partition is None and is_object(section.partition):
                 raise missing_object(section.partition, "partition")
             scheme = section.partition if self.own.partition is None else self.own.partition
-            return data.divide(self.dataset, clients, scheme, seed=seed, **section.options)
+            return data.divide(dataset, clients, scheme, seed=seed, **section.options)
 
     @property
     def sizes(self) -> np.ndarray:

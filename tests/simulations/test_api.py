@@ -165,7 +165,11 @@ class WithBatchNorm(torch.nn.Module):
         ({"task": "regression", "data": {"train": (X, X[:, 0]), "test": (X, X[:, 0])}}, ConfigError, "fit"),
         ({"mechanism": "my.rules:Missing"}, ConfigError, "my"),
         ({"mechanism": object()}, ConfigError, "fedlgm.Mechanism"),
-        ({"server_optimizer": object()}, ConfigError, "step"),
+        ({"server_optimizer": object()}, ConfigError, "^server optimizer '<object>' has no step"),
+        ({"partition": object()}, ConfigError, "^data.partition: partition scheme '<object>' is neither"),
+        ({"task": 3}, ConfigError, "^task: task int is neither"),
+        ({"model": torch.nn.LazyLinear(2)}, ConfigError, "'weight' has no size before the first forward pass"),
+        ({"data": {"train": (X, Y - 1), "test": (X, Y)}}, DataError, "^task 'classification' needs targets of at least"),
     ],
 )  # fmt: skip
 def test_bad_objects_end_in_one_sentence_before_anything_is_written(

@@ -56,8 +56,8 @@ def test_own_sets_are_loaded_from_objects_functions_and_dotted_names(
     )
     assert load("my_sets:make").shape == (2,)
     for name, message in {
-        "my_sets:wrong": r"data set 'my_sets:wrong' must be a fedlgm.data.DataSet or .*; it is a int",
-        "my_sets:x": r"it is a ndarray",
+        "my_sets:wrong": r"data set 'my_sets:wrong' must be a fedlgm.data.DataSet or .*; it is of type int",
+        "my_sets:x": r"it is of type ndarray",
     }.items():
         with pytest.raises(DataError, match=message):
             load(name)
@@ -182,7 +182,8 @@ def test_a_function_divides() -> None:
         ("NaturalIdPartitioner", {"partition_by": "user"}, ConfigError, r"gives 7 clients, federation.clients is 2"),
         (lambda data, clients, seed: [[0]], {}, ConfigError, r"gives 1 clients, federation.clients is 2"),
         (lambda data, clients, seed: [[0], [0]], {}, DataError, r"names sample 0, which is taken"),
-        (halves, {"even": True}, ConfigError, r"unexpected keyword argument 'even'"),
+        (object(), {}, ConfigError, r"partition scheme '<object>' is neither one of iid"),
+        (halves, {"even": True}, ConfigError, r"partition scheme '<halves>': .*unexpected keyword argument 'even'"),
     ],
 )
 def test_divisions_that_do_not_work_are_refused(scheme: Any, options: Any, error: type, message: str) -> None:

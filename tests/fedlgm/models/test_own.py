@@ -72,10 +72,11 @@ def test_modules_are_copied_with_their_weights() -> None:
         (nn.ReLU, {}, r"model 'ReLU' has no trainable parameters"),
         (nn.Linear(4, 2).requires_grad_(False), {}, r"model 'Linear' has no trainable parameters"),
         (nn.Linear(4, 2).half(), {}, r"parameter 'weight' is torch.float16, trained parameters are float32"),
+        (nn.LazyLinear(2), {}, r"parameter 'weight' has no size before the first forward pass"),
         (nn.BatchNorm2d(3), {}, r"buffer 'running_mean' .* GroupNorm in place of BatchNorm"),
         (nn.Sequential(nn.Linear(4, 2), nn.Dropout(0.1)), {}, r"'1' drops units at random"),
         (nn.MultiheadAttention(4, 2, dropout=0.2), {}, r"drops units at random"),
-        (lambda: None, {}, r"must be an nn.Module, it is a NoneType"),
+        (lambda: None, {}, r"must be an nn.Module, it is of type NoneType"),
     ],
 )
 def test_what_cannot_be_trained_is_refused(model: Any, values: dict[str, Any], message: str) -> None:

@@ -25,6 +25,7 @@ SMALL = [
     "federation.clients=20", "federation.rounds=6", "federation.rate=0.5", "training.epochs=1", "model.hidden=[4]",
     "run.evaluate_every=1", "run.checkpoint_every=2", "run.seed=3", "privacy.accountant=rdp",
 ]  # fmt: skip
+EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
 METHODS = ("ladp", "full-dp", "none")
 
 
@@ -84,10 +85,33 @@ def test_a_variant_is_a_method_of_its_own() -> None:
     assert todo[0].recipe.mechanism.options["score_cap"] == 1e-6
 
 
+def test_a_mechanism_of_ones_own_is_compared_by_its_dotted_name(tmp_path, monkeypatch) -> None:
+    """The documentation's example: beside a bundled one, with options, folders, a table and a picture."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    own = "own_mechanism:InverseSize"
+    todo = small((own, "uniform"), 1, f"{own}/mechanism.bound=0.5", "federation.rounds=1")
+    assert [job.recipe.mechanism.name for job in todo] == [own, "uniform"]
+    assert todo[0].recipe.mechanism.options == {"bound": 0.5}
+    comparing.run(todo, tmp_path / "set")
+    summary = comparing.summarise(todo, tmp_path / "set")
+    assert [cell["method"] for cell in summary["cells"]] == [own, "uniform"]
+    assert all(cell["epsilon"] <= 8 for cell in summary["cells"])
+    comparison_figures.draw(todo, tmp_path / "set")
+    console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(comparison_figures.tables(summary))
+    text = console.export_text()
+    assert "…" not in text  # long names are folded
+    assert "mean of the last evaluated round," in text
+    assert "p-values against" not in text  # of one repetition there are none
+    with pytest.raises(ConfigError, match="has no 'Inverse'; did you mean 'InverseSize'"):
+        small(("own_mechanism:Inverse",), 1)
+
+
 @pytest.mark.parametrize(
     ("methods", "more", "word"),
     [
         (("ladp", "nbafl"), (), "unknown mechanism 'nbafl'"),
+        (("ladp:publishd",), (), "ladp has no variant 'publishd'; known: sound, published"),
         (("ladp", "ladp"), (), "different"),
         ((), (), "different"),
         (("ladp",), ("mechanism.kappa=2.0",), "kappa"),

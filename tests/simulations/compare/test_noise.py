@@ -168,6 +168,6 @@ class TestWhatAComparisonCosts:
     def test_too_few_rounds_or_repetitions_are_said(self, summary):
         """ "The last five" of one were averaged without a word."""
         *_, figures = summary
-        assert any("averaged over 1 evaluated round" in caveat for caveat in figures["caveats"])
+        assert any("averaged over one evaluated round:" in caveat for caveat in figures["caveats"])
         assert any("no p-values" in caveat for caveat in figures["caveats"])
         assert all(value is None for cell in figures["cells"] for value in cell["p_values"].values())
