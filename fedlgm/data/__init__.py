@@ -41,6 +41,7 @@ __all__ = [
     "names",
     "outline",
     "partition",
+    "published_examples",
     "scheme_options",
     "schemes",
     "synthetic",
@@ -133,6 +134,20 @@ def outline(name: str) -> DataSet | None:
     x = np.empty((0, *spec.shape), dtype=np.int64 if text else np.float32)
     y = np.empty((0, *spec.shape) if text else 0, dtype=np.int64)
     return DataSet(name, x, y, x, y, spec.classes)
+
+
+def published_examples(name: str) -> int | None:
+    """Number of training examples of a bundled set, or of its half, without its files; None where only they say.
+
+    >>> published_examples("cifar10"), published_examples("mnist/public"), published_examples("femnist")
+    (50000, 30000, None)
+    """
+    half = _HALF.fullmatch(name)
+    base = name if half is None else half[1]
+    whole = FILE_SETS[base].examples if base in FILE_SETS else None
+    if half is None or whole is None:
+        return whole
+    return whole - whole // 2 if half[2] == "public" else whole // 2
 
 
 def twin(name: str) -> str | None:

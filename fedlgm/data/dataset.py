@@ -149,10 +149,10 @@ def _pair(pair: Sequence[Any], part: str) -> tuple[Arrays, np.ndarray]:
     x, y = pair
     arrays: Arrays
     if isinstance(x, tuple):
-        arrays = tuple(_array(one, f"{part} input {i}") for i, one in enumerate(x))
+        arrays = tuple(as_numbers(one, f"{part} input {i}") for i, one in enumerate(x))
     else:
-        arrays = _array(x, f"{part} inputs")
-    targets = _array(y, f"{part} targets")
+        arrays = as_numbers(x, f"{part} inputs")
+    targets = as_numbers(y, f"{part} targets")
     lengths = [len(one) for one in (arrays if isinstance(arrays, tuple) else (arrays,))]
     if any(length != len(targets) for length in lengths):
         counts = ", ".join(map(str, lengths))
@@ -160,7 +160,16 @@ def _pair(pair: Sequence[Any], part: str) -> tuple[Arrays, np.ndarray]:
     return arrays, targets
 
 
-def _array(values: Any, what: str) -> np.ndarray:
+def as_numbers(values: Any, what: str) -> np.ndarray:
+    """An array as data sets hold it: floats as float32, integers as int64.
+
+    Args:
+        values: anything that NumPy makes an array [n, ...] of.
+        what: what it is, for the message.
+
+    Raises:
+        DataError: no numbers, complex ones, NaN or infinity.
+    """
     try:
         array = np.asarray(values)
     except ValueError as error:

@@ -35,6 +35,7 @@ class FileSet:
         torchvision: class of `torchvision.datasets` that downloads it, or None.
         advice: how to get the files by hand, up to "into <folder>".
         debian: folder in which Debian's package keeps them; None is a folder of the set's name among its data sets.
+        examples: published number of training examples, or None.
     """
 
     classes: int
@@ -45,6 +46,7 @@ class FileSet:
     torchvision: str | None
     advice: str
     debian: Path | None = None
+    examples: int | None = None
 
 
 def _stored(folder: Path, pattern: str) -> list[Path]:
@@ -113,6 +115,7 @@ FILE_SETS: dict[str, FileSet] = {
         read=_read_mnist,
         layout="MNIST/raw",
         torchvision="MNIST",
+        examples=60_000,
         advice="put the four files",
     ),
     "fashion-mnist": FileSet(
@@ -122,6 +125,7 @@ FILE_SETS: dict[str, FileSet] = {
         read=_read_mnist,
         layout="FashionMNIST/raw",
         torchvision="FashionMNIST",
+        examples=60_000,
         advice="install Debian's package dataset-fashion-mnist, or put the four files",
     ),
     "cifar10": FileSet(
@@ -131,6 +135,7 @@ FILE_SETS: dict[str, FileSet] = {
         read=_read_cifar10,
         layout="cifar-10-batches-py",
         torchvision="CIFAR10",
+        examples=50_000,
         advice=f"put the files of cifar-10-python.tar.gz ({_CIFAR_SITE})",
     ),
     "cifar100": FileSet(
@@ -140,6 +145,7 @@ FILE_SETS: dict[str, FileSet] = {
         read=_read_cifar100,
         layout="cifar-100-python",
         torchvision="CIFAR100",
+        examples=50_000,
         advice=f"put the files of cifar-100-python.tar.gz ({_CIFAR_SITE})",
     ),
     "svhn": FileSet(
@@ -149,6 +155,7 @@ FILE_SETS: dict[str, FileSet] = {
         read=_read_svhn,
         layout="SVHN",
         torchvision="SVHN",
+        examples=73_257,
         advice="put the cropped-digits files of http://ufldl.stanford.edu/housenumbers",
     ),
     "femnist": FileSet(

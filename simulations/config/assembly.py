@@ -44,10 +44,12 @@ class Assembly:
     Attributes:
         recipe: the recipe.
         own: objects of a user's own that stand for names in it.
+        planned: whether nothing will be trained: then no file of a bundled set is needed.
     """
 
     recipe: Recipe
     own: Own = Own()  # noqa: RUF009  (frozen)
+    planned: bool = False
 
     def with_data(self, dataset: DataSet, partition: Partition) -> Assembly:
         """Use these instead of loading and dividing again, as a worker does that is handed both; returns `self`."""
@@ -137,9 +139,18 @@ class Assembly:
     def method(self) -> Method:
         """Mechanism, layers and facts, the noise calibrated so that the run stays within the recipe's budget."""
         if self.recipe.unit == "example":
-            facts = facts_of(self.recipe, int(self.sizes.sum()))
+            facts = facts_of(self.recipe, self._examples)
             return Method(self.mechanism, self.layers, example_level.calibrated(self.mechanism, facts))
         return Method.calibrated(self.mechanism, self.layers, facts_of(self.recipe))
+
+    @property
+    def _examples(self) -> int:
+        """Training examples of all clients together, where the server noises steps: their number is public."""
+        if self.recipe.privacy.trust == "local":
+            return 0
+        section = self.recipe.data
+        known = data.published_examples(section.name) if self.planned and self.own.data is None else None
+        return known if known is not None and section.partition == "iid" else int(self.sizes.sum())
 
     @property
     def cohorts(self) -> Sampling:

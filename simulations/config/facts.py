@@ -12,7 +12,7 @@ def facts_of(recipe: Recipe, examples: int = 0) -> RunFacts:
 
     Args:
         recipe: the recipe.
-        examples: number of training examples of all clients together, for unit "example".
+        examples: number of training examples of all clients together, for unit "example" under central trust.
 
     Raises:
         ConfigError: a batch larger than the data, where the server noises steps.

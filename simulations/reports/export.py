@@ -14,7 +14,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 from fedlgm import inputs
+from fedlgm.data.dataset import as_numbers
 from fedlgm.errors import ConfigError, RunError
+from fedlgm.extension import is_object
 from fedlgm.layers import LayerTable
 from simulations.config.assembly import Assembly
 from simulations.reports.rows import Exported, Metadata, Protection
@@ -33,11 +35,11 @@ def load_model(run: Path | str, module: nn.Module | None = None) -> nn.Module:
     Args:
         run: run folder.
         module: a model of the same architecture to load the weights into, changed in place; by default the recipe's own
-            is built, for which its data set must be there.
+            is built. Needed where the run was given its model or its data as an object in Python.
 
     Raises:
         RunError: not a run folder, not finished, or the model that is there is not the one that the result names.
-        ConfigError, DataError: the recipe's model or data cannot be made here.
+        ConfigError, DataError: the recipe's model cannot be made here.
 
     Example:
         >>> model = load_model("runs/digits")  # doctest: +SKIP
@@ -45,17 +47,23 @@ def load_model(run: Path | str, module: nn.Module | None = None) -> nn.Module:
         torch.Size([1, 10])
     """
     folder, result = _finished(Path(run))
-    assembly = Assembly(folder.recipe())
-    module = assembly.module() if module is None else module
-    grouped = LayerTable.from_module(module, assembly.recipe.mechanism.group_by)
-    layers = assembly.mechanism.table(grouped)
-    checkpoint = folder.latest(layers)
-    if checkpoint is None or model_digest(checkpoint.transcript.models[-1]) != result["model_sha256"]:
+    recipe = folder.recipe()
+    if module is None:
+        for key, name in (("model", recipe.model.name), ("data", recipe.data.name)):
+            if is_object(name):
+                raise ConfigError(
+                    f"{run} was given its {key} {name!r} as a Python object, which a run folder does not hold: pass a "
+                    "module of the same architecture, as in simulations.reports.export.export(run, module=MyNet())"
+                )
+        module = Assembly(recipe).module()
+    layers = LayerTable.from_module(module, recipe.mechanism.group_by)
+    model = folder.checkpoints.model(layers)
+    if model is None or model_digest(model) != result["model_sha256"]:
         raise RunError(
             f"the last checkpoint of {run} is not the model of its result, {result['model_sha256']}: restore "
             "`checkpoints/` from a backup"
         )
-    layers.load_(module, checkpoint.transcript.models[-1])
+    layers.load_(module, model)
     return module.eval()
 
 
@@ -77,6 +85,7 @@ def export(
     format: Format = "safetensors",
     out: Path | str | None = None,
     module: nn.Module | None = None,
+    example: inputs.Arrays | None = None,
 ) -> Exported:
     """Write a finished run's model to one file.
 
@@ -89,7 +98,9 @@ def export(
         format: "safetensors"; "pt", which `torch.load(..., weights_only=True)` reads; or "onnx", a graph that runs
             without PyTorch, with a free batch size.
         out: file to write or a folder; by default `model.<format>` in the run folder. An existing file is replaced.
-        module: see `load_model`; needed where the run was given its model as an object in Python.
+        module: see `load_model`.
+        example: inputs of two examples, [2, ...] (a tuple of several), by which "onnx" traces the model; by default
+            test examples. Needed where the run was given its data as an object in Python.
 
     Returns:
         `file`, `format`, `bytes`, `metadata_file` (None where they are inside) and the metadata without the recipe.
@@ -117,7 +128,7 @@ def export(
         _write(target, lambda path: torch.save(state, path))
         _write(beside, lambda path: path.write_text(strict_json.dumps(told, indent=2) + "\n", encoding="utf-8"))
     else:
-        _write_onnx(target, module, Assembly(RunFolder.open(Path(run)).recipe()), told)
+        _write_onnx(target, module, _example(Path(run)) if example is None else example, told)
     return {
         "file": str(target),
         "format": format,
@@ -140,9 +151,20 @@ def _texts(values: Metadata) -> dict[str, str]:
     return {name: value if isinstance(value, str) else strict_json.dumps(value) for name, value in values.items()}
 
 
-def _write_onnx(target: Path, module: nn.Module, assembly: Assembly, told: Metadata) -> None:
-    example = inputs.tensors(inputs.take(assembly.dataset.test_x, slice(2)))
-    arguments = example if isinstance(example, tuple) else (example,)
+def _example(run: Path) -> inputs.Arrays:
+    """Inputs of two test examples of a run."""
+    recipe = RunFolder.open(run).recipe()
+    if is_object(recipe.data.name):
+        raise ConfigError(
+            f"{run} was given its data {recipe.data.name!r} as a Python object, which a run folder does not hold: pass "
+            "inputs of two examples, as in simulations.reports.export.export(run, 'onnx', module=MyNet(), example=x[:2])"
+        )
+    return inputs.take(Assembly(recipe).dataset.test_x, slice(2))
+
+
+def _write_onnx(target: Path, module: nn.Module, example: inputs.Arrays, told: Metadata) -> None:
+    traced = inputs.tensors(inputs.each(lambda part: as_numbers(part, "example"), example))
+    arguments = traced if isinstance(traced, tuple) else (traced,)
     batch = tuple({0: torch.export.Dim("batch")} if part.ndim else None for part in arguments)
     try:
         with warnings.catch_warnings():

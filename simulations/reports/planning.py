@@ -19,8 +19,11 @@ from simulations.runs.rows import LayerRow
 
 
 def plan_report(recipe: Recipe) -> PlanReport:
-    """First round's plan of a recipe as plain values, with the cost of all rounds by both accountants."""
-    assembly = Assembly(recipe)
+    """First round's plan of a recipe as plain values, with the cost of all rounds by both accountants.
+
+    Bundled data sets need not be there: what a plan needs to know of them is published.
+    """
+    assembly = Assembly(recipe, planned=True)
     mechanism, layers, facts = assembly.mechanism, assembly.layers, assembly.facts
     plan = assembly.method.plan(assembly.start())
     privacy = recipe.privacy

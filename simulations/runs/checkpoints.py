@@ -94,11 +94,37 @@ class Checkpoints:
         Raises:
             RunError: there are checkpoints, but none can be read, or they are of a model of another size.
         """
+        found = self._newest(layers)
+        if found is None:
+            return None
+        meta, models, tensors = found
+        plan = ReleasePlan.from_json(layers, meta["plan"]) if meta["plan"] else None
+        optimizer = {n.removeprefix("optimizer."): t for n, t in tensors.items() if n.startswith("optimizer.")}
+        transcript = Transcript(int(meta["rounds"]), models, tensors.get("mean"), plan)
+        return Checkpoint(
+            transcript, optimizer, meta.get("ledger_head", ""), meta.get("noise", ""), meta.get("keys", "")
+        )
+
+    def model(self, layers: LayerTable) -> Tensor | None:
+        """The model of the newest checkpoint that can be read, [D], or None; the run's mechanism is not needed for it.
+
+        Args:
+            layers: of the run's model, in any grouping.
+
+        Raises:
+            RunError: see `latest`.
+        """
+        found = self._newest(layers)
+        return None if found is None else found[1][-1]
+
+    def _newest(self, layers: LayerTable) -> tuple[dict[str, str], tuple[Tensor, ...], dict[str, Tensor]] | None:
+        """What the newest checkpoint that can be read says of itself, its models and all of its tensors."""
         files = self.files()
         for file in reversed(files):
             meta = _metadata(file)
             try:
-                rounds, described, tensors = int(meta["rounds"]), meta["plan"], load_file(file)
+                int(meta["rounds"]), meta["plan"]
+                tensors = load_file(file)
             except (SafetensorError, OSError, KeyError, ValueError):
                 continue
             models = tuple(tensors[f"models.{i}"] for i in range(sum(n.startswith("models.") for n in tensors)))
@@ -107,12 +133,7 @@ class Checkpoints:
                     f"the model of {self.path.parent} has {models[-1].numel():,} parameters, the one given has "
                     f"{layers.size:,}: give the architecture that the run trained"
                 )
-            plan = ReleasePlan.from_json(layers, described) if described else None
-            optimizer = {n.removeprefix("optimizer."): t for n, t in tensors.items() if n.startswith("optimizer.")}
-            transcript = Transcript(rounds, models, tensors.get("mean"), plan)
-            return Checkpoint(
-                transcript, optimizer, meta.get("ledger_head", ""), meta.get("noise", ""), meta.get("keys", "")
-            )
+            return meta, models, tensors
         if files:
             raise RunError(f"no checkpoint in {self.path} can be read")
         return None

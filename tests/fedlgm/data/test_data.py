@@ -179,6 +179,9 @@ def test_fashion_mnist_of_debian() -> None:
     fashion = data.load("fashion-mnist")
     assert fashion.train_x.shape == (60_000, 1, 28, 28)
     assert fashion.test_x.shape == (10_000, 1, 28, 28)
+    for half in ("", "/private", "/public"):
+        name = f"fashion-mnist{half}"
+        assert data.published_examples(name) == len(data.load(name).train_y)
     assert np.bincount(fashion.train_y).tolist() == [6000] * 10
     # Well-known mean and standard deviation of its pixels in [0, 1].
     assert (fashion.train_x.mean() + 1) / 2 == pytest.approx(0.2860, abs=1e-4)

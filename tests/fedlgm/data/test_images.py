@@ -137,7 +137,7 @@ def ragged(folder):
 @pytest.mark.parametrize(
     ("make", "options", "message"),
     [
-        (lambda folder: None, {}, "needs dir, a folder of images"),
+        (lambda folder: None, {}, "needs dir, a folder of images: it is not set"),
         (one_class, {}, "1 subfolders with images; give one subfolder per class"),
         (damaged, {}, r"000\.png is no image that can be read"),
         (short, {}, "6 images and no test image"),

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import simulations
-from fedlgm import data, models, tasks
+from fedlgm import data, mechanisms, models, tasks
 from fedlgm.errors import ConfigError, LedgerError, RunError
 from fedlgm.layers import LayerTable
 from simulations import launch
@@ -84,6 +84,33 @@ def test_a_model_passed_in_python_is_given_again(tiny: Callable[..., Any], tmp_p
     written = exporting.export(tmp_path / "run", module=fresh())
     model.load_state_dict(load_file(written["file"]))
     assert accuracy(model) == result.accuracy
+
+
+def test_a_mechanism_passed_in_python_is_not_needed(tiny: Callable[..., Any], tmp_path: Path) -> None:
+    class Mine(type(mechanisms.get("gaussian"))):  # type: ignore[misc]
+        """Sees the model as one layer."""
+
+    result = simulations.simulate(tiny(), mechanism=Mine("mine"), run_dir=tmp_path / "run", trackers=[])
+    assert result["mechanism"] == "<Mine>"
+    assert accuracy(exporting.load_model(tmp_path / "run")) == result.accuracy
+    assert exporting.export(tmp_path / "run")["model_sha256"] == result["model_sha256"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("onnx") is None or find_spec("onnxscript") is None, reason="needs fedlgm[onnx]")
+def test_a_run_of_data_passed_in_python_becomes_onnx_by_an_example(tiny: Callable[..., Any], tmp_path: Path) -> None:
+    digits = data.load("digits")
+    own = {"train": (digits.train_x, digits.train_y), "test": (digits.test_x, digits.test_y)}
+    result = simulations.simulate(tiny(), model=fresh(), data=own, run_dir=tmp_path / "run", trackers=[])
+    with pytest.raises(ConfigError, match=r"its model '<Sequential>' as a Python object.*module=MyNet\(\)"):
+        exporting.export(tmp_path / "run", "onnx")
+    with pytest.raises(ConfigError, match=r"its data '<DataSet>' as a Python object.*example=x\[:2\]"):
+        exporting.export(tmp_path / "run", "onnx", module=fresh())
+    example = digits.test_x[:2].astype(np.float64)  # converted as the data were
+    file = exporting.export(tmp_path / "run", "onnx", module=fresh(), example=example)["file"]
+    session = pytest.importorskip("onnxruntime").InferenceSession(file, providers=["CPUExecutionProvider"])
+    outputs = session.run(None, {session.get_inputs()[0].name: digits.test_x})[0]
+    assert float((outputs.argmax(1) == digits.test_y).mean()) == result.accuracy
 
 
 def test_where_a_file_goes(run: dict[str, Any], tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from opacus.accountants import PRVAccountant, RDPAccountant
 
 from clients import AnyClient, OneClient
 from fedlgm import wire
-from fedlgm.errors import ConfigError, FedlgmError, Notice, PrivacyError
+from fedlgm.errors import ConfigError, DataError, FedlgmError, Notice, PrivacyError
 from fedlgm.example_level.central import train
 from fedlgm.example_level.trainer import digest_of
 from fedlgm.keys import KeyRing, Purpose
@@ -432,6 +432,22 @@ def test_old_recipes_are_written_as_they_were():
     text = recipes.load("digits").to_toml()
     assert not {"unit", "sampling_rate", "steps"} & {line.partition(" ")[0] for line in text.splitlines()}
     assert "steps" not in facts_of(recipes.load("digits")).to_dict()
+
+
+@pytest.mark.parametrize("trust", ["central", "local"])
+def test_plans_need_no_files_of_a_bundled_set(trust, tmp_path, monkeypatch):
+    """The published number of training examples is enough; a run counts them."""
+    monkeypatch.setenv("FEDLGM_DATA", str(tmp_path))
+    monkeypatch.setenv("FEDLGM_OFFLINE", "1")
+    own = [] if trust == "central" else ["training.sampling_rate=0.1", "federation.rate=1.0"]
+    changes = ["federation.rounds=20", "privacy.accountant=rdp", f"privacy.trust={trust}", *own]
+    recipe = recipes.load("lm-dp-sgd-cifar10", changes)
+    report = plan_report(recipe)
+    if trust == "central":
+        assert "of 50000 examples (expected batch 500" in report["sampling"]
+    assert report["epsilon_rdp"] <= recipe.privacy.epsilon * (1 + 1e-6)
+    with pytest.raises(DataError, match="cifar10 not found"):
+        Assembly(recipe).check()
 
 
 def test_plans_say_how_examples_are_sampled():
