@@ -104,7 +104,10 @@ def simulate(
 def compare(
     recipe: RecipeArgument = None,
     methods: Annotated[
-        str, typer.Option(help="Mechanisms, by comma: NAME, NAME:VARIANT or package.module:Class. The first is the reference.")
+        str,
+        typer.Option(
+            help="Mechanisms, by comma: NAME, NAME:VARIANT or package.module:Class. The first is the reference."
+        ),
     ] = "ladp,full-dp,time-varying,sensitive,dpa,adapldp",
     seeds: Annotated[int, typer.Option(help="Runs of each method.")] = 3,
     epsilons: Annotated[list[float] | None, typer.Option("--epsilon", help="Budget; repeatable.")] = None,

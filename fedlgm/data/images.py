@@ -50,8 +50,8 @@ def load_folder(
         DataError: no such folder, no images, an image that cannot be read, or a label that is missing; with its name.
     """
     if folder is None or not Path(folder).is_dir():
-        found = "it is not set" if folder is None else f"{str(folder)!r} is none"
-        raise DataError(f"data {NAME!r} needs dir, a folder of images: {found}")
+        problem = "it is not set" if folder is None else f"{str(folder)!r} is none"
+        raise DataError(f"data {NAME!r} needs dir, a folder of images: {problem}")
     if channels not in (1, 3) or image_size < 4:
         raise DataError(
             f"data {NAME!r}: channels must be 1 or 3 and image_size at least 4, got {channels}, {image_size}"

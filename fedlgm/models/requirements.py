@@ -41,8 +41,8 @@ def require_trainable(module: object, label: str = "'custom'") -> None:
         label: what it is called, for the message.
 
     Raises:
-        ConfigError: no `nn.Module`, without trainable parameters or with some that are lazy or not float32, with dropout
-            (its random numbers do not come from the run's keys, so no run could be repeated), or see
+        ConfigError: no `nn.Module`, without trainable parameters or with some that are lazy or not float32, with
+            dropout (its random numbers do not come from the run's keys, so no run could be repeated), or see
             `require_stateless`.
     """
     if not isinstance(module, nn.Module):

@@ -345,7 +345,7 @@ def _p_value(reference: list[float], values: list[float]) -> float | None:
 
 
 def _named(method: str) -> tuple[str, str]:
-    """Mechanism and variant of a method: what follows a registered name is a variant, "package.module:Class" has none."""
+    """Mechanism and variant of a method: a registered name may have a variant, "package.module:Class" has none."""
     name, _, variant = method.partition(":")
     return (name, variant) if not variant or name in mechanisms.names(None) else (method, "")
 
@@ -393,6 +393,7 @@ def _sorted_overrides(
 
 def _same(stored: Recipe, wanted: Recipe) -> bool:
     """Whether a stored run is the one asked for; what was "auto" may have been settled when it started."""
+    wanted = wanted.model_copy(update={"title": stored.title})  # words
     settled_at_start = (
         ("training", "vectorize"),
         ("training", "compile"),

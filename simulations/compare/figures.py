@@ -105,6 +105,7 @@ def draw(done: Sequence[Job], out: Path) -> dict[str, str]:
 
     mpl.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import MaxNLocator
 
     everything = list(dict.fromkeys((job.epsilon, job.partition) for job in done))
     scenes = [scene for scene in everything if scene[0] is not None] or everything
@@ -120,6 +121,7 @@ def draw(done: Sequence[Job], out: Path) -> dict[str, str]:
                 _curve(axes, name, runs, method, f"C{index}")
             title = partition if epsilon is None else f"{partition}, epsilon = {epsilon:g}"
             axes.set(xlabel="round", ylabel=label, title=title)
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
             axes.grid(alpha=0.3)
             axes.legend(fontsize="small")
         path = out / f"{name}.png"

@@ -59,6 +59,8 @@ class Own:
 
         A registered mechanism is written out with its options, so that nothing but the recipe is needed to make it.
         """
+        if self:
+            raw.pop("title", None)  # it described the recipe as it was written
         if self.model is not None:
             raw["model"] = {"name": object_name(self.model)} | _kept(raw, "model", "seed")
         if self.task is not None:

@@ -262,6 +262,8 @@ def _read(path: Path, depth: int) -> dict[str, Any]:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
     base = raw.pop("extends", None)
     merged = {} if base is None else _read(_locate(str(base)), depth + 1)
+    if raw.keys() - {"name", "run"}:
+        merged.pop("title", None)  # it described the other recipe
     for key, value in raw.items():
         both = isinstance(value, dict) and isinstance(merged.get(key), dict)
         merged[key] = _laid_over(key, merged[key], value) if both else value
@@ -299,7 +301,8 @@ def override(raw: dict[str, Any], texts: Iterable[str]) -> None:
     """Set values in a recipe's plain values.
 
     With another mechanism, variant, model or partition scheme, options that it does not know fall away; `rate` and
-    `cohort` of [federation] replace each other.
+    `cohort` of [federation] replace each other. The title described the recipe as it was written: where more
+    than [run] changes, it falls away.
 
     Args:
         raw: changed in place.
@@ -310,6 +313,7 @@ def override(raw: dict[str, Any], texts: Iterable[str]) -> None:
         ConfigError: not of that form, or a section that is none.
     """
     sections: dict[str, dict[str, Any]] = {}
+    changed: set[str] = set()
     for text in texts:
         path, equals, value = text.partition("=")
         section, *keys = path.strip().split(".")
@@ -321,6 +325,7 @@ def override(raw: dict[str, Any], texts: Iterable[str]) -> None:
             parsed = value.strip()
         removed = value.strip() == "none" and _NAMING.get(section) not in keys
         if not keys:
+            changed.add(section)
             if removed:
                 raw.pop(section, None)
                 sections.pop(section, None)
@@ -334,8 +339,11 @@ def override(raw: dict[str, Any], texts: Iterable[str]) -> None:
             sections.get(section, {}).pop(keys[0], None)
         else:
             sections.setdefault(section, {})[keys[0]] = parsed
+        changed.add(section)
     for section, values in sections.items():
         raw[section] = _laid_over(section, raw.get(section, {}), values)
+    if changed - {"name", "run"} and "title" not in changed:
+        raw.pop("title", None)
 
 
 def _explain(item: Any) -> str:

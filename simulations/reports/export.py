@@ -157,7 +157,7 @@ def _example(run: Path) -> inputs.Arrays:
     if is_object(recipe.data.name):
         raise ConfigError(
             f"{run} was given its data {recipe.data.name!r} as a Python object, which a run folder does not hold: pass "
-            "inputs of two examples, as in simulations.reports.export.export(run, 'onnx', module=MyNet(), example=x[:2])"
+            "inputs of two examples, as in simulations.reports.export.export(run, 'onnx', module=net, example=x[:2])"
         )
     return inputs.take(Assembly(recipe).dataset.test_x, slice(2))
 

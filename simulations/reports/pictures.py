@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from simulations.reports.svg import LIGHT, SERIES, drawing, to_svg
 from simulations.reports.terminal import number
@@ -255,6 +256,8 @@ def sorted_clients(histogram: np.ndarray) -> np.ndarray:
 def _axes(figure: Figure, label: str, grid: bool = True) -> Axes:
     axes = figure.add_subplot()
     axes.set_xlabel(label)
+    if label == "round":
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.set_axisbelow(True)
     if grid:
         axes.grid(alpha=0.9)

@@ -137,7 +137,7 @@ def ragged(folder):
 @pytest.mark.parametrize(
     ("make", "options", "message"),
     [
-        (lambda folder: None, {}, "needs dir, a folder of images: it is not set"),
+        (lambda folder: None, {}, "needs dir, a folder of images: '.*set' is none"),
         (one_class, {}, "1 subfolders with images; give one subfolder per class"),
         (damaged, {}, r"000\.png is no image that can be read"),
         (short, {}, "6 images and no test image"),
@@ -152,6 +152,11 @@ def test_what_is_wrong_is_said_with_its_name(tmp_path, make, options, message):
     make(tmp_path / "set")
     with pytest.raises(DataError, match=message):
         data.load("image-folder", tmp_path / "set", **options)
+
+
+def test_a_folder_must_be_named():
+    with pytest.raises(DataError, match="needs dir, a folder of images: it is not set"):
+        data.load("image-folder")
 
 
 def test_options_of_images_are_for_folders_of_images():

@@ -11,6 +11,7 @@ from fedlgm.correlation import Workload
 from fedlgm.errors import ConfigError
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
+from simulations.config.own import Own
 
 
 @pytest.mark.parametrize("name", recipes.names())
@@ -44,6 +45,22 @@ def test_options_of_another_variant_fall_away():
     assert recipes.validate(raw).mechanism.options == {"bound": 0.3}
     with pytest.raises(ConfigError, match="no option bound; known: threshold"):
         recipes.load("digits", [*to_published, "mechanism.bound=0.3"])
+
+
+def test_a_title_goes_with_what_it_described(tmp_path):
+    title = recipes.load("digits").title
+    assert "500 clients" in title
+    assert recipes.load("digits", ["run.seed=7", "name=mine"]).title == title
+    for change in ("mechanism.name=uniform", "federation.clients=20", "data.alpha=none"):
+        assert recipes.load("digits", [change]).title == ""
+        assert recipes.load("digits", [change, "title=Mine"]).title == "Mine"
+    file = tmp_path / "own.toml"
+    for text, expected in (("[run]\nseed = 7", title), ("[privacy]\nepsilon = 1.0", ""), ("title = 'Mine'", "Mine")):
+        file.write_text(f"extends = 'digits'\n{text}\n")
+        assert recipes.load(file).title == expected
+    raw = recipes.read("digits")
+    Own(task="regression").into(raw)
+    assert "title" not in raw
 
 
 def test_extends(tmp_path):
