@@ -14,7 +14,7 @@ import json
 import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.facts import RunFacts, Sampling
 from fedlgm.layers import LayerTable
 from fedlgm.noise import Family
-from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR, Guarantee
+from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR, Claim, Guarantee
 from fedlgm.queries import NoisyQuery
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class ReleasePlan:
     released: np.ndarray = None  # type: ignore[assignment]
     queries: tuple[NoisyQuery, ...] = ()
     bounded_by: BoundedBy = "aggregator"
-    claim: dict[str, Any] | None = None
+    claim: Claim | None = None
     downlink: float = 0.0
     position: int | None = None
     notes: dict[str, np.ndarray] = field(default_factory=dict)

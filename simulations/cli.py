@@ -14,6 +14,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
+from simulations.applications.rows import ApplicationResult
 from simulations.attacks import command as attack_command
 from simulations.audits.command import audit
 from simulations.deploy import commands, node_commands
@@ -328,7 +329,7 @@ def apply_pca(
     _print_application(apps.principal_components(PcaSettings.load("pca", settings, values), out), as_json)
 
 
-def _print_application(result: dict[str, Any], as_json: bool) -> None:
+def _print_application(result: ApplicationResult, as_json: bool) -> None:
     from simulations.reports import terminal as display
 
     if as_json:

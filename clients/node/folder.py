@@ -17,7 +17,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, cast
 
 import tomli_w
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -36,6 +36,14 @@ DEFAULTS: dict[str, Any] = {
 
 LONGEST_SOCKET = 100
 """Bytes in the path of a Unix socket that every system allows."""
+
+
+class PublicNode(TypedDict):
+    """What the server's operator needs to enrol a node."""
+
+    name: str
+    client: int
+    service_key: str
 
 
 @dataclass(frozen=True)
@@ -119,7 +127,11 @@ class NodeFolder:
             if test_seed is not None:
                 write_durably(draft / "state" / "test-seed", str(test_seed).encode())
             NodeLedger.create(folder.ledger_file, folder.witness_file, policy.data.name, test=test_seed is not None)
-            public = {"name": policy.node.name, "client": policy.node.client, "service_key": public_text(signer)}
+            public: PublicNode = {
+                "name": policy.node.name,
+                "client": policy.node.client,
+                "service_key": public_text(signer),
+            }
             write_durably(folder.public_file, tomli_w.dumps(public).encode(), 0o644)
             draft.rename(path)
         except OSError as error:
@@ -166,9 +178,9 @@ class NodeFolder:
         file = self.path / "state" / "test-seed"
         return int(file.read_text()) if file.is_file() else None
 
-    def public(self) -> dict[str, Any]:
+    def public(self) -> PublicNode:
         """What the server's operator needs to enrol this node."""
-        return tomllib.loads(self.public_file.read_text(encoding="utf-8"))
+        return cast(PublicNode, tomllib.loads(self.public_file.read_text(encoding="utf-8")))
 
     def ledger(self, *, readonly: bool = False) -> NodeLedger:
         """The ledger.

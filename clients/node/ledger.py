@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, TypedDict, cast
 
 from fedlgm import privacy
 from fedlgm.errors import LedgerError
@@ -45,6 +45,14 @@ CREATE TABLE answers (seq INTEGER PRIMARY KEY, digest TEXT NOT NULL, answered_at
 """
 _QUESTIONS = "CREATE TABLE IF NOT EXISTS questions (digest TEXT PRIMARY KEY, request TEXT NOT NULL) WITHOUT ROWID"
 _COLUMNS = "seq, request, event, trust, run, round, data, charged_at, head"
+
+
+class _Seen(TypedDict):
+    """What the witness has seen of a ledger: which one, its rows and their last hash."""
+
+    ledger: str
+    seq: int
+    head: str
 
 
 @dataclass(frozen=True)
@@ -279,7 +287,7 @@ class NodeLedger:
 
     # -- integrity -----------------------------------------------------------------------------------------------------
 
-    def _verify(self, seen: dict[str, Any], dataset: str | None) -> None:
+    def _verify(self, seen: _Seen, dataset: str | None) -> None:
         damage = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
         if damage != "ok":
             raise LedgerError(f"the ledger {self.path} is damaged ({damage}); restore the newest backup")
@@ -310,7 +318,7 @@ class NodeLedger:
         if self.seq > seen["seq"] and not self._readonly:
             self._witness()  # the service ended between the charge and its witness
 
-    def _seen(self) -> dict[str, Any]:
+    def _seen(self) -> _Seen:
         try:
             seen = json.loads(self.witness.read_bytes())
             if {name: type(value) for name, value in seen.items()} != {"ledger": str, "seq": int, "head": str}:
@@ -319,7 +327,7 @@ class NodeLedger:
             raise LedgerError(f"the witness {self.witness} is gone: nobody knows how far the ledger was") from None
         except (OSError, ValueError, AttributeError) as error:
             raise LedgerError(f"the witness {self.witness} cannot be read: {error}") from error
-        return dict(seen)
+        return cast(_Seen, seen)
 
     def _witness(self) -> None:
         seen = {"ledger": self.identity, "seq": self.seq, "head": self.head}

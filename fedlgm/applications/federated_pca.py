@@ -23,6 +23,7 @@ from fedlgm.facts import RunFacts
 from fedlgm.layers import SAFETY, LayerTable
 from fedlgm.mechanisms.base import Mechanism
 from fedlgm.plan import ReleasePlan, UnprotectedPlan
+from fedlgm.privacy.guarantee import Claim
 from fedlgm.training.base import ClientTask
 from fedlgm.transcript import Transcript
 
@@ -94,7 +95,7 @@ class CovarianceRelease(Mechanism):
         """Bounds in l2 (Gaussian) or l1 (Laplace) norm and noise of each layer."""
         known = self.covariance
         clip, scales = layer_bounds(known)
-        claim = None if self.claimed_epsilon is None else {"epsilon": self.claimed_epsilon}
+        claim: Claim | None = None if self.claimed_epsilon is None else {"epsilon": self.claimed_epsilon}
         kind = ReleasePlan if known.protected else UnprotectedPlan
         return kind(
             layers, clip, scales, facts, known.guarantee, family=known.family, claim=claim, bounded_by="trainer"

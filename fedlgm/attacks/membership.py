@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TypedDict, cast
 
 import numpy as np
 from scipy.stats import beta, norm, rankdata
@@ -40,6 +40,29 @@ class Rate:
     fpr_high: float
 
 
+class RateRecord(TypedDict):
+    """JSON form of `Rate`."""
+
+    fpr: float
+    tpr: float
+    low: float
+    high: float
+    fpr_high: float
+
+
+class MembershipRecord(TypedDict):
+    """JSON form of `MembershipResult`, without the curve."""
+
+    members: int
+    nonmembers: int
+    auc: float
+    auc_low: float
+    auc_high: float
+    rates: list[RateRecord]
+    accuracy: float
+    confidence: float
+
+
 @dataclass(frozen=True)
 class MembershipResult:
     """How well one attack tells members from non-members.
@@ -67,9 +90,9 @@ class MembershipResult:
     confidence: float
     roc: tuple[np.ndarray, np.ndarray] = field(repr=False, compare=False)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> MembershipRecord:
         """JSON form, without the curve."""
-        return {name: value for name, value in asdict(self).items() if name != "roc"}
+        return cast(MembershipRecord, {name: value for name, value in asdict(self).items() if name != "roc"})
 
 
 def evaluate_scores(

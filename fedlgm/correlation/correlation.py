@@ -9,9 +9,10 @@ being its bound over s: the run is one Gaussian mechanism of noise multiplier 1 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 from scipy.linalg import toeplitz
@@ -27,6 +28,16 @@ MOST_BUFFERS = 8
 _ROUNDING = 1e-9
 _LARGEST = 1e6  # of coefficients: far from where their squares, or noise in float32, would overflow or vanish
 _LOUDEST = 1e12  # noise of a round, in standard deviations of z: what is kept of it is float32
+
+
+class CorrelationRecord(TypedDict):
+    """JSON form of `Correlation`: its buffers, or else its coefficients."""
+
+    name: str
+    rounds: int
+    decays: NotRequired[list[float]]
+    scales: NotRequired[list[float]]
+    coefficients: NotRequired[list[float]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -274,15 +285,15 @@ class Correlation:
 
     # --- storage
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> CorrelationRecord:
         """JSON form, exact: doubles survive Python's JSON."""
-        record: dict[str, Any] = {"name": self.name, "rounds": self.rounds}
+        record: CorrelationRecord = {"name": self.name, "rounds": self.rounds}
         if self.decays:
-            return record | {"decays": list(self.decays), "scales": list(self.scales)}
-        return record | {"coefficients": self.coefficients.tolist()}
+            return {**record, "decays": list(self.decays), "scales": list(self.scales)}
+        return {**record, "coefficients": self.coefficients.tolist()}
 
     @classmethod
-    def from_dict(cls, record: dict[str, Any]) -> Correlation:
+    def from_dict(cls, record: Mapping[str, Any]) -> Correlation:
         """Inverse of `to_dict`.
 
         Raises:

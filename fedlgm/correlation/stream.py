@@ -6,7 +6,7 @@ What is kept is as secret as the noise itself: whoever has it and the releases h
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -15,6 +15,18 @@ from fedlgm.correlation.correlation import Correlation
 from fedlgm.errors import ConfigError, PrivacyError
 
 _PIECE = 1 << 15  # coordinates of a thread at a time, which stay in its cache; the bits do not depend on it
+
+
+class StreamState(TypedDict):
+    """Where a stream stands, as secret as the noise itself.
+
+    Attributes:
+        round: rounds that are over.
+        kept: what later rounds need of them.
+    """
+
+    round: int
+    kept: Tensor
 
 
 class CorrelatedStream:
@@ -105,11 +117,11 @@ class CorrelatedStream:
         for t in range(self.round, rounds):
             self.next(draw(t))
 
-    def state(self) -> dict[str, Any]:
-        """What `restore` needs, as secret as the noise itself: {"round": int, "kept": Tensor}, not copied."""
+    def state(self) -> StreamState:
+        """What `restore` needs, not copied."""
         return {"round": self.round, "kept": self._kept}
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: StreamState) -> None:
         """Go on from a state.
 
         Raises:

@@ -7,13 +7,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 from scipy.linalg import toeplitz
 from scipy.signal import lfilter
 
 from fedlgm.errors import ConfigError
+
+
+class WorkloadRecord(TypedDict):
+    """JSON form of `Workload`."""
+
+    momentum: float
+    decay: float
+    rates: list[float] | None
 
 
 @dataclass(frozen=True)
@@ -86,7 +94,7 @@ class Workload:
         noising = lfilter([1.0], coefficients, np.eye(rounds, 1)[:, 0])
         return np.sum(self.apply(toeplitz(noising, np.zeros(rounds))) ** 2, axis=1)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> WorkloadRecord:
         """JSON form; `Workload(**record)` is its inverse."""
         rates = None if self.rates is None else list(self.rates)
         return {"momentum": self.momentum, "decay": self.decay, "rates": rates}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -68,7 +68,7 @@ class FullDP(ScheduledGaussian):
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
         """The same plan in every round."""
         plan = super().plan(layers, facts, transcript)
-        claim: dict[str, Any] | None = plan.claim
+        claim = plan.claim
         if claim is None and self._shrink > 1:
             claimed = facts.noise_multiplier * self._shrink / SENSITIVITY_FACTOR[facts.relation]
             claim = {"event": privacy.accounting.encode(privacy.accounting.gaussian_event(claimed))}

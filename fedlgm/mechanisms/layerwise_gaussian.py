@@ -20,7 +20,7 @@ from fedlgm.facts import RunFacts
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.base import Mechanism, UsesPrivateNorms, Variant, check_positive, check_share
 from fedlgm.plan import ReleasePlan, UnprotectedPlan
-from fedlgm.privacy.guarantee import Guarantee
+from fedlgm.privacy.guarantee import Claim, Guarantee
 from fedlgm.queries import AuxiliaryQuery, BelowBound, BelowShare, NoisyQuery
 from fedlgm.transcript import Transcript
 
@@ -184,6 +184,6 @@ class NoPrivacy(Mechanism):
         return UnprotectedPlan(layers, unbounded, np.zeros(len(layers)), facts, guarantee)
 
 
-def claim_of(plan: ReleasePlan) -> dict[str, object]:
+def claim_of(plan: ReleasePlan) -> Claim:
     """Ledger claim that charges `plan`'s event, for a published path that is charged as not private."""
     return {"event": privacy.accounting.encode(plan.event)}

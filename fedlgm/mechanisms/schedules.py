@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.base import Mechanism, check_positive
 from fedlgm.mechanisms.ladp_frame import Constant, bound_by_training, noise_constant, require
 from fedlgm.plan import ReleasePlan
-from fedlgm.privacy.guarantee import Guarantee
+from fedlgm.privacy.guarantee import Claim, Guarantee
 from fedlgm.transcript import Transcript
 
 Calibration = Literal["equal-total", "matched"]
@@ -68,7 +68,7 @@ class PaperBaseline(Mechanism):
         bound_by_training(facts.training)
         return 2 * noise_constant(self.constant, epsilon, delta) / epsilon
 
-    def matched_claim(self, facts: RunFacts, noise: float = 1.0) -> dict[str, Any] | None:
+    def matched_claim(self, facts: RunFacts, noise: float = 1.0) -> Claim | None:
         """What the paper charges a participation whose noise is `noise` times that of the first round: q epsilon_t."""
         if self.calibration == "equal-total":
             return None

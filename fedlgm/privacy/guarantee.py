@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from fedlgm.errors import PrivacyError
 
@@ -19,6 +19,18 @@ SENSITIVITY_FACTOR: dict[str, float] = {"add-remove": 1.0, "replace-one": 2.0, "
 
 _REPRODUCIBLE = "simulation: the seed is public, and with it the noise can be drawn again"
 _FITS = {True: "is accounted for", False: "is not private"}
+
+
+class Claim(TypedDict, total=False):
+    """What a method's authors would charge for a release, where that differs from what is proven: one of the two.
+
+    Attributes:
+        epsilon: adds up over a participant's rows.
+        event: JSON form of an event, see `fedlgm.privacy.accounting.encode`; composed by the accountant.
+    """
+
+    epsilon: float
+    event: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -71,6 +83,6 @@ class Guarantee:
             return self
         return replace(self, status="conditional", reason=f"{self.reason}; {condition}")
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, str]:
         """JSON form."""
         return asdict(self)

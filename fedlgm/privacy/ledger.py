@@ -20,11 +20,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from fedlgm import privacy
 from fedlgm.errors import LedgerError
 from fedlgm.privacy.chain import next_head
+from fedlgm.privacy.guarantee import Claim
 from fedlgm.privacy.ledger_file import SCHEMA, connect, create, remedy
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class Charge:
     round: int
     client: int
     event: dp_event.DpEvent
-    claim: dict[str, Any]
+    claim: Claim
 
 
 class Head(NamedTuple):
@@ -142,7 +143,7 @@ class Ledger:
         round: int,
         key: str,
         client: int = SERVER,
-        claim: dict[str, Any] | None = None,
+        claim: Claim | None = None,
     ) -> None:
         """Record one release; returns only after the row is on disk.
 

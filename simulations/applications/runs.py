@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import numpy as np
 import torch
@@ -37,6 +37,7 @@ from fedlgm.privacy.guarantee import Relation
 from fedlgm.privacy.ledger import Ledger
 from fedlgm.training import LocalTraining, Trainer
 from fedlgm.transcript import Transcript
+from simulations.applications.rows import ApplicationResult, Found, Spent
 from simulations.applications.settings import DescentSettings, PcaSettings, Settings
 from simulations.engines.local import LocalGrid
 from simulations.runs.folder import RunFolder
@@ -126,7 +127,7 @@ def federate(
     return transcript.models[-1], transcript.plan
 
 
-def coordinate_descent(settings: DescentSettings, out: Path | None = None) -> dict[str, Any]:
+def coordinate_descent(settings: DescentSettings, out: Path | None = None) -> ApplicationResult:
     """Private coordinate descent over a federation of row holders.
 
     Args:
@@ -178,10 +179,8 @@ def coordinate_descent(settings: DescentSettings, out: Path | None = None) -> di
             ledger=ledger,
             on_model=on_model,
         )
-        result = {
+        found: Found = {
             "application": "coordinate-descent",
-            **settings.model_dump(exclude={"delta", "epsilon"}),
-            **_spent(ledger, settings.epsilon, delta, released),
             "rows": rows,
             "coordinates": len(constants),
             "theta": theta.tolist(),
@@ -192,6 +191,11 @@ def coordinate_descent(settings: DescentSettings, out: Path | None = None) -> di
                 "objective_by_pass": values,
             },
         }
+        asked, spent = (
+            settings.model_dump(exclude={"delta", "epsilon"}),
+            _spent(ledger, settings.epsilon, delta, released),
+        )
+        result = cast(ApplicationResult, {**asked, **spent, **found})
         if out is not None:
             from simulations.reports.figures import draw_descent
 
@@ -201,7 +205,7 @@ def coordinate_descent(settings: DescentSettings, out: Path | None = None) -> di
     return result
 
 
-def principal_components(settings: PcaSettings, out: Path | None = None) -> dict[str, Any]:
+def principal_components(settings: PcaSettings, out: Path | None = None) -> ApplicationResult:
     """Private PCA over a federation of row holders: one release. Arguments and errors as in `coordinate_descent`."""
     keys = KeyRing.from_seed(settings.seed)
     x, truth = _pca_rows(settings, keys)
@@ -231,10 +235,8 @@ def principal_components(settings: PcaSettings, out: Path | None = None) -> dict
         noisy = unpack(vector, plan)
         basis = pca.top_subspace(noisy, settings.rank)
         error = float(pca.subspace_recovery_error(basis, truth))
-        result = {
+        found: Found = {
             "application": "pca",
-            **settings.model_dump(exclude={"delta", "epsilon", "rows", "dimension"}),
-            **_spent(ledger, settings.epsilon, delta, released),
             "rows": rows,
             "dimension": dimension,
             "spectrum": np.linalg.eigvalsh(noisy)[::-1].tolist(),
@@ -244,6 +246,11 @@ def principal_components(settings: PcaSettings, out: Path | None = None) -> dict
                 "spectrum": np.linalg.eigvalsh(exact)[::-1].tolist(),
             },
         }
+        asked, spent = (
+            settings.model_dump(exclude={"delta", "epsilon"}),
+            _spent(ledger, settings.epsilon, delta, released),
+        )
+        result = cast(ApplicationResult, {**asked, **spent, **found})
         folder.append({"round": 1, "recovery_error": error})
         if out is not None:
             from simulations.reports.figures import draw_spectrum
@@ -256,7 +263,7 @@ def principal_components(settings: PcaSettings, out: Path | None = None) -> dict
     return result
 
 
-def _spent(ledger: Ledger, budget: float, delta: float, plan: ReleasePlan) -> dict[str, Any]:
+def _spent(ledger: Ledger, budget: float, delta: float, plan: ReleasePlan) -> Spent:
     return {
         "budget": budget,
         "delta": delta,

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedlgm.privacy.guarantee import Guarantee, Relation, Unit
+from simulations.deploy.rows import NodeLedgerReport
 
 app = typer.Typer(help="A node's own release service: policy, data, ledger.", no_args_is_help=True)
 _out = Console(soft_wrap=True)
@@ -132,7 +133,7 @@ def ledger(folder: NodeArgument, as_json: JsonOption = False) -> None:
     with node.ledger(readonly=True) as kept:
         rows, spent = kept.rows(), kept.epsilon(policy.privacy.delta)
         guarantee = _guarantee({row.trust for row in rows}, policy.privacy.unit)
-        report: dict[str, Any] = {
+        report: NodeLedgerReport = {
             "data": kept.dataset, "ledger": kept.identity, "test": kept.test, "releases": len(rows), "head": kept.head,
             "epsilon_spent": spent, "epsilon": policy.privacy.epsilon,
             "epsilon_left": max(0.0, policy.privacy.epsilon - spent), "delta": policy.privacy.delta,
@@ -141,8 +142,8 @@ def ledger(folder: NodeArgument, as_json: JsonOption = False) -> None:
             "guarantee": guarantee.sentence(noise_reproducible=kept.test),
             "noise_reproducible": kept.test,
             "runs": dict(Counter(row.run for row in rows)),
-            "rows": [{key: getattr(row, key) for key in ("seq", "charged_at", "run", "round", "trust", "event")}
-                     for row in rows],
+            "rows": [{"seq": row.seq, "charged_at": row.charged_at, "run": row.run, "round": row.round,
+                      "trust": row.trust, "event": row.event} for row in rows],
         }  # fmt: skip
     if as_json:
         _print_json(report)

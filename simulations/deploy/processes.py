@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import psutil
 
@@ -18,7 +18,7 @@ from fedlgm import node_protocol as protocol
 from fedlgm.errors import RunError
 from simulations.deploy.flower_cli import Flower
 from simulations.deploy.layout import DeploymentFolder
-from simulations.deploy.rows import DeploymentStatus, NodeStatus, RunState
+from simulations.deploy.rows import DeploymentStatus, Hello, NodeStatus, RunState
 from simulations.engines.flower_command import environment
 from simulations.runs.folder import RunFolder
 
@@ -81,18 +81,18 @@ def status(folder: DeploymentFolder) -> DeploymentStatus:
     healthy = flower.healthy()
     nodes: list[NodeStatus] = []
     for node in settings.nodes:
-        answer = hello(folder, node.name) or {}
+        answer = hello(folder, node.name)
         nodes.append(
             {
                 "name": node.name,
                 "service": f"{node.name}-service" in running,
                 "supernode": f"{node.name}-supernode" in running,
                 "executor": f"{node.name}-executor" in running,
-                "epsilon_spent": answer.get("epsilon_spent"),
-                "epsilon": answer.get("epsilon"),
-                "delta": answer.get("delta"),
-                "releases_left": answer.get("releases_left"),
-                "test": answer.get("test"),
+                "epsilon_spent": answer and answer["epsilon_spent"],
+                "epsilon": answer and answer["epsilon"],
+                "delta": answer and answer["delta"],
+                "releases_left": answer and answer["releases_left"],
+                "test": answer and answer["test"],
             }
         )
     return {
@@ -104,13 +104,13 @@ def status(folder: DeploymentFolder) -> DeploymentStatus:
     }
 
 
-def hello(folder: DeploymentFolder, name: str) -> dict[str, Any] | None:
+def hello(folder: DeploymentFolder, name: str) -> Hello | None:
     """What a node's service on this machine says of itself; None if it does not answer."""
     try:
         header, _ = protocol.exchange(str(folder.node(name).service.socket), protocol.HELLO, b"", timeout=60)
     except RunError:
         return None
-    return header if header.get("ok") else None
+    return cast(Hello, header) if header.get("ok") else None
 
 
 def _answers(folder: DeploymentFolder, name: str) -> bool:

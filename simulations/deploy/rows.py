@@ -5,6 +5,17 @@ from __future__ import annotations
 from typing import Any, NotRequired, TypedDict
 
 
+class Hello(TypedDict):
+    """What a node's service says of its budget, beside what signs and names it."""
+
+    ok: bool
+    epsilon_spent: float
+    epsilon: float
+    delta: float
+    releases_left: int
+    test: bool
+
+
 class NodeStatus(TypedDict):
     """One node as seen from this machine; what its service says is None where it does not answer.
 
@@ -63,3 +74,45 @@ class Work(TypedDict):
     model: dict[str, Any]
     training: dict[str, Any]
     exact_sums: NotRequired[bool]  # of example-level steps; unknown to older services
+
+
+class NodeRelease(TypedDict):
+    """One row of a node's ledger."""
+
+    seq: int
+    charged_at: str
+    run: str
+    round: int
+    trust: str
+    event: str
+
+
+class NodeLedgerReport(TypedDict):
+    """What a node's data set has released and what is left.
+
+    Attributes:
+        data, ledger, test, head: which data set and ledger, whether it is for tests, and where it stands.
+        releases, releases_left: made, and still allowed.
+        epsilon_spent, epsilon, epsilon_left, delta: likewise.
+        unit, relation, trust, guarantee, noise_reproducible: what protects.
+        runs: releases by run.
+        rows: every release.
+    """
+
+    data: str
+    ledger: str
+    test: bool
+    releases: int
+    head: str
+    epsilon_spent: float
+    epsilon: float
+    epsilon_left: float
+    delta: float
+    releases_left: int
+    unit: str
+    relation: str
+    trust: list[str]
+    guarantee: str
+    noise_reproducible: bool
+    runs: dict[str, int]
+    rows: list[NodeRelease]

@@ -13,6 +13,7 @@ from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from simulations.applications.rows import ApplicationResult
 from simulations.config.recipe import Recipe
 from simulations.reports.headline import headline, shown
 from simulations.reports.rows import Exported, LedgerReport, PartitionReport, PlanReport
@@ -121,7 +122,7 @@ def _audited(result: Mapping[str, Any]) -> str:
     return found if result["audit_passed"] else f"[bold red]{found}: NOT AS REPORTED[/bold red]"
 
 
-def application(result: dict[str, Any]) -> Panel:
+def application(result: ApplicationResult) -> Panel:
     """Figures of an application: what was spent, then what a simulation may compare."""
     figures = result["diagnostics"]
     table = Table(show_header=False, box=None, pad_edge=False)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from fedlgm.tasks import Task
 from simulations.config.recipe import Recipe
 from simulations.config.sections import Data, Model
 from simulations.config.sections import Risk as RiskSection
-from simulations.risk.rows import FindingsRow
+from simulations.risk.rows import FindingsRow, LayerRiskRow
 
 Errors = Literal["held-out", "training"]
 _BIASED = 500  # public examples that the weights for convergence are computed on
@@ -85,7 +85,7 @@ class Findings:
             "public": self.public,
             "examples": self.examples,
             "standard_error": self.standard_error,
-            "layers": [asdict(risk) for risk in self.risks],
+            "layers": [cast(LayerRiskRow, asdict(risk)) for risk in self.risks],
             "bias_weights": list(self.bias_weights),
         }
 

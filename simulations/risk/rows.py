@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from typing import TypedDict
+
+
+class LayerRiskRow(TypedDict):
+    """One layer, see `fedlgm.example_level.risk.LayerRisk`."""
+
+    layer: str
+    training_error: float
+    held_out_error: float
+    strength: float
 
 
 class FindingsRow(TypedDict):
     """Layer risk as it is written down: `Findings`, and the standard error of a held-out error near one half.
 
     Attributes:
-        layers: one `LayerRisk` each.
+        layers: one row each.
     """
 
     public: str
     examples: int
     standard_error: float
-    layers: list[dict[str, Any]]
+    layers: list[LayerRiskRow]
     bias_weights: list[float]
 
 

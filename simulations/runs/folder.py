@@ -30,7 +30,7 @@ from simulations.config.recipe import Recipe
 from simulations.runs import strict_json
 from simulations.runs.checkpoints import Checkpoint, Checkpoints
 from simulations.runs.noise_file import NoiseFile
-from simulations.runs.rows import FullRow, RunSummary
+from simulations.runs.rows import FullRow, Provenance, RunSummary
 
 
 class RunFolder:
@@ -224,7 +224,7 @@ class RunFolder:
 
     # -- what the run is made of ---------------------------------------------------------------------------------------
 
-    def settle(self, provenance: Mapping[str, Any]) -> None:
+    def settle(self, provenance: Provenance) -> None:
         """Write down what the run is made of, or check that it is continued with the same clients.
 
         Raises:
@@ -246,7 +246,7 @@ class RunFolder:
                 f"{provenance.get('clients')}, whose data is not the same"
             )
 
-    def provenance(self) -> dict[str, Any]:
+    def provenance(self) -> Provenance:
         """What the run is made of; empty before it starts.
 
         Raises:
@@ -255,7 +255,7 @@ class RunFolder:
         if not self.provenance_file.is_file():
             return {}
         try:
-            return dict(strict_json.loads(self.provenance_file.read_text(encoding="utf-8")))
+            return cast(Provenance, dict(strict_json.loads(self.provenance_file.read_text(encoding="utf-8"))))
         except (ValueError, TypeError) as error:
             raise RunError(f"{self.provenance_file} is damaged: restore it from a backup ({error})") from error
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from importlib import metadata
-from typing import Any
 
 from fedlgm.extension import is_reference, source_of
 from simulations.config.assembly import Assembly
+from simulations.runs.rows import Provenance, Source
 from strategies.nodes import Nodes
 
 _PACKAGES = ("fedlgm", "flwr", "torch", "numpy", "dp-accounting", "ray")
 
 
-def provenance_of(assembly: Assembly, nodes: Nodes) -> dict[str, Any]:
+def provenance_of(assembly: Assembly, nodes: Nodes) -> Provenance:
     """What a run is made of.
 
     Args:
@@ -28,7 +28,7 @@ def provenance_of(assembly: Assembly, nodes: Nodes) -> dict[str, Any]:
     }
 
 
-def sources(assembly: Assembly) -> dict[str, dict[str, str]]:
+def sources(assembly: Assembly) -> dict[str, Source]:
     """File and SHA-256 of the source of everything that the recipe names as "package.module:name"."""
     recipe = assembly.recipe
     named = {
@@ -39,7 +39,7 @@ def sources(assembly: Assembly) -> dict[str, dict[str, str]]:
         "mechanism": recipe.mechanism.name,
         "server_optimizer": recipe.federation.server_optimizer,
     }
-    found = {}
+    found: dict[str, Source] = {}
     for what, name in named.items():
         if is_reference(name):
             file, digest = source_of(name, what)

@@ -130,6 +130,32 @@ class RoundRow(Figures, total=False):
     skipped: bool
 
 
+class Source(TypedDict):
+    """Whose code a run used: the name in the recipe, its file and the SHA-256 of that."""
+
+    name: str
+    file: str
+    sha256: str
+
+
+class Provenance(TypedDict, total=False):
+    """What a run is made of; earlier versions left out parts of it.
+
+    Attributes:
+        clients: "simulated clients" or "real nodes".
+        objects: hash of each object that was passed in Python.
+        sources: of what the recipe names as "package.module:name".
+        layers: d_j by name.
+        versions: of the packages that ran.
+    """
+
+    clients: str
+    objects: dict[str, str]
+    sources: dict[str, Source]
+    layers: dict[str, int]
+    versions: dict[str, str]
+
+
 class FailureRow(TypedDict):
     """A reply that is missing, failed or was rejected; `node` is None where the client has none."""
 
