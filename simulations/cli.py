@@ -88,12 +88,10 @@ def simulate(
                 )
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt | SystemExit) and not folders:
-            _err.print("interrupted before the run had begun: nothing was written", style="yellow")
+            _interrupted("interrupted before the run had begun: nothing was written")
         for folder in () if isinstance(error, FedlgmError) and resume is not None else folders:
             how = "" if engine == "ray" else f" --engine {engine}"
-            _err.print(
-                f"interrupted; continue with: fedlgm simulate --resume {folder}{how}", style="yellow", markup=False
-            )
+            _interrupted(f"interrupted; continue with: fedlgm simulate --resume {folder}{how}")
         raise
     if as_json:
         _print_json(result)
@@ -144,7 +142,7 @@ def compare(
             with contextlib.redirect_stdout(sys.stderr), attack_command.progress("attacks", not as_json) as on_attack:
                 rows = attacking.measure(todo, folder, wanted, progress=on_attack)
     except (KeyboardInterrupt, SystemExit):
-        _err.print("interrupted; the same command goes on from here", style="yellow")
+        _interrupted("interrupted; the same command goes on from here")
         raise
     summary = comparing.summarise(todo, folder)
     summary["pictures"] = comparison_figures.draw(todo, folder)
@@ -367,6 +365,13 @@ def _print_json(value: Any) -> None:
 
 
 _STOPPING = (signal.SIGTERM, signal.SIGINT)
+_said = threading.Event()
+
+
+def _interrupted(text: str) -> None:
+    """Say how an interrupted command can go on."""
+    _said.set()
+    _err.print(text, style="yellow", markup=False)
 
 
 def _stop(number: int, frame: Any) -> None:
@@ -419,6 +424,8 @@ def main() -> None:
 
 def _leave(status: int) -> NoReturn:
     """Exit; without Python's own end where Ray was left behind, since its handler there would wait for it."""
+    if status in {128 + number for number in _STOPPING} and not _said.is_set():
+        _interrupted("interrupted")
     cluster = sys.modules.get("simulations.engines.cluster")
     if cluster is not None and cluster.left_behind.is_set():
         sys.stdout.flush()

@@ -159,6 +159,23 @@ def test_a_signal_that_python_drops_still_ends_the_command(tmp_path: Path, name:
     assert "Traceback" not in err
 
 
+STOPPED_IN_IMPORT = """
+import os, signal
+class Stop:
+    def find_spec(name, path=None, target=None):
+        if name == "simulations.config.recipe": os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Stop)
+"""
+
+
+@pytest.mark.parametrize("command", [("simulate", "digits"), ("plan", "digits", "--set", "training.lr=0.1")])
+def test_a_command_that_is_stopped_while_it_is_imported_says_so(command: tuple[str, ...]) -> None:
+    process = start(*command, before=STOPPED_IN_IMPORT)
+    out, err = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 130, err
+    assert (out, err.strip()) == ("", "interrupted")
+
+
 def test_a_full_disk_is_said_and_the_run_goes_on_later(tmp_path: Path) -> None:
     """A limit on the size of files stands for the disk; the checkpoint is the largest."""
     options = [
