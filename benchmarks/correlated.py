@@ -6,7 +6,7 @@
 * processor seconds of whole rounds of `fashion-mnist` with either noise, one core (`--rounds 0` leaves them out);
 * errors of the models over those of independent noise: without amplification, clients at least b rounds apart in both;
   and with groups and secret draws in them, against Poisson sampling of everybody;
-* what a C of its own for every layer would gain over the best C for all layers, if the server treated layers differently.
+* what a C of its own for every layer would gain over the best one for all, if the server treated layers differently.
 
 Nothing is written but what is printed.
 """
