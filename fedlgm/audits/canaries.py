@@ -2,7 +2,8 @@
 
 A canary contributes as much as a client may, in a random direction: in layer j its update is a vector of random signs
 whose norm is far above the bound s_j, so that the release's own clipping brings it there. The auditor is the adversary
-of the definition: it knows every client's contribution and every direction, and not whether a canary was in. What it
+of the definition: it knows every client's contribution and every direction, and not whether a canary was in; so it sees
+the noise as a whole, too, once it has worked that out. What it
 sees of canary i in a round is the *canary-aligned sum* <u_i, (release - clients' sum) / sigma>, with u_i the canary's
 unit direction in units of the noise: signal mu = 1 / sigma_eff if the canary was in, and exactly Gaussian noise of
 standard deviation 1 if the release is as planned.
@@ -61,7 +62,8 @@ class Canaries:
         layers: the layers that are released (as the mechanism sees them).
         count: number m of canaries.
         keys: the auditor's own ring; never that of the noise.
-        presence: "release": each canary takes part in each round by a fair coin, for bounds on single releases;
+        presence: "release": each canary takes part in nine rounds of ten, each time in its direction or the opposite
+            one by a fair coin, for bounds on single releases;
             "run": a fair coin decides for the whole run, and a canary that is in takes part with probability `rate`,
             as a client does, for bounds on the run as a whole. Of a run whose rounds are one mechanism (see the module)
             either is the same.
