@@ -185,7 +185,7 @@ def _shaded(norm: float | None, low: float, high: float) -> Text:
         return Text("-")
     share = (math.log(norm) - low) / (high - low) if high > low else 0.0
     red, green, blue = (round(light + share * (dark - light)) for light, dark in zip(_LEAST, _MOST, strict=True))
-    return Text(number(norm), style=f"{'white' if share > 0.5 else 'black'} on rgb({red},{green},{blue})")
+    return Text(f"{norm:.3g}", style=f"{'white' if share > 0.5 else 'black'} on rgb({red},{green},{blue})")
 
 
 def _noise_table(report: PlanReport) -> Table:
