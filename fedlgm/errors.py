@@ -5,8 +5,9 @@ The command line prints the message and exits with status 2; anything else is a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 
 class FedlgmError(Exception):
@@ -24,6 +25,28 @@ def prefix_key(path: str) -> Iterator[None]:
         yield
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
+
+
+def explained(problem: Mapping[str, Any], known: Iterable[str] = ()) -> str:
+    """One mistake in a file of settings: where it is, what is wrong, what was given.
+
+    Args:
+        problem: one of pydantic's `ValidationError.errors()`.
+        known: the keys that are known where an unknown one stands.
+
+    >>> explained({"loc": ("run", "sed"), "type": "extra_forbidden", "msg": "", "input": 1}, ["seed"])
+    'run.sed: unknown key; known here: seed'
+    """
+    path, kind, given = ".".join(map(str, problem["loc"])), problem["type"], problem["input"]
+    if kind == "extra_forbidden":
+        names = ", ".join(known)
+        return f"{path}: unknown key" + (f"; known here: {names}" if names else "")
+    if kind == "missing":
+        return f"{path}: is missing, it is required"
+    message = problem["msg"].removeprefix("Value error, ")
+    if not path:
+        return str(message)
+    return f"{path}: {message}" + ("" if isinstance(given, dict) else f", got {given!r}")
 
 
 class DataError(FedlgmError):

@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fedlgm.clipping import LEAST_CLIP
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, explained
 from fedlgm.node_protocol import public_key
 from fedlgm.plan import ReleasePlan
 
@@ -205,7 +205,7 @@ class Policy(_Section):
         try:
             return cls.model_validate(raw)
         except ValidationError as error:
-            raise ConfigError("\n".join(f"{path}: {_explain(item)}" for item in error.errors())) from error
+            raise ConfigError("\n".join(f"{path}: {explained(item)}" for item in error.errors())) from error
 
     def admit(self, plan: ReleasePlan) -> None:
         """Refuse a plan that this node does not carry out, whatever its budget.
@@ -267,17 +267,6 @@ class Policy(_Section):
                 f"{steps.count} steps that sample each example with probability {steps.rate:g}; at most {MOST_STEPS} "
                 f"steps, and {most} passes over the data, are allowed",
             )
-
-
-def _explain(item: Any) -> str:
-    key = ".".join(str(part) for part in item["loc"])
-    if item["type"] == "extra_forbidden":
-        return f"{key}: unknown key"
-    if item["type"] == "missing":
-        return f"{key}: is missing"
-    message = item["msg"].removeprefix("Value error, ")
-    shown = isinstance(item["input"], (str, int, float, bool))
-    return f"{key}: {message}" + (f", got {item['input']!r}" if shown else "")
 
 
 TEMPLATE = """\

@@ -10,7 +10,7 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedlgm.applications import pca
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, explained
 from fedlgm.noise import Family
 from fedlgm.privacy.guarantee import Relation
 
@@ -46,7 +46,7 @@ class Settings(BaseModel):
         try:
             return cls.model_validate(raw)
         except ValidationError as error:
-            raise ConfigError("\n".join(_explain(item, cls) for item in error.errors())) from error
+            raise ConfigError("\n".join(explained(item, cls.model_fields) for item in error.errors())) from error
 
     @property
     def pure(self) -> bool:
@@ -141,11 +141,3 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"cannot read the settings {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
-
-
-def _explain(item: Any, model: type[BaseModel]) -> str:
-    path = ".".join(str(part) for part in item["loc"])
-    if item["type"] == "extra_forbidden":
-        return f"{path}: unknown key; known here: {', '.join(model.model_fields)}"
-    message = item["msg"].removeprefix("Value error, ")
-    return f"{path}: {message}, got {item['input']!r}" if path else message

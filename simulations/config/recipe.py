@@ -13,7 +13,7 @@ import tomli_w
 from pydantic import BaseModel, ValidationError, model_validator
 
 from fedlgm import data, mechanisms, models, tasks
-from fedlgm.errors import ConfigError, prefix_key
+from fedlgm.errors import ConfigError, explained, prefix_key
 from fedlgm.extension import is_object
 from fedlgm.facts import Sampling
 from fedlgm.privacy.guarantee import Relation, Unit
@@ -347,17 +347,12 @@ def override(raw: dict[str, Any], texts: Iterable[str]) -> None:
 
 
 def _explain(item: Any) -> str:
-    path = ".".join(str(part) for part in item["loc"])
-    message = item["msg"].removeprefix("Value error, ")
-    if item["type"] == "extra_forbidden":
-        sections: dict[str, type[BaseModel]] = {
-            name: field.annotation  # type: ignore[misc]
-            for name, field in Recipe.model_fields.items()
-            if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
-        }
-        owner: type[BaseModel] = sections.get(str(item["loc"][0]), Recipe) if len(item["loc"]) > 1 else Recipe
-        return f"{path}: unknown key; known here: {', '.join(owner.model_fields)}"
-    if item["type"] == "string_pattern_mismatch" and path == "training.device":
-        message = "must be auto, cpu, cuda, cuda:N, mps or xpu"
-    given = f", got {item['input']!r}" if path and not isinstance(item["input"], dict) else ""
-    return f"{path}: {message}{given}" if path else message
+    sections: dict[str, type[BaseModel]] = {
+        name: field.annotation  # type: ignore[misc]
+        for name, field in Recipe.model_fields.items()
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+    }
+    owner: type[BaseModel] = sections.get(str(item["loc"][0]), Recipe) if len(item["loc"]) > 1 else Recipe
+    if item["type"] == "string_pattern_mismatch" and item["loc"] == ("training", "device"):
+        item = item | {"msg": "must be auto, cpu, cuda, cuda:N, mps or xpu"}
+    return explained(item, owner.model_fields)
