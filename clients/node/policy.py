@@ -31,12 +31,13 @@ class Refusal(Exception):
 
     Attributes:
         code: one of a fixed set, for programs.
-        why: one sentence, for people. It never depends on the node's data.
+        why: one sentence, for people. It never depends on the node's data. What is not printable in it is a "?": parts
+            may be a stranger's, and it is written to the node's log.
     """
 
     def __init__(self, code: str, why: str) -> None:
-        super().__init__(f"{code}: {why}")
-        self.code, self.why = code, why
+        self.code, self.why = code, "".join(sign if sign.isprintable() else "?" for sign in why)
+        super().__init__(f"{code}: {self.why}")
 
 
 class _Section(BaseModel):

@@ -125,6 +125,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "an option as an object": (PER_LAYER | {"public_norms": {"a": 1}}, "public_norms must be a list of numbers"),
     "an option in depth": (PER_LAYER | {"public_norms": [[[1.0]]]}, "public_norms must be a list of numbers"),
     "many options": (PER_LAYER | {"public_norms": [1.0] * 10_000}, "characters"),
+    "text that no log can hold": (PER_LAYER | {"\ud800\n\u202e": 1}, "no option ???; known"),
     "flat bounds for a plan per layer": ({"name": "dp-sgd"}, "plan"),
     "a mechanism that bounds whole updates": ({"name": "snr-consistent"}, "bounds whole clients"),
     "Auto-S without a stabiliser": ({"name": "auto-s", "stabiliser": 0.0}, "gamma"),
@@ -213,7 +214,11 @@ def test_a_signature_covers_the_options(tmp_path):
         text = plan(PER_LAYER).to_json()
         question = nodes.asked(folder, plan=text, model=protocol.sha256(BODY), work=work(PER_LAYER))
         signed = question.header(server)
-        for other in (PER_LAYER | {"bound": 0.9}, PER_LAYER | {"floor": 0.1}, {"name": "lm-dp-sgd", "weights": "public"}):
+        for other in (
+            PER_LAYER | {"bound": 0.9},
+            PER_LAYER | {"floor": 0.1},
+            {"name": "lm-dp-sgd", "weights": "public"},
+        ):
             changed = signed | {"work": work(other)}
             said, _ = protocol.exchange(str(folder.socket), changed, BODY, timeout=LIMIT_S)
             assert said["code"] == "unsigned"
