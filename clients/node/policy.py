@@ -357,8 +357,8 @@ exact_sums = false # true: examples' gradients add up in float64, asked for or n
 [allow]
 mechanisms = {mechanisms}
 models = {models}
-# Options of these mechanisms are the server's to choose; what a release costs follows from its bounds and noise. To allow
-# some values only, at the end of this file: [allow.options.dp-sgd] and style = ["flat"]. A mechanism of your own
+# Options of these mechanisms are the server's to choose; what a release costs follows from its bounds and noise. To
+# allow some values only, at the end of this file: [allow.options.dp-sgd] and style = ["flat"]. A mechanism of your own
 # ("package.module:Class") takes the options that are listed so, and no others.
 tasks = ["classification"] # also "regression", "binary", "multi-label"
 largest_model = 20_000_000 # parameters

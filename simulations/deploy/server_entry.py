@@ -53,8 +53,8 @@ def deployed(recipe: Recipe, clients: int, *, test: bool = False) -> Recipe:
         raise ConfigError("federation.dropout and federation.stragglers are simulated: set both to 0 for real nodes")
     if recipe.mechanism.variant != "sound":
         raise ConfigError(
-            f"mechanism.variant = {recipe.mechanism.variant!r} is not private, and real nodes make sound releases only: "
-            "leave it out"
+            f"mechanism.variant = {recipe.mechanism.variant!r} is not private, and real nodes make sound releases "
+            "only: leave it out"
         )
     if test and run.seed is None:
         raise ConfigError("a test deployment needs run.seed, the seed that its nodes were made with")
