@@ -140,7 +140,7 @@ def exact_releases(name: str, numbers: range) -> list[int]:
     for number in numbers:
         record = watched(single, 24, number)
         for index, confidence in enumerate((0.95, 0.999)):
-            above[index] += release_ratio(record, confidence) > 1
+            above[index] += release_ratio(record, single.layers, confidence) > 1
         above[2] += not audited(several, 100, number).passed
     return above
 

@@ -11,9 +11,10 @@ What each bound assumes: `fedlgm.audits.bounds`.
 
 from fedlgm.audits.audit import Audit, watch
 from fedlgm.audits.bounds import CONFIDENCE, Scores
-from fedlgm.audits.canaries import Canaries, CanaryRecord, ReleaseObserver
+from fedlgm.audits.canaries import Canaries, ReleaseObserver
 from fedlgm.audits.distinguisher import audit_release
 from fedlgm.audits.one_run import audit_record
+from fedlgm.audits.record import CanaryRecord
 from fedlgm.audits.result import AuditResult, Check, LayerRow, Method, Reported
 from fedlgm.audits.subject import Subject
 

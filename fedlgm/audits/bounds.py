@@ -331,7 +331,53 @@ def epsilon_from_rates(scores: Scores, delta: float, confidence: float = CONFIDE
     return gaussian_epsilon(mu, delta) if mu > 0 else 0.0
 
 
-def noise_ratio(observed: Array, planned: Array, confidence: float = CONFIDENCE, degrees: float | None = None) -> float:
+@dataclass(frozen=True)
+class NoiseSeen:
+    """What is known of the noise of canary-aligned sums besides the sums themselves.
+
+    Attributes:
+        degrees: degrees of freedom of its variance.
+        variance: its variance over the planned one, where it was measured by itself; None: that of the sums.
+        length: length of the sum of all planned contributions in units of the noise; None: as of orthogonal canaries.
+    """
+
+    degrees: float
+    variance: float | None = None
+    length: float | None = None
+
+    @classmethod
+    def of_layers(
+        cls,
+        energy: npt.NDArray[np.float64],
+        weights: npt.NDArray[np.float64],
+        sizes: npt.NDArray[np.int64],
+        length: float | None = None,
+    ) -> NoiseSeen:
+        """Noise that was seen as a whole in T rounds: the variance of what a canary over several layers sees of it.
+
+        The mean of chi-square variables with different weights is taken to have the chi-square law of the same mean
+        and variance (Satterthwaite), whose lower tail is heavier: bounds err on the low side.
+
+        Args:
+            energy: mean square of the noise in each layer over the planned one, [T, K].
+            weights: of each layer in a canary-aligned sum, whose squares add up to 1 in a round, [T, K]; a layer of
+                weight 0 does not count.
+            sizes: coordinates of the layers, [K].
+            length: see `NoiseSeen`.
+
+        Example:
+            >>> NoiseSeen.of_layers(np.ones((3, 2)), np.full((3, 2), 0.5**0.5), np.array([10, 10]))
+            NoiseSeen(degrees=60.0, variance=1.0, length=None)
+        """
+        shares = weights**2
+        variance = float(np.sum(shares * np.where(shares > 0, energy, 0.0))) / len(shares)
+        degrees = len(shares) ** 2 / float(np.sum(shares**2 / sizes))
+        return cls(round(degrees, 6), variance, length)
+
+
+def noise_ratio(
+    observed: Array, planned: Array, confidence: float = CONFIDENCE, noise: NoiseSeen | None = None
+) -> float:
     """Lower bound on the true signal-to-noise ratio over the planned one, from one run of a Gaussian release.
 
     Observation i is ratio * planned_i + Gaussian noise of one common, unknown variance, which is part of what is
@@ -339,14 +385,13 @@ def noise_ratio(observed: Array, planned: Array, confidence: float = CONFIDENCE,
     release in which the ratio is r costs what the planned one with its noise divided by r costs.
 
     The least-squares slope over its standard error has a noncentral t law, which is inverted: exact for independent
-    Gaussian noise.
+    Gaussian noise, in all coordinates where it was seen as a whole.
 
     Args:
         observed: canary-aligned sums in units of the planned noise, [n].
         planned: signal of each by the plan, 0 for a canary that is out, [n].
         confidence: in (0.5, 1).
-        degrees: degrees of freedom of the variance; n - 1 where the observations are independent. Fewer where
-            canaries are not orthogonal.
+        noise: what else is known of the noise; by default the sums are taken to be independent.
 
     Returns:
         The bound, at least 0; `inf` where there is no noise at all.
@@ -369,15 +414,18 @@ def noise_ratio(observed: Array, planned: Array, confidence: float = CONFIDENCE,
     if x.shape != a.shape or x.ndim != 1:
         raise ConfigError(f"observed and planned must be lists of equal length, got {x.shape} and {a.shape}")
     signal = float(a @ a)
-    freedom = float(len(x) - 1) if degrees is None else min(float(degrees), len(x) - 1.0)
+    noise = noise or NoiseSeen(len(x) - 1.0)
+    freedom = noise.degrees if noise.variance is not None else min(noise.degrees, len(x) - 1.0)
     if signal == 0 or freedom < 1:
         raise ConfigError(f"too few canaries: {int(np.count_nonzero(a))} of {len(x)} observations have a signal")
     slope = float(a @ x) / signal
-    variance = float(np.sum((x - slope * a) ** 2)) / (len(x) - 1)
+    variance = noise.variance
+    if variance is None:
+        variance = float(np.sum((x - slope * a) ** 2)) / (len(x) - 1)
     if variance <= 1e-12 * slope**2:
         return math.inf
-    t = slope / math.sqrt(variance / signal)
-    return max(0.0, noncentral_t_lower(t, freedom, confidence)) / math.sqrt(signal)
+    error = (math.sqrt(signal) if noise.length is None else noise.length) / signal  # of the slope, in planned noise
+    return max(0.0, noncentral_t_lower(slope / (math.sqrt(variance) * error), freedom, confidence)) * error
 
 
 def seen_degrees(overlap: Array, canaries: int) -> float:

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import scipy.stats
 
-from fedlgm.audits.canaries import CanaryRecord
 from fedlgm.audits.level import Shares
+from fedlgm.audits.record import CanaryRecord
 from fedlgm.audits.result import Check
 from fedlgm.layers import LayerTable
 

@@ -13,9 +13,10 @@ import numpy as np
 from fedlgm import privacy
 from fedlgm.audits import bounds
 from fedlgm.audits.bounds import CONFIDENCE, Scores
-from fedlgm.audits.canaries import CanaryRecord, correlations
+from fedlgm.audits.correlations import correlations
 from fedlgm.audits.level import Shares
 from fedlgm.audits.noise_checks import cancelled_by, noise_checks
+from fedlgm.audits.record import CanaryRecord
 from fedlgm.audits.result import AuditResult, LayerRow, Method, Reported
 from fedlgm.audits.whole_run import audit_whole_run
 from fedlgm.errors import ConfigError
@@ -101,11 +102,13 @@ def _layer_signals(record: CanaryRecord, reported: Reported, layer: int) -> np.n
     )
 
 
-def release_ratio(record: CanaryRecord, confidence: float = CONFIDENCE) -> float:
+def release_ratio(record: CanaryRecord, layers: LayerTable, confidence: float = CONFIDENCE) -> float:
     """Lower bound on the releases' signal-to-noise ratio over the planned one; see `bounds.noise_ratio`."""
+    squared = np.sum(record.weights**2 * record.length, axis=1)
+    length = math.sqrt(float(np.sum(squared / record.multipliers**2)))
+    noise = bounds.NoiseSeen.of_layers(record.energy, record.weights, layers.sizes, length)
     planned = record.signs / record.multipliers[:, None]
-    degrees = bounds.seen_degrees(record.overlap, record.signs.shape[1])
-    return bounds.noise_ratio(record.aligned.ravel(), planned.ravel(), confidence, degrees)
+    return bounds.noise_ratio(record.aligned.ravel(), planned.ravel(), confidence, noise)
 
 
 def layer_ratio(record: CanaryRecord, layer: int, size: int, confidence: float = CONFIDENCE) -> float:
@@ -113,9 +116,15 @@ def layer_ratio(record: CanaryRecord, layer: int, size: int, confidence: float =
     seen = np.flatnonzero(record.layer_signal[:, layer] > 0)
     if len(seen) == 0:
         return 0.0
-    planned = record.signs[seen] * record.layer_signal[seen, layer, None]
-    degrees = bounds.seen_degrees(np.full(len(seen), 1.0 / size), record.signs.shape[1])
-    return bounds.noise_ratio(record.layer_aligned[seen, :, layer].ravel(), planned.ravel(), confidence, degrees)
+    share = record.layer_signal[seen, layer, None]
+    noise = bounds.NoiseSeen.of_layers(
+        record.energy[seen, layer, None],
+        np.ones_like(share),
+        np.array([size]),
+        math.sqrt(float(np.sum(share**2 * record.length[seen, layer, None]))),
+    )
+    planned = record.signs[seen] * share
+    return bounds.noise_ratio(record.layer_aligned[seen, :, layer].ravel(), planned.ravel(), confidence, noise)
 
 
 def _audit_releases(
@@ -126,7 +135,7 @@ def _audit_releases(
     shares = Shares.of(confidence, len(layers), pairs, per_layer=per_layer)
     cancelled = cancelled_by(record, shares)
     signals = 1.0 / reported.multipliers
-    ratio = release_ratio(record, 1 - shares.whole)
+    ratio = release_ratio(record, layers, 1 - shares.whole)
     whole = epsilon_at_ratio(reported, signals, ratio * cancelled, quick=not per_layer)
     rows = []
     for j in range(count):

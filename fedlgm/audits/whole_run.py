@@ -24,9 +24,10 @@ import numpy.typing as npt
 
 from fedlgm import privacy
 from fedlgm.audits import bounds
-from fedlgm.audits.canaries import CanaryRecord, correlations
+from fedlgm.audits.correlations import correlations
 from fedlgm.audits.level import Shares
 from fedlgm.audits.noise_checks import noise_checks
+from fedlgm.audits.record import CanaryRecord
 from fedlgm.audits.result import AuditResult, LayerRow, Reported
 from fedlgm.audits.whitening import kept, whitenable, whitened
 from fedlgm.errors import ConfigError
@@ -121,6 +122,8 @@ class View:
         orientation: sign of each canary's contributions, 0 of one that never takes part, [m].
         shares: bound over noise scale, [T, K]; 0 where not released.
         known: where `seen` is known, bool [T, K].
+        energy: mean square of the whitened noise over the planned one, [T, K]; NaN where it was not seen as a whole, as
+            in the first rounds after a run was resumed.
     """
 
     seen: Array
@@ -128,6 +131,7 @@ class View:
     orientation: Array
     shares: Array
     known: npt.NDArray[np.bool_]
+    energy: Array
 
     @classmethod
     def of(cls, record: CanaryRecord, run: WholeRun) -> View:
@@ -135,8 +139,10 @@ class View:
         at = record.round.astype(int) - 1
         rounds, (count, layers) = int(at.max()) + 1, record.layer_aligned.shape[1:]
         seen, shares = np.full((rounds, count, layers), np.nan), np.zeros((rounds, layers))
-        signs = np.zeros((rounds, count))
-        seen[at], shares[at], signs[at] = record.layer_aligned, record.layer_signal, record.signs
+        signs, energy = np.zeros((rounds, count)), np.full((rounds, layers), np.nan)
+        seen[at], shares[at], signs[at], energy[at] = (
+            record.layer_aligned, record.layer_signal, record.signs, record.energy,
+        )  # fmt: skip
         noise = run.noise
         released = ~np.isnan(seen[:, 0])
         known = np.stack([whitenable(noise, released[:, j]) for j in range(layers)], axis=1)
@@ -149,6 +155,7 @@ class View:
             np.sign(signs.sum(axis=0)),
             shares,
             known,
+            energy,
         )
 
     @property
@@ -166,16 +173,16 @@ class View:
         seen, planned = self.seen[at, :, layer], self.planned[at, :, layer]
         if not (planned != 0).any():
             return 0.0
-        degrees = bounds.seen_degrees(np.full(int(at.sum()), 1.0 / size), self.seen.shape[1])
-        return bounds.noise_ratio(seen.ravel(), planned.ravel(), confidence, degrees)
+        noise = _noise_seen(self.energy[at, layer, None], np.ones((at.sum(), 1)), np.array([size]), seen.shape[1])
+        return bounds.noise_ratio(seen.ravel(), planned.ravel(), confidence, noise)
 
     def ratio(self, layers: LayerTable, confidence: float) -> float:
         """The same for all layers together, from every canary in every round."""
-        weights, overlap = self._weights(layers)
+        weights = self._weights()
         at = weights.any(axis=1)
         seen, planned = (np.einsum("tmk,tk->tm", values[at], weights[at]) for values in (self.seen, self.planned))
-        degrees = bounds.seen_degrees(overlap[at], self.seen.shape[1])
-        return bounds.noise_ratio(seen.ravel(), planned.ravel(), confidence, degrees)
+        noise = _noise_seen(self.energy[at], weights[at], layers.sizes, seen.shape[1])
+        return bounds.noise_ratio(seen.ravel(), planned.ravel(), confidence, noise)
 
     @property
     def sums(self) -> Array:
@@ -198,16 +205,21 @@ class View:
 
     def sums_ratio(self, layers: LayerTable, confidence: float) -> float:
         """Lower bound on the signal-to-noise of those sums over the planned one; 0 for too few canaries."""
-        sums, planned = self.sums, self.planned_sums
-        weights, overlap = self._weights(layers)
-        degrees = bounds.seen_degrees(overlap[weights.any(axis=1)].mean(keepdims=True), len(sums))
-        if degrees < 1:
-            return 0.0
-        return bounds.noise_ratio(sums, planned, confidence, degrees)
+        sums, planned, weights = self.sums, self.planned_sums, self._weights()
+        overlap = np.sum(weights**4 / layers.sizes, axis=1)[weights.any(axis=1)].mean(keepdims=True)
+        degrees = bounds.seen_degrees(overlap, len(sums))
+        return 0.0 if degrees < 1 else bounds.noise_ratio(sums, planned, confidence, bounds.NoiseSeen(degrees))
 
-    def _weights(self, layers: LayerTable) -> tuple[Array, Array]:
-        """Weight of each layer in a round, [T, K], and mean square of the cosine of two canaries, [T]."""
+    def _weights(self) -> Array:
+        """Weight of each layer in a round, [T, K]; zeros where nothing is known."""
         weights = self.shares * self.known
         lengths = np.linalg.norm(weights, axis=1, keepdims=True)
-        weights = np.divide(weights, lengths, out=np.zeros_like(weights), where=lengths > 0)
-        return weights, np.sum(weights**4 / layers.sizes, axis=1)
+        return np.asarray(np.divide(weights, lengths, out=np.zeros_like(weights), where=lengths > 0))
+
+
+def _noise_seen(energy: Array, weights: Array, sizes: npt.NDArray[np.int64], canaries: int) -> bounds.NoiseSeen:
+    """The noise of the rounds in which it was seen as a whole; where there is none, that of the canaries' sums."""
+    whole = np.all((weights == 0) | ~np.isnan(energy), axis=1)
+    if whole.any():
+        return bounds.NoiseSeen.of_layers(energy[whole], weights[whole], sizes)
+    return bounds.NoiseSeen(bounds.seen_degrees(np.sum(weights**4 / sizes, axis=1), canaries))

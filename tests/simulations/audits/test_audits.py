@@ -74,13 +74,13 @@ def test_an_interrupted_audited_run_keeps_what_its_canaries_saw(tiny, tmp_path):
     again = launch.resume(tmp_path / "cut")
     assert again["model_sha256"] == whole["model_sha256"]
     one, other = (RunFolder.open(tmp_path / name).canaries() for name in ("whole", "cut"))
-    assert [row["aligned"] for row in one] == [row["aligned"] for row in other]
+    assert [row["layer_aligned"] for row in one] == [row["layer_aligned"] for row in other]
 
 
 def test_a_damaged_record_is_refused(tiny, tmp_path):
     launch.simulate(tiny(run={"audit": True}), run_dir=tmp_path / "run")
     file = tmp_path / "run" / "private" / "canaries.jsonl"
-    file.write_text(file.read_text().replace('"aligned": [[', '"aligned": [["x", '))
+    file.write_text(file.read_text().replace('"layer_aligned": [[', '"layer_aligned": [["x", '))
     with pytest.raises(RunError, match=r"canaries.jsonl: a damaged row"):
         targets.audit_run(tmp_path / "run", Audit())
 

@@ -1,0 +1,85 @@
+"""How conspicuous the correlations of a run's noise are, with earlier rounds' and among its layers."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+import scipy.special
+
+Array = npt.NDArray[np.float64]
+_FEWEST = 8  # coordinates of which a correlation says something
+
+
+def correlations(layers: int, kept: int = 1) -> int:
+    """Most correlations that are looked at in a round of so many layers, whose noise leaves `kept` vectors behind."""
+    return 2 * kept + max(0, 2 * layers - 3)
+
+
+class Correlations:
+    """The most conspicuous correlation of each round's noise.
+
+    Looked at are a round's noise with each of the vectors that earlier rounds left behind, in this round and in all so
+    far together, and the noise of its layers with that of their neighbours and of the first. Of independent Gaussian
+    noise every cosine has exactly a t law, whose normal quantiles z are added up over the rounds.
+    """
+
+    def __init__(self) -> None:
+        self._sums = np.zeros((3, 0))  # by place in the past: sum of z, rounds, coordinates
+
+    def of(self, noise: Array, past: list[Array], parts: list[Array]) -> Array:
+        """(|z|, correlation) of the most conspicuous one; (0, 0) where there is nothing to look at.
+
+        Args:
+            noise: of the round, NaN where not known.
+            past: vectors of the same size that it should be independent of, the latest last.
+            parts: its layers.
+        """
+        pairs = [(noise, vector) for vector in reversed(past)]
+        for other in range(1, len(parts)):
+            for one in {0, other - 1}:
+                shorter = min(len(parts[one]), len(parts[other]))
+                pairs.append((parts[one][:shorter], parts[other][:shorter]))
+        if not pairs:
+            return np.zeros(2)
+        values, sizes = np.array([_cosine(a, b) for a, b in pairs]).T
+        z = normal_quantile(values, sizes)
+        if len(past) > self._sums.shape[1]:
+            self._sums = np.pad(self._sums, ((0, 0), (0, len(past) - self._sums.shape[1])))
+        sums = self._sums[:, : len(past)]
+        sums += np.stack([z[: len(past)], sizes[: len(past)] > 0, sizes[: len(past)]])
+        times = np.maximum(sums[1], 1)
+        together = sums[0] / np.sqrt(times), sums[0] / np.sqrt(times * np.maximum(sums[2], 1))
+        found = np.array([np.abs([*z, *together[0]]), [*values, *together[1]]])
+        return np.asarray(found[:, int(np.argmax(found[0]))])
+
+
+def _cosine(a: Array, b: Array) -> tuple[float, int]:
+    """Cosine of two vectors where both are known, and of how many coordinates it is; zeros for too few."""
+    product = float(a @ b)
+    if math.isnan(product):  # layers that were not released
+        both = np.isfinite(a) & np.isfinite(b)
+        a, b = a[both], b[both]
+        product = float(a @ b)
+    lengths = math.sqrt(float(a @ a) * float(b @ b))
+    return (0.0, 0) if len(a) < _FEWEST or lengths == 0 else (product / lengths, len(a))
+
+
+def normal_quantile(cosines: Array, sizes: Array) -> Array:
+    """Normal quantiles z of the p-values of cosines of independent Gaussian vectors; 0 for vectors of size 0.
+
+    Args:
+        cosines: in [-1, 1], [n].
+        sizes: coordinates of each, [n].
+
+    Example:
+        >>> np.round(normal_quantile(np.array([0.1, -0.1, 0.0]), np.array([100, 10_000, 0])), 2)
+        array([  1.  , -10.02,   0.  ])
+    """
+    value = np.clip(np.abs(cosines), 0.0, 1 - 1e-15)
+    freedom = np.maximum(sizes - 1.0, 1.0)
+    tail = scipy.special.stdtr(freedom, -value * np.sqrt(freedom / (1 - value**2)))
+    with np.errstate(divide="ignore"):
+        z = np.where(tail > 1e-300, -scipy.special.ndtri(tail), np.arctanh(value) * np.sqrt(sizes))
+    return np.asarray(np.where(sizes > 0, np.copysign(z, cosines), 0.0))

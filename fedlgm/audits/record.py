@@ -1,0 +1,103 @@
+"""What canaries saw of a run: everything that its bounds are computed from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from fedlgm.errors import ConfigError
+
+Array = npt.NDArray[np.float64]
+Presence = Literal["release", "run"]
+
+
+@dataclass(frozen=True)
+class CanaryRecord:
+    """What canaries saw over T rounds with m canaries and K layers.
+
+    A layer's *canary-aligned sum* is <u_ij, (release - clients' sum) / sigma_j>, u_ij the canary's unit direction in
+    that layer.
+
+    Attributes:
+        round: number of each round, from 1, [T].
+        layer_aligned: canary-aligned sums of each layer, the other canaries' known contributions taken off, [T, m, K];
+            NaN where not released.
+        layer_signal: s_j / sigma_j of each layer, [T, K]; 0 where not released.
+        signs: +1 or -1 where the canary was in (times its direction), 0 where not, [T, m].
+        orientation: the direction's sign in that round, whether the canary was in or not, [T, m]; 0 where a canary of
+            a run whose rounds are one mechanism could not take part.
+        length: squared length of the sum of the round's signed directions in each layer, [T, K].
+        energy: mean square of the noise (whitened, where it is correlated) in each layer, in units of the plan's,
+            [T, K]; NaN where not released.
+        correlation: largest significance |z| of a correlation of that noise with earlier rounds' and with other
+            layers', and the correlation itself, [T, 2].
+        multipliers: the plan's effective multiplier of each round, [T].
+        raw: sums of all layers without taking anything off: functions of the release alone, [T, m]. Here and in
+            `whole`, nothing where canaries have a coin per round.
+        whole: length of the sum of all releases so far in units of their noise, [T].
+        member: whether the canary's coin put it into the run, bool [m].
+        rate: probability that a canary that is in takes part in a round.
+        presence: "release" (a coin per round) or "run" (a coin per run).
+    """
+
+    round: Array
+    layer_aligned: Array
+    layer_signal: Array
+    signs: Array
+    orientation: Array
+    length: Array
+    energy: Array
+    correlation: Array
+    multipliers: Array
+    raw: Array
+    whole: Array
+    member: npt.NDArray[np.bool_]
+    rate: float
+    presence: Presence
+
+    @classmethod
+    def of(
+        cls,
+        rows: Sequence[Mapping[str, Any]],
+        member: npt.NDArray[np.bool_],
+        rate: float = 1.0,
+        presence: Presence = "release",
+    ) -> CanaryRecord:
+        """Record of rounds, as `Canaries.rows` holds them or as they were stored.
+
+        Raises:
+            ConfigError: no rows, or rows that are incomplete.
+        """
+        if not rows:
+            raise ConfigError("nothing was released while the canaries watched: there is nothing to audit")
+        names = [field.name for field in fields(cls) if field.name not in ("member", "rate", "presence")]
+        try:
+            values = {name: np.stack([np.asarray(row[name], dtype=np.float64) for row in rows]) for name in names}
+        except (KeyError, ValueError) as error:
+            raise ConfigError(f"the canaries' record is damaged: {error}") from error
+        return cls(**values, member=member, rate=rate, presence=presence)
+
+    @cached_property
+    def signal(self) -> Array:
+        """Mu of each round by the plan, [T]."""
+        return np.asarray(np.linalg.norm(self.layer_signal, axis=1))
+
+    @cached_property
+    def weights(self) -> Array:
+        """Weight of each layer in a whole canary-aligned sum, of squares that add up to 1, [T, K]."""
+        return np.asarray(self.layer_signal / self.signal[:, None])
+
+    @cached_property
+    def aligned(self) -> Array:
+        """Canary-aligned sums of all released layers together, [T, m]."""
+        return np.asarray(np.nansum(self.layer_aligned * self.weights[:, None], axis=2))
+
+    @cached_property
+    def cosines(self) -> Array:
+        """Cosine of each canary with the sum of all releases, [m]."""
+        return np.asarray(np.sum(self.raw * self.orientation, axis=0) / self.whole[-1])
