@@ -14,7 +14,8 @@ from fedlgm.node_protocol import canonical
 from fedlgm.tasks import Task
 from fedlgm.training import LocalTraining
 
-_LONGEST = 16_384  # characters of one name with its options: three numbers for each of two hundred layers
+_LONGEST = 4096  # characters of a name with its options
+_LONGEST_MECHANISM = 16_384  # three numbers for each of two hundred layers
 
 
 class Work(BaseModel):
@@ -46,16 +47,16 @@ class Work(BaseModel):
             first = error.errors()[0]
             raise Refusal("work", f"work.{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
         allow = policy.allow
-        for kind, section, allowed in (
-            ("mechanism", work.mechanism, allow.mechanisms),
-            ("model", work.model, allow.models),
-            ("task", work.task, allow.tasks),
+        for kind, section, allowed, longest in (
+            ("mechanism", work.mechanism, allow.mechanisms, _LONGEST_MECHANISM),
+            ("model", work.model, allow.models, _LONGEST),
+            ("task", work.task, allow.tasks, _LONGEST),
         ):
             if section.get("name") not in allowed:
                 asked = repr(section.get("name"))[:200]
                 raise Refusal("work", f"{kind} {asked} is not allowed on this node; allowed: {', '.join(allowed)}")
-            if len(canonical(section)) > _LONGEST:
-                raise Refusal("work", f"the options of the {kind} are longer than {_LONGEST} characters")
+            if len(canonical(section)) > longest:
+                raise Refusal("work", f"the options of the {kind} are longer than {longest} characters")
         allow.check_options(work.mechanism["name"], options_of(work.mechanism))
         work.built()
         if work.local().epochs > allow.most_epochs:

@@ -145,6 +145,13 @@ def test_what_is_not_known_is_refused_in_one_sentence_and_costs_nothing(lasting,
     assert len(said["why"]) < 400
 
 
+@pytest.mark.parametrize("section", ["model", "task"])
+def test_thousands_of_options_are_refused_before_anything_is_built(lasting, section):
+    asked_for = {"model": {"name": "mlp", "hidden": [1] * 4000}, "task": {"name": "classification", "x": [1] * 4000}}
+    said, _ = ask(lasting, work=nodes.WORK | {section: asked_for[section]})
+    assert (said["code"], "longer than 4096 characters" in said["why"]) == ("work", True)
+
+
 @pytest.mark.parametrize("number", ["1e999", "-1e999", "NaN", "Infinity"])
 def test_numbers_that_are_none_are_refused(lasting, number):
     """JSON has no NaN, and Python reads 1e999 as infinity."""
