@@ -5,7 +5,8 @@
   each, as their sum;
 * processor seconds of whole rounds of `fashion-mnist` with either noise, one core (`--rounds 0` leaves them out);
 * errors of the models over those of independent noise: without amplification, clients at least b rounds apart in both;
-  and with groups and secret draws in them, against Poisson sampling of everybody.
+  and with groups and secret draws in them, against Poisson sampling of everybody;
+* what a C of its own for every layer would gain over the best one for all, if the server treated layers differently.
 
 Nothing is written but what is printed.
 """
@@ -23,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.optimize import minimize
 
 from fedlgm import correlation, mechanisms, models
 from fedlgm.correlation import CorrelatedStream, Correlation, Workload
@@ -191,6 +193,66 @@ def workloads() -> list[Row]:
     return rows
 
 
+HALVES = tuple((np.arange(ROUNDS) < ROUNDS // 2).astype(float).tolist())
+FALLING = tuple((1 - np.arange(ROUNDS) / ROUNDS).tolist())
+DIFFERENT = {
+    "momentum 0.9 / none": (Workload(0.9), Workload()),
+    "momentum 0.9 / 0.5": (Workload(0.9), Workload(0.5)),
+    "weight decay 0.01 a round / none": (Workload(decay=0.99), Workload()),
+    "learning rate falling to 0 / constant": (Workload(rates=FALLING), Workload()),
+    "learning rate 0 after 150 rounds / constant": (Workload(rates=HALVES), Workload()),
+    "no difference": (Workload(), Workload()),
+}
+"""What the server could do differently with two kinds of layers."""
+TABLES = {"CNN, FashionMNIST": MODELS["CNN, FashionMNIST"], "ResNet-18": MODELS["ResNet-18"]}
+
+
+def per_layer() -> list[Row]:
+    """Error of the best C for all layers over that of a C for each layer, under the optimal split of either.
+
+    With sens(C_l) E_l of each kind of layers the optimal split has the error sum_l c_l sens(C_l) E_l sqrt(d_l)
+    (`fedlgm.correlation.optimal_split`), so what one C costs is the mean of what it costs either kind, weighted by the
+    terms of this sum. "worst": the largest over all weights, whatever the model. Models: layers have equal bounds, and
+    the last one ("output"), or the second half of them, is treated as named second.
+    """
+    sizes = {
+        name: LayerTable.from_module(models.build(kind, in_shape=shape, classes=10)).sizes
+        for name, (kind, shape) in TABLES.items()
+    }
+    rows = []
+    for name, pair in DIFFERENT.items():
+        costs = [_cost(workload) for workload in pair]
+        own = [correlation.get("banded", ROUNDS, bands=BANDS, workload=workload).coefficients for workload in pair]
+        least = [cost(c) for cost, c in zip(costs, own, strict=True)]
+        row: Row = {"layers differ by": name}
+        row["worst"] = max(_shared(costs, least, own, share) for share in np.linspace(0.1, 0.9, 9))
+        for model, d in sizes.items():
+            for what, second in (("output", len(d) - 1), ("second half", len(d) // 2)):
+                weights = np.array([np.sqrt(d[:second]).sum() * least[0], np.sqrt(d[second:]).sum() * least[1]])
+                row[f"{model}: {what}"] = _shared(costs, least, own, weights[0] / weights.sum())
+        rows.append(row)
+    return rows
+
+
+Cost = Callable[[np.ndarray], float]
+
+
+def _cost(workload: Workload) -> Cost:
+    """Norm times root mean square error: sens(C) E up to the factor sqrt(k), which is that of every layer."""
+    return lambda c: float(np.sqrt(workload.variances(c, ROUNDS).mean()) * np.linalg.norm(c))
+
+
+def _shared(costs: list[Cost], least: list[float], own: list[np.ndarray], share: float) -> float:
+    """Least weighted cost of one C for both kinds of layers, relative to those of C's of their own."""
+    weights = np.array([share, 1 - share])
+
+    def relative(c: np.ndarray) -> float:
+        return float(np.log(sum(w * cost(c) / o for w, cost, o in zip(weights, costs, least, strict=True))))
+
+    start = weights @ np.array(own)
+    return float(np.exp(minimize(relative, start, method="L-BFGS-B", options={"maxiter": 300}).fun))
+
+
 def interleaved(jobs: list[Callable[[], Any]], repeats: int) -> list[float]:
     """Median seconds of this process's time for each job, taken in turn after one run that warms up.
 
@@ -228,6 +290,7 @@ def main() -> None:
             (3.0,) if quick else (1.0, 3.0, 8.0, 16.0), (2, 10) if quick else (2, 4, 5, 10)
         ),
         "workloads": workloads(),
+        "a C for each layer": per_layer(),
         "noise of a round": noise_cost(3 if quick else options.repeats),
     }
     if options.rounds > 0 and not quick:

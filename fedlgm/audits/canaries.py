@@ -5,7 +5,8 @@ whose norm is far above the bound s_j, so that the release's own clipping brings
 of the definition: it knows every client's contribution and every direction, and not whether a canary was in; once that
 is worked out, it knows the noise as a whole. What it sees of canary i in a round is the *canary-aligned sum*
 <u_i, (release - clients' sum) / sigma>, with u_i the canary's unit direction in units of the noise: signal
-mu = 1 / sigma_eff if the canary was in, and exactly Gaussian noise of standard deviation 1 if the release is as planned.
+mu = 1 / sigma_eff if the canary was in, and exactly Gaussian noise of standard deviation 1 if the release is as
+planned.
 
     canaries.insert(round, plan, total)    # before the noise; total [plan.size] is changed in place
     noisy = release(total, plan, keys, round)

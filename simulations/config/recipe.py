@@ -76,6 +76,7 @@ class Recipe(Section):
         for key in ("sampling_rate", "steps", "exact_sums"):
             if getattr(self.training, key) is not None:
                 raise ValueError(f"training.{key} belongs to privacy.unit = 'example'")
+        self._check_noise()
         if privacy.trust == "local" and privacy.max_participations is None:
             raise ValueError("privacy.max_participations is needed under local trust: every participation costs")
         if privacy.trust == "central" and privacy.max_participations is not None:
@@ -84,7 +85,6 @@ class Recipe(Section):
             raise ValueError("privacy.relation must be 'replace-one' under local trust: participation is visible")
         if self.relation != "replace-one" and federation.sampling == "fixed":
             raise ValueError("privacy.relation must be 'replace-one' for fixed-size sampling")
-        self._check_noise()
 
     @property
     def unit(self) -> Unit:

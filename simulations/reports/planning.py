@@ -55,7 +55,12 @@ def _over_rounds(recipe: Recipe, plan: ReleasePlan) -> NoiseProcess:
     found = noise_over_rounds(plan.facts, plan.sigma, plan.layers.sizes, recipe.workload)
     if found is None:
         return {}
-    return {"noise_process": described(recipe), "noise_over_rounds": found.rows(), "error_of_the_model": found.means()}
+    return {
+        "noise_process": described(recipe),
+        "noise_over_rounds": found.rows(),
+        "noise_by_layer": found.layer_rows(plan.layers.names),
+        "error_of_the_model": found.means(),
+    }
 
 
 def _sampling(assembly: Assembly) -> str:

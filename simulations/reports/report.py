@@ -164,7 +164,7 @@ def _noise(folder: RunFolder, rows: Sequence[Mapping[str, Any]], multiplier: flo
         f"noise, the server's learning rate aside: {escape(told)}, at the same epsilon.</p>"
     )
     pictures = [
-        heat_map("Noise norm of one round", names, rounds, values, log=True),
+        heat_map("Noise norm of one round's mean", names, rounds, values / facts.sampling.expected, log=True),
         over_rounds("Noise norm of the model", range(1, found.rounds + 1), series),
     ]
     return _section("Noise over the rounds", note, page.gallery(pictures))

@@ -6,6 +6,7 @@ rounds. Independent noise at the same (epsilon, delta) stands beside it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,19 +17,20 @@ from fedlgm.errors import PrivacyError
 from fedlgm.facts import RunFacts
 from fedlgm.privacy.whole_run import WholeRun, whole_run
 from simulations.config.recipe import Recipe
-from simulations.reports.rows import NoiseRow
+from simulations.reports.rows import LayerNoiseRow, NoiseRow
 
 SHOWN = 7  # rounds of a table in the terminal
 
 
 @dataclass(frozen=True)
 class NoiseOverRounds:
-    """Root mean square l2 norms of noise, all layers together, by one round's plan.
+    """Root mean square l2 norms of noise, by one round's plan; all layers together where nothing else is said.
 
     The model's noise is that of plain averaging or server momentum, the server's learning rate left aside.
 
     Attributes:
         rounds: T.
+        by_layer: noise of each round's mean update in each layer, [T, K]; NaN where a layer is not released.
         single: noise of each round's mean update, [T].
         so_far: noise of the model after each round, [T].
         same_schema: `so_far` of independent noise under the same participation, [T].
@@ -37,6 +39,7 @@ class NoiseOverRounds:
     """
 
     rounds: int
+    by_layer: np.ndarray
     single: np.ndarray
     so_far: np.ndarray
     same_schema: np.ndarray
@@ -49,8 +52,19 @@ class NoiseOverRounds:
 
     def rows(self, count: int = SHOWN) -> list[NoiseRow]:
         """Figures of some rounds, from the first to the last."""
+        return [self._row(number) for number in self._shown(count)]
+
+    def layer_rows(self, names: Sequence[str], count: int = SHOWN) -> list[LayerNoiseRow]:
+        """Each layer's noise in the rounds of `rows`."""
+        norms = self.by_layer[np.array(self._shown(count)) - 1].T
+        return [
+            {"layer": name, "norms": [None if np.isnan(value) else float(value) for value in row]}
+            for name, row in zip(names, norms, strict=True)
+        ]
+
+    def _shown(self, count: int) -> list[int]:
         shown = np.unique(np.round(np.geomspace(1, self.rounds, min(count, self.rounds))).astype(int))
-        return [self._row(int(r)) for r in shown]
+        return [int(number) for number in shown]
 
     def _row(self, number: int) -> NoiseRow:
         row: NoiseRow = {
@@ -83,7 +97,8 @@ def noise_over_rounds(
         return None
     run, epsilon_delta = whole_run(facts), facts.budget()
     released = np.isfinite(sigma)
-    unit = float(np.sqrt(np.sum(np.where(released, sigma, 0.0) ** 2 * sizes))) / facts.sampling.expected
+    layers = np.where(released, sigma, np.nan) * np.sqrt(sizes) / facts.sampling.expected
+    unit = float(np.sqrt(np.nansum(layers**2)))
     per_multiplier = unit / facts.noise_multiplier
     identity = correlation.get("identity", facts.rounds)
     plain = np.sqrt(workload.variances(identity.coefficients, facts.rounds))
@@ -104,6 +119,7 @@ def noise_over_rounds(
         sampled = None
     return NoiseOverRounds(
         facts.rounds,
+        np.outer(run.noise_std, layers),
         unit * run.noise_std,
         unit * np.sqrt(workload.variances(run.noise.coefficients, facts.rounds)),
         plain * per_multiplier * alone,

@@ -24,11 +24,24 @@ class NoiseRow(TypedDict, total=False):
     sampled: float
 
 
+class LayerNoiseRow(TypedDict):
+    """Noise norms of a layer in the mean updates of some rounds, those of `NoiseProcess.noise_over_rounds`.
+
+    Attributes:
+        layer: its name.
+        norms: one for each of these rounds; None where the layer is not released.
+    """
+
+    layer: str
+    norms: list[float | None]
+
+
 class NoiseProcess(TypedDict, total=False):
     """Noise over the rounds, where it is that of one mechanism."""
 
     noise_process: str
     noise_over_rounds: list[NoiseRow]
+    noise_by_layer: list[LayerNoiseRow]
     error_of_the_model: dict[str, float]
 
 

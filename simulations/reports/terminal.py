@@ -12,11 +12,14 @@ from rich.markup import escape
 from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from simulations.config.recipe import Recipe
 from simulations.reports.headline import headline, shown
 from simulations.reports.rows import Exported, LedgerReport, PartitionReport, PlanReport
 from simulations.runs.rows import FullRow, OnRound, RunSummary
+
+_LEAST, _MOST = (247, 251, 255), (8, 69, 148)  # backgrounds of a heat map's cells
 
 
 @contextmanager
@@ -161,7 +164,28 @@ def plan_table(report: PlanReport) -> Group:
     if "noise_process" in report:
         cost.add_row("noise", report["noise_process"])
     cost.add_row("guarantee", escape(report["guarantee"]))
-    return Group(table, *([_noise_table(report)] if "noise_process" in report else []), cost)
+    return Group(table, *(_noise_tables(report) if "noise_process" in report else ()), cost)
+
+
+def _noise_tables(report: PlanReport) -> tuple[Table, Table]:
+    """Noise by layer and round as a heat map, then that of all layers."""
+    heat = Table(title="noise norm of one round's mean, by layer and round", title_justify="left")
+    heat.add_column("layer")
+    for row in report["noise_over_rounds"]:
+        heat.add_column(str(row["round"]), justify="right")
+    logs = [math.log(norm) for each in report["noise_by_layer"] for norm in each["norms"] if norm]
+    for each in report["noise_by_layer"]:
+        heat.add_row(escape(each["layer"]), *(_shaded(norm, min(logs), max(logs)) for norm in each["norms"] if logs))
+    return heat, _noise_table(report)
+
+
+def _shaded(norm: float | None, low: float, high: float) -> Text:
+    """A figure on a background from white (the least logarithm) to blue (the largest)."""
+    if not norm:
+        return Text("-")
+    share = (math.log(norm) - low) / (high - low) if high > low else 0.0
+    red, green, blue = (round(light + share * (dark - light)) for light, dark in zip(_LEAST, _MOST, strict=True))
+    return Text(f"{norm:.3g}", style=f"{'white' if share > 0.5 else 'black'} on rgb({red},{green},{blue})")
 
 
 def _noise_table(report: PlanReport) -> Table:

@@ -58,3 +58,15 @@ def test_cycles():
     c = correlation.get("banded", 40, bands=12)
     theirs = peer.sensitivity.fixed_epoch_sensitivity(c.matrix(), 5)
     assert c.cyclic_sensitivity(8) == pytest.approx(float(theirs), rel=1e-6)
+
+
+@pytest.mark.parametrize(("separation", "buffers"), [(5, 1), (5, 2), (40, 2)])
+def test_buffers(separation, buffers):
+    """Coefficients, error and sensitivity of a buffered strategy."""
+    c = correlation.get("blt", 40, min_separation=separation, buffers=buffers)
+    theirs = peer.buffered_toeplitz.BufferedToeplitz.build(buf_decay=list(c.decays), output_scale=list(c.scales))
+    np.testing.assert_allclose(c.coefficients, np.array(theirs.toeplitz_coefs(40)), rtol=1e-9)
+    squared = peer.toeplitz.minsep_sensitivity_squared(c.coefficients, separation, -(-40 // separation), 40)
+    assert c.sensitivity(separation) == pytest.approx(math.sqrt(squared), rel=1e-9)
+    errors = np.array(peer.toeplitz.per_query_error(strategy_coef=c.coefficients, n=40))
+    assert c.error() == pytest.approx(math.sqrt(errors.mean()), rel=1e-9)

@@ -78,6 +78,30 @@ def test_the_whole_is_worst_where_every_layer_is(rounds, separation, seeds):
     assert claimed == pytest.approx(true, rel=1e-12)
 
 
+@settings(max_examples=40, deadline=None)
+@given(st.integers(2, 6), st.integers(1, 3), st.lists(st.integers(0, 2**31), min_size=2, max_size=3))
+def test_the_whole_is_never_worse_than_its_layers_together(rounds, separation, seeds):
+    """Any coefficients and any contributions, by brute force over patterns and an adversary's vectors."""
+    rng = np.random.default_rng(seeds)
+    layers = [Correlation("own", rounds, [1.0, *rng.uniform(-1, 1, rng.integers(0, rounds))]) for _ in seeds]
+    ratios = rng.uniform(0.1, 3, len(seeds))
+    claimed = math.hypot(*(r * c.sensitivity(separation) for r, c in zip(ratios, layers, strict=True)))
+    for size in range(1, rounds + 1):
+        for chosen in itertools.combinations(range(rounds), size):
+            if any(b - a < separation for a, b in itertools.pairwise(chosen)):
+                continue
+            moved = 0.0  # ||C_l x_l / s_l||^2 of all layers; a layer's contributions are independent of the others'
+            for ratio, c in zip(ratios, layers, strict=True):
+                columns = c.matrix()[:, list(chosen)]
+                vectors = rng.standard_normal((size, size + 1))
+                for _ in range(5):
+                    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+                    vectors = columns.T @ columns @ vectors + 1e-9 * vectors
+                vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+                moved += float(np.linalg.norm(ratio * columns @ vectors) ** 2)
+            assert math.sqrt(moved) <= claimed * (1 + 1e-12)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

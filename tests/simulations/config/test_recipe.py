@@ -101,6 +101,9 @@ REFUSED = {
         {"privacy": {"noise": "banded", "trust": "local", "max_participations": 3}},
         ["needs trust = 'central'", "seen alone", "independent noise has the least last and largest error"],
     ),
+    "correlated, local, without a cap": (
+        {"federation": CYCLE, "privacy": {"noise": "banded", "trust": "local"}}, ["needs trust = 'central'"],
+    ),
     "more bands than rounds": (
         {"federation": CYCLE, "privacy": {"noise": "banded", "bands": 4}}, ["bands = 4", "federation.rounds, 3"],
     ),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +27,7 @@ from simulations.config.recipe import Recipe
 from simulations.engines.flower_entry import make_server_app
 from simulations.engines.local import LocalGrid
 from simulations.runs.folder import RunFolder
+from tests.support.interruption import Interrupted, interrupt_at
 
 ENGINES = [
     pytest.param({"engine": "ray", "workers": 2}, id="ray, 2 workers"),
@@ -133,6 +136,31 @@ def test_engines_agree_on_correlated_noise(tmp_path, nothing_left, options):
     )  # fmt: skip
     here = launch.simulate(recipe, engine="local", run_dir=tmp_path / "local")
     there = launch.simulate(recipe, run_dir=tmp_path / "run", **options)
+    assert {name: there[name] for name in SAME} == {name: here[name] for name in SAME}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [3, None])
+@pytest.mark.parametrize("engine", ["ray", "flower"])
+def test_interrupted_correlated_runs_go_on_in_every_engine(tmp_path, nothing_left, engine, seed):
+    """Stopped at two random rounds and continued there, with a seed and with secret keys: the bits of a whole run."""
+    recipe = recipes.load(
+        "correlated-digits",
+        ["federation.clients=20", "federation.rounds=6", "federation.rate=0.25", "run.block_size=2",
+         "run.checkpoint_every=2", f"run.seed={'none' if seed is None else seed}"],
+    )  # fmt: skip
+    chance = random.Random(f"{engine} {seed}")
+    stops = chance.randint(1, 3), chance.randint(5, 6)
+    with pytest.raises(Interrupted):
+        launch.simulate(recipe, engine=engine, workers=2, run_dir=tmp_path / "run", progress=interrupt_at(stops[0]))
+    if seed is None:  # secret keys: a copy of the folder, run through here, is the same run
+        shutil.copytree(tmp_path / "run", tmp_path / "copy")
+        here = launch.resume(tmp_path / "copy")
+    else:
+        here = launch.simulate(recipe, engine="local", run_dir=tmp_path / "local")
+    with pytest.raises(Interrupted):
+        launch.resume(tmp_path / "run", engine=engine, workers=2, progress=interrupt_at(stops[1]))
+    there = launch.resume(tmp_path / "run", engine=engine, workers=2)
     assert {name: there[name] for name in SAME} == {name: here[name] for name in SAME}
 
 

@@ -137,10 +137,15 @@ def test_correlated_noise_is_shown_over_the_rounds(tiny: Callable[..., Recipe], 
     text = html.unescape((run / "report.html").read_text(encoding="utf-8"))
     for words in (
         "Noise over the rounds", "Here it is correlated over rounds (banded, 4 bands); 4 groups take turns",
-        "independent, same participation", "independent, secret Poisson draws", "Noise norm of one round of each layer",
+        "independent, same participation", "independent, secret Poisson draws",
+        "Noise norm of one round's mean of each layer",
         "Noise norm of the model over the rounds: this run from",
     ):  # fmt: skip
         assert words in text, words
+    told = text[text.index("Noise norm of one round's mean of each layer over") :][:200]
+    norms = np.array(RunFolder.open(run).rows()[-1]["layer_noise"]) / recipe.sampling.expected  # of the mean
+    for norm in (norms.min(), norms.max()):
+        assert f" {norm:.4g} " in told, told
     launch.simulate(tiny(run={"trackers": []}), run_dir=tmp_path / "plain")
     report.write_report(tmp_path / "plain")
     assert "Noise over the rounds" not in (tmp_path / "plain" / "report.html").read_text(encoding="utf-8")
