@@ -77,6 +77,7 @@ def compare(network: str, names: list[str], rounds: int) -> dict[str, Any]:
             "milliseconds": 1e3 * statistics.median(times[name]),
             "peak_mb": peaks[name]["peak_mb"],
             "above_imports_mb": peaks[name]["peak_mb"] - peaks[name]["imports_mb"],
+            "code_mb": peaks[name]["code_mb"],
         }
         for name in names
     }
@@ -97,7 +98,7 @@ def main() -> None:
             print(f"{network}: plain {results[network]['plain']['milliseconds']:.0f} ms", flush=True)
             for name, row in results[network].items():
                 memory = f"peak {row['peak_mb']:6.0f} MB   above imports {row['above_imports_mb']:6.0f} MB"
-                print(f"  {name:18s} {row['ratio']:6.2f}   {memory}")
+                print(f"  {name:18s} {row['ratio']:6.2f}   {memory}   of it code {row['code_mb']:4.0f} MB")
     if options.json:
         print(json.dumps(results))
 

@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from fedlgm.errors import RunError
 
-PROTOCOL = 2
+PROTOCOL = 3  # 2: a question named a mechanism without its options
 HELLO = {"protocol": PROTOCOL, "ask": "hello"}  # asks a service who it is
 TEST = "test-"  # how the identity of a ledger begins whose noise keys are known
 HEADER_BYTES = 1 << 19  # a plan for a few thousand layers
@@ -89,10 +89,10 @@ def parse_header(text: bytes) -> dict[str, Any]:
     """The JSON object of a header.
 
     Raises:
-        FrameError: not a JSON object, or one with NaN or Infinity in it.
+        FrameError: not a JSON object, or one with NaN or Infinity in it, or with numbers that float64 cannot hold.
     """
     try:
-        header = json.loads(text, parse_constant=_refuse_constant)
+        header = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise FrameError(f"the header is not JSON: {error}") from error
     if not isinstance(header, dict):
@@ -102,6 +102,12 @@ def parse_header(text: bytes) -> dict[str, Any]:
 
 def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is not a JSON number")
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"{text[:40]} is too large a number")
+    return number
 
 
 def exchange(
@@ -231,7 +237,8 @@ class Question:
         client: the node's client number.
         plan: JSON text of the `ReleasePlan`.
         model: SHA-256 of the frame's body, the global model.
-        work: names that are installed on the node, with options: {"mechanism", "group_by", "model", "training"}.
+        work: names that are installed on the node, with options: {"mechanism", "group_by", "task", "model",
+            "training"}, for example {"mechanism": {"name": "dp-sgd", "style": "per-layer"}, ...}.
         nonce: 32 hexadecimal digits; makes an answer to this question useless for any other.
         service: public key of the node's service: no other service answers this question.
         expect: `Position.values` that the service has signed for before, and must still know.

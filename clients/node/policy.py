@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -15,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from fedlgm.clipping import LEAST_CLIP
 from fedlgm.errors import ConfigError, explained
+from fedlgm.extension import is_reference
 from fedlgm.node_protocol import public_key
 from fedlgm.plan import ReleasePlan
 
@@ -29,12 +31,13 @@ class Refusal(Exception):
 
     Attributes:
         code: one of a fixed set, for programs.
-        why: one sentence, for people. It never depends on the node's data.
+        why: one sentence, for people. It never depends on the node's data. What is not printable in it is a "?": parts
+            may be a stranger's, and it is written to the node's log.
     """
 
     def __init__(self, code: str, why: str) -> None:
-        super().__init__(f"{code}: {why}")
-        self.code, self.why = code, why
+        self.code, self.why = code, "".join(sign if sign.isprintable() else "?" for sign in why)
+        super().__init__(f"{code}: {self.why}")
 
 
 class _Section(BaseModel):
@@ -118,6 +121,7 @@ class Allow(_Section):
     mechanisms: tuple[str, ...]
     models: tuple[str, ...]
     tasks: tuple[str, ...] = ("classification",)
+    options: dict[str, dict[str, tuple[Any, ...]]] = {}  # of mechanisms: the values that may be asked for
     largest_model: int = Field(default=20_000_000, ge=1)  # parameters
     most_epochs: int = Field(default=20, ge=1)
 
@@ -125,6 +129,43 @@ class Allow(_Section):
     @classmethod
     def _names(cls, value: Any) -> Any:
         return tuple(value) if isinstance(value, list) else value
+
+    @field_validator("options", mode="before")
+    @classmethod
+    def _options(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {
+            name: {key: tuple(one) if isinstance(one, list) else one for key, one in table.items()}
+            if isinstance(table, dict)
+            else table
+            for name, table in value.items()
+        }
+
+    @model_validator(mode="after")
+    def _options_of_listed_mechanisms(self) -> Self:
+        for name in self.options:
+            if name not in self.mechanisms:
+                raise ValueError(f"options names {name!r}, which mechanisms does not list")
+        return self
+
+    def check_options(self, mechanism: str, options: Mapping[str, Any]) -> None:
+        """Refuse options of a mechanism that this node's operator does not allow.
+
+        What the bundled ones do is known, and none makes a release cost more than its plan says. What those of the
+        operator's own do is not: they may be asked for by the values that he lists, and no others.
+
+        Raises:
+            Refusal: a value that is not listed, where the policy lists values or the mechanism is not a bundled one.
+        """
+        if mechanism not in self.options and not is_reference(mechanism):
+            return
+        listed = self.options.get(mechanism, {})
+        for option, value in options.items():
+            allowed = listed.get(option, ())
+            if value not in allowed:
+                known = ", ".join(map(repr, allowed)) if allowed else "its default alone"
+                raise Refusal("work", f"mechanism: {option[:80]} = {value!r:.200}; allowed: {known}"[:400])
 
 
 class Ask(_Section):
@@ -220,6 +261,9 @@ class Policy(_Section):
             raise Refusal("plan", "a plan that releases nothing")
         if not plan.protected:
             raise Refusal("privacy", "a plan without a guarantee")
+        names = [noisy.query.name for noisy in plan.queries]
+        if len(set(names)) < len(names):  # each is cheap, and is computed in every step
+            raise Refusal("plan", "an auxiliary query that is asked twice")
         if plan.bounded_by == "trainer":
             self._admit_steps(plan)
         elif plan.bounded_by != "aggregator":
@@ -256,8 +300,8 @@ class Policy(_Section):
         steps = plan.facts.steps
         if steps is None or plan.facts.trust != "local":
             raise Refusal("privacy", "example-level steps whose noise the server adds")
-        if plan.family != "gaussian" or plan.queries:
-            raise Refusal("plan", "example-level steps with other noise than Gaussian, or with auxiliary queries")
+        if plan.family != "gaussian":
+            raise Refusal("plan", "example-level steps with other noise than Gaussian")
         if type(steps.count) is not int or not all(math.isfinite(value) for value in (steps.rate, steps.batch)):
             raise Refusal("plan", "example-level steps are a whole number, their rate and batch finite numbers")
         most = self.allow.most_epochs
@@ -302,6 +346,9 @@ exact_sums = false # true: examples' gradients add up in float64, asked for or n
 [allow]
 mechanisms = {mechanisms}
 models = {models}
+# Options of these mechanisms are the server's to choose; what a release costs follows from its bounds and noise. To
+# allow some values only, at the end of this file: [allow.options.dp-sgd] and style = ["flat"]. A mechanism of your own
+# ("package.module:Class") takes the options that are listed so, and no others.
 tasks = ["classification"] # also "regression", "binary", "multi-label"
 largest_model = 20_000_000 # parameters
 most_epochs = 20 # of local training in one round

@@ -10,18 +10,17 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 import fedlgm
 from clients.node import data as node_data
 from clients.node.policy import Policy, Refusal
+from clients.node.work import Work, options_of
 from clients.source import ClientData
-from fedlgm import inputs, mechanisms, models, privacy, tasks
+from fedlgm import inputs, models, privacy, tasks
 from fedlgm.aggregation import BoundedSum
 from fedlgm.contributions import Updates
 from fedlgm.devices import torch_threads
-from fedlgm.errors import FedlgmError
 from fedlgm.example_level.trainer import ExampleTrainer, digest_of, local_steps
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.layers import LayerTable
@@ -30,67 +29,9 @@ from fedlgm.node_protocol import canonical, digest, sha256
 from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.guarantee import Unit
 from fedlgm.release import local_release
-from fedlgm.tasks import Task
 from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer
 
 REPLACED = privacy.guarantee.SENSITIVITY_FACTOR["replace-one"]
-
-
-class Work(BaseModel):
-    """What a question asks for by name; every name must be installed on the node and listed in its policy."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-    mechanism: str = Field(max_length=200)
-    group_by: str = Field(default="module", pattern="^(module|tensor)$")
-    task: dict[str, Any] = {"name": "classification"}
-    model: dict[str, Any]
-    training: dict[str, Any] = {}
-    exact_sums: bool = False  # of example-level steps: gradients add up in float64
-
-    @classmethod
-    def parse(cls, raw: Any, policy: Policy) -> Work:
-        """The work that a question asks for.
-
-        Raises:
-            Refusal: not of this form, or not what the policy allows.
-        """
-        try:
-            work = cls.model_validate(raw)
-        except ValidationError as error:
-            first = error.errors()[0]
-            raise Refusal("work", f"work.{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
-        allow, name = policy.allow, work.model.get("name")
-        for kind, asked, allowed in (
-            ("mechanism", work.mechanism, allow.mechanisms),
-            ("model", name, allow.models),
-            ("task", work.task.get("name"), allow.tasks),
-        ):
-            if asked not in allowed:
-                raise Refusal("work", f"{kind} {asked!r} is not allowed on this node; allowed: {', '.join(allowed)}")
-        if len(canonical(work.model)) > 4096:
-            raise Refusal("work", "the model's options are longer than 4096 characters")
-        if work.local().epochs > allow.most_epochs:
-            raise Refusal("work", f"training.epochs = {work.local().epochs}; at most {allow.most_epochs} are allowed")
-        return work
-
-    def local(self) -> LocalTraining:
-        """Settings of local training.
-
-        Raises:
-            Refusal: unknown or wrong settings.
-        """
-        try:
-            settings = LocalTraining(**self.training)
-            numbers = (settings.lr, settings.momentum, settings.epochs, settings.batch_size)
-            if any(isinstance(number, bool) or not number >= 0 for number in numbers):
-                raise ValueError("settings must be non-negative numbers")
-            if settings.gradient_clip is not None and not settings.gradient_clip > 0:
-                raise ValueError("gradient_clip must be positive")
-            if not (type(settings.epochs) is int and type(settings.batch_size) is int and settings.batch_size >= 1):
-                raise ValueError("epochs and batch_size must be whole numbers")
-            return settings
-        except (TypeError, ValueError, FedlgmError) as error:
-            raise Refusal("work", f"training: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -174,7 +115,7 @@ class Releaser:
 
     def warm(self) -> None:
         """Take one step on the first example with a small model."""
-        work = Work(mechanism="gaussian", model={"name": "logistic"})
+        work = Work(mechanism={"name": "gaussian"}, model={"name": "logistic"})
         module = self._module(work)
         layers = LayerTable.from_module(module)
         order = KeyRing.from_seed(0).torch_generator(Purpose.TRAIN, 0, 0)
@@ -194,7 +135,7 @@ class Releaser:
             raise Refusal("model", "the model holds NaN or Inf")
         layers = self._table(asked)
         try:
-            self._task(asked)
+            asked.target()
         except Exception as error:  # its options are the server's
             raise Refusal("work", f"task: {error}"[:300]) from error
         if len(model) != layers.size:
@@ -259,7 +200,7 @@ class Releaser:
         """The raw update, [1, D]."""
         settings = request.work.local()
         stream = order.torch_generator(Purpose.TRAIN, request.round, self._policy.node.client)
-        targets = node_data.targets(self._policy.data, self._data.y, self._task(request.work))
+        targets = node_data.targets(self._policy.data, self._data.y, request.work.target())
         task = ClientTask(self._data.x, targets, stream, settings.epochs)
         return next(iter(self._resident(request.work, settings).updates(model, [task])))
 
@@ -267,7 +208,7 @@ class Releaser:
         """Refuse, before anything is charged, a model or mechanism that bounds no examples, or not as the plan says."""
         try:
             self._example_trainer(work)
-            kept = cast(BoundsExamples, mechanisms.get(work.mechanism)).scaling(plan).bounds(len(plan.layers))
+            kept = cast(BoundsExamples, work.built()).scaling(plan).bounds(len(plan.layers))
         except Exception as error:  # of the server's names and options; nothing of it depends on the data
             raise Refusal("work", f"example-level training: {error}"[:300]) from error
         if not (kept <= plan.clip * (1 + 1e-9)).all():
@@ -275,7 +216,7 @@ class Releaser:
 
     def _steps(self, request: Request, model: Tensor, keys: KeyRing) -> Tensor:
         """The private update of a round of example-level steps, each noised by itself, [plan.size]."""
-        targets = node_data.targets(self._policy.data, self._data.y, self._task(request.work))
+        targets = node_data.targets(self._policy.data, self._data.y, request.work.target())
         examples = (self._data.x, targets, digest_of(self._data.x, targets))
         trainer, settings = self._example_trainer(request.work), request.work.local()
         client = self._policy.node.client
@@ -285,7 +226,7 @@ class Releaser:
         key = "updates " + canonical(work.model_dump())
         if self._trainer is None or self._trainer[0] != key:
             self._trainer = None  # two large models need not fit
-            made = SequentialTrainer(self._module(work), self._table(work), settings, task=self._task(work))
+            made = SequentialTrainer(self._module(work), self._table(work), settings, task=work.target())
             self._trainer = key, made
         return cast(SequentialTrainer, self._trainer[1])
 
@@ -293,9 +234,8 @@ class Releaser:
         key = "steps " + canonical(work.model_dump())
         if self._trainer is None or self._trainer[0] != key:
             self._trainer = None
-            mechanism, exact = mechanisms.get(work.mechanism), self._exact(work)
             made = ExampleTrainer(
-                self._module(work), self._table(work), mechanism, task=self._task(work), exact_sums=exact
+                self._module(work), self._table(work), work.built(), task=work.target(), exact_sums=self._exact(work)
             )
             self._trainer = key, made
         return cast(ExampleTrainer, self._trainer[1])
@@ -303,10 +243,6 @@ class Releaser:
     def _exact(self, work: Work) -> bool:
         """Whether gradients of examples add up in float64: the server asks for it, or this node's policy does."""
         return work.exact_sums or self._policy.privacy.exact_sums
-
-    @staticmethod
-    def _task(work: Work) -> Task:
-        return tasks.get(work.task["name"], **{name: value for name, value in work.task.items() if name != "name"})
 
     def _table(self, work: Work) -> LayerTable:
         key = canonical([work.model, work.mechanism, work.group_by])
@@ -317,7 +253,7 @@ class Releaser:
                 size = sum(parameter.numel() for parameter in module.parameters())
                 if size > self._policy.allow.largest_model:
                     raise Refusal("work", f"{size} parameters; at most {self._policy.allow.largest_model} are allowed")
-                table = mechanisms.get(work.mechanism).table(LayerTable.from_module(module, work.group_by))
+                table = work.built().table(LayerTable.from_module(module, work.group_by))
             except Refusal:
                 raise
             except Exception as error:  # options are the server's: anything may be wrong with them
@@ -328,8 +264,7 @@ class Releaser:
         return self._layers[key]
 
     def _module(self, work: Work) -> torch.nn.Module:
-        options = {name: value for name, value in work.model.items() if name != "name"}
-        data = self._policy.data
+        options, data = options_of(work.model), self._policy.data
         shape = tuple(data.shape)
         return models.build(work.model["name"], in_shape=shape, classes=data.classes, seed=0, **options)  # type: ignore[arg-type]
 

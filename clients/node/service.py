@@ -354,7 +354,11 @@ class Service:
                     raise Refusal("too-large", str(error)) from error
                 header = protocol.parse_header(await reader.readexactly(head))
                 if header.get("protocol") != protocol.PROTOCOL:
-                    raise Refusal("protocol", f"this service speaks protocol {protocol.PROTOCOL}")
+                    raise Refusal(
+                        "protocol",
+                        f"this service speaks protocol {protocol.PROTOCOL}, the question protocol "
+                        f"{header.get('protocol')!r:.20}: server and nodes need versions of fedlgm that fit",
+                    )
                 ask = _Ask.model_validate(header)
                 return ask, await reader.readexactly(size)
         except TimeoutError:

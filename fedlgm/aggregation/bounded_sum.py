@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -102,14 +103,18 @@ class BoundedSum:
     def _add_bounded(self, row: Tensor) -> None:
         """Add one row that the trainer has bounded, in float64 to the end."""
         self.count += 1
-        if not row.isfinite().all():
+        if not (math.isfinite(float(row.sum())) or row.isfinite().all()):  # the sum of finite numbers may overflow
             self.discarded += 1
             return
-        layers = self.plan.layers
+        layers, position = self.plan.layers, 0
         views = layers.split(row[: layers.size])
-        released = [*(views[j] for j in self.plan.indices), row[layers.size :]]
-        if self.plan.size:
-            self.total += torch.cat(released).to(self.total)
+        for part in (*(views[j] for j in self.plan.indices), row[layers.size :]):  # large ones are not copied whole
+            total = self.total[position : position + len(part)]
+            if total.device.type == "cpu":
+                _add_scaled_(total, part.to(total.device), 1.0)
+            else:
+                total += part.to(total)
+            position += len(part)
 
     def skip(self, clients: int) -> None:
         """Count clients without data: they contribute zero."""

@@ -20,11 +20,11 @@ def bounded_updates(batch: ClippedSum, scaling: Scaling, plan: ReleasePlan) -> B
     """One row for a whole batch, against the gradient: every example's share keeps the scaling's and queries' bounds.
 
     Args:
-        batch: the batch's scaled sum and the norms that it was scaled by.
+        batch: the batch's scaled sum, which is taken over (its sign changes), and the norms that it was scaled by.
         scaling: the scaling.
         plan: whose auxiliary queries are answered, each example's answer cut to the query's bound.
     """
-    return BoundedUpdates(-batch.total[None], _bounds(scaling, plan), _answers(batch.norms, plan))
+    return BoundedUpdates(batch.total.neg_()[None], _bounds(scaling, plan), _answers(batch.norms, plan))
 
 
 def bound_gradients(gradients: Tensor, scaling: Scaling, plan: ReleasePlan) -> BoundedUpdates:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 from torch import Tensor, nn
 
 from fedlgm.aggregation import BoundedSum
@@ -84,7 +85,8 @@ def train(
         drawn = batches
         if keys.secret:
             # A step at other weights or by another plan is another release, which sampling amplifies by its own draws.
-            drawn = batches.derive(trainer.weights.detach().cpu().numpy().tobytes(), plan.to_json().encode())
+            weights = trainer.weights.detach().cpu().numpy().view(np.uint8).data
+            drawn = batches.derive(weights, plan.to_json().encode())
         rows = poisson_rows(drawn, len(y), facts.sampling.rate, step, 0)
         if isinstance(mechanism, UsesPrivateNorms):  # a published variant, whose plan is charged as not private
             plan = mechanism.plan_from_private_norms(method.layers, facts, trainer.figures(x, y, rows))
@@ -92,7 +94,7 @@ def train(
         total.add(trainer.sum(x, y, rows, plan))
         own = noise_keys(keys, total.total, plan)
         ledger.charge(plan.event, round=step, key=fingerprint(own, step))
-        mean = (release(total.total, plan, own, step) / plan.denominator).float()
+        mean = release(total.total, plan, own, step).div_(plan.denominator).float()
         trainer.weights.add_(plan.expand(mean), alpha=lr)
         transcript = transcript.extend(trainer.weights.clone(), mean, plan)
         if progress is not None:

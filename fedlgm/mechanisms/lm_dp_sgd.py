@@ -177,7 +177,8 @@ def bias_minimising_weights(
     if np.linalg.norm(b[flat]) <= 1e-12 * size:
         rest = np.zeros_like(b)
         rest[~flat] = b[~flat] / (a[~flat] - least)
-        length = float(rest @ rest)
+        with np.errstate(over="ignore"):  # infinite is above 1
+            length = float(rest @ rest)
         if length <= 1:  # the multiplier is min A itself
             rest[int(np.argmax(flat))] = math.sqrt(1 - length)
             return rest

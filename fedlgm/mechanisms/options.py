@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -41,6 +42,7 @@ def _problem(value: Any, hint: Any) -> str | None:
     """What a value of type `hint` would be, where `value` is none."""
     origin, arguments = get_origin(hint), get_args(hint)
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    number = number and (isinstance(value, float) or abs(value) <= sys.float_info.max)
     if origin is Literal:
         return None if value in arguments else ", ".join(map(str, arguments))
     if origin in (Union, types.UnionType):
@@ -49,7 +51,7 @@ def _problem(value: Any, hint: Any) -> str | None:
     if hint is bool:
         return None if isinstance(value, bool) else "true or false"
     if hint is int:
-        return None if number and value == int(value) else "a whole number"
+        return None if number and value % 1 == 0 else "a whole number"
     if hint is float:
         return None if number else "a number"
     if hint is str:

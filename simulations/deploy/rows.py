@@ -68,7 +68,7 @@ class EnrolmentEntry(TypedDict, total=False):
 class Work(TypedDict):
     """What nodes are asked to do, by names that are installed there; options are the named objects' own."""
 
-    mechanism: str
+    mechanism: dict[str, Any]
     group_by: str
     task: dict[str, Any]
     model: dict[str, Any]

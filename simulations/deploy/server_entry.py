@@ -51,6 +51,11 @@ def deployed(recipe: Recipe, clients: int, *, test: bool = False) -> Recipe:
     federation, run = recipe.federation, recipe.run
     if federation.dropout or federation.stragglers:
         raise ConfigError("federation.dropout and federation.stragglers are simulated: set both to 0 for real nodes")
+    if recipe.mechanism.variant != "sound":
+        raise ConfigError(
+            f"mechanism.variant = {recipe.mechanism.variant!r} is not private, and real nodes make sound releases "
+            "only: leave it out"
+        )
     if test and run.seed is None:
         raise ConfigError("a test deployment needs run.seed, the seed that its nodes were made with")
     if federation.cohort is not None and federation.cohort > clients:
@@ -66,7 +71,7 @@ def deployed(recipe: Recipe, clients: int, *, test: bool = False) -> Recipe:
 def work_of(recipe: Recipe) -> Work:
     """What nodes are asked to do, by names that are installed there; see `fedlgm.node_protocol.Question`."""
     work: Work = {
-        "mechanism": recipe.mechanism.name,
+        "mechanism": {"name": recipe.mechanism.name, **recipe.mechanism.options},
         "group_by": recipe.mechanism.group_by,
         "task": {"name": recipe.task.name, **recipe.task.options},
         "model": {"name": recipe.model.name, **recipe.model.options},

@@ -33,7 +33,7 @@ from tests.support.patience import LIMIT_S
 
 SHAPE, CLASSES, EXAMPLES = (1, 4, 4), 3, 24
 WORK: dict[str, Any] = {
-    "mechanism": "snr-consistent",
+    "mechanism": {"name": "snr-consistent"},
     "model": {"name": "logistic"},
     "training": {"lr": 0.1, "epochs": 1, "batch_size": 8},
 }

@@ -25,7 +25,7 @@ from tests.support import nodes
 from tests.support.nodes import ask, edit, hello, make_node, rows, served
 
 STEPS, BATCH, LR = 4, 6.0, 0.1
-WORK = nodes.WORK | {"mechanism": "dp-sgd"}
+WORK = nodes.WORK | {"mechanism": {"name": "dp-sgd"}}
 MODULE = models.build("logistic", in_shape=nodes.SHAPE, classes=nodes.CLASSES)
 
 
@@ -111,7 +111,7 @@ REFUSED = {
     "a batch without end": (with_steps(batch=float("inf")), WORK, "plan"),
     "no noise": (changed(sigma=[0.0]), WORK, "plan"),
     "too wide bounds": (changed(clip=[2.0], sigma=[8.0]), WORK, "privacy"),
-    "a mechanism that bounds whole updates": (plan().to_json(), WORK | {"mechanism": "gaussian"}, "work"),
+    "a mechanism that bounds whole updates": (plan().to_json(), WORK | {"mechanism": {"name": "gaussian"}}, "work"),
     "Laplace noise": (changed(family="laplace"), WORK, "plan"),
 }  # fmt: skip
 

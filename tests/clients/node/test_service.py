@@ -347,7 +347,7 @@ def test_answers_that_nobody_reads_are_dropped(tmp_path):
     module = models.build("mlp", in_shape=nodes.SHAPE, classes=3, hidden=[50_000])
     layers = mechanisms.get("gaussian").table(LayerTable.from_module(module))
     body = protocol.npy(layers.flatten(module).numpy())
-    work = nodes.WORK | {"model": {"name": "mlp", "hidden": [50_000]}, "mechanism": "gaussian"}
+    work = nodes.WORK | {"model": {"name": "mlp", "hidden": [50_000]}, "mechanism": {"name": "gaussian"}}
     text = mechanisms.get("gaussian").plan(layers, plan().facts, Transcript.start(layers.flatten(module))).to_json()
     with nodes.NodeProcess(folder) as process:
         assert ask(folder, body=body, work=work, text=text)[0]["ok"]
@@ -471,8 +471,9 @@ WORKS: dict[str, Any] = {
     "an unknown option": {"model": {"name": "logistic", "hook": "x"}},
     "an option that overrides": {"model": {"name": "logistic", "classes": 1000}},
     "many options": {"model": {"name": "mlp", "hidden": [1] * 5000}},
-    "no mechanism": {"mechanism": "none"},
-    "an unknown mechanism": {"mechanism": "raw"},
+    "no mechanism": {"mechanism": {"name": "none"}},
+    "an unknown mechanism": {"mechanism": {"name": "raw"}},
+    "a mechanism as text": {"mechanism": "snr-consistent"},
     "an unknown task": {"task": {"name": "read"}},
     "a task that is not listed": {"task": {"name": "regression"}},
     "a task as an object": {"task": "classification"},

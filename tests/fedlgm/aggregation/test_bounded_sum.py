@@ -109,6 +109,21 @@ class TestBoundedByTheTrainer:
         assert total.total.tolist() == [4.0, 5.0, 6.0]
         assert (total.count, total.discarded) == (3, 1)
 
+    def test_finite_numbers_count_although_their_sum_overflows(self):
+        total, most = BoundedSum.empty(self.MADE), torch.finfo(torch.float32).max
+        for row in ([most, most, most], [math.inf, 0.0, 0.0], [math.inf, -math.inf, 0.0], [most, most, math.nan]):
+            total.add(BoundedUpdates(torch.tensor([row]), (1.0, 2.0)))
+        assert total.total.tolist() == [most, most, most]
+        assert (total.count, total.discarded) == (4, 3)
+
+    def test_layers_that_are_not_released_are_left_out(self):
+        made = plan(
+            [1.0, 2.0], np.array([1.0, np.inf]), sizes={"a": 1, "b": 2}, bounded_by="trainer", released=[True, False]
+        )
+        total = BoundedSum.empty(made)
+        total.add(BoundedUpdates(torch.tensor([[3.0, 4.0, 5.0]]), (1.0, 2.0)))
+        assert total.total.tolist() == [3.0]
+
     def test_float64_stays_float64(self):
         total = BoundedSum.empty(self.MADE)
         total.add(BoundedUpdates(torch.tensor([[1 + 2.0**-40, 0.0, 0.0]], dtype=torch.float64), (1.0, 2.0)))

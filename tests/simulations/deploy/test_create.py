@@ -157,14 +157,18 @@ def test_a_recipe_becomes_that_of_the_deployment():
     assert (real.federation.clients, real.run.seed, real.run.checkpoint_every) == (5, None, 1)
     assert (test.run.seed, test.run.test_mode) == (7, True)
     assert work_of(real)["model"] == {"name": "mlp", "hidden": [32], "activation": "tanh"}
+    assert work_of(real)["mechanism"] == {"name": "snr-consistent", **real.mechanism.options}
     assert "exact_sums" not in work_of(real)
     exact = recipes.load("example-level-federation", ["training.exact_sums=true", "run.seed=none"])
     assert work_of(deployed(exact, 4))["exact_sums"]
+    layers = recipes.load("example-level-federation", ["mechanism.style=per-layer", "run.seed=none"])
+    assert work_of(deployed(layers, 4))["mechanism"]["style"] == "per-layer"
     for change, message in (
         ("federation.dropout=0.1", "simulated"), ("federation.stragglers=0.1", "simulated"),
+        (["mechanism.clip=med", "mechanism.variant=published"], "real nodes make sound releases only"),
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=message):
-            deployed(recipes.load("nodes", [change]), 5)
+            deployed(recipes.load("nodes", [change] if isinstance(change, str) else change), 5)
     with pytest.raises(ConfigError, match=r"needs run\.seed"):
         deployed(recipes.load("nodes", ["run.seed=none"]), 5, test=True)
 

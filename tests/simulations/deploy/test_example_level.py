@@ -21,9 +21,21 @@ SMALL = (
 )  # fmt: skip
 
 
+OPTIONS = {  # of the mechanism, as questions carry them to the nodes
+    "flat": (),
+    "per layer": ("mechanism.style=per-layer", "mechanism.allocation=snr-consistent"),
+    "per layer, bounds from noisy bits": (
+        "mechanism.style=per-layer", "mechanism.allocation=snr-consistent", "mechanism.clip=med",
+        "mechanism.norms=quantile",
+    ),
+    "weights from a noisy query": ("mechanism.name=lm-dp-sgd", "mechanism.emphasis=2"),
+}  # fmt: skip
+
+
 @pytest.mark.slow
-def test_nodes_that_protect_their_examples_learn_what_the_simulation_learns(tmp_path):
-    recipe = recipes.load("example-level-federation", SMALL)
+@pytest.mark.parametrize("options", OPTIONS)
+def test_nodes_that_protect_their_examples_learn_what_the_simulation_learns(tmp_path, options):
+    recipe = recipes.load("example-level-federation", [*SMALL, *OPTIONS[options]])
     lab = create(tmp_path / "lab", 3, example=recipe, policy={"unit": "example"}, test_seed=7)
     try:
         processes.up(lab)
@@ -33,7 +45,10 @@ def test_nodes_that_protect_their_examples_learn_what_the_simulation_learns(tmp_
     simulated = launch.simulate(recipe, engine="local", run_dir=tmp_path / "simulated")
     for figure in ("model_sha256", "accuracy", "epsilon", "rounds", "guarantee"):
         assert deployed[figure] == simulated[figure]
-    assert deployed["accuracy"] > 0.85  # with client-level privacy three nodes stay near a tenth
+    # Steps of layers bounded to shares of C are shorter; with noisy figures among them three rounds are few.
+    assert deployed["accuracy"] > (
+        0.85 if options == "flat" else 0.3
+    )  # with client-level privacy three nodes stay near a tenth
     command = [sys.executable, "-m", "simulations.cli", "node", "ledger", str(lab.node("node0").service.path), "--json"]
     said = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     assert (said["unit"], said["relation"], said["releases"]) == ("example", "add-remove", ROUNDS)

@@ -1,0 +1,106 @@
+"""What a question asks a node to do: names that are installed there, with options, as its policy allows them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from clients.node.policy import Policy, Refusal
+from fedlgm import mechanisms, tasks
+from fedlgm.errors import FedlgmError
+from fedlgm.mechanisms import Mechanism
+from fedlgm.node_protocol import canonical
+from fedlgm.tasks import Task
+from fedlgm.training import LocalTraining
+
+_LONGEST = 4096  # characters of a name with its options
+_LONGEST_MECHANISM = 16_384  # three numbers for each of two hundred layers
+
+
+class Work(BaseModel):
+    """What a question asks for by name, each with its options: {"name": "dp-sgd", "style": "per-layer"}.
+
+    Every name must be installed on the node and listed in its policy. Options are public: they belong to the question
+    and so to what its server signs, and to the release's name. They state how a plan is carried out; what it costs, and
+    whether the node carries it out at all, is decided by the plan's own numbers.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    mechanism: dict[str, Any]
+    group_by: str = Field(default="module", pattern="^(module|tensor)$")
+    task: dict[str, Any] = {"name": "classification"}
+    model: dict[str, Any]
+    training: dict[str, Any] = {}
+    exact_sums: bool = False  # of example-level steps: gradients add up in float64
+
+    @classmethod
+    def parse(cls, raw: Any, policy: Policy) -> Work:
+        """The work that a question asks for.
+
+        Raises:
+            Refusal: not of this form, or not what the policy allows.
+        """
+        try:
+            work = cls.model_validate(raw)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise Refusal("work", f"work.{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        allow = policy.allow
+        for kind, section, allowed, longest in (
+            ("mechanism", work.mechanism, allow.mechanisms, _LONGEST_MECHANISM),
+            ("model", work.model, allow.models, _LONGEST),
+            ("task", work.task, allow.tasks, _LONGEST),
+        ):
+            if section.get("name") not in allowed:
+                asked = repr(section.get("name"))[:200]
+                raise Refusal("work", f"{kind} {asked} is not allowed on this node; allowed: {', '.join(allowed)}")
+            if len(canonical(section)) > longest:
+                raise Refusal("work", f"the options of the {kind} are longer than {longest} characters")
+        allow.check_options(work.mechanism["name"], options_of(work.mechanism))
+        work.built()
+        if work.local().epochs > allow.most_epochs:
+            raise Refusal("work", f"training.epochs = {work.local().epochs}; at most {allow.most_epochs} are allowed")
+        return work
+
+    def built(self) -> Mechanism:
+        """The mechanism with its options, in its sound variant: a node runs no other.
+
+        Raises:
+            Refusal: an option that it does not have, or a value outside its range.
+        """
+        options = options_of(self.mechanism)
+        if "variant" in options:
+            raise Refusal("work", "mechanism.variant is not asked of nodes: they make sound releases only")
+        try:
+            return mechanisms.get(self.mechanism["name"], **options)
+        except Exception as error:  # options are the server's: anything may be wrong with them
+            raise Refusal("work", f"mechanism: {error}"[:300]) from error
+
+    def target(self) -> Task:
+        """The task with its options."""
+        return tasks.get(self.task["name"], **options_of(self.task))
+
+    def local(self) -> LocalTraining:
+        """Settings of local training.
+
+        Raises:
+            Refusal: unknown or wrong settings.
+        """
+        try:
+            settings = LocalTraining(**self.training)
+            numbers = (settings.lr, settings.momentum, settings.epochs, settings.batch_size)
+            if any(isinstance(number, bool) or not number >= 0 for number in numbers):
+                raise ValueError("settings must be non-negative numbers")
+            if settings.gradient_clip is not None and not settings.gradient_clip > 0:
+                raise ValueError("gradient_clip must be positive")
+            if not (type(settings.epochs) is int and type(settings.batch_size) is int and settings.batch_size >= 1):
+                raise ValueError("epochs and batch_size must be whole numbers")
+            return settings
+        except (TypeError, ValueError, FedlgmError) as error:
+            raise Refusal("work", f"training: {error}") from error
+
+
+def options_of(section: dict[str, Any]) -> dict[str, Any]:
+    """The options of a name."""
+    return {key: value for key, value in section.items() if key != "name"}

@@ -1,0 +1,316 @@
+"""Options of mechanisms: public facts of a question, checked by the node's policy and by what is installed there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from clients.node import data as node_data
+from clients.node.folder import NodeFolder
+from clients.node.policy import Policy, Refusal
+from clients.node.release import Releaser
+from clients.node.service import EXAMPLES
+from clients.node.work import Work
+from fedlgm import mechanisms, models, privacy
+from fedlgm import node_protocol as protocol
+from fedlgm.errors import ConfigError
+from fedlgm.example_level.trainer import ExampleTrainer, digest_of, local_steps
+from fedlgm.facts import LocalSteps, RunFacts, Sampling
+from fedlgm.keys import KeyRing
+from fedlgm.layers import LayerTable
+from fedlgm.plan import ReleasePlan
+from fedlgm.queries import BelowBound
+from fedlgm.transcript import Transcript
+from tests.support import nodes
+from tests.support.nodes import ask, hello, make_node, rows, served
+from tests.support.patience import LIMIT_S
+
+MODEL = {"name": "mlp", "hidden": [5]}  # two layers
+MODULE = models.build("mlp", in_shape=nodes.SHAPE, classes=nodes.CLASSES, hidden=[5], seed=0)
+WEIGHTS = LayerTable.from_module(MODULE).flatten(MODULE)
+BODY = protocol.npy(WEIGHTS.numpy())
+PER_LAYER = {"name": "dp-sgd", "style": "per-layer", "allocation": "snr-consistent"}
+ASKED: dict[str, dict[str, Any]] = {
+    "per layer": PER_LAYER,
+    "per layer, bounds from noisy bits": PER_LAYER | {"clip": "med", "norms": "quantile"},
+    "per layer, public norms": PER_LAYER | {"clip": "med", "norms": "public", "public_norms": [2.0, 1.0]},
+    "Auto-S": {"name": "auto-s", "stabiliser": 0.05},
+    "DP-PSAC": {"name": "dp-psac", "bound": 0.5},
+    "weights from a noisy query": {"name": "lm-dp-sgd", "emphasis": 2.0, "error_rates": [0.4, 0.3]},
+    "public weights": {"name": "lm-dp-sgd", "weights": "public", "strengths": [1.0, 3.0]},
+    "an allocation of whole updates": {"name": "snr-consistent", "bound": 0.5},
+}  # fmt: skip
+
+
+def built(options: dict[str, Any]) -> Any:
+    return mechanisms.get(options["name"], **{key: value for key, value in options.items() if key != "name"})
+
+
+def plan(options: dict[str, Any], multiplier: float = 6.0) -> ReleasePlan:
+    chosen = built(options)
+    steps = LocalSteps(3, 0.25, 6.0) if chosen.unit == "example" else None
+    relation = "add-remove" if steps else "replace-one"
+    facts = RunFacts(multiplier, Sampling("poisson", 3, 1.0), relation, "local", 10, steps=steps)  # type: ignore[arg-type]
+    return chosen.plan(chosen.table(LayerTable.from_module(MODULE)), facts, Transcript.start(WEIGHTS))
+
+
+def work(options: Any) -> dict[str, Any]:
+    return nodes.WORK | {"mechanism": options, "model": MODEL}
+
+
+def asked(folder: NodeFolder, options: Any, like: dict[str, Any] = PER_LAYER, **more: Any) -> dict[str, Any]:
+    """The answer's header to a question whose plan is that of `like`, and whose work says `options`."""
+    more = {"text": plan(like).to_json(), "body": BODY} | more
+    return ask(folder, work=work(options), **more)[0]
+
+
+@pytest.fixture(scope="module")
+def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeFolder]:
+    """One node for tests after which it must be as before."""
+    with served(make_node(tmp_path_factory.mktemp("lasting") / "node", unit="example")) as folder:
+        yield folder
+        assert rows(folder) == []
+        assert hello(folder)["ok"]
+
+
+@pytest.mark.parametrize("case", ASKED)
+def test_a_node_carries_out_what_is_asked(tmp_path, case):
+    """The very numbers of the mechanism with these options, each charged at its own price."""
+    options = ASKED[case]
+    chosen, text = built(options), plan(options).to_json()
+    with served(make_node(tmp_path / "node", unit="example", test_seed=1)) as folder:
+        said, body = ask(folder, text=text, body=BODY, work=work(options))
+        assert said["ok"], said
+        found = protocol.vector(body, ("<f4", "<f8"))
+        (row,) = rows(folder)
+    one = plan(options)
+    assert len(found) == one.size
+    if chosen.unit == "client":
+        assert row.trust == "local"
+        return
+    assert row.trust == "local" + EXAMPLES
+    event = privacy.accounting.repeated(privacy.accounting.gaussian_event(one.effective_multiplier, 0.25), 3)
+    assert privacy.accounting.decode(json.loads(row.event)) == event
+    module = models.build("mlp", in_shape=nodes.SHAPE, classes=nodes.CLASSES, hidden=[5], seed=0)
+    trainer = ExampleTrainer(module, one.layers, chosen)
+    data = node_data.read(folder.policy().data, folder.path)
+    keys = KeyRing.from_seed(1).derive(WEIGHTS.numpy().tobytes(), text.encode())
+    training = Work.parse(work(options), folder.policy()).local()
+    examples = data.x, data.y, digest_of(data.x, data.y)
+    expected, _ = local_steps(trainer, training, WEIGHTS, examples, one, keys, 1, folder.policy().node.client)
+    assert (found == expected.numpy()).all()
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "a name alone": ("dp-sgd", "dictionary"),
+    "no name": ({"style": "per-layer"}, "mechanism None is not allowed"),
+    "a name that is a list": ({"name": ["dp-sgd"]}, "is not allowed"),
+    "an unknown option": (PER_LAYER | {"hook": "x"}, "no option hook; known: bound"),
+    "the published variant": (PER_LAYER | {"variant": "published"}, "variant"),
+    "a variant, even the sound one": (PER_LAYER | {"variant": "sound"}, "variant"),
+    "an unknown style": (PER_LAYER | {"style": "by hand"}, "unknown style 'by hand'"),
+    "an unknown allocation": (PER_LAYER | {"allocation": "none"}, "unknown allocation"),
+    "a bound without end": (PER_LAYER | {"bound": 10**400}, "bound"),
+    "a negative bound": (PER_LAYER | {"bound": -1.0}, "bound must be finite and positive"),
+    "a bound of another type": (PER_LAYER | {"bound": "1"}, "bound must be a number"),
+    "a bound that is true": (PER_LAYER | {"bound": True}, "bound must be a number"),
+    "an option as an object": (PER_LAYER | {"public_norms": {"a": 1}}, "public_norms must be a list of numbers"),
+    "an option in depth": (PER_LAYER | {"public_norms": [[[1.0]]]}, "public_norms must be a list of numbers"),
+    "many options": (PER_LAYER | {"public_norms": [1.0] * 10_000}, "characters"),
+    "text that no log can hold": (PER_LAYER | {"\ud800\n\u202e": 1}, "no option ???; known"),
+    "flat bounds for a plan per layer": ({"name": "dp-sgd"}, "plan"),
+    "a mechanism that bounds whole updates": ({"name": "snr-consistent"}, "bounds whole clients"),
+    "Auto-S without a stabiliser": ({"name": "auto-s", "stabiliser": 0.0}, "gamma"),
+    "error rates above a half": ({"name": "lm-dp-sgd", "error_rates": [0.9, 0.1]}, "0.5"),
+    "shares of the budget above it": ({"name": "lm-dp-sgd", "share": 2.0}, "share must lie in (0, 1)"),
+    "a mechanism that nobody listed": ({"name": "os:system", "command": "true"}, "is not allowed"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_not_known_is_refused_in_one_sentence_and_costs_nothing(lasting, case):
+    options, message = REFUSED[case]
+    said = asked(lasting, options)
+    assert said["code"] in ("work", "plan")
+    assert message in said["why"]
+    assert "see this node's log" not in said["why"]
+    assert len(said["why"]) < 400
+
+
+@pytest.mark.parametrize("section", ["model", "task"])
+def test_thousands_of_options_are_refused_before_anything_is_built(lasting, section):
+    asked_for = {"model": {"name": "mlp", "hidden": [1] * 4000}, "task": {"name": "classification", "x": [1] * 4000}}
+    said, _ = ask(lasting, work=nodes.WORK | {section: asked_for[section]})
+    assert (said["code"], "longer than 4096 characters" in said["why"]) == ("work", True)
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "NaN", "Infinity"])
+def test_numbers_that_are_none_are_refused(lasting, number):
+    """JSON has no NaN, and Python reads 1e999 as infinity."""
+    header = json.dumps(nodes.asked(lasting, work=work(PER_LAYER | {"bound": 12345.5})).header())
+    said, _ = protocol.exchange(str(lasting.socket), header.replace("12345.5", number), BODY, timeout=LIMIT_S)
+    assert said["code"] == "frame"
+
+
+def test_bounds_are_those_of_the_plan_whatever_the_options_say(lasting):
+    """An option cannot make a mechanism keep wider bounds than those that are paid for."""
+    text = json.dumps(json.loads(plan(PER_LAYER).to_json()) | {"clip": [1e-3, 1e-3]})
+    wide = {"name": "lm-dp-sgd", "weights": "public", "bound": 0.01}
+    crafted = json.dumps(json.loads(text) | {"clip": [0.009, 0.009]})  # weights whose squares add up to 1.62
+    assert asked(lasting, wide, text=crafted)["code"] == "work"
+    largest = json.dumps(json.loads(text) | {"clip": [2.0, 2.0], "sigma": [20.0, 20.0]})
+    assert asked(lasting, PER_LAYER | {"bound": 4.0}, text=largest)["code"] == "privacy"
+
+
+def test_a_query_is_asked_once(lasting):
+    """Each is free if its noise is large, and is computed in every step: thousands of them would take hours."""
+    options = ASKED["per layer, bounds from noisy bits"]
+    raw = json.loads(plan(options).to_json())
+    again = raw | {"queries": [[BelowBound.name, 1e6]] * 2}
+    said = asked(lasting, options, text=json.dumps(again))
+    assert (said["code"], "twice" in said["why"]) == ("plan", True)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**30), 10**30) | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=2),
+    max_leaves=4,
+)  # fmt: skip
+NAMES = st.sampled_from(["bound", "style", "allocation", "clip", "norms", "public_norms", "floor", "variant", "name"])
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(options=st.dictionaries(NAMES | st.text(max_size=6), VALUES, max_size=3))
+def test_whatever_the_options_are(lasting_releaser, options):
+    """Admitted with the plan's bounds, or refused; never anything else."""
+    text = plan(PER_LAYER).to_json()
+    refused = None
+    try:
+        request = lasting_releaser.understand(1, text, work(PER_LAYER | options), WEIGHTS.numpy())
+        kept = request.work.built().scaling(request.plan)
+    except Refusal as refusal:
+        refused = refusal.code
+    assert refused in ("work", "plan") or (kept.bounds(2) <= request.plan.clip * (1 + 1e-9)).all()
+
+
+@pytest.fixture(scope="module")
+def lasting_releaser(tmp_path_factory: pytest.TempPathFactory) -> Releaser:
+    return releaser(make_node(tmp_path_factory.mktemp("releaser") / "node", unit="example"))
+
+
+def releaser(folder: NodeFolder) -> Releaser:
+    data = node_data.read(folder.policy().data, folder.path)
+    return Releaser(folder.policy(), data, node_data.digest(data), b"0" * 32)
+
+
+# -- who asked, and again ----------------------------------------------------------------------------------------------
+
+
+def test_a_signature_covers_the_options(tmp_path):
+    server = Ed25519PrivateKey.generate()
+    with served(make_node(tmp_path / "node", unit="example", server_key=protocol.public_text(server))) as folder:
+        text = plan(PER_LAYER).to_json()
+        question = nodes.asked(folder, plan=text, model=protocol.sha256(BODY), work=work(PER_LAYER))
+        signed = question.header(server)
+        for other in (
+            PER_LAYER | {"bound": 0.9},
+            PER_LAYER | {"floor": 0.1},
+            {"name": "lm-dp-sgd", "weights": "public"},
+        ):
+            changed = signed | {"work": work(other)}
+            said, _ = protocol.exchange(str(folder.socket), changed, BODY, timeout=LIMIT_S)
+            assert said["code"] == "unsigned"
+        assert rows(folder) == []
+        assert protocol.exchange(str(folder.socket), signed, BODY, timeout=LIMIT_S)[0]["ok"]
+    assert len(rows(folder)) == 1
+
+
+def test_other_options_are_another_release_with_other_noise(tmp_path):
+    """Even where they change nothing: two answers never share their noise, and each is charged."""
+    with served(make_node(tmp_path / "node", unit="example")) as folder:
+        text, found = plan(PER_LAYER, 50.0).to_json(), []
+        for options in (PER_LAYER, PER_LAYER | {"floor": 0.1}, PER_LAYER | {"bound": 0.9}, PER_LAYER):
+            said, body = ask(folder, text=text, body=BODY, work=work(options))
+            assert said["ok"], said
+            found.append(protocol.vector(body, ("<f4", "<f8")))
+        assert (found[0] == found[3]).all()  # the same question
+        for i in range(3):
+            for j in range(i):
+                assert abs(np.corrcoef(found[i], found[j])[0, 1]) < 0.4
+        assert len(rows(folder)) == 3
+        assert len({row.event for row in rows(folder)}) == 1
+
+
+def test_another_protocol_is_named(lasting):
+    header = nodes.asked(lasting).header() | {"protocol": protocol.PROTOCOL - 1}
+    said, _ = protocol.exchange(str(lasting.socket), header, BODY, timeout=LIMIT_S)
+    assert said["code"] == "protocol"
+    assert f"protocol {protocol.PROTOCOL - 1}" in said["why"]
+    assert f"protocol {protocol.PROTOCOL}," in said["why"]
+
+
+# -- the policy --------------------------------------------------------------------------------------------------------
+
+
+def limited(path: Path, table: str) -> Policy:
+    folder = make_node(path, unit="example")
+    folder.policy_file.write_text(folder.policy_file.read_text() + f"\n{table}\n")
+    return folder.policy()
+
+
+def test_a_policy_lists_the_options_that_may_be_asked_for(tmp_path):
+    policy = limited(
+        tmp_path / "node", '[allow.options.dp-sgd]\nstyle = ["per-layer"]\nallocation = ["uniform", "snr-consistent"]'
+    )
+    assert Work.parse(work(PER_LAYER), policy).built() == built(PER_LAYER)
+    for options, message in (
+        (PER_LAYER | {"allocation": "max-snr"}, "allocation = 'max-snr'; allowed: 'uniform', 'snr-consistent'"),
+        (PER_LAYER | {"bound": 0.5}, "bound = 0.5; allowed: its default alone"),
+    ):
+        with pytest.raises(Refusal, match="work: ") as refusal:
+            Work.parse(work(options), policy)
+        assert message in refusal.value.why
+    assert Work.parse(work({"name": "auto-s", "stabiliser": 0.1}), policy).built().stabiliser == 0.1  # not listed there
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ('[allow.options.dp-sdg]\nstyle = ["flat"]', "allow: options names 'dp-sdg', which mechanisms does not list"),
+        ('[allow.options.dp-sgd]\nstyle = "flat"', "allow.options.dp-sgd.style"),
+        ("[allow.options]\ndp-sgd = 1", "allow.options.dp-sgd"),
+    ],
+)
+def test_what_is_wrong_with_a_table_of_options_is_named(tmp_path, table, message):
+    with pytest.raises(ConfigError) as error:
+        limited(tmp_path / "node", table)
+    assert message in str(error.value)
+
+
+def test_a_mechanism_of_the_operators_own_takes_the_options_that_he_lists(tmp_path, monkeypatch):
+    """What its options do nobody knows but he: a file's name may be among them."""
+    (tmp_path / "house_rules.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from fedlgm.mechanisms.dp_sgd import DPSGD\n\n\n"
+        "@dataclass(frozen=True)\n"
+        "class House(DPSGD):\n"
+        '    note: str = "plain"\n'
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    name = "house_rules:House"
+    folder = make_node(tmp_path / "node", unit="example", mechanisms=[name])
+    assert Work.parse(work({"name": name}), folder.policy()).built().note == "plain"
+    with pytest.raises(Refusal, match="allowed: its default"):
+        Work.parse(work({"name": name, "note": "other"}), folder.policy())
+    with folder.policy_file.open("a") as file:
+        file.write(f'\n[allow.options."{name}"]\nnote = ["other"]\n')
+    assert Work.parse(work({"name": name, "note": "other"}), folder.policy()).built().note == "other"
