@@ -20,6 +20,7 @@ checked of the noise is then z = C w, which whitening makes of the noise of the 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -38,6 +39,7 @@ from fedlgm.layers import LayerTable
 from fedlgm.plan import ReleasePlan
 
 Array = npt.NDArray[np.float64]
+_REPEATED = 1 << 22  # numbers of the sums of canaries that take turns, up to which they are kept
 _ABOVE = 8.0  # a canary's raw update over its bound: clipping must bring it down
 _IN = 0.9  # of the canaries with a coin per round; what is learnt grows with those that are in
 _PARTICIPATION, _SIGNS, _BITS = 0, 1, 2  # paths of the auditor's streams
@@ -90,12 +92,13 @@ class Canaries:
         self.rows: list[dict[str, Any]] = []
         self._before: Tensor | None = None  # the clients' sum of the round in progress
         self._added: Tensor | None = None
-        self._signs = self._orientation = np.zeros(count)
-        self._directions = np.zeros(layers.size)  # sum of the signed directions of the round in progress
+        self._taking_part = _Part.of(np.zeros(count), np.zeros(count), self._unit)
+        self._turns: dict[int, _Part] = {}  # of canaries that take turns
         self._last: Array | None = None  # noise of the round before
         self._whitening: Whitening | None = None
         self._correlations = Correlations()
         self._whole = np.zeros(layers.size)  # sum of all releases in units of their noise
+        self._measured: _Measured | None = None
 
     def __len__(self) -> int:
         return len(self._unit)
@@ -106,36 +109,32 @@ class Canaries:
         Raises:
             ConfigError: a plan whose releases canaries cannot be looked for in: Laplace or no noise, local trust.
         """
-        check_auditable(plan)
-        self._orientation, self._signs = self._participation(round, plan)
-        chosen = np.flatnonzero(self._signs)
-        signs = torch.from_numpy(self._signs[chosen]).float()
-        self._directions = (signs @ self._unit[torch.from_numpy(chosen)]).double().numpy()
-        self._before, self._added = total.detach().clone(), self._contributed(plan, len(chosen)).to(total)
+        measured, part = self._measure(plan), self._part(round, plan)
+        self._taking_part = part
+        released = [part.directions[start : start + high - low] for low, high, start in measured.columns.values()]
+        added = np.concatenate([np.concatenate(released) * measured.lengths, measured.answers * part.count])
+        self._before, self._added = total.detach().clone(), torch.from_numpy(added).to(total)
         total += self._added
 
-    def _contributed(self, plan: ReleasePlan, count: int) -> Tensor:
-        """The bounded sum of the `count` canaries that are in, [plan.size].
+    def _measure(self, plan: ReleasePlan) -> _Measured:
+        """What a plan does with a canary; of the plan before, where bounds and noise are the same."""
+        key = (plan.clip.tobytes(), plan.sigma.tobytes(), plan.released.tobytes())
+        if self._measured is None or self._measured.key != key or plan.queries:
+            check_auditable(plan)
+            self._measured = _Measured.of(plan, self._layers, self._unit[:1], key)
+        return self._measured
 
-        One is bounded for all of them: bounding looks at the layers' norms alone, which are the same for all.
-        """
-        scale = np.where(plan.released, plan.clip, 0.0).astype(np.float32).repeat(self._layers.sizes)
-        update = self._unit[:1] * torch.from_numpy(scale)
-        block = BoundedSum.empty(plan)
-        block.add(_bounded(update, plan) if plan.bounded_by == "trainer" else _ABOVE * update)
-        added = block.total.clone()
-        for low, high, start in _columns(plan, self._layers).values():
-            length = float(self._unit[0, start : start + high - low].double() @ added[low:high])
-            added[low:high] = torch.from_numpy(self._directions[start : start + high - low] * length)
-        added[sum(self._layers.sizes[plan.indices]) :] *= count  # answers to queries
-        return added
-
-    def _participation(self, round: int, plan: ReleasePlan) -> tuple[Array, Array]:
-        """Signs of the directions in a round, and the same with 0 for canaries that are not in."""
+    def _part(self, round: int, plan: ReleasePlan) -> _Part:
+        """Who takes part in a round, and how."""
         if not plan.facts.separate_rounds:
-            turn = np.arange(len(self)) % plan.run.separation == (round - 1) % plan.run.separation
-            orientation = np.where(turn, self._turning, 0.0)
-            return orientation, orientation
+            turn = (round - 1) % plan.run.separation
+            if turn in self._turns:
+                return self._turns[turn]
+            orientation = np.where(np.arange(len(self)) % plan.run.separation == turn, self._turning, 0.0)
+            part = _Part.of(orientation, orientation, self._unit)
+            if (len(self._turns) + 1) * self._layers.size <= _REPEATED:
+                self._turns[turn] = part
+            return part
         rng = self._keys.numpy_generator(Purpose.PROBE, _PARTICIPATION, round)
         coins = rng.integers(0, 2, len(self)) if self._presence == "release" else np.ones(len(self), dtype=int)
         orientation = np.where(coins, 1.0, -1.0)
@@ -145,23 +144,22 @@ class Canaries:
             present = (rng.random(len(self)) < _IN).astype(np.float64)
         else:
             present = (self._member & (rng.random(len(self)) < self._rate)).astype(np.float64)
-        return orientation, orientation * present
+        return _Part.of(orientation, orientation * present, self._unit)
 
     def observe(self, round: int, plan: ReleasePlan, noisy: Tensor) -> None:
         """Record what the canaries see of a noisy sum [plan.size]."""
         if self._before is None or self._added is None:
             raise ValueError("observe was called without insert")
-        scale = _scales(plan, self._layers)
+        measured, part = self._measure(plan), self._taking_part
+        scale, share, columns = measured.scale, measured.share, measured.columns
         size = len(scale)
         released = (noisy - self._before)[:size].double().cpu().numpy() / scale  # queries come last
         noise = released - self._added[:size].double().cpu().numpy() / scale
-        columns = _columns(plan, self._layers)
-        share = plan.clip / np.where(plan.released, plan.sigma, 1.0) * plan.released
         aligned, length = np.full((len(self), len(self._layers)), np.nan), np.zeros(len(self._layers))
         for j, (low, high, start) in columns.items():
-            others = self._directions[start : start + high - low]
+            others = part.directions[start : start + high - low]
             seen = torch.from_numpy(released[low:high] - share[j] * others).float()
-            aligned[:, j] = (self._unit[:, start : start + high - low] @ seen).numpy() + self._signs * share[j]
+            aligned[:, j] = (self._unit[:, start : start + high - low] @ seen).numpy() + part.signs * share[j]
             length[j] = others @ others
         raw, whole = self._raw(released, share, columns)
         self.rows.append(
@@ -169,11 +167,11 @@ class Canaries:
                 "round": round,
                 "layer_aligned": aligned,
                 "layer_signal": share,
-                "signs": self._signs,
-                "orientation": self._orientation,
+                "signs": part.signs,
+                "orientation": part.orientation,
                 "length": length,
                 **self._noise(round, plan, noise, columns),
-                "multipliers": plan.effective_multiplier,
+                "multipliers": measured.multiplier,
                 "raw": raw,
                 "whole": whole,
             }
@@ -222,6 +220,82 @@ class Canaries:
         return {"energy": energy, "correlation": self._correlations.of(noise, past, parts)}
 
 
+@dataclass(frozen=True)
+class _Part:
+    """Who takes part in a round.
+
+    Attributes:
+        orientation: sign of every canary's direction in that round, [m]; 0 where it cannot take part.
+        signs: the same with 0 for canaries that are not in, [m].
+        directions: sum of the signed directions of those that are in, [D].
+        count: how many they are.
+    """
+
+    orientation: Array
+    signs: Array
+    directions: Array
+    count: int
+
+    @classmethod
+    def of(cls, orientation: Array, signs: Array, unit: Tensor) -> _Part:
+        """Canaries of directions `unit` [m, D] that are in with `signs`."""
+        chosen = torch.from_numpy(np.flatnonzero(signs))
+        directions = torch.from_numpy(signs).float()[chosen] @ unit[chosen]
+        return cls(orientation, signs, directions.double().numpy(), len(chosen))
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """What a plan does with a canary.
+
+    Attributes:
+        key: bounds, noise and released layers.
+        columns: layer -> (start and end in the released vector, start in the flat update).
+        scale: noise scale of every released coordinate of a layer.
+        share: s_j / sigma_j of each layer, [K]; 0 where not released.
+        multiplier: the plan's effective multiplier.
+        lengths: a canary's length in the layer of each released coordinate, once it is bounded.
+        answers: of a canary to auxiliary queries.
+    """
+
+    key: tuple[bytes, ...]
+    columns: dict[int, tuple[int, int, int]]
+    scale: Array
+    share: Array
+    multiplier: float
+    lengths: Array
+    answers: Array
+
+    @classmethod
+    def of(cls, plan: ReleasePlan, layers: LayerTable, unit: Tensor, key: tuple[bytes, ...]) -> _Measured:
+        """Bound one canary for all of them: bounding looks at the layers' norms alone, which are the same for all.
+
+        Args:
+            plan: the plan.
+            layers: the layers.
+            unit: a canary's directions, [1, D].
+            key: see `_Measured`.
+        """
+        bound = np.where(plan.released, plan.clip, 0.0).astype(np.float32).repeat(layers.sizes)
+        update = unit * torch.from_numpy(bound)
+        block = BoundedSum.empty(plan)
+        block.add(_bounded(update, plan) if plan.bounded_by == "trainer" else _ABOVE * update)
+        columns = _columns(plan, layers)
+        one, size = block.total, int(np.sum(layers.sizes[plan.indices]))
+        lengths = [
+            float(unit[0, start : start + high - low].double() @ one[low:high]) for low, high, start in columns.values()
+        ]
+        return cls(
+            key,
+            columns,
+            np.repeat(plan.sigma[plan.indices], layers.sizes[plan.indices]),
+            plan.clip / np.where(plan.released, plan.sigma, 1.0) * plan.released,
+            plan.effective_multiplier,
+            np.repeat(lengths, layers.sizes[plan.indices]),
+            one[size:].numpy().copy(),
+        )
+
+
 def check_auditable(plan: ReleasePlan) -> None:
     """Refuse a plan whose releases canaries cannot be looked for in.
 
@@ -255,11 +329,6 @@ def _columns(plan: ReleasePlan, layers: LayerTable) -> dict[int, tuple[int, int,
     return found
 
 
-def _scales(plan: ReleasePlan, layers: LayerTable) -> Array:
-    """Noise scale of every released coordinate of a layer."""
-    return np.repeat(plan.sigma[plan.indices], layers.sizes[plan.indices])
-
-
 def canary_count(size: int, rounds: int, groups: int = 1) -> int:
     """How many canaries a run can carry at little cost in which each of them takes part in `rounds` rounds.
 
@@ -271,5 +340,5 @@ def canary_count(size: int, rounds: int, groups: int = 1) -> int:
         rounds: that a canary takes part in.
         groups: of canaries that take turns; one of them is in a round.
     """
-    apart, elements = (16, 1 << 21) if groups == 1 else (8, 1 << 23)
+    apart, elements = (16, 1 << 21) if groups == 1 else (10, 1 << 23)
     return int(max(2, min(-(-3000 // rounds), 128 * groups, size // apart, elements // size)))

@@ -36,7 +36,7 @@ class Correlations:
             past: vectors of the same size that it should be independent of, the latest last.
             parts: its layers.
         """
-        pairs = [(noise, vector) for vector in reversed(past)]
+        pairs: list[tuple[Array, Array]] = [(noise, vector) for vector in reversed(past)]
         for other in range(1, len(parts)):
             for one in {0, other - 1}:
                 shorter = min(len(parts[one]), len(parts[other]))
