@@ -117,12 +117,12 @@ def results(kept: Kept) -> str:
 
 def search(kept: Kept) -> str:
     """Accuracy of every cell's search."""
-    rows = []
-    for cell in (*CELLS, *NOT_PRIVATE):
-        own = searched(kept, cell)
-        if own:
-            rows.append([cell[0], cell[1], *(f"{own[lr]:.2f}" if lr in own else "" for lr in SEARCH.grid)])
-    return table(["rule", "bounds", *(f"lr {lr:g}" for lr in SEARCH.grid)], rows)
+    found = {cell: figures for cell in (*CELLS, *NOT_PRIVATE) if (figures := searched(kept, cell))}
+    rates = sorted({lr for figures in found.values() for lr in figures})
+    rows = [
+        [*cell, *(f"{figures[lr]:.2f}" if lr in figures else "" for lr in rates)] for cell, figures in found.items()
+    ]
+    return table(["rule", "bounds", *(f"lr {lr:g}" for lr in rates)], rows)
 
 
 def _paper(rule: str, clip: str) -> str:

@@ -21,7 +21,10 @@ FAILED = 1
 
 
 def audit(
-    target: Annotated[str, typer.Argument(help="A mechanism, a recipe (bundled name or file) or a run's folder.")],
+    target: Annotated[
+        str,
+        typer.Argument(help="A mechanism (your own: package.module:Class), a recipe or a run's folder."),
+    ],
     variant: Annotated[str | None, typer.Option(help="sound or published.")] = None,
     method: Annotated[
         str,

@@ -16,6 +16,7 @@ from fedlgm.audits import Audit, AuditResult, Canaries, Check, Subject, audit_re
 from fedlgm.audits.audit import Progress, plenty
 from fedlgm.audits.probe import checks, probe
 from fedlgm.errors import ConfigError, RunError
+from fedlgm.extension import is_reference
 from fedlgm.keys import KeyRing
 from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.ledger import SERVER, Ledger
@@ -36,7 +37,7 @@ def kind_of(target: str) -> Kind:
     Raises:
         ConfigError: none of the three.
     """
-    if target in mechanisms.names(None):
+    if target in mechanisms.names(None) or is_reference(target):
         return "mechanism"
     path = Path(target)
     if path.is_dir():

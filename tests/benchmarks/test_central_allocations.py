@@ -26,7 +26,7 @@ def test_tables_hold_the_rates_that_won(tmp_path: Path) -> None:
     assert len(bench.results(kept).splitlines()) == 2
     for at, (rule, clip) in enumerate(bench.CELLS):
         label = {"rule": rule, "clip": clip, "steps": bench.STEPS}
-        for lr in bench.SEARCH.grid:
+        for lr in (1.0, 2.0, 4.0, 8.0):
             kept.rows.append(label | {"lr": lr, "seed": bench.SEARCH.seed, "final": 70 - abs(lr - 2), "highest": 70})
         for lr, final in ((2.0, 80.0), (4.0, 10.0)):
             for seed in (1, 2):

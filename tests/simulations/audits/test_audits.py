@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -83,6 +84,17 @@ def test_a_damaged_record_is_refused(tiny, tmp_path):
     file.write_text(file.read_text().replace('"layer_aligned": [[', '"layer_aligned": [["x", '))
     with pytest.raises(RunError, match=r"canaries.jsonl: a damaged row"):
         targets.audit_run(tmp_path / "run", Audit())
+
+
+def test_a_mechanism_of_ones_own_is_audited_by_its_dotted_name(tmp_path, monkeypatch):
+    """The documentation's example."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "docs" / "examples"))
+    result = CliRunner().invoke(app, ["audit", "own_mechanism:InverseSize", "--seed", "0", "--json"])
+    assert result.exit_code == 0
+    found = json.loads(result.stdout)
+    assert 0.7 * found["epsilon_reported"] < found["epsilon_lower"] <= found["epsilon_reported"]
+    with pytest.raises(ConfigError, match="did you mean 'InverseSize'"):
+        targets.audit_mechanism("own_mechanism:Inverse", Audit())
 
 
 @pytest.mark.slow
