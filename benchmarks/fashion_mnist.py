@@ -82,6 +82,7 @@ STUDIES = {
             "SNR-consistent, pixels in [-1, 1]": (SIGNED,),
             "SNR-consistent, pixels in [0, 1]": (UNIT,),
             "SNR-consistent, pixels in [0, 1], Glorot weights": (UNIT, GLOROT),
+            "SNR-consistent, pixels in [0, 1], batches of 16": (UNIT, "training.batch_size=16"),
             "uniform, pixels in [-1, 1]": (SIGNED, "mechanism.name=uniform"),
             "uniform, pixels in [0, 1]": (UNIT, "mechanism.name=uniform"),
         },
