@@ -37,7 +37,7 @@ def kind_of(target: str) -> Kind:
     Raises:
         ConfigError: none of the three.
     """
-    if target in mechanisms.names(None) or is_reference(target):
+    if target in mechanisms.names(None):
         return "mechanism"
     path = Path(target)
     if path.is_dir():
@@ -45,6 +45,8 @@ def kind_of(target: str) -> Kind:
         return "run"
     if target in recipes.names() or path.is_file():
         return "recipe"
+    if is_reference(target):  # after paths, which may have a colon in them, too
+        return "mechanism"
     raise ConfigError(
         f"nothing to audit at {target!r}: neither a mechanism ({', '.join(mechanisms.names(None))}), nor a recipe "
         f"({', '.join(recipes.names())}, or a file), nor the folder of a run"

@@ -95,6 +95,9 @@ def test_a_mechanism_of_ones_own_is_audited_by_its_dotted_name(tmp_path, monkeyp
     assert 0.7 * found["epsilon_reported"] < found["epsilon_lower"] <= found["epsilon_reported"]
     with pytest.raises(ConfigError, match="did you mean 'InverseSize'"):
         targets.audit_mechanism("own_mechanism:Inverse", Audit())
+    file = tmp_path / "a:recipe.toml"
+    file.write_text("")
+    assert targets.kind_of(str(file)) == "recipe"  # paths may have a colon, too
 
 
 @pytest.mark.slow
