@@ -36,6 +36,15 @@ def object_name(value: object) -> str:
     return f"<{name}>"
 
 
+def shown_name(value: object) -> str:
+    """What was given, a name or an object passed in Python, as a message quotes it.
+
+    >>> shown_name("adam"), shown_name(print)
+    ("'adam'", "'<print>'")
+    """
+    return repr(value if isinstance(value, str) else object_name(value))
+
+
 def is_object(name: object) -> bool:
     """Whether a recipe's value stands for an object that was passed in Python.
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedlgm.errors import ConfigError
-from fedlgm.extension import is_reference, load_object, object_name
+from fedlgm.extension import is_reference, load_object, shown_name
 from fedlgm.training import FlatOptimizer
 
 Name = Literal["sgd", "momentum", "adam"]
@@ -41,7 +41,7 @@ def server_step(choice: Any, lr: float, momentum: float) -> ServerStep:
     if isinstance(choice, str) and not is_reference(choice):
         return ServerOptimizer(choice, lr, momentum)  # type: ignore[arg-type]
     found = load_object(choice, "server optimizer") if isinstance(choice, str) else choice
-    label = repr(choice if isinstance(choice, str) else object_name(choice))
+    label = shown_name(choice)
     if (not hasattr(found, "step") and callable(found)) or isinstance(found, type):
         try:
             found = found(lr, momentum)

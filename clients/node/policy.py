@@ -121,7 +121,7 @@ class Allow(_Section):
     mechanisms: tuple[str, ...]
     models: tuple[str, ...]
     tasks: tuple[str, ...] = ("classification",)
-    options: dict[str, dict[str, tuple[Any, ...]]] = {}  # of mechanisms: the values that may be asked for
+    options: dict[str, dict[str, list[Any]]] = {}  # of mechanisms: the values that may be asked for
     largest_model: int = Field(default=20_000_000, ge=1)  # parameters
     most_epochs: int = Field(default=20, ge=1)
 
@@ -129,18 +129,6 @@ class Allow(_Section):
     @classmethod
     def _names(cls, value: Any) -> Any:
         return tuple(value) if isinstance(value, list) else value
-
-    @field_validator("options", mode="before")
-    @classmethod
-    def _options(cls, value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        return {
-            name: {key: tuple(one) if isinstance(one, list) else one for key, one in table.items()}
-            if isinstance(table, dict)
-            else table
-            for name, table in value.items()
-        }
 
     @model_validator(mode="after")
     def _options_of_listed_mechanisms(self) -> Self:
@@ -162,7 +150,7 @@ class Allow(_Section):
             return
         listed = self.options.get(mechanism, {})
         for option, value in options.items():
-            allowed = listed.get(option, ())
+            allowed = listed.get(option, [])
             if value not in allowed:
                 known = ", ".join(map(repr, allowed)) if allowed else "its default alone"
                 raise Refusal("work", f"mechanism: {option[:80]} = {value!r:.200}; allowed: {known}"[:400])

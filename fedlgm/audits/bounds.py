@@ -366,13 +366,14 @@ class NoiseSeen:
             length: see `NoiseSeen`.
 
         Example:
-            >>> NoiseSeen.of_layers(np.ones((3, 2)), np.full((3, 2), 0.5**0.5), np.array([10, 10]))
-            NoiseSeen(degrees=60.0, variance=1.0, length=None)
+            >>> seen = NoiseSeen.of_layers(np.ones((3, 2)), np.full((3, 2), 0.5**0.5), np.array([10, 10]))
+            >>> round(seen.degrees, 9), round(seen.variance, 9)
+            (60.0, 1.0)
         """
         shares = weights**2
         variance = float(np.sum(shares * np.where(shares > 0, energy, 0.0))) / len(shares)
         degrees = len(shares) ** 2 / float(np.sum(shares**2 / sizes))
-        return cls(round(degrees, 6), variance, length)
+        return cls(degrees, variance, length)
 
 
 def noise_ratio(

@@ -90,9 +90,7 @@ class Canaries:
         self._member = keys.numpy_generator(Purpose.PROBE, _BITS).random(count) < 0.5
         self._turning = 2.0 * keys.numpy_generator(Purpose.PROBE, _PARTICIPATION).integers(0, 2, count) - 1.0
         self.rows: list[dict[str, Any]] = []
-        self._before: Tensor | None = None  # the clients' sum of the round in progress
-        self._added: Tensor | None = None
-        self._taking_part = _Part.of(np.zeros(count), np.zeros(count), self._unit)
+        self._inserted: tuple[Tensor, Tensor, _Part] | None = None  # clients' sum, canaries', who
         self._turns: dict[int, _Part] = {}  # of canaries that take turns
         self._last: Array | None = None  # noise of the round before
         self._whitening: Whitening | None = None
@@ -110,11 +108,11 @@ class Canaries:
             ConfigError: a plan whose releases canaries cannot be looked for in: Laplace or no noise, local trust.
         """
         measured, part = self._measure(plan), self._part(round, plan)
-        self._taking_part = part
         released = [part.directions[start : start + high - low] for low, high, start in measured.columns.values()]
         added = np.concatenate([np.concatenate(released) * measured.lengths, measured.answers * part.count])
-        self._before, self._added = total.detach().clone(), torch.from_numpy(added).to(total)
-        total += self._added
+        before, contributed = total.detach().clone(), torch.from_numpy(added).to(total)
+        self._inserted = before, contributed, part
+        total += contributed
 
     def _measure(self, plan: ReleasePlan) -> _Measured:
         """What a plan does with a canary; of the plan before, where bounds and noise are the same."""
@@ -148,13 +146,14 @@ class Canaries:
 
     def observe(self, round: int, plan: ReleasePlan, noisy: Tensor) -> None:
         """Record what the canaries see of a noisy sum [plan.size]."""
-        if self._before is None or self._added is None:
+        if self._inserted is None:
             raise ValueError("observe was called without insert")
-        measured, part = self._measure(plan), self._taking_part
+        (before, contributed, part), self._inserted = self._inserted, None
+        measured = self._measure(plan)
         scale, share, columns = measured.scale, measured.share, measured.columns
         size = len(scale)
-        released = (noisy - self._before)[:size].double().cpu().numpy() / scale  # queries come last
-        noise = released - self._added[:size].double().cpu().numpy() / scale
+        released = (noisy - before)[:size].double().cpu().numpy() / scale  # queries come last
+        noise = released - contributed[:size].double().cpu().numpy() / scale
         aligned, length = np.full((len(self), len(self._layers)), np.nan), np.zeros(len(self._layers))
         for j, (low, high, start) in columns.items():
             others = part.directions[start : start + high - low]
@@ -176,7 +175,6 @@ class Canaries:
                 "whole": whole,
             }
         )
-        self._before = self._added = None
 
     def _raw(self, released: Array, share: Array, columns: dict[int, tuple[int, int, int]]) -> tuple[Array, Array]:
         """Sums of the release alone, and the length of all releases so far; of canaries of a run as a whole."""

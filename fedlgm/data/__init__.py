@@ -28,7 +28,7 @@ from fedlgm.data.images import NAME as IMAGE_FOLDER
 from fedlgm.data.images import load_folder
 from fedlgm.data.partition import Partition, partition, schemes
 from fedlgm.data.partition import options as scheme_options
-from fedlgm.data.sources import FILE_SETS, locate, read
+from fedlgm.data.sources import FILE_SETS, FileSet, locate, read
 from fedlgm.errors import ConfigError, DataError
 from fedlgm.extension import is_reference, load_object
 
@@ -125,11 +125,9 @@ def outline(name: str) -> DataSet | None:
     >>> outline("fashion-mnist").shape, outline("fashion-mnist").classes
     ((1, 28, 28), 10)
     """
-    half = _HALF.fullmatch(name)
-    base = name if half is None else half[1]
-    if base not in FILE_SETS:
+    spec = _files_of(name)
+    if spec is None:
         return None
-    spec = FILE_SETS[base]
     text = len(spec.shape) == 1
     x = np.empty((0, *spec.shape), dtype=np.int64 if text else np.float32)
     y = np.empty((0, *spec.shape) if text else 0, dtype=np.int64)
@@ -142,12 +140,10 @@ def published_examples(name: str) -> int | None:
     >>> published_examples("cifar10"), published_examples("mnist/public"), published_examples("femnist")
     (50000, 30000, None)
     """
-    half = _HALF.fullmatch(name)
-    base = name if half is None else half[1]
-    whole = FILE_SETS[base].examples if base in FILE_SETS else None
-    if half is None or whole is None:
-        return whole
-    return whole - whole // 2 if half[2] == "public" else whole // 2
+    spec, half = _files_of(name), _HALF.fullmatch(name)
+    if spec is None or spec.examples is None:
+        return None
+    return spec.examples if half is None else len(range(spec.examples)[_rows(spec.examples, half[2] == "public")])
 
 
 def twin(name: str) -> str | None:
@@ -160,11 +156,21 @@ def twin(name: str) -> str | None:
     return f"{half[1]}/public" if half is not None and half[2] == "private" else None
 
 
+def _files_of(name: str) -> FileSet | None:
+    """The bundled set of files that `name` is, or is a half of."""
+    half = _HALF.fullmatch(name)
+    return FILE_SETS.get(name if half is None else half[1])
+
+
+def _rows(examples: int, public: bool) -> slice:
+    """Which of so many shuffled training examples are in a half."""
+    return slice(examples // 2, None) if public else slice(examples // 2)
+
+
 def _part(whole: DataSet, name: str, public: bool) -> DataSet:
     """One of two halves of the training examples; the test examples are the same."""
     order = np.random.default_rng(0).permutation(len(whole.train_y))
-    middle = len(order) // 2
-    rows = np.sort(order[middle:] if public else order[:middle])
+    rows = np.sort(order[_rows(len(order), public)])
     users = None if whole.train_user is None else np.unique(whole.train_user[rows], return_inverse=True)[1]
     x, y = inputs.take(whole.train_x, rows), whole.train_y[rows]
     return DataSet(name, x, y, whole.test_x, whole.test_y, whole.classes, users)

@@ -10,7 +10,7 @@ from fedlgm.data import flower
 from fedlgm.data.dataset import DataSet
 from fedlgm.data.partition import Partition, partition, schemes
 from fedlgm.errors import ConfigError
-from fedlgm.extension import is_reference, object_name
+from fedlgm.extension import is_reference, shown_name
 from fedlgm.keys import KeyRing
 
 _WITHOUT_LABELS = ("iid", "natural")
@@ -45,7 +45,7 @@ def divide(data: DataSet, clients: int, scheme: Any, *, seed: int = 0, **values:
             return _natural(data, clients, seed, values)
         return partition(_labels(data, scheme), clients, scheme, seed=seed, **values)
     found = flower.find(scheme) if isinstance(scheme, str) else scheme
-    label = repr(scheme if isinstance(scheme, str) else object_name(scheme))
+    label = shown_name(scheme)
     if hasattr(found, "load_partition"):
         columns = (
             {"label": data.train_y} if data.train_y.ndim == 1 else {"label": np.zeros(len(data.train_y), np.int64)}

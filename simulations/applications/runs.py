@@ -191,11 +191,7 @@ def coordinate_descent(settings: DescentSettings, out: Path | None = None) -> Ap
                 "objective_by_pass": values,
             },
         }
-        asked, spent = (
-            settings.model_dump(exclude={"delta", "epsilon"}),
-            _spent(ledger, settings.epsilon, delta, released),
-        )
-        result = cast(ApplicationResult, {**asked, **spent, **found})
+        result = _result(settings, _spent(ledger, settings.epsilon, delta, released), found)
         if out is not None:
             from simulations.reports.figures import draw_descent
 
@@ -246,11 +242,7 @@ def principal_components(settings: PcaSettings, out: Path | None = None) -> Appl
                 "spectrum": np.linalg.eigvalsh(exact)[::-1].tolist(),
             },
         }
-        asked, spent = (
-            settings.model_dump(exclude={"delta", "epsilon"}),
-            _spent(ledger, settings.epsilon, delta, released),
-        )
-        result = cast(ApplicationResult, {**asked, **spent, **found})
+        result = _result(settings, _spent(ledger, settings.epsilon, delta, released), found)
         folder.append({"round": 1, "recovery_error": error})
         if out is not None:
             from simulations.reports.figures import draw_spectrum
@@ -261,6 +253,11 @@ def principal_components(settings: PcaSettings, out: Path | None = None) -> Appl
             result["run"] = str(out)
         folder.finish(result)
     return result
+
+
+def _result(settings: Settings, spent: Spent, found: Found) -> ApplicationResult:
+    """All of it beside the settings, which what was found replaces."""
+    return cast(ApplicationResult, {**settings.model_dump(exclude={"delta", "epsilon"}), **spent, **found})
 
 
 def _spent(ledger: Ledger, budget: float, delta: float, plan: ReleasePlan) -> Spent:

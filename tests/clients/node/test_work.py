@@ -18,7 +18,7 @@ from clients.node.folder import NodeFolder
 from clients.node.policy import Policy, Refusal
 from clients.node.release import Releaser
 from clients.node.service import EXAMPLES
-from clients.node.work import Work
+from clients.node.work import Work, options_of
 from fedlgm import mechanisms, models, privacy
 from fedlgm import node_protocol as protocol
 from fedlgm.errors import ConfigError
@@ -51,7 +51,7 @@ ASKED: dict[str, dict[str, Any]] = {
 
 
 def built(options: dict[str, Any]) -> Any:
-    return mechanisms.get(options["name"], **{key: value for key, value in options.items() if key != "name"})
+    return mechanisms.get(options["name"], **options_of(options))
 
 
 def plan(options: dict[str, Any], multiplier: float = 6.0) -> ReleasePlan:
@@ -298,15 +298,15 @@ def test_what_is_wrong_with_a_table_of_options_is_named(tmp_path, table, message
 
 def test_a_mechanism_of_the_operators_own_takes_the_options_that_he_lists(tmp_path, monkeypatch):
     """What its options do nobody knows but he: a file's name may be among them."""
-    (tmp_path / "house_rules.py").write_text(
+    (tmp_path / "own_rules.py").write_text(
         "from dataclasses import dataclass\n"
         "from fedlgm.mechanisms.dp_sgd import DPSGD\n\n\n"
         "@dataclass(frozen=True)\n"
-        "class House(DPSGD):\n"
+        "class OwnRules(DPSGD):\n"
         '    note: str = "plain"\n'
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    name = "house_rules:House"
+    name = "own_rules:OwnRules"
     folder = make_node(tmp_path / "node", unit="example", mechanisms=[name])
     assert Work.parse(work({"name": name}), folder.policy()).built().note == "plain"
     with pytest.raises(Refusal, match="allowed: its default"):
