@@ -75,7 +75,7 @@ def normal_quantile(cosines: Array, sizes: Array) -> Array:
 
     Example:
         >>> np.round(normal_quantile(np.array([0.1, -0.1, 0.0]), np.array([100, 10_000, 0])), 2)
-        array([  1.  , -10.02,   0.  ])
+        array([  0.99, -10.02,   0.  ])
     """
     value = np.clip(np.abs(cosines), 0.0, 1 - 1e-15)
     freedom = np.maximum(sizes - 1.0, 1.0)

@@ -144,8 +144,9 @@ def to_groupnorm(module: nn.Module, groups: int = 32) -> nn.Module:
         ConfigError: if `groups` is below 1.
 
     >>> from torch import nn
-    >>> to_groupnorm(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)), groups=4)[1]
-    GroupNorm(4, 8, eps=1e-05, affine=True)
+    >>> norm = to_groupnorm(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)), groups=4)[1]
+    >>> type(norm).__name__, norm.num_groups
+    ('GroupNorm', 4)
     """
     norm = _norm(groups)
     module = copy.deepcopy(module)
