@@ -42,8 +42,10 @@ def load_model(run: Path | str, module: nn.Module | None = None) -> nn.Module:
         ConfigError, DataError: the recipe's model cannot be made here.
 
     Example:
-        >>> model = load_model("runs/digits")  # doctest: +SKIP
-        >>> model(torch.zeros(1, 1, 8, 8)).shape  # doctest: +SKIP
+        >>> import simulations, tempfile
+        >>> run = tempfile.mkdtemp() + "/run"
+        >>> _ = simulations.simulate("digits", overrides=["federation.rounds=1"], run_dir=run)
+        >>> load_model(run)(torch.zeros(1, 1, 8, 8)).shape
         torch.Size([1, 10])
     """
     folder, result = _finished(Path(run))
