@@ -6,16 +6,16 @@
     audit_release(release, epsilon=1.0, delta=1e-5)      # any function that releases one of two neighbouring inputs
     Canaries(layers, count, keys)                        # canaries for a run of your own
 
-What each bound assumes: `fedlgm.audits.bounds`.
+What each bound assumes: `fedlgm.audits.bounds` (guesses counted), `fedlgm.audits.gaussian_scores`.
 """
 
 from fedlgm.audits.audit import Audit, watch
-from fedlgm.audits.bounds import CONFIDENCE, Scores
 from fedlgm.audits.canaries import Canaries, ReleaseObserver
 from fedlgm.audits.distinguisher import audit_release
 from fedlgm.audits.one_run import audit_record
 from fedlgm.audits.record import CanaryRecord
 from fedlgm.audits.result import AuditResult, Check, LayerRow, Method, Reported
+from fedlgm.audits.scores import CONFIDENCE, Scores
 from fedlgm.audits.subject import Subject
 
 __all__ = [

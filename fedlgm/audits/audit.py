@@ -11,13 +11,13 @@ from typing import get_args
 import torch
 
 from fedlgm.aggregation import BoundedSum
-from fedlgm.audits.bounds import CONFIDENCE
 from fedlgm.audits.canaries import Canaries, check_auditable
 from fedlgm.audits.distinguisher import TRIALS, audit_mechanism_by_trials
 from fedlgm.audits.one_run import audit_record
 from fedlgm.audits.probe import ProbeReading, audit_by_probe, checks, probe
 from fedlgm.audits.record import CanaryRecord, Presence
 from fedlgm.audits.result import AuditResult, Method, Reported
+from fedlgm.audits.scores import CONFIDENCE
 from fedlgm.audits.subject import Subject
 from fedlgm.errors import ConfigError
 from fedlgm.keys import KeyRing

@@ -1,4 +1,4 @@
-"""From canary scores to lower bounds on epsilon: pure functions of NumPy arrays.
+"""From canary scores to lower bounds on epsilon by counting guesses: pure functions of NumPy arrays.
 
 A score is any number that tends to be higher for canaries that were in than for those that were left out. Every bound
 holds with probability `confidence` over the canaries' fair coins and the mechanism's noise, under the neighbouring
@@ -8,8 +8,8 @@ relation by which in and out differ. What each of them assumes:
     epsilon_one_run           one run, canaries in by independent fair coins; any (epsilon, delta)-DP release
     epsilon_one_run_fdp       the same, for releases that are Gaussian-DP
     epsilon_from_rates        many independent trials of a Gaussian-DP release
-    noise_ratio               one run of a release with Gaussian noise, scores whose noise is Gaussian
-    epsilon_one_shot          nothing that it could be held to: an ESTIMATE
+
+Scores whose noise is Gaussian show more: `fedlgm.audits.gaussian_scores`.
 
 A bound is taken at one threshold. "split" chooses it on one half of the scores and evaluates it on the other;
 "frontier" corrects for as many thresholds as the scores' concave hull has corners, as jax_privacy does.
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -28,76 +27,11 @@ import scipy.optimize
 import scipy.special
 import scipy.stats
 
+from fedlgm.audits.scores import CONFIDENCE, XTOL, Array, Scores, check
 from fedlgm.errors import ConfigError
 from fedlgm.privacy.gaussian import gaussian_epsilon, gaussian_mu
 
-Array = npt.NDArray[np.float64]
 ThresholdRule = Literal["split", "frontier"]
-CONFIDENCE = 0.999
-"""Default confidence: of a thousand audits of sound releases at most one, on average, raises a false alarm."""
-COARSE_ERROR = 1e-3  # relative, of the accountant's coarse grid: ten times what it is
-_XTOL = 1e-9
-
-
-@dataclass(frozen=True)
-class Scores:
-    """Scores of canaries.
-
-    Attributes:
-        inside: of those that were in, [n].
-        outside: of those that were left out, [k].
-    """
-
-    inside: Array
-    outside: Array
-
-    def __post_init__(self) -> None:
-        for name in ("inside", "outside"):
-            values = np.asarray(getattr(self, name), dtype=np.float64)
-            if values.ndim != 1 or values.size == 0 or np.isnan(values).any():
-                raise ConfigError(f"scores {name} must be a non-empty list of numbers, got shape {values.shape}")
-            object.__setattr__(self, name, values)
-
-    @property
-    def count(self) -> int:
-        """Number m of canaries, in and out."""
-        return self.inside.size + self.outside.size
-
-    def split(self, seed: int | None = None, share: float = 0.5) -> tuple[Scores, Scores]:
-        """Two parts drawn at random, the first of which holds `share` of the scores in and out."""
-        rng = np.random.default_rng(seed)
-        halves = []
-        for values in (self.inside, self.outside):
-            order, cut = rng.permutation(values.size), int(values.size * share)
-            halves.append((values[order[:cut]], values[order[cut:]]))
-        if any(part.size == 0 for half in halves for part in half):
-            raise ConfigError(f"too few scores to split: {self.inside.size} in and {self.outside.size} out")
-        return Scores(halves[0][0], halves[1][0]), Scores(halves[0][1], halves[1][1])
-
-    def frontier(self) -> tuple[Array, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Thresholds at the corners of the concave hull of the ROC curve, and scores out and in below each."""
-        thresholds = np.append(np.union1d(self.inside, self.outside), np.inf)
-        missed = np.searchsorted(np.sort(self.inside), thresholds, side="left")
-        rejected = np.searchsorted(np.sort(self.outside), thresholds, side="left")
-        corners = _hull(missed, rejected)
-        return thresholds[corners], rejected[corners], missed[corners]
-
-    def auc(self) -> float:
-        """Area under the ROC curve of the concave hull."""
-        _, rejected, missed = self.frontier()
-        return float(np.trapezoid(rejected / rejected[-1], missed / missed[-1]))
-
-
-def _hull(x: npt.NDArray[np.int64], y: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Indices of points that lie on no segment, or below one, between two others; x ascending."""
-    indices = np.arange(len(x))
-    while len(indices) > 2:
-        dx, dy = np.diff(x[indices]), np.diff(y[indices])
-        inner = dy[:-1] * dx[1:] - dy[1:] * dx[:-1] > 0
-        if inner.all():
-            break
-        indices = indices[np.r_[True, inner, True]]
-    return indices
 
 
 # -- bounds at one threshold -------------------------------------------------------------------------------------------
@@ -176,7 +110,7 @@ def _largest_refuted(excess: Callable[[float], float], low: float) -> float:
         low, high = high, 2 * high
         if high > 1e4:
             return low
-    return float(scipy.optimize.brentq(excess, low, high, xtol=_XTOL))
+    return float(scipy.optimize.brentq(excess, low, high, xtol=XTOL))
 
 
 # -- bounds from scores ------------------------------------------------------------------------------------------------
@@ -212,7 +146,7 @@ def epsilon_clopper_pearson(
         >>> 0.8 < epsilon_clopper_pearson(scores, 1e-5) < 4.38  # a Gaussian release with mu = 1
         True
     """
-    _check(delta, confidence)
+    check(delta, confidence)
 
     def at(part: Scores, significance: float, threshold: float | None) -> tuple[float, float]:
         if threshold is None:
@@ -254,7 +188,7 @@ def epsilon_one_run(
 
     Source: Steinke, Nasr and Jagielski, "Privacy Auditing with One (1) Training Run" (NeurIPS 2023).
     """
-    _check(delta, confidence)
+    check(delta, confidence)
     return _one_run(_one_run_excess, scores, delta, confidence, rule, seed)
 
 
@@ -273,7 +207,7 @@ def epsilon_one_run_fdp(
 
     Source: Mahloujifar, Melis and Chaudhuri, "Auditing f-Differential Privacy in One Run" (2024).
     """
-    _check(delta, confidence)
+    check(delta, confidence)
     if delta == 0:
         raise ConfigError("delta must be positive: no Gaussian release has delta = 0")
     return _one_run(_fdp_excess, scores, delta, confidence, rule, seed)
@@ -321,7 +255,7 @@ def epsilon_from_rates(scores: Scores, delta: float, confidence: float = CONFIDE
         Private Machine Learning" (USENIX Security 2023), Section 4. Error rates whose limits add up to more than 1
         count for nothing here; jax_privacy takes the absolute value of the mu that they would give.
     """
-    _check(delta, confidence)
+    check(delta, confidence)
     _, rejected, missed = scores.frontier()
     level = (1 - confidence) / (2 * len(missed))
     fnr = clopper_pearson_upper(missed, scores.inside.size, level)
@@ -329,234 +263,6 @@ def epsilon_from_rates(scores: Scores, delta: float, confidence: float = CONFIDE
     kept = np.maximum(fnr, fpr) < 1 - delta
     mu = float(np.max(scipy.stats.norm.isf(fpr[kept]) - scipy.stats.norm.ppf(fnr[kept]), initial=0.0))
     return gaussian_epsilon(mu, delta) if mu > 0 else 0.0
-
-
-@dataclass(frozen=True)
-class NoiseSeen:
-    """What is known of the noise of canary-aligned sums besides the sums themselves.
-
-    Attributes:
-        degrees: degrees of freedom of its variance.
-        variance: its variance over the planned one, where it was measured by itself; None: that of the sums.
-        length: length of the sum of all planned contributions in units of the noise; None: as of orthogonal canaries.
-    """
-
-    degrees: float
-    variance: float | None = None
-    length: float | None = None
-
-    @classmethod
-    def of_layers(
-        cls,
-        energy: npt.NDArray[np.float64],
-        weights: npt.NDArray[np.float64],
-        sizes: npt.NDArray[np.int64],
-        length: float | None = None,
-    ) -> NoiseSeen:
-        """Noise that was seen as a whole in T rounds: the variance of what a canary over several layers sees of it.
-
-        The mean of chi-square variables with different weights is taken to have the chi-square law of the same mean
-        and variance (Satterthwaite), whose lower tail is heavier: bounds err on the low side.
-
-        Args:
-            energy: mean square of the noise in each layer over the planned one, [T, K].
-            weights: of each layer in a canary-aligned sum, whose squares add up to 1 in a round, [T, K]; a layer of
-                weight 0 does not count.
-            sizes: coordinates of the layers, [K].
-            length: see `NoiseSeen`.
-
-        Example:
-            >>> seen = NoiseSeen.of_layers(np.ones((3, 2)), np.full((3, 2), 0.5**0.5), np.array([10, 10]))
-            >>> round(seen.degrees, 9), round(seen.variance, 9)
-            (60.0, 1.0)
-        """
-        shares = weights**2
-        variance = float(np.sum(shares * np.where(shares > 0, energy, 0.0))) / len(shares)
-        degrees = len(shares) ** 2 / float(np.sum(shares**2 / sizes))
-        return cls(degrees, variance, length)
-
-
-def noise_ratio(
-    observed: Array, planned: Array, confidence: float = CONFIDENCE, noise: NoiseSeen | None = None
-) -> float:
-    """Lower bound on the true signal-to-noise ratio over the planned one, from one run of a Gaussian release.
-
-    Observation i is ratio * planned_i + Gaussian noise of one common, unknown variance, which is part of what is
-    tested; the planned signals are in units of the planned noise, so a release exactly as planned has the ratio 1. A
-    release in which the ratio is r costs what the planned one with its noise divided by r costs.
-
-    The least-squares slope over its standard error has a noncentral t law, which is inverted: exact for independent
-    Gaussian noise, in all coordinates where it was seen as a whole.
-
-    Args:
-        observed: canary-aligned sums in units of the planned noise, [n].
-        planned: signal of each by the plan, 0 for a canary that is out, [n].
-        confidence: in (0.5, 1).
-        noise: what else is known of the noise; by default the sums are taken to be independent.
-
-    Returns:
-        The bound, at least 0; `inf` where there is no noise at all.
-
-    Raises:
-        ConfigError: too few observations, or no canary that is in.
-
-    Source: canary-aligned sums as Gaussian scores: Agrawal, Wei, Singh, Magdon-Ismail and Zikas, "Let's Ask Gauss:
-        Improved One-Run Privacy Auditing" (2026). The paper's bound compares two fitted Gaussians; this one is exact in
-        finite samples, and follows the sums to where they are exactly Gaussian, a round's release.
-
-    Example:
-        >>> rng = np.random.default_rng(0)
-        >>> planned = 0.5 * rng.integers(0, 2, 20_000)
-        >>> 0.9 < noise_ratio(planned + rng.normal(size=20_000), planned) < 1.0
-        True
-    """
-    _check(0.0, confidence)
-    x, a = np.asarray(observed, dtype=np.float64), np.asarray(planned, dtype=np.float64)
-    if x.shape != a.shape or x.ndim != 1:
-        raise ConfigError(f"observed and planned must be lists of equal length, got {x.shape} and {a.shape}")
-    signal = float(a @ a)
-    noise = noise or NoiseSeen(len(x) - 1.0)
-    freedom = noise.degrees if noise.variance is not None else min(noise.degrees, len(x) - 1.0)
-    if signal == 0 or freedom < 1:
-        raise ConfigError(f"too few canaries: {int(np.count_nonzero(a))} of {len(x)} observations have a signal")
-    slope = float(a @ x) / signal
-    variance = noise.variance
-    if variance is None:
-        variance = float(np.sum((x - slope * a) ** 2)) / (len(x) - 1)
-    if variance <= 1e-12 * slope**2:
-        return math.inf
-    error = (math.sqrt(signal) if noise.length is None else noise.length) / signal  # of the slope, in planned noise
-    return max(0.0, noncentral_t_lower(slope / (math.sqrt(variance) * error), freedom, confidence)) * error
-
-
-def seen_degrees(overlap: Array, canaries: int) -> float:
-    """Degrees of freedom of the noise variance that canaries see whose directions are not orthogonal.
-
-    Args:
-        overlap: mean square of the cosine of two canaries in each round, [T].
-        canaries: number m of them.
-    """
-    return float(np.sum(1.0 / (1.0 / canaries + overlap))) - 1.0
-
-
-def gaussian_shift(scores: Scores, confidence: float = CONFIDENCE) -> float:
-    """Lower bound on mu, the distance of the means in standard deviations, of scores with Gaussian noise.
-
-    The noise has one common, unknown variance in and out; two-sample t statistic, noncentral t law inverted. A release
-    with such a mu has epsilon = `privacy.gaussian_epsilon(mu, delta)`.
-
-    Args:
-        scores: independent, with Gaussian noise.
-        confidence: in (0.5, 1).
-
-    Returns:
-        The bound, at least 0; `inf` where there is no noise at all.
-    """
-    _check(0.0, confidence)
-    n, k = scores.inside.size, scores.outside.size
-    if min(n, k) < 2:
-        raise ConfigError(f"too few scores: {n} in and {k} out")
-    shift = float(scores.inside.mean() - scores.outside.mean())
-    squares = float(np.sum((scores.inside - scores.inside.mean()) ** 2))
-    squares += float(np.sum((scores.outside - scores.outside.mean()) ** 2))
-    variance = squares / (n + k - 2)
-    if variance <= 1e-12 * shift**2:
-        return math.inf if shift > 0 else 0.0
-    root = math.sqrt(1 / n + 1 / k)
-    return max(0.0, noncentral_t_lower(shift / (math.sqrt(variance) * root), n + k - 2, confidence) * root)
-
-
-def noncentral_t_lower(t: float, degrees: float, confidence: float) -> float:
-    """Lower confidence limit of the noncentrality of an observed t statistic with that many degrees of freedom."""
-
-    def excess(noncentrality: float) -> float:
-        return float(scipy.stats.nct.sf(t, degrees, noncentrality)) - (1 - confidence)
-
-    spread = math.sqrt(1 + t * t / (2 * degrees))
-    guess = t + float(scipy.special.ndtri(1 - confidence)) * spread
-    if degrees > 1e5 or abs(t) > 1e3:  # the normal approximation, as good as exact there
-        return guess
-    low, high = guess - 6 * spread, t
-    while excess(low) > 0:
-        low -= 6 * spread
-    while excess(high) < 0:
-        high += spread
-    return float(scipy.optimize.brentq(excess, low, high, xtol=1e-10))
-
-
-def epsilon_two_gaussians(mean: float, std: float, other_mean: float, other_std: float, delta: float) -> float:
-    """Smallest epsilon for which two normal laws are (epsilon, delta)-indistinguishable in both directions.
-
-    Args:
-        mean: of the first law.
-        std: its standard deviation, > 0.
-        other_mean: of the second law.
-        other_std: its standard deviation, > 0.
-        delta: delta in (0, 1).
-
-    Source: Andrew, Kairouz, Oh, Oprea, McMahan and Suriyakumar, "One-shot Empirical Privacy Estimation for Federated
-        Learning" (ICLR 2024), Section 3.
-    """
-    _check(delta, CONFIDENCE)
-    if not (std > 0 and other_std > 0):
-        raise ConfigError(f"standard deviations must be positive, got {std} and {other_std}")
-    forward, backward = (mean, std, other_mean, other_std), (other_mean, other_std, mean, std)
-
-    def excess(epsilon: float) -> float:
-        return max(_hockey_stick(epsilon, *forward), _hockey_stick(epsilon, *backward)) - delta
-
-    if excess(0.0) <= 0:
-        return 0.0
-    high = 1.0
-    while excess(high) > 0:
-        high *= 2
-        if high > 1e6:
-            return math.inf
-    return float(scipy.optimize.brentq(excess, 0.0, high, xtol=_XTOL))
-
-
-def _hockey_stick(epsilon: float, m1: float, s1: float, m0: float, s0: float) -> float:
-    """sup_A P(A) - e^epsilon Q(A) for P = N(m1, s1^2), Q = N(m0, s0^2): the set where p > e^epsilon q."""
-    # ln p - ln q - epsilon = a x^2 + b x + c
-    a = 0.5 / s0**2 - 0.5 / s1**2
-    b = m1 / s1**2 - m0 / s0**2
-    c = 0.5 * (m0 / s0) ** 2 - 0.5 * (m1 / s1) ** 2 + math.log(s0 / s1) - epsilon
-    norm = scipy.stats.norm
-
-    def mass(low: float, high: float) -> float:
-        p = norm.cdf(high, m1, s1) - norm.cdf(low, m1, s1) if low < m1 else norm.sf(low, m1, s1) - norm.sf(high, m1, s1)
-        log_q = norm.logsf(low, m0, s0) if high == math.inf else norm.logcdf(high, m0, s0)
-        if low > -math.inf and high < math.inf:
-            log_q = math.log(max(norm.cdf(high, m0, s0) - norm.cdf(low, m0, s0), 1e-300))
-        return float(p - math.exp(min(epsilon + log_q, 700.0)))
-
-    if abs(a) < 1e-12 * (abs(b) + 1e-300):
-        if b == 0:
-            return 0.0
-        return max(0.0, mass(-c / b, math.inf) if b > 0 else mass(-math.inf, -c / b))
-    discriminant = b * b - 4 * a * c
-    if discriminant <= 0:
-        return max(0.0, 1 - math.exp(min(epsilon, 700.0))) if a > 0 else 0.0
-    low, high = sorted(((-b - math.sqrt(discriminant)) / (2 * a), (-b + math.sqrt(discriminant)) / (2 * a)))
-    return max(0.0, mass(low, high) if a < 0 else mass(-math.inf, low) + mass(high, math.inf))
-
-
-def epsilon_one_shot(statistics: Array, dimension: float, delta: float) -> float:
-    """ESTIMATE of epsilon from canaries' cosines with a run's released updates; not a bound.
-
-    Args:
-        statistics: cosine of each canary that was in with the sum of the released updates, [k], k >= 2.
-        dimension: d of the space; a canary that was out has cosines N(0, 1/d).
-        delta: delta in (0, 1).
-
-    Source: Andrew, Kairouz, Oh, Oprea, McMahan and Suriyakumar, "One-shot Empirical Privacy Estimation for Federated
-        Learning" (ICLR 2024), Algorithm 2.
-    """
-    values = np.asarray(statistics, dtype=np.float64)
-    if values.ndim != 1 or len(values) < 2:
-        raise ConfigError(f"a one-shot estimate needs the cosines of at least 2 canaries, got {values.size}")
-    spread = float(np.std(values, ddof=1))
-    return epsilon_two_gaussians(float(values.mean()), spread, 0.0, 1 / math.sqrt(dimension), delta)
 
 
 # -- how much can be shown at all --------------------------------------------------------------------------------------
@@ -608,10 +314,3 @@ def _at_rule(
     if isinstance(rule, str):
         raise ConfigError(f"unknown rule {rule!r}; known: split, frontier, or a threshold")
     return at(scores, significance, float(rule))[0]
-
-
-def _check(delta: float, confidence: float) -> None:
-    if not 0 <= delta < 1:
-        raise ConfigError(f"delta must lie in [0, 1), got {delta}")
-    if not 0.5 < confidence < 1:
-        raise ConfigError(f"confidence must lie in (0.5, 1), got {confidence}")

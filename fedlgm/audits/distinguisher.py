@@ -17,8 +17,9 @@ import numpy.typing as npt
 
 from fedlgm import privacy
 from fedlgm.audits import bounds
-from fedlgm.audits.bounds import CONFIDENCE, Scores
+from fedlgm.audits.gaussian_scores import gaussian_shift
 from fedlgm.audits.result import AuditResult
+from fedlgm.audits.scores import CONFIDENCE, Scores
 from fedlgm.audits.subject import Subject, World
 from fedlgm.errors import ConfigError
 from fedlgm.keys import KeyRing
@@ -173,7 +174,7 @@ def audit_release(
     learned = Discriminant.fit(without[:cut], with_[:cut], linear=noise == "gaussian")
     scores = Scores(learned(with_[cut:]), learned(without[cut:]))
     if noise == "gaussian":
-        mu = bounds.gaussian_shift(scores, confidence)
+        mu = gaussian_shift(scores, confidence)
         lower = privacy.gaussian_epsilon(mu, delta) if mu > 0 else 0.0
     else:
         chosen = Scores(learned(with_[:cut]), learned(without[:cut]))

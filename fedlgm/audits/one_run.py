@@ -12,12 +12,13 @@ import numpy as np
 
 from fedlgm import privacy
 from fedlgm.audits import bounds
-from fedlgm.audits.bounds import CONFIDENCE, Scores
 from fedlgm.audits.correlations import correlations
+from fedlgm.audits.gaussian_scores import NoiseSeen, epsilon_one_shot, noise_ratio
 from fedlgm.audits.level import Shares
 from fedlgm.audits.noise_checks import cancelled_by, noise_checks
 from fedlgm.audits.record import CanaryRecord
 from fedlgm.audits.result import AuditResult, LayerRow, Method, Reported
+from fedlgm.audits.scores import CONFIDENCE, Scores
 from fedlgm.audits.whole_run import audit_whole_run
 from fedlgm.errors import ConfigError
 from fedlgm.layers import LayerTable
@@ -89,7 +90,7 @@ def epsilon_at_ratio(reported: Reported, signals: np.ndarray, ratio: float, *, q
     ]
     if not quick or reported.rate == 1:
         return privacy.accounting.composed_epsilon(events, reported.delta)
-    return (1 - bounds.COARSE_ERROR) * privacy.accounting.composed_epsilon(events, reported.delta, "coarse pld")
+    return privacy.accounting.quick_epsilon(events, reported.delta)
 
 
 def _layer_signals(record: CanaryRecord, reported: Reported, layer: int) -> np.ndarray:
@@ -103,12 +104,12 @@ def _layer_signals(record: CanaryRecord, reported: Reported, layer: int) -> np.n
 
 
 def release_ratio(record: CanaryRecord, layers: LayerTable, confidence: float = CONFIDENCE) -> float:
-    """Lower bound on the releases' signal-to-noise ratio over the planned one; see `bounds.noise_ratio`."""
+    """Lower bound on the releases' signal-to-noise ratio over the planned one; see `noise_ratio`."""
     squared = np.sum(record.weights**2 * record.length, axis=1)
     length = math.sqrt(float(np.sum(squared / record.multipliers**2)))
-    noise = bounds.NoiseSeen.of_layers(record.energy, record.weights, layers.sizes, length)
+    noise = NoiseSeen.of_layers(record.energy, record.weights, layers.sizes, length)
     planned = record.signs / record.multipliers[:, None]
-    return bounds.noise_ratio(record.aligned.ravel(), planned.ravel(), confidence, noise)
+    return noise_ratio(record.aligned.ravel(), planned.ravel(), confidence, noise)
 
 
 def layer_ratio(record: CanaryRecord, layer: int, size: int, confidence: float = CONFIDENCE) -> float:
@@ -117,14 +118,14 @@ def layer_ratio(record: CanaryRecord, layer: int, size: int, confidence: float =
     if len(seen) == 0:
         return 0.0
     share = record.layer_signal[seen, layer, None]
-    noise = bounds.NoiseSeen.of_layers(
+    noise = NoiseSeen.of_layers(
         record.energy[seen, layer, None],
         np.ones_like(share),
         np.array([size]),
         math.sqrt(float(np.sum(share**2 * record.length[seen, layer, None]))),
     )
     planned = record.signs[seen] * share
-    return bounds.noise_ratio(record.layer_aligned[seen, :, layer].ravel(), planned.ravel(), confidence, noise)
+    return noise_ratio(record.layer_aligned[seen, :, layer].ravel(), planned.ravel(), confidence, noise)
 
 
 def _audit_releases(
@@ -173,7 +174,7 @@ def _audit_run(record: CanaryRecord, reported: Reported, method: Method, confide
     if method == "one-shot":
         scores = Scores(record.cosines[record.member], record.cosines[~record.member])
         dimension = 1.0 / float(np.mean(record.cosines[~record.member] ** 2))
-        lower = bounds.epsilon_one_shot(scores.inside, dimension, reported.delta)
+        lower = epsilon_one_shot(scores.inside, dimension, reported.delta)
     else:
         kind: bounds.Counting = "one-run-fdp" if method == "one-run-fdp" else "one-run"
         if kind == "one-run-fdp" and reported.rate < 1:

@@ -23,8 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedlgm import privacy
-from fedlgm.audits import bounds
 from fedlgm.audits.correlations import correlations
+from fedlgm.audits.gaussian_scores import NoiseSeen, noise_ratio, seen_degrees
 from fedlgm.audits.level import Shares
 from fedlgm.audits.noise_checks import noise_checks
 from fedlgm.audits.record import CanaryRecord
@@ -105,7 +105,7 @@ def run_epsilon(run: WholeRun, signals: Array, ratio: float, delta: float, *, qu
             for shift, times in zip(*np.unique(shifts[shifts > 0], return_counts=True), strict=True)
         ]
         if quick:
-            return (1 - bounds.COARSE_ERROR) * privacy.accounting.composed_epsilon(events, delta, "coarse pld")
+            return privacy.accounting.quick_epsilon(events, delta)
         return privacy.accounting.composed_epsilon(events, delta)
     groups = (np.arange(rounds)[:, None] % b == np.arange(min(b, rounds))).astype(np.float64)
     shift = float(np.linalg.norm(whitened(run.noise, scaled[:, None] * groups), axis=0).max())
@@ -174,7 +174,7 @@ class View:
         if not (planned != 0).any():
             return 0.0
         noise = _noise_seen(self.energy[at, layer, None], np.ones((at.sum(), 1)), np.array([size]), seen.shape[1])
-        return bounds.noise_ratio(seen.ravel(), planned.ravel(), confidence, noise)
+        return noise_ratio(seen.ravel(), planned.ravel(), confidence, noise)
 
     def ratio(self, layers: LayerTable, confidence: float) -> float:
         """The same for all layers together, from every canary in every round."""
@@ -182,7 +182,7 @@ class View:
         at = weights.any(axis=1)
         seen, planned = (np.einsum("tmk,tk->tm", values[at], weights[at]) for values in (self.seen, self.planned))
         noise = _noise_seen(self.energy[at], weights[at], layers.sizes, seen.shape[1])
-        return bounds.noise_ratio(seen.ravel(), planned.ravel(), confidence, noise)
+        return noise_ratio(seen.ravel(), planned.ravel(), confidence, noise)
 
     @property
     def sums(self) -> Array:
@@ -207,8 +207,8 @@ class View:
         """Lower bound on the signal-to-noise of those sums over the planned one; 0 for too few canaries."""
         sums, planned, weights = self.sums, self.planned_sums, self._weights()
         overlap = np.sum(weights**4 / layers.sizes, axis=1)[weights.any(axis=1)].mean(keepdims=True)
-        degrees = bounds.seen_degrees(overlap, len(sums))
-        return 0.0 if degrees < 1 else bounds.noise_ratio(sums, planned, confidence, bounds.NoiseSeen(degrees))
+        degrees = seen_degrees(overlap, len(sums))
+        return 0.0 if degrees < 1 else noise_ratio(sums, planned, confidence, NoiseSeen(degrees))
 
     def _weights(self) -> Array:
         """Weight of each layer in a round, [T, K]; zeros where nothing is known."""
@@ -217,9 +217,9 @@ class View:
         return np.asarray(np.divide(weights, lengths, out=np.zeros_like(weights), where=lengths > 0))
 
 
-def _noise_seen(energy: Array, weights: Array, sizes: npt.NDArray[np.int64], canaries: int) -> bounds.NoiseSeen:
+def _noise_seen(energy: Array, weights: Array, sizes: npt.NDArray[np.int64], canaries: int) -> NoiseSeen:
     """The noise of the rounds in which it was seen as a whole; where there is none, that of the canaries' sums."""
     whole = np.all((weights == 0) | ~np.isnan(energy), axis=1)
     if whole.any():
-        return bounds.NoiseSeen.of_layers(energy[whole], weights[whole], sizes)
-    return bounds.NoiseSeen(bounds.seen_degrees(np.sum(weights**4 / sizes, axis=1), canaries))
+        return NoiseSeen.of_layers(energy[whole], weights[whole], sizes)
+    return NoiseSeen(seen_degrees(np.sum(weights**4 / sizes, axis=1), canaries))

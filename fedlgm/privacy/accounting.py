@@ -82,6 +82,7 @@ class RenyiAccountant(RdpAccountant):
 
 ACCOUNTANTS = ("pld", "rdp")
 _COARSE = "coarse pld"  # a tenth of the cost; its root is within 1e-4 of the accurate one
+_COARSE_ERROR = 1e-3  # relative, ten times what it is
 _INTERVALS = {"pld": 1e-4, _COARSE: 1e-3}
 _LITTLE_NOISE = 0.3  # below it, grids would grow with the inverse square of the multiplier: they get coarser instead
 
@@ -327,6 +328,14 @@ def composed_epsilon(events: Iterable[tuple[dp_event.DpEvent, int]], delta: floa
     if precision > 0:
         merged[json.dumps(encode(dp_event.GaussianDpEvent(precision**-0.5)))] = 1
     return _composed_epsilon(tuple(sorted(merged.items())), float(delta), accountant)
+
+
+def quick_epsilon(events: Iterable[tuple[dp_event.DpEvent, int]], delta: float) -> float:
+    """An epsilon for lower bounds, at a tenth of the cost of `composed_epsilon`.
+
+    It is that of a grid ten times as coarse, which is at most 1e-3 of it too large, less a thousandth.
+    """
+    return (1 - _COARSE_ERROR) * composed_epsilon(events, delta, _COARSE)
 
 
 def repeated(event: dp_event.DpEvent, count: int) -> dp_event.DpEvent:

@@ -12,7 +12,9 @@ LONG = {"simulations.api", "simulations.reports.export"}  # whole runs
 
 
 def modules_with_examples():
-    files = sorted(file for package in PACKAGES for file in (ROOT / package).rglob("*.py") if ">>> " in file.read_text())
+    files = sorted(
+        file for package in PACKAGES for file in (ROOT / package).rglob("*.py") if ">>> " in file.read_text()
+    )
     for file in files:
         parts = file.relative_to(ROOT).with_suffix("").parts
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)

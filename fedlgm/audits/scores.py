@@ -1,0 +1,84 @@
+"""Scores of canaries, and what every bound asks of its arguments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fedlgm.errors import ConfigError
+
+Array = npt.NDArray[np.float64]
+CONFIDENCE = 0.999
+"""Default confidence: of a thousand audits of sound releases at most one, on average, raises a false alarm."""
+XTOL = 1e-9  # of the roots that bounds are
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Scores of canaries.
+
+    Attributes:
+        inside: of those that were in, [n].
+        outside: of those that were left out, [k].
+    """
+
+    inside: Array
+    outside: Array
+
+    def __post_init__(self) -> None:
+        for name in ("inside", "outside"):
+            values = np.asarray(getattr(self, name), dtype=np.float64)
+            if values.ndim != 1 or values.size == 0 or np.isnan(values).any():
+                raise ConfigError(f"scores {name} must be a non-empty list of numbers, got shape {values.shape}")
+            object.__setattr__(self, name, values)
+
+    @property
+    def count(self) -> int:
+        """Number m of canaries, in and out."""
+        return self.inside.size + self.outside.size
+
+    def split(self, seed: int | None = None, share: float = 0.5) -> tuple[Scores, Scores]:
+        """Two parts drawn at random, the first of which holds `share` of the scores in and out."""
+        rng = np.random.default_rng(seed)
+        halves = []
+        for values in (self.inside, self.outside):
+            order, cut = rng.permutation(values.size), int(values.size * share)
+            halves.append((values[order[:cut]], values[order[cut:]]))
+        if any(part.size == 0 for half in halves for part in half):
+            raise ConfigError(f"too few scores to split: {self.inside.size} in and {self.outside.size} out")
+        return Scores(halves[0][0], halves[1][0]), Scores(halves[0][1], halves[1][1])
+
+    def frontier(self) -> tuple[Array, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Thresholds at the corners of the concave hull of the ROC curve, and scores out and in below each."""
+        thresholds = np.append(np.union1d(self.inside, self.outside), np.inf)
+        missed = np.searchsorted(np.sort(self.inside), thresholds, side="left")
+        rejected = np.searchsorted(np.sort(self.outside), thresholds, side="left")
+        corners = _hull(missed, rejected)
+        return thresholds[corners], rejected[corners], missed[corners]
+
+    def auc(self) -> float:
+        """Area under the ROC curve of the concave hull."""
+        _, rejected, missed = self.frontier()
+        return float(np.trapezoid(rejected / rejected[-1], missed / missed[-1]))
+
+
+def _hull(x: npt.NDArray[np.int64], y: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Indices of points that lie on no segment, or below one, between two others; x ascending."""
+    indices = np.arange(len(x))
+    while len(indices) > 2:
+        dx, dy = np.diff(x[indices]), np.diff(y[indices])
+        inner = dy[:-1] * dx[1:] - dy[1:] * dx[:-1] > 0
+        if inner.all():
+            break
+        indices = indices[np.r_[True, inner, True]]
+    return indices
+
+
+def check(delta: float, confidence: float) -> None:
+    """Refuse a delta or a confidence outside its range."""
+    if not 0 <= delta < 1:
+        raise ConfigError(f"delta must lie in [0, 1), got {delta}")
+    if not 0.5 < confidence < 1:
+        raise ConfigError(f"confidence must lie in (0.5, 1), got {confidence}")
