@@ -15,7 +15,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import os
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -34,6 +33,8 @@ from fedlgm.layers import LayerTable
 from fedlgm.node_protocol import BODY, HEADER, MASK, TRANSIENT, Position, Question
 from fedlgm.plan import ReleasePlan
 from strategies.enrolment import Enrolment, key_digest
+from strategies.greetings import Greetings
+from strategies.ledger_positions import LedgerPositions
 from strategies.nodes import OneNodePerClient
 
 _TTL = 12 * 3600.0
@@ -61,7 +62,7 @@ class Patience:
         offline_seconds: for which a node that is not connected, or whose service is down, is waited for.
         give_up_seconds: after which a round below its quorum ends the run with an error; it can be resumed.
         poll_seconds: between looks for answers; up to five times as long in a long round.
-        nudge_seconds: after which a node that is connected and silent is sent something else, see `NodeGrid._nudge`.
+        greet_seconds: after which a node that is connected and silent is sent a greeting, see `strategies.greetings`.
         tell_seconds: between lines that say who is waited for.
     """
 
@@ -70,7 +71,7 @@ class Patience:
     offline_seconds: float = 30.0
     give_up_seconds: float = 3600.0
     poll_seconds: float = 0.2
-    nudge_seconds: float = 20.0
+    greet_seconds: float = 20.0
     tell_seconds: float = 10.0
 
 
@@ -91,7 +92,7 @@ class _Asked:
     why_down: str = "is not connected"
     next_try: float = 0.0
     asked_at: float = 0.0
-    nudged: bool = False
+    greeted: bool = False
 
     @property
     def open(self) -> bool:
@@ -159,14 +160,11 @@ class NodeGrid(Grid):
         self._say, self._on_round = say, on_round
         self._clients = {node.flower_key: node.client for node in enrolment.node}
         self._keys = {node.client: protocol.public_key(node.service_key) for node in enrolment.node}
-        self._positions_file, self._positions = positions, _positions(positions)
+        self._positions = LedgerPositions(positions)
         self._excluded: dict[int, str] = {}
         self._down: dict[int, float] = {}
         self._late: dict[str, int] = {}  # message id -> client
-        self._nudges: dict[str, tuple[int, str]] = {}  # message id -> client, question during which it was sent
-        self._behind: set[int] = set()
-        self._awake: set[int] = set()  # clients that a greeting found at work
-        self._took: dict[int, float] = {}  # client -> seconds until its last answer
+        self._greetings = Greetings(self._patience.greet_seconds)
         self._strangers: set[str] = set()
         self._numbers = itertools.count(1)
         self._ready: dict[str, Message] = {}
@@ -276,13 +274,13 @@ class NodeGrid(Grid):
         patience = self._patience
         needed = max(1, math.ceil(patience.quorum * len(asked) - 1e-9))
         online, looked, told = dict[int, int](), -math.inf, started
-        late = self._pull([], started)  # before anything new is sent, see `_nudge`
+        late = self._pull([], started)  # before anything new is sent, see `greetings`
         while True:
             now = time.monotonic()
             if now - looked > 2.0:
                 online, looked = self._online(), now
             self._push([one for one in asked if one.open and not one.keys and now >= one.next_try], online, now)
-            self._nudge(asked, online, now)
+            self._greet(asked, online, now)
             late += self._pull(asked, now)
             waiting = [one for one in asked if one.open]
             answered = sum(one.answer is not None for one in asked)
@@ -361,51 +359,34 @@ class NodeGrid(Grid):
             group = one.message.metadata.group_id
             messages.append(self._runtime.create_message(content, MessageType.TRAIN, online[one.client], group))
         for one, id_ in zip(ready, self._runtime.push_messages(messages), strict=True):
-            one.next_try, one.asked_at, one.nudged = now + 2.0, now, False
+            one.next_try, one.asked_at, one.greeted = now + 2.0, now, False
             if id_:
                 one.keys[id_] = key
 
-    def _nudge(self, asked: list[_Asked], online: dict[int, int], now: float) -> None:
-        """Send something else to nodes that are connected and silent.
-
-        A SuperNode sends replies only after it has received a message, and then what is there. If a run ended while it
-        was receiving, that run's reply is what it sends after the next message, whose own reply then waits for the one
-        after: the node stays behind by one until it is started again. A greeting brings the answer forth; a node that
-        is behind gets one with every question. Whose greeting is answered before it is sent the next question is not
-        behind but at work: it is greeted when it takes twice as long as the last time.
-        """
-        shortest = self._patience.nudge_seconds
-        after = {client: max(shortest, 2 * self._took.get(client, 0.0)) for client in self._awake}
-        after |= dict.fromkeys(self._behind, 1.0)
+    def _greet(self, asked: list[_Asked], online: dict[int, int], now: float) -> None:
         due = [
             one
             for one in asked
-            if one.open and one.keys and not one.nudged and one.client in online
-            and now - one.asked_at > after.get(one.client, shortest)
+            if one.open and one.keys and not one.greeted and one.client in online
+            and self._greetings.due(one.client, now - one.asked_at)
         ]  # fmt: skip
         messages = []
         for one in due:
-            one.nudged = True
-            header = {**protocol.HELLO, "nonce": secrets.token_hex(16)}
-            content = RecordDict({wire.CONFIG: ConfigRecord({HEADER: json.dumps(header), MASK: 0})})
+            one.greeted = True
+            content = self._greetings.content()
             messages.append(self._runtime.create_message(content, MessageType.TRAIN, online[one.client], "hello"))
-        if messages:
-            for one, id_ in zip(due, self._runtime.push_messages(messages), strict=True):
-                if id_:
-                    self._nudges[id_] = one.client, one.question
+        for one, id_ in zip(due, self._runtime.push_messages(messages) if messages else (), strict=True):
+            if id_:
+                self._greetings.was_sent(id_, one.client, one.question)
 
     def _pull(self, asked: list[_Asked], now: float) -> int:
         owner = {id_: one for one in asked if one.open for id_ in one.keys}
-        wanted = [*owner, *self._late, *self._nudges]
+        wanted = [*owner, *self._late, *self._greetings.sent]
         late = 0
         for reply in self._runtime.pull_messages(wanted) if wanted else ():
             id_ = reply.metadata.reply_to_message_id
-            if id_ in self._nudges:
-                client, question = self._nudges.pop(id_)
-                asked_now = {one.client: one.question for one in asked}
-                behind = asked_now.get(client, question) != question
-                (self._behind if behind else self._awake).add(client)
-                (self._awake if behind else self._behind).discard(client)
+            if id_ in self._greetings.sent:
+                self._greetings.answered(id_, {one.client: one.question for one in asked})
             elif id_ in self._late:
                 late += 1
                 name = self._enrolment[self._late.pop(id_)].name
@@ -450,7 +431,7 @@ class NodeGrid(Grid):
             return
         one.answer, one.body = header, body
         self._down.pop(one.client, None)
-        self._took[one.client] = now - one.asked_at
+        self._greetings.took(one.client, now - one.asked_at)
 
     def _retry(self, one: _Asked, why: str, now: float) -> None:
         one.next_try, one.why_down = now + 2.0, why
@@ -479,15 +460,10 @@ class NodeGrid(Grid):
         expected = ReleasePlan.from_json(self._layers, str(one.header["plan"])).size
         if values.shape != (expected,):
             return f"its answer has {values.size} numbers where the plan releases {expected}"
-        known = self._positions.get(one.client)
-        if known is not None:
-            if known.ledger != position.ledger:
-                return "its ledger was exchanged for another one"
-            if position.seq < known.seq or (position.seq == known.seq and position.head != known.head):
-                return f"its ledger was rolled back: {position.seq} releases, {known.seq} were signed for before"
-        self._positions[one.client] = position
-        self._save()
-        return ""
+        problem = self._positions.problem(one.client, position)
+        if not problem:
+            self._positions.put(one.client, position)
+        return problem
 
     def _reply(self, one: _Asked) -> Message:
         if not one.body:
@@ -498,29 +474,3 @@ class NodeGrid(Grid):
         metrics = MetricRecord({wire.CLIENT_COUNT: 1, wire.DISCARDED: 0})
         content = RecordDict({wire.ARRAYS: ArrayRecord({wire.SUM: array}), wire.METRICS: metrics})
         return Message(content=content, reply_to=one.message)
-
-    def _save(self) -> None:
-        if self._positions_file is not None:
-            text = json.dumps({str(client): position.values() for client, position in self._positions.items()})
-            partial = self._positions_file.with_suffix(f".{secrets.token_hex(4)}.partial")  # two runs may share it
-            with partial.open("w") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(self._positions_file)
-
-
-def _positions(file: Path | None) -> dict[int, Position]:
-    """What is known of the nodes' ledgers; nothing if there is no file.
-
-    Raises:
-        RunError: the file is damaged.
-    """
-    if file is None or not file.is_file():
-        return {}
-    try:
-        raw = json.loads(file.read_text())
-        found = {int(client): Position.of(value) for client, value in raw.items()}
-    except (ValueError, AttributeError) as error:
-        raise RunError(f"{file} is damaged: {error}") from error
-    return {client: position for client, position in found.items() if position is not None}

@@ -420,10 +420,10 @@ def test_a_node_that_is_slow_counts_as_zero_and_its_late_answer_is_told(federati
     assert any("too late: charged there, not counted here" in line for line in federation.lines)
 
 
-def test_a_supernode_that_stays_behind_by_one_is_nudged(federation):
+def test_a_supernode_that_stays_behind_by_one_is_greeted(federation):
     federation.link.behind = {1: []}
     quick = Patience(
-        quorum=1.0, round_seconds=60, offline_seconds=60, give_up_seconds=60, poll_seconds=0.01, nudge_seconds=0.3
+        quorum=1.0, round_seconds=60, offline_seconds=60, give_up_seconds=60, poll_seconds=0.01, greet_seconds=0.3
     )
     federation.run(3, federation.grid(quick))
     assert [report.lost for report in federation.reports] == [{}] * 3
@@ -434,7 +434,7 @@ def test_a_supernode_that_stays_behind_by_one_is_nudged(federation):
 
 
 @pytest.mark.slow
-def test_a_node_behind_by_one_is_nudged_soon_from_its_second_round_on(federation):
+def test_a_node_behind_by_one_is_greeted_soon_from_its_second_round_on(federation):
     """However long the answer takes that the first greeting brings forth."""
     federation.link.behind = {1: []}
     push = federation.link.push_messages
@@ -448,7 +448,7 @@ def test_a_node_behind_by_one_is_nudged_soon_from_its_second_round_on(federation
 
     federation.link.push_messages = slowly
     patient = Patience(
-        quorum=1.0, round_seconds=60, offline_seconds=60, give_up_seconds=60, poll_seconds=0.01, nudge_seconds=4
+        quorum=1.0, round_seconds=60, offline_seconds=60, give_up_seconds=60, poll_seconds=0.01, greet_seconds=4
     )
     federation.run(4, federation.grid(patient))
     first, *later = [report.seconds for report in federation.reports]
@@ -456,14 +456,14 @@ def test_a_node_behind_by_one_is_nudged_soon_from_its_second_round_on(federation
     assert max(later) < 3.5
 
 
-def test_nodes_that_always_take_long_are_nudged_once(federation):
+def test_nodes_that_always_take_long_are_greeted_once(federation):
     federation.link.work_seconds = 1.6
     patient = Patience(
-        quorum=1.0, round_seconds=9, offline_seconds=9, give_up_seconds=9, poll_seconds=0.01, nudge_seconds=1
+        quorum=1.0, round_seconds=9, offline_seconds=9, give_up_seconds=9, poll_seconds=0.01, greet_seconds=1
     )
     federation.run(3, federation.grid(patient))
-    nudged = [client for client, message in federation.link.sent if message.metadata.group_id == "hello"]
-    assert sorted(nudged) == [0, 1, 2]
+    greeted = [client for client, message in federation.link.sent if message.metadata.group_id == "hello"]
+    assert sorted(greeted) == [0, 1, 2]
     assert [report.lost for report in federation.reports] == [{}] * 3
 
 
