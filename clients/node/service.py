@@ -1,4 +1,4 @@
-"""The release service: one long-lived process that answers questions about the node's data, by policy and on account.
+"""The release service: answers questions about the node's data, by policy and on account; `listener` has the process.
 
     parse -> policy -> price -> charge, on disk -> train, bound, noise -> keep the answer -> send it
 
@@ -9,33 +9,24 @@ bounded update of central trust, where the policy allows it.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import grp
 import logging
-import os
 import re
-import signal
-import socket
-import stat
-import struct
-import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from clients.node import data as node_data
 from clients.node.folder import NodeFolder
 from clients.node.ledger import Row
-from clients.node.policy import MIB, Refusal
+from clients.node.policy import Refusal
 from clients.node.release import Releaser, Request
 from fedlgm import node_protocol as protocol
 from fedlgm import privacy
-from fedlgm.errors import LedgerError, RunError
+from fedlgm.errors import LedgerError
 from fedlgm.node_protocol import FrameError, Position, Question
 
 _log = logging.getLogger("fedlgm.node")
@@ -43,7 +34,7 @@ EXAMPLES = ", examples"  # after a row's trust: the release protects single exam
 _PRINTABLE = re.compile(r"[^\x20-\x7e]")
 
 
-class _Ask(BaseModel):
+class Ask(BaseModel):
     """Header of a question, as it may arrive from anybody."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -60,7 +51,9 @@ class _Ask(BaseModel):
 
 
 @dataclass
-class _Answer:
+class Answer:
+    """What goes back: a header, and the released numbers."""
+
     header: dict[str, Any]
     body: bytes = b""
 
@@ -96,7 +89,6 @@ class Service:
         except BaseException:
             self._ledger.close()
             raise
-        self._busy, self._open = asyncio.Lock(), 0
         self._server_key = protocol.public_key(self.policy.ask.server_key) if self.policy.ask.server_key else None
         self._failed: str | None = None
 
@@ -107,7 +99,7 @@ class Service:
 
     # -- questions -----------------------------------------------------------------------------------------------------
 
-    def hello(self, ask: _Ask) -> _Answer:
+    def hello(self, ask: Ask) -> Answer:
         """Who this node is and what is left."""
         budget, ask_limits = self.policy.privacy, self.policy.ask
         header = {
@@ -120,9 +112,9 @@ class Service:
             "position": self._position().values(),
         }  # fmt: skip
         facts = protocol.canonical(header)
-        return _Answer(header | {"signature": protocol.sign(self._signer, "hello", ask.nonce, facts)})
+        return Answer(header | {"signature": protocol.sign(self._signer, "hello", ask.nonce, facts)})
 
-    def admit(self, ask: _Ask, body: bytes) -> tuple[Request, str]:
+    def admit(self, ask: Ask, body: bytes) -> tuple[Request, str]:
         """The request of a question and the question's digest; nothing is charged yet.
 
         Raises:
@@ -148,7 +140,7 @@ class Service:
             raise Refusal("model", str(error)) from error
         return self._releaser.understand(ask.round, ask.plan, ask.work, model), question
 
-    def release(self, ask: _Ask, request: Request, question: str) -> _Answer:
+    def release(self, ask: Ask, request: Request, question: str) -> Answer:
         """Charge, make, keep and sign one release; the same question again gives the kept answer.
 
         Raises:
@@ -187,9 +179,9 @@ class Service:
             "seq": row.seq, "replayed": replayed, "test": self._ledger.test, "position": position.values(),
         }  # fmt: skip
         signed = protocol.answer_fields(question, self.policy.node.client, row.seq, digest, position)
-        return _Answer(header | {"signature": protocol.sign(self._signer, *signed)}, body)
+        return Answer(header | {"signature": protocol.sign(self._signer, *signed)}, body)
 
-    def _afford(self, ask: _Ask, request: Request) -> None:
+    def _afford(self, ask: Ask, request: Request) -> None:
         limits, budget, ledger = self.policy.ask, self.policy.privacy, self._ledger
         today = datetime.now(UTC).date().isoformat()
         for count, most, per in (
@@ -215,7 +207,7 @@ class Service:
                 f"delta {budget.delta:g} over its data set's life",
             )
 
-    def _check_separation(self, ask: _Ask, request: Request) -> None:
+    def _check_separation(self, ask: Ask, request: Request) -> None:
         """Refuse a round nearer to an answered one of its run than policy or plan allow.
 
         Where noise is correlated over rounds, a participation too soon costs more than the plan says.
@@ -275,120 +267,18 @@ class Service:
     def _reply_file(self, row: Row) -> Path:
         return self.folder.replies / f"{row.seq:09d}.npy"
 
-    # -- connections ---------------------------------------------------------------------------------------------------
+    # -- all of them ---------------------------------------------------------------------------------------------------
 
-    async def serve(self, ready: asyncio.Event | None = None) -> None:
-        """Answer until SIGTERM or SIGINT."""
-        self.folder.check_length()
-        listener = _listen(self.folder.socket, self.policy.socket.group)
-        stop = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):  # not in the main thread
-                asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        server = await asyncio.start_unix_server(self._connected, sock=listener, limit=MIB)
-        budget = self.policy.privacy
-        _log.info(
-            "client %d of %d, %d examples, epsilon %.4g of %g spent, listening on %s", self.policy.node.client,
-            self.policy.node.population, self._examples, self._ledger.epsilon(budget.delta), budget.epsilon,
-            self.folder.socket,
-        )  # fmt: skip
-        if self._ledger.test:
-            _log.warning("TEST: the noise of this node is known to whoever knows its seed. NOT PRIVATE.")
-        if ready is not None:
-            ready.set()
-        try:
-            await stop.wait()
-        finally:
-            server.close()
-            with contextlib.suppress(OSError):
-                self.folder.socket.unlink()
-            async with self._busy:
-                self._ledger.close()
+    def answer(self, ask: Ask, body: bytes) -> Answer:
+        """Answer one question; the caller sees to it that there is only one at a time.
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        arrived, limits = time.monotonic(), self.policy.limits
-        pid, uid, _ = _peer(writer.get_extra_info("socket"))
-        self._open += 1
-        code, understood = "failed", False
-        try:
-            if self.policy.socket.uids and uid not in self.policy.socket.uids:
-                raise Refusal("peer", f"user {uid} may not ask")
-            if self._open > limits.connections:
-                raise Refusal("busy", f"more than {limits.connections} connections")
-            ask, body = await self._receive(reader)
-            understood = True
-            answer = await self._answer(ask, body)
-        except Refusal as refusal:
-            code = refusal.code
-            _log.info("refused (%s): %s [user %d, process %d]", refusal.code, refusal.why, uid, pid)
-            answer = _Answer({"ok": False, "protocol": protocol.PROTOCOL, "code": refusal.code, "why": refusal.why})
-        except (ConnectionError, asyncio.IncompleteReadError):
-            self._open -= 1
-            writer.close()
-            return
-        except Exception:  # nothing that a question holds may end the service, or show in an answer
-            _log.exception("a question failed [user %d, process %d]", uid, pid)
-            answer = _Answer({"ok": False, "protocol": protocol.PROTOCOL, "code": code, "why": "see this node's log"})
-        if understood and limits.reply_every_seconds:
-            # Refusals too: they may have waited for another question's training to end.
-            await asyncio.sleep(-(time.monotonic() - arrived) % limits.reply_every_seconds)
-        try:
-            async with asyncio.timeout(limits.receive_seconds):
-                writer.write(protocol.encode_header(answer.header, len(answer.body)))
-                writer.write(answer.body)  # by itself: joined it would be copied once more
-                await writer.drain()
-        except (OSError, TimeoutError):
-            writer.transport.abort()  # closed in order it would keep the answer for as long as nobody reads it
-        finally:
-            self._open -= 1
-            writer.close()
-
-    async def _receive(self, reader: asyncio.StreamReader) -> tuple[_Ask, bytes]:
-        limits = self.policy.limits
-        try:
-            async with asyncio.timeout(limits.receive_seconds):
-                prefix = await reader.readexactly(protocol.PREFIX_BYTES)
-                try:
-                    head, size = protocol.lengths(prefix, limits.message_mib * MIB)
-                except FrameError as error:
-                    raise Refusal("too-large", str(error)) from error
-                header = protocol.parse_header(await reader.readexactly(head))
-                if header.get("protocol") != protocol.PROTOCOL:
-                    raise Refusal(
-                        "protocol",
-                        f"this service speaks protocol {protocol.PROTOCOL}, the question protocol "
-                        f"{header.get('protocol')!r:.20}: server and nodes need versions of fedlgm that fit",
-                    )
-                ask = _Ask.model_validate(header)
-                return ask, await reader.readexactly(size)
-        except TimeoutError:
-            raise Refusal("slow", f"the question did not arrive within {limits.receive_seconds:g} s") from None
-        except FrameError as error:
-            raise Refusal("frame", str(error)) from error
-        except ValidationError as error:
-            first = error.errors()[0]
-            raise Refusal("malformed", f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
-
-    async def _answer(self, ask: _Ask, body: bytes) -> _Answer:
-        if self._failed is not None:
+        Raises:
+            Refusal: what becomes of it instead.
+        """
+        if self._failed is not None:  # perhaps by the question before this one
             raise Refusal("rolled-back", self._failed)
         if ask.ask not in ("hello", "release"):
             raise Refusal("malformed", "a service is asked for hello or release; there is nothing else")
-        try:
-            async with asyncio.timeout(self.policy.limits.queue_seconds):
-                await self._busy.acquire()
-        except TimeoutError:
-            raise Refusal("busy", "other questions are still being answered") from None
-        work = asyncio.get_running_loop().run_in_executor(None, self._work, ask, body)
-        # Whatever becomes of this connection, the next release waits for this one to end.
-        work.add_done_callback(lambda _: self._busy.release())
-        try:
-            return await asyncio.wait_for(asyncio.shield(work), self.policy.limits.release_seconds)
-        except TimeoutError:
-            why = "the release took longer than this node allows; whether it was charged, the node's ledger says"
-            raise Refusal("slow", why) from None
-
-    def _work(self, ask: _Ask, body: bytes) -> _Answer:
         if ask.ask == "hello":
             return self.hello(ask)
         try:
@@ -398,53 +288,19 @@ class Service:
             _log.error("REFUSING EVERYTHING: %s", error)
             raise Refusal("ledger", self._failed) from error
 
+    def describe(self) -> None:
+        """Write into the log who is served from here, and what is spent."""
+        node, budget = self.policy.node, self.policy.privacy
+        _log.info(
+            "client %d of %d, %d examples, epsilon %.4g of %g spent, listening on %s", node.client, node.population,
+            self._examples, self._ledger.epsilon(budget.delta), budget.epsilon, self.folder.socket,
+        )  # fmt: skip
+        if self._ledger.test:
+            _log.warning("TEST: the noise of this node is known to whoever knows its seed. NOT PRIVATE.")
 
-def run(folder: Path) -> None:
-    """Serve a node's folder until SIGTERM or SIGINT.
-
-    Raises:
-        FedlgmError: it cannot be served.
-    """
-    np.seterr(all="ignore")
-
-    async def main() -> None:
-        service = Service(NodeFolder.open(folder))
-        service.warm()
-        await service.serve()
-
-    before = os.umask(0o077)
-    try:
-        asyncio.run(main())
-    finally:
-        os.umask(before)
-
-
-def _listen(path: Path, group: str) -> socket.socket:
-    """A listening socket that only the folder's user and group may connect to."""
-    with contextlib.suppress(FileNotFoundError):
-        if not stat.S_ISSOCK(path.lstat().st_mode):
-            raise RunError(f"{path} exists and is not a socket")
-    draft = path.with_suffix(".new")
-    draft.unlink(missing_ok=True)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    before = os.umask(0o117)
-    try:
-        listener.bind(os.fspath(draft))
-        if group:
-            os.chown(draft, -1, grp.getgrnam(group).gr_gid if not group.isdigit() else int(group))
-        listener.listen(64)
-        draft.replace(path)  # of a service that has ended: the ledger's lock keeps two from running
-    except (OSError, KeyError) as error:
-        listener.close()
-        raise RunError(f"cannot listen on {path}: {error}") from error
-    finally:
-        os.umask(before)
-    return listener
-
-
-def _peer(link: Any) -> tuple[int, int, int]:
-    """(process, user, group) on the other side, by the kernel's word."""
-    return struct.unpack("3i", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))  # type: ignore[return-value]
+    def close(self) -> None:
+        """Let go of the ledger."""
+        self._ledger.close()
 
 
 def _shown(text: str) -> str:

@@ -79,7 +79,7 @@ def init(
 @app.command()
 def serve(folder: NodeArgument) -> None:
     """Answer questions about this node's data, as its policy allows, until stopped."""
-    from clients.node.service import run
+    from clients.node.listener import run
 
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(message)s")
     run(folder)

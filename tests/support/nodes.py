@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from clients.node import service
+from clients.node import listener, service
 from clients.node.folder import NodeFolder
 from clients.node.ledger import NodeLedger
 from fedlgm import mechanisms, models
@@ -183,7 +183,7 @@ def _serve(folder: NodeFolder, log: Path, before: Callable[[], None] | None) -> 
     try:
         if before is not None:
             before()
-        service.run(folder.path)
+        listener.run(folder.path)
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()
@@ -223,7 +223,7 @@ CRASHES: dict[str, Callable[[], None]] = {
 
 def die_after(seconds: float) -> Callable[[], None]:
     """A fault: `kill -9` so long after the first question arrives."""
-    original = service.Service._receive
+    original = listener.Listener._receive
 
     def arm() -> None:
         async def receive(self: Any, reader: asyncio.StreamReader) -> Any:
@@ -231,7 +231,7 @@ def die_after(seconds: float) -> Callable[[], None]:
             threading.Timer(seconds, die).start()
             return found
 
-        service.Service._receive = receive  # type: ignore[method-assign]
+        listener.Listener._receive = receive  # type: ignore[method-assign]
 
     return arm
 

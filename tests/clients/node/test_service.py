@@ -24,6 +24,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from clients.node.folder import NodeFolder
+from clients.node.service import Service
 from fedlgm import correlation, mechanisms, models
 from fedlgm import node_protocol as protocol
 from fedlgm.errors import RunError
@@ -766,6 +767,26 @@ def test_ledger_and_witness_restored_together_are_refused_once_the_server_says_w
         assert ask(folder, round=3, expect=seen)[0]["code"] == "rolled-back"
         assert ask(folder, round=3)[0]["code"] == "rolled-back"  # from then on, whoever asks
     assert "rolled back" in refused(folder)  # and after a restart
+
+
+def test_a_question_that_waits_while_a_rollback_is_found_out_is_refused(tmp_path):
+    folder = make_node(tmp_path / "node")
+    shutil.copytree(folder.path, tmp_path / "snapshot")
+    with served(folder):
+        seen = ask(folder)[0]["position"]
+    shutil.rmtree(folder.path)
+    shutil.copytree(tmp_path / "snapshot", folder.path)
+
+    def slow() -> None:
+        admit = Service.admit
+        Service.admit = lambda *given: (time.sleep(0.5), admit(*given))[1]
+
+    with NodeProcess(folder, before=slow), ThreadPoolExecutor(2) as pool:
+        first = pool.submit(ask, folder, round=3, expect=seen)
+        time.sleep(0.2)
+        second = pool.submit(ask, folder, round=4)
+        assert first.result()[0]["code"] == "rolled-back"
+        assert second.result()[0].get("code") == "rolled-back"
 
 
 def test_a_ledger_is_used_by_one_service(node):

@@ -1,0 +1,186 @@
+"""The process of a release service: connections on its socket, one release at a time, in bounded time and memory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import grp
+import logging
+import os
+import signal
+import socket
+import stat
+import struct
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from clients.node.folder import NodeFolder
+from clients.node.policy import MIB, Refusal
+from clients.node.service import Answer, Ask, Service
+from fedlgm import node_protocol as protocol
+from fedlgm.errors import RunError
+from fedlgm.node_protocol import FrameError
+
+_log = logging.getLogger("fedlgm.node")
+
+
+class Listener:
+    """Takes questions for a service, whoever they come from, and sends what it answers.
+
+    Args:
+        service: closed at the end.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self._service, self._folder, self._policy = service, service.folder, service.policy
+        self._busy, self._open = asyncio.Lock(), 0
+
+    async def serve(self) -> None:
+        """Answer until SIGTERM or SIGINT."""
+        self._folder.check_length()
+        listener = _listen(self._folder.socket, self._policy.socket.group)
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):  # not in the main thread
+                asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        server = await asyncio.start_unix_server(self._connected, sock=listener, limit=MIB)
+        self._service.describe()
+        try:
+            await stop.wait()
+        finally:
+            server.close()
+            with contextlib.suppress(OSError):
+                self._folder.socket.unlink()
+            async with self._busy:
+                self._service.close()
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        arrived, limits = time.monotonic(), self._policy.limits
+        pid, uid, _ = _peer(writer.get_extra_info("socket"))
+        self._open += 1
+        code, understood = "failed", False
+        try:
+            if self._policy.socket.uids and uid not in self._policy.socket.uids:
+                raise Refusal("peer", f"user {uid} may not ask")
+            if self._open > limits.connections:
+                raise Refusal("busy", f"more than {limits.connections} connections")
+            ask, body = await self._receive(reader)
+            understood = True
+            answer = await self._answer(ask, body)
+        except Refusal as refusal:
+            code = refusal.code
+            _log.info("refused (%s): %s [user %d, process %d]", refusal.code, refusal.why, uid, pid)
+            answer = Answer({"ok": False, "protocol": protocol.PROTOCOL, "code": refusal.code, "why": refusal.why})
+        except (ConnectionError, asyncio.IncompleteReadError):
+            self._open -= 1
+            writer.close()
+            return
+        except Exception:  # nothing that a question holds may end the service, or show in an answer
+            _log.exception("a question failed [user %d, process %d]", uid, pid)
+            answer = Answer({"ok": False, "protocol": protocol.PROTOCOL, "code": code, "why": "see this node's log"})
+        if understood and limits.reply_every_seconds:
+            # Refusals too: they may have waited for another question's training to end.
+            await asyncio.sleep(-(time.monotonic() - arrived) % limits.reply_every_seconds)
+        try:
+            async with asyncio.timeout(limits.receive_seconds):
+                writer.write(protocol.encode_header(answer.header, len(answer.body)))
+                writer.write(answer.body)  # by itself: joined it would be copied once more
+                await writer.drain()
+        except (OSError, TimeoutError):
+            writer.transport.abort()  # closed in order it would keep the answer for as long as nobody reads it
+        finally:
+            self._open -= 1
+            writer.close()
+
+    async def _receive(self, reader: asyncio.StreamReader) -> tuple[Ask, bytes]:
+        limits = self._policy.limits
+        try:
+            async with asyncio.timeout(limits.receive_seconds):
+                prefix = await reader.readexactly(protocol.PREFIX_BYTES)
+                try:
+                    head, size = protocol.lengths(prefix, limits.message_mib * MIB)
+                except FrameError as error:
+                    raise Refusal("too-large", str(error)) from error
+                header = protocol.parse_header(await reader.readexactly(head))
+                if header.get("protocol") != protocol.PROTOCOL:
+                    raise Refusal(
+                        "protocol",
+                        f"this service speaks protocol {protocol.PROTOCOL}, the question protocol "
+                        f"{header.get('protocol')!r:.20}: server and nodes need versions of fedlgm that fit",
+                    )
+                ask = Ask.model_validate(header)
+                return ask, await reader.readexactly(size)
+        except TimeoutError:
+            raise Refusal("slow", f"the question did not arrive within {limits.receive_seconds:g} s") from None
+        except FrameError as error:
+            raise Refusal("frame", str(error)) from error
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise Refusal("malformed", f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+
+    async def _answer(self, ask: Ask, body: bytes) -> Answer:
+        try:
+            async with asyncio.timeout(self._policy.limits.queue_seconds):
+                await self._busy.acquire()
+        except TimeoutError:
+            raise Refusal("busy", "other questions are still being answered") from None
+        work = asyncio.get_running_loop().run_in_executor(None, self._service.answer, ask, body)
+        # Whatever becomes of this connection, the next release waits for this one to end.
+        work.add_done_callback(lambda _: self._busy.release())
+        try:
+            return await asyncio.wait_for(asyncio.shield(work), self._policy.limits.release_seconds)
+        except TimeoutError:
+            why = "the release took longer than this node allows; whether it was charged, the node's ledger says"
+            raise Refusal("slow", why) from None
+
+
+def run(folder: Path) -> None:
+    """Serve a node's folder until SIGTERM or SIGINT.
+
+    Raises:
+        FedlgmError: it cannot be served.
+    """
+    np.seterr(all="ignore")
+
+    async def main() -> None:
+        service = Service(NodeFolder.open(folder))
+        service.warm()
+        await Listener(service).serve()
+
+    before = os.umask(0o077)
+    try:
+        asyncio.run(main())
+    finally:
+        os.umask(before)
+
+
+def _listen(path: Path, group: str) -> socket.socket:
+    """A listening socket that only the folder's user and group may connect to."""
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise RunError(f"{path} exists and is not a socket")
+    draft = path.with_suffix(".new")
+    draft.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o117)
+    try:
+        listener.bind(os.fspath(draft))
+        if group:
+            os.chown(draft, -1, grp.getgrnam(group).gr_gid if not group.isdigit() else int(group))
+        listener.listen(64)
+        draft.replace(path)  # of a service that has ended: the ledger's lock keeps two from running
+    except (OSError, KeyError) as error:
+        listener.close()
+        raise RunError(f"cannot listen on {path}: {error}") from error
+    finally:
+        os.umask(before)
+    return listener
+
+
+def _peer(link: Any) -> tuple[int, int, int]:
+    """(process, user, group) on the other side, by the kernel's word."""
+    return struct.unpack("3i", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))  # type: ignore[return-value]
