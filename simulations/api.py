@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -18,6 +18,9 @@ from simulations.config.recipe import Recipe
 from simulations.launch import Engine
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import LayerRow, OnRound, RoundRow, RunSummary
+
+if TYPE_CHECKING:
+    from fedlgm.audits import AuditResult
 
 
 class RunResult(Mapping[str, Any]):
@@ -99,6 +102,29 @@ class RunResult(Mapping[str, Any]):
         module = self._assembly.module()
         self._assembly.layers.load_(module, checkpoint.transcript.models[-1])
         return module.eval()
+
+    def audit(self, **options: Any) -> AuditResult:
+        """Audit the run: how much it leaks at least, by its canaries or by drawing its noise again from its seed.
+
+        Example:
+            >>> import simulations, tempfile
+            >>> folder = tempfile.mkdtemp() + "/run"
+            >>> changes = ["federation.rounds=3", "run.audit=true"]
+            >>> result = simulations.simulate("digits", overrides=changes, run_dir=folder)
+            >>> result.audit().passed
+            True
+
+        Args:
+            options: method, confidence, canaries, see `fedlgm.audits.Audit`.
+
+        Raises:
+            ConfigError: an option outside its range.
+            RunError: the run has neither canaries nor a seed: it says what to run again.
+        """
+        from fedlgm.audits import Audit
+        from simulations.audits.targets import audit_run
+
+        return audit_run(self.folder, Audit(**options), own=self._assembly.own)
 
     def layers(self) -> list[LayerRow]:
         """One row per layer of the last release: size, bound, noise, share, SNR."""

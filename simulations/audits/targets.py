@@ -25,6 +25,7 @@ from fedlgm.run_noise import RunNoise
 from simulations.audits.canaries import audit_stored, run_reported
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly, settled
+from simulations.config.own import Own
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import FullRow, RunSummary
 
@@ -119,7 +120,9 @@ def subject_of(assembly: Assembly, name: str) -> Subject:
     return Subject(label, assembly.method)
 
 
-def audit_run(run: Path | str, audit: Audit, *, progress: Progress | None = None) -> AuditResult:
+def audit_run(
+    run: Path | str, audit: Audit, *, progress: Progress | None = None, own: Own | None = None
+) -> AuditResult:
     """Audit a finished run: by the canaries that were in it, or by drawing its noise again from its seed.
 
     A seeded run's noise is drawn again for every round by the plans that it recorded, and canaries are put into what
@@ -130,9 +133,11 @@ def audit_run(run: Path | str, audit: Audit, *, progress: Progress | None = None
         run: the run's folder.
         audit: how; "auto" or "one-run-gaussian" for the run's own noise, any other method for its recipe's mechanism.
         progress: called with (done, all).
+        own: the objects that the run was given in Python.
 
     Raises:
-        RunError: the run is not finished, or has neither canaries nor a seed: it says what to run again.
+        RunError: the run is not finished, has neither canaries nor a seed, or was given objects that are not passed
+            again: it says what to do.
     """
     started = time.perf_counter()
     folder = RunFolder.open(Path(run))
@@ -140,13 +145,20 @@ def audit_run(run: Path | str, audit: Audit, *, progress: Progress | None = None
     result = folder.result()
     if result is None:
         raise RunError(f"{run} is not finished: continue it with fedlgm simulate --resume {run}")
-    assembly = Assembly(folder.recipe())
+    objects, given = folder.provenance().get("objects"), own or Own()
+    if objects and not given:
+        raise RunError(
+            f"{run} was given Python objects ({', '.join(objects)}), which a run folder does not hold: audit it in "
+            f"Python, with simulations.resume({str(run)!r}, ...).audit() and those objects in the place of the dots"
+        )
+    assembly = Assembly(folder.recipe(), given)
+    folder.check_objects(given.fingerprints(assembly.module()) if given else {})
     subject = subject_of(assembly, f"run {folder.path}")
-    own = audit.method in ("auto", "one-run-gaussian")
-    if own and folder.canaries():
+    canaries = audit.method in ("auto", "one-run-gaussian")
+    if canaries and folder.canaries():
         found = audit_stored(assembly, folder, result, confidence=audit.confidence)
         found = dataclasses.replace(found, checks=(*checks(probe(subject)), *found.checks))
-    elif not own or not subject.alignable:
+    elif not canaries or not subject.alignable:
         return audit.mechanism(subject, progress)
     elif assembly.recipe.run.seed is None:
         raise RunError(

@@ -234,9 +234,7 @@ class RunFolder:
             _write(self.provenance_file, (strict_json.dumps(provenance, indent=2) + "\n").encode())
             return
         stored = self.provenance()
-        for what, fingerprint in dict(stored.get("objects", {})).items():
-            if dict(provenance.get("objects", {})).get(what) != fingerprint:
-                raise RunError(f"{self.path} was run with another {what}: it cannot be continued with this one")
+        self.check_objects(provenance.get("objects", {}))
         for what, source in dict(stored.get("sources", {})).items():
             if dict(provenance.get("sources", {})).get(what) != source:
                 warnings.warn(Notice(f"the source of the {what} has changed since the run started"), stacklevel=2)
@@ -245,6 +243,16 @@ class RunFolder:
                 f"{self.path} was run with {stored.get('clients')}: it cannot be continued with "
                 f"{provenance.get('clients')}, whose data is not the same"
             )
+
+    def check_objects(self, fingerprints: Mapping[str, str]) -> None:
+        """Refuse Python objects other than those that the run was given.
+
+        Raises:
+            RunError: which of them is another one, or missing.
+        """
+        for what, fingerprint in dict(self.provenance().get("objects", {})).items():
+            if fingerprints.get(what) != fingerprint:
+                raise RunError(f"{self.path} was run with another {what} than this one, which cannot stand in for it")
 
     def provenance(self) -> Provenance:
         """What the run is made of; empty before it starts.

@@ -13,8 +13,11 @@ import torch
 
 import simulations
 from fedlgm import Guarantee, Mechanism, ReleasePlan, mechanisms
+from fedlgm.audits import Audit
 from fedlgm.errors import ConfigError, DataError, FedlgmError, RunError
 from simulations import launch
+from simulations.audits.targets import audit_run
+from simulations.config.own import own_of
 
 ROOT = Path(__file__).parents[2]
 SMALL = [
@@ -115,6 +118,19 @@ def test_a_result_shows_itself(tmp_path: Path) -> None:
     assert result.guarantee.split(":")[0] in page
     assert all(row["layer"] in page for row in result.layers())
     assert "epsilon" in repr(result)
+
+
+def test_a_run_of_objects_is_audited_with_them(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    result = simulations.simulate(**OBJECTS, overrides=[*SMALL, "run.audit=true"], run_dir=run)
+    found = result.audit()
+    assert found.passed
+    assert found.method == "one-run-gaussian"
+    assert found.epsilon_lower <= result.epsilon == found.epsilon_reported
+    with pytest.raises(RunError, match=r"simulations.resume\(.*\).audit\(\)"):
+        audit_run(run, Audit())
+    with pytest.raises(RunError, match="another mechanism"):
+        audit_run(run, Audit(), own=own_of(OBJECTS | {"mechanism": Alike("other", bound=0.25)}))
 
 
 def test_a_registered_mechanism_is_written_into_the_recipe(tmp_path: Path) -> None:
