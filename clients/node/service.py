@@ -230,8 +230,7 @@ class Service:
             raise Refusal("expect", "the expected position of the ledger was not signed by this service")
         if expected.ledger != self._ledger.identity or self._ledger.head_at(expected.seq) != expected.head:
             self._failed = "its ledger was rolled back: this service has signed for a later one"
-            if expected.ledger == self._ledger.identity and expected.seq > self._ledger.seq:
-                self._ledger.rolled_back(expected.seq, expected.head)
+            self._ledger.rolled_back(expected)
             _log.error("REFUSING EVERYTHING: %s", self._failed)
             raise Refusal("rolled-back", self._failed)
 

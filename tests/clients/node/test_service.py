@@ -769,6 +769,37 @@ def test_ledger_and_witness_restored_together_are_refused_once_the_server_says_w
     assert "rolled back" in refused(folder)  # and after a restart
 
 
+def test_a_restored_ledger_that_has_grown_since_is_refused_after_a_restart_too(tmp_path):
+    """Whoever may ask can make it longer than what was signed before anybody says what that was."""
+    folder = make_node(tmp_path / "node")
+    shutil.copytree(folder.path, tmp_path / "snapshot")
+    with served(folder):
+        seen = ask(folder)[0]["position"]
+    shutil.copytree(folder.path, tmp_path / "right")
+    shutil.rmtree(folder.path)
+    shutil.copytree(tmp_path / "snapshot", folder.path)
+    with served(folder):
+        assert [ask(folder, round=round_)[0]["ok"] for round_ in (2, 3)] == [True, True]
+        assert ask(folder, round=4, expect=seen)[0]["code"] == "rolled-back"
+    assert "rows were exchanged" in refused(folder)
+    shutil.rmtree(folder.path / "state")  # the right ledger is taken back by the same witness
+    shutil.copytree(tmp_path / "right" / "state", folder.path / "state")
+    with served(folder):
+        assert ask(folder, round=4, expect=seen)[0]["ok"]
+
+
+def test_an_exchanged_ledger_is_refused_after_a_restart_too(tmp_path):
+    """Another ledger with its own witness, as a folder made anew around the old keys has."""
+    folder, other = make_node(tmp_path / "node"), make_node(tmp_path / "other")
+    with served(folder):
+        seen = ask(folder)[0]["position"]
+    for file in ("ledger_file", "witness_file"):
+        getattr(folder, file).write_bytes(getattr(other, file).read_bytes())
+    with served(folder):
+        assert ask(folder, round=2, expect=seen)[0]["code"] == "rolled-back"
+    assert "was exchanged" in refused(folder)
+
+
 def test_a_question_that_waits_while_a_rollback_is_found_out_is_refused(tmp_path):
     folder = make_node(tmp_path / "node")
     shutil.copytree(folder.path, tmp_path / "snapshot")
