@@ -1,6 +1,6 @@
 """The release service: answers questions about the node's data, by policy and on account; `listener` has the process.
 
-    parse -> policy -> price -> charge, on disk -> train, bound, noise -> keep the answer -> send it
+    parse -> policy -> price -> trial -> charge, on disk -> train, bound, noise -> keep the answer -> send it
 
 One release at a time. Whoever connects is believed nothing: not the run, not the round, not who asks; the kernel's word
 for the user is the only fact. There is no question that is answered with figures that were not noised, but for the
@@ -144,8 +144,8 @@ class Service:
         """Charge, make, keep and sign one release; the same question again gives the kept answer.
 
         Raises:
-            Refusal: the budget is spent, a cap is reached, the question was answered by another release, or the answer
-                has left already and is no longer kept.
+            Refusal: the budget is spent, a cap is reached, training cannot be done, the question was answered by another
+                release, or the answer has left already and is no longer kept.
         """
         name = self._releaser.name(request)
         row = self._ledger.find(name)
@@ -155,6 +155,7 @@ class Service:
             raise Refusal("replayed", "this very question was answered by another release: ask anew")
         if row is None:
             self._afford(ask, request)
+            self._releaser.prepare(request)
             row = self._ledger.charge(
                 name, request.event, trust=request.plan.facts.trust + EXAMPLES * (request.unit == "example"),
                 run=ask.run, round=ask.round, data=self._releaser.data_digest,

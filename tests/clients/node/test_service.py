@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -482,6 +483,11 @@ WORKS: dict[str, Any] = {
     "endless training": {"training": {"epochs": 10**9}},
     "a negative rate": {"training": {"lr": -1.0}},
     "half a batch": {"training": {"batch_size": 0.5}},
+    "a rate that no float holds": {"training": {"lr": 10**400}},
+    "a momentum that no float holds": {"training": {"momentum": 10**400}},
+    "a clip that no float holds": {"training": {"gradient_clip": 10**400}},
+    "a batch that no tensor holds": {"training": {"batch_size": 2**70}},
+    "no training": {"training": {"epochs": 0}},
     "an unknown setting": {"training": {"callback": "x"}},
     "more keys": {"eval": "1"},
 }
@@ -492,6 +498,50 @@ def test_hostile_work_is_refused_and_costs_nothing(lasting, case):
     header, _ = ask(lasting, work=nodes.WORK | WORKS[case])
     assert header["code"] in ("work", "model", "malformed")
     assert rows(lasting) == []
+
+
+class Fussy(torch.nn.Linear):
+    """A model of an operator's own that does not take every input."""
+
+    def __init__(self, least: float) -> None:
+        super().__init__(int(np.prod(nodes.SHAPE)), nodes.CLASSES)
+        self.least = least
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.max() > self.least:
+            raise ValueError(f"an input is larger than {self.least}")
+        return super().forward(x.flatten(1))
+
+
+def fussy(in_shape: Any, classes: int, least: float = 0.5) -> torch.nn.Module:
+    return Fussy(least)
+
+
+class TestTrainingThatFails:
+    WORK = nodes.WORK | {"model": {"name": "tests.clients.node.test_service:fussy"}}
+
+    def made(self, path: Path) -> NodeFolder:
+        folder = make_node(path)
+        edit(folder, 'models = ["logistic"', 'models = ["tests.clients.node.test_service:fussy", "logistic"')
+        return folder
+
+    def test_on_any_data_is_refused_and_costs_nothing(self, tmp_path):
+        with served(self.made(tmp_path / "node")) as folder:
+            never = self.WORK | {"model": {**self.WORK["model"], "least": -1.0}}
+            header, _ = ask(folder, work=never)
+            assert header["code"] == "work"
+            assert "training fails on any data: an input is larger than -1.0" in header["why"]
+            assert rows(folder) == []
+
+    def test_on_this_nodes_data_does_not_show(self, tmp_path):
+        """Whether it fails depends on the data: an error in place of an answer would be an answer without noise."""
+        with served(self.made(tmp_path / "node")) as folder:
+            header, body = ask(folder, work=self.WORK)
+            assert header["ok"]
+            assert numbers(body).std() > 0
+            assert "training on this node's data failed" in folder.path.with_name("node.log").read_text()
+            assert ask(folder, work=self.WORK)[1] == body
+            assert len(rows(folder)) == 1
 
 
 @pytest.mark.parametrize(
