@@ -160,7 +160,7 @@ class NodeGrid(Grid):
         self._say, self._on_round = say, on_round
         self._clients = {node.flower_key: node.client for node in enrolment.node}
         self._keys = {node.client: protocol.public_key(node.service_key) for node in enrolment.node}
-        self._positions = LedgerPositions(positions)
+        self._positions = LedgerPositions(positions, self._keys)
         self._excluded: dict[int, str] = {}
         self._down: dict[int, float] = {}
         self._late: dict[str, int] = {}  # message id -> client

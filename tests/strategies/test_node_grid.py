@@ -486,6 +486,19 @@ def test_a_node_with_an_older_ledger_is_left_out(federation, tmp_path):
         NodeProcess(federation.folders[1])
 
 
+def test_a_node_that_takes_the_place_of_another_is_asked(federation, tmp_path):
+    """It cannot know the ledger of the node before it, and is not expected to."""
+    federation.run(1)
+    federation.processes[1].stop()
+    folder = make_node(tmp_path / "new", client=1)
+    federation.folders[1] = federation.link.folders[1] = folder
+    federation.processes[1] = NodeProcess(folder)
+    federation.keys[1] = federation.link.keys[1] = pem()
+    federation.run(2)
+    assert federation.reports[-1].lost == {}
+    assert len(rows(folder)) == 2
+
+
 def test_a_node_whose_budget_is_spent_is_not_asked_again(federation):
     federation.processes[0].stop()
     nodes.edit(federation.folders[0], "releases = 1000 ", "releases = 2 ")
