@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,7 +30,6 @@ from fedlgm.node_protocol import FrameError, Position, Question
 
 _log = logging.getLogger("fedlgm.node")
 EXAMPLES = ", examples"  # after a row's trust: the release protects single examples, not all of the node's data
-_PRINTABLE = re.compile(r"[^\x20-\x7e]")
 
 
 class Ask(BaseModel):
@@ -132,7 +130,9 @@ class Service:
         if self._server_key and not protocol.verify(self._server_key, ask.signature, "question", question):
             raise Refusal("unsigned", "this node answers its enrolled server only, which has not signed this question")
         if limits.runs and ask.run not in limits.runs:
-            raise Refusal("run", f"the run {_shown(ask.run)!r} is not among those that this node takes part in")
+            raise Refusal(
+                "run", f"the run {protocol.printable(ask.run, 80)!r} is not among those that this node takes part in"
+            )
         self._check_expectation(ask.expect)
         try:
             model = protocol.vector(body, ("<f4",))
@@ -144,7 +144,7 @@ class Service:
         """Charge, make, keep and sign one release; the same question again gives the kept answer.
 
         Raises:
-            Refusal: the budget is spent, a cap is reached, training cannot be done, the question was answered by another
+            Refusal: the budget is spent, a cap is reached, nothing can be trained, the question was answered by another
                 release, or the answer has left already and is no longer kept.
         """
         name = self._releaser.name(request)
@@ -171,7 +171,7 @@ class Service:
             digest = protocol.sha256(body)
         _log.info(
             "round %d of run %r: %s release %d, epsilon %.4g of %g spent",
-            ask.round, _shown(ask.run), "again" if replayed else "new", row.seq,
+            ask.round, protocol.printable(ask.run, 80), "again" if replayed else "new", row.seq,
             self._ledger.epsilon(self.policy.privacy.delta), self.policy.privacy.epsilon,
         )  # fmt: skip
         position = self._position()
@@ -301,8 +301,3 @@ class Service:
     def close(self) -> None:
         """Let go of the ledger."""
         self._ledger.close()
-
-
-def _shown(text: str) -> str:
-    """A stranger's text, fit for a log."""
-    return _PRINTABLE.sub("?", text)[:80]

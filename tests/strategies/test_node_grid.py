@@ -275,6 +275,21 @@ def test_an_altered_answer_counts_as_zero_by_name(federation, what):
     assert any("n1 counts as zero" in line for line in federation.lines)
 
 
+HOSTILE = "x\x1b]0;gone\x07\nround 1: 3 nodes asked" + "y" * 10_000
+
+
+@pytest.mark.parametrize("how", ["a refusal", "an error"])
+def test_a_nodes_own_words_are_one_short_line(federation, how):
+    """What a relay says is printed on the server's terminal and kept in the run's log."""
+    refusal = json.dumps({"ok": False, "code": HOSTILE, "why": HOSTILE})
+    said = {"a refusal": RecordDict({wire.CONFIG: ConfigRecord({HEADER: refusal})}), "an error": Error(1, HOSTILE)}
+    federation.link.fault = lambda client, message, reply: said[how] if client == 1 else reply
+    federation.run()
+    told = [*federation.lines, *federation.reports[0].lost.values()]
+    assert any("x?]0;gone??round 1: 3 nodes asked" in line for line in told)
+    assert all(line.isprintable() and len(line) < 500 for line in told)
+
+
 def test_the_server_stops_asking_at_its_own_limit(federation):
     federation.run(4, cap=2)
     assert len(federation.link.sent) == 2 * CLIENTS

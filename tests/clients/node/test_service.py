@@ -665,6 +665,17 @@ def test_nothing_was_charged_by_the_fuzz(lasting):
     assert rows(lasting) == []
 
 
+@pytest.mark.parametrize("more", [{"x" * 300_000: 1}, {"work": {"mechanism": {}, "model": {}, "\u00e9" * 300_000: 1}}])
+def test_a_refusal_is_short_whatever_was_asked(lasting, more):
+    """It travels back in a header, and is a line of this node's log."""
+    log = lasting.path.with_name("node.log")
+    before = log.stat().st_size
+    header, _ = protocol.exchange(str(lasting.socket), nodes.asked(lasting).header() | more, BODY, timeout=LIMIT_S)
+    assert header["ok"] is False
+    assert len(header["why"]) <= 1000
+    assert log.stat().st_size - before < 3000
+
+
 def test_sizes_are_limited_before_anything_is_read(lasting):
     for prefix in (struct.pack("<IQ", 2**32 - 1, 0), struct.pack("<IQ", 10, 2**63)):
         answer = send(lasting.socket, prefix)
