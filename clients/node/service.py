@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from clients.node import data as node_data
 from clients.node.folder import NodeFolder
-from clients.node.ledger import Row
+from clients.node.ledger import Row, write_durably
 from clients.node.policy import Refusal
 from clients.node.release import Releaser, Request
 from fedlgm import node_protocol as protocol
@@ -98,15 +99,22 @@ class Service:
     # -- questions -----------------------------------------------------------------------------------------------------
 
     def hello(self, ask: Ask) -> Answer:
-        """Who this node is and what is left."""
+        """Who this node is and what is left.
+
+        Raises:
+            Refusal: what was released costs more than can be said.
+        """
         budget, ask_limits = self.policy.privacy, self.policy.ask
+        spent = self._ledger.epsilon(budget.delta)
+        if not math.isfinite(spent):  # JSON has no word for it
+            raise Refusal("budget-spent", f"what was released has no finite epsilon at delta {budget.delta:g}")
         header = {
             "ok": True, "protocol": protocol.PROTOCOL, "name": self.policy.node.name,
             "client": self.policy.node.client, "population": self.policy.node.population,
             "service_key": protocol.public_text(self._signer), "test": self._ledger.test,
             "unit": budget.unit, "trust": list(budget.trust),
             "releases_left": max(0, ask_limits.releases - self._ledger.count()),
-            "epsilon": budget.epsilon, "delta": budget.delta, "epsilon_spent": self._ledger.epsilon(budget.delta),
+            "epsilon": budget.epsilon, "delta": budget.delta, "epsilon_spent": spent,
             "position": self._position().values(),
         }  # fmt: skip
         facts = protocol.canonical(header)
@@ -255,9 +263,7 @@ class Service:
         digest = protocol.sha256(body)
         kept = self.policy.limits.kept_replies
         if kept:
-            file = self._reply_file(row)
-            file.with_suffix(".partial").write_bytes(body)
-            file.with_suffix(".partial").replace(file)
+            write_durably(self._reply_file(row), body)  # the ledger may not say that it left and the disk have lost it
         self._ledger.answer(row.seq, digest)
         for old in sorted(self.folder.replies.glob("*.npy"))[: -kept or None]:
             if not kept or old != self._reply_file(row):  # a release that was charged before a crash is an old one

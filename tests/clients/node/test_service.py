@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
 import shutil
 import socket
@@ -25,6 +26,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from clients.node.folder import NodeFolder
+from clients.node.ledger import NodeLedger
+from clients.node.release import Releaser
 from clients.node.service import Service
 from fedlgm import correlation, mechanisms, models
 from fedlgm import node_protocol as protocol
@@ -33,7 +36,7 @@ from fedlgm.facts import Sampling
 from fedlgm.layers import LayerTable
 from fedlgm.node_protocol import Question
 from fedlgm.privacy import composed_epsilon
-from fedlgm.privacy.accounting import encode, gaussian_event
+from fedlgm.privacy.accounting import encode, gaussian_event, laplace_event
 from fedlgm.transcript import Transcript
 from tests.support import nodes
 from tests.support.nodes import BODY, CRASHES, MODEL, NodeProcess, ask, edit, hello, make_node, plan, rows, served
@@ -378,6 +381,67 @@ def test_answers_leave_at_fixed_times(tmp_path):
             ask(folder)
             late = (time.monotonic() - started) % 0.6
             assert late < 0.3
+
+
+class TestTimesOfAnswers:
+    """Training takes 0.3 s here and answers leave once a second: nothing that anybody can see tells of the former."""
+
+    @pytest.fixture
+    def slow(self, tmp_path: Path) -> Iterator[NodeFolder]:
+        def before() -> None:
+            make = Releaser.make
+            Releaser.make = lambda *given: (time.sleep(0.3), make(*given))[1]
+
+        folder = make_node(tmp_path / "node")
+        edit(folder, "reply_every_seconds = 0.0", "reply_every_seconds = 1.0")
+        with NodeProcess(folder, before):
+            yield folder
+
+    def test_are_counted_from_the_question_not_from_the_connection(self, slow):
+        """Else whoever connects half a second earlier learns whether training took longer than half a second."""
+        frame = protocol.encode(nodes.asked(slow).header(), BODY)
+        with socket.socket(socket.AF_UNIX) as link:
+            link.settimeout(LIMIT_S)
+            link.connect(str(slow.socket))
+            link.sendall(frame[:-1])
+            time.sleep(0.5)
+            started = time.monotonic()
+            link.sendall(frame[-1:])
+            assert link.recv(1)
+        assert 0.95 < time.monotonic() - started < 1.45
+
+    def test_of_questions_that_waited_are_as_fixed(self, slow):
+        """Else they tell when the question before them was done with."""
+        with ThreadPoolExecutor(1) as pool:
+            release = pool.submit(ask, slow)
+            time.sleep(0.1)
+            started = time.monotonic()
+            assert hello(slow)["ok"]
+            assert 1.8 < time.monotonic() - started < 2.4
+            assert release.result()[0]["ok"]
+
+
+def test_a_kept_answer_is_on_disk_before_the_ledger_says_that_it_left(tmp_path):
+    """Else a loss of power leaves a release that was charged and can never be given."""
+
+    def before() -> None:
+        on_disk, fsync, answer = set[int](), os.fsync, NodeLedger.answer
+
+        def synced(descriptor: int) -> None:
+            fsync(descriptor)
+            on_disk.add(os.fstat(descriptor).st_ino)
+
+        def checked(self: NodeLedger, *given: Any) -> None:
+            replies = self.path.parent / "replies"
+            if not {replies.stat().st_ino, *(one.stat().st_ino for one in replies.iterdir())} <= on_disk:
+                nodes.die()
+            answer(self, *given)
+
+        os.fsync, NodeLedger.answer = synced, checked  # type: ignore[method-assign]
+
+    folder = make_node(tmp_path / "node")
+    with NodeProcess(folder, before):
+        assert ask(folder)[0]["ok"]
 
 
 def test_an_answer_that_is_no_longer_kept_is_not_made_again(node):
@@ -907,6 +971,18 @@ def test_a_missing_file_is_refused(tmp_path, gone):
     folder = make_node(tmp_path / "node")
     getattr(folder, gone).unlink()
     assert "is gone" in refused(folder)
+
+
+def test_a_ledger_that_no_finite_epsilon_covers_is_told(tmp_path):
+    """At another delta than the one that it was charged under."""
+    folder = make_node(tmp_path / "node")
+    with folder.ledger() as ledger:
+        ledger.charge("x", laplace_event(0.5, 1.0, "replace-one"), trust="local", run="run", round=1, data="d")
+    edit(folder, "delta = 1e-05", "delta = 1e-20")
+    with served(folder):
+        said = hello(folder)
+        assert (said["code"], said["why"]) == ("budget-spent", "what was released has no finite epsilon at delta 1e-20")
+        assert ask(folder)[0]["code"] == "budget-spent"
 
 
 def test_what_an_answer_may_not_depend_on(tmp_path):
