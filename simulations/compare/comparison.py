@@ -11,7 +11,6 @@ everything that the run does.
 from __future__ import annotations
 
 import json
-import shutil
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -155,12 +154,12 @@ def run(todo: Sequence[Job], out: Path, engine: launch.Engine = "local", on_row:
 
     Raises:
         ConfigError: `out` holds a run of the same name that does something else.
+        RunError: something that is not a run has the name of one; a run that lost its recipe, for example, whose
+            ledger must not be lost, too.
     """
     out.mkdir(parents=True, exist_ok=True)
     for job in todo:
         path = out / job.folder
-        if path.is_dir() and not (path / "recipe.toml").is_file():
-            shutil.rmtree(path)  # killed between making the folder and writing the recipe: there is nothing in it
 
         def report(row: FullRow, job: Job = job) -> None:
             if on_row is not None:
