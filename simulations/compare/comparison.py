@@ -11,6 +11,7 @@ everything that the run does.
 from __future__ import annotations
 
 import json
+import shutil
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -160,6 +161,8 @@ def run(todo: Sequence[Job], out: Path, engine: launch.Engine = "local", on_row:
     out.mkdir(parents=True, exist_ok=True)
     for job in todo:
         path = out / job.folder
+        if path.is_dir() and all(inner.is_dir() and not inner.is_symlink() for inner in path.rglob("*")):
+            shutil.rmtree(path)  # empty folders alone; whatever holds a file may be a run's, which has spent something
 
         def report(row: FullRow, job: Job = job) -> None:
             if on_row is not None:

@@ -87,8 +87,8 @@ def _words(value: Any, state: bool, above: frozenset[int]) -> Iterator[str]:
         yield value.__qualname__
         yield _source(value) or _code(value.__code__)
         cells = [cell.cell_contents for cell in value.__closure__ or ()]
-        for part in (value.__defaults__, value.__kwdefaults__, cells):
-            yield from _words(part, True, inside)
+        for given in (value.__defaults__, value.__kwdefaults__, cells):
+            yield from _words(given, True, inside)
     elif isinstance(value, type):
         yield from _class_words(value)
     elif isinstance(value, BuiltinFunctionType):

@@ -141,8 +141,8 @@ class RunFolder:
                 charged = ledger.rounds()
             if central and released > charged:
                 raise LedgerError(
-                    f"{self.ledger_file} has no charge for round {charged + 1}, but {self.metrics_file.name} shows that "
-                    f"{released} rounds were released: it is an older copy; restore a newer one or start a new run"
+                    f"{self.ledger_file} has no charge for round {charged + 1}, but {released} rounds were released by "
+                    f"{self.metrics_file.name}: it is an older copy; restore a newer one or start a new run"
                 )
         elif self.checkpoints.files() or self._released():
             raise LedgerError(
