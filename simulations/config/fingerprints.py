@@ -85,7 +85,9 @@ def _words(value: Any, state: bool, above: frozenset[int]) -> Iterator[str]:
         yield from _words(value.__self__, state, inside)
     elif isinstance(value, FunctionType):
         yield value.__qualname__
-        yield _source(value) or _code(value.__code__)
+        # Several lambdas may stand in one line, and the line is all the source that is known of them.
+        named = value.__name__ != "<lambda>"
+        yield (_source(value) if named else None) or _code(value.__code__)
         cells = [cell.cell_contents for cell in value.__closure__ or ()]
         for given in (value.__defaults__, value.__kwdefaults__, cells):
             yield from _words(given, True, inside)

@@ -112,3 +112,8 @@ def test_what_is_computed_and_what_steps_change_does_not_count() -> None:
     assert object_digest(fresh) != object_digest(used)
     assert object_digest(fresh, state=False) == object_digest(used, state=False)
     assert object_digest(fresh, state=False) != object_digest(Counting(0.2), state=False)
+
+
+def test_functions_in_one_line_are_told_apart() -> None:
+    one, other, same = lambda x: x + 1, lambda x: x + 2, lambda x: x + 1
+    assert object_digest(one) == object_digest(same) != object_digest(other)
