@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, alternatives
 
 # Unnormalised share s_j * sqrt(w_j), with the weight w_j of the objective it comes from.
 _SHARES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
@@ -43,7 +43,7 @@ def shares(strategy: str, clip: Sequence[float] | np.ndarray, dims: Sequence[int
     """
     s, d = np.asarray(clip, dtype=np.float64), np.asarray(dims, dtype=np.float64)
     if strategy not in _SHARES:
-        raise ConfigError(f"unknown allocation {strategy!r}; known: {', '.join(_SHARES)}")
+        raise ConfigError(f"unknown allocation {strategy!r}; {alternatives(strategy, _SHARES)}")
     if s.ndim != 1 or s.shape != d.shape or s.size == 0:
         raise ConfigError(f"clip and dims must be two equally long lists, got shapes {s.shape} and {d.shape}")
     if not (np.all(np.isfinite(s)) and np.all(s > 0)):

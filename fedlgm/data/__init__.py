@@ -29,7 +29,7 @@ from fedlgm.data.images import load_folder
 from fedlgm.data.partition import Partition, partition, schemes
 from fedlgm.data.partition import options as scheme_options
 from fedlgm.data.sources import FILE_SETS, FileSet, locate, read
-from fedlgm.errors import ConfigError, DataError
+from fedlgm.errors import ConfigError, DataError, alternatives
 from fedlgm.extension import is_reference, load_object
 
 __all__ = [
@@ -113,8 +113,8 @@ def load(
     size = re.fullmatch(r"synthetic(?:-(\d+))?", name)
     if size is None:
         raise ConfigError(
-            f"unknown data set {name!r}; known: {', '.join(names())} (or synthetic-N with N samples), or "
-            "your own as 'package.module:name'"
+            f"unknown data set {name!r}; "
+            + alternatives(name, names(), "synthetic-N with N samples", "your own as package.module:name")
         )
     return _synthetic(int(size[1])) if size[1] else _synthetic()
 

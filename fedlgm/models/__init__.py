@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, alternatives
 from fedlgm.extension import is_reference, load_object, parameters_of
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.models.convolutional import cifar_cnn, cnn, cnn_small, d_cnn
@@ -142,5 +142,5 @@ def _find(name: str) -> Any:
     if is_reference(name):
         return load_object(name, "model")
     if name not in _MODELS:
-        raise ConfigError(f"unknown model {name!r}; known: {', '.join(_MODELS)}, or your own as 'package.module:name'")
+        raise ConfigError(f"unknown model {name!r}; {alternatives(name, _MODELS, 'your own as package.module:name')}")
     return _MODELS[name]

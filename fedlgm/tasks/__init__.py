@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, alternatives
 from fedlgm.extension import is_reference, load_object, parameters_of
 from fedlgm.tasks.base import Task
 from fedlgm.tasks.binary import Binary
@@ -107,6 +107,5 @@ def _find(name: str) -> Any:
     if is_reference(name):
         return load_object(name, "task")
     if name not in _TASKS:
-        known = ", ".join(_TASKS)
-        raise ConfigError(f"unknown task {name!r}; known: {known}, or your own as 'package.module:name'")
+        raise ConfigError(f"unknown task {name!r}; {alternatives(name, _TASKS, 'your own as package.module:name')}")
     return _TASKS[name]
