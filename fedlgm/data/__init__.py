@@ -29,8 +29,8 @@ from fedlgm.data.images import load_folder
 from fedlgm.data.partition import Partition, partition, schemes
 from fedlgm.data.partition import options as scheme_options
 from fedlgm.data.sources import FILE_SETS, FileSet, locate, read
-from fedlgm.errors import ConfigError, DataError, alternatives
-from fedlgm.extension import is_reference, load_object
+from fedlgm.errors import ConfigError, DataError, FedlgmError, alternatives
+from fedlgm.extension import is_reference, load_object, raised_in
 
 __all__ = [
     "IMAGE_FOLDER",
@@ -193,8 +193,10 @@ def _own(found: Any, label: str) -> DataSet:
     if callable(found):
         try:
             found = found()
-        except TypeError as error:
-            raise DataError(f"data set {label}: {error}") from error
+        except (FedlgmError, OSError, MemoryError):
+            raise
+        except Exception as error:  # a user's function may raise anything
+            raise DataError(f"data set {label}: {raised_in(found, error)}") from error
     if isinstance(found, DataSet):
         return found
     if isinstance(found, Mapping):
