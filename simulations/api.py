@@ -195,7 +195,7 @@ def simulate(
         engine: "local" (this process), "ray" (resident actors) or "flower" (Flower's simulation runtime).
         run_dir: folder to create; by default `runs/<recipe>-<time>`.
         progress: called with each round's row.
-        options: `workers`, `ray_address`, `supernodes`, `on_folder`, see `simulations.launch.simulate`.
+        options: `workers`, `ray_address`, `supernodes`, `on_folder`, `trackers`, see `simulations.launch.simulate`.
 
     Returns:
         The run's figures, guarantee, history and model.
@@ -225,7 +225,14 @@ def resume(
     supernodes: int | None = None,
     **objects: Any,
 ) -> RunResult:
-    """Continue an interrupted run to the model that an uninterrupted one would have reached.
+    """Continue an interrupted run to the model that an uninterrupted one would have reached; a finished one is returned.
+
+    Example:
+        >>> import simulations, tempfile
+        >>> folder = tempfile.mkdtemp() + "/run"
+        >>> finished = simulations.simulate(overrides=["federation.rounds=1"], run_dir=folder)
+        >>> simulations.resume(folder)["model_sha256"] == finished["model_sha256"]
+        True
 
     Args:
         run: the run's folder.
