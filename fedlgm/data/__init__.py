@@ -92,7 +92,11 @@ def load(
     Raises:
         ConfigError: if the name is unknown or does not import.
         DataError: if the files are missing (the message says where to put them) or damaged (it names the file), or your
-            own data are not as `DataSet.from_arrays` wants them.
+            own data are not as `DataSet.from_arrays` wants them, or your function raised something.
+
+    >>> x, y = np.zeros((6, 3)), np.arange(6) % 2
+    >>> load({"train": (x, y), "test": (x, y)}).shape, load("synthetic-10").train_x.shape[0]
+    ((3,), 10)
     """
     if pixels is not None:
         return _between(load(name, data_dir, download=download, **images), tuple(pixels))

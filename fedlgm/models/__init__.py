@@ -88,7 +88,11 @@ def build(model: Model, *, in_shape: tuple[Any, ...], classes: int | None, seed:
 
     Raises:
         ConfigError: an unknown name or option, a value out of range, inputs too small for the layers; something that is
-            no model, has no trainable parameters, or keeps state that cannot be protected (see `require_trainable`).
+            no model, has no trainable parameters, or keeps state that cannot be protected (see `require_trainable`);
+            whatever a function of yours raises.
+
+    >>> [tuple(p.shape) for p in build("mlp", in_shape=(4,), classes=2, hidden=[3]).parameters()]
+    [(3, 4), (3,), (2, 3), (2,)]
     """
     found = _find(model) if isinstance(model, str) else model
     label = repr(model if isinstance(model, str) else getattr(model, "__name__", type(model).__name__))

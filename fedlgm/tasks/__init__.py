@@ -82,6 +82,10 @@ def get(task: str | Task | type[Task] | _Losses | None = None, **values: Any) ->
 
     Raises:
         ConfigError: unknown, cannot be imported, no task, or an option that the task does not take.
+
+    >>> import torch
+    >>> get("regression", loss="huber").losses(torch.zeros(2, 1), torch.tensor([0.5, 3.0])).tolist()
+    [0.125, 2.5]
     """
     found = _find(task) if isinstance(task, str) else Classification if task is None else task
     label = repr(task) if isinstance(task, str) else getattr(found, "__name__", type(found).__name__)
