@@ -103,6 +103,11 @@ def check_mechanism(mechanism: Mechanism, layers: LayerTable | None = None, fact
     >>> from fedlgm import mechanisms
     >>> check_mechanism(mechanisms.get("uniform"))
     """
+    if not isinstance(mechanism, Mechanism) or not isinstance(getattr(mechanism, "name", None), str):
+        raise ConfigError(
+            f"{type(mechanism).__name__}: a mechanism is an object of a frozen dataclass derived from fedlgm.Mechanism, "
+            "made with its name, as in InverseSize('inverse-size')"
+        )
     layers = mechanism.table(layers or LayerTable.from_sizes({"a": 12, "b": 1, "c": 300, "d": 40}))
     facts = facts or RunFacts(0.0, Sampling("poisson", 100, 1.0), rounds=6, epsilon=8.0, delta=1e-5)
     method = Method.calibrated(mechanism, layers, facts)

@@ -225,7 +225,7 @@ def resume(
     supernodes: int | None = None,
     **objects: Any,
 ) -> RunResult:
-    """Continue an interrupted run to the model that an uninterrupted one would have reached; a finished one is returned.
+    """Continue an interrupted run to the model that an uninterrupted one would have reached, or open a finished one.
 
     Example:
         >>> import simulations, tempfile
