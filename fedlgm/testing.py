@@ -105,7 +105,7 @@ def check_mechanism(mechanism: Mechanism, layers: LayerTable | None = None, fact
     """
     if not isinstance(mechanism, Mechanism) or not isinstance(getattr(mechanism, "name", None), str):
         raise ConfigError(
-            f"{type(mechanism).__name__}: a mechanism is an object of a frozen dataclass derived from fedlgm.Mechanism, "
+            f"{type(mechanism).__name__}: a mechanism is an object of a dataclass derived from fedlgm.Mechanism, "
             "made with its name, as in InverseSize('inverse-size')"
         )
     layers = mechanism.table(layers or LayerTable.from_sizes({"a": 12, "b": 1, "c": 300, "d": 40}))
