@@ -83,6 +83,7 @@ STUDIES = {
             "SNR-consistent, pixels in [0, 1]": (UNIT,),
             "SNR-consistent, pixels in [0, 1], Glorot weights": (UNIT, GLOROT),
             "SNR-consistent, pixels in [0, 1], batches of 16": (UNIT, "training.batch_size=16"),
+            "SNR-consistent, pixels in [0, 1], batches of 8": (UNIT, "training.batch_size=8"),
             "uniform, pixels in [-1, 1]": (SIGNED, "mechanism.name=uniform"),
             "uniform, pixels in [0, 1]": (UNIT, "mechanism.name=uniform"),
         },

@@ -84,6 +84,7 @@ TASKS = {
     "FashionMNIST, MLP": Task("fashion-mnist", MLP, Search((0.25, 0.5, 1.0, 2.0), 0.125, 8.0)),
     "FashionMNIST, CNN": Task("fashion-mnist", _CNN, Search((0.5, 1.0), 0.125, 8.0)),
     "text, GRU": Task("text-gru", _GRU, Search((0.25, 0.5), 0.0625, 4.0, better=-1)),
+    "text, whole recipe": Task("text-gru", (LAST,), Search((0.5, 1.0), 0.0625, 8.0, better=-1)),
 }
 
 

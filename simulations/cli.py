@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import sys
-import threading
-import warnings
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -18,6 +14,7 @@ from simulations.applications.rows import ApplicationResult
 from simulations.attacks import command as attack_command
 from simulations.audits.command import audit
 from simulations.deploy import commands, node_commands
+from simulations.ending import ending, interrupted
 from simulations.risk.command import risk
 
 app = typer.Typer(
@@ -28,7 +25,6 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 _out = Console()
-_err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 RecipeArgument = Annotated[str | None, typer.Argument(help="Bundled recipe or TOML file; `digits` if left out.")]
 SetOption = Annotated[list[str] | None, typer.Option("--set", help="section.key=value; repeatable.")]
@@ -88,10 +84,10 @@ def simulate(
                 )
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt | SystemExit) and not folders:
-            _interrupted("interrupted before the run had begun: nothing was written")
+            interrupted("interrupted before the run had begun: nothing was written")
         for folder in () if isinstance(error, FedlgmError) and resume is not None else folders:
             how = "" if engine == "ray" else f" --engine {engine}"
-            _interrupted(f"interrupted; continue with: fedlgm simulate --resume {folder}{how}")
+            interrupted(f"interrupted; continue with: fedlgm simulate --resume {folder}{how}")
         raise
     if as_json:
         _print_json(result)
@@ -142,7 +138,7 @@ def compare(
             with contextlib.redirect_stdout(sys.stderr), attack_command.progress("attacks", not as_json) as on_attack:
                 rows = attacking.measure(todo, folder, wanted, progress=on_attack)
     except (KeyboardInterrupt, SystemExit):
-        _interrupted("interrupted; the same command goes on from here")
+        interrupted("interrupted; the same command goes on from here")
         raise
     summary = comparing.summarise(todo, folder)
     summary["pictures"] = comparison_figures.draw(todo, folder)
@@ -364,85 +360,9 @@ def _print_json(value: Any) -> None:
     sys.stdout.write(strict_json.dumps(value) + "\n")
 
 
-_STOPPING = (signal.SIGTERM, signal.SIGINT)
-_said = threading.Event()
-
-
-def _interrupted(text: str) -> None:
-    """Say how an interrupted command can go on."""
-    _said.set()
-    _err.print(text, style="yellow", markup=False)
-
-
-def _stop(number: int, frame: Any) -> None:
-    """End in order, with every `finally`."""
-    signal.alarm(0)  # set by a handler of Ray's, which aborts the process after three seconds
-    sys.exit(128 + number)
-
-
-def _stop_again(ignored: sys.UnraisableHookArgs) -> None:
-    """Repeat a signal that came while Python ran what it lets nothing out of (`__del__`, callbacks of weak references).
-
-    Python drops the exception there, and the command would go on as if nobody had stopped it.
-    """
-    status: Any = getattr(ignored.exc_value, "code", None)
-    number = {128 + number: number for number in _STOPPING}.get(status)
-    main_thread = threading.main_thread()
-    if number is None or threading.current_thread() is not main_thread:
-        sys.__unraisablehook__(ignored)
-        return
-    again = threading.Timer(0.05, signal.pthread_kill, (main_thread.ident, number))
-    again.daemon = True
-    again.start()
-
-
 def main() -> None:
-    """Entry point: user errors end with one message and status 2, an interruption with status 130 or 143."""
-    from fedlgm.errors import FedlgmError, out_of_memory
-
-    for number in _STOPPING:
-        # Ctrl-C likewise: a KeyboardInterrupt in code that a library runs from a string would make Python end itself by
-        # the signal, whatever status is asked for. Who started us may have it ignored, and it stays so.
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _stop)
-    sys.unraisablehook = _stop_again
-    warnings.showwarning = lambda message, *_, **__: _err.print(f"warning: {message}", style="yellow")
-    try:
-        app(standalone_mode=True)
-    except SystemExit as stop:
-        _leave(int(stop.code or 0))
-    except Exception as error:
-        status = _stopped_by(error)
-        if status is not None:
-            _leave(status)
-        if not isinstance(error, (FedlgmError, OSError)) and not out_of_memory(error):
-            raise
-        _err.print("error: ", style="bold red", end="")
-        _err.print(str(error) or "out of memory", markup=False)
-        _leave(2)
-
-
-def _leave(status: int) -> NoReturn:
-    """Exit; without Python's own end where Ray was left behind, since its handler there would wait for it."""
-    if status in {128 + number for number in _STOPPING} and not _said.is_set():
-        _interrupted("interrupted")
-    cluster = sys.modules.get("simulations.engines.cluster")
-    if cluster is not None and cluster.left_behind.is_set():
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-    sys.exit(status)
-
-
-def _stopped_by(error: BaseException | None) -> int | None:
-    """Status of the interruption behind an error, if there is one: compiled code turns it into an error of its own."""
-    while error is not None:
-        if isinstance(error, SystemExit):
-            return int(error.code or 0)
-        if isinstance(error, KeyboardInterrupt):
-            return 130
-        error = error.__cause__ or error.__context__
-    return None
+    """Entry point."""
+    ending(lambda: app(standalone_mode=True))
 
 
 if __name__ == "__main__":
