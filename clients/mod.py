@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,13 +18,14 @@ from clients.layerwise import place_reply
 from clients.serving import OneClient
 from fedlgm import wire
 from fedlgm.aggregation import BoundedSum
-from fedlgm.errors import ConfigError, PrivacyError
+from fedlgm.errors import ConfigError, PrivacyError, RunError
 from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
 from fedlgm.plan import ReleasePlan
 from fedlgm.release import local_release
 
 Next = Callable[[Message, Context], Message]
+_log = logging.getLogger("fedlgm.mod")
 
 
 class PrivateUpdates:
@@ -32,7 +34,8 @@ class PrivateUpdates:
     The app gets the global model as it knows it, one ArrayRecord of `state_dict` names under "arrays", and returns one
     of the same names. The mod takes the difference of the trainable parameters, bounds it layer by layer as the round's
     plan says and, under local trust, adds the client's own noise. Everything else that the app returns (metrics,
-    numbers of examples, buffers) stays on the client: it would be an unprotected figure of private data.
+    numbers of examples, buffers, texts of errors) stays on the client: it would be an unprotected figure of private
+    data. That the app failed is told, without a reason.
 
     An app that carries the mod must also answer queries (`answer`), which Flower does not pass to mods alone;
     `PrivateClientApp` does both.
@@ -64,10 +67,7 @@ class PrivateUpdates:
         plan = self._plan(str(config[wire.PLAN]))
         round_ = int(config[wire.ROUND])  # type: ignore[arg-type]
         model = torch.from_numpy(wire.view(message.content.array_records[wire.ARRAYS][wire.MODEL].data).copy())
-        reply = call_next(self._as_the_app_knows_it(message, model), context)
-        if reply.has_error():
-            return reply
-        update = self._flat(reply.content) - model
+        update = self._flat(self._trained(message, model, context, call_next)) - model
         if plan.facts.trust == "local":
             total = self._release(update, plan, model, context, round_, own.number)
         else:
@@ -76,6 +76,22 @@ class PrivateUpdates:
         arrays = ArrayRecord({wire.SUM: Array(**wire.fields(total.total.numpy()))})
         counts = MetricRecord({wire.CLIENT_COUNT: 1, wire.DISCARDED: 0})
         return Message(content=RecordDict({wire.ARRAYS: arrays, wire.METRICS: counts}), reply_to=message)
+
+    def _trained(self, message: Message, model: Tensor, context: Context, call_next: Next) -> RecordDict:
+        """What the app returns; what it says of a failure stays here, since it may quote private data.
+
+        Raises:
+            RunError: it fails. Flower sends this error's text to the server, and writes its cause into this node's log.
+        """
+        why = "this client's app failed: the log of its node says why"
+        try:
+            reply = call_next(self._as_the_app_knows_it(message, model), context)
+        except Exception as error:
+            raise RunError(why) from error
+        if reply.has_error():
+            _log.error("the app answered with an error: %s", reply.error.reason)
+            raise RunError(why)
+        return reply.content
 
     @staticmethod
     def answer(message: Message, context: Context) -> Message:

@@ -56,6 +56,16 @@ def pause_after(silence: float, shortest: float, longest: float, share: float = 
     return min(max(share * silence, shortest), longest)
 
 
+def printable(text: str, longest: int) -> str:
+    """A stranger's text, fit for a log or a terminal: one line, not endless, with a "?" for what is not printable.
+
+    Example:
+        >>> printable("gone" + chr(10) + "round 9: all is well" + chr(27), 30)
+        'gone?round 9: all is well?'
+    """
+    return "".join(sign if sign.isprintable() else "?" for sign in text[:longest])
+
+
 class FrameError(RunError):
     """Bytes that are not a frame of this protocol."""
 

@@ -88,8 +88,8 @@ def check_data(data: Loadable, task: Any = None, *, allow_empty: bool = False) -
 def check_mechanism(mechanism: Mechanism, layers: LayerTable | None = None, facts: RunFacts | None = None) -> None:
     """Check a mechanism: pure plans, bounds kept, an event that covers the noise, a budget kept, plans that travel.
 
-    Plans are made for the first and for later rounds, with made-up past releases. What a mechanism says of itself is
-    not used: the distance by which a client moves the sum is measured.
+    Plans are made for the first and for later rounds, with made-up past releases; what a round costs must not follow
+    from them. What a mechanism says of itself is not used: the distance by which a client moves the sum is measured.
 
     Args:
         mechanism: the mechanism.
@@ -116,8 +116,9 @@ def check_mechanism(mechanism: Mechanism, layers: LayerTable | None = None, fact
     if np.shape(costs) != (facts.rounds,):
         raise ConfigError(f"{mechanism.name}: costs must have one figure per round, got shape {np.shape(costs)}")
     events = []
-    for transcript in _transcripts(method):
+    for transcript, other in zip(_transcripts(method), _transcripts(method, seed=2), strict=True):
         plan = _pure_plan(method, transcript)
+        _check_cost_is_fixed(mechanism.name, plan, method.plan(other), transcript.rounds + 1)
         if not plan.protected:
             continue  # nothing is claimed
         if isinstance(mechanism, BoundsExamples):
@@ -138,9 +139,21 @@ def check_mechanism(mechanism: Mechanism, layers: LayerTable | None = None, fact
         )
 
 
-def _transcripts(method: Method) -> Iterator[Transcript]:
+def _check_cost_is_fixed(name: str, plan: ReleasePlan, other: ReleasePlan, round: int) -> None:
+    """A round costs the same after whatever was released before it, see docs/guarantees.md on composition."""
+    # A round that releases nothing is charged as a whole one.
+    own, after = (p.effective_multiplier if p.size else p.facts.noise_multiplier for p in (plan, other))
+    if plan.protected != other.protected or not (own == after or abs(own - after) <= 1e-7 * after):
+        raise PrivacyError(
+            f"{name}: round {round} has the noise multiplier {own:.6g} after some releases and {after:.6g} after "
+            "others: composition is proven for costs that are fixed beforehand, so what was released may change how "
+            "noise is spread, not how much of it there is"
+        )
+
+
+def _transcripts(method: Method, seed: int = 1) -> Iterator[Transcript]:
     """The past of every round, with made-up releases."""
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(seed)
     transcript = Transcript.start(torch.randn(method.layers.size, generator=generator))
     for _ in range(method.facts.rounds):
         yield transcript

@@ -85,14 +85,19 @@ def resume(
 ) -> RunSummary:
     """Continue an interrupted run to the model that an uninterrupted one would have reached.
 
-    The trackers that its recipe names go on; `trackers` are objects that follow it besides.
+    The trackers that its recipe names go on; `trackers` are objects that follow it besides. A run that is finished
+    gives its summary, after the same checks of its ledger, recipe and objects.
     """
     _check_options(engine, workers, ray_address, supernodes)
     folder = RunFolder.open(Path(run))
     finished = folder.result()
-    if finished is not None:
-        return finished
     folder.verify()
+    if finished is not None:
+        folder.forget_noise()
+        if own:
+            given = Assembly(folder.recipe(), own)
+            folder.check_objects(own.fingerprints(given.module(), given.partition))
+        return finished
     try:
         assembly = Assembly(settled(folder.recipe()), own or Own())
     except ConfigError as error:

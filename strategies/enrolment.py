@@ -6,6 +6,7 @@ import hashlib
 import tomllib
 from pathlib import Path
 
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -74,6 +75,9 @@ def key_digest(pem: bytes) -> str:
     Raises:
         ValueError: not a public key in PEM.
     """
-    key = serialization.load_pem_public_key(pem)
+    try:
+        key = serialization.load_pem_public_key(pem)
+    except UnsupportedAlgorithm as error:
+        raise ValueError(str(error)) from error
     form = serialization.PublicFormat.SubjectPublicKeyInfo
     return hashlib.sha256(key.public_bytes(serialization.Encoding.DER, form)).hexdigest()

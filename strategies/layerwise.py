@@ -203,7 +203,7 @@ class LayerwiseFedAvg(FedAvg):
             )
 
     def _plan(self, round_: int, cut: list[np.ndarray], arrays: ArrayRecord, grid: Grid) -> ReleasePlan:
-        mechanism, layers, facts = self.method.mechanism, self.method.layers, self.method.facts
+        mechanism, layers = self.method.mechanism, self.method.layers
         if not isinstance(mechanism, UsesPrivateNorms):
             with torch_threads(self.releaser.numerics.threads):
                 return self.method.plan(self.transcript)
@@ -219,7 +219,7 @@ class LayerwiseFedAvg(FedAvg):
             and (norms := _norms(reply, None if examples else len(one.clients), len(layers))) is not None
         ]
         norms = np.concatenate(rows) if rows else np.ones((1, len(layers)))
-        return mechanism.plan_from_private_norms(layers, facts, norms)
+        return self.method.plan_from_private_norms(norms)
 
     def _messages(
         self, grid: Grid, cut: list[np.ndarray], round_: int, arrays: ArrayRecord, kind: str, extra: dict[str, Any]

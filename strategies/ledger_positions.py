@@ -2,31 +2,50 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from fedlgm.errors import RunError
 from fedlgm.node_protocol import Position
 
 
 class LedgerPositions:
-    """The last position of every client's ledger that its service has signed.
+    """The last position of every client's ledger that its enrolled service has signed.
+
+    What another service has signed under the client's number, such as that of the node whose place it took, does not
+    count. Several runs may share the file.
 
     Args:
         file: JSON file that keeps them over runs; None: they are forgotten with this object.
+        keys: client -> public key of its enrolled service.
 
     Raises:
         RunError: the file is damaged.
     """
 
-    def __init__(self, file: Path | None) -> None:
-        self._file = file
-        self._known = {} if file is None or not file.is_file() else _read(file)
+    def __init__(self, file: Path | None, keys: Mapping[int, Ed25519PublicKey]) -> None:
+        self._file, self._keys = file, keys
+        self._known: dict[int, Position] = {}
+        self._stored: dict[int, Position] = {}
+        self._read_at: tuple[int, ...] | None = None
+        self._read()
 
     def get(self, client: int) -> Position | None:
-        """The client's last position, None if it has never answered."""
+        """The client's last position, of this run or another; None if it has never answered.
+
+        Answers are compared with what was known when their question was made: two runs may hear of one node's answers
+        in another order than it gave them.
+        """
+        found = self._own(client, self._read())
+        if found is not None:
+            self._known[client] = found
         return self._known.get(client)
 
     def problem(self, client: int, position: Position) -> str:
@@ -45,19 +64,57 @@ class LedgerPositions:
         self._known[client] = position
         if self._file is None:
             return
-        text = json.dumps({str(client): position.values() for client, position in self._known.items()})
-        partial = self._file.with_suffix(f".{secrets.token_hex(4)}.partial")  # two runs may share it
-        with partial.open("w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(self._file)
+        with self._locked(self._file):
+            stored = dict(self._read())
+            other = self._own(client, stored)
+            if other is None or (other.ledger == position.ledger and other.seq < position.seq):
+                stored[client] = position
+                self._write(self._file, stored)
+
+    def _own(self, client: int, stored: Mapping[int, Position]) -> Position | None:
+        """What is stored of a client, if its enrolled service has signed it."""
+        found = stored.get(client)
+        return found if found is not None and client in self._keys and found.valid(self._keys[client]) else None
+
+    def _read(self) -> Mapping[int, Position]:
+        """What the file holds now."""
+        if self._file is None or not self._file.is_file():
+            return self._stored
+        found = self._file.stat()
+        state = found.st_ino, found.st_mtime_ns, found.st_size
+        if state != self._read_at:
+            self._stored, self._read_at = _parsed(self._file), state
+        return self._stored
+
+    @contextmanager
+    def _locked(self, file: Path) -> Iterator[None]:
+        with file.with_suffix(".lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    @staticmethod
+    def _write(file: Path, stored: Mapping[int, Position]) -> None:
+        text = json.dumps({str(client): position.values() for client, position in stored.items()})
+        partial = file.with_suffix(f".{secrets.token_hex(4)}.partial")
+        with partial.open("w") as opened:
+            opened.write(text)
+            opened.flush()
+            os.fsync(opened.fileno())
+        partial.replace(file)
+        folder = os.open(file.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
-def _read(file: Path) -> dict[int, Position]:
+def _parsed(file: Path) -> dict[int, Position]:
     try:
         raw = json.loads(file.read_text())
         found = {int(client): Position.of(value) for client, value in raw.items()}
     except (ValueError, AttributeError) as error:
         raise RunError(f"{file} is damaged: {error}") from error
-    return {client: position for client, position in found.items() if position is not None}
+    whole = {client: position for client, position in found.items() if position is not None}
+    if len(whole) < len(found):
+        raise RunError(f"{file} is damaged: an entry is not the position of a ledger")
+    return whole

@@ -30,7 +30,7 @@ from fedlgm import node_protocol as protocol
 from fedlgm import wire
 from fedlgm.errors import RunError
 from fedlgm.layers import LayerTable
-from fedlgm.node_protocol import BODY, HEADER, MASK, TRANSIENT, Position, Question
+from fedlgm.node_protocol import BODY, HEADER, MASK, TRANSIENT, Position, Question, printable
 from fedlgm.plan import ReleasePlan
 from strategies.enrolment import Enrolment, key_digest
 from strategies.greetings import Greetings
@@ -160,7 +160,7 @@ class NodeGrid(Grid):
         self._say, self._on_round = say, on_round
         self._clients = {node.flower_key: node.client for node in enrolment.node}
         self._keys = {node.client: protocol.public_key(node.service_key) for node in enrolment.node}
-        self._positions = LedgerPositions(positions)
+        self._positions = LedgerPositions(positions, self._keys)
         self._excluded: dict[int, str] = {}
         self._down: dict[int, float] = {}
         self._late: dict[str, int] = {}  # message id -> client
@@ -333,7 +333,8 @@ class NodeGrid(Grid):
                 found[self._clients[key]] = node.node_id
             elif key not in self._strangers:
                 self._strangers.add(key)
-                self._say(f"a node that is not enrolled is connected and not asked: {node.name or node.node_id}")
+                name = printable(str(node.name or node.node_id), 100)
+                self._say(f"a node that is not enrolled is connected and not asked: {name}")
         return found
 
     def _push(self, asked: list[_Asked], online: dict[int, int], now: float) -> None:
@@ -403,7 +404,7 @@ class NodeGrid(Grid):
     def _take(self, one: _Asked, reply: Message, key: int, now: float) -> None:
         """Check one client's reply."""
         if reply.has_error():
-            self._retry(one, f"does not answer: {reply.error.reason}"[:200], now)
+            self._retry(one, f"does not answer: {printable(str(reply.error.reason), 200)}", now)
             return
         try:
             header = protocol.parse_header(str(reply.content.config_records[wire.CONFIG][HEADER]).encode())
@@ -411,7 +412,7 @@ class NodeGrid(Grid):
             one.lost = "its answer is not one of a release service"
             return
         if header.get("ok") is not True:
-            code, why = str(header.get("code")), str(header.get("why"))[:300]
+            code, why = printable(str(header.get("code")), 40), printable(str(header.get("why")), 300)
             if code in TRANSIENT:
                 self._retry(one, f"is busy: {why}", now)
                 return

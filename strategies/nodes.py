@@ -13,6 +13,7 @@ from flwr.serverapp import Grid
 
 from fedlgm import wire
 from fedlgm.errors import Notice, RunError
+from fedlgm.node_protocol import printable
 
 _POLL_S = 0.1
 _ANSWER_S = 30.0  # that a node which connects at the last moment has to answer
@@ -196,7 +197,7 @@ def ask(grid: Grid, nodes: Iterable[int], wait: float, *, tolerant: bool = False
             reply.metadata.reply_to_message_id
         )
         if reply.has_error():
-            text = f"node {node} did not start: {reply.error.reason}"
+            text = f"node {node} did not start: {printable(str(reply.error.reason), 500)}"
             if not tolerant:
                 raise RunError(text)
             warnings.warn(Notice(text), stacklevel=3)

@@ -16,11 +16,13 @@ from flwr.app import Message
 
 from fedlgm import wire
 from fedlgm.errors import FedlgmError, PrivacyError, RunError
+from fedlgm.node_protocol import printable
 from fedlgm.noise import grid_step
 from fedlgm.plan import Part, ReleasePlan
 
 _NEGLIGIBLE = 1e-15  # probability that honest noise is longer than `largest_norm` allows
 _ROUNDING = 1 + 1e-9
+_LONGEST_REASON = 500
 _SUPERLINK = 1  # node number under which Flower reports that a node is lost
 
 
@@ -33,13 +35,16 @@ class Failure:
             that breaks a rule).
         node: the node that was asked; None if the client has none.
         client: the client that was asked.
-        reason: what happened.
+        reason: what happened; parts may be the node's own words, see `printable`.
     """
 
     kind: Literal["missing", "error", "rejected"]
     node: int | None
     client: int
     reason: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reason", printable(self.reason, _LONGEST_REASON))
 
 
 @dataclass(frozen=True)
@@ -87,7 +92,7 @@ def in_order(
             client = sent[slot].clients[0] if slot >= 0 else -1
             failures.append(Failure("rejected", reply.metadata.src_node_id, client, problem))
         elif reply.has_error():
-            failures.append(Failure("error", sent[slot].node, sent[slot].clients[0], str(reply.error.reason)[:500]))
+            failures.append(Failure("error", sent[slot].node, sent[slot].clients[0], str(reply.error.reason)))
             waiting[slot] = None
         else:
             waiting[slot] = reply

@@ -28,6 +28,7 @@ from fedlgm.node_protocol import pause_after
 _HEARTBEAT_S = 20.0
 _PULL_S = 120.0
 _TASKS = 4
+_LOOK_UP_S = 0.5  # from work that fills all places, for the order to stop
 _log = logging.getLogger("fedlgm.executor")
 
 
@@ -49,7 +50,7 @@ class Executor:
             master_secret=secret, protected_methods={"/flwr.proto.Runtime/AcquireTask"}
         )
         self._supernode, self._socket, self._poll = supernode, socket, poll
-        self._free = threading.Semaphore(_TASKS)
+        self._free, self._reachable = threading.Semaphore(_TASKS), True
         self._client = self._connect("SuperExec", signed)
 
     def run(self, stop: threading.Event) -> None:
@@ -58,39 +59,51 @@ class Executor:
         Raises:
             PermissionError: the SuperNode does not know the secret.
         """
+        last = time.monotonic()
+        while not stop.is_set():
+            if not self._free.acquire(
+                timeout=_LOOK_UP_S
+            ):  # a task that is claimed and waits is lost after half a minute
+                continue
+            answer = None
+            try:
+                answer = self._claimed(stop)
+            finally:
+                if answer is None:
+                    self._free.release()
+            if answer is None:
+                stop.wait(pause_after(time.monotonic() - last, self._poll, 5 * self._poll))
+                continue
+            last = time.monotonic()
+            threading.Thread(target=self._take, args=(answer.token, answer.task.task_id), daemon=True).start()
+
+    def _claimed(self, stop: threading.Event) -> Any:
+        """The SuperNode's answer with a task that is ours now; None if there is none, or nobody answers."""
         import httpx
         from flwr.proto.runtime_pb2 import AcquireTaskRequest
         from flwr.supercore.constant import TaskType
 
-        request = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
-        reachable, last = True, time.monotonic()
-        while not stop.is_set():
-            try:
-                answer = self._client.AcquireTask(request)
-                if not reachable:
-                    _log.info("the SuperNode at %s answers again", self._supernode)
-                reachable = True
-            except httpx.HTTPStatusError as error:
-                if error.response.status_code in (401, 403):
-                    raise PermissionError(
-                        f"the SuperNode at {self._supernode} does not accept the secret: both must read the same "
-                        "bytes, a newline at the end included"
-                    ) from error
-                _log.warning("the SuperNode at %s: %s", self._supernode, error)
-                stop.wait(1.0)
-                continue
-            except httpx.HTTPError as error:
-                if reachable:
-                    _log.warning("the SuperNode at %s cannot be reached: %s", self._supernode, error)
-                reachable = False
-                stop.wait(1.0)
-                continue
-            if not answer.token:
-                stop.wait(pause_after(time.monotonic() - last, self._poll, 5 * self._poll))
-                continue
-            last = time.monotonic()
-            self._free.acquire()
-            threading.Thread(target=self._take, args=(answer.token, answer.task.task_id), daemon=True).start()
+        try:
+            answer = self._client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code in (401, 403):
+                raise PermissionError(
+                    f"the SuperNode at {self._supernode} does not accept the secret: both must read the same "
+                    "bytes, a newline at the end included"
+                ) from error
+            _log.warning("the SuperNode at %s: %s", self._supernode, error)
+            stop.wait(1.0)
+            return None
+        except httpx.HTTPError as error:
+            if self._reachable:
+                _log.warning("the SuperNode at %s cannot be reached: %s", self._supernode, error)
+            self._reachable = False
+            stop.wait(1.0)
+            return None
+        if not self._reachable:
+            _log.info("the SuperNode at %s answers again", self._supernode)
+        self._reachable = True
+        return answer if answer.token else None
 
     def close(self) -> None:
         """Disconnect."""

@@ -22,7 +22,7 @@ from typing import IO, TYPE_CHECKING, TypedDict, cast
 
 from fedlgm import privacy
 from fedlgm.errors import LedgerError
-from fedlgm.node_protocol import TEST, digest
+from fedlgm.node_protocol import TEST, Position, digest
 from fedlgm.privacy.chain import next_head
 
 if TYPE_CHECKING:
@@ -267,9 +267,12 @@ class NodeLedger:
             now = datetime.now(UTC).isoformat(timespec="milliseconds")
             self._db.execute("INSERT INTO answers VALUES (?, ?, ?)", (seq, digest, now))
 
-    def rolled_back(self, seq: int, head: str) -> None:
-        """Keep proof that this ledger is older than its service has been: it will not open again."""
-        self.seq, self.head = seq, head
+    def rolled_back(self, signed: Position) -> None:
+        """Keep proof that this ledger is not the one that its service has signed for: it will not open again.
+
+        Nor if it has grown since, and is now longer than what was signed.
+        """
+        self.identity, self.seq, self.head = signed.ledger, signed.seq, signed.head
         self._witness()
 
     def close(self) -> None:

@@ -59,18 +59,21 @@ class Listener:
                 self._service.close()
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        arrived, limits = time.monotonic(), self._policy.limits
+        limits = self._policy.limits
+        began: float | None = None
         pid, uid, _ = _peer(writer.get_extra_info("socket"))
         self._open += 1
-        code, understood = "failed", False
+        code = "failed"
         try:
             if self._policy.socket.uids and uid not in self._policy.socket.uids:
                 raise Refusal("peer", f"user {uid} may not ask")
             if self._open > limits.connections:
                 raise Refusal("busy", f"more than {limits.connections} connections")
             ask, body = await self._receive(reader)
-            understood = True
-            answer = await self._answer(ask, body)
+            began = time.monotonic()
+            await self._turn()
+            began = time.monotonic()
+            answer = await self._answer(ask, body, began)
         except Refusal as refusal:
             code = refusal.code
             _log.info("refused (%s): %s [user %d, process %d]", refusal.code, refusal.why, uid, pid)
@@ -82,9 +85,9 @@ class Listener:
         except Exception:  # nothing that a question holds may end the service, or show in an answer
             _log.exception("a question failed [user %d, process %d]", uid, pid)
             answer = Answer({"ok": False, "protocol": protocol.PROTOCOL, "code": code, "why": "see this node's log"})
-        if understood and limits.reply_every_seconds:
-            # Refusals too: they may have waited for another question's training to end.
-            await asyncio.sleep(-(time.monotonic() - arrived) % limits.reply_every_seconds)
+        if began is not None:
+            # From when its turn came: whoever asks chooses when he connects and when a question's last byte arrives.
+            await asyncio.sleep(self._left(began))
         try:
             async with asyncio.timeout(limits.receive_seconds):
                 writer.write(protocol.encode_header(answer.header, len(answer.body)))
@@ -122,20 +125,35 @@ class Listener:
             first = error.errors()[0]
             raise Refusal("malformed", f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
 
-    async def _answer(self, ask: Ask, body: bytes) -> Answer:
+    async def _turn(self) -> None:
+        """Wait until no other question is worked on; whoever calls it ends this with `_busy.release`."""
         try:
             async with asyncio.timeout(self._policy.limits.queue_seconds):
                 await self._busy.acquire()
         except TimeoutError:
             raise Refusal("busy", "other questions are still being answered") from None
-        work = asyncio.get_running_loop().run_in_executor(None, self._service.answer, ask, body)
+
+    async def _answer(self, ask: Ask, body: bytes, began: float) -> Answer:
+        loop = asyncio.get_running_loop()
+        work = loop.run_in_executor(None, self._service.answer, ask, body)
+
+        def ended(work: asyncio.Future[Answer]) -> None:
+            # Questions that wait their turn would see when training ended, came it at other times than answers do.
+            trained = ask.ask == "release" and not (work.cancelled() or isinstance(work.exception(), Refusal))
+            loop.call_later(self._left(began) if trained else 0.0, self._busy.release)
+
         # Whatever becomes of this connection, the next release waits for this one to end.
-        work.add_done_callback(lambda _: self._busy.release())
+        work.add_done_callback(ended)
         try:
             return await asyncio.wait_for(asyncio.shield(work), self._policy.limits.release_seconds)
         except TimeoutError:
             why = "the release took longer than this node allows; whether it was charged, the node's ledger says"
             raise Refusal("slow", why) from None
+
+    def _left(self, began: float) -> float:
+        """Seconds until the next moment at which what began then may show."""
+        every = self._policy.limits.reply_every_seconds
+        return -(time.monotonic() - began) % every if every else 0.0
 
 
 def run(folder: Path) -> None:

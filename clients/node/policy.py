@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from fedlgm.clipping import LEAST_CLIP
 from fedlgm.errors import ConfigError, explained
 from fedlgm.extension import is_reference
-from fedlgm.node_protocol import public_key
+from fedlgm.node_protocol import printable, public_key
 from fedlgm.plan import ReleasePlan
 
 _ROUNDING = 1 + 1e-6
@@ -31,12 +31,12 @@ class Refusal(Exception):
 
     Attributes:
         code: one of a fixed set, for programs.
-        why: one sentence, for people. It never depends on the node's data. What is not printable in it is a "?": parts
-            may be a stranger's, and it is written to the node's log.
+        why: one sentence, for people, that no data of the node go into. Parts may be a stranger's, and it is written
+            to the node's log: see `printable`.
     """
 
     def __init__(self, code: str, why: str) -> None:
-        self.code, self.why = code, "".join(sign if sign.isprintable() else "?" for sign in why)
+        self.code, self.why = code, printable(why, 1000)
         super().__init__(f"{code}: {self.why}")
 
 

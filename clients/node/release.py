@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import math
 from dataclasses import dataclass
 from typing import Any, cast
@@ -31,6 +32,7 @@ from fedlgm.privacy.guarantee import Unit
 from fedlgm.release import local_release
 from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer
 
+_log = logging.getLogger("fedlgm.node")
 REPLACED = privacy.guarantee.SENSITIVITY_FACTOR["replace-one"]
 
 
@@ -107,6 +109,7 @@ class Releaser:
         self._test_seed = test_seed
         self._layers: dict[str, LayerTable] = {}
         self._trainer: tuple[str, SequentialTrainer | ExampleTrainer] | None = None
+        self._tried: tuple[str, str] | None = None  # by `prepare`
 
     @property
     def data_digest(self) -> str:
@@ -164,6 +167,34 @@ class Releaser:
         named = digest("release", *parts, canonical(work), *versions)
         return hmac.new(self._secret, named.encode(), hashlib.sha256).hexdigest()
 
+    def prepare(self, request: Request) -> None:
+        """Build what a release needs and try it on a made-up example, before anything is charged.
+
+        Raises:
+            Refusal: it fails whatever this node's data are, for example a model that takes other inputs.
+        """
+        tried = request.unit, canonical(request.work.model_dump())
+        if tried == self._tried:
+            return
+        plan, settings = request.plan, request.work.local()
+        model, own = torch.from_numpy(request.model.copy()), self._data.y
+        order = KeyRing.from_seed(0).torch_generator(Purpose.TRAIN, 0, 0)
+        try:
+            with torch_threads(self._policy.limits.threads):
+                x = torch.zeros(1, *self._policy.data.shape)
+                y = node_data.targets(
+                    self._policy.data, torch.zeros(1, *own.shape[1:], dtype=own.dtype), request.work.target()
+                )
+                if request.unit == "example":
+                    trainer = self._example_trainer(request.work)
+                    trainer.weights.copy_(model)
+                    trainer.sum(x, y, torch.zeros(1, dtype=torch.int64), plan)
+                else:
+                    next(iter(self._resident(request.work, settings).updates(model, [ClientTask(x, y, order, 1)])))
+        except Exception as error:  # of the server's names and options, or of the operator's own model
+            raise Refusal("work", f"training fails on any data: {error}"[:300]) from error
+        self._tried = tried
+
     def make(self, request: Request, name: str) -> np.ndarray:
         """The numbers of a release that has been charged: bounded and, under local trust, noised; float64 [plan.size].
 
@@ -182,7 +213,7 @@ class Releaser:
             noise = order.derive(model.numpy().tobytes(), plan.to_json().encode())
         if request.unit == "example":
             return _narrow(self._steps(request, model, noise))
-        update = self._update(request, model, order) if len(self._data) else None
+        update = self._update(request, model, order)
         if plan.facts.trust == "local":
             return _narrow(local_release(update, plan, noise, request.round, client)[0].total)
         total = BoundedSum.empty(plan)
@@ -196,8 +227,21 @@ class Releaser:
         digest = hmac.new(self._secret, f"{purpose} {name}".encode(), hashlib.sha256).digest()
         return KeyRing(int.from_bytes(digest[:16], "little"), secret=True)
 
-    def _update(self, request: Request, model: Tensor, order: KeyRing) -> Updates:
-        """The raw update, [1, D]."""
+    def _update(self, request: Request, model: Tensor, order: KeyRing) -> Updates | None:
+        """The raw update, [1, D]; None where there is none, which counts as zero: no data, or training that fails.
+
+        A made-up example has been trained on, so it is this node's data on which training fails: an error in place of
+        an answer would tell so, without noise. The operator finds it in the log.
+        """
+        if not len(self._data):
+            return None
+        try:
+            return self._trained(request, model, order)
+        except Exception:
+            _log.exception("training on this node's data failed: the release holds noise alone")
+            return None
+
+    def _trained(self, request: Request, model: Tensor, order: KeyRing) -> Updates:
         settings = request.work.local()
         stream = order.torch_generator(Purpose.TRAIN, request.round, self._policy.node.client)
         targets = node_data.targets(self._policy.data, self._data.y, request.work.target())

@@ -1,6 +1,6 @@
 """The release service: answers questions about the node's data, by policy and on account; `listener` has the process.
 
-    parse -> policy -> price -> charge, on disk -> train, bound, noise -> keep the answer -> send it
+    parse -> policy -> price -> trial -> charge, on disk -> train, bound, noise -> keep the answer -> send it
 
 One release at a time. Whoever connects is believed nothing: not the run, not the round, not who asks; the kernel's word
 for the user is the only fact. There is no question that is answered with figures that were not noised, but for the
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import re
+import math
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from clients.node import data as node_data
 from clients.node.folder import NodeFolder
-from clients.node.ledger import Row
+from clients.node.ledger import Row, write_durably
 from clients.node.policy import Refusal
 from clients.node.release import Releaser, Request
 from fedlgm import node_protocol as protocol
@@ -31,7 +31,6 @@ from fedlgm.node_protocol import FrameError, Position, Question
 
 _log = logging.getLogger("fedlgm.node")
 EXAMPLES = ", examples"  # after a row's trust: the release protects single examples, not all of the node's data
-_PRINTABLE = re.compile(r"[^\x20-\x7e]")
 
 
 class Ask(BaseModel):
@@ -100,15 +99,22 @@ class Service:
     # -- questions -----------------------------------------------------------------------------------------------------
 
     def hello(self, ask: Ask) -> Answer:
-        """Who this node is and what is left."""
+        """Who this node is and what is left.
+
+        Raises:
+            Refusal: what was released costs more than can be said.
+        """
         budget, ask_limits = self.policy.privacy, self.policy.ask
+        spent = self._ledger.epsilon(budget.delta)
+        if not math.isfinite(spent):  # JSON has no word for it
+            raise Refusal("budget-spent", f"what was released has no finite epsilon at delta {budget.delta:g}")
         header = {
             "ok": True, "protocol": protocol.PROTOCOL, "name": self.policy.node.name,
             "client": self.policy.node.client, "population": self.policy.node.population,
             "service_key": protocol.public_text(self._signer), "test": self._ledger.test,
             "unit": budget.unit, "trust": list(budget.trust),
             "releases_left": max(0, ask_limits.releases - self._ledger.count()),
-            "epsilon": budget.epsilon, "delta": budget.delta, "epsilon_spent": self._ledger.epsilon(budget.delta),
+            "epsilon": budget.epsilon, "delta": budget.delta, "epsilon_spent": spent,
             "position": self._position().values(),
         }  # fmt: skip
         facts = protocol.canonical(header)
@@ -132,7 +138,9 @@ class Service:
         if self._server_key and not protocol.verify(self._server_key, ask.signature, "question", question):
             raise Refusal("unsigned", "this node answers its enrolled server only, which has not signed this question")
         if limits.runs and ask.run not in limits.runs:
-            raise Refusal("run", f"the run {_shown(ask.run)!r} is not among those that this node takes part in")
+            raise Refusal(
+                "run", f"the run {protocol.printable(ask.run, 80)!r} is not among those that this node takes part in"
+            )
         self._check_expectation(ask.expect)
         try:
             model = protocol.vector(body, ("<f4",))
@@ -144,8 +152,8 @@ class Service:
         """Charge, make, keep and sign one release; the same question again gives the kept answer.
 
         Raises:
-            Refusal: the budget is spent, a cap is reached, the question was answered by another release, or the answer
-                has left already and is no longer kept.
+            Refusal: the budget is spent, a cap is reached, nothing can be trained, the question was answered by another
+                release, or the answer has left already and is no longer kept.
         """
         name = self._releaser.name(request)
         row = self._ledger.find(name)
@@ -155,6 +163,7 @@ class Service:
             raise Refusal("replayed", "this very question was answered by another release: ask anew")
         if row is None:
             self._afford(ask, request)
+            self._releaser.prepare(request)
             row = self._ledger.charge(
                 name, request.event, trust=request.plan.facts.trust + EXAMPLES * (request.unit == "example"),
                 run=ask.run, round=ask.round, data=self._releaser.data_digest,
@@ -170,7 +179,7 @@ class Service:
             digest = protocol.sha256(body)
         _log.info(
             "round %d of run %r: %s release %d, epsilon %.4g of %g spent",
-            ask.round, _shown(ask.run), "again" if replayed else "new", row.seq,
+            ask.round, protocol.printable(ask.run, 80), "again" if replayed else "new", row.seq,
             self._ledger.epsilon(self.policy.privacy.delta), self.policy.privacy.epsilon,
         )  # fmt: skip
         position = self._position()
@@ -230,8 +239,7 @@ class Service:
             raise Refusal("expect", "the expected position of the ledger was not signed by this service")
         if expected.ledger != self._ledger.identity or self._ledger.head_at(expected.seq) != expected.head:
             self._failed = "its ledger was rolled back: this service has signed for a later one"
-            if expected.ledger == self._ledger.identity and expected.seq > self._ledger.seq:
-                self._ledger.rolled_back(expected.seq, expected.head)
+            self._ledger.rolled_back(expected)
             _log.error("REFUSING EVERYTHING: %s", self._failed)
             raise Refusal("rolled-back", self._failed)
 
@@ -255,9 +263,7 @@ class Service:
         digest = protocol.sha256(body)
         kept = self.policy.limits.kept_replies
         if kept:
-            file = self._reply_file(row)
-            file.with_suffix(".partial").write_bytes(body)
-            file.with_suffix(".partial").replace(file)
+            write_durably(self._reply_file(row), body)  # the ledger may not say that it left and the disk have lost it
         self._ledger.answer(row.seq, digest)
         for old in sorted(self.folder.replies.glob("*.npy"))[: -kept or None]:
             if not kept or old != self._reply_file(row):  # a release that was charged before a crash is an old one
@@ -301,8 +307,3 @@ class Service:
     def close(self) -> None:
         """Let go of the ledger."""
         self._ledger.close()
-
-
-def _shown(text: str) -> str:
-    """A stranger's text, fit for a log."""
-    return _PRINTABLE.sub("?", text)[:80]

@@ -15,6 +15,7 @@ from fedlgm.tasks import Task
 from fedlgm.training import LocalTraining
 
 _LONGEST = 4096  # characters of a name with its options
+_LARGEST = 1e30  # of a learning rate and the like; JSON has whole numbers that no float holds
 _LONGEST_MECHANISM = 16_384  # three numbers for each of two hundred layers
 
 
@@ -89,13 +90,15 @@ class Work(BaseModel):
         """
         try:
             settings = LocalTraining(**self.training)
-            numbers = (settings.lr, settings.momentum, settings.epochs, settings.batch_size)
-            if any(isinstance(number, bool) or not number >= 0 for number in numbers):
-                raise ValueError("settings must be non-negative numbers")
+            numbers = {"lr": settings.lr, "momentum": settings.momentum, "gradient_clip": settings.gradient_clip or 0.0}
+            for name, number in numbers.items():
+                if type(number) not in (int, float) or not 0 <= number <= _LARGEST:
+                    raise ValueError(f"{name} must be a number from 0 to {_LARGEST:g}")
             if settings.gradient_clip is not None and not settings.gradient_clip > 0:
                 raise ValueError("gradient_clip must be positive")
-            if not (type(settings.epochs) is int and type(settings.batch_size) is int and settings.batch_size >= 1):
-                raise ValueError("epochs and batch_size must be whole numbers")
+            for name, whole in {"epochs": settings.epochs, "batch_size": settings.batch_size}.items():
+                if type(whole) is not int or not 1 <= whole < 2**31:
+                    raise ValueError(f"{name} must be a whole number of at least 1")
             return settings
         except (TypeError, ValueError, FedlgmError) as error:
             raise Refusal("work", f"training: {error}") from error

@@ -89,11 +89,14 @@ def train(
             drawn = batches.derive(weights, plan.to_json().encode())
         rows = poisson_rows(drawn, len(y), facts.sampling.rate, step, 0)
         if isinstance(mechanism, UsesPrivateNorms):  # a published variant, whose plan is charged as not private
-            plan = mechanism.plan_from_private_norms(method.layers, facts, trainer.figures(x, y, rows))
+            plan = method.plan_from_private_norms(trainer.figures(x, y, rows))
         total = BoundedSum.empty(plan)
         total.add(trainer.sum(x, y, rows, plan))
         own = noise_keys(keys, total.total, plan)
-        ledger.charge(plan.event, round=step, key=fingerprint(own, step))
+        # Named by what it releases, also where a public seed gives every training the same noise: another training on
+        # the same ledger is charged, the same one made again is not.
+        named = noise_keys(KeyRing(keys.root, secret=True), total.total, plan)
+        ledger.charge(plan.event, round=step, key=fingerprint(named, step))
         mean = release(total.total, plan, own, step).div_(plan.denominator).float()
         trainer.weights.add_(plan.expand(mean), alpha=lr)
         transcript = transcript.extend(trainer.weights.clone(), mean, plan)

@@ -121,6 +121,9 @@ class Mechanism:
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
         """The next round's release.
 
+        Past releases may change how noise is spread, not how much of it there is (`effective_multiplier`): composition
+        is proven for costs that are fixed beforehand.
+
         Args:
             layers: `self.table(...)` of the model's layers.
             facts: the run's public facts, with the calibrated noise multiplier.

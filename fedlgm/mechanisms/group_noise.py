@@ -167,7 +167,9 @@ def calibrate_laplace(
     ):
         if value not in known:
             raise ConfigError(f"unknown {what} {value!r}; known: {', '.join(known)}")
-    pure = math.log1p(math.expm1(epsilon / steps) / sampling_rate)
+    # A budget that allows less noise than this gets this.
+    most = _LARGEST_LOSS if delta > 0 else privacy.accounting.LARGEST_PURE * (1 - _TOLERANCE)
+    pure = min(math.log1p(math.expm1(min(epsilon / steps, most)) / sampling_rate), most)
     loss = pure if delta == 0 else _largest_loss(epsilon, delta, int(steps), sampling_rate, relation, accountant, pure)
     return SENSITIVITY_FACTOR[relation] / loss
 
@@ -184,6 +186,8 @@ def _largest_loss(
         return min(privacy.accounting.composed_epsilon([(event, steps)], delta, accountant), 1e6) - target
 
     low, high = math.log(pure), math.log(pure) + 0.5
+    if pure >= _LARGEST_LOSS and excess(low) <= 0:
+        return pure  # a budget that hardly asks for noise: more of it than needed is safe
     while excess(low) > 0:  # an accountant's grid may cost a little more than basic composition
         low, high = low - 0.02, low
         if low < math.log(pure) - 2:

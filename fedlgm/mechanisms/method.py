@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import numpy as np
 from torch import nn
 
+from fedlgm.errors import PrivacyError
 from fedlgm.facts import RunFacts
 from fedlgm.layers import LayerTable
-from fedlgm.mechanisms.base import Mechanism
+from fedlgm.mechanisms.base import Mechanism, UsesPrivateNorms, UsesPrivateUpdates
 from fedlgm.plan import ReleasePlan
 from fedlgm.transcript import Transcript
 
@@ -69,6 +71,33 @@ class Method:
         return cls(mechanism, layers, facts.with_multiplier(mechanism.calibrate(facts)))
 
     def plan(self, transcript: Transcript) -> ReleasePlan:
-        """The next round's release; pure. It knows its place in the run where its cost and noise depend on that."""
+        """The next round's release; pure. It knows its place in the run where its cost and noise depend on that.
+
+        Raises:
+            PrivacyError: a mechanism whose plans are made of private data calls one protected.
+        """
         plan = self.mechanism.plan(self.layers, self.facts, transcript)
+        if isinstance(self.mechanism, (UsesPrivateNorms, UsesPrivateUpdates)):
+            self._refuse_protected(plan)
         return plan if self.facts.separate_rounds else replace(plan, position=transcript.rounds)
+
+    def plan_from_private_norms(self, norms: np.ndarray) -> ReleasePlan:
+        """The round's plan of a published variant that looks at private layer norms (`UsesPrivateNorms`).
+
+        Args:
+            norms: as the mechanism takes them.
+
+        Raises:
+            PrivacyError: the mechanism calls a plan that is made of private data protected.
+        """
+        assert isinstance(self.mechanism, UsesPrivateNorms)
+        plan = self.mechanism.plan_from_private_norms(self.layers, self.facts, norms)
+        self._refuse_protected(plan)
+        return plan
+
+    def _refuse_protected(self, plan: ReleasePlan) -> None:
+        if plan.protected:
+            raise PrivacyError(
+                f"{self.mechanism.name}: its plans are made of private data (UsesPrivateNorms, UsesPrivateUpdates), "
+                "which no noise of theirs makes private: they must be of the type UnprotectedPlan"
+            )

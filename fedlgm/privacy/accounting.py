@@ -99,6 +99,8 @@ def _accountant(name: str, events: Iterable[dp_event.DpEvent]) -> dp_accounting.
 
 _LARGEST_MULTIPLIER = 1e7
 _SMALLEST_MULTIPLIER = 0.05  # a budget that allows less noise than this gets this
+LARGEST_PURE = 700.0
+"""Pure epsilon of a release beyond which it counts as not private: exp overflows, and nobody would call it private."""
 _TOLERANCE = 1e-6  # relative, on the calibrated multiplier
 _KEPT = 1e-8  # relative; a plan keeps nine digits of its multiplier, rounded down
 
@@ -304,7 +306,7 @@ def laplace_event(epsilon: float, sampling_rate: float = 1.0, relation: Relation
     """
     if epsilon == 0:
         return dp_event.NoOpDpEvent()
-    if math.isinf(epsilon):
+    if epsilon > LARGEST_PURE:
         return dp_event.NonPrivateDpEvent()
     if sampling_rate < 1 and relation == "replace-one":
         return pure_event(math.log1p(sampling_rate * math.expm1(epsilon)))
@@ -313,7 +315,7 @@ def laplace_event(epsilon: float, sampling_rate: float = 1.0, relation: Relation
 
 def pure_event(epsilon: float) -> dp_event.DpEvent:
     """Event of any `epsilon`-DP release: randomized response, which dominates all of them (Kairouz et al. 2015)."""
-    if epsilon > 700:  # exp overflows, and nobody would call it private
+    if epsilon > LARGEST_PURE:
         return dp_event.NonPrivateDpEvent()
     return dp_event.RandomizedResponseDpEvent(2.0 / (1.0 + math.exp(epsilon)), 2)
 

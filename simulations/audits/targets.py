@@ -151,7 +151,7 @@ def audit_run(
             f"Python, with simulations.resume({str(run)!r}, ...).audit() and those objects in the place of the dots"
         )
     assembly = Assembly(folder.recipe(), given)
-    folder.check_objects(given.fingerprints(assembly.module()) if given else {})
+    folder.check_objects(given.fingerprints(assembly.module(), assembly.partition) if given else {})
     subject = subject_of(assembly, f"run {folder.path}")
     canaries = audit.method in ("auto", "one-run-gaussian")
     if canaries and folder.canaries():

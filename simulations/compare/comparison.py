@@ -155,12 +155,14 @@ def run(todo: Sequence[Job], out: Path, engine: launch.Engine = "local", on_row:
 
     Raises:
         ConfigError: `out` holds a run of the same name that does something else.
+        RunError: something that is not a run has the name of one; a run that lost its recipe, for example, whose
+            ledger must not be lost, too.
     """
     out.mkdir(parents=True, exist_ok=True)
     for job in todo:
         path = out / job.folder
-        if path.is_dir() and not (path / "recipe.toml").is_file():
-            shutil.rmtree(path)  # killed between making the folder and writing the recipe: there is nothing in it
+        if path.is_dir() and all(inner.is_dir() and not inner.is_symlink() for inner in path.rglob("*")):
+            shutil.rmtree(path)  # empty folders alone; whatever holds a file may be a run's, which has spent something
 
         def report(row: FullRow, job: Job = job) -> None:
             if on_row is not None:

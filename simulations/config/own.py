@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from torch import nn
 
 from fedlgm import data as data_sets
 from fedlgm import mechanisms
-from fedlgm.data import DataSet
+from fedlgm.data import DataSet, Partition
 from fedlgm.errors import ConfigError
 from fedlgm.extension import object_name
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import Mechanism
+from simulations.config.fingerprints import array_digest, object_digest
 
 
 @dataclass(frozen=True)
@@ -82,19 +81,25 @@ class Own:
         if self.server_optimizer is not None:
             raw["federation"]["server_optimizer"] = object_name(self.server_optimizer)
 
-    def fingerprints(self, initial: nn.Module) -> dict[str, str]:
-        """Hash of each object, by which a resumed run recognises it.
+    def fingerprints(self, initial: nn.Module, division: Partition) -> dict[str, str]:
+        """Hash of each object, by which a resumed run recognises it, also in another process.
+
+        A model is known by its initial weights, data by their arrays, a partition by the division that it makes.
 
         Args:
             initial: the run's model with its initial weights.
+            division: whose examples are whose in the run.
         """
-        prints = {name: repr(value) for name, value in vars(self).items() if value is not None}
-        if self.data is not None:
-            prints["data"] = _digest(*self.data.parts().values())
-        if self.model is not None:
-            table = LayerTable.from_module(initial)
-            prints["model"] = _digest(table.flatten(initial).numpy(), np.array(table.sizes))
-        return prints
+        table = LayerTable.from_module(initial)
+        prints = {
+            "model": lambda: array_digest(table.flatten(initial).numpy(), np.array(table.sizes)),
+            "task": lambda: object_digest(self.task),
+            "data": lambda: array_digest(*self.data.parts().values()),
+            "mechanism": lambda: object_digest(self.mechanism),
+            "partition": lambda: array_digest(division.order, division.offsets),
+            "server_optimizer": lambda: object_digest(self.server_optimizer, state=False),
+        }
+        return {name: of() for name, of in prints.items() if getattr(self, name) is not None}
 
 
 def _clients_of(data: Any) -> int | None:
@@ -128,15 +133,6 @@ def _written(mechanism: Mechanism) -> dict[str, Any]:
         return {"name": object_name(mechanism)}
     plain = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
     return {"name": mechanism.name, "variant": mechanism.variant, **plain}
-
-
-def _digest(*arrays: Any) -> str:
-    digest = hashlib.sha256()
-    for array in arrays:
-        values = np.ascontiguousarray(array.numpy() if isinstance(array, torch.Tensor) else array)
-        digest.update(f"{values.dtype}{values.shape}".encode())
-        digest.update(values.tobytes())
-    return digest.hexdigest()
 
 
 def own_of(values: Mapping[str, Any]) -> Own:

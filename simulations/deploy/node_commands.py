@@ -12,7 +12,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from fedlgm.node_protocol import printable
 from fedlgm.privacy.guarantee import Guarantee, Relation, Unit
 from simulations.deploy.rows import NodeLedgerReport
 
@@ -154,7 +156,8 @@ def ledger(folder: NodeArgument, as_json: JsonOption = False) -> None:
     for row in rows[-20:]:
         event = json.loads(row.event)
         cost = f"{event.pop('type')} {' '.join(f'{value:.6g}' for value in event.values() if isinstance(value, float))}"
-        table.add_row(str(row.seq), row.charged_at[:19], row.run, str(row.round), row.trust, cost)
+        run = Text(printable(row.run, 80))  # whoever may ask has chosen it: no markup, no control characters
+        table.add_row(str(row.seq), row.charged_at[:19], run, str(row.round), row.trust, cost)
     _out.print(table, soft_wrap=False)
     _out.print(
         f"epsilon {spent:.4g} of {policy.privacy.epsilon:g} spent at delta {policy.privacy.delta:g}, "

@@ -57,6 +57,11 @@ class Checkpoints:
         """Heads of the ledger that the checkpoints hold; empty for one that has none or cannot be read."""
         return [_metadata(file).get("ledger_head", "") for file in self.files()]
 
+    def rounds(self) -> int:
+        """Rounds of the newest checkpoint that says how many it has; 0 without one."""
+        said = (_metadata(file).get("rounds", "") for file in reversed(self.files()))
+        return next((int(text) for text in said if text.isdigit()), 0)
+
     def write(self, checkpoint: Checkpoint) -> None:
         """Add a checkpoint, atomically, and remove those that are not needed any more.
 

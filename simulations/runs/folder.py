@@ -11,9 +11,10 @@ import hashlib
 import os
 import shutil
 import stat
+import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -135,12 +136,23 @@ class RunFolder:
         if self.ledger_file.exists():
             with Ledger(self.ledger_file) as ledger:
                 central = self.recipe().privacy.trust == "central"
+                released = self._released()  # before the ledger is read: another process may be at work
                 ledger.verify(self.anchors(), owner=self.owner(), contiguous=central)
-        elif self.checkpoints.files():
+                charged = ledger.rounds()
+            if central and released > charged:
+                raise LedgerError(
+                    f"{self.ledger_file} has no charge for round {charged + 1}, but {released} rounds were released by "
+                    f"{self.metrics_file.name}: it is an older copy; restore a newer one or start a new run"
+                )
+        elif self.checkpoints.files() or self._released():
             raise LedgerError(
-                f"{self.path} has checkpoints but no {self.ledger_file.name}: what its rounds have spent is not known; "
+                f"{self.path} has released rounds but no {self.ledger_file.name}: what they have spent is not known; "
                 "restore the ledger from a backup or start a new run"
             )
+
+    def _released(self) -> int:
+        """The last round that was released, by the rows of metrics: a round's row follows its charge."""
+        return max((int(row["round"]) for row in _rows(self.metrics_file) if not row.get("skipped")), default=0)
 
     def anchors(self) -> list[Head]:
         """Heads of the ledger that checkpoints and the result hold."""
@@ -219,6 +231,10 @@ class RunFolder:
     def finish(self, result: Mapping[str, Any]) -> None:
         """Write the final summary; the run's noise will not be drawn again, so its keys go."""
         _write(self.result_file, (strict_json.dumps(result, indent=2) + "\n").encode())
+        self.forget_noise()
+
+    def forget_noise(self) -> None:
+        """Remove what the noise of a finished run could be drawn again from."""
         self._keys_file.unlink(missing_ok=True)
         self.noise_file.unlink(missing_ok=True)
 
@@ -281,12 +297,18 @@ class RunFolder:
         if seed is not None:
             return RunNoise()
         rings = NoiseFile(self.noise_file)
-        if checkpoint is not None and rings.digest(checkpoint.transcript.rounds) != checkpoint.noise:
+        if checkpoint is None or self._complete():
+            return RunNoise(rings)
+        if rings.digest(checkpoint.transcript.rounds) != checkpoint.noise:
             raise RunError(
                 f"{self.noise_file} is not that of the rounds before the last checkpoint: restore it from a backup, or "
                 "start a new run"
             )
         return RunNoise(rings)
+
+    def _complete(self) -> bool:
+        """Whether all rounds were released, so that no noise will be drawn any more."""
+        return self.checkpoints.rounds() >= self.recipe().federation.rounds
 
     @property
     def _keys_file(self) -> Path:
@@ -310,14 +332,14 @@ class RunFolder:
             if self.ledger_file.is_file():
                 with Ledger(self.ledger_file) as ledger:
                     charged = ledger.position()
-            if charged and self.recipe().sampling.separation is not None:
+            if charged and not self._complete() and self.recipe().sampling.separation is not None:
                 raise RunError(
                     f"{self._keys_file} is gone: neither who may take part next nor the noise of the rounds that were "
                     "released can be known without it; restore it from a backup, or start a new run"
                 )
             self._keys_file.parent.mkdir(mode=0o700, exist_ok=True)
             text = f"{KeyRing.from_seed(None).root:032x} {charged}\n"
-            _write(self._keys_file, text.encode("ascii"), private=True)
+            _create(self._keys_file, text.encode("ascii"))
         try:
             root, charged_before = self._keys_file.read_text(encoding="ascii").split()
             ring, charged = KeyRing(int(root, 16), secret=True), int(charged_before)
@@ -330,7 +352,7 @@ class RunFolder:
                 lost = "start a new run"
             raise RunError(f"{self._keys_file} is damaged: restore it from a backup, or {lost}") from error
         others = checkpoint is not None and checkpoint.keys not in ("", _named(ring))
-        if others and self.recipe().sampling.separation is not None:
+        if others and not self._complete() and self.recipe().sampling.separation is not None:
             raise RunError(
                 f"{self._keys_file} is not that of the rounds before the last checkpoint: by other keys clients would "
                 "take part sooner than they may; restore it from a backup, or start a new run"
@@ -400,6 +422,21 @@ def _private(path: Path, mode: str) -> IO[str]:
     path.parent.mkdir(mode=0o700, exist_ok=True)
     flags = os.O_CREAT | os.O_WRONLY | (os.O_APPEND if mode == "a" else os.O_TRUNC)
     return os.fdopen(os.open(path, flags, stat.S_IRUSR | stat.S_IWUSR), mode, encoding="utf-8")
+
+
+def _create(path: Path, content: bytes) -> None:
+    """Make a private file that is there whole or not at all, unless another process was faster: then that one stays."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+    draft.unlink(missing_ok=True)
+    try:
+        with os.fdopen(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, stat.S_IRUSR | stat.S_IWUSR), "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        with suppress(FileExistsError):
+            os.link(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def _write(path: Path, content: bytes, private: bool = False) -> None:

@@ -21,7 +21,7 @@ def provenance_of(assembly: Assembly, nodes: Nodes) -> Provenance:
     """
     return {
         "clients": "simulated clients" if nodes.simulated else "real nodes",
-        "objects": assembly.own.fingerprints(assembly.module()) if assembly.own else {},
+        "objects": assembly.own.fingerprints(assembly.module(), assembly.partition) if assembly.own else {},
         "sources": sources(assembly),
         "layers": dict(zip(assembly.layers.names, assembly.layers.sizes.tolist(), strict=True)),
         "versions": {name: version for name in _PACKAGES if (version := _version(name)) is not None},

@@ -9,17 +9,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from fedlgm import allocation, mechanisms
 from fedlgm.errors import FedlgmError
 from fedlgm.example_level.scaling import FlatClip, Scaling
 from fedlgm.extension import load_object
 from fedlgm.facts import LocalSteps, LocalTraining, RunFacts, Sampling
-from fedlgm.mechanisms import Mechanism
+from fedlgm.layers import LayerTable
+from fedlgm.mechanisms import Mechanism, UsesPrivateNorms
 from fedlgm.mechanisms.dp_sgd import DPSGD
-from fedlgm.plan import ReleasePlan
+from fedlgm.mechanisms.method import Method
+from fedlgm.plan import ReleasePlan, UnprotectedPlan
 from fedlgm.privacy.guarantee import Guarantee
 from fedlgm.testing import check_mechanism
+from fedlgm.transcript import Transcript
 
 PROVEN = Guarantee("proven", "test")
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
@@ -162,3 +166,42 @@ class NoDataclass(Mechanism):
 def test_what_is_no_mechanism_is_refused_in_one_sentence(given: Any) -> None:
     with pytest.raises(FedlgmError, match=r"derived from fedlgm.Mechanism, made with its name"):
         check_mechanism(given)
+
+
+class LouderAfterLargeReleases(Equal):
+    """How much noise there is follows from what was released, always within what `costs` says."""
+
+    def plan(self, layers, facts, transcript):
+        plan = super().plan(layers, facts, transcript)
+        large = transcript.mean is not None and float(transcript.mean[0]) > 0
+        return replace(plan, sigma=plan.sigma * (2.0 if large else 1.0))
+
+
+def test_a_cost_that_follows_releases_is_noticed() -> None:
+    with pytest.raises(FedlgmError, match="costs that are fixed beforehand"):
+        check_mechanism(LouderAfterLargeReleases("louder"))
+
+
+class LooksAndClaims(Equal, UsesPrivateNorms):
+    """Plans from the clients' own norms, and calls that private."""
+
+    def plan_from_private_norms(self, layers, facts, norms):
+        return self.plan(layers, facts, Transcript(0, ()))
+
+
+class LooksAndClaimsLater(LooksAndClaims):
+    def plan(self, layers, facts, transcript):
+        plan = super().plan(layers, facts, transcript)
+        if transcript.rounds == 0 and not transcript.models:
+            return plan
+        return UnprotectedPlan(layers, plan.clip, plan.sigma, facts, Guarantee("none", "test"))
+
+
+def test_plans_made_of_private_norms_are_never_charged_as_private() -> None:
+    with pytest.raises(FedlgmError, match="must be of the type UnprotectedPlan"):
+        check_mechanism(LooksAndClaims("claims"))
+    layers, facts = LayerTable.from_sizes({"a": 3, "b": 2}), RunFacts(1.0, Sampling("poisson", 10, 1.0))
+    method = Method(LooksAndClaimsLater("later"), layers, facts)
+    assert not method.plan(Transcript.start(torch.zeros(5))).protected
+    with pytest.raises(FedlgmError, match="must be of the type UnprotectedPlan"):
+        method.plan_from_private_norms(np.ones((1, 2)))

@@ -216,3 +216,53 @@ def test_bad_objects_end_in_one_sentence_before_anything_is_written(
         simulations.simulate(**given, overrides=[*SMALL, "data.partition=iid"], run_dir=tmp_path / "run")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
+
+
+def loss_of(level: float):
+    def tilted(outputs, targets):
+        return level * torch.nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+    return tilted
+
+
+class Slower:
+    """A server step with a setting of its own and a state that moves."""
+
+    def __init__(self, lr: float) -> None:
+        self.lr, self.steps = lr, 0
+
+    def step(self, model, mean_update):
+        self.steps += 1
+        return model + self.lr * mean_update
+
+
+def objects_of(level: float = 1.0, lr: float = 0.5, shift: int = 0) -> dict[str, Any]:
+    """Objects as another process would make them: equal to others, at addresses of their own."""
+
+    def shifted(data, clients, seed):
+        return np.array_split(np.roll(np.arange(len(data.train_y)), shift), clients)
+
+    return {
+        "model": Net, "data": DATA, "task": loss_of(level), "partition": shifted, "server_optimizer": Slower(lr),
+    }  # fmt: skip
+
+
+def test_a_run_of_objects_continues_in_another_process(tmp_path: Path) -> None:
+    """Objects are recognised by what they are: their addresses, which their texts show, change with the process."""
+    whole = simulations.simulate(**objects_of(), overrides=SMALL, run_dir=tmp_path / "whole")
+
+    def stop(row: dict[str, Any]) -> None:
+        if row["round"] == 2:
+            raise KeyboardInterrupt
+
+    run = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        simulations.simulate(**objects_of(), overrides=SMALL, run_dir=run, progress=stop)
+    others = {"task": {"level": 2.0}, "partition": {"shift": 1}, "server_optimizer": {"lr": 0.6}}
+    for what, change in others.items():
+        with pytest.raises(RunError, match=f"another {what}"):
+            simulations.resume(run, **objects_of(**change))
+    assert simulations.resume(run, **objects_of())["model_sha256"] == whole["model_sha256"]
+    with pytest.raises(RunError, match="another server_optimizer"):  # of a finished run, too
+        simulations.resume(run, **objects_of(lr=0.6))
+    assert simulations.resume(run, **objects_of()).model() is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import dataclasses
 import json
@@ -275,6 +276,21 @@ def test_an_altered_answer_counts_as_zero_by_name(federation, what):
     assert any("n1 counts as zero" in line for line in federation.lines)
 
 
+HOSTILE = "x\x1b]0;gone\x07\nround 1: 3 nodes asked" + "y" * 10_000
+
+
+@pytest.mark.parametrize("how", ["a refusal", "an error"])
+def test_a_nodes_own_words_are_one_short_line(federation, how):
+    """What a relay says is printed on the server's terminal and kept in the run's log."""
+    refusal = json.dumps({"ok": False, "code": HOSTILE, "why": HOSTILE})
+    said = {"a refusal": RecordDict({wire.CONFIG: ConfigRecord({HEADER: refusal})}), "an error": Error(1, HOSTILE)}
+    federation.link.fault = lambda client, message, reply: said[how] if client == 1 else reply
+    federation.run()
+    told = [*federation.lines, *federation.reports[0].lost.values()]
+    assert any("x?]0;gone??round 1: 3 nodes asked" in line for line in told)
+    assert all(line.isprintable() and len(line) < 500 for line in told)
+
+
 def test_the_server_stops_asking_at_its_own_limit(federation):
     federation.run(4, cap=2)
     assert len(federation.link.sent) == 2 * CLIENTS
@@ -401,6 +417,18 @@ def test_a_stranger_is_not_asked(federation):
     assert {client for client, _ in federation.link.sent} == {0, 2}
 
 
+def test_a_strangers_key_that_nobody_can_read_ends_no_run(federation):
+    """Of a curve that does not exist, where a SuperLink lets nodes bring keys of their own."""
+    lines = federation.keys[1].splitlines()
+    curve = base64.b64decode(b"".join(lines[1:-1])).replace(bytes.fromhex("2b81040022"), bytes.fromhex("2b81040063"))
+    federation.link.keys[1] = b"\n".join([lines[0], base64.b64encode(curve), lines[-1]])
+    with pytest.raises(ValueError, match="not supported"):
+        key_digest(federation.link.keys[1])
+    federation.run()
+    assert federation.reports[0].answered == ["n0", "n2"]
+    assert any("not enrolled" in line for line in federation.lines)
+
+
 def test_a_node_that_is_slow_counts_as_zero_and_its_late_answer_is_told(federation):
     late: list[tuple[str, RecordDict, Message]] = []
 
@@ -484,6 +512,19 @@ def test_a_node_with_an_older_ledger_is_left_out(federation, tmp_path):
     federation.processes[1].stop()
     with pytest.raises(AssertionError, match="rolled back"):
         NodeProcess(federation.folders[1])
+
+
+def test_a_node_that_takes_the_place_of_another_is_asked(federation, tmp_path):
+    """It cannot know the ledger of the node before it, and is not expected to."""
+    federation.run(1)
+    federation.processes[1].stop()
+    folder = make_node(tmp_path / "new", client=1)
+    federation.folders[1] = federation.link.folders[1] = folder
+    federation.processes[1] = NodeProcess(folder)
+    federation.keys[1] = federation.link.keys[1] = pem()
+    federation.run(2)
+    assert federation.reports[-1].lost == {}
+    assert len(rows(folder)) == 2
 
 
 def test_a_node_whose_budget_is_spent_is_not_asked_again(federation):

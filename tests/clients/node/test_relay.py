@@ -5,9 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.proto.runtime_pb2 import AcquireTaskResponse
+from flwr.proto.task_pb2 import Task
 
 from clients import flower_private
 from clients.node import executor
@@ -18,6 +24,7 @@ from fedlgm.errors import RunError
 from fedlgm.node_protocol import BODY, HEADER, MASK
 from tests.support import nodes
 from tests.support.nodes import MODEL, ask, make_node, served
+from tests.support.patience import LIMIT_S
 
 
 def content(header: str) -> RecordDict:
@@ -64,6 +71,53 @@ def test_another_version_of_flower_is_refused(tmp_path, monkeypatch, capsys):
     arguments = ["--supernode", "127.0.0.1:1", "--secret-file", str(tmp_path / "s"), "--socket", "x"]
     assert executor.main(arguments) == 2
     assert "flwr 1.42.0 is installed" in capsys.readouterr().err
+
+
+@pytest.fixture
+def supernode() -> Iterator[tuple[str, list[str], threading.Event]]:
+    """A SuperNode that always has a task and, until the event, keeps whoever asks for its message waiting."""
+    claimed, go = list[str](), threading.Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            body = b""
+            if self.path.endswith("acquire-task"):
+                claimed.append(f"{len(claimed):032x}")
+                body = AcquireTaskResponse(token=claimed[-1], task=Task(task_id=len(claimed))).SerializeToString()
+            elif "heartbeat" not in self.path:
+                go.wait(LIMIT_S)
+            self.send_response(200)
+            self.send_header("Content-Type", "application/x-protobuf")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"127.0.0.1:{server.server_port}", claimed, go
+    go.set()
+    server.shutdown()
+    server.server_close()
+
+
+def test_no_more_tasks_are_claimed_than_are_worked_on(supernode, tmp_path):
+    """The SuperNode gives up a claimed task of which it hears nothing for half a minute; and a full executor ends."""
+    address, claimed, _ = supernode
+    made, stop = executor.Executor(address, b"secret", tmp_path / "none", poll=0.01), threading.Event()
+    working = threading.Thread(target=made.run, args=(stop,), daemon=True)
+    working.start()
+    deadline = time.monotonic() + LIMIT_S
+    while len(claimed) < executor._TASKS and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.5)
+    assert len(claimed) == executor._TASKS
+    stop.set()
+    working.join(10)
+    assert not working.is_alive()
 
 
 @pytest.mark.parametrize(("secret", "message"), [(None, "cannot be read"), (b"", "is empty")])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
 import shutil
 import socket
@@ -19,11 +20,14 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from clients.node.folder import NodeFolder
+from clients.node.ledger import NodeLedger
+from clients.node.release import Releaser
 from clients.node.service import Service
 from fedlgm import correlation, mechanisms, models
 from fedlgm import node_protocol as protocol
@@ -32,7 +36,7 @@ from fedlgm.facts import Sampling
 from fedlgm.layers import LayerTable
 from fedlgm.node_protocol import Question
 from fedlgm.privacy import composed_epsilon
-from fedlgm.privacy.accounting import encode, gaussian_event
+from fedlgm.privacy.accounting import encode, gaussian_event, laplace_event
 from fedlgm.transcript import Transcript
 from tests.support import nodes
 from tests.support.nodes import BODY, CRASHES, MODEL, NodeProcess, ask, edit, hello, make_node, plan, rows, served
@@ -379,6 +383,67 @@ def test_answers_leave_at_fixed_times(tmp_path):
             assert late < 0.3
 
 
+class TestTimesOfAnswers:
+    """Training takes 0.3 s here and answers leave once a second: nothing that anybody can see tells of the former."""
+
+    @pytest.fixture
+    def slow(self, tmp_path: Path) -> Iterator[NodeFolder]:
+        def before() -> None:
+            make = Releaser.make
+            Releaser.make = lambda *given: (time.sleep(0.3), make(*given))[1]
+
+        folder = make_node(tmp_path / "node")
+        edit(folder, "reply_every_seconds = 0.0", "reply_every_seconds = 1.0")
+        with NodeProcess(folder, before):
+            yield folder
+
+    def test_are_counted_from_the_question_not_from_the_connection(self, slow):
+        """Else whoever connects half a second earlier learns whether training took longer than half a second."""
+        frame = protocol.encode(nodes.asked(slow).header(), BODY)
+        with socket.socket(socket.AF_UNIX) as link:
+            link.settimeout(LIMIT_S)
+            link.connect(str(slow.socket))
+            link.sendall(frame[:-1])
+            time.sleep(0.5)
+            started = time.monotonic()
+            link.sendall(frame[-1:])
+            assert link.recv(1)
+        assert 0.95 < time.monotonic() - started < 1.45
+
+    def test_of_questions_that_waited_are_as_fixed(self, slow):
+        """Else they tell when the question before them was done with."""
+        with ThreadPoolExecutor(1) as pool:
+            release = pool.submit(ask, slow)
+            time.sleep(0.1)
+            started = time.monotonic()
+            assert hello(slow)["ok"]
+            assert 1.8 < time.monotonic() - started < 2.4
+            assert release.result()[0]["ok"]
+
+
+def test_a_kept_answer_is_on_disk_before_the_ledger_says_that_it_left(tmp_path):
+    """Else a loss of power leaves a release that was charged and can never be given."""
+
+    def before() -> None:
+        on_disk, fsync, answer = set[int](), os.fsync, NodeLedger.answer
+
+        def synced(descriptor: int) -> None:
+            fsync(descriptor)
+            on_disk.add(os.fstat(descriptor).st_ino)
+
+        def checked(self: NodeLedger, *given: Any) -> None:
+            replies = self.path.parent / "replies"
+            if not {replies.stat().st_ino, *(one.stat().st_ino for one in replies.iterdir())} <= on_disk:
+                nodes.die()
+            answer(self, *given)
+
+        os.fsync, NodeLedger.answer = synced, checked  # type: ignore[method-assign]
+
+    folder = make_node(tmp_path / "node")
+    with NodeProcess(folder, before):
+        assert ask(folder)[0]["ok"]
+
+
 def test_an_answer_that_is_no_longer_kept_is_not_made_again(node):
     for round_ in range(1, 6):  # one more than are kept
         ask(node, round=round_)
@@ -482,6 +547,11 @@ WORKS: dict[str, Any] = {
     "endless training": {"training": {"epochs": 10**9}},
     "a negative rate": {"training": {"lr": -1.0}},
     "half a batch": {"training": {"batch_size": 0.5}},
+    "a rate that no float holds": {"training": {"lr": 10**400}},
+    "a momentum that no float holds": {"training": {"momentum": 10**400}},
+    "a clip that no float holds": {"training": {"gradient_clip": 10**400}},
+    "a batch that no tensor holds": {"training": {"batch_size": 2**70}},
+    "no training": {"training": {"epochs": 0}},
     "an unknown setting": {"training": {"callback": "x"}},
     "more keys": {"eval": "1"},
 }
@@ -492,6 +562,50 @@ def test_hostile_work_is_refused_and_costs_nothing(lasting, case):
     header, _ = ask(lasting, work=nodes.WORK | WORKS[case])
     assert header["code"] in ("work", "model", "malformed")
     assert rows(lasting) == []
+
+
+class Fussy(torch.nn.Linear):
+    """A model of an operator's own that does not take every input."""
+
+    def __init__(self, least: float) -> None:
+        super().__init__(int(np.prod(nodes.SHAPE)), nodes.CLASSES)
+        self.least = least
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.max() > self.least:
+            raise ValueError(f"an input is larger than {self.least}")
+        return super().forward(x.flatten(1))
+
+
+def fussy(in_shape: Any, classes: int, least: float = 0.5) -> torch.nn.Module:
+    return Fussy(least)
+
+
+class TestTrainingThatFails:
+    WORK = nodes.WORK | {"model": {"name": "tests.clients.node.test_service:fussy"}}
+
+    def made(self, path: Path) -> NodeFolder:
+        folder = make_node(path)
+        edit(folder, 'models = ["logistic"', 'models = ["tests.clients.node.test_service:fussy", "logistic"')
+        return folder
+
+    def test_on_any_data_is_refused_and_costs_nothing(self, tmp_path):
+        with served(self.made(tmp_path / "node")) as folder:
+            never = self.WORK | {"model": {**self.WORK["model"], "least": -1.0}}
+            header, _ = ask(folder, work=never)
+            assert header["code"] == "work"
+            assert "training fails on any data: an input is larger than -1.0" in header["why"]
+            assert rows(folder) == []
+
+    def test_on_this_nodes_data_does_not_show(self, tmp_path):
+        """Whether it fails depends on the data: an error in place of an answer would be an answer without noise."""
+        with served(self.made(tmp_path / "node")) as folder:
+            header, body = ask(folder, work=self.WORK)
+            assert header["ok"]
+            assert numbers(body).std() > 0
+            assert "training on this node's data failed" in folder.path.with_name("node.log").read_text()
+            assert ask(folder, work=self.WORK)[1] == body
+            assert len(rows(folder)) == 1
 
 
 @pytest.mark.parametrize(
@@ -613,6 +727,17 @@ def test_ten_thousand_frames(lasting):
 
 def test_nothing_was_charged_by_the_fuzz(lasting):
     assert rows(lasting) == []
+
+
+@pytest.mark.parametrize("more", [{"x" * 300_000: 1}, {"work": {"mechanism": {}, "model": {}, "\u00e9" * 300_000: 1}}])
+def test_a_refusal_is_short_whatever_was_asked(lasting, more):
+    """It travels back in a header, and is a line of this node's log."""
+    log = lasting.path.with_name("node.log")
+    before = log.stat().st_size
+    header, _ = protocol.exchange(str(lasting.socket), nodes.asked(lasting).header() | more, BODY, timeout=LIMIT_S)
+    assert header["ok"] is False
+    assert len(header["why"]) <= 1000
+    assert log.stat().st_size - before < 3000
 
 
 def test_sizes_are_limited_before_anything_is_read(lasting):
@@ -769,6 +894,37 @@ def test_ledger_and_witness_restored_together_are_refused_once_the_server_says_w
     assert "rolled back" in refused(folder)  # and after a restart
 
 
+def test_a_restored_ledger_that_has_grown_since_is_refused_after_a_restart_too(tmp_path):
+    """Whoever may ask can make it longer than what was signed before anybody says what that was."""
+    folder = make_node(tmp_path / "node")
+    shutil.copytree(folder.path, tmp_path / "snapshot")
+    with served(folder):
+        seen = ask(folder)[0]["position"]
+    shutil.copytree(folder.path, tmp_path / "right")
+    shutil.rmtree(folder.path)
+    shutil.copytree(tmp_path / "snapshot", folder.path)
+    with served(folder):
+        assert [ask(folder, round=round_)[0]["ok"] for round_ in (2, 3)] == [True, True]
+        assert ask(folder, round=4, expect=seen)[0]["code"] == "rolled-back"
+    assert "rows were exchanged" in refused(folder)
+    shutil.rmtree(folder.path / "state")  # the right ledger is taken back by the same witness
+    shutil.copytree(tmp_path / "right" / "state", folder.path / "state")
+    with served(folder):
+        assert ask(folder, round=4, expect=seen)[0]["ok"]
+
+
+def test_an_exchanged_ledger_is_refused_after_a_restart_too(tmp_path):
+    """Another ledger with its own witness, as a folder made anew around the old keys has."""
+    folder, other = make_node(tmp_path / "node"), make_node(tmp_path / "other")
+    with served(folder):
+        seen = ask(folder)[0]["position"]
+    for file in ("ledger_file", "witness_file"):
+        getattr(folder, file).write_bytes(getattr(other, file).read_bytes())
+    with served(folder):
+        assert ask(folder, round=2, expect=seen)[0]["code"] == "rolled-back"
+    assert "was exchanged" in refused(folder)
+
+
 def test_a_question_that_waits_while_a_rollback_is_found_out_is_refused(tmp_path):
     folder = make_node(tmp_path / "node")
     shutil.copytree(folder.path, tmp_path / "snapshot")
@@ -815,6 +971,18 @@ def test_a_missing_file_is_refused(tmp_path, gone):
     folder = make_node(tmp_path / "node")
     getattr(folder, gone).unlink()
     assert "is gone" in refused(folder)
+
+
+def test_a_ledger_that_no_finite_epsilon_covers_is_told(tmp_path):
+    """At another delta than the one that it was charged under."""
+    folder = make_node(tmp_path / "node")
+    with folder.ledger() as ledger:
+        ledger.charge("x", laplace_event(0.5, 1.0, "replace-one"), trust="local", run="run", round=1, data="d")
+    edit(folder, "delta = 1e-05", "delta = 1e-20")
+    with served(folder):
+        said = hello(folder)
+        assert (said["code"], said["why"]) == ("budget-spent", "what was released has no finite epsilon at delta 1e-20")
+        assert ask(folder)[0]["code"] == "budget-spent"
 
 
 def test_what_an_answer_may_not_depend_on(tmp_path):

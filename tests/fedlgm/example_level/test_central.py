@@ -94,3 +94,18 @@ def test_a_step_at_other_weights_draws_its_own_batch(tmp_path):
         assert seen[0] == seen[1] != seen[2]
         assert seen[0][0] == seen[2][0]  # the first step is the same release
         assert ledger.position() == 3 + 2
+
+
+def test_two_trainings_on_one_ledger_are_both_charged(tmp_path):
+    """Also by one public seed, which gives both the same noise; made again, a training is the same releases."""
+    x, y, _, _ = digits()
+    facts = RunFacts(0.0, Sampling("poisson", len(y), 0.1), rounds=3, epsilon=2.0, delta=1e-5, accountant="rdp")
+    spent = []
+    with Ledger(tmp_path / "ledger.sqlite", "run") as ledger:
+        for lr, targets in ((1.0, y), (1.0, y), (1.0, y.flip(0)), (2.0, y)):
+            torch.manual_seed(0)
+            model = torch.nn.Linear(64, 10)
+            method = Method.of(model, mechanisms.get("dp-sgd"), facts)
+            train(model, x, targets, method, keys=KeyRing.from_seed(3), ledger=ledger, lr=lr)
+            spent.append(ledger.position())
+    assert spent == [3, 3, 6, 8]  # another learning rate changes what the second step releases

@@ -364,3 +364,15 @@ def test_no_noise_is_no_guarantee():
 def test_bad_calibration(changes, message):
     with pytest.raises(ConfigError, match=message):
         calibrate_laplace(**{"epsilon": 1.0, "delta": 1e-5, "steps": 3} | changes)
+
+
+@pytest.mark.parametrize("relation", ["add-remove", "replace-one"])
+@pytest.mark.parametrize(("epsilon", "delta"), [(1e4, 0.0), (1e300, 1e-5)])
+def test_huge_budgets_are_no_overflow(relation, epsilon, delta):
+    """exp(epsilon) is no number from 710 on: such budgets get a little noise, and cost no more than they allow."""
+    multiplier = calibrate_laplace(epsilon, delta, steps=3, sampling_rate=0.1, relation=relation)
+    loss = accounting.SENSITIVITY_FACTOR[relation] / multiplier
+    assert 0 < loss <= accounting.LARGEST_PURE
+    assert not accounting.is_private(laplace_event(1e4, 0.1, relation))
+    if delta == 0:
+        assert composed_epsilon([(laplace_event(loss, 0.1, relation), 3)], delta) <= epsilon

@@ -13,7 +13,7 @@ from rich.console import Console
 from scipy.stats import mannwhitneyu
 from typer.testing import CliRunner
 
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, RunError
 from simulations.cli import app
 from simulations.compare import comparison as comparing
 from simulations.compare import figures as comparison_figures
@@ -168,7 +168,7 @@ def test_an_interrupted_set_ends_like_an_uninterrupted_one(
         comparing.run(todo, tmp_path, on_row=interrupt)
     assert not (tmp_path / todo[1].folder / "result.json").exists()
     assert not (tmp_path / todo[2].folder).exists()
-    (tmp_path / todo[2].folder / "checkpoints").mkdir(parents=True)  # killed before the recipe was written
+    (tmp_path / todo[2].folder / "checkpoints").mkdir(parents=True)  # there is nothing in it
     comparing.run(todo, tmp_path)
     for job in todo:
         ours, theirs = (RunFolder(folder / job.folder).result() for folder in (tmp_path, out))
@@ -272,3 +272,14 @@ def test_bundled_recipes_are_valid(name: str) -> None:
     mechanism = parsed.mechanism.build()
     assert mechanism.variant == parsed.mechanism.variant
     assert mechanism.calibrate(facts_of(parsed)) > 0
+
+
+def test_a_folder_with_the_name_of_a_run_is_not_removed(tmp_path: Path) -> None:
+    """A run that lost its recipe has its ledger all the same: what it has spent must not be forgotten."""
+    todo = comparing.jobs(None, ["uniform"], 1, ["federation.rounds=1"])
+    kept = tmp_path / todo[0].folder / "ledger.sqlite"
+    kept.parent.mkdir()
+    kept.write_bytes(b"what was spent")
+    with pytest.raises(RunError, match="not a run folder"):
+        comparing.run(todo, tmp_path)
+    assert kept.read_bytes() == b"what was spent"

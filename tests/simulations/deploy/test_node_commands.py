@@ -75,6 +75,19 @@ def test_status_and_ledger(tmp_path):
     assert "NOT PRIVATE" not in table.stdout
 
 
+@pytest.mark.parametrize("label", ["[/]", "[red]x", "x\x1b[2J\nepsilon 0 of 8 spent"])
+def test_a_strangers_label_of_a_run_does_nothing_to_the_terminal(tmp_path, label):
+    folder = make_node(tmp_path / "node")
+    with served(folder):
+        assert ask(folder, run=label)[0]["ok"]
+    said = run("ledger", folder.path)
+    assert said.exit_code == 0, said.exception
+    assert "\x1b" not in said.stdout
+    assert not any(line.startswith("epsilon 0 ") for line in said.stdout.splitlines())
+    if label.startswith("["):
+        assert label in said.stdout
+
+
 def test_a_test_node_says_so(tmp_path):
     folder = make_node(tmp_path / "node", test_seed=3)
     with served(folder):

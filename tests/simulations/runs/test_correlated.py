@@ -217,3 +217,12 @@ def test_another_multiplier_is_refused(correlated, tmp_path, monkeypatch):
     monkeypatch.setattr(whole_run, "_MARGIN", 1e-3)
     with pytest.raises(RunError, match=r"noise multiplier of .* continue it where it was started"):
         launch.resume(folder.path)
+
+
+@pytest.mark.parametrize(("noise", "scheme"), [("banded", "cyclic"), ("independent", "min-separation")])
+def test_the_summary_of_a_finished_run_is_written_again_without_its_keys(correlated, tmp_path, noise, scheme):
+    """As the message about a damaged summary says: nothing is drawn any more."""
+    first = launch.simulate(correlated(noise, scheme, seed=None), run_dir=tmp_path / "run")
+    (tmp_path / "run" / "result.json").unlink()
+    again = launch.resume(tmp_path / "run")
+    assert {name: again[name] for name in SAME} == {name: first[name] for name in SAME}

@@ -158,7 +158,7 @@ def test_a_ledger_behind_its_checkpoint_is_not_forgiven(tiny, tmp_path, damage):
 
 def test_two_processes_cannot_continue_one_run(cut):
     with (cut / "metrics.jsonl").open("a") as file:  # a round that has no checkpoint yet
-        file.write(json.dumps({"round": 99}) + "\n")
+        file.write(json.dumps({"round": 99, "skipped": True}) + "\n")
     before = contents(cut)
     with RunFolder(cut).locked(), pytest.raises(RunError, match="another process is working on the run"):
         launch.resume(cut)
@@ -276,3 +276,48 @@ def test_the_command_is_stopped_and_says_how_to_go_on(tiny, tmp_path, number, st
     assert not (run / "result.json").exists()
     resumed = launch.resume(run)
     assert resumed["model_sha256"] == launch.simulate(recipe, run_dir=tmp_path / "whole")["model_sha256"]
+
+
+@pytest.mark.parametrize("changed", ["recipe", "ledger", "result"])
+def test_a_finished_run_is_checked_before_its_summary_is_given_again(tiny, tmp_path, changed):
+    """More rounds written into the recipe of a finished run would otherwise seem to have been run."""
+    run, other = tmp_path / "run", tmp_path / "other"
+    launch.simulate(five_rounds(tiny, {"federation": {"rounds": 2}}), run_dir=run)
+    if changed == "recipe":
+        file = run / "recipe.toml"
+        file.write_text(file.read_text().replace("rounds = 2", "rounds = 9"))
+    elif changed == "ledger":
+        with closing(sqlite3.connect(run / "ledger.sqlite")) as db:
+            db.execute("DELETE FROM charges WHERE number = 2")
+            db.commit()
+    else:
+        launch.simulate(five_rounds(tiny, {"federation": {"rounds": 2}, "run": {"seed": 9}}), run_dir=other)
+        shutil.copy(other / "result.json", run / "result.json")
+    told = {
+        "recipe": "the recipe was changed",
+        "ledger": "rows were deleted",
+        "result": "are not those that were charged",
+    }
+    with pytest.raises(LedgerError, match=told[changed]):
+        launch.resume(run)
+
+
+@pytest.mark.parametrize("lost", ["ledger", "its last rows"])
+def test_rounds_that_metrics_show_are_on_the_ledger(tiny, tmp_path, lost):
+    """Also before the first checkpoint: a new ledger would show those rounds as never released."""
+    run = tmp_path / "run"
+    recipe = five_rounds(tiny, {"federation": {"rounds": 12}, "run": {"checkpoint_every": 20}})
+    with pytest.raises(Interrupted):
+        launch.simulate(recipe, run_dir=run, progress=interrupt_at(2))
+    assert not list((run / "checkpoints").iterdir())
+    before = (run / "metrics.jsonl").read_bytes()
+    if lost == "ledger":
+        for file in run.glob("ledger.sqlite*"):
+            file.unlink()
+    else:
+        with closing(sqlite3.connect(run / "ledger.sqlite")) as db:
+            db.execute("DELETE FROM charges WHERE number > 1")
+            db.commit()
+    with pytest.raises(LedgerError, match=r"has released rounds but no|no charge for round 2"):
+        launch.resume(run)
+    assert (run / "metrics.jsonl").read_bytes() == before

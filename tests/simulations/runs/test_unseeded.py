@@ -9,8 +9,10 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -201,3 +203,30 @@ def test_killed_at_random_moments(recipe, tmp_path):
     assert all(seen.get(row["round"], row) == row for row in RunFolder(path).rows())
     last = RunFolder(path).latest(Assembly(RunFolder(path).recipe()).layers)
     assert model_digest(last.transcript.models[-1]) == result["model_sha256"]
+
+
+def test_processes_that_start_a_run_together_have_one_key(recipe, tmp_path):
+    """Clients that noised by one key and a ledger that names another would count a repeated release as the same."""
+    for attempt in range(20):
+        folder = RunFolder.create(tmp_path / str(attempt), recipe)
+        start = threading.Barrier(4)
+
+        def ring(folder=folder, start=start):
+            start.wait()
+            return folder.keys(None)
+
+        with ThreadPoolExecutor(4) as pool:
+            rings = {future.result() for future in [pool.submit(ring) for _ in range(4)]}
+        assert rings == {folder.keys(None)}
+        assert [file.name for file in (folder.path / "private").iterdir()] == ["keys"]
+        assert stat.S_IMODE((folder.path / "private" / "keys").stat().st_mode) == 0o600
+
+
+def test_keys_that_outlived_the_result_go_when_the_run_is_looked_at(recipe, tmp_path):
+    """Killed between writing its summary and removing its keys, a run would leave its noise to whoever finds them."""
+    folder = interrupted(recipe, tmp_path / "run", 2)
+    keys = (folder.path / "private" / "keys").read_bytes()
+    result = launch.resume(folder.path)
+    (folder.path / "private" / "keys").write_bytes(keys)
+    assert launch.resume(folder.path)["model_sha256"] == result["model_sha256"]
+    assert not (folder.path / "private" / "keys").exists()

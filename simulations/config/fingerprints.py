@@ -1,0 +1,141 @@
+"""Hashes by which a run recognises the Python objects that it was given, in whatever process they were made.
+
+The text of an object often holds its address, which is another one in every process: it says nothing of the object.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+from collections.abc import Iterator, Mapping
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
+from typing import Any
+
+import numpy as np
+import torch
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_KNOWN = {"abc", "builtins", "clients", "fedlgm", "flwr", "simulations", "strategies", "torch", "typing"}
+"""Packages whose classes are named only: a run's provenance holds their versions."""
+
+
+def array_digest(*arrays: Any) -> str:
+    """SHA-256 of arrays: their types, shapes and values."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        values = np.ascontiguousarray(array.numpy() if isinstance(array, torch.Tensor) else array)
+        digest.update(f"{values.dtype}{values.shape}".encode())
+        digest.update(values.tobytes())
+    return digest.hexdigest()
+
+
+def object_digest(value: Any, *, state: bool = True) -> str:
+    """SHA-256 of a function or object: its name, its code and the values that it holds.
+
+    >>> object_digest(lambda x: x + 1) == object_digest(lambda x: x + 2)
+    False
+
+    Args:
+        value: the object.
+        state: whether arrays, counters and objects among its attributes count; otherwise only settings do: texts,
+            truth values and fractions. What steps from round to round changes them.
+    """
+    digest = hashlib.sha256()
+    for word in _words(value, state, frozenset()):
+        data = word.encode(errors="surrogatepass")
+        digest.update(len(data).to_bytes(8, "little") + data)
+    return digest.hexdigest()
+
+
+def _words(value: Any, state: bool, above: frozenset[int]) -> Iterator[str]:
+    """What tells `value` from other objects; `above` are the objects that it lies in."""
+    if isinstance(value, _PLAIN):
+        yield f"{type(value).__name__} {value!r}"
+        return
+    if isinstance(value, (np.ndarray, np.generic)):
+        value = np.asarray(value)
+        yield repr(value.tolist()) if value.dtype == object else array_digest(value)
+        return
+    if isinstance(value, torch.Tensor):
+        yield array_digest(value.detach().cpu())
+        return
+    if id(value) in above:
+        yield "above"
+        return
+    inside = above | {id(value)}
+    if isinstance(value, Mapping):
+        yield f"{type(value).__name__} of {len(value)}"
+        for key, item in value.items():
+            yield from _words(key, True, inside)
+            yield from _words(item, True, inside)
+    elif isinstance(value, (list, tuple)):
+        yield f"{type(value).__name__} of {len(value)}"
+        for item in value:
+            yield from _words(item, True, inside)
+    elif isinstance(value, (set, frozenset)):
+        yield f"{type(value).__name__} of {len(value)}"
+        yield from sorted(" ".join(_words(item, True, inside)) for item in value)
+    elif isinstance(value, functools.partial):
+        yield "partial"
+        for part in (value.func, value.args, value.keywords):
+            yield from _words(part, True, inside)
+    elif isinstance(value, MethodType):
+        yield from _words(value.__func__, True, inside)
+        yield from _words(value.__self__, state, inside)
+    elif isinstance(value, FunctionType):
+        yield value.__qualname__
+        # Several lambdas may stand in one line, and the line is all the source that is known of them.
+        named = value.__name__ != "<lambda>"
+        yield (_source(value) if named else None) or _code(value.__code__)
+        cells = [cell.cell_contents for cell in value.__closure__ or ()]
+        for given in (value.__defaults__, value.__kwdefaults__, cells):
+            yield from _words(given, True, inside)
+    elif isinstance(value, type):
+        yield from _class_words(value)
+    elif isinstance(value, BuiltinFunctionType):
+        yield value.__qualname__
+    else:
+        yield from _class_words(type(value))
+        for name, item in sorted(_attributes(value).items()):
+            if state or isinstance(item, (bool, float, str)):
+                yield name
+                yield from _words(item, True, inside)
+
+
+def _class_words(kind: type) -> Iterator[str]:
+    """Name of a class, and the methods that it and the user's own classes below it define."""
+    yield f"{kind.__module__.partition('.')[0]}.{kind.__qualname__}"
+    for base in kind.__mro__:
+        if base.__module__.partition(".")[0] in _KNOWN:
+            continue
+        for name, method in sorted(vars(base).items()):
+            if isinstance(method, FunctionType) and (text := _source(method)) is not None:  # not what dataclasses make
+                yield name
+                yield text
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """What an object holds, without what it has computed from that and keeps."""
+    kept = {
+        name
+        for base in type(value).__mro__
+        for name, member in vars(base).items()
+        if isinstance(member, functools.cached_property)
+    }
+    return {name: item for name, item in getattr(value, "__dict__", {}).items() if name not in kept}
+
+
+def _source(function: FunctionType) -> str | None:
+    try:
+        return inspect.getsource(function)
+    except (OSError, TypeError):
+        return None
+
+
+def _code(code: CodeType) -> str:
+    """Text of compiled code that no process changes, for functions without a source."""
+    constants = [_code(part) if isinstance(part, CodeType) else repr(part) for part in code.co_consts]
+    if any(isinstance(part, frozenset) for part in code.co_consts):
+        constants = ["".join(sorted(text)) for text in constants]
+    return f"{code.co_code.hex()} {constants} {code.co_names} {code.co_varnames}"
