@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, alternatives
 
 # Unnormalised share s_j * sqrt(w_j), with the weight w_j of the objective it comes from.
 _SHARES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
@@ -40,10 +40,13 @@ def shares(strategy: str, clip: Sequence[float] | np.ndarray, dims: Sequence[int
 
     Raises:
         ConfigError: unknown strategy, or bounds and sizes that do not fit.
+
+    >>> shares("dimension-adjusted", [1.0, 1.0], [1, 3]).tolist()
+    [0.25, 0.75]
     """
     s, d = np.asarray(clip, dtype=np.float64), np.asarray(dims, dtype=np.float64)
     if strategy not in _SHARES:
-        raise ConfigError(f"unknown allocation {strategy!r}; known: {', '.join(_SHARES)}")
+        raise ConfigError(f"unknown allocation {strategy!r}; {alternatives(strategy, _SHARES)}")
     if s.ndim != 1 or s.shape != d.shape or s.size == 0:
         raise ConfigError(f"clip and dims must be two equally long lists, got shapes {s.shape} and {d.shape}")
     if not (np.all(np.isfinite(s)) and np.all(s > 0)):
@@ -74,6 +77,9 @@ def allocate(strategy: str, clip: Sequence[float], dims: Sequence[int], noise_mu
         ConfigError: unknown strategy, or arguments that do not fit.
 
     Source: SNR-consistent allocation paper, equations 5 to 12.
+
+    >>> allocate("snr-consistent", [0.6, 0.8], [100, 900], 1.0).round(4).tolist()
+    [1.2, 0.9238]
     """
     if not (np.isfinite(noise_multiplier) and noise_multiplier > 0):
         raise ConfigError(f"noise_multiplier must be finite and positive, got {noise_multiplier}")
@@ -81,7 +87,19 @@ def allocate(strategy: str, clip: Sequence[float], dims: Sequence[int], noise_mu
 
 
 def spread(share: np.ndarray, clip: Sequence[float] | np.ndarray, noise_multiplier: float) -> np.ndarray:
-    """sigma_j = sigma_* s_j / sqrt(p_j) for given budget shares p_j; `inf` where p_j = 0."""
+    """Noise standard deviations sigma_j = sigma_* s_j / sqrt(p_j) for given budget shares p_j, float64 [K].
+
+    Args:
+        share: p_j >= 0, [K]. They sum to 1, or the release costs another multiplier than sigma_*.
+        clip: l2 bounds s_j of one unit's contribution to each layer, [K].
+        noise_multiplier: sigma_* of the whole release.
+
+    Returns:
+        sigma_j of the SUM of contributions; `inf` where p_j = 0: that layer must not be released.
+
+    >>> spread(np.array([0.75, 0.25]), [1.0, 1.0], 1.0).round(4).tolist()
+    [1.1547, 2.0]
+    """
     with np.errstate(divide="ignore"):
         return np.asarray(noise_multiplier * np.asarray(clip, dtype=np.float64) / np.sqrt(share))
 
@@ -91,6 +109,13 @@ def effective_multiplier(clip: Sequence[float] | np.ndarray, sigma: Sequence[flo
 
     Whitening each layer by sigma_j turns the release into a Gaussian mechanism of this multiplier, also inside RDP,
     PLD and GDP accounting and under Poisson sampling. A layer with s_j > 0 and sigma_j = 0 gives 0: no privacy.
+
+    Args:
+        clip: l2 bounds s_j >= 0 of one unit's contribution to each layer, [K].
+        sigma: noise standard deviations sigma_j >= 0 of the sum, [K]; `inf` for layers that are not released.
+
+    >>> effective_multiplier([3.0, 4.0], [5.0, 5.0])
+    1.0
     """
     s, sigma_ = np.asarray(clip, dtype=np.float64), np.asarray(sigma, dtype=np.float64)
     used = s > 0

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from difflib import get_close_matches
 from typing import Any
 
 
@@ -27,6 +28,26 @@ def prefix_key(path: str) -> Iterator[None]:
         raise ConfigError(f"{path}: {error}") from error
 
 
+def alternatives(name: object, known: Iterable[str], *others: str) -> str:
+    """What could stand in the place of an unknown name: those much like it, else all.
+
+    Args:
+        name: as it was given.
+        known: the known names.
+        others: what may be given besides, said where no known name is much like the given one.
+
+    >>> alternatives("unifrm", ["uniform", "ladp"], "your own as 'package.module:Class'")
+    "did you mean 'uniform'?"
+    >>> alternatives("typo", ["uniform", "ladp"], "your own as 'package.module:Class'")
+    "known: uniform, ladp, or your own as 'package.module:Class'"
+    """
+    names = list(known)
+    close = get_close_matches(str(name), names, n=2, cutoff=0.75)
+    if close:
+        return f"did you mean {' or '.join(map(repr, close))}?"
+    return "known: " + ", or ".join([", ".join(names), *others])
+
+
 def explained(problem: Mapping[str, Any], known: Iterable[str] = ()) -> str:
     """One mistake in a file of settings: where it is, what is wrong, what was given.
 
@@ -35,12 +56,12 @@ def explained(problem: Mapping[str, Any], known: Iterable[str] = ()) -> str:
         known: the keys that are known where an unknown one stands.
 
     >>> explained({"loc": ("run", "sed"), "type": "extra_forbidden", "msg": "", "input": 1}, ["seed"])
-    'run.sed: unknown key; known here: seed'
+    "run.sed: unknown key; did you mean 'seed'?"
     """
     path, kind, given = ".".join(map(str, problem["loc"])), problem["type"], problem["input"]
     if kind == "extra_forbidden":
-        names = ", ".join(known)
-        return f"{path}: unknown key" + (f"; known here: {names}" if names else "")
+        names = list(known)
+        return f"{path}: unknown key" + (f"; {alternatives(problem['loc'][-1], names)}" if names else "")
     if kind == "missing":
         return f"{path}: is missing, it is required"
     message = problem["msg"].removeprefix("Value error, ")

@@ -9,6 +9,7 @@ import hashlib
 import importlib
 import inspect
 import sys
+import traceback
 from difflib import get_close_matches
 from functools import reduce
 from pathlib import Path
@@ -105,6 +106,23 @@ def load_object(reference: str, what: str) -> Any:
         similar = get_close_matches(name, dir(module), n=1)
         hint = f"; did you mean {similar[0]!r}?" if similar else ""
         raise ConfigError(f"{what} {reference!r}: module {module_name!r} has no {name!r}{hint}") from error
+
+
+def raised_in(found: Any, error: BaseException) -> str:
+    """What a user's function or class raised, in one line, and the last of its own lines that led there.
+
+    Args:
+        found: what was called.
+        error: what it raised.
+    """
+    try:
+        own = inspect.getsourcefile(inspect.unwrap(found))
+    except TypeError:
+        own = None
+    frames = traceback.extract_tb(error.__traceback__)
+    place = next((frame for frame in reversed(frames) if frame.filename == own), None)
+    where = "" if place is None else f" ({Path(place.filename).name}, line {place.lineno})"
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}{where}"
 
 
 def parameters_of(function: Any) -> dict[str, inspect.Parameter]:

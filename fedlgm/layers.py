@@ -65,6 +65,9 @@ class LayerTable:
 
         Raises:
             ConfigError: unknown grouping, or no trainable parameter.
+
+        >>> LayerTable.from_module(nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))).sizes.tolist()
+        [15, 8]
         """
         group = _grouping(group_by)
         grouped: dict[str, list[tuple[str, nn.Parameter]]] = {}

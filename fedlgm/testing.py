@@ -56,6 +56,10 @@ def check_data(data: Loadable, task: Any = None, *, allow_empty: bool = False) -
 
     Raises:
         FedlgmError: what is wrong.
+
+    >>> x, y = np.zeros((6, 3)), np.arange(6) % 2
+    >>> check_data({"train": (x, y), "test": (x, y), "clients": [[0, 1, 2], [3, 4, 5]]}).classes
+    2
     """
     found = load(data)
     if not _same(found, load(data)):
@@ -99,6 +103,11 @@ def check_mechanism(mechanism: Mechanism, layers: LayerTable | None = None, fact
     >>> from fedlgm import mechanisms
     >>> check_mechanism(mechanisms.get("uniform"))
     """
+    if not isinstance(mechanism, Mechanism) or not isinstance(getattr(mechanism, "name", None), str):
+        raise ConfigError(
+            f"{type(mechanism).__name__}: a mechanism is an object of a dataclass derived from fedlgm.Mechanism, "
+            "made with its name, as in InverseSize('inverse-size')"
+        )
     layers = mechanism.table(layers or LayerTable.from_sizes({"a": 12, "b": 1, "c": 300, "d": 40}))
     facts = facts or RunFacts(0.0, Sampling("poisson", 100, 1.0), rounds=6, epsilon=8.0, delta=1e-5)
     method = Method.calibrated(mechanism, layers, facts)
@@ -227,6 +236,9 @@ def check_task(task: Any, outputs: Tensor, targets: Tensor) -> Task:
 
     Raises:
         FedlgmError: what is wrong.
+
+    >>> check_task(torch.nn.L1Loss(reduction="none"), torch.randn(8), torch.randn(8)).headline
+    'loss'
     """
     found = tasks.get(task)
     label, count = f"task {found.name!r}", len(targets)
@@ -271,6 +283,9 @@ def check_model(
 
     Raises:
         FedlgmError: what is wrong.
+
+    >>> x, y = np.random.default_rng(1).normal(size=(40, 6)), np.arange(40) % 2
+    >>> check_model(nn.Linear(6, 2), {"train": (x, y), "test": (x, y)})
     """
     found, own = load(data), tasks.get(task)
     found = own.prepare(found)

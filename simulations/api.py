@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from fedlgm.audits import AuditResult
 
 
+_KEYS = {"partition": "data.partition", "server_optimizer": "federation.server_optimizer"}
+"""Where a recipe names what is not a section of its own."""
+
+
 class RunResult(Mapping[str, Any]):
     """A finished run: its summary as a mapping, its figures as attributes, its model, its history.
 
@@ -177,18 +181,21 @@ def simulate(
     Args:
         recipe: a bundled recipe's name, a file, or a `Recipe`; `digits` if left out. What is passed below stands in the
             place of its model, task, data and so on.
-        model: an `nn.Module`, whose weights are the public initial ones, or a class or function that gives one.
-        task: a `fedlgm.tasks.Task`, a bundled task's name, or a function (outputs, targets) -> losses per example.
-        data: a `fedlgm.data.DataSet`, or {"train": (x, y), "test": (x, y), "clients": [index arrays]} of NumPy arrays;
-            without "clients" the recipe's partition divides the training set.
-        mechanism: a `fedlgm.Mechanism`, or a registered one's name.
+        model: an `nn.Module`, whose weights are the public initial ones, or a class or function that gives one. Like
+            all that follow, it may also be a bundled name or "package.module:name".
+        task: a `fedlgm.tasks.Task`, or a function (outputs [n, ...], targets [n, ...]) -> losses [n].
+        data: a `fedlgm.data.DataSet`, or {"train": (x, y), "test": (x, y), "clients": [index arrays]} of NumPy arrays
+            x [n, ...] and y [n, ...], with "clients" or "users" [n] where the data have clients of their own; else the
+            recipe's partition divides the training set.
+        mechanism: a `fedlgm.Mechanism`.
         partition: a Partitioner of flwr-datasets, or a function (data, clients, seed) -> indices of each client.
-        server_optimizer: an object with `step(model, mean_update)`.
-        overrides: "section.key=value" for the recipe.
+        server_optimizer: an object with `step(model, mean_update)`, both of shape [parameters].
+        overrides: "section.key=value" for the recipe, such as "run.seed=none" for data that need protection: the
+            noise of a run with a seed can be drawn again.
         engine: "local" (this process), "ray" (resident actors) or "flower" (Flower's simulation runtime).
         run_dir: folder to create; by default `runs/<recipe>-<time>`.
         progress: called with each round's row.
-        options: `workers`, `ray_address`, `supernodes`, `on_folder`, see `simulations.launch.simulate`.
+        options: `workers`, `ray_address`, `supernodes`, `on_folder`, `trackers`, see `simulations.launch.simulate`.
 
     Returns:
         The run's figures, guarantee, history and model.
@@ -197,12 +204,12 @@ def simulate(
         ConfigError, DataError, PrivacyError, RunError: with one clear message, before anything is written where
             possible.
     """
-    names = {"task": task, "mechanism": mechanism, "model": model, "data": data}
-    texts = [f"{key}.name={value}" for key, value in names.items() if isinstance(value, str)]
-    objects = own_of(
-        {key: value for key, value in names.items() if not isinstance(value, str)}
-        | {"partition": partition, "server_optimizer": server_optimizer}
-    )
+    given = {
+        "task": task, "mechanism": mechanism, "model": model, "data": data, "partition": partition,
+        "server_optimizer": server_optimizer,
+    }  # fmt: skip
+    texts = [f"{_KEYS.get(name, f'{name}.name')}={value}" for name, value in given.items() if isinstance(value, str)]
+    objects = own_of({name: value for name, value in given.items() if not isinstance(value, str)})
     parsed = _recipe(recipe, objects, [*texts, *overrides])
     summary = launch.simulate(parsed, engine=engine, run_dir=run_dir, progress=progress, own=objects, **options)
     return _result(summary, objects)
@@ -218,7 +225,14 @@ def resume(
     supernodes: int | None = None,
     **objects: Any,
 ) -> RunResult:
-    """Continue an interrupted run to the model that an uninterrupted one would have reached.
+    """Continue an interrupted run to the model that an uninterrupted one would have reached, or open a finished one.
+
+    Example:
+        >>> import simulations, tempfile
+        >>> folder = tempfile.mkdtemp() + "/run"
+        >>> finished = simulations.simulate(overrides=["federation.rounds=1"], run_dir=folder)
+        >>> simulations.resume(folder)["model_sha256"] == finished["model_sha256"]
+        True
 
     Args:
         run: the run's folder.

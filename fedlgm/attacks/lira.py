@@ -58,7 +58,7 @@ def random_halves(examples: int, models: int, seed: int = 0) -> np.ndarray:
         ConfigError: an odd number of models, or fewer than four.
     """
     if models < 4 or models % 2:
-        raise ConfigError(f"LiRA needs an even number of models, at least 4, got {models}")
+        raise ConfigError(f"membership attacks train an even number of models, at least 4, got {models}")
     first = np.random.default_rng(seed).random((models // 2, examples)) < 0.5
     return np.stack([first, ~first], axis=1).reshape(models, examples)
 

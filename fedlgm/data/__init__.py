@@ -29,8 +29,8 @@ from fedlgm.data.images import load_folder
 from fedlgm.data.partition import Partition, partition, schemes
 from fedlgm.data.partition import options as scheme_options
 from fedlgm.data.sources import FILE_SETS, FileSet, locate, read
-from fedlgm.errors import ConfigError, DataError
-from fedlgm.extension import is_reference, load_object
+from fedlgm.errors import ConfigError, DataError, FedlgmError, alternatives
+from fedlgm.extension import is_reference, load_object, raised_in
 
 __all__ = [
     "IMAGE_FOLDER",
@@ -92,7 +92,11 @@ def load(
     Raises:
         ConfigError: if the name is unknown or does not import.
         DataError: if the files are missing (the message says where to put them) or damaged (it names the file), or your
-            own data are not as `DataSet.from_arrays` wants them.
+            own data are not as `DataSet.from_arrays` wants them, or your function raised something.
+
+    >>> x, y = np.zeros((6, 3)), np.arange(6) % 2
+    >>> load({"train": (x, y), "test": (x, y)}).shape, load("synthetic-10").train_x.shape[0]
+    ((3,), 10)
     """
     if pixels is not None:
         return _between(load(name, data_dir, download=download, **images), tuple(pixels))
@@ -113,8 +117,8 @@ def load(
     size = re.fullmatch(r"synthetic(?:-(\d+))?", name)
     if size is None:
         raise ConfigError(
-            f"unknown data set {name!r}; known: {', '.join(names())} (or synthetic-N with N samples), or "
-            "your own as 'package.module:name'"
+            f"unknown data set {name!r}; "
+            + alternatives(name, names(), "synthetic-N with N samples", "your own as package.module:name")
         )
     return _synthetic(int(size[1])) if size[1] else _synthetic()
 
@@ -193,8 +197,10 @@ def _own(found: Any, label: str) -> DataSet:
     if callable(found):
         try:
             found = found()
-        except TypeError as error:
-            raise DataError(f"data set {label}: {error}") from error
+        except (FedlgmError, OSError, MemoryError):
+            raise
+        except Exception as error:  # a user's function may raise anything
+            raise DataError(f"data set {label}: {raised_in(found, error)}") from error
     if isinstance(found, DataSet):
         return found
     if isinstance(found, Mapping):

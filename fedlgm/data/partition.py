@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedlgm.data import assignment, flower
-from fedlgm.errors import ConfigError, DataError
+from fedlgm.errors import ConfigError, DataError, alternatives
 from fedlgm.extension import is_reference
 from fedlgm.keys import KeyRing
 
@@ -120,8 +120,13 @@ def options(scheme: str) -> dict[str, bool]:
         return flower.partitioner_options(flower.find(scheme))
     if scheme not in _SCHEMES:
         raise ConfigError(
-            f"unknown partition scheme {scheme!r}; known: {', '.join(_SCHEMES)}, the partitioners of flwr-datasets "
-            "(such as 'ExponentialPartitioner'), and your own as 'package.module:name'"
+            f"unknown partition scheme {scheme!r}; "
+            + alternatives(
+                scheme,
+                _SCHEMES,
+                "a class of flwr-datasets such as ExponentialPartitioner",
+                "your own as package.module:name",
+            )
         )
     parameters = inspect.signature(_SCHEMES[scheme]).parameters.values()
     return {p.name: p.default is p.empty for p in parameters if p.kind is p.KEYWORD_ONLY}

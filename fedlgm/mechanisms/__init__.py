@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from fedlgm import allocation
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, alternatives
 from fedlgm.mechanisms import group_noise
 from fedlgm.mechanisms import options as _options
 from fedlgm.mechanisms.adapldp import AdapLDP
@@ -127,7 +127,7 @@ def get(name: str, *, variant: str = "sound", **values: Any) -> Mechanism:
         0.5
 
     Raises:
-        ConfigError: unknown name, variant or option (the message lists the known ones), or an option outside its range.
+        ConfigError: unknown name, variant or option (the message says what is known), or an option outside its range.
     """
     kind = _kind(name, variant)
     return kind(name=name, **_options.checked(name, kind, values))
@@ -150,7 +150,7 @@ def _variants(name: str) -> dict[str, type[Mechanism]]:
         return {"sound": kind}
     if name not in _REGISTRY:
         raise ConfigError(
-            f"unknown mechanism {name!r}; known: {', '.join(_REGISTRY)}; your own is named 'package.module:Class'"
+            f"unknown mechanism {name!r}; {alternatives(name, _REGISTRY, 'your own as package.module:Class')}"
         )
     return _REGISTRY[name]
 

@@ -8,7 +8,7 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, alternatives
 
 NOT_OPTIONS = frozenset({"name"})
 
@@ -27,7 +27,7 @@ def checked(owner: str, kind: type, values: Mapping[str, Any]) -> dict[str, Any]
     known = names(kind)
     unknown = sorted(set(values) - set(known))
     if unknown:
-        raise ConfigError(f"{owner} has no option {', '.join(unknown)}; known: {', '.join(known)}")
+        raise ConfigError(f"{owner} has no option {', '.join(unknown)}; {alternatives(unknown[0], known)}")
     hints = get_type_hints(kind)
     for option, value in values.items():
         problem = _problem(value, hints[option])

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedlgm.errors import ConfigError
-from fedlgm.extension import is_reference, load_object, parameters_of
+from fedlgm.errors import ConfigError, FedlgmError, alternatives, out_of_memory
+from fedlgm.extension import is_reference, load_object, parameters_of, raised_in
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.models.convolutional import cifar_cnn, cnn, cnn_small, d_cnn
 from fedlgm.models.dense import logistic, mlp
@@ -75,7 +75,8 @@ def build(model: Model, *, in_shape: tuple[Any, ...], classes: int | None, seed:
     Args:
         model: one of `names()`, whose functions describe the layers, the options and the sources; or your own: a class
             or function that gives an `nn.Module`, "package.module:name" of one, or a module, which is copied with its
-            weights. A parameter of yours that is called `in_shape` or `classes` gets the values below.
+            weights. A parameter of yours that is called `in_shape` or `classes` gets the values below
+            (`classes` keeps its default where nobody says how many).
         in_shape: shape of one input, such as (C, H, W) of images or (length,) of text; a tuple of several.
         classes: number of outputs per example (`Task.outputs`); None where the data do not say.
         seed: public seed, 0 <= seed < 2**128.
@@ -87,7 +88,11 @@ def build(model: Model, *, in_shape: tuple[Any, ...], classes: int | None, seed:
 
     Raises:
         ConfigError: an unknown name or option, a value out of range, inputs too small for the layers; something that is
-            no model, has no trainable parameters, or keeps state that cannot be protected (see `require_trainable`).
+            no model, has no trainable parameters, or keeps state that cannot be protected (see `require_trainable`);
+            whatever a function of yours raises.
+
+    >>> [tuple(p.shape) for p in build("mlp", in_shape=(4,), classes=2, hidden=[3]).parameters()]
+    [(3, 4), (3,), (2, 3), (2,)]
     """
     found = _find(model) if isinstance(model, str) else model
     label = repr(model if isinstance(model, str) else getattr(model, "__name__", type(model).__name__))
@@ -116,7 +121,14 @@ def _made(
     unknown = [key for key in values if key not in known]
     if unknown and all(p.kind is not p.VAR_KEYWORD for p in parameters.values()):
         raise ConfigError(f"model {label}: unknown option {unknown[0]!r}; its options: {', '.join(known) or 'none'}")
-    filled = {"in_shape": tuple(in_shape), "classes": classes}
+    filled: dict[str, Any] = {"in_shape": tuple(in_shape), "classes": classes}
+    if classes is None and "classes" in parameters:
+        if parameters["classes"].default is inspect.Parameter.empty:
+            raise ConfigError(
+                f"model {label} takes `classes`, the number of outputs, which neither the data nor the task say: "
+                "override Task.outputs, or give the parameter a default"
+            )
+        del filled["classes"]
     arguments = {key: value for key, value in filled.items() if key in parameters} | values
     try:
         inspect.Signature(list(parameters.values())).bind(**arguments)
@@ -125,7 +137,14 @@ def _made(
     device = torch.get_default_device()
     with torch.random.fork_rng(devices=[]), torch.device("meta" if device.type == "meta" else "cpu"):
         torch.set_rng_state(KeyRing.from_seed(seed).torch_generator(Purpose.MODEL).get_state())
-        return found(**arguments)
+        try:
+            return found(**arguments)
+        except FedlgmError:
+            raise
+        except Exception as error:  # a user's model may raise anything
+            if out_of_memory(error):
+                raise
+            raise ConfigError(f"model {label}: {raised_in(found, error)}") from error
 
 
 def _require_inputs(name: str, in_shape: tuple[Any, ...], classes: int | None) -> None:
@@ -142,5 +161,5 @@ def _find(name: str) -> Any:
     if is_reference(name):
         return load_object(name, "model")
     if name not in _MODELS:
-        raise ConfigError(f"unknown model {name!r}; known: {', '.join(_MODELS)}, or your own as 'package.module:name'")
+        raise ConfigError(f"unknown model {name!r}; {alternatives(name, _MODELS, 'your own as package.module:name')}")
     return _MODELS[name]

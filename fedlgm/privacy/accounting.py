@@ -121,11 +121,14 @@ def epsilon(
         delta: target delta in (0, 1).
         steps: number of releases T >= 0.
         sampling_rate: probability q in (0, 1] that a unit takes part in a release.
-        relation: neighbouring relation, "add-remove" or "replace-one".
+        relation: neighbouring relation, "add-remove", "replace-one" or "zero-out".
         accountant: "pld" or "rdp".
 
     Raises:
         ConfigError: an argument outside its range; the message says which.
+
+    >>> round(epsilon(1.0, 1e-5, steps=10, sampling_rate=0.1), 2)
+    2.85
     """
     _check(delta=delta, steps=steps, sampling_rate=sampling_rate, relation=relation, accountant=accountant)
     if not noise_multiplier >= 0:
@@ -147,9 +150,23 @@ def calibrate(
 
     The inverse of `epsilon` in its first argument, to a relative accuracy of 1e-6 on the safe side.
 
+    Args:
+        epsilon: budget of all releases, > 0.
+        delta: its delta, in (0, 1).
+        steps: number of releases T >= 1.
+        sampling_rate: probability q in (0, 1] that a unit takes part in a release.
+        relation: neighbouring relation, "add-remove", "replace-one" or "zero-out".
+        accountant: "pld" or "rdp".
+
+    Returns:
+        Noise std of the sum over one unit's l2 bound.
+
     Raises:
         ConfigError: an argument outside its range.
         PrivacyError: no finite noise meets the budget.
+
+    >>> round(calibrate(3.0, 1e-5, steps=100, sampling_rate=0.1), 3)
+    1.675
     """
     if steps == 0:
         raise ConfigError("steps must be at least 1: there is nothing to calibrate for no release")

@@ -34,6 +34,9 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
 
     Raises:
         ConfigError: `epsilon` or `delta` out of range.
+
+    >>> round(1 / gaussian_mu(1.0, 1e-5), 4)  # noise multiplier of one release
+    3.7306
     """
     _check_epsilon(epsilon, strict=True)
     _check_delta(delta)
@@ -61,6 +64,9 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
 
     Raises:
         ConfigError: `mu` or `epsilon` out of range.
+
+    >>> round(gaussian_delta(1.0, 1.0), 4)
+    0.1269
     """
     _check_mu(mu)
     _check_epsilon(epsilon, strict=False)
@@ -81,6 +87,9 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
     Raises:
         ConfigError: `mu` or `delta` out of range.
+
+    >>> round(gaussian_epsilon(1.0, 1e-5), 4)
+    4.3772
     """
     _check_mu(mu)
     _check_delta(delta)

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, alternatives
 from fedlgm.extension import is_reference, load_object, parameters_of
 from fedlgm.tasks.base import Task
 from fedlgm.tasks.binary import Binary
@@ -82,6 +82,10 @@ def get(task: str | Task | type[Task] | _Losses | None = None, **values: Any) ->
 
     Raises:
         ConfigError: unknown, cannot be imported, no task, or an option that the task does not take.
+
+    >>> import torch
+    >>> get("regression", loss="huber").losses(torch.zeros(2, 1), torch.tensor([0.5, 3.0])).tolist()
+    [0.125, 2.5]
     """
     found = _find(task) if isinstance(task, str) else Classification if task is None else task
     label = repr(task) if isinstance(task, str) else getattr(found, "__name__", type(found).__name__)
@@ -107,6 +111,5 @@ def _find(name: str) -> Any:
     if is_reference(name):
         return load_object(name, "task")
     if name not in _TASKS:
-        known = ", ".join(_TASKS)
-        raise ConfigError(f"unknown task {name!r}; known: {known}, or your own as 'package.module:name'")
+        raise ConfigError(f"unknown task {name!r}; {alternatives(name, _TASKS, 'your own as package.module:name')}")
     return _TASKS[name]

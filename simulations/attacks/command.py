@@ -39,7 +39,9 @@ OnProgress = Callable[[int, int, str], None]
 @app.command()
 def mia(
     target: TargetArgument = None,
-    shadows: Annotated[int, typer.Option(help="Federations to train, even: shadow models, and a recipe's target.")] = 4,
+    shadows: Annotated[
+        int, typer.Option(help="Federations to train, even and at least 4: shadow models, and a recipe's target.")
+    ] = 4,
     examples: ExamplesOption = None,
     overrides: SetOption = None,
     picture: PictureOption = None,
@@ -58,7 +60,9 @@ def mia(
 @app.command()
 def lira(
     target: TargetArgument = None,
-    shadows: Annotated[int, typer.Option(help="Federations to train, even; more make the attack stronger.")] = 16,
+    shadows: Annotated[
+        int, typer.Option(help="Federations to train, even and at least 4; more make the attack stronger.")
+    ] = 16,
     examples: ExamplesOption = None,
     overrides: SetOption = None,
     picture: PictureOption = None,

@@ -15,7 +15,7 @@ from fedlgm import mechanisms
 from fedlgm.audits import Audit, AuditResult, Canaries, Check, Subject, audit_record
 from fedlgm.audits.audit import Progress, plenty
 from fedlgm.audits.probe import checks, probe
-from fedlgm.errors import ConfigError, RunError
+from fedlgm.errors import ConfigError, RunError, alternatives
 from fedlgm.extension import is_reference
 from fedlgm.keys import KeyRing
 from fedlgm.plan import ReleasePlan
@@ -48,10 +48,9 @@ def kind_of(target: str) -> Kind:
         return "recipe"
     if is_reference(target):  # after paths, which may have a colon in them, too
         return "mechanism"
-    raise ConfigError(
-        f"nothing to audit at {target!r}: neither a mechanism ({', '.join(mechanisms.names(None))}), nor a recipe "
-        f"({', '.join(recipes.names())}, or a file), nor the folder of a run"
-    )
+    similar = alternatives(target, [*mechanisms.names(None), *recipes.names()])
+    hint = similar if similar.endswith("?") else "`fedlgm doctor` lists mechanisms and recipes"
+    raise ConfigError(f"nothing to audit at {target!r}: neither a mechanism, nor a recipe, nor a run's folder; {hint}")
 
 
 def audit_mechanism(

@@ -68,10 +68,10 @@ class Own:
             raw["mechanism"] = _written(self.mechanism) | _kept(raw, "mechanism", "group_by")
         if self.data is not None:
             section = {"name": object_name(self.data)} | _kept(raw, "data", "partition_seed")
-            own_clients = isinstance(self.data, DataSet) and self.data.clients is not None
-            if own_clients:
+            own_clients = _clients_of(self.data)
+            if own_clients is not None:
                 section["partition"] = "natural"
-                raw["federation"]["clients"] = len(self.data.clients)
+                raw["federation"]["clients"] = own_clients
             else:
                 section |= {k: v for k, v in raw["data"].items() if k not in ("name", "dir", "pixels")}
             raw["data"] = section
@@ -100,6 +100,15 @@ class Own:
             "server_optimizer": lambda: object_digest(self.server_optimizer, state=False),
         }
         return {name: of() for name, of in prints.items() if getattr(self, name) is not None}
+
+
+def _clients_of(data: Any) -> int | None:
+    """How many clients, or users, a data set has of its own; None where a partition has to divide it."""
+    if not isinstance(data, DataSet):
+        return None
+    if data.clients is not None:
+        return len(data.clients)
+    return None if data.train_user is None else len(np.unique(data.train_user))
 
 
 def _kept(raw: dict[str, Any], section: str, key: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import tomli_w
 from pydantic import BaseModel, ValidationError, model_validator
 
 from fedlgm import data, mechanisms, models, tasks
-from fedlgm.errors import ConfigError, explained, prefix_key
+from fedlgm.errors import ConfigError, alternatives, explained, prefix_key
 from fedlgm.extension import is_object
 from fedlgm.facts import Sampling
 from fedlgm.privacy.guarantee import Relation, Unit
@@ -294,7 +294,13 @@ def _locate(recipe: str) -> Path:
     path = Path(recipe)
     if path.is_file():
         return path
-    raise ConfigError(f"no recipe {recipe!r}: neither a file nor bundled; bundled: {', '.join(names())}")
+    raise ConfigError(f"no recipe {recipe!r}: neither a file nor bundled; {bundled_like(recipe)}")
+
+
+def bundled_like(name: str) -> str:
+    """Bundled recipes of a similar name, else how to see all of them; for messages."""
+    hint = alternatives(name, names())
+    return hint if hint.endswith("?") else f"`fedlgm doctor` lists the bundled ones, such as {DEFAULT}"
 
 
 def override(raw: dict[str, Any], texts: Iterable[str]) -> None:

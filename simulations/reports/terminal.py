@@ -155,8 +155,9 @@ def plan_table(report: PlanReport) -> Group:
         else:
             cells += ["not released", "-", "-", "-"]
         table.add_row(*cells)
-    total = f"{report['parameters']:,}"
-    table.add_row("all", total, f"{report['bound']:.5g}", "", "1", "", f"{report['noise_norm']:.4g}", style="bold")
+    if len(report["layers"]) > 1:
+        total = f"{report['parameters']:,}"
+        table.add_row("all", total, f"{report['bound']:.5g}", "", "1", "", f"{report['noise_norm']:.4g}", style="bold")
     cost = Table(show_header=False, box=None, pad_edge=False)
     cost.add_row("noise multiplier", f"{report['noise_multiplier']:.6f}")
     cost.add_row("rounds", f"{report['rounds']}, {report['sampling']}")
@@ -209,10 +210,11 @@ def partition_table(report: PartitionReport) -> Group:
     table = Table(title=f"{report['scheme']} over {report['clients']} clients", title_justify="left")
     table.add_column("client", justify="right")
     table.add_column("examples", justify="right")
-    for label in range(report["classes"]):
+    labelled = report["classes"] > 1  # other targets, and one class alone, are counted as examples
+    for label in range(report["classes"] if labelled else 0):
         table.add_column(str(label), justify="right")
     for client, row in enumerate(report["histogram"][:20]):
-        table.add_row(str(client), str(sum(row)), *(str(count) for count in row))
+        table.add_row(str(client), str(sum(row)), *(str(count) for count in row if labelled))
     more = report["clients"] - 20
     sizes = report["sizes"]
     text = (

@@ -153,6 +153,21 @@ def test_what_breaks_the_contract_is_refused_in_one_sentence(kind: type[Mechanis
     assert "\n" not in str(caught.value)
 
 
+class NoDataclass(Mechanism):
+    """Its own constructor leaves the name out."""
+
+    def __init__(self) -> None: ...
+
+    def plan(self, layers, facts, transcript):
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("given", [NoDataclass(), Equal, "uniform"])
+def test_what_is_no_mechanism_is_refused_in_one_sentence(given: Any) -> None:
+    with pytest.raises(FedlgmError, match=r"derived from fedlgm.Mechanism, made with its name"):
+        check_mechanism(given)
+
+
 class LouderAfterLargeReleases(Equal):
     """How much noise there is follows from what was released, always within what `costs` says."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import numpy as np
 import pytest
 import torch
@@ -24,3 +26,11 @@ def test_public_names() -> None:
     assert ladp.kl_score(torch.tensor([1.0, 2, 3]), torch.tensor([1.0, 1, 1])) == pytest.approx(0.266216707, abs=1e-6)
     assert ladp.theorem3_constant(0.2, 0.02) == pytest.approx(1.427659, abs=1e-6)
     assert len(fedlgm.layers.LayerTable.from_module(torch.nn.Linear(3, 2))) > 0
+
+
+@pytest.mark.parametrize("package", ["fedlgm", "clients", "strategies", "simulations"])
+def test_editors_complete_public_names(package: str) -> None:
+    module = importlib.import_module(package)
+    shown = {name for name in dir(module) if not name.startswith("_")}
+    assert set(module.__all__) <= shown
+    assert not shown & {"importlib", "annotations", "Any", "TYPE_CHECKING"}

@@ -18,6 +18,7 @@ from fedlgm.errors import ConfigError, DataError, FedlgmError, RunError
 from simulations import launch
 from simulations.audits.targets import audit_run
 from simulations.config.own import own_of
+from simulations.runs.folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
 SMALL = [
@@ -92,6 +93,25 @@ def test_the_readmes_lines_train_ones_own_model(tmp_path: Path, monkeypatch: pyt
     assert result.accuracy is not None
     assert result.accuracy > 0.6
     assert len(result.history) == result["rounds"]
+
+
+def test_users_of_the_data_are_its_clients(tmp_path: Path) -> None:
+    """Who says whose each example is must get these users as clients, not a division by label."""
+    users = np.array([f"user {i % 25}" for i in range(200)])
+    data = DATA | {"users": users}
+    result = simulations.simulate(model=Net, data=data, overrides=SMALL[1:], run_dir=tmp_path / "run")
+    recipe = RunFolder.open(result.folder).recipe()
+    assert (recipe.data.partition, recipe.federation.clients) == ("natural", 25)
+    fewer = simulations.simulate(model=Net, data=data, overrides=SMALL, run_dir=tmp_path / "fewer")
+    recipe = RunFolder.open(fewer.folder).recipe()
+    assert (recipe.data.partition, recipe.federation.clients) == ("natural", 20)
+
+
+def test_partitions_and_optimizers_may_be_given_by_name(tmp_path: Path) -> None:
+    given = {"model": Net, "data": DATA, "partition": "iid", "server_optimizer": "momentum"}
+    result = simulations.simulate(**given, overrides=SMALL, run_dir=tmp_path / "run")
+    recipe = RunFolder.open(result.folder).recipe()
+    assert (recipe.data.partition, recipe.federation.server_optimizer) == ("iid", "momentum")
 
 
 @pytest.mark.slow

@@ -137,7 +137,7 @@ def test_names_and_unknown_name() -> None:
         "digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "svhn", "femnist", "bible-kjv",
         "bible-kjv-chapters", "image-folder", "synthetic",
     }  # fmt: skip
-    with pytest.raises(ConfigError, match=r"unknown data set 'cifar'; known: digits, mnist, fashion-mnist"):
+    with pytest.raises(ConfigError, match=r"unknown data set 'cifar'; did you mean 'cifar10'"):
         data.load("cifar")
 
 

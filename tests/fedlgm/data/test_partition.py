@@ -353,7 +353,7 @@ def test_natural_never_splits_a_user() -> None:
 @pytest.mark.parametrize(
     ("scheme", "clients", "options", "message"),
     [
-        ("niid", 5, {}, r"unknown partition scheme 'niid'; known: iid, dirichlet"),
+        ("niid", 5, {}, r"unknown partition scheme 'niid'; did you mean 'iid'"),
         ("iid", 0, {}, r"clients must be an integer >= 1, got 0"),
         ("iid", 2.5, {}, r"clients must be an integer >= 1, got 2.5"),
         ("iid", 5, {"alpha": 1.0}, r"unknown option 'alpha'; its options: none"),

@@ -84,5 +84,25 @@ def test_what_cannot_be_trained_is_refused(model: Any, values: dict[str, Any], m
         own(model, **values)
 
 
+def broken(in_shape: tuple[int, ...]) -> nn.Module:
+    return nn.Linear(in_shape[0], "three")  # type: ignore[arg-type]
+
+
+def headed(classes: int = 1) -> nn.Module:
+    return nn.Linear(4, classes)
+
+
+def test_an_error_of_a_users_function_is_one_message_that_says_where() -> None:
+    with pytest.raises(ConfigError, match=r"model 'broken': TypeError.* \(test_own.py, line \d+\)$") as error:
+        own(broken)
+    assert isinstance(error.value.__cause__, TypeError)
+
+
+def test_a_number_of_outputs_that_nobody_says() -> None:
+    with pytest.raises(ConfigError, match=r"model 'fitted' takes `classes`.*Task.outputs.*a default"):
+        build(fitted, in_shape=(4,), classes=None)
+    assert build(headed, in_shape=(4,), classes=None).weight.shape == (1, 4)  # type: ignore[union-attr]
+
+
 def test_layers_without_state_or_chance_are_welcome() -> None:
     own(nn.Sequential(nn.BatchNorm1d(4, track_running_stats=False), nn.Dropout(0.0), nn.GroupNorm(2, 4)))

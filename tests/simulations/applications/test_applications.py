@@ -322,7 +322,7 @@ def test_bad_files_and_folders(tmp_path):
         applications.principal_components(components(), tmp_path)
     file = tmp_path / "settings.toml"
     file.write_text("rank = 3\ncolour = 1\n")
-    with pytest.raises(ConfigError, match="colour: unknown key; known here: epsilon"):
+    with pytest.raises(ConfigError, match="colour: unknown key; known: epsilon"):
         PcaSettings.load("pca", file, {})
     file.write_text("rank = [")
     with pytest.raises(ConfigError, match="not valid TOML"):
