@@ -26,4 +26,4 @@ def test_they_exist(page):
     for file, test in named(page):
         here = [base / file for base in (PAGES[page], ROOT / "tests") if (base / file).is_file()]
         assert here, f"{page} names {file}, which is not there"
-        assert re.search(rf"def {test}\(", here[0].read_text(encoding="utf-8")), f"{page} names {file}::{test}"
+        assert re.search(rf"(def|class) {test}\b", here[0].read_text(encoding="utf-8")), f"{page} names {file}::{test}"
