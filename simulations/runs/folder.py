@@ -11,10 +11,9 @@ import hashlib
 import os
 import shutil
 import stat
-import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -30,6 +29,7 @@ from simulations.config import recipe as recipes
 from simulations.config.recipe import Recipe
 from simulations.runs import strict_json
 from simulations.runs.checkpoints import Checkpoint, Checkpoints
+from simulations.runs.key_file import KeyFile, name_of
 from simulations.runs.noise_file import NoiseFile
 from simulations.runs.rows import FullRow, Provenance, RunSummary
 
@@ -235,7 +235,7 @@ class RunFolder:
 
     def forget_noise(self) -> None:
         """Remove what the noise of a finished run could be drawn again from."""
-        self._keys_file.unlink(missing_ok=True)
+        self._keys.path.unlink(missing_ok=True)
         self.noise_file.unlink(missing_ok=True)
 
     # -- what the run is made of ---------------------------------------------------------------------------------------
@@ -311,8 +311,8 @@ class RunFolder:
         return self.checkpoints.rounds() >= self.recipe().federation.rounds
 
     @property
-    def _keys_file(self) -> Path:
-        return self.path / "private" / "keys"
+    def _keys(self) -> KeyFile:
+        return KeyFile(self.path / "private" / "keys")
 
     def keys(self, seed: int | None, checkpoint: Checkpoint | None = None) -> tuple[KeyRing, int]:
         """The run's key ring, and up to which row of the ledger releases cannot be repeated.
@@ -327,34 +327,33 @@ class RunFolder:
         """
         if seed is not None:
             return KeyRing.from_seed(seed), 0
-        if not self._keys_file.is_file():
+        restricted = self.recipe().sampling.separation is not None
+        file = self._keys
+        if not file.path.is_file():
             charged = 0
             if self.ledger_file.is_file():
                 with Ledger(self.ledger_file) as ledger:
                     charged = ledger.position()
-            if charged and not self._complete() and self.recipe().sampling.separation is not None:
+            if charged and restricted and not self._complete():
                 raise RunError(
-                    f"{self._keys_file} is gone: neither who may take part next nor the noise of the rounds that were "
+                    f"{file.path} is gone: neither who may take part next nor the noise of the rounds that were "
                     "released can be known without it; restore it from a backup, or start a new run"
                 )
-            self._keys_file.parent.mkdir(mode=0o700, exist_ok=True)
-            text = f"{KeyRing.from_seed(None).root:032x} {charged}\n"
-            _create(self._keys_file, text.encode("ascii"))
+            file.create(charged)
         try:
-            root, charged_before = self._keys_file.read_text(encoding="ascii").split()
-            ring, charged = KeyRing(int(root, 16), secret=True), int(charged_before)
+            ring, charged = file.read()
         except ValueError as error:
             lost = (
                 "delete it, after which the run makes the releases since its last checkpoint once more with fresh "
                 "noise, and pays for them"
             )
-            if self.recipe().sampling.separation is not None:
-                lost = "start a new run"
-            raise RunError(f"{self._keys_file} is damaged: restore it from a backup, or {lost}") from error
-        others = checkpoint is not None and checkpoint.keys not in ("", _named(ring))
-        if others and not self._complete() and self.recipe().sampling.separation is not None:
             raise RunError(
-                f"{self._keys_file} is not that of the rounds before the last checkpoint: by other keys clients would "
+                f"{file.path} is damaged: restore it from a backup, or {'start a new run' if restricted else lost}"
+            ) from error
+        others = checkpoint is not None and checkpoint.keys not in ("", name_of(ring))
+        if others and restricted and not self._complete():
+            raise RunError(
+                f"{file.path} is not that of the rounds before the last checkpoint: by other keys clients would "
                 "take part sooner than they may; restore it from a backup, or start a new run"
             )
         return ring, charged
@@ -390,18 +389,13 @@ class RunFolder:
                 head = str(ledger.head())
         if self.noise_file.is_file():
             noise = NoiseFile(self.noise_file).digest(transcript.rounds)
-        if self._keys_file.is_file():
-            keys = _named(self.keys(None)[0])
+        if self._keys.path.is_file():
+            keys = name_of(self.keys(None)[0])
         self.checkpoints.write(Checkpoint(transcript, optimizer, head, noise, keys))
 
     def latest(self, layers: LayerTable) -> Checkpoint | None:
         """The newest checkpoint that can be read, or None; see `Checkpoints.latest`."""
         return self.checkpoints.latest(layers)
-
-
-def _named(keys: KeyRing) -> str:
-    """Name of a ring that tells nothing of it, hexadecimal."""
-    return hashlib.sha256(keys.derive(b"name").root.to_bytes(16, "little")).hexdigest()
 
 
 def _rows(file: Path) -> Iterable[dict[str, Any]]:
@@ -422,21 +416,6 @@ def _private(path: Path, mode: str) -> IO[str]:
     path.parent.mkdir(mode=0o700, exist_ok=True)
     flags = os.O_CREAT | os.O_WRONLY | (os.O_APPEND if mode == "a" else os.O_TRUNC)
     return os.fdopen(os.open(path, flags, stat.S_IRUSR | stat.S_IWUSR), mode, encoding="utf-8")
-
-
-def _create(path: Path, content: bytes) -> None:
-    """Make a private file that is there whole or not at all, unless another process was faster: then that one stays."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
-    draft.unlink(missing_ok=True)
-    try:
-        with os.fdopen(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, stat.S_IRUSR | stat.S_IWUSR), "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        with suppress(FileExistsError):
-            os.link(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def _write(path: Path, content: bytes, private: bool = False) -> None:
