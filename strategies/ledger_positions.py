@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
-import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +11,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from fedlgm.errors import RunError
+from fedlgm.files import PUBLIC, write_durably
 from fedlgm.node_protocol import Position
 
 
@@ -95,17 +94,7 @@ class LedgerPositions:
     @staticmethod
     def _write(file: Path, stored: Mapping[int, Position]) -> None:
         text = json.dumps({str(client): position.values() for client, position in stored.items()})
-        partial = file.with_suffix(f".{secrets.token_hex(4)}.partial")
-        with partial.open("w") as opened:
-            opened.write(text)
-            opened.flush()
-            os.fsync(opened.fileno())
-        partial.replace(file)
-        folder = os.open(file.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        write_durably(file, text.encode(), PUBLIC)
 
 
 def _parsed(file: Path) -> dict[int, Position]:

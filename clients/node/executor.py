@@ -61,9 +61,8 @@ class Executor:
         """
         last = time.monotonic()
         while not stop.is_set():
-            if not self._free.acquire(
-                timeout=_LOOK_UP_S
-            ):  # a task that is claimed and waits is lost after half a minute
+            # A place before a task: one that is claimed and waits is lost after half a minute.
+            if not self._free.acquire(timeout=_LOOK_UP_S):
                 continue
             answer = None
             try:

@@ -22,10 +22,11 @@ from typing import Any, TypedDict, cast
 import tomli_w
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from clients.node.ledger import NodeLedger, write_durably
+from clients.node.ledger import NodeLedger
 from clients.node.policy import TEMPLATE, Policy
 from fedlgm import mechanisms, models
 from fedlgm.errors import ConfigError, RunError
+from fedlgm.files import write_durably
 from fedlgm.node_protocol import public_text
 
 DEFAULTS: dict[str, Any] = {

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import secrets
 import sqlite3
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from typing import IO, TYPE_CHECKING, TypedDict, cast
 
 from fedlgm import privacy
 from fedlgm.errors import LedgerError
+from fedlgm.files import write_durably
 from fedlgm.node_protocol import TEST, Position, digest
 from fedlgm.privacy.chain import next_head
 
@@ -350,19 +350,3 @@ class NodeLedger:
 def _named(dataset: str) -> str:
     """End of a ledger's identity, with which its chain begins."""
     return "." + digest("data set", dataset)[:16]
-
-
-def write_durably(path: Path, content: bytes, mode: int = 0o600) -> None:
-    """Write a file so that after a crash it is there whole, old or new."""
-    partial = path.with_name(path.name + ".partial")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

@@ -21,12 +21,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from clients.node import data as node_data
 from clients.node.folder import NodeFolder
-from clients.node.ledger import Row, write_durably
+from clients.node.ledger import Row
 from clients.node.policy import Refusal
 from clients.node.release import Releaser, Request
 from fedlgm import node_protocol as protocol
 from fedlgm import privacy
 from fedlgm.errors import LedgerError
+from fedlgm.files import write_durably
 from fedlgm.node_protocol import FrameError, Position, Question
 
 _log = logging.getLogger("fedlgm.node")

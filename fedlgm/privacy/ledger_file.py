@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
-import threading
 from contextlib import closing
 from pathlib import Path
+
+from fedlgm.files import PUBLIC, create_durably
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -39,15 +39,7 @@ def create(path: Path, owner: str) -> None:
         db.execute("INSERT INTO meta VALUES ('owner', ?)", (owner,))
         db.commit()
         data = db.serialize()
-    draft = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
-    try:
-        with draft.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.link(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
+    create_durably(path, data, PUBLIC)
 
 
 def connect(path: Path, *, reading: bool) -> sqlite3.Connection:

@@ -13,9 +13,9 @@ from typing import cast
 
 import psutil
 
-from clients.node.ledger import write_durably
 from fedlgm import node_protocol as protocol
 from fedlgm.errors import RunError
+from fedlgm.files import write_durably
 from simulations.deploy.flower_cli import Flower
 from simulations.deploy.layout import DeploymentFolder
 from simulations.deploy.rows import DeploymentStatus, Hello, NodeStatus, RunState

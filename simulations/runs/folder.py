@@ -20,6 +20,7 @@ from typing import IO, Any, cast
 from torch import Tensor
 
 from fedlgm.errors import LedgerError, Notice, RunError
+from fedlgm.files import PRIVATE, PUBLIC, write_durably
 from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
 from fedlgm.privacy.ledger import Head, Ledger
@@ -51,7 +52,7 @@ class RunFolder:
         draft = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             (draft / "checkpoints").mkdir(parents=True)
-            _write(cls(draft).recipe_file, recipe.to_toml().encode())
+            write_durably(cls(draft).recipe_file, recipe.to_toml().encode(), PUBLIC)
             draft.rename(path)
         except OSError as error:
             raise RunError(f"cannot create the run folder {path}: {error}") from error
@@ -185,7 +186,7 @@ class RunFolder:
 
         path = self.path.resolve() / "private" / "objects.pkl"
         path.parent.mkdir(mode=0o700, exist_ok=True)
-        _write(path, cloudpickle.dumps(objects), private=True)
+        write_durably(path, cloudpickle.dumps(objects))
         try:
             yield path
         finally:
@@ -226,11 +227,11 @@ class RunFolder:
             kept = [row for row in _rows(file) if row["round"] <= round]
             if file.is_file() or kept:
                 content = "".join(strict_json.dumps(row) + "\n" for row in kept).encode()
-                _write(file, content, private=file != self.metrics_file)
+                write_durably(file, content, PUBLIC if file == self.metrics_file else PRIVATE)
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Write the final summary; the run's noise will not be drawn again, so its keys go."""
-        _write(self.result_file, (strict_json.dumps(result, indent=2) + "\n").encode())
+        write_durably(self.result_file, (strict_json.dumps(result, indent=2) + "\n").encode(), PUBLIC)
         self.forget_noise()
 
     def forget_noise(self) -> None:
@@ -247,7 +248,7 @@ class RunFolder:
             RunError: the run had other clients: simulated ones, or real nodes.
         """
         if not self.provenance_file.is_file():
-            _write(self.provenance_file, (strict_json.dumps(provenance, indent=2) + "\n").encode())
+            write_durably(self.provenance_file, (strict_json.dumps(provenance, indent=2) + "\n").encode(), PUBLIC)
             return
         stored = self.provenance()
         self.check_objects(provenance.get("objects", {}))
@@ -416,13 +417,3 @@ def _private(path: Path, mode: str) -> IO[str]:
     path.parent.mkdir(mode=0o700, exist_ok=True)
     flags = os.O_CREAT | os.O_WRONLY | (os.O_APPEND if mode == "a" else os.O_TRUNC)
     return os.fdopen(os.open(path, flags, stat.S_IRUSR | stat.S_IWUSR), mode, encoding="utf-8")
-
-
-def _write(path: Path, content: bytes, private: bool = False) -> None:
-    partial = path.with_name(path.name + ".partial")
-    mode = stat.S_IRUSR | stat.S_IWUSR if private else 0o666
-    with os.fdopen(os.open(partial, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, mode), "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)

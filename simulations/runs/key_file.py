@@ -7,12 +7,10 @@ than a name.
 from __future__ import annotations
 
 import hashlib
-import os
-import stat
-import threading
 from contextlib import suppress
 from pathlib import Path
 
+from fedlgm.files import create_durably
 from fedlgm.keys import KeyRing
 
 
@@ -33,7 +31,8 @@ class KeyFile:
             charged: position of the ledger.
         """
         self.path.parent.mkdir(mode=0o700, exist_ok=True)
-        _create(self.path, f"{KeyRing.from_seed(None).root:032x} {charged}\n".encode("ascii"))
+        with suppress(FileExistsError):
+            create_durably(self.path, f"{KeyRing.from_seed(None).root:032x} {charged}\n".encode("ascii"))
 
     def read(self) -> tuple[KeyRing, int]:
         """The key ring, and `charged` as it was when the root was drawn.
@@ -48,18 +47,3 @@ class KeyFile:
 def name_of(keys: KeyRing) -> str:
     """Name of a ring that tells nothing of it, hexadecimal."""
     return hashlib.sha256(keys.derive(b"name").root.to_bytes(16, "little")).hexdigest()
-
-
-def _create(path: Path, content: bytes) -> None:
-    """Make a private file that is there whole or not at all, unless another process was faster: then that one stays."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
-    draft.unlink(missing_ok=True)
-    try:
-        with os.fdopen(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, stat.S_IRUSR | stat.S_IWUSR), "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        with suppress(FileExistsError):
-            os.link(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)

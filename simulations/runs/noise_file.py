@@ -11,6 +11,7 @@ import stat
 from pathlib import Path
 
 from fedlgm.errors import RunError
+from fedlgm.files import sync_folder
 from fedlgm.keys import KeyRing
 from fedlgm.run_noise import NoiseRings
 
@@ -54,8 +55,4 @@ class NoiseFile(NoiseRings):
             os.fsync(file.fileno())
         self._whole += len(line)
         if fresh:
-            folder = os.open(self._path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            sync_folder(self._path.parent)
