@@ -23,7 +23,7 @@ import numpy as np
 import psutil
 
 from clients.node.ledger import NodeLedger
-from fedlgm.privacy.accounting import gaussian_event
+from fedlgm.privacy.events import gaussian_event
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
 from simulations.deploy import processes, submit

@@ -26,7 +26,7 @@ class Kept:
     """Figures of finished runs, each under what names the run; written as soon as there is a new one.
 
     Args:
-        path: JSON file, made when it is first needed: a list of rows, one run a line.
+        path: JSON file, made when it is first needed: a list of rows, one run per line.
         minutes: processor time of this process after which no run is started.
     """
 

@@ -132,6 +132,6 @@ def steps(values: Values) -> str:
         return rows
 
     header = ["SGD", "DP-SGD", "Auto-S", "DP-PSAC", "LM-DP-SGD, sound", "published"]
-    times = table(["ms a step", *header], cells("seconds", lambda value: f"{1000 * value:.0f}"))
+    times = table(["ms per step", *header], cells("seconds", lambda value: f"{1000 * value:.0f}"))
     memory = table(["peak MB", *header], cells("megabytes", lambda value: f"{value:.0f}"))
     return f"{times}\n\n{memory}"

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import statistics
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -107,15 +107,16 @@ def best_rate(kept: Kept, name: str, cell: Cell) -> float | None:
     return TASKS[name].search.chosen(searched(kept, name, cell))
 
 
-def go_on(kept: Kept, names: list[str]) -> None:
-    """Run what is missing: a task's search, then all cells seed by seed."""
+def go_on(kept: Kept, names: list[str], noises: Collection[str] = tuple(NOISES)) -> None:
+    """Run what is missing of these noises: a task's search, then all cells seed by seed."""
+    cells = tuple(cell for cell in CELLS if cell[0] in noises)
     for name in names:
         search = TASKS[name].search
-        for cell in CELLS:
+        for cell in cells:
             while (rate := search.following(searched(kept, name, cell))) is not None:
                 if measure(kept, name, cell, rate, search.seed) is None:
                     return
-        for seed, cell in itertools.product(TASKS[name].seeds, CELLS):
+        for seed, cell in itertools.product(TASKS[name].seeds, cells):
             rate = best_rate(kept, name, cell)
             assert rate is not None
             if measure(kept, name, cell, rate, seed) is None:
@@ -195,12 +196,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Noise over the rounds times its split over the layers.")
     parser.add_argument("--kept", type=Path, default=KEPT, help="finished runs")
     parser.add_argument("--task", nargs="*", choices=list(TASKS), default=list(TASKS))
+    parser.add_argument(
+        "--noise", nargs="*", choices=list(NOISES), default=list(NOISES), help="noises that are run here"
+    )
     parser.add_argument("--minutes", type=float, default=60.0, help="processor time after which no run is started")
     parser.add_argument("--write", action="store_true", help="write docs/results/correlated.md, run nothing")
     options = parser.parse_args()
     kept = Kept(options.kept, options.minutes)
     if not options.write:
-        go_on(kept, options.task)
+        go_on(kept, options.task, options.noise)
     for name in options.task:
         texts = {f"noise and split: {name}": tables(kept, name), f"search: {name}": search(kept, name)}
         show(PAGE, {what: text for what, text in texts.items() if text}, options.write)

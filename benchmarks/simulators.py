@@ -36,7 +36,7 @@ class Contender:
     """Child processes that share a round for every line they are sent.
 
     Args:
-        command: arguments after `python -m benchmarks.contenders.`, one list a process.
+        command: arguments after `python -m benchmarks.contenders.`, one list per process.
         python: interpreter.
     """
 

@@ -1,4 +1,4 @@
-"""A bare PyTorch loop: one process a core, each trains its half of the cohort and returns the sum of its models."""
+"""A bare PyTorch loop: one process per core, each trains its half of the cohort and returns the sum of its models."""
 
 from __future__ import annotations
 
