@@ -32,6 +32,18 @@ class Consent:
         bounded_by: who bounds the client's contribution by the recipe.
         allowance: what the releases may cost together, in releases at the run's noise multiplier (see
             `Mechanism.costs`); by default as many as there are.
+
+    Example:
+        >>> from fedlgm import Guarantee, LayerTable, Sampling
+        >>> facts = RunFacts(2.0, Sampling("poisson", 10, 1.0), "replace-one", "local", rounds=1)
+        >>> plan = ReleasePlan(LayerTable.from_sizes({"a": 3}), [1.0], [2.0], facts, Guarantee("proven", "an example"))
+        >>> consent, state = Consent(facts), RecordDict()
+        >>> consent.check(plan)
+        >>> consent.record(state, client=0, key="noise 1", plan=plan)
+        >>> consent.record(state, client=0, key="noise 2", plan=plan)
+        Traceback (most recent call last):
+            ...
+        fedlgm.errors.PrivacyError: client 0 has made the 1 releases it agreed to ...
     """
 
     facts: RunFacts
@@ -78,7 +90,7 @@ class Consent:
             return
         if asked.count > agreed.count or asked.rate > agreed.rate * _ROUNDING:
             raise PrivacyError(
-                f"this client agreed to {agreed.count} steps a round at the rate {agreed.rate:g}: it refuses a plan "
+                f"this client agreed to {agreed.count} steps per round at the rate {agreed.rate:g}: it refuses a plan "
                 f"with {asked.count} at {asked.rate:g}"
             )
         if plan.facts.relation != self.facts.relation:

@@ -1,4 +1,20 @@
-"""The Flower client: trains, bounds and, under local trust, adds its own noise."""
+"""The Flower client: trains, bounds and, under local trust, adds its own noise.
+
+>>> from clients import AnyClient, PartitionedSource
+>>> from fedlgm import Partition, data, mechanisms, models
+>>> from fedlgm.training import SequentialTrainer
+>>> digits, settings = data.load("digits"), LocalTraining(lr=0.1)
+>>> source = PartitionedSource(digits, Partition.from_clients([[0, 1, 2], [3, 4]], samples=len(digits.train_y)))
+>>> model = models.build("mlp", in_shape=digits.shape, classes=10)
+>>> layers = LayerTable.from_module(model)
+>>> work = LocalWork(SequentialTrainer(model, layers, settings), settings, source)
+>>> client = LayerwiseClient(work, mechanisms.get("uniform"), layers, KeyRing.from_seed(1), AnyClient())
+>>> app: ClientApp = client.as_app()
+>>> LayerwiseClient(work, mechanisms.get("uniform"), layers, KeyRing.from_seed(1), OneClient(0, population=2))
+Traceback (most recent call last):
+    ...
+fedlgm.errors.ConfigError: run.seed: a real node refuses a public seed, ...
+"""
 
 from __future__ import annotations
 
@@ -104,7 +120,12 @@ class LayerwiseClient:
         return place_reply(message, self._serves)
 
     def train(self, message: Message, context: Context) -> Message:
-        """Reply with the sum of the block's bounded (and, under local trust, noised) contributions [plan.size]."""
+        """Reply with the sum of the block's bounded (and, under local trust, noised) contributions [plan.size].
+
+        Raises:
+            ConfigError, PrivacyError: a message that holds no plan, a plan that the client has not agreed to, or
+                clients that it does not serve.
+        """
         config = message.content.config_records[wire.CONFIG]
         plan = ReleasePlan.from_json(self._layers, str(config[wire.PLAN]))
         round_ = int(config[wire.ROUND])  # type: ignore[arg-type]
@@ -161,6 +182,9 @@ class LayerwiseClient:
 
         These figures are not noised: they are one more look at private data that no budget covers. A client answers
         only if its work has an `evaluator`; the strategies of this package never ask.
+
+        Raises:
+            PrivacyError: its work has none.
         """
         evaluator = self._work.evaluator
         if evaluator is None:

@@ -44,6 +44,13 @@ class PrivateUpdates:
         model: the app's model; only names, shapes and which parameters are trained are used.
         group_by: see `LayerTable.from_module`; the strategy's must be the same.
         consent: what this client agrees to under local trust; without it the client refuses local trust.
+
+    Example:
+        >>> mod = PrivateUpdates(nn.Linear(3, 2))
+        >>> app = ClientApp(mods=[mod])
+        >>> answer = app.query()(mod.answer)
+        >>> @app.train()
+        ... def train(message, context): ...
     """
 
     def __init__(
@@ -168,6 +175,11 @@ def node_keys(context: Context) -> KeyRing:
     """Secret ring of a node's noise, made once and kept in the node's own state.
 
     Flower starts a process per message: with fresh keys in each, a repeated request would be another release.
+
+    Example:
+        >>> context = Context(run_id=1, node_id=2, node_config={}, state=RecordDict(), run_config={})
+        >>> node_keys(context) == node_keys(context), node_keys(context).secret
+        (True, True)
     """
     if wire.SECRET not in context.state:
         context.state[wire.SECRET] = ConfigRecord({"root": f"{KeyRing.from_seed(None).root:032x}"})

@@ -1,4 +1,4 @@
-"""Which clients a client object answers for: stated when it is built, never read from a message."""
+"""The clients that a client object answers for: stated when it is built, never read from a message."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ from fedlgm.errors import ConfigError, PrivacyError
 
 @dataclass(frozen=True)
 class AnyClient:
-    """A worker of a simulation, which holds all clients' data: it answers for every client that it is asked for."""
+    """A worker of a simulation, which holds all clients' data: it answers for every client that it is asked for.
+
+    Example:
+        >>> AnyClient().place()
+        {'partition-id': -1, 'num-partitions': -1}
+    """
 
     def check(self, asked: list[int]) -> None:
         """Nothing to refuse."""
@@ -29,6 +34,15 @@ class OneClient:
         number: the client's number, from 0.
         population: number N of registered clients.
         simulated: whether the node is one of a simulation (or of a test), where a public seed is allowed.
+
+    Raises:
+        ConfigError: a number outside [0, N).
+
+    Example:
+        >>> OneClient.of_node({"partition-id": "3", "num-partitions": "10"}, population=10).check([4])
+        Traceback (most recent call last):
+            ...
+        fedlgm.errors.PrivacyError: this node is client 3 of 10: it does not answer for [4]
     """
 
     number: int

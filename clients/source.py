@@ -20,6 +20,10 @@ class ClientData:
     Attributes:
         x: inputs [n, ...], one array or a tuple of several; n may be 0.
         y: targets [n, ...] of the run's task.
+
+    Example:
+        >>> len(ClientData(torch.zeros(5, 3), torch.zeros(5)))
+        5
     """
 
     x: Inputs
@@ -30,7 +34,15 @@ class ClientData:
 
 
 class ClientSource(Protocol):
-    """Access to the clients that this process stands for."""
+    """Access to the clients that this process stands for.
+
+    Example:
+        >>> def of_files(client):
+        ...     return ClientData(torch.full((2, 1), float(client)), torch.tensor([0, 1]))
+        >>> source: ClientSource = of_files
+        >>> source(3).x.tolist()
+        [[3.0], [3.0]]
+    """
 
     def __call__(self, client: int) -> ClientData:
         """Data of client number `client`."""
@@ -39,7 +51,19 @@ class ClientSource(Protocol):
 
 @dataclass(frozen=True)
 class PartitionedSource:
-    """Simulated clients: a data set held once, cut up by a partition."""
+    """Simulated clients: a data set held once, cut up by a partition.
+
+    Attributes:
+        data: the data set.
+        partition: which of its training examples each client holds.
+
+    Example:
+        >>> x, y = [[0.0], [1.0], [2.0]], [0, 1, 1]
+        >>> data = DataSet.from_arrays((x, y), (x, y))
+        >>> source = PartitionedSource(data, Partition.from_clients([[1], [0, 2]], samples=3))
+        >>> source(1).x.tolist(), source(1).y.tolist()
+        ([[0.0], [2.0]], [0, 1])
+    """
 
     data: DataSet
     partition: Partition

@@ -19,11 +19,14 @@ if TYPE_CHECKING:
         aggregation,
         allocation,
         applications,
+        attacks,
+        audits,
         clipping,
         correlation,
         data,
         devices,
         errors,
+        example_level,
         keys,
         layers,
         mechanisms,
@@ -74,18 +77,18 @@ _NOUNS = {
     "UnprotectedPlan": "plan",
 }
 _MODULES = (
-    "aggregation", "allocation", "applications", "clipping", "correlation", "data", "devices", "errors", "keys",
-    "layers", "mechanisms", "models", "noise", "plan", "privacy", "queries", "release", "tasks", "testing", "training",
-    "transcript",
+    "aggregation", "allocation", "applications", "attacks", "audits", "clipping", "correlation", "data", "devices",
+    "errors", "example_level", "keys", "layers", "mechanisms", "models", "noise", "plan", "privacy", "queries",
+    "release", "tasks", "testing", "training", "transcript",
 )  # fmt: skip
 
 __all__ = [
     "AuxiliaryQuery", "BoundedSum", "BoundedUpdates", "DataSet", "Guarantee", "KeyRing", "LayerTable", "Ledger",
     "LocalTraining", "Mechanism", "Method", "Partition", "ReleasePlan", "RunFacts", "Sampling", "Task", "Transcript",
     "UnprotectedPlan",
-    "aggregation", "allocation", "applications", "clipping", "correlation", "data", "devices", "errors", "keys",
-    "layers", "mechanisms", "models", "noise", "plan", "privacy", "queries", "release", "tasks", "testing", "training",
-    "transcript",
+    "aggregation", "allocation", "applications", "attacks", "audits", "clipping", "correlation", "data", "devices",
+    "errors", "example_level", "keys", "layers", "mechanisms", "models", "noise", "plan", "privacy", "queries",
+    "release", "tasks", "testing", "training", "transcript",
 ]  # fmt: skip
 
 

@@ -26,7 +26,12 @@ _SHARES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
 
 
 def names() -> tuple[str, ...]:
-    """Known allocation rules."""
+    """Known allocation rules.
+
+    Example:
+        >>> names()[:3]
+        ('uniform', 'sensitivity-proportional', 'dimension-adjusted')
+    """
     return tuple(_SHARES)
 
 

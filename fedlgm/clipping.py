@@ -19,7 +19,12 @@ LEAST_CLIP = 2.0**-36
 
 
 def eq_clip(bound: float, layers: int) -> np.ndarray:
-    """EqClip: s_j = S / sqrt(K) (SNR-consistent allocation paper, Section 5.1), float64 [K]."""
+    """EqClip: s_j = S / sqrt(K) (SNR-consistent allocation paper, Section 5.1), float64 [K].
+
+    Example:
+        >>> eq_clip(1.0, 4).tolist()
+        [0.5, 0.5, 0.5, 0.5]
+    """
     return np.full(layers, bound / math.sqrt(layers))
 
 
@@ -30,6 +35,10 @@ def med_clip(bound: float, norms: np.ndarray, floor: float = 0.0) -> np.ndarray:
         bound: total l2 bound S.
         norms: m_j >= 0, [K].
         floor: no layer's bound falls below this share of S / sqrt(K) before normalisation.
+
+    Example:
+        >>> med_clip(1.0, np.array([3.0, 4.0])).tolist()
+        [0.6, 0.8]
     """
     m = np.maximum(norms, floor * np.linalg.norm(norms) / math.sqrt(len(norms)))
     total = float(np.linalg.norm(m))
@@ -44,6 +53,10 @@ def med_clip_published(bound: float, private_norms: np.ndarray) -> np.ndarray:
         private_norms: unclipped layer norms of every sampled client, [clients, K].
 
     Source: SNR-consistent allocation paper, Section 5.1, rule (2). Its l2 sensitivity lies between S / sqrt(K) and S.
+
+    Example:
+        >>> med_clip_published(1.0, np.array([[1.0, 3.0], [3.0, 3.0]])).tolist()
+        [0.4, 0.6]
     """
     medians = np.median(private_norms, axis=0)
     total = float(medians.sum())
@@ -54,12 +67,19 @@ def released_norms(mean_update: Tensor, plan: ReleasePlan) -> np.ndarray:
     """Layer norms of a released mean update with the noise's share taken off, float64 [K].
 
     m_j = sqrt(max(||G_j||^2 - d_j (sigma_j / (q N))^2, 0)), with sigma_j the round's own noise
-    (`ReleasePlan.round_sigma`); layers that were not released give 0. Post-processing of a
-    release, so it costs nothing.
+    (`ReleasePlan.round_sigma`); layers that were not released give 0. Post-processing of a release, so it costs
+    nothing.
 
     Args:
         mean_update: released mean of the plan's parts, [plan.size].
         plan: the plan that released it.
+
+    Example:
+        >>> from fedlgm import Guarantee, LayerTable, RunFacts, Sampling
+        >>> layers, facts = LayerTable.from_sizes({"a": 4}), RunFacts(2.0, Sampling("poisson", 100, 0.1))
+        >>> plan = ReleasePlan(layers, [5.0], [10.0], facts, Guarantee("proven", "an example"))
+        >>> released_norms(torch.full((4,), 1.25), plan).tolist()  # sqrt(4 * 1.25^2 - 4 * 1^2)
+        [1.5]
     """
     energy, noise = _energies(mean_update, plan)
     return np.sqrt(np.maximum(energy - noise, 0.0))
@@ -71,6 +91,13 @@ def signal_share(mean_update: Tensor, plan: ReleasePlan) -> np.ndarray:
     Args:
         mean_update: released mean of the plan's parts, [plan.size].
         plan: the plan that released it.
+
+    Example:
+        >>> from fedlgm import Guarantee, LayerTable, RunFacts, Sampling
+        >>> layers, facts = LayerTable.from_sizes({"a": 4}), RunFacts(2.0, Sampling("poisson", 100, 0.1))
+        >>> plan = ReleasePlan(layers, [5.0], [10.0], facts, Guarantee("proven", "an example"))
+        >>> signal_share(torch.full((4,), 1.25), plan).round(4).tolist()  # 1 - 1^2 / 1.25^2
+        [0.36]
     """
     energy, noise = _energies(mean_update, plan)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -101,6 +128,11 @@ def next_quantile_bounds(clip: np.ndarray, below: np.ndarray, bound: float, targ
         bound: total l2 bound S.
         target: quantile in (0, 1).
         rate: learning rate of the geometric update.
+
+    Example:
+        >>> clip, below = np.array([0.6, 0.8]), np.array([1.0, 0.0])
+        >>> next_quantile_bounds(clip, below, 1.0, target=0.5, rate=0.2).round(3).tolist()
+        [0.523, 0.852]
     """
     moved = clip * np.exp(-rate * (np.clip(below, 0.0, 1.0) - target))
     return np.asarray(bound * moved / np.linalg.norm(moved))

@@ -23,6 +23,12 @@ class BoundedAnswer:
         query: its name.
         values: [b, size] float32 or float64, one row per client.
         bound: l2 bound that one unit's share of a row was kept to.
+
+    Example:
+        >>> answer = BoundedAnswer("below-bound", torch.tensor([[0.5, -0.5]]), bound=0.7072)
+        >>> updates = BoundedUpdates(torch.tensor([[0.6, 0.8]]), (1.0,), (answer,))
+        >>> bounded(updates, (1.0,), [("below-bound", 2, 0.7072)]).tolist()
+        [[0.6000000238418579, 0.800000011920929, 0.5, -0.5]]
     """
 
     query: str
@@ -39,6 +45,11 @@ class BoundedUpdates:
         bounds: bound per layer that one unit's share of a row was kept to, [K], in the norm that the plan's noise
             needs (l2 for Gaussian, l1 for Laplace noise).
         answers: the same units' answers to the plan's auxiliary queries, in the plan's order.
+
+    Example:
+        >>> updates = BoundedUpdates(torch.tensor([[0.6, 0.0], [0.0, 0.5]]), bounds=(1.0,))
+        >>> len(updates), bounded(updates[1:], clip=(1.0,)).tolist()
+        (2, [[0.0, 0.5]])
     """
 
     values: Tensor
@@ -62,6 +73,10 @@ def unbounded(updates: Updates) -> Tensor:
 
     Raises:
         PrivacyError: the trainer has bounded them: the plan bounds another unit than the trainer does.
+
+    Example:
+        >>> unbounded(torch.ones(2, 3)).shape
+        torch.Size([2, 3])
     """
     if isinstance(updates, BoundedUpdates):
         raise PrivacyError("the plan bounds whole clients, the trainer has bounded its units itself: they do not fit")
@@ -79,6 +94,12 @@ def bounded(updates: Updates, clip: tuple[float, ...], queries: Sequence[tuple[s
     Raises:
         PrivacyError: raw updates, bounds above the plan's, or answers that are not those that the plan asks for: one
             for each query and no other, of its size, and bounded no further than it is.
+
+    Example:
+        >>> bounded(BoundedUpdates(torch.ones(1, 2), bounds=(1.5,)), clip=(1.0,))
+        Traceback (most recent call last):
+            ...
+        fedlgm.errors.PrivacyError: the trainer kept the bounds (1.5,), the plan counts on at most (1.0,)
     """
     if not isinstance(updates, BoundedUpdates):
         raise PrivacyError("the plan counts on a trainer that bounds its updates, this one returns raw updates")

@@ -5,7 +5,8 @@ The command line prints the message and exits with status 2; anything else is a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Any
@@ -20,12 +21,45 @@ class ConfigError(FedlgmError, ValueError):
 
 
 @contextmanager
-def prefix_key(path: str) -> Iterator[None]:
-    """Put a key's path before the message of a ConfigError."""
+def prefix_key(path: str, owner: str = "", keys: Callable[[], Iterable[str]] = tuple) -> Iterator[None]:
+    """Say before the message of a ConfigError which key it is about; arguments as for `located`, keys when needed."""
     try:
         yield
     except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
+        raise ConfigError(located(path, str(error), owner, keys())) from error
+
+
+def located(path: str, message: str, owner: str = "", keys: Iterable[str] = ()) -> str:
+    """A message with the place that it is about before it, once.
+
+    Args:
+        path: a section ("mechanism"), or one of its keys ("data.partition").
+        message: as it was raised by code that does not know the recipe.
+        owner: name of the thing that the section describes, which may stand before the message.
+        keys: keys of the section: a message that begins with one of them is about that key.
+
+    >>> located("mechanism", "uniform: bound must be positive", "uniform", ["bound"])
+    'mechanism.bound must be positive'
+    >>> located("mechanism", "unknown mechanism 'typo'")
+    "mechanism.name: unknown mechanism 'typo'"
+    >>> located("data.partition", "partition scheme 'iid': unknown option 'x'")
+    "data.partition 'iid': unknown option 'x'"
+    """
+    section, thing = path.partition(".")[0], path.rpartition(".")[2].replace("_", " ")
+    known, text = set(keys), message.removeprefix(f"{owner}: ") if owner else message
+    unknown = re.match(r"unknown (\w+) ", text)
+    named = re.match(rf"{thing.removesuffix('s')}s?( \w+)? (?=')", text)
+    if text.startswith((f"{path} ", f"{path}.", f"{path}:")) and named is None:
+        return text
+    if named:
+        return f"{path} {text[named.end() :]}"
+    if text.partition(" ")[0] in known:
+        return f"{section}.{text}"
+    if unknown and unknown[1] in known:
+        return f"{section}.{unknown[1]}: {text}"
+    if text.startswith(f"unknown {thing} "):
+        return f"{path if '.' in path else f'{path}.name'}: {text}"
+    return f"{path} {owner!r}: {text}" if text != message else f"{path}: {text}"
 
 
 def alternatives(name: object, known: Iterable[str], *others: str) -> str:
@@ -64,10 +98,39 @@ def explained(problem: Mapping[str, Any], known: Iterable[str] = ()) -> str:
         return f"{path}: unknown key" + (f"; {alternatives(problem['loc'][-1], names)}" if names else "")
     if kind == "missing":
         return f"{path}: is missing, it is required"
-    message = problem["msg"].removeprefix("Value error, ")
+    words = _WORDS.get(kind)
+    message = problem["msg"] if words is None else words.format(path=path, **_whole(problem.get("ctx", {})))
+    message = message.removeprefix("Value error, ").replace("Input should be", "must be")
     if not path:
         return str(message)
     return f"{path}: {message}" + ("" if isinstance(given, dict) else f", got {given!r}")
+
+
+def _whole(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Whole numbers without a decimal point, large powers of two as such."""
+
+    def shown(value: Any) -> Any:
+        if isinstance(value, float) and value.is_integer():
+            return int(value)
+        large = isinstance(value, int) and value >= 2**64 and value.bit_count() == 1
+        return f"2**{value.bit_length() - 1}" if large else value
+
+    return {key: shown(value) for key, value in values.items()}
+
+
+_WORDS = {  # in the place of pydantic's own
+    "greater_than": "must be above {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be below {lt}",
+    "less_than_equal": "must be at most {le}",
+    "finite_number": "must be finite",
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float", "int_parsing_size"), "must be a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "must be a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "must be true or false"),
+    **dict.fromkeys(("list_type", "tuple_type"), "must be a list"),
+    **dict.fromkeys(("dict_type", "model_type"), "must be a section of keys, such as [{path}]"),
+    "string_type": "must be text",
+}
 
 
 class DataError(FedlgmError):

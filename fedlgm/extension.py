@@ -30,11 +30,11 @@ def is_reference(name: object) -> bool:
 def object_name(value: object) -> str:
     """How a recipe names an object that was passed in Python: its class, or its own name, in angle brackets.
 
-    >>> object_name(print), object_name([])
-    ('<print>', '<list>')
+    >>> object_name(print), object_name([]), object_name(lambda: 0)
+    ('<print>', '<list>', '<lambda>')
     """
     name = getattr(value, "__name__", None) or type(value).__name__
-    return f"<{name}>"
+    return f"<{name.strip('<>')}>"
 
 
 def shown_name(value: object) -> str:
@@ -126,10 +126,10 @@ def raised_in(found: Any, error: BaseException) -> str:
 
 
 def parameters_of(function: Any) -> dict[str, inspect.Parameter]:
-    """Parameters of a function or class by name; empty where Python does not know them (of some built-in ones)."""
+    """Parameters of a function or class by name; empty where Python does not know them, and of what is neither."""
     try:
         return dict(inspect.signature(function).parameters)
-    except ValueError:
+    except (ValueError, TypeError):
         return {}
 
 

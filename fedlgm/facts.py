@@ -77,7 +77,7 @@ class Sampling:
             raise ConfigError(f"a cycle of {b} groups asks 1/{b} of the clients in a round: rate is {self.rate:g}")
         if self.scheme == "min-separation" and b * cohort > self.population * (1 + _ROUNDING):
             raise ConfigError(
-                f"{round(cohort)} clients a round, each {b} rounds after its last at the earliest, need a population "
+                f"{round(cohort)} clients per round, each {b} rounds after its last at the earliest, need a population "
                 f"of at least {b * round(cohort)}, there are {self.population}: lower the cohort or the separation"
             )
         if self.scheme == "grouped-poisson" and b * self.rate > 1 + _ROUNDING:
@@ -123,6 +123,13 @@ class LocalTraining:
         epochs: passes over the client's own data.
         batch_size: examples per step; the last batch of an epoch may be smaller.
         gradient_clip: l2 norm to which every batch gradient is clipped before the step; None leaves it.
+
+    Raises:
+        ConfigError: an unknown optimizer, or momentum for "adam".
+
+    Example:
+        >>> LocalTraining(epochs=2, batch_size=32).steps(100)
+        8
     """
 
     optimizer: Literal["sgd", "adam"] = "sgd"
@@ -159,6 +166,9 @@ class LocalSteps:
         count: steps k of a round.
         rate: probability q in (0, 1] with which each of the client's examples enters a step's batch.
         batch: divisor B of a step's noisy sum; never the realised size of the batch.
+
+    Raises:
+        ConfigError: numbers outside their range.
     """
 
     count: int

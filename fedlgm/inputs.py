@@ -17,6 +17,8 @@ Inputs: TypeAlias = Tensor | tuple[Tensor, ...]
 Arrays: TypeAlias = np.ndarray | tuple[np.ndarray, ...]
 _In = TypeVar("_In")
 
+RELATIVE, ABSOLUTE = 1e-3, 1e-5  # by which two ways to compute the same float32 figure may differ
+
 
 def each(function: Callable[[Any], Any], x: Any) -> Any:
     """`function` of the array, or the tuple of its results for every array."""
@@ -64,3 +66,9 @@ def call(module: Callable[..., Tensor] | nn.Module, x: Inputs) -> Tensor:
     """The model's outputs for a batch."""
     outputs: Tensor = module(*x) if isinstance(x, tuple) else module(x)
     return outputs
+
+
+def close(left: Tensor, right: Tensor) -> bool:
+    """Whether two ways to compute the same float32 figures agree to rounding."""
+    scale = float(right.nan_to_num(0.0, 0.0, 0.0).abs().max()) if right.numel() else 0.0
+    return torch.allclose(left, right, rtol=RELATIVE, atol=ABSOLUTE * max(scale, 1e-3), equal_nan=True)

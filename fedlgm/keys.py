@@ -22,7 +22,13 @@ _ROOT_LIMIT = 2**128  # SeedSequence mixes the path after the first four words o
 
 
 class Purpose(IntEnum):
-    """What a stream is for; part of its name. Values are stored in runs: never renumber, only append."""
+    """What a stream is for; part of its name. Values are stored in runs: never renumber, only append.
+
+    Example:
+        >>> keys = KeyRing.from_seed(7)
+        >>> int(keys.words(1, Purpose.COHORT, 1)[0]) == int(keys.words(1, Purpose.NOISE, 1)[0])
+        False
+    """
 
     MODEL = 1
     PARTITION = 2
@@ -48,6 +54,9 @@ class KeyRing:
     Attributes:
         root: secret (or public seed) from which all streams derive, 0 <= root < 2**128.
         secret: whether the root came from the operating system; False for seeds, which are public.
+
+    Raises:
+        ConfigError: a root outside its range.
     """
 
     root: int
@@ -56,6 +65,10 @@ class KeyRing:
     def __post_init__(self) -> None:
         if not 0 <= self.root < _ROOT_LIMIT:
             raise ConfigError(f"seed must be an integer in [0, 2**128), got {self.root}")
+
+    def __repr__(self) -> str:
+        """Without a secret root: logs and tracebacks show what objects are made of."""
+        return "KeyRing(<secret>)" if self.secret else f"KeyRing(root={self.root})"
 
     @classmethod
     def from_seed(cls, seed: int | None) -> KeyRing:
@@ -71,7 +84,11 @@ class KeyRing:
         return KeyRing(int.from_bytes(digest.digest(), "little"), self.secret)
 
     def sequence(self, purpose: Purpose, *path: int) -> np.random.SeedSequence:
-        """Seed sequence named by `purpose` and `path` (integers in [0, 2**32))."""
+        """Seed sequence named by `purpose` and `path` (integers in [0, 2**32)).
+
+        Raises:
+            ValueError: a path entry outside that range.
+        """
         if any(not 0 <= step < _WORD for step in path):
             raise ValueError(f"path entries must lie in [0, 2**32), got {path}")
         return np.random.SeedSequence(entropy=self.root, spawn_key=(int(purpose), *path))

@@ -22,7 +22,18 @@ SAFETY = 1 - 2.0**-16
 
 @dataclass(frozen=True)
 class Slot:
-    """One parameter tensor's place in the flat vector."""
+    """One parameter tensor's place in the flat vector.
+
+    Attributes:
+        name: the parameter's, as in `named_parameters`.
+        shape: the tensor's.
+        offset: index of its first coordinate in the flat vector.
+        size: number of its coordinates.
+
+    Example:
+        >>> [(slot.name, slot.shape, slot.offset) for slot in LayerTable.from_module(nn.Linear(4, 3)).slots()]
+        [('weight', (3, 4), 0), ('bias', (3,), 12)]
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -32,7 +43,19 @@ class Slot:
 
 @dataclass(frozen=True)
 class Layer:
-    """Consecutive slots that are bounded and noised together."""
+    """Consecutive slots that are bounded and noised together.
+
+    Attributes:
+        name: the layer's.
+        slots: its parameter tensors, in flat order.
+        offset: index of its first coordinate in the flat vector.
+        size: number d_j of its coordinates.
+
+    Example:
+        >>> wide, narrow = LayerTable.from_sizes({"wide": 8, "narrow": 2}).layers
+        >>> narrow.offset, narrow.size
+        (8, 2)
+    """
 
     name: str
     slots: tuple[Slot, ...]
@@ -64,11 +87,14 @@ class LayerTable:
                 layer's name. Several tensors that `module` holds itself are the layer "model".
 
         Raises:
-            ConfigError: unknown grouping, or no trainable parameter.
+            ConfigError: no model, unknown grouping, or no trainable parameter.
 
         >>> LayerTable.from_module(nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))).sizes.tolist()
         [15, 8]
         """
+        if not isinstance(module, nn.Module):
+            what = f"the class {module.__name__}" if isinstance(module, type) else type(module).__name__
+            raise ConfigError(f"a model must be an nn.Module, got {what}")
         group = _grouping(group_by)
         grouped: dict[str, list[tuple[str, nn.Parameter]]] = {}
         for name, parameter in module.named_parameters():

@@ -46,6 +46,11 @@ class Part(NamedTuple):
         size: coordinates.
         clip: bound of one unit's contribution (l2, or l1 for Laplace noise).
         sigma: noise scale that one noising party adds (std, or Laplace scale b).
+
+    Example:
+        >>> layers, facts = LayerTable.from_sizes({"a": 4, "b": 1}), RunFacts(1.0, Sampling("poisson", 100, 0.1))
+        >>> ReleasePlan(layers, [3.0, 4.0], [5.0, 5.0], facts, Guarantee("proven", "an example")).parts[1]
+        Part(name='b', size=1, clip=4.0, sigma=5.0)
     """
 
     name: str
@@ -99,6 +104,14 @@ class ReleasePlan:
     Raises:
         ConfigError: numbers outside their range, or of another shape.
         PrivacyError: a guarantee that does not fit, or a release that costs more than its run is made for.
+
+    Example:
+        >>> layers, facts = LayerTable.from_sizes({"a": 4, "b": 1}), RunFacts(1.0, Sampling("poisson", 100, 0.1))
+        >>> plan = ReleasePlan(layers, [3.0, 4.0], [5.0, 5.0], facts, Guarantee("proven", "an example"))
+        >>> plan.effective_multiplier, plan.shares.round(2).tolist(), plan.denominator
+        (1.0, [0.36, 0.64], 10.0)
+        >>> plan.event
+        PoissonSampledDpEvent(sampling_probability=0.1, event=GaussianDpEvent(noise_multiplier=1.0))
     """
 
     layers: LayerTable
@@ -245,9 +258,9 @@ class ReleasePlan:
         multiplier = own / SENSITIVITY_FACTOR[self.facts.relation]
         if self.family == "laplace":
             loss = 1.0 / multiplier if multiplier > 0 else math.inf
-            return privacy.accounting.laplace_event(loss, rate, self.facts.relation)
+            return privacy.events.laplace_event(loss, rate, self.facts.relation)
         steps = 1 if self.facts.steps is None else self.facts.steps.count
-        return privacy.accounting.repeated(privacy.accounting.gaussian_event(multiplier, rate), steps)
+        return privacy.events.repeated(privacy.events.gaussian_event(multiplier, rate), steps)
 
     @property
     def run(self) -> WholeRun:
@@ -395,6 +408,12 @@ class UnprotectedPlan(ReleasePlan):
     """A release that is not private: a published rule that is unsound, or no privacy at all.
 
     Whatever its noise, its event is `NonPrivateDpEvent`; its guarantee must be "none" and say why.
+
+    Example:
+        >>> layers, facts = LayerTable.from_sizes({"a": 4}), RunFacts(1.0, Sampling("poisson", 100, 0.1))
+        >>> plan = UnprotectedPlan(layers, [1.0], [1.0], facts, Guarantee("none", "its bound is a private norm"))
+        >>> plan.protected, plan.event
+        (False, NonPrivateDpEvent())
     """
 
     def _check_protection(self) -> None:
@@ -403,7 +422,7 @@ class UnprotectedPlan(ReleasePlan):
     @property
     def event(self) -> dp_event.DpEvent:
         """A release that no budget covers."""
-        return privacy.accounting.gaussian_event(0.0)
+        return privacy.events.gaussian_event(0.0)
 
     @property
     def repeated_event(self) -> dp_event.DpEvent:

@@ -28,6 +28,19 @@ class AuxiliaryQuery(ABC):
 
     Attributes:
         sizes: d_j of the layers, [K]; public.
+
+    Example:
+        >>> class CutLength(AuxiliaryQuery):
+        ...     name, size, bound = "cut-length", 1, 1.0
+        ...
+        ...     def encode(self, norms, clip):
+        ...         return torch.linalg.vector_norm(norms, dim=1, keepdim=True)
+        ...
+        ...     def decode(self, mean):
+        ...         return mean.double().numpy()
+        >>> norms = torch.tensor([[0.3, 0.4], [3.0, 4.0]])
+        >>> CutLength((5, 2)).contribution(norms, torch.ones(2)).round(decimals=3).tolist()
+        [[0.5], [1.0]]
     """
 
     name: ClassVar[str]
@@ -77,6 +90,14 @@ class NoisyQuery:
     Attributes:
         query: what is released.
         sigma: noise std of the sum (of each client's contribution under local trust).
+
+    Raises:
+        ConfigError: negative noise.
+
+    Example:
+        >>> noisy = NoisyQuery(BelowBound((5, 2)), sigma=2.0)
+        >>> round(noisy.sigma / noisy.query.bound, 3)  # the noise multiplier of the query by itself
+        2.828
     """
 
     query: AuxiliaryQuery
@@ -110,6 +131,13 @@ class BelowBound(_LayerBits):
     """Which of a client's layers stay within their bounds.
 
     Source: Andrew et al. 2021, "Differentially private learning with adaptive clipping", per layer.
+
+    Example:
+        >>> query = BelowBound((5, 2))
+        >>> query.encode(torch.tensor([[0.5, 3.0]]), torch.tensor([1.0, 1.0])).tolist()
+        [[0.5, -0.5]]
+        >>> query.decode(torch.tensor([0.25, -0.5])).tolist()
+        [0.75, 0.0]
     """
 
     name: ClassVar[str] = "below-bound"
@@ -124,6 +152,10 @@ class BelowShare(_LayerBits):
     """Which of a client's layers take at most the share of its whole length that their bounds take of all bounds.
 
     Unlike `BelowBound` it goes on telling layers apart where every layer is longer than its bound.
+
+    Example:
+        >>> BelowShare((5, 2)).encode(torch.tensor([[3.0, 4.0]]), torch.tensor([1.0, 1.0])).tolist()
+        [[0.5, -0.5]]
     """
 
     name: ClassVar[str] = "below-share"
@@ -153,7 +185,12 @@ class _LayerFigures(AuxiliaryQuery):
 
 @dataclass(frozen=True)
 class LayerMovement(_LayerFigures):
-    """Root mean square change of each layer's weights, as a direction: every client's vector has norm 1 at most."""
+    """Root mean square change of each layer's weights, as a direction: every client's vector has norm 1 at most.
+
+    Example:
+        >>> LayerMovement((4, 1)).encode(torch.tensor([[2.0, 1.0]]), torch.ones(2)).numpy().round(3)
+        array([[0.707, 0.707]], dtype=float32)
+    """
 
     name: ClassVar[str] = "layer-movement"
 
@@ -172,6 +209,10 @@ class LayerStrength(_LayerFigures):
 
     What Algorithm 1 of the LM-DP-SGD paper averages over a batch, ||g_l|| / min(C, ||g||), has no bound where a
     gradient is clipped; this is the same for gradients that are not, and its bound needs no clipping.
+
+    Example:
+        >>> LayerStrength((5, 2)).encode(torch.tensor([[3.0, 4.0]]), torch.ones(2)).numpy().round(3)
+        array([[0.6, 0.8]], dtype=float32)
     """
 
     name: ClassVar[str] = "layer-strength"
@@ -204,6 +245,10 @@ def register(kind: type[AuxiliaryQuery]) -> type[AuxiliaryQuery]:
 
     Raises:
         ConfigError: another query has the name already.
+
+    Example:
+        >>> register(BelowBound) is BelowBound  # the same class again is no conflict
+        True
     """
     if _KINDS.setdefault(kind.name, kind) is not kind:
         raise ConfigError(f"there is a query {kind.name!r} already: choose another name")
@@ -215,6 +260,10 @@ def named(name: str, sizes: Iterable[int]) -> AuxiliaryQuery:
 
     Raises:
         ConfigError: no such query.
+
+    Example:
+        >>> named("below-bound", [5, 2, 7, 1]).bound
+        1.0
     """
     if name not in _KINDS:
         raise ConfigError(f"unknown auxiliary query {name!r}; known: {', '.join(_KINDS)}")

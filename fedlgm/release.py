@@ -72,6 +72,14 @@ def release(
         PrivacyError: a noise scale that the kernels cannot represent, or correlated noise whose past is not given or
             does not fit.
         RunError: the past of correlated noise cannot be drawn again.
+
+    Example:
+        >>> from fedlgm import Guarantee, LayerTable, RunFacts, Sampling
+        >>> facts, layers = RunFacts(2.0, Sampling("poisson", 10, 0.5)), LayerTable.from_sizes({"weight": 10_000})
+        >>> plan = ReleasePlan(layers, [1.0], [2.0], facts, Guarantee("proven", "an example"))
+        >>> noisy = release(torch.zeros(plan.size).double(), plan, KeyRing.from_seed(1), round=1)
+        >>> round(float(noisy.std()), 1)
+        2.0
     """
     if plan.facts.noise is not None:
         return _add_correlated_(total, plan, keys, round, backend, run_noise)
@@ -100,6 +108,9 @@ def _add_correlated_(
         raise PrivacyError("this round's noise follows from that of earlier rounds: pass the run's noise (run_noise)")
     if plan.position != round - 1:
         raise PrivacyError(f"this plan is not that of round {round}: make plans by Method.plan")
+    if plan.size == 0:
+        run_noise.skip(round, keys)
+        return total
     if backend == "cpu":
         _check_cpu(total)
     sizes = [*(int(size) for size in plan.layers.sizes), *(noisy.query.size for noisy in plan.queries)]
@@ -154,6 +165,17 @@ def local_release(
     Raises:
         ConfigError: a backend that does not run where the sum lies.
         PrivacyError: a noise scale that the kernels cannot represent, or updates that the plan cannot bound.
+
+    Example:
+        >>> from fedlgm import Guarantee, LayerTable, RunFacts, Sampling
+        >>> facts = RunFacts(2.0, Sampling("poisson", 10, 0.5), "replace-one", "local")
+        >>> plan = ReleasePlan(
+        ...     LayerTable.from_sizes({"weight": 2}), [1.0], [2.0], facts, Guarantee("proven", "an example")
+        ... )
+        >>> update, keys = torch.tensor([[1.0, 0.0]]), KeyRing.from_seed(1)
+        >>> own, name = local_release(update, plan, keys, 1, client=0)
+        >>> name == local_release(update, plan, keys, 1, 0)[1], name == local_release(-update, plan, keys, 1, 0)[1]
+        (True, False)
     """
     own = sum_on(plan, torch.device(device), None if backend == "cpu" else backend)
     if backend == "cpu":
@@ -171,7 +193,15 @@ def local_release(
 def add_downlink_(mean: Tensor, plan: ReleasePlan, keys: KeyRing, round: int, backend: NoiseBackend = "cpu") -> Tensor:
     """Add the plan's broadcast noise to every coordinate of a released mean [plan.size], in place; nothing if it is 0.
 
-    For local trust only, where the server's own streams add no other noise.
+    For local trust only, where the server's own streams add no other noise. Arguments and errors as for `release`.
+
+    Example:
+        >>> from fedlgm import Guarantee, LayerTable, RunFacts, Sampling
+        >>> facts = RunFacts(2.0, Sampling("poisson", 10, 0.5), "replace-one", "local")
+        >>> layers, proven = LayerTable.from_sizes({"weight": 10_000}), Guarantee("proven", "an example")
+        >>> plan = ReleasePlan(layers, [1.0], [2.0], facts, proven, downlink=0.5)
+        >>> round(float(add_downlink_(torch.zeros(plan.size), plan, KeyRing.from_seed(1), round=1).std()), 1)
+        0.5
     """
     if plan.downlink == 0:
         return mean
@@ -186,7 +216,13 @@ def add_downlink_(mean: Tensor, plan: ReleasePlan, keys: KeyRing, round: int, ba
 
 
 def fingerprint(keys: KeyRing, round: int, party: int = SERVER, backend: NoiseBackend = "cpu") -> str:
-    """Public name of a release's noise key, for the ledger: equal names mean equal noise."""
+    """Public name of a release's noise key, for the ledger: equal names mean equal noise; arguments as for `release`.
+
+    Example:
+        >>> keys = KeyRing.from_seed(1)
+        >>> fingerprint(keys, 1) == fingerprint(keys, 1), fingerprint(keys, 1) == fingerprint(keys, 2)
+        (True, False)
+    """
     words = keys.words(8, Purpose.NOISE, round, party + 1).tobytes()
     return hashlib.sha256(words if backend == "cpu" else words + backend.encode()).hexdigest()[:32]
 

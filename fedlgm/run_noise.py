@@ -29,6 +29,15 @@ class Draw:
     Attributes:
         of: (ring, round) -> z of that round, N(0, 1), float64 [size]; equal arguments give equal bits.
         device: where it is drawn.
+
+    Example:
+        >>> from fedlgm.keys import Purpose
+        >>> def standard_normal(ring, round):
+        ...     generator = ring.torch_generator(Purpose.NOISE, round)
+        ...     return torch.randn(3, dtype=torch.float64, generator=generator)
+        >>> draw, ring = Draw(standard_normal, torch.device("cpu")), KeyRing.from_seed(1)
+        >>> torch.equal(draw(ring, 1), draw(ring, 1)), torch.equal(draw(ring, 1), draw(ring, 2))
+        (True, False)
     """
 
     of: Callable[[KeyRing, int], Tensor]
@@ -43,6 +52,12 @@ class NoiseRings:
     """The secret ring of each round's noise, in memory; a run that must survive its process keeps them in a file.
 
     A round that is released again with other noise replaces its ring: what comes after follows from the last release.
+
+    Example:
+        >>> rings = NoiseRings()
+        >>> rings.keep(1, KeyRing.from_seed(None))
+        >>> len(rings.first(1)), len(rings.digest(1))
+        (1, 64)
     """
 
     def __init__(self) -> None:
@@ -83,6 +98,16 @@ class RunNoise:
 
     Args:
         rings: where secret rings are kept; the ring of a public seed is the same in every round.
+
+    Example:
+        >>> from fedlgm import correlation
+        >>> noise, ring = correlation.get("square-root", 3, bands=2), KeyRing.from_seed(1)
+        >>> ones = Draw(lambda ring, round: torch.ones(1, dtype=torch.float64), torch.device("cpu"))
+        >>> run = RunNoise()
+        >>> [round(run.next(noise, 1, t, ring, ones).item(), 4) for t in (1, 2, 3)]
+        [1.118, 0.559, 0.8385]
+        >>> round(RunNoise().next(noise, 1, 3, ring, ones).item(), 4)  # a process that starts at round 3
+        0.8385
     """
 
     def __init__(self, rings: NoiseRings | None = None) -> None:
@@ -102,7 +127,7 @@ class RunNoise:
         return keys.derive(b"after", self._rings.digest(round - 1).encode()) if keys.secret else keys
 
     def next(self, noise: Correlation, size: int, round: int, ring: KeyRing, draw: Draw) -> Tensor:
-        """W of a round for z of standard deviation 1, [size]; keeps the ring first.
+        """Noise w_t of a round for z of standard deviation 1, float64 [size]; keeps the ring first.
 
         Args:
             noise: C of the run.
@@ -119,8 +144,7 @@ class RunNoise:
             raise PrivacyError(f"the noise was correlated over {noise.rounds} rounds: there is none for round {round}")
         if self._stream is not None and self._stream[:2] != (noise, size):
             raise PrivacyError("correlated noise needs the same C and as many numbers in every round of a run")
-        if self._stream is None or self._done != round - 1:
-            self._replay(noise, size, round, ring, draw)
+        self._catch_up(noise, size, round, ring, draw)
         assert self._stream is not None
         if ring.secret:
             self._rings.keep(round, ring)
@@ -129,10 +153,32 @@ class RunNoise:
         self._done = round
         return w
 
-    def _replay(self, noise: Correlation, size: int, round: int, ring: KeyRing, draw: Draw) -> None:
+    def skip(self, round: int, ring: KeyRing) -> None:
+        """Leave out a round that releases nothing; its noise is drawn when a later round's follows from it.
+
+        A round without queries, say, does not tell how many numbers the others have.
+
+        Args:
+            round: from 1.
+            ring: of this round's z.
+
+        Raises:
+            RunError: the ring of an earlier round is not known.
+        """
+        if ring.secret:
+            self._rings.first(round - 1)
+            self._rings.keep(round, ring)
+        if round <= self._done:
+            self._done = -1  # what was made after it followed from another ring
+
+    def _catch_up(self, noise: Correlation, size: int, round: int, ring: KeyRing, draw: Draw) -> None:
+        """Have the stream made all rounds before this one, and no other."""
         from fedlgm.correlation import CorrelatedStream
 
+        if self._stream is None or not 0 <= self._done < round:
+            self._stream, self._done = (noise, size, CorrelatedStream(noise, size, draw.device)), 0
+        if self._done == round - 1:
+            return
         past = self._rings.first(round - 1) if ring.secret else [ring] * (round - 1)
-        stream = CorrelatedStream(noise, size, draw.device)
-        stream.replay(lambda t: draw(past[t], t + 1), round - 1)
-        self._stream = (noise, size, stream)
+        self._done = -1
+        self._stream[2].replay(lambda t: draw(past[t], t + 1), round - 1)

@@ -14,6 +14,7 @@ and tasks pass the same checks.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -24,22 +25,24 @@ from torch import Tensor, nn
 from fedlgm import inputs, models, tasks
 from fedlgm.aggregation import BoundedSum, bound_update
 from fedlgm.data import DataSet, Loadable, Partition, load
-from fedlgm.errors import ConfigError, DataError, PrivacyError
+from fedlgm.errors import ConfigError, DataError, PrivacyError, prefix_key
 from fedlgm.example_level.bounding import bound_gradients
 from fedlgm.example_level.scaling import Scaling
+from fedlgm.extension import raised_in
 from fedlgm.facts import RunFacts, Sampling
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import BoundsExamples, Mechanism
+from fedlgm.mechanisms.base import require_mechanism
 from fedlgm.mechanisms.method import Method
 from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.accounting import composed_epsilon
 from fedlgm.tasks import Task
+from fedlgm.tasks.base import measured, require_separate_losses
 from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer, VectorizedTrainer
 from fedlgm.transcript import Transcript
 
 _EXAMPLES = 6  # of each probed client
 _BATCH = 4
-_RELATIVE, _ABSOLUTE = 1e-3, 1e-5  # by which two ways to compute the same float32 figure may differ
 _JUMPS = 0.1  # where rounding moves an activation across zero a gradient jumps: 5 % of VGG-16's update
 
 
@@ -64,24 +67,9 @@ def check_data(data: Loadable, task: Any = None, *, allow_empty: bool = False) -
     found = load(data)
     if not _same(found, load(data)):
         raise DataError(f"data {found.name!r}: loading it twice gives different arrays; fix its random seed")
-    for part, x, y in (("training", found.train_x, found.train_y), ("test", found.test_x, found.test_y)):
-        for array in x if isinstance(x, tuple) else (x,):
-            if len(array) != len(y):
-                raise DataError(f"data {found.name!r}: {len(array)} {part} inputs but {len(y)} {part} targets")
-            if array.dtype not in (np.float32, np.int64):
-                raise DataError(f"data {found.name!r}: {part} inputs are {array.dtype}, use float32 or int64 (tokens)")
-            if array.dtype == np.float32 and not np.isfinite(array).all():
-                raise DataError(f"data {found.name!r}: {part} inputs hold NaN or infinity")
-        if len(y) == 0:
-            raise DataError(f"data {found.name!r}: there are no {part} examples")
-    shapes = [inputs.each(lambda array: array.shape[1:], x) for x in (found.train_x, found.test_x)]
-    if shapes[0] != shapes[1] or found.train_y.shape[1:] != found.test_y.shape[1:]:
-        raise DataError(f"data {found.name!r}: training and test examples have different shapes")
-    found = tasks.get(task).prepare(found)
-    if found.train_user is not None and found.train_user.shape != (len(found.train_y),):
-        raise DataError(f"data {found.name!r}: train_user must name the user of each training example")
-    if found.clients is not None:
-        _check_clients(found.name, found.clients, len(found.train_y), allow_empty)
+    found = tasks.get(task).prepare(found.checked())
+    if found.clients is not None and not allow_empty:
+        _check_clients(found.name, found.clients)
     return found
 
 
@@ -103,11 +91,8 @@ def check_mechanism(mechanism: Mechanism, layers: LayerTable | None = None, fact
     >>> from fedlgm import mechanisms
     >>> check_mechanism(mechanisms.get("uniform"))
     """
-    if not isinstance(mechanism, Mechanism) or not isinstance(getattr(mechanism, "name", None), str):
-        raise ConfigError(
-            f"{type(mechanism).__name__}: a mechanism is an object of a dataclass derived from fedlgm.Mechanism, "
-            "made with its name, as in InverseSize('inverse-size')"
-        )
+    require_mechanism(mechanism)
+    unused = copy.deepcopy(mechanism)
     layers = mechanism.table(layers or LayerTable.from_sizes({"a": 12, "b": 1, "c": 300, "d": 40}))
     facts = facts or RunFacts(0.0, Sampling("poisson", 100, 1.0), rounds=6, epsilon=8.0, delta=1e-5)
     method = Method.calibrated(mechanism, layers, facts)
@@ -117,19 +102,13 @@ def check_mechanism(mechanism: Mechanism, layers: LayerTable | None = None, fact
         raise ConfigError(f"{mechanism.name}: costs must have one figure per round, got shape {np.shape(costs)}")
     events = []
     for transcript, other in zip(_transcripts(method), _transcripts(method, seed=2), strict=True):
-        plan = _pure_plan(method, transcript)
+        plan = _pure_plan(method, transcript, copy.deepcopy(unused))
         _check_cost_is_fixed(mechanism.name, plan, method.plan(other), transcript.rounds + 1)
         if not plan.protected:
             continue  # nothing is claimed
         if isinstance(mechanism, BoundsExamples):
             _check_scaling(mechanism.name, plan, mechanism.scaling(plan))
         _check_bounds(mechanism, plan)
-        cost = (facts.noise_multiplier / plan.effective_multiplier) ** 2 if plan.size else 0.0
-        if cost > costs[transcript.rounds] * (1 + 1e-6):
-            raise PrivacyError(
-                f"{mechanism.name}: round {transcript.rounds + 1} costs {cost:.6g} releases at the run's multiplier, "
-                f"its costs() say {costs[transcript.rounds]:.6g}: override costs, or use more noise"
-            )
         events.append((plan.event, 1))
     charged = events[: facts.releases] if facts.separate_rounds else events
     spent = composed_epsilon(charged, facts.budget()[1]) if charged else 0.0
@@ -163,21 +142,33 @@ def _transcripts(method: Method, seed: int = 1) -> Iterator[Transcript]:
         transcript = transcript.extend(model, mean, plan)
 
 
-def _pure_plan(method: Method, transcript: Transcript) -> ReleasePlan:
-    """The plan, made twice and sent once."""
+def _pure_plan(method: Method, transcript: Transcript, fresh: Mechanism) -> ReleasePlan:
+    """The plan, made twice, by a fresh mechanism, and sent once."""
     mechanism, layers, facts = method.mechanism, method.layers, method.facts
-    plan, again = (mechanism.plan(layers, facts, transcript) for _ in range(2))
-    if not isinstance(plan, ReleasePlan):
-        raise ConfigError(f"{mechanism.name}: plan() must return a ReleasePlan, got {type(plan).__name__}")
+    past = tuple(tensor.clone() for tensor in _tensors(transcript))
+    planned = method.plan(transcript)
+    plan, again, resumed = (m.plan(layers, facts, transcript) for m in (mechanism, mechanism, fresh))
     if plan.to_json() != again.to_json():
         raise PrivacyError(f"{mechanism.name}: plan() gives another plan for the same arguments: it must be pure")
+    if plan.to_json() != resumed.to_json():
+        raise PrivacyError(
+            f"{mechanism.name}: plan() gives another plan after earlier rounds than a new object does, as a resumed "
+            "run has it: it must depend on its arguments alone, and keep nothing"
+        )
+    if any(not torch.equal(one, now) for one, now in zip(past, _tensors(transcript), strict=True)):
+        raise PrivacyError(
+            f"{mechanism.name}: plan() changes the past releases that it is given: leave them as they are"
+        )
     if plan.facts != facts:
         raise PrivacyError(f"{mechanism.name}: the plan's facts are not the run's: pass `facts` on unchanged")
-    plan = method.plan(transcript)
-    received = ReleasePlan.from_json(layers, plan.to_json())
-    if received.to_json() != plan.to_json() or received.event != plan.event:
+    received = ReleasePlan.from_json(layers, planned.to_json())
+    if received.to_json() != planned.to_json() or received.event != planned.event:
         raise ConfigError(f"{mechanism.name}: the plan does not survive its way to the clients")
-    return plan
+    return planned
+
+
+def _tensors(transcript: Transcript) -> tuple[Tensor, ...]:
+    return (*transcript.models, *(() if transcript.mean is None else (transcript.mean,)))
 
 
 def _check_bounds(mechanism: Mechanism, plan: ReleasePlan) -> None:
@@ -242,28 +233,42 @@ def check_task(task: Any, outputs: Tensor, targets: Tensor) -> Task:
     """
     found = tasks.get(task)
     label, count = f"task {found.name!r}", len(targets)
+    before = outputs.clone(), targets.clone()
     losses = found.losses(outputs, targets)
+    if not (torch.equal(before[0], outputs) and torch.equal(before[1], targets)):
+        raise ConfigError(f"{label}: losses change the outputs or targets that they are given: leave them as they are")
     if losses.shape != (count,):
         raise ConfigError(
             f"{label}: losses must have shape ({count},), one per example, they have {tuple(losses.shape)}"
         )
-    alone = torch.cat([found.losses(outputs[i : i + 1], targets[i : i + 1]) for i in range(count)])
-    if not _close(losses, alone):
-        raise ConfigError(f"{label}: the loss of an example depends on the other examples of its batch")
-    if not _close(found.loss(outputs, targets), losses.mean()):
+    require_separate_losses(found, outputs, targets)
+    if not inputs.close(found.loss(outputs, targets), losses.mean()):
         raise ConfigError(f"{label}: loss must be the mean of losses, or the trainers would train different models")
     stacked = torch.func.vmap(torch.func.grad(found.loss))(outputs[None], targets[None])[0]
     gradient = torch.zeros_like(outputs)
     for operation in found.gradient_operations(outputs, targets, gradient):
         operation()
-    if not _close(gradient, stacked):
+    if not inputs.close(gradient, stacked):
         raise ConfigError(f"{label}: gradient_operations do not write the gradient of the mean loss")
-    sums = {name: float(value) for name, value in found.sums(outputs, targets).items()}
-    metrics = found.metrics({name: value / max(found.count(targets), 1) for name, value in sums.items()})
+    whole = _figures(found, label, [(outputs, targets)])
+    halves = _figures(found, label, [(outputs[:1], targets[:1]), (outputs[1:], targets[1:])])
     for name in ("loss", found.headline):
-        if not np.isfinite(metrics.get(name, np.nan)):
-            raise ConfigError(f"{label}: its metrics need a finite {name!r}, got {metrics}")
+        if not np.isfinite(whole.get(name, np.nan)):
+            raise ConfigError(f"{label}: its metrics need a finite {name!r}, got {whole}")
+    for name, value in whole.items():
+        if np.isfinite(value) and not np.isclose(value, halves[name], rtol=inputs.RELATIVE, atol=inputs.ABSOLUTE):
+            raise ConfigError(
+                f"{label}: metric {name!r} is {value:.6g} over one batch and {halves[name]:.6g} over two of the same "
+                "examples: `sums` must give sums over examples, and `count` how many terms they have"
+            )
     return found
+
+
+def _figures(task: Task, label: str, batches: list[tuple[Tensor, Tensor]]) -> dict[str, float]:
+    try:
+        return measured(task, batches)
+    except Exception as error:  # a user's task may raise anything
+        raise ConfigError(f"{label}: its figures cannot be computed: {raised_in(type(task), error)}") from error
 
 
 def check_model(
@@ -301,7 +306,9 @@ def check_model(
     if not torch.equal(start, layers.flatten(build())):
         raise ConfigError("model: building it twice gives different weights; draw them with torch only")
     clients = _clients(found)
-    _check_forward(module, clients[0].x)
+    with prefix_key("model"):
+        models.require_repeatable(module, clients[0].x)
+        models.require_separate(module, clients[0].x)
 
     settings = LocalTraining(lr=0.01, batch_size=_BATCH)
     sequential = SequentialTrainer(build(), layers, settings, task=own)
@@ -319,27 +326,11 @@ def check_model(
             raise ConfigError("model: training many clients at once gives other updates than one client after another")
 
 
-def _check_clients(name: str, clients: Partition, examples: int, allow_empty: bool) -> None:
-    if clients.order.size and (clients.order.min() < 0 or clients.order.max() >= examples):
-        raise DataError(f"data {name!r}: clients name examples outside [0, {examples})")
-    if len(np.unique(clients.order)) < len(clients.order):
-        raise DataError(f"data {name!r}: an example belongs to two clients")
+def _check_clients(name: str, clients: Partition) -> None:
     empty = np.flatnonzero(clients.sizes == 0)
-    if len(empty) == len(clients) or (len(empty) and not allow_empty):
+    if len(empty):
         shown = ", ".join(map(str, empty[:5])) + (", ..." if len(empty) > 5 else "")
         raise DataError(f"data {name!r}: {len(empty)} of {len(clients)} clients have no examples: {shown}")
-
-
-def _check_forward(module: nn.Module, x: inputs.Inputs) -> None:
-    """Refuse outputs that change from call to call, or with the other examples of a batch."""
-    with torch.no_grad():
-        module.train()
-        outputs, again = inputs.call(module, x), inputs.call(module, x)
-        if not torch.allclose(outputs, again, rtol=0.0, atol=0.0, equal_nan=True):
-            raise ConfigError("model: two forward passes in training mode give different outputs: it draws at random")
-        alone = torch.cat([inputs.call(module, inputs.take(x, slice(i, i + 1))) for i in range(len(outputs))])
-        if not _close(outputs, alone):
-            raise ConfigError("model: the outputs for an example depend on the other examples of its batch")
 
 
 def _clients(data: DataSet) -> list[ClientTask]:
@@ -357,11 +348,6 @@ def _fresh(clients: Sequence[ClientTask], *numbers: int) -> list[ClientTask]:
     """The clients of those numbers, each with the same order of examples every time."""
     chosen = [(number, clients[number]) for number in numbers]
     return [ClientTask(c.x, c.y, torch.Generator().manual_seed(number), c.epochs) for number, c in chosen]
-
-
-def _close(left: Tensor, right: Tensor) -> bool:
-    scale = float(right.nan_to_num(0.0, 0.0, 0.0).abs().max()) if right.numel() else 0.0
-    return torch.allclose(left, right, rtol=_RELATIVE, atol=_ABSOLUTE * max(scale, 1e-3), equal_nan=True)
 
 
 def _same(left: DataSet, right: DataSet) -> bool:

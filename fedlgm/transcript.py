@@ -20,6 +20,17 @@ class Transcript:
             model.
         mean: the last released noisy mean (layers, then auxiliary queries), [plan.size]; None before the first round.
         plan: the plan that released `mean`.
+
+    Example:
+        >>> import torch
+        >>> from fedlgm import Guarantee, LayerTable, RunFacts, Sampling
+        >>> from fedlgm.queries import BelowBound, NoisyQuery
+        >>> layers, facts = LayerTable.from_sizes({"a": 2}), RunFacts(0.4, Sampling("poisson", 10, 0.5))
+        >>> bits = NoisyQuery(BelowBound((2,)), 1.0)
+        >>> plan = ReleasePlan(layers, [1.0], [1.0], facts, Guarantee("proven", "an example"), queries=(bits,))
+        >>> mean = torch.tensor([0.1, -0.1, 0.25])  # the layer, then the answer to the query
+        >>> Transcript.start(torch.zeros(2)).extend(mean[:2], mean, plan).answer("below-bound").tolist()
+        [0.75]
     """
 
     DEPTH = 3

@@ -141,13 +141,15 @@ class RunResult(Mapping[str, Any]):
     def __repr__(self) -> str:
         headline = self.get("headline", "accuracy")
         figure = self.metrics.get(headline, float("nan"))
-        return f"RunResult({self['recipe']}: {headline} {figure:.4f}, epsilon {self.epsilon:.3f}; {self.folder})"
+        spent = f"epsilon {self.epsilon:.3f}, {self.guarantee.partition(':')[0]}"
+        return f"RunResult({self['recipe']}: {headline} {figure:.4f}, {spent}; {self.folder})"
 
     def _repr_html_(self) -> str:
         """What a notebook shows: summary, guarantee, layers, curves."""
         from simulations.reports.notebook import summary_html
 
-        return summary_html(self, self.history, self.layers())
+        correlated = self._assembly.facts.noise is not None
+        return summary_html(self, self.history, self.layers(), correlated=correlated)
 
 
 def simulate(
@@ -210,7 +212,7 @@ def simulate(
     }  # fmt: skip
     texts = [f"{_KEYS.get(name, f'{name}.name')}={value}" for name, value in given.items() if isinstance(value, str)]
     objects = own_of({name: value for name, value in given.items() if not isinstance(value, str)})
-    parsed = _recipe(recipe, objects, [*texts, *overrides])
+    parsed = _recipe(recipe, objects, texts, overrides)
     summary = launch.simulate(parsed, engine=engine, run_dir=run_dir, progress=progress, own=objects, **options)
     return _result(summary, objects)
 
@@ -252,9 +254,10 @@ def resume(
     return _result(launch.resume(run, engine=engine, progress=progress, own=own, **options), own)  # type: ignore[arg-type]
 
 
-def _recipe(recipe: str | Path | Recipe | None, own: Own, overrides: Iterable[str]) -> Recipe:
+def _recipe(recipe: str | Path | Recipe | None, own: Own, names: list[str], overrides: Iterable[str]) -> Recipe:
     raw = recipe.model_dump(exclude_none=True) if isinstance(recipe, Recipe) else recipes.read(recipe)
     own.into(raw)
+    recipes.override(raw, names)
     recipes.override(raw, overrides)
     return recipes.validate(raw)
 

@@ -24,7 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-_out = Console()
+_out = Console(emoji=False)
 
 RecipeArgument = Annotated[str | None, typer.Argument(help="Bundled recipe or TOML file; `digits` if left out.")]
 SetOption = Annotated[list[str] | None, typer.Option("--set", help="section.key=value; repeatable.")]
@@ -99,11 +99,12 @@ def simulate(
 def compare(
     recipe: RecipeArgument = None,
     methods: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="Mechanisms, by comma: NAME, NAME:VARIANT or package.module:Class. The first is the reference."
+            help="Mechanisms, by comma: NAME, NAME:VARIANT or package.module:Class. The first is the reference. Left "
+            "out: the recipe's own, then uniform and gaussian (for examples: dp-sgd and auto-s)."
         ),
-    ] = "ladp,full-dp,time-varying,sensitive,dpa,adapldp",
+    ] = None,
     seeds: Annotated[int, typer.Option(help="Runs of each method.")] = 3,
     epsilons: Annotated[list[float] | None, typer.Option("--epsilon", help="Budget; repeatable.")] = None,
     partitions: Annotated[list[str] | None, typer.Option("--partition", help="Partition scheme; repeatable.")] = None,
@@ -121,6 +122,7 @@ def compare(
     from simulations import launch
     from simulations.compare import comparison as comparing
     from simulations.compare import figures as comparison_figures
+    from simulations.compare.jobs import jobs
 
     launch.check_engine(engine)
     wanted = None
@@ -128,8 +130,8 @@ def compare(
         from simulations.attacks import table as attacking
 
         wanted = attacking.Attacks.parse(attacks)
-    names = [name.strip() for name in methods.split(",") if name.strip()]
-    todo = comparing.jobs(recipe, names, seeds, overrides or (), epsilons or (), partitions or ())
+    names = None if methods is None else [name.strip() for name in methods.split(",") if name.strip()]
+    todo = jobs(recipe, names, seeds, overrides or (), epsilons or (), partitions or ())
     folder = out or Path("runs") / f"compare-{Path(recipe or 'digits').stem}"
     try:
         with contextlib.redirect_stdout(sys.stderr), comparison_figures.progress(todo, not as_json) as on_row:

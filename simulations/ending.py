@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from rich.console import Console
 
-_err = Console(stderr=True, highlight=False, soft_wrap=True)
+_err = Console(stderr=True, highlight=False, soft_wrap=True, markup=False, emoji=False)
 _STOPPING = (signal.SIGTERM, signal.SIGINT)
 _said = threading.Event()
 
@@ -20,7 +20,7 @@ _said = threading.Event()
 def interrupted(text: str) -> None:
     """Say how an interrupted command can go on."""
     _said.set()
-    _err.print(text, style="yellow", markup=False)
+    _err.print(text, style="yellow")
 
 
 def _stop(number: int, frame: Any) -> None:
@@ -59,7 +59,7 @@ def ending(command: Callable[[], object]) -> None:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _stop)
     sys.unraisablehook = _stop_again
-    warnings.showwarning = lambda message, *_, **__: _err.print(f"warning: {message}", style="yellow")
+    warnings.showwarning = _warner()
     try:
         command()
         _leave(0)
@@ -72,8 +72,20 @@ def ending(command: Callable[[], object]) -> None:
         if not isinstance(error, (FedlgmError, OSError)) and not out_of_memory(error):
             raise
         _err.print("error: ", style="bold red", end="")
-        _err.print(str(error) or "out of memory", markup=False)
+        _err.print(str(error) or "out of memory")
         _leave(2)
+
+
+def _warner() -> Callable[..., None]:
+    """Prints each warning once, however often and wherever it is raised: a recipe is checked at several places."""
+    said: set[str] = set()
+
+    def show(message: Warning | str, *_: object, **__: object) -> None:
+        if str(message) not in said:
+            said.add(str(message))
+            _err.print(f"warning: {message}", style="yellow")
+
+    return show
 
 
 def _leave(status: int) -> NoReturn:

@@ -40,6 +40,8 @@ def simulate(
 ) -> RunSummary:
     """Simulate a federation in a new run folder and return its summary (see `server.serve`).
 
+    `simulations.simulate` is the same for Python: its docstring has an example.
+
     Args:
         recipe: what to run.
         engine: "local" (this process), "ray" (resident actors) or "flower" (Flower's simulation runtime).
@@ -86,17 +88,22 @@ def resume(
     """Continue an interrupted run to the model that an uninterrupted one would have reached.
 
     The trackers that its recipe names go on; `trackers` are objects that follow it besides. A run that is finished
-    gives its summary, after the same checks of its ledger, recipe and objects.
+    gives its summary, after the same checks of its ledger, recipe and objects. Arguments as for `simulate`; for an
+    example see `simulations.resume`.
+
+    Raises:
+        ConfigError, DataError, PrivacyError, RunError: with one clear message.
     """
     _check_options(engine, workers, ray_address, supernodes)
     folder = RunFolder.open(Path(run))
     finished = folder.result()
     folder.verify()
+    folder.provenance.check_named(own.given() if own else ())
     if finished is not None:
         folder.forget_noise()
         if own:
             given = Assembly(folder.recipe(), own)
-            folder.check_objects(own.fingerprints(given.module(), given.partition))
+            folder.provenance.check_objects(own.fingerprints(given.module(), given.partition))
         return finished
     try:
         assembly = Assembly(settled(folder.recipe()), own or Own())
@@ -112,7 +119,10 @@ def resume(
 def prepared(
     assembly: Assembly, engine: Engine, workers: int, ray_address: str | None = None
 ) -> Iterator[RayGrid | None]:
-    """Refuse what cannot run; within the context engine `ray` has its actors, which start meanwhile."""
+    """Refuse what cannot run; within the context engine `ray` has its actors, which start meanwhile.
+
+    `simulate` and `resume` run in it.
+    """
     if engine != "ray":
         assembly.check()
         yield None
@@ -135,6 +145,12 @@ def check_engine(engine: str) -> None:
 
     Raises:
         ConfigError: with those that are.
+
+    Example:
+        >>> check_engine("locl")
+        Traceback (most recent call last):
+            ...
+        fedlgm.errors.ConfigError: unknown engine 'locl'; known: local, ray, flower
     """
     if engine not in get_args(Engine):
         raise ConfigError(f"unknown engine {engine!r}; known: {', '.join(get_args(Engine))}")
@@ -158,6 +174,8 @@ def _check_options(engine: str, workers: int | None, ray_address: str | None, su
 
 def _tracked(recipe: Recipe, trackers: Sequence[str | Tracker] | None, engine: str) -> tuple[Recipe, list[Tracker]]:
     """The recipe with the trackers given by name, and those given as objects; refuses what cannot follow the run."""
+    if isinstance(trackers, str):
+        raise ConfigError(f"trackers are a list of names and objects, got the text {trackers!r}")
     given = list(trackers or ())
     objects = [tracker for tracker in given if not isinstance(tracker, str)]
     if trackers is not None:
@@ -219,7 +237,13 @@ def _fresh_folder(recipe: Recipe) -> RunFolder:
 
 
 def default_folder(recipe: Recipe) -> Path:
-    """A folder under `runs` that does not exist yet."""
+    """A folder under `runs` that does not exist yet.
+
+    Example:
+        >>> from simulations.config.recipe import load
+        >>> default_folder(load("digits")).name.startswith("digits-")
+        True
+    """
     stamp = time.strftime("%Y%m%d-%H%M%S")
     path = Path("runs") / f"{recipe.name}-{stamp}"
     number = 1

@@ -21,6 +21,13 @@ class CohortSampler:
         sampling: scheme, population, rate and separation.
         keys: secret ring: amplification by sampling needs the draw to stay secret.
         dropout_rate: probability that a drawn client does not answer (simulated; the public denominator stays).
+
+    Example:
+        >>> sampler = CohortSampler(Sampling("cyclic", 12, 0.25, 4), KeyRing.from_seed(1))
+        >>> sorted(int(client) for round in (1, 2, 3, 4) for client in sampler.cohort(round)) == list(range(12))
+        True
+        >>> sampler.cohort(5).tolist() == sampler.cohort(1).tolist()
+        True
     """
 
     sampling: Sampling
@@ -78,7 +85,12 @@ class CohortSampler:
 
 
 def round_half_up(value: float) -> int:
-    """Nearest integer, halves up, at least 1."""
+    """Nearest integer, halves up, at least 1.
+
+    Example:
+        >>> round_half_up(2.5), round_half_up(0.1)
+        (3, 1)
+    """
     return max(1, int(np.floor(value + 0.5)))
 
 
@@ -90,6 +102,10 @@ def blocks(cohort: np.ndarray, size: int, work: np.ndarray | None = None) -> lis
         size: clients in a block.
         work: expected effort of every client of the population (simulations only). Longest clients then come first, so
             that a block holds equally long ones and the last blocks of a round are short.
+
+    Example:
+        >>> [block.tolist() for block in blocks(np.array([1, 4, 6]), size=2)]
+        [[1, 4], [6]]
     """
     if work is not None:
         cohort = cohort[np.argsort(-work[cohort], kind="stable")]

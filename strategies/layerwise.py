@@ -44,6 +44,8 @@ _SHOWN = 10  # clients that a notice names
 class RoundRecord:
     """What a finished round looked like. The plan is public; everything else is the server's own knowledge.
 
+    `LayerwiseFedAvg` makes one at the end of every round and passes it to `on_round`.
+
     Attributes:
         round: number, from 1.
         plan: what was released.
@@ -86,6 +88,9 @@ class _Pending:
 class LayerwiseFedAvg(FedAvg):
     """Flower strategy that releases exactly what a mechanism plans.
 
+    A round needs clients on a grid, so no example can run here: `PrivateFedAvg` makes such a strategy of a model and a
+    budget, and docs/how-to/flower-app.md runs it.
+
     Args:
         method: mechanism, layers and facts of the run.
         transcript: state to start from; `transcript.rounds` rounds are already done.
@@ -96,7 +101,7 @@ class LayerwiseFedAvg(FedAvg):
         on_round: called with each finished round and the new transcript.
 
     Raises:
-        ConfigError: a public seed where the nodes are real.
+        ConfigError: a public seed where the nodes are real, or cohorts drawn otherwise than the run's cost allows.
     """
 
     def __init__(
@@ -115,6 +120,12 @@ class LayerwiseFedAvg(FedAvg):
         self.fraction_evaluate, self.min_evaluate_nodes = 0.0, 0
         if method.layers.size != transcript.models[-1].numel():
             raise ValueError("the transcript's model does not fit the layer table")
+        facts = method.facts
+        if not facts.separate_rounds and sampler.sampling != facts.sampling:
+            raise ConfigError(
+                f"the run's cost rests on {facts.sampling.scheme} sampling with {facts.sampling.separation} rounds "
+                "between a client's participations: its sampler must draw by facts.sampling"
+            )
         if not (nodes.simulated or nodes.test_mode) and not (releaser.keys.secret and sampler.keys.secret):
             raise ConfigError(
                 "run.seed: a server of real nodes refuses a public seed, with which noise and cohorts could be drawn "
@@ -157,7 +168,12 @@ class LayerwiseFedAvg(FedAvg):
         return [one.message for one in sent if one.message is not None]
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord, MetricRecord]:
-        """Add up, charge, noise, divide by the public denominator and step."""
+        """Add up, charge, noise, divide by the public denominator and step.
+
+        Raises:
+            RunError: no round was configured, a simulation's block failed, or too few nodes answered.
+            LedgerError: the release cannot be charged.
+        """
         pending, self._pending = self._pending, None
         if pending is None:
             raise RunError("aggregate_train was called without configure_train")

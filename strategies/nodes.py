@@ -26,6 +26,10 @@ class AnyNode:
     Attributes:
         work: expected effort of each client, see `strategies.cohort.blocks`; None keeps clients in order.
         wait: seconds to wait until a node connects.
+
+    Example:
+        >>> AnyNode(wait=5.0).single, OneNodePerClient().single  # whether a message carries one client alone
+        (False, True)
     """
 
     single = test_mode = False
@@ -76,6 +80,10 @@ class OneNodePerClient:
             at least one node answers.
         simulated: whether the nodes are those of a simulation, where a public seed is allowed.
         test_mode: whether real nodes may run with a public seed, which protects nobody.
+
+    Example:
+        >>> OneNodePerClient(quorum=0.5).addresses([np.array([3, 4])])  # no node has connected yet
+        [(None, [3]), (None, [4])]
     """
 
     single = True

@@ -17,6 +17,7 @@ from fedlgm.errors import ConfigError
 from fedlgm.facts import RunFacts, Sampling
 from fedlgm.keys import KeyRing
 from fedlgm.mechanisms import Mechanism
+from fedlgm.mechanisms.base import require_mechanism
 from fedlgm.mechanisms.method import Method
 from fedlgm.privacy.guarantee import Trust
 from fedlgm.privacy.ledger import Ledger
@@ -25,7 +26,7 @@ from strategies.cohort import CohortSampler
 from strategies.layerwise import LayerwiseFedAvg
 from strategies.nodes import OneNodePerClient
 from strategies.releaser import Releaser
-from strategies.server_optimizer import ServerOptimizer, ServerStep
+from strategies.server_optimizer import ServerStep, server_step
 
 
 class PrivateFedAvg(LayerwiseFedAvg):
@@ -52,7 +53,7 @@ class PrivateFedAvg(LayerwiseFedAvg):
         rate: probability with which a client takes part in a round.
         ledger: SQLite file of what has been spent.
         trust: who adds the noise.
-        optimizer: server step; by default the mean update is added.
+        optimizer: server step, or its name; by default the mean update is added.
         nodes: how to wait for nodes, and what to do when some fail.
         group_by: see `LayerTable.from_module`.
 
@@ -72,16 +73,17 @@ class PrivateFedAvg(LayerwiseFedAvg):
         mechanism: str | Mechanism = "snr-consistent",
         rate: float = 1.0,
         trust: Trust = "central",
-        optimizer: ServerStep | None = None,
+        optimizer: str | ServerStep | None = None,
         nodes: OneNodePerClient | None = None,
         group_by: str | Callable[[str], str] = "module",
     ) -> None:
-        chosen = mechanisms.get(mechanism) if isinstance(mechanism, str) else mechanism
+        chosen = mechanisms.get(mechanism) if isinstance(mechanism, str) else require_mechanism(mechanism)
         if chosen.unit != "client":
             raise ConfigError(
                 f"{chosen.name} bounds examples, which only clients that train by it can do: PrivateFedAvg needs a "
                 "mechanism that bounds clients' updates"
             )
+        step = server_step("sgd" if optimizer is None else optimizer, lr=1.0, momentum=0.9)
         relation = "replace-one" if trust == "local" else "add-remove"
         sampling = Sampling("poisson", clients, rate)
         facts = RunFacts(0.0, sampling, relation, trust, rounds, epsilon=epsilon, delta=delta)  # type: ignore[arg-type]
@@ -92,7 +94,7 @@ class PrivateFedAvg(LayerwiseFedAvg):
             method,
             Transcript.start(method.layers.flatten(model)),
             CohortSampler(sampling, keys),
-            optimizer or ServerOptimizer("sgd", 1.0),
+            step,
             Releaser(keys, opened, redrawn=opened.position()),
             nodes or OneNodePerClient(),
         )

@@ -36,6 +36,16 @@ class Releaser:
         attempt: distinguishes attempts whose releases under local trust are not repeated bit by bit (real nodes).
         run_noise: noise of the run so far, where it is correlated over rounds.
         redrawn: up to which row of the ledger releases drew their participants by other keys than this process does.
+
+    Example:
+        >>> import tempfile
+        >>> from fedlgm import Guarantee, LayerTable, RunFacts, Sampling
+        >>> layers, facts = LayerTable.from_sizes({"a": 10_000}), RunFacts(2.0, Sampling("poisson", 100, 0.1))
+        >>> plan = ReleasePlan(layers, [1.0], [2.0], facts, Guarantee("proven", "an example"))
+        >>> with Ledger(tempfile.mkdtemp() + "/ledger.sqlite", owner="an example") as ledger:
+        ...     mean = Releaser(KeyRing.from_seed(1), ledger).mean(BoundedSum.empty(plan), plan, round=1)
+        ...     round(float(mean.std()), 2), ledger.rounds()  # sigma / (q N), and the round is charged
+        (0.2, 1)
     """
 
     keys: KeyRing

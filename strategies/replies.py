@@ -36,6 +36,10 @@ class Failure:
         node: the node that was asked; None if the client has none.
         client: the client that was asked.
         reason: what happened; parts may be the node's own words, see `printable`.
+
+    Example:
+        >>> Failure("error", node=7, client=3, reason=chr(27) + "[31mred").reason.isprintable()
+        True
     """
 
     kind: Literal["missing", "error", "rejected"]
@@ -49,7 +53,16 @@ class Failure:
 
 @dataclass(frozen=True)
 class Sent:
-    """A message as it was sent; `message` is None where there was no node to send it to."""
+    """A message as it was sent.
+
+    Attributes:
+        message: the message; None where there was no node to send it to.
+        clients: numbers of the clients that it asks.
+
+    Example:
+        >>> Sent(None, [3]).node is None
+        True
+    """
 
     message: Message | None
     clients: list[int]
@@ -76,6 +89,13 @@ def in_order(
 
     Raises:
         RunError: a block failed or is missing.
+
+    Example:
+        >>> failures = []
+        >>> [reply for _, reply in in_order([Sent(None, [3])], [], single=True, failures=failures)]
+        [None]
+        >>> failures
+        [Failure(kind='missing', node=None, client=3, reason='the client has no node')]
     """
     waiting: dict[int, Message | None] = {slot: None for slot, one in enumerate(sent) if one.message is None}
     for slot in waiting:
@@ -183,6 +203,12 @@ def largest_norm(part: Part, family: str) -> float:
     """Norm that a client's noised part exceeds with probability at most 1e-15: bound, noise and grid together.
 
     Gaussian: sqrt of the chi-square tail, l2. Laplace: tail of a sum of exponentials, l1.
+
+    Example:
+        >>> largest_norm(Part("a", 100, 1.0, 0.0), "gaussian")
+        1.0
+        >>> 15 < largest_norm(Part("a", 100, 1.0, 1.0), "gaussian") < 20
+        True
     """
     if part.sigma == 0 or not math.isfinite(part.clip):
         return part.clip

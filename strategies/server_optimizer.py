@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Protocol, cast
+import copy
+import warnings
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from fedlgm.errors import ConfigError
-from fedlgm.extension import is_reference, load_object, shown_name
+from fedlgm.errors import ConfigError, Notice
+from fedlgm.extension import is_reference, load_object, raised_in, shown_name
 from fedlgm.training import FlatOptimizer
 
 Name = Literal["sgd", "momentum", "adam"]
@@ -19,6 +21,13 @@ class ServerStep(Protocol):
 
     One of a user's own needs `step` alone; with `state` and `restore`, as `ServerOptimizer` has them, an interrupted
     run continues where it was, without them its state starts afresh.
+
+    Example:
+        >>> class Halfway:
+        ...     def step(self, model, mean_update):
+        ...         return model + 0.5 * mean_update
+        >>> server_step(Halfway(), lr=1.0, momentum=0.0).step(torch.tensor([1.0]), torch.tensor([2.0])).tolist()
+        [2.0]
     """
 
     def step(self, model: Tensor, mean_update: Tensor) -> Tensor:
@@ -35,30 +44,119 @@ def server_step(choice: Any, lr: float, momentum: float) -> ServerStep:
         lr: server learning rate.
         momentum: for those that take it.
 
+    Returns:
+        The step; one of a user's own starts afresh, whatever the given object has done before.
+
     Raises:
         ConfigError: unknown, or no step.
+
+    Example:
+        >>> server_step("sgd", lr=0.5, momentum=0.0).step(torch.tensor([1.0]), torch.tensor([2.0])).tolist()
+        [2.0]
     """
     if isinstance(choice, str) and not is_reference(choice):
         return ServerOptimizer(choice, lr, momentum)  # type: ignore[arg-type]
+    if isinstance(choice, ServerOptimizer):
+        return choice
     found = load_object(choice, "server optimizer") if isinstance(choice, str) else choice
-    label = shown_name(choice)
+    label, made_by = shown_name(choice), found
     if (not hasattr(found, "step") and callable(found)) or isinstance(found, type):
         try:
             found = found(lr, momentum)
         except TypeError as error:
             raise ConfigError(f"server optimizer {label} is made by (lr, momentum): {error}") from error
+        except Exception as error:  # a user's class may raise anything
+            raise ConfigError(f"server optimizer {label}: {raised_in(made_by, error)}") from error
     if not callable(getattr(found, "step", None)):
         raise ConfigError(f"server optimizer {label} has no step(model, mean_update)")
-    return cast(ServerStep, found)
+    try:
+        return OwnStep(copy.deepcopy(found), label)
+    except Exception as error:  # what cannot be copied says so in many ways
+        raise ConfigError(
+            f"server optimizer {label} cannot be copied, give a function (lr, momentum) that makes one: "
+            f"{raised_in(type(found), error)}"
+        ) from error
+
+
+class OwnStep:
+    """A user's own step, of which only a usable model is passed on.
+
+    Args:
+        step: as `ServerStep`.
+        label: its name, for messages.
+
+    Example:
+        >>> class Halved:
+        ...     def step(self, model, mean_update):
+        ...         return model + mean_update / 2
+        >>> OwnStep(Halved(), "'halved'").step(torch.zeros(2), torch.tensor([2.0, 4.0]))
+        tensor([1., 2.])
+    """
+
+    def __init__(self, step: Any, label: str) -> None:
+        self._step, self._label = step, label
+
+    def step(self, model: Tensor, mean_update: Tensor) -> Tensor:
+        """Next model [D], float32.
+
+        Raises:
+            ConfigError: the step fails, or gives no tensor of the model's shape.
+        """
+        try:
+            found = self._step.step(model.clone(), mean_update)  # a past model, which later plans may read
+        except Exception as error:  # a user's step may raise anything
+            raise ConfigError(f"server optimizer {self._label}: {raised_in(type(self._step), error)}") from error
+        if not isinstance(found, Tensor) or found.shape != model.shape:
+            given = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            raise ConfigError(
+                f"server optimizer {self._label}: step must give the next model, a tensor of shape "
+                f"{tuple(model.shape)}, it gives {given}"
+            )
+        return found.to(torch.float32)
+
+    def state(self) -> dict[str, Tensor]:
+        """Tensors that a checkpoint must hold; none of a step without `state`."""
+        return self._step.state() if hasattr(self._step, "state") else {}
+
+    def restore(self, model: Tensor, state: dict[str, Tensor]) -> None:
+        """Continue from a checkpoint's state; a step without `restore` starts afresh."""
+        if hasattr(self._step, "restore"):
+            self._step.restore(model, state)
+        elif getattr(self._step, "__dict__", None):
+            warnings.warn(
+                Notice(
+                    f"server optimizer {self._label} starts afresh: if it has a state, give it state() and restore() "
+                    "for the run to end where it would have ended without the interruption"
+                ),
+                stacklevel=2,
+            )
 
 
 def state_of(step: ServerStep) -> dict[str, Tensor]:
-    """Tensors that a checkpoint must hold of a server step; none of one without `state`."""
+    """Tensors that a checkpoint must hold of a server step; none of one without `state`.
+
+    Example:
+        >>> state_of(ServerOptimizer("sgd", 1.0))  # plain averaging keeps nothing
+        {}
+    """
     return step.state() if hasattr(step, "state") else {}
 
 
 def restore(step: ServerStep, model: Tensor, state: dict[str, Tensor]) -> None:
-    """Continue from a checkpoint's state."""
+    """Continue from a checkpoint's state; a step without `restore` starts afresh.
+
+    Args:
+        step: the server step, changed in place.
+        model: the global model [D] at the checkpoint.
+        state: what `state_of` gave.
+
+    Example:
+        >>> first, model, mean = ServerOptimizer("momentum", 1.0), torch.zeros(1), torch.ones(1)
+        >>> model, again = first.step(model, mean), ServerOptimizer("momentum", 1.0)
+        >>> restore(again, model, state_of(first))
+        >>> torch.equal(again.step(model, mean), first.step(model, mean))
+        True
+    """
     if hasattr(step, "restore"):
         step.restore(model, state)
 
@@ -74,6 +172,16 @@ class ServerOptimizer:
         lr: server learning rate.
         momentum: for "momentum".
         eps: for "adam".
+
+    Raises:
+        ConfigError: another name.
+
+    Example:
+        >>> optimizer, model = ServerOptimizer("momentum", lr=1.0, momentum=0.5), torch.zeros(1)
+        >>> for _ in range(3):
+        ...     model = optimizer.step(model, torch.ones(1))
+        >>> model.tolist()  # steps of 1, 1.5 and 1.75
+        [4.25]
     """
 
     def __init__(self, name: Name, lr: float, momentum: float = 0.9, eps: float = 1e-3) -> None:

@@ -62,7 +62,7 @@ class Row:
     Attributes:
         seq: number, from 1.
         request: name of the release: a digest of all its inputs.
-        event: its cost, JSON of `fedlgm.privacy.accounting.encode`.
+        event: its cost, JSON of `fedlgm.privacy.events.encode`.
         trust: who added the noise.
         run: label of the run that asked first.
         round: of that run.
@@ -207,7 +207,7 @@ class NodeLedger:
         """Epsilon at `delta` of everything charged, and of a further release if one is given; replace-one, by PLD."""
         with self._translated():
             counts = self._db.execute("SELECT event, COUNT(*) FROM releases GROUP BY event").fetchall()
-        events = [(privacy.accounting.decode(json.loads(event)), int(count)) for event, count in counts]
+        events = [(privacy.events.decode(json.loads(event)), int(count)) for event, count in counts]
         if further is not None:
             events.append((further, 1))
         return privacy.composed_epsilon(events, delta) if events else 0.0
@@ -243,7 +243,7 @@ class NodeLedger:
         Raises:
             LedgerError: it cannot be written.
         """
-        cost = json.dumps(privacy.accounting.encode(event), sort_keys=True)
+        cost = json.dumps(privacy.events.encode(event), sort_keys=True)
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         draft = Row(self.seq + 1, request, cost, trust, run, round, data, now, "")
         row = replace(draft, head=draft.chained(self.head))

@@ -69,14 +69,14 @@ class Request:
         """
         steps = self.plan.facts.steps
         if self.unit == "example" and steps is not None:
-            one = privacy.accounting.gaussian_event(self.plan.effective_multiplier, steps.rate)
-            return privacy.accounting.repeated(one, steps.count)
+            one = privacy.events.gaussian_event(self.plan.effective_multiplier, steps.rate)
+            return privacy.events.repeated(one, steps.count)
         noise = self.plan.facts.noise
         moved = REPLACED if noise is None else REPLACED * noise.amplified_column_norm()
         multiplier = self.plan.effective_multiplier / moved
         if self.plan.family == "laplace":
-            return privacy.accounting.laplace_event(1.0 / multiplier, 1.0, "replace-one")
-        return privacy.accounting.gaussian_event(multiplier, 1.0)
+            return privacy.events.laplace_event(1.0 / multiplier, 1.0, "replace-one")
+        return privacy.events.gaussian_event(multiplier, 1.0)
 
     def least_epsilon(self, delta: float) -> float:
         """An epsilon that the release costs at least, in closed form; 0 where the composition is quick for any noise.
@@ -155,15 +155,25 @@ class Releaser:
             raise Refusal("work", "exact_sums belongs to example-level steps; this plan bounds whole updates")
         return request
 
-    def name(self, request: Request) -> str:
+    def name(self, request: Request, run: str) -> str:
         """Name of the release: a keyed digest of all that its numbers depend on.
 
         The data are among them: were they not, one more record would be released with the same noise as before, and the
-        difference of the two answers would show it bare. The run's label is not: the same question costs once.
+        difference of the two answers would show it bare. The run's label is not under local trust: the same question
+        costs once. Under central trust every run adds noise of its own to what it is answered, and invites this node
+        by a schedule of its own: an answer to another run is another participation.
         """
         versions = (fedlgm.__version__, torch.__version__, self._policy.limits.threads)
-        parts = (self._digest, request.round, self._policy.node.client, request.text, sha256(request.model.data))
+        parts: tuple[str | int, ...] = (
+            self._digest,
+            request.round,
+            self._policy.node.client,
+            request.text,
+            sha256(request.model.data),
+        )
         work = request.work.model_dump() | {"exact_sums": self._exact(request.work)}
+        if request.plan.facts.trust == "central":
+            parts += (run,)
         named = digest("release", *parts, canonical(work), *versions)
         return hmac.new(self._secret, named.encode(), hashlib.sha256).hexdigest()
 

@@ -94,7 +94,7 @@ class Service:
 
     def warm(self) -> None:
         """Load what the first release needs, which takes seconds, and throw its result away."""
-        self._ledger.epsilon(self.policy.privacy.delta, privacy.accounting.gaussian_event(1.0))
+        self._ledger.epsilon(self.policy.privacy.delta, privacy.events.gaussian_event(1.0))
         self._releaser.warm()
 
     # -- questions -----------------------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ class Service:
             Refusal: the budget is spent, a cap is reached, nothing can be trained, the question was answered by another
                 release, or the answer has left already and is no longer kept.
         """
-        name = self._releaser.name(request)
+        name = self._releaser.name(request, ask.run)
         row = self._ledger.find(name)
         replayed = row is not None
         if self._server_key and self._ledger.asked(question) not in (None, name):

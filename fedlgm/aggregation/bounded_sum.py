@@ -136,14 +136,34 @@ def _add_scaled_(total: Tensor, part: Tensor, factor: float) -> None:
 
 
 def clip_factors(norms: np.ndarray, clip: np.ndarray) -> np.ndarray:
-    """min(1, s_j / ||g_j||), times 1 - 2^-16 where it cuts; 1 for an infinite bound, 0 for a bound of 0."""
+    """min(1, s_j / ||g_j||), times 1 - 2^-16 where it cuts, [K]; 1 for an infinite bound, 0 for a bound of 0.
+
+    Args:
+        norms: ||g_j||, [K], finite.
+        clip: s_j, [K].
+
+    Example:
+        >>> clip_factors(np.array([0.5, 2.0, 3.0]), np.array([1.0, 1.0, 0.0])).round(4).tolist()
+        [1.0, 0.5, 0.0]
+    """
     with np.errstate(divide="ignore", invalid="ignore"):
         # A norm of 0 may be that of numbers whose squares vanish.
         return np.where(norms <= clip * SAFETY, np.sign(clip), SAFETY * clip / norms)
 
 
 def bound_update(update: Tensor, plan: ReleasePlan) -> Tensor:
-    """One client's bounded contribution [plan.size], float64; zeros if the update [D] holds NaN or Inf."""
+    """One client's bounded contribution [plan.size], float64; zeros if the update [D] holds NaN or Inf.
+
+    Raises:
+        PrivacyError: a plan whose trainer bounds its units itself.
+
+    Example:
+        >>> from fedlgm import Guarantee, LayerTable, RunFacts, Sampling
+        >>> layers, facts = LayerTable.from_sizes({"a": 2, "b": 1}), RunFacts(1.0, Sampling("poisson", 10, 0.5))
+        >>> plan = ReleasePlan(layers, [1.0, 1.0], [2.0, 2.0], facts, Guarantee("proven", "an example"))
+        >>> bound_update(torch.tensor([3.0, 4.0, 0.5]), plan).round(decimals=3).tolist()
+        [0.6, 0.8, 0.5]
+    """
     single = BoundedSum.empty(plan)
     single.add(update)
     return single.total

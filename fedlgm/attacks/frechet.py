@@ -62,6 +62,12 @@ class PublicClassifier:
         body: images [n, C, H, W] to features [n, 32].
         head: features to logits.
         accuracy: share of the images kept from training that it classifies correctly.
+
+    Example:
+        >>> x = torch.cat([torch.full((20, 1, 8, 8), -0.5), torch.full((20, 1, 8, 8), 0.5)])
+        >>> judge = PublicClassifier.train(x, torch.arange(40) // 20, classes=2)
+        >>> judge.accuracy, judge.distance(x, x) < 1e-6 < judge.distance(x[:20], x[20:])
+        (1.0, True)
     """
 
     body: nn.Module
@@ -78,6 +84,9 @@ class PublicClassifier:
             classes: number of classes.
             epochs: passes over the images.
             seed: seed of weights and batches. Global generators are left as they are.
+
+        Raises:
+            ConfigError: fewer than ten images, smaller ones, or not as many labels.
         """
         if min(x.shape[-2:]) < 8 or len(x) < 10 or len(x) != len(y):
             raise ConfigError(

@@ -42,6 +42,16 @@ class GanSettings:
         realism: weight of the real-or-generated discriminator of kind "acgan".
         injected: generated images in the active attacker's training set.
         seed: seed of weights and inputs.
+
+    Raises:
+        ConfigError: another kind, or a number outside its range.
+
+    Example:
+        >>> x, y, active = torch.zeros(20, 1, 8, 8), torch.arange(20) % 2, GanSettings("dcgan", active=True, injected=5)
+        >>> model = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+        >>> attack = ClassReconstruction(model, target=2, x=x, y=y, classes=3, settings=active)
+        >>> attack.poisoned()[1][-5:].tolist()  # generated images of class 2 under another label
+        [0, 0, 0, 0, 0]
     """
 
     kind: Kind = "acgan"
@@ -76,6 +86,14 @@ class ClassReconstruction:
 
     Raises:
         ConfigError: a class out of range, one that the attacker holds, or no images of its own.
+
+    Example:
+        >>> x, y = torch.rand(20, 1, 8, 8) * 2 - 1, torch.arange(20) % 2
+        >>> model = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+        >>> released, settings = LayerTable.from_module(model).flatten(model), GanSettings(steps=5)
+        >>> attack = ClassReconstruction(model, target=2, x=x, y=y, classes=3, settings=settings)
+        >>> 0 < attack.observe(released) < 1, attack.samples(4).shape
+        (True, torch.Size([4, 1, 8, 8]))
     """
 
     def __init__(
@@ -139,7 +157,10 @@ class ClassReconstruction:
         return torch.cat([self._painter(self._inputs(part)) for part in labels.split(500)])
 
     def poisoned(self) -> tuple[Tensor, Tensor]:
-        """The active attacker's training set: its own images, and generated ones with a label that it holds."""
+        """The active attacker's training set [n, C, H, W], [n]: its own images, and generated ones under a wrong label.
+
+        That label is the one that most of its own images have.
+        """
         wrong = int(torch.mode(self._y).values)
         fakes = self.samples(self.settings.injected)
         labels = torch.full((len(fakes),), wrong, dtype=self._y.dtype)

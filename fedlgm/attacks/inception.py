@@ -25,6 +25,8 @@ _BATCH = 32
 class InceptionFeatures:
     """The 2,048 features of an Inception-v3 network with given weights.
 
+    The weights are not shipped, so no example can run here: see docs/how-to/attack.md for its use.
+
     Args:
         weights: file with the weights as torch-fidelity publishes them (`WEIGHTS`); it is read, never executed. Left
             out: the file of that name in torch's own cache (`torch.hub.get_dir()`), if it is there.

@@ -42,6 +42,18 @@ class InversionSettings:
         lr: first learning rate; it falls to zero along a cosine.
         total_variation: weight of the mean absolute difference of neighbouring pixels.
         seed: seed of the starts.
+
+    Raises:
+        ConfigError: a number outside its range.
+
+    Example:
+        >>> from fedlgm.layers import LayerTable
+        >>> model, quick = nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), InversionSettings(iterations=20, restarts=2)
+        >>> update = torch.tensor([0.2, -0.1, 0.0, 0.1, -0.2, 0.1, 0.0, -0.1, 0.3, -0.3])
+        >>> seen = Observation.unprotected(LayerTable.from_module(model), update)
+        >>> found = invert(model, seen, LocalTraining(), images=2, shape=(1, 2, 2), labels=[0, 1], settings=quick)
+        >>> found.method, found.images.shape
+        ('optimised', torch.Size([2, 1, 2, 2]))
     """
 
     iterations: int = 400
@@ -67,6 +79,12 @@ class Reconstruction:
         labels: labels that were inferred or given, int64 [n].
         loss: matching loss of the images, 0 for a perfect match of every layer; NaN for the analytic attack.
         method: "analytic" or "optimised".
+
+    Example:
+        >>> truth = torch.rand(2, 1, 8, 8) * 2 - 1
+        >>> found = Reconstruction(truth.flip(0), torch.tensor([1, 0]), 0.0, "optimised")
+        >>> [round(row["ssim"], 3) for row in found.score(truth)]  # whatever the order
+        [1.0, 1.0]
     """
 
     images: Tensor
@@ -75,7 +93,7 @@ class Reconstruction:
     method: str
 
     def score(self, private: Tensor) -> list[dict[str, float]]:
-        """SSIM and PSNR of the best assignment of the reconstructions to the private images [n, C, H, W]."""
+        """SSIM and PSNR (dB) of the best assignment of the reconstructions to the private images [n, C, H, W]."""
         guesses, truths = self.images.numpy(), private.numpy()
         order = measures.match(guesses, truths)
         return [
@@ -168,6 +186,13 @@ def infer_labels(module: nn.Module, observation: Observation, images: int, shape
 
     Raises:
         ConfigError: the model's last parameter is no bias of its logits.
+
+    Example:
+        >>> from fedlgm.layers import LayerTable
+        >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+        >>> update = torch.cat([torch.zeros(12), torch.tensor([-0.03, 0.07, -0.04])])  # the bias comes last
+        >>> infer_labels(model, Observation.unprotected(LayerTable.from_module(model), update), 1, (1, 2, 2))
+        tensor([1])
     """
     with torch.no_grad():
         predicted = torch.softmax(module(torch.zeros(1, *shape)), dim=1)[0]
@@ -198,6 +223,15 @@ def analytic(module: nn.Module, observation: Observation, shape: tuple[int, int,
 
     Returns:
         The image [1, C, H, W], cut to [-1, 1].
+
+    Example:
+        >>> from fedlgm.layers import LayerTable
+        >>> model, image = nn.Sequential(nn.Flatten(), nn.Linear(4, 3)), torch.tensor([0.5, -0.5, 1.0, 0.0])
+        >>> bias = torch.tensor([0.2, -0.1, -0.1])
+        >>> update = torch.cat([torch.outer(bias, image).flatten(), bias])
+        >>> found = analytic(model, Observation.unprotected(LayerTable.from_module(model), update), (1, 2, 2))
+        >>> torch.allclose(found.flatten(), image, atol=1e-6)
+        True
     """
     first = _first_linear(module, observation, shape)
     if first is None:

@@ -56,6 +56,10 @@ def random_halves(examples: int, models: int, seed: int = 0) -> np.ndarray:
 
     Raises:
         ConfigError: an odd number of models, or fewer than four.
+
+    Example:
+        >>> random_halves(examples=5, models=4).sum(axis=0).tolist()  # every example is in half of the models
+        [2, 2, 2, 2, 2]
     """
     if models < 4 or models % 2:
         raise ConfigError(f"membership attacks train an even number of models, at least 4, got {models}")
@@ -85,6 +89,12 @@ def likelihood_ratios(
 
     Raises:
         ConfigError: shapes that differ, or an example with fewer than two models on a side that is needed.
+
+    Example:
+        >>> membership = np.array([[True], [True], [False], [False]])
+        >>> shadows = np.array([[3.0], [5.0], [-1.0], [1.0]])
+        >>> float(likelihood_ratios(np.array([2.0]), shadows, membership)[0])  # as near to 4 as to 0
+        0.0
     """
     if shadows.shape != membership.shape or target.shape != shadows.shape[1:]:
         raise ConfigError(
@@ -122,6 +132,12 @@ def leave_one_out(
 
     Raises:
         ConfigError: models that do not come in pairs, or fewer than six.
+
+    Example:
+        >>> membership = random_halves(examples=20, models=6)
+        >>> scores = 2.0 * membership + np.random.default_rng(0).normal(scale=0.1, size=membership.shape)
+        >>> leave_one_out(scores, membership).auc
+        1.0
     """
     if len(membership) < 6 or len(membership) % 2 or (membership[::2] == membership[1::2]).any():
         raise ConfigError(f"pooled LiRA takes at least 6 models of `random_halves`, got {len(membership)} models")

@@ -33,6 +33,14 @@ class ShadowModel:
         module: the trained model.
         members: inputs it was trained on, [n, C, H, W].
         others: inputs it was not trained on, [m, C, H, W].
+
+    Example:
+        >>> from fedlgm import models
+        >>> model = models.build("mlp", in_shape=(1,), classes=2, hidden=[8])
+        >>> inside, outside = torch.linspace(4, 6, 1000)[:, None], torch.linspace(-6, -4, 1000)[:, None]
+        >>> adversary = LayerAdversary([ShadowModel(model, inside, outside)])
+        >>> set(adversary.error_rates().values())  # far apart in every layer
+        {0.0}
     """
 
     module: nn.Module
@@ -53,6 +61,11 @@ def output_scores(module: nn.Module, x: Tensor, y: Tensor, batch_size: int = 100
         x: inputs [n, ...].
         y: labels [n].
         batch_size: inputs of one pass.
+
+    Example:
+        >>> scores = output_scores(nn.Identity(), torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
+        >>> round(float(scores["loss"][0]), 4), round(float(scores["confidence"][0]), 4)  # ln of 1 / (1 + e^-2)
+        (-0.1269, -0.1269)
     """
     module.eval()
     log_p = torch.cat([torch.log_softmax(module(part).double(), dim=1) for part in x.split(batch_size)])
@@ -78,6 +91,11 @@ def representations(module: nn.Module, x: Tensor, batch_size: int = 500) -> dict
         module: any model.
         x: inputs [n, ...].
         batch_size: inputs of one pass.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(128, 3))
+        >>> {name: values.shape for name, values in representations(model, torch.zeros(5, 1, 8, 8)).items()}
+        {'0': (5, 32), '3': (5, 3)}
     """
     found: dict[str, list[Tensor]] = {}
     seen: dict[str, Tensor] = {}
@@ -108,6 +126,11 @@ def representations(module: nn.Module, x: Tensor, batch_size: int = 500) -> dict
     return {name: torch.cat(parts).numpy() for name, parts in found.items()}
 
 
+_MANY = 1000
+"""Examples, of all shadow models, from which on scikit-learn's batches of 200 are small enough: of fewer examples they
+are so few steps that training is stopped early before anything is learned."""
+
+
 class LayerAdversary:
     """A classifier for every layer that tells members' representations from others'.
 
@@ -119,6 +142,14 @@ class LayerAdversary:
 
     Raises:
         ConfigError: no shadow model, or one without members or without others.
+
+    Example:
+        >>> from fedlgm import models
+        >>> model = models.build("mlp", in_shape=(1,), classes=2, hidden=[8])
+        >>> inside, outside = torch.linspace(4, 6, 1000)[:, None], torch.linspace(-6, -4, 1000)[:, None]
+        >>> adversary = LayerAdversary([ShadowModel(model, inside, outside)])
+        >>> [result.auc for result in adversary.attack(model, inside[:10], outside[:10]).values()]
+        [1.0, 1.0]
     """
 
     def __init__(
@@ -134,10 +165,9 @@ class LayerAdversary:
             y = np.concatenate(
                 [np.repeat([1, 0], [len(inside[name]), len(outside[name])]) for inside, outside in pairs]
             )
-            classifier = make_pipeline(
-                StandardScaler(),
-                MLPClassifier((hidden,), alpha=1e-2, max_iter=60, early_stopping=True, random_state=seed),
-            )
+            batch = "auto" if len(y) >= _MANY else max(1, len(y) // 50)
+            kind = {"batch_size": batch, "max_iter": 60, "early_stopping": True, "random_state": seed}
+            classifier = make_pipeline(StandardScaler(), MLPClassifier((hidden,), alpha=1e-2, **kind))
             self._classifiers[name] = classifier.fit(_finite(x), y)
             self._training[name] = x, y
             if progress is not None:
@@ -180,6 +210,12 @@ def attack_outputs(
         module: the attacked classifier.
         members: inputs [n, ...] and labels [n] it was trained on.
         others: inputs [m, ...] and labels [m] it was not trained on.
+
+    Example:
+        >>> sure, unsure = torch.tensor([[4.0, 0.0], [3.0, 0.0]]), torch.tensor([[1.0, 0.0], [0.0, 0.0]])
+        >>> labels = torch.tensor([0, 0])
+        >>> attack_outputs(nn.Identity(), (sure, labels), (unsure, labels))["loss"].auc
+        1.0
     """
     inside, outside = output_scores(module, *members), output_scores(module, *others)
     return {name: evaluate_scores(inside[name], outside[name]) for name in inside}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedlgm.aggregation import bound_update
+from fedlgm.audits.whitening import Whitening
 from fedlgm.errors import ConfigError
 from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
@@ -51,9 +52,16 @@ class Observation:
 
         Under local trust this is what the client sends. Under central trust it is what an attacker gets from the
         released sum when it knows every other contribution: the adversary that differential privacy is defined against.
+        Where noise is correlated over rounds that adversary knows the noise of earlier rounds and sees in later ones
+        what this round's has left there: all rounds of the run together have noise sigma / ||C[:, t]|| on the update.
         Released for measurement only: nothing is charged.
         """
-        noisy = release(bound_update(update, plan), plan, keys, round, run_noise=RunNoise()).float()
+        bounded, sigma = bound_update(update, plan), plan.round_sigma
+        if plan.facts.noise is None:
+            noisy = release(bounded, plan, keys, round).float()
+        else:
+            noisy = _by_all_rounds(bounded, plan, keys, round).float()
+            sigma = plan.sigma / plan.facts.noise.column_norms()[round - 1]
         layers, seen = plan.layers, torch.zeros(plan.layers.size)
         views, position = layers.split(seen), 0
         for j in plan.indices:
@@ -61,7 +69,7 @@ class Observation:
             views[j].copy_(noisy[position : position + size])
             position += size
         factor = np.sqrt(2.0) if plan.family == "laplace" else 1.0
-        return cls(layers, seen, np.where(plan.released, plan.round_sigma * factor, np.inf))
+        return cls(layers, seen, np.where(plan.released, sigma * factor, np.inf))
 
     @property
     def visible(self) -> np.ndarray:
@@ -94,3 +102,21 @@ class Observation:
             for part, kept in zip(self.layers.split(self.update), keep, strict=True)
         ]
         return Observation(self.layers, torch.cat(parts), np.where(keep, self.sigma, np.inf))
+
+
+def _by_all_rounds(contribution: Tensor, plan: ReleasePlan, keys: KeyRing, round: int) -> Tensor:
+    """A contribution [plan.size] by the releases of all rounds that it moves, nobody else having contributed, float64.
+
+    In C y, whose noise is independent, row i is moved by C[i, t] times the contribution: the least-squares estimate.
+    """
+    noise = plan.facts.noise
+    assert noise is not None
+    column = noise.coefficients[: noise.rounds - round + 1]
+    run_noise, whitening, found = RunNoise(), Whitening(noise, plan.size), np.zeros(plan.size)
+    for number in range(1, round + len(column)):
+        total = contribution.clone() if number == round else torch.zeros_like(contribution)
+        seen = release(total, replace(plan, position=number - 1), keys, number, run_noise=run_noise)
+        row, _ = whitening.next(number, seen.numpy())
+        if number >= round:
+            found += column[number - round] * row
+    return torch.from_numpy(found / float(column @ column))

@@ -43,6 +43,9 @@ class Audit:
         trials: releases of each population, for the distinguisher.
         canaries: for methods of one run; None for as many as make the bound tight.
         seed: of the audit's randomness, the noise included; None takes the operating system's.
+
+    Raises:
+        ConfigError: an unknown method, or a confidence out of range.
     """
 
     method: Method = "auto"
@@ -118,7 +121,14 @@ class Audit:
 
 
 def reported_of(subject: Subject, plan: ReleasePlan) -> Reported:
-    """What is reported about releases by a plan of the subject."""
+    """What is reported about releases by a plan of the subject.
+
+    Example:
+        >>> subject = Subject.of("snr-consistent", epsilon=1.0)
+        >>> reported = reported_of(subject, subject.method.plan(subject.start))
+        >>> round(reported.epsilon, 4), reported.multipliers.shape
+        (1.0, (4,))
+    """
     return Reported(
         subject.name,
         subject.reported(plan),
@@ -137,6 +147,10 @@ def plenty(size: int, rounds: int) -> int:
     Args:
         size: coordinates of a release.
         rounds: that a canary takes part in.
+
+    Example:
+        >>> plenty(size=100, rounds=4)  # two per coordinate
+        200
     """
     return max(2, min(OBSERVATIONS // rounds, _ELEMENTS // size, 2 * size))
 
@@ -145,6 +159,10 @@ def watched_rounds(subject: Subject) -> int:
     """Rounds that an audit of single releases goes through: all of a short run, the first ones of a long one.
 
     All of a run whose rounds are one mechanism, unless drawing them takes too long.
+
+    Example:
+        >>> watched_rounds(Subject.of("snr-consistent", rounds=300))
+        20
     """
     rounds = subject.facts.rounds
     if not subject.facts.separate_rounds and rounds * subject.layers.size <= _COORDINATES:
@@ -163,6 +181,11 @@ def watch(
         presence: see `Canaries`.
         seed: of canaries and noise, which have rings of their own; None takes the operating system's.
         progress: called with (round, all).
+
+    Example:
+        >>> record = watch(Subject.of("snr-consistent", rounds=2), count=8, presence="release", seed=1)
+        >>> record.layer_aligned.shape  # rounds, canaries, layers
+        (2, 8, 3)
     """
     ring = KeyRing.from_seed(seed)
     keys = ring.derive(b"noise of an audit")

@@ -38,7 +38,19 @@ ThresholdRule = Literal["split", "frontier"]
 
 
 def clopper_pearson_upper(count: npt.ArrayLike, trials: npt.ArrayLike, significance: float) -> Array:
-    """Upper limits of a binomial probability, one-sided at level `significance`, for `count` successes of `trials`."""
+    """Upper limits of a binomial probability, one-sided at level `significance`, for `count` successes of `trials`.
+
+    Args:
+        count: successes, any shape.
+        trials: of each, of the same shape or one that broadcasts with it.
+        significance: largest probability with which a limit lies below the truth.
+
+    Source: Clopper and Pearson, Biometrika 1934.
+
+    Example:
+        >>> round(float(clopper_pearson_upper(0, 100, 0.05)), 5)  # 1 - 0.05^(1/100)
+        0.02951
+    """
     count, trials = np.asarray(count), np.asarray(trials)
     with np.errstate(invalid="ignore"):
         upper = scipy.stats.beta.ppf(1 - significance, count + 1, np.maximum(trials - count, 1))
@@ -63,6 +75,10 @@ def one_run_p_value(canaries: int, guesses: int, correct: int, epsilon: float, d
         delta: its delta.
 
     Source: Steinke, Nasr and Jagielski, "Privacy Auditing with One (1) Training Run" (NeurIPS 2023), Theorem 5.2.
+
+    Example:
+        >>> round(one_run_p_value(canaries=10, guesses=10, correct=10, epsilon=0.0, delta=0.0), 6)  # ten fair coins
+        0.000977
     """
     right = float(scipy.special.expit(epsilon))
     tail = float(scipy.stats.binom.sf(correct - 1, guesses, right))
@@ -187,6 +203,12 @@ def epsilon_one_run(
         ConfigError: an argument outside its range, or too few scores.
 
     Source: Steinke, Nasr and Jagielski, "Privacy Auditing with One (1) Training Run" (NeurIPS 2023).
+
+    Example:
+        >>> told_apart = Scores(np.ones(50), np.zeros(50))
+        >>> shown = epsilon_one_run(told_apart, delta=0.0, rule=0.5)  # 50 guesses, all of them right
+        >>> round((1 + math.exp(-shown)) ** -50, 6)  # as likely as the confidence allows
+        0.001
     """
     check(delta, confidence)
     return _one_run(_one_run_excess, scores, delta, confidence, rule, seed)
@@ -205,7 +227,15 @@ def epsilon_one_run_fdp(
     Nearer to the truth than `epsilon_one_run`, which allows for every (epsilon, delta)-DP release. Releases sampled
     with a rate below 1 are not Gaussian-DP: for them it is no bound.
 
+    Raises:
+        ConfigError: an argument outside its range (delta must be positive), or too few scores.
+
     Source: Mahloujifar, Melis and Chaudhuri, "Auditing f-Differential Privacy in One Run" (2024).
+
+    Example:
+        >>> told_apart = Scores(np.ones(50), np.zeros(50))
+        >>> epsilon_one_run_fdp(told_apart, 1e-5, rule=0.5) > epsilon_one_run(told_apart, 1e-5, rule=0.5)
+        True
     """
     check(delta, confidence)
     if delta == 0:
@@ -251,9 +281,18 @@ def epsilon_from_rates(scores: Scores, delta: float, confidence: float = CONFIDE
         delta: delta in (0, 1).
         confidence: in (0.5, 1), shared among all thresholds of the frontier.
 
+    Raises:
+        ConfigError: an argument outside its range.
+
     Source: Nasr, Hayes, Steinke, Balle, Tramer, Jagielski, Carlini and Terzis, "Tight Auditing of Differentially
         Private Machine Learning" (USENIX Security 2023), Section 4. Error rates whose limits add up to more than 1
         count for nothing here; jax_privacy takes the absolute value of the mu that they would give.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> scores = Scores(rng.normal(1.0, size=4000), rng.normal(size=4000))
+        >>> 3 < epsilon_from_rates(scores, 1e-5) < 4.38  # a Gaussian release with mu = 1
+        True
     """
     check(delta, confidence)
     _, rejected, missed = scores.frontier()
@@ -276,7 +315,18 @@ _BOUNDS: dict[Counting, Callable[..., float]] = {
 
 
 def largest_epsilon(method: Counting, canaries: int, delta: float, confidence: float = CONFIDENCE) -> float:
-    """What `canaries` of them (half in, half out), told apart without an error, would show."""
+    """Epsilon that so many canaries (half in, half out), told apart without an error, would show.
+
+    Args:
+        method: whose bound, "clopper-pearson", "one-run" or "one-run-fdp".
+        canaries: number of them, or of trials.
+        delta: as the bound takes it.
+        confidence: in (0.5, 1).
+
+    Example:
+        >>> largest_epsilon("one-run", 100, delta=0.0) < largest_epsilon("one-run", 1000, delta=0.0)
+        True
+    """
     half = canaries // 2
     if half < 2:
         return 0.0
@@ -284,10 +334,16 @@ def largest_epsilon(method: Counting, canaries: int, delta: float, confidence: f
 
 
 def canaries_needed(method: Counting, epsilon: float, delta: float, confidence: float = CONFIDENCE) -> int:
-    """Fewest canaries (or trials), to a power of two, that could show more than `epsilon` if no guess were wrong.
+    """Fewest canaries (or trials), as a power of two, that could show more than `epsilon` if no guess were wrong.
+
+    Arguments as for `largest_epsilon`.
 
     Raises:
         ConfigError: no number of canaries could.
+
+    Example:
+        >>> canaries_needed("one-run", epsilon=2.0, delta=1e-5)
+        256
     """
     count = 4
     while largest_epsilon(method, count, delta, confidence) <= epsilon:

@@ -294,6 +294,9 @@ class _Measured:
         )
 
 
+_INSTEAD = "`fedlgm audit` with --method distinguisher instead of canaries"
+
+
 def check_auditable(plan: ReleasePlan) -> None:
     """Refuse a plan whose releases canaries cannot be looked for in.
 
@@ -303,11 +306,11 @@ def check_auditable(plan: ReleasePlan) -> None:
     if plan.size == 0:
         raise ConfigError("the plan releases nothing: there is no release to audit")
     if plan.family != "gaussian":
-        raise ConfigError(f"canary-aligned sums need Gaussian noise, the plan has {plan.family}: use 'distinguisher'")
+        raise ConfigError(f"canary-aligned sums need Gaussian noise, the plan has {plan.family}: use {_INSTEAD}")
     if plan.effective_multiplier == 0:
-        raise ConfigError("the plan adds no noise to a released layer: use 'distinguisher'")
+        raise ConfigError(f"the plan adds no noise to a released layer: use {_INSTEAD}")
     if plan.facts.trust == "local":
-        raise ConfigError("under local trust every client's own upload is a release: use 'distinguisher'")
+        raise ConfigError(f"under local trust every client's own upload is a release: use {_INSTEAD}")
 
 
 def _bounded(updates: Tensor, plan: ReleasePlan) -> BoundedUpdates:

@@ -85,7 +85,7 @@ def epsilon_at_ratio(reported: Reported, signals: np.ndarray, ratio: float, *, q
         levels, counts = np.array([float(levels.min())]), np.array([int(counts.sum())])  # no more than they all cost
     factor = SENSITIVITY_FACTOR[reported.relation]
     events = [
-        (privacy.accounting.gaussian_event(1.0 / (float(level) * ratio * factor), reported.rate), int(count))
+        (privacy.events.gaussian_event(1.0 / (float(level) * ratio * factor), reported.rate), int(count))
         for level, count in zip(levels, counts, strict=True)
     ]
     if not quick or reported.rate == 1:

@@ -31,6 +31,11 @@ class ProbeReading:
         pure: whether no neighbour changed a plan.
         changed: what changed, if anything did.
         plan: the first round's.
+
+    Example:
+        >>> reading: ProbeReading = probe(Subject.of("snr-consistent", variant="published"))
+        >>> reading.pure, reading.changed
+        (False, 'bounds and noise scales')
     """
 
     ratio: float
@@ -40,7 +45,13 @@ class ProbeReading:
 
 
 def probe(subject: Subject) -> ProbeReading:
-    """Try the subject on neighbouring populations, in its first round and in a later one."""
+    """Try the subject on neighbouring populations, in its first round and in a later one.
+
+    Example:
+        >>> reading = probe(Subject.of("snr-consistent"))
+        >>> round(reading.ratio, 3), reading.pure
+        (1.0, True)
+    """
     ratio, pure, changed = 0.0, True, ""
     plan: ReleasePlan | None = None
     for transcript in _transcripts(subject):
@@ -55,7 +66,14 @@ def probe(subject: Subject) -> ProbeReading:
 
 
 def distance(one: World, other: World) -> float:
-    """Norm of the sums' difference in units of the first plan's noise: l2 for Gaussian, l1 for Laplace noise."""
+    """Norm of the sums' difference in units of the first plan's noise: l2 for Gaussian, l1 for Laplace noise.
+
+    Example:
+        >>> subject = Subject.of("snr-consistent")
+        >>> one, other = next(iter(subject.neighbours(subject.start)))
+        >>> 0 < distance(one, other) * one.plan.effective_multiplier <= 1
+        True
+    """
     if one.plan.size != other.plan.size:
         return math.inf
     difference = (one.total - other.total).abs().double().numpy()
@@ -66,7 +84,12 @@ def distance(one: World, other: World) -> float:
 
 
 def checks(reading: ProbeReading) -> tuple[Check, ...]:
-    """The reading as checks: whitened sensitivity and plan purity."""
+    """The reading as checks: whitened sensitivity and plan purity.
+
+    Example:
+        >>> [check.passed for check in checks(probe(Subject.of("snr-consistent", variant="published")))]
+        [True, False]
+    """
     claims = reading.plan.protected or reading.plan.claim is not None
     unit = reading.plan.guarantee.unit
     return (
@@ -86,7 +109,13 @@ def checks(reading: ProbeReading) -> tuple[Check, ...]:
 
 
 def audit_by_probe(subject: Subject) -> AuditResult:
-    """Lower bound from the probe alone: exact, for noise that is as planned."""
+    """Lower bound from the probe alone: exact, for noise that is as planned.
+
+    Example:
+        >>> result = audit_by_probe(Subject.of("snr-consistent", epsilon=1.0))
+        >>> result.passed, 0.99 < result.epsilon_lower <= result.epsilon_reported
+        (True, True)
+    """
     reading = probe(subject)
     return AuditResult(
         subject=subject.name,

@@ -1,8 +1,15 @@
-"""What an audit found, in one frozen object: figures, checks, rows per layer."""
+"""What an audit found, in one frozen object: figures, checks, rows per layer.
+
+>>> reported = Reported("a release", epsilon=1.0, delta=1e-5, multipliers=np.array([4.0]))
+>>> row = LayerRow("last", 100, epsilon_lower=1.2, epsilon_planned=0.7)
+>>> check = Check("plan purity", True, "no client's data changes the plan")
+>>> result: AuditResult = reported.audited("one-run-gaussian", 0.8, 0.999, {}, 200, layers=[row], checks=(check,))
+>>> result.epsilon_lower, result.exceeded, result.passed
+(1.2, True, False)
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -168,9 +175,3 @@ class AuditResult:
             "checks": [vars(check) for check in self.checks],
             "seconds": self.seconds,
         }
-
-    def sentence(self) -> str:
-        """The outcome in one line, as summaries print it."""
-        kind = "estimated" if self.estimate else f"at least {self.confidence:.4g} confident"
-        lower = "inf" if math.isinf(self.epsilon_lower) else f"{self.epsilon_lower:.4g}"
-        return f"{lower} ({self.method}, {kind}){'' if self.passed else ': NOT AS REPORTED'}"

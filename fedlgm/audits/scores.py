@@ -22,6 +22,14 @@ class Scores:
     Attributes:
         inside: of those that were in, [n].
         outside: of those that were left out, [k].
+
+    Raises:
+        ConfigError: scores that are no list of numbers, none, or NaN.
+
+    Example:
+        >>> scores = Scores(inside=[2.0, 3.0, 4.0], outside=[1.0, 2.5])
+        >>> scores.count, round(scores.auc(), 4)
+        (5, 0.9167)
     """
 
     inside: Array
@@ -40,7 +48,11 @@ class Scores:
         return self.inside.size + self.outside.size
 
     def split(self, seed: int | None = None, share: float = 0.5) -> tuple[Scores, Scores]:
-        """Two parts drawn at random, the first of which holds `share` of the scores in and out."""
+        """Two parts drawn at random, the first of which holds `share` of the scores in and out.
+
+        Raises:
+            ConfigError: a part would be empty.
+        """
         rng = np.random.default_rng(seed)
         halves = []
         for values in (self.inside, self.outside):
@@ -77,7 +89,11 @@ def _hull(x: npt.NDArray[np.int64], y: npt.NDArray[np.int64]) -> npt.NDArray[np.
 
 
 def check(delta: float, confidence: float) -> None:
-    """Refuse a delta or a confidence outside its range."""
+    """Refuse a delta or a confidence outside its range.
+
+    Raises:
+        ConfigError: it says which.
+    """
     if not 0 <= delta < 1:
         raise ConfigError(f"delta must lie in [0, 1), got {delta}")
     if not 0.5 < confidence < 1:

@@ -253,7 +253,7 @@ class Subject:
                 return math.inf
             if "epsilon" in plan.claim:
                 return rounds * float(plan.claim["epsilon"])
-            event = privacy.accounting.decode(plan.claim["event"])
+            event = privacy.events.decode(plan.claim["event"])
             return privacy.accounting.composed_epsilon([(event, rounds)], self.delta, self.facts.accountant)
         if not self.facts.separate_rounds:
             events = plan.run.events(self.facts.least_multiplier, rounds)
@@ -267,8 +267,8 @@ class Subject:
         own = multiplier / SENSITIVITY_FACTOR[plan.facts.relation]
         rate = plan.facts.accounted_rate if sampled else 1.0
         if plan.family == "laplace":
-            return privacy.accounting.laplace_event(1.0 / own if own > 0 else math.inf, rate, plan.facts.relation)
-        return privacy.accounting.gaussian_event(own, rate)
+            return privacy.events.laplace_event(1.0 / own if own > 0 else math.inf, rate, plan.facts.relation)
+        return privacy.events.gaussian_event(own, rate)
 
     # -- made-up updates -----------------------------------------------------------------------------------------------
 

@@ -41,7 +41,7 @@ Array = npt.NDArray[np.float64]
 def audit_whole_run(
     record: CanaryRecord, layers: LayerTable, reported: Reported, run: WholeRun, confidence: float, per_layer: bool
 ) -> AuditResult:
-    """Audit a run as one mechanism; see `one_run.audit_record`.
+    """Audit a run as one mechanism; see `one_run.audit_record`, and docs/how-to/audit.md for audits of whole runs.
 
     Raises:
         ConfigError: nothing was released in as many rounds on end as whitening needs, or too few canaries.
@@ -101,7 +101,7 @@ def run_epsilon(run: WholeRun, signals: Array, ratio: float, delta: float, *, qu
     if run.sampling.amplifies:  # no group comes more often, or moves more, than the first
         shifts = (scaled * run.noise.column_norms())[::b]
         events = [
-            (privacy.accounting.gaussian_event(1.0 / float(shift), run.sampling.within_group), int(times))
+            (privacy.events.gaussian_event(1.0 / float(shift), run.sampling.within_group), int(times))
             for shift, times in zip(*np.unique(shifts[shifts > 0], return_counts=True), strict=True)
         ]
         if quick:
@@ -124,6 +124,19 @@ class View:
         known: where `seen` is known, bool [T, K].
         energy: mean square of the whitened noise over the planned one, [T, K]; NaN where it was not seen as a whole, as
             in the first rounds after a run was resumed.
+
+    Example:
+        >>> from fedlgm import LayerTable, RunFacts, Sampling, correlation, mechanisms
+        >>> from fedlgm.audits.audit import reported_of, watch
+        >>> from fedlgm.audits.subject import Subject
+        >>> from fedlgm.mechanisms.method import Method
+        >>> sampling, noise = Sampling("cyclic", 40, 0.5, 2), correlation.get("banded", 4, bands=2)
+        >>> facts = RunFacts(0.0, sampling, rounds=4, epsilon=4.0, delta=1e-5, noise=noise)
+        >>> layers = LayerTable.from_sizes({"all": 200})
+        >>> subject = Subject("run", Method.calibrated(mechanisms.get("gaussian"), layers, facts))
+        >>> run = subject.method.plan(subject.start).run
+        >>> View.of(watch(subject, 50, "release", seed=1), run).observations  # rounds, times canaries
+        200
     """
 
     seen: Array
@@ -135,7 +148,11 @@ class View:
 
     @classmethod
     def of(cls, record: CanaryRecord, run: WholeRun) -> View:
-        """What the canaries of a record saw, whitened over its rounds."""
+        """What the canaries of a record saw, whitened over its rounds.
+
+        Raises:
+            ConfigError: nothing was released in as many rounds on end as whitening needs.
+        """
         at = record.round.astype(int) - 1
         rounds, (count, layers) = int(at.max()) + 1, record.layer_aligned.shape[1:]
         seen, shares = np.full((rounds, count, layers), np.nan), np.zeros((rounds, layers))

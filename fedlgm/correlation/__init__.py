@@ -32,7 +32,12 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
 
 
 def names() -> tuple[str, ...]:
-    """Known strategies."""
+    """Known strategies.
+
+    Example:
+        >>> names()
+        ('identity', 'square-root', 'banded', 'blt')
+    """
     return tuple(_OPTIONS)
 
 

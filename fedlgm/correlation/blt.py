@@ -17,6 +17,7 @@ from fedlgm.correlation.workloads import Workload
 from fedlgm.errors import ConfigError
 
 _STARTS = ((0.5, 0.6), (0.9, 0.6), (0.98, 0.35))  # (largest decay, sum of scales) to start the optimiser from
+_LEAST = 2.0**-1000
 
 
 def coefficients(decays: np.ndarray, scales: np.ndarray, rounds: int) -> np.ndarray:
@@ -83,6 +84,8 @@ def optimal(
             found = one
     assert found is not None
     decays, (scales, _) = expit(found.x[:buffers]), _scales(found.x[buffers:])
+    # Buffers that the optimum has no use for end at the edge of what doubles hold.
+    decays, scales = np.clip(decays, _LEAST, 1 - 2.0**-53), np.maximum(scales, _LEAST)
     order = np.argsort(-decays)
     return decays[order], scales[order]
 

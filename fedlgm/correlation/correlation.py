@@ -160,7 +160,9 @@ class Correlation:
 
         Returns:
             The exact value, rounded up, if the coefficients decrease, if there are at most `min_separation` of them or
-            if clients come once; otherwise an upper bound (measured: at most 5 % above).
+            if clients come once; otherwise an upper bound: on average 1 % and at most 17 % above the largest sum of
+            abs(C^T C) over a pattern in 3,000 random strategies of 4 to 10 rounds. That sum is the exact value where no
+            coefficient is negative, else a bound itself.
 
         Raises:
             ConfigError: numbers below 1.

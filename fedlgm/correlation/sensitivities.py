@@ -3,7 +3,8 @@
 A schema allows at most k participations, any two at least b rounds apart (b = 1: no restriction). One participation
 contributes a vector of norm at most 1, so sens(C)^2 = max over patterns pi of sum over i, j in pi of |X_ij|, X = C^T C,
 where the sum is attained if X >= 0 and an upper bound otherwise (Choquette-Choo et al. 2023, arXiv 2211.06530).
-C is lower triangular and Toeplitz with the coefficients c (the last columns are cut short).
+C is lower triangular and Toeplitz with the coefficients c (the last columns are cut short). Throughout, `coefficients`
+is c, `rounds` T, `separation` b and `most` k.
 """
 
 from __future__ import annotations
@@ -14,7 +15,12 @@ import numpy as np
 
 
 def participations(rounds: int, separation: int, limit: int | None = None) -> int:
-    """Most participations in so many rounds, k = min(limit, ceil(T / b))."""
+    """Most participations in so many rounds, k = min(limit, ceil(T / b)).
+
+    Example:
+        >>> participations(10, 4), participations(10, 4, limit=2)
+        (3, 2)
+    """
     most = -(-rounds // separation)
     return most if limit is None else min(most, limit)
 
@@ -29,6 +35,10 @@ def best(values: np.ndarray, separation: int, most: int) -> np.ndarray:
 
     Returns:
         [...], by dynamic programming in O(T) where k does not bind and in O(T k) where it does.
+
+    Example:
+        >>> float(best(np.array([3.0, 4.0, 2.0, 5.0]), separation=2, most=2))
+        9.0
     """
     rounds = values.shape[-1]
     rest = np.zeros((*values.shape[:-1], rounds + separation))  # rest[i]: the best from round i on
@@ -50,13 +60,23 @@ def _best_from_here(values: np.ndarray) -> np.ndarray:
 
 
 def squared_column_norms(coefficients: np.ndarray, rounds: int) -> np.ndarray:
-    """||C[:, t]||^2, [T]."""
+    """||C[:, t]||^2, [T].
+
+    Example:
+        >>> squared_column_norms(np.array([1.0, 0.5]), 3).tolist()
+        [1.25, 1.25, 1.0]
+    """
     within = np.cumsum(coefficients**2)
     return within[np.minimum(rounds - 1 - np.arange(rounds), coefficients.size - 1)]
 
 
 def is_decreasing(coefficients: np.ndarray) -> bool:
-    """Whether c_0 >= c_1 >= ... >= 0, with no tolerance."""
+    """Whether c_0 >= c_1 >= ... >= 0, with no tolerance.
+
+    Example:
+        >>> is_decreasing(np.array([1.0, 0.5, 0.5])), is_decreasing(np.array([1.0, 0.5, -0.1]))
+        (True, False)
+    """
     return bool(coefficients[-1] >= 0 and np.all(np.diff(coefficients) <= 0))
 
 
@@ -65,6 +85,10 @@ def earliest_pattern(coefficients: np.ndarray, rounds: int, separation: int, mos
 
     For decreasing coefficients this pattern is the worst (Kalinin and Lampert 2024, arXiv 2405.13763, Theorem 2), in
     every leading block of C too.
+
+    Example:
+        >>> earliest_pattern(np.array([1.0, 0.5]), rounds=5, separation=3, most=2).tolist()
+        [1.0, 0.5, 0.0, 1.0, 0.5]
     """
     total = np.zeros(rounds)
     for start in range(0, min(rounds, most * separation), separation):
@@ -79,6 +103,10 @@ def squared_sensitivity(coefficients: np.ndarray, rounds: int, separation: int, 
     Exact: decreasing coefficients; at most `separation` of them (columns of different participations are then
     orthogonal, whatever the signs); one participation. Otherwise the row-wise bound of Choquette-Choo et al. 2023
     (arXiv 2306.08153, Algorithm 4).
+
+    Example:
+        >>> squared_sensitivity(np.array([1.0, 0.5]), rounds=5, separation=3, most=2)  # two columns that do not overlap
+        2.5
     """
     if is_decreasing(coefficients):
         pattern = earliest_pattern(coefficients, rounds, separation, most)
@@ -90,7 +118,12 @@ def squared_sensitivity(coefficients: np.ndarray, rounds: int, separation: int, 
 
 
 def squared_cyclic_sensitivity(coefficients: np.ndarray, rounds: int, period: int) -> float:
-    """The same for participation in rounds r, r + b, r + 2b, ... for a fixed r; exact for coefficients >= 0."""
+    """sens(C)^2 for participation in rounds r, r + b, r + 2b, ... (b = `period`); exact for coefficients >= 0.
+
+    Example:
+        >>> squared_cyclic_sensitivity(np.array([1.0, 0.5]), rounds=5, period=3)
+        2.5
+    """
     if np.all(coefficients >= 0):
         patterns = (
             earliest_pattern(coefficients, rounds - first, period, rounds) for first in range(min(period, rounds))
@@ -101,7 +134,12 @@ def squared_cyclic_sensitivity(coefficients: np.ndarray, rounds: int, period: in
 
 
 def magnitudes(coefficients: np.ndarray, rounds: int) -> np.ndarray:
-    """|C^T C|, [T, T], no entry below the true one by rounding."""
+    """|C^T C|, [T, T], no entry below the true one by rounding.
+
+    Example:
+        >>> magnitudes(np.array([1.0, 0.5]), rounds=2).round(12).tolist()
+        [[1.25, 0.5], [0.5, 1.0]]
+    """
     products = np.zeros((rounds, rounds))
     c = coefficients[:rounds]
     for lag in range(c.size):
@@ -117,5 +155,9 @@ def rounded_up(squared: float, rounds: int) -> float:
     """Square root of a computed sum of non-negative terms, never below that of the exact sum.
 
     No entry is the sum of more than 4 T rounded products of T-fold rounded factors.
+
+    Example:
+        >>> 2.0 < rounded_up(4.0, rounds=100) < 2.0 + 1e-12
+        True
     """
     return math.sqrt(squared) * (1 + 4 * (rounds + 2) * 2.0**-53)

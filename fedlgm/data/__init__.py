@@ -1,11 +1,11 @@
 """Data sets and their division among clients.
 
-data = load("fashion-mnist")
-clients = divide(data, 500, "dirichlet", alpha=0.1, seed=7)
-x = data.train_x[clients[3]]
-
-own = load({"train": (x, y), "test": (test_x, test_y), "clients": [[0, 1, 2], [3, 4]]})
-clients = divide(own, 2, "natural")
+>>> data = load("digits")
+>>> clients = divide(data, 20, "dirichlet", alpha=0.1, seed=7)
+>>> x, y = data.train_x[clients[3]], data.train_y[clients[3]]
+>>> own = load({"train": (x, y), "test": (data.test_x, data.test_y), "clients": [[0, 1, 2], [3, 4]]})
+>>> divide(own, 2, "natural").sizes.tolist()
+[3, 2]
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from fedlgm.data.bundled import digits, synthetic
 from fedlgm.data.dataset import DataSet
 from fedlgm.data.division import divide
 from fedlgm.data.images import NAME as IMAGE_FOLDER
+from fedlgm.data.images import SIZE as IMAGE_SIZE
 from fedlgm.data.images import load_folder
 from fedlgm.data.partition import Partition, partition, schemes
 from fedlgm.data.partition import options as scheme_options
@@ -53,7 +54,12 @@ _HALF = re.compile(r"([^:/]+)/(public|private)")
 
 
 def names() -> tuple[str, ...]:
-    """Names that `load` knows."""
+    """Names that `load` knows.
+
+    Example:
+        >>> "digits" in names()
+        True
+    """
     return ("digits", *FILE_SETS, "synthetic", IMAGE_FOLDER)
 
 
@@ -82,8 +88,8 @@ def load(
         data_dir: directory of the files: bare, in a folder of the set's name, or in torchvision's (LEAF's) layout.
         download: whether to download a missing set.
         pixels: (low, high) that the darkest and the brightest value of a bundled image set become, instead of (-1, 1).
-        images: for "image-folder", whose `data_dir` is the folder: `image_size`, `channels` and `attribute`, see
-            `fedlgm.data.images.load_folder`.
+        images: for "image-folder", whose `data_dir` is the folder: `image_size`, `channels`, `attribute`,
+            `train_images` and `image_classes`, see `fedlgm.data.images.load_folder`.
 
     Returns:
         The set. Pixels lie in [-1, 1] (grey: from background to ink), scaled by constants that do not depend on the
@@ -100,12 +106,13 @@ def load(
     """
     if pixels is not None:
         return _between(load(name, data_dir, download=download, **images), tuple(pixels))
-    if name == IMAGE_FOLDER:
+    if isinstance(name, str) and name == IMAGE_FOLDER:
         return load_folder(data_dir, **images)
-    if images and name not in (f"{IMAGE_FOLDER}/private", f"{IMAGE_FOLDER}/public"):
-        raise ConfigError(f"{next(iter(images))} is for data.name = {IMAGE_FOLDER!r}, not for {name!r}")
+    label = repr(name if isinstance(name, str) else getattr(name, "__name__", type(name).__name__))
+    if images and not (isinstance(name, str) and name in (f"{IMAGE_FOLDER}/private", f"{IMAGE_FOLDER}/public")):
+        raise ConfigError(f"{next(iter(images))} is for data.name = {IMAGE_FOLDER!r}, not for {label}")
     if not isinstance(name, str):
-        return _own(name, repr(getattr(name, "__name__", type(name).__name__)))
+        return _own(name, label)
     if is_reference(name):
         return _own(load_object(name, "data set"), repr(name))
     if (half := _HALF.fullmatch(name)) is not None:
@@ -123,31 +130,59 @@ def load(
     return _synthetic(int(size[1])) if size[1] else _synthetic()
 
 
-def outline(name: str) -> DataSet | None:
+def outline(
+    name: str, *, image_classes: int | None = None, image_size: int = IMAGE_SIZE, channels: int = 3, **images: Any
+) -> DataSet | None:
     """A bundled set without its examples: shapes and classes, as a model needs them; None where only the files say.
+
+    Args:
+        name: as for `load`.
+        image_classes: stated number of classes of an "image-folder", of which nothing is known otherwise.
+        image_size: height and width of its images.
+        channels: of them.
+        images: further options of `load`, which change nothing here.
 
     >>> outline("fashion-mnist").shape, outline("fashion-mnist").classes
     ((1, 28, 28), 10)
+    >>> outline("image-folder"), outline("image-folder", image_classes=2).shape
+    (None, (3, 64, 64))
     """
     spec = _files_of(name)
-    if spec is None:
+    if spec is not None:
+        shape, classes = spec.shape, spec.classes
+    elif _base(name) == IMAGE_FOLDER and image_classes is not None:
+        shape, classes = (channels, image_size, image_size), image_classes
+    else:
         return None
-    text = len(spec.shape) == 1
-    x = np.empty((0, *spec.shape), dtype=np.int64 if text else np.float32)
-    y = np.empty((0, *spec.shape) if text else 0, dtype=np.int64)
-    return DataSet(name, x, y, x, y, spec.classes)
+    text = len(shape) == 1
+    x = np.empty((0, *shape), dtype=np.int64 if text else np.float32)
+    y = np.empty((0, *shape) if text else 0, dtype=np.int64)
+    return DataSet(name, x, y, x, y, classes)
 
 
-def published_examples(name: str) -> int | None:
+def published_examples(name: str, train_images: int | None = None) -> int | None:
     """Number of training examples of a bundled set, or of its half, without its files; None where only they say.
+
+    Args:
+        name: as for `load`.
+        train_images: stated number of an "image-folder", of which nothing is known otherwise.
 
     >>> published_examples("cifar10"), published_examples("mnist/public"), published_examples("femnist")
     (50000, 30000, None)
+    >>> published_examples("image-folder", 162_770)
+    162770
     """
     spec, half = _files_of(name), _HALF.fullmatch(name)
-    if spec is None or spec.examples is None:
-        return None
-    return spec.examples if half is None else len(range(spec.examples)[_rows(spec.examples, half[2] == "public")])
+    whole = train_images if _base(name) == IMAGE_FOLDER else None if spec is None else spec.examples
+    if whole is None or half is None:
+        return whole
+    return len(range(whole)[_rows(whole, half[2] == "public")])
+
+
+def _base(name: str) -> str:
+    """The set that `name` is a half of, or `name` itself."""
+    half = _HALF.fullmatch(name)
+    return name if half is None else half[1]
 
 
 def twin(name: str) -> str | None:
@@ -162,8 +197,7 @@ def twin(name: str) -> str | None:
 
 def _files_of(name: str) -> FileSet | None:
     """The bundled set of files that `name` is, or is a half of."""
-    half = _HALF.fullmatch(name)
-    return FILE_SETS.get(name if half is None else half[1])
+    return FILE_SETS.get(_base(name))
 
 
 def _rows(examples: int, public: bool) -> slice:
@@ -197,12 +231,12 @@ def _own(found: Any, label: str) -> DataSet:
     if callable(found):
         try:
             found = found()
-        except (FedlgmError, OSError, MemoryError):
+        except (FedlgmError, MemoryError):
             raise
         except Exception as error:  # a user's function may raise anything
             raise DataError(f"data set {label}: {raised_in(found, error)}") from error
     if isinstance(found, DataSet):
-        return found
+        return found.checked()
     if isinstance(found, Mapping):
         return DataSet.from_mapping(found)
     raise DataError(

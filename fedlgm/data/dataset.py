@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from fedlgm import inputs
 from fedlgm.data.partition import Partition
@@ -68,8 +69,8 @@ class DataSet:
             name: for reports.
 
         Raises:
-            DataError: arrays of unequal lengths, of other shapes in test than in training, without numbers, with NaN or
-                infinity; an index that is out of range or given to two clients.
+            DataError: arrays of unequal lengths, of other shapes in test than in training, empty, without numbers, with
+                NaN or infinity; an index that is out of range or given to two clients.
 
         >>> x, y = np.zeros((6, 3)), np.arange(6) % 2
         >>> own = DataSet.from_arrays((x, y), (x, y), clients=[[0, 1, 2], [3, 4, 5]])
@@ -78,8 +79,9 @@ class DataSet:
         """
         train_x, train_y = _pair(train, "training")
         test_x, test_y = _pair(test, "test")
-        if len(test_y) == 0:
-            raise DataError("test: there must be at least one test example")
+        for part, y in (("training", train_y), ("test", test_y)):
+            if len(y) == 0:
+                raise DataError(f"{part} data: there must be at least one {part} example")
         alike = tuple(inputs.each(_kind, (train_x, train_y))) == tuple(inputs.each(_kind, (test_x, test_y)))
         if not alike:
             raise DataError(
@@ -88,6 +90,8 @@ class DataSet:
             )
         if clients is not None and users is not None:
             raise DataError("clients and users: give at most one of them")
+        if classes is not None and not (isinstance(classes, int | np.integer) and classes >= 1):
+            raise DataError(f"classes must be a whole number of at least 1, got {classes!r}")
         if classes is None and np.issubdtype(test_y.dtype, np.integer):
             classes = int(test_y.max()) + 1
         user = None if users is None else _users(users, len(train_y))
@@ -109,6 +113,26 @@ class DataSet:
         options = {key: value for key, value in arrays.items() if key not in ("train", "test")}
         return cls.from_arrays(arrays["train"], arrays["test"], **options)
 
+    def checked(self) -> DataSet:
+        """The set with arrays as `from_arrays` has them; the same object where nothing changes.
+
+        Raises:
+            DataError: see `from_arrays`.
+        """
+        alike = DataSet.from_arrays(
+            (self.train_x, self.train_y), (self.test_x, self.test_y), users=self.train_user, classes=self.classes
+        )
+        changed: dict[str, Any] = {
+            name: getattr(alike, name)
+            for name in ("train_x", "train_y", "test_x", "test_y")
+            if not _identical(getattr(alike, name), getattr(self, name))
+        }
+        if self.train_user is not None and getattr(self.train_user, "dtype", None) != np.int64:
+            changed["train_user"] = alike.train_user
+        if self.clients is not None:
+            Partition.from_clients(list(self.clients), len(alike.train_y))
+        return replace(self, **changed) if changed else self
+
     @property
     def shape(self) -> tuple[Any, ...]:
         """Shape of one input, such as (C, H, W); with several inputs a tuple of their shapes."""
@@ -123,7 +147,7 @@ class DataSet:
 
     @classmethod
     def from_parts(cls, name: str, parts: Mapping[str, np.ndarray], classes: int | None) -> DataSet:
-        """The set of `parts`, without users or clients."""
+        """Inverse of `parts`: the set of those arrays, without users or clients."""
 
         def joined(key: str) -> Arrays:
             count = sum(part.startswith(f"{key}.") for part in parts)
@@ -148,6 +172,9 @@ def _pair(pair: Sequence[Any], part: str) -> tuple[Arrays, np.ndarray]:
         raise DataError(f"{part} data must be a pair (inputs, targets), got {type(pair).__name__}")
     x, y = pair
     arrays: Arrays
+    several = "several inputs are a tuple of arrays (a, b), in the order in which the model takes them"
+    if isinstance(x, Mapping):
+        raise DataError(f"{part} inputs: {several}, not a {type(x).__name__}")
     if isinstance(x, tuple):
         arrays = tuple(as_numbers(one, f"{part} input {i}") for i, one in enumerate(x))
     else:
@@ -156,12 +183,13 @@ def _pair(pair: Sequence[Any], part: str) -> tuple[Arrays, np.ndarray]:
     lengths = [len(one) for one in (arrays if isinstance(arrays, tuple) else (arrays,))]
     if any(length != len(targets) for length in lengths):
         counts = ", ".join(map(str, lengths))
-        raise DataError(f"{part} data: {counts} inputs but {len(targets)} targets; every input needs one target")
+        hint = f"; {several}" if isinstance(x, list) and len(x) < len(targets) == len(x[0]) else ""
+        raise DataError(f"{part} data: {counts} inputs but {len(targets)} targets; every input needs one target{hint}")
     return arrays, targets
 
 
 def as_numbers(values: Any, what: str) -> np.ndarray:
-    """An array as data sets hold it: floats as float32, integers as int64.
+    """An array as data sets hold it: integers as int64, floats and truth values as float32.
 
     Args:
         values: anything that NumPy makes an array [n, ...] of.
@@ -169,31 +197,53 @@ def as_numbers(values: Any, what: str) -> np.ndarray:
 
     Raises:
         DataError: no numbers, complex ones, NaN or infinity.
+
+    Example:
+        >>> as_numbers([0.5, 1], "targets").dtype, as_numbers([True, False], "targets").dtype
+        (dtype('float32'), dtype('float32'))
     """
     try:
-        array = np.asarray(values)
-    except ValueError as error:
+        array = np.asarray(_dense(values) if isinstance(values, torch.Tensor) else values)
+    except (ValueError, TypeError, RuntimeError) as error:
         raise DataError(f"{what}: no array of numbers: {error}") from error
     if array.ndim == 0 or not (np.issubdtype(array.dtype, np.number) or array.dtype == np.bool_):
         raise DataError(f"{what} must be an array of numbers [n, ...], got {array.dtype} of shape {array.shape}")
     if np.issubdtype(array.dtype, np.complexfloating):
         raise DataError(f"{what} are complex: give their real and imaginary parts as two channels")
-    if np.issubdtype(array.dtype, np.floating):
-        finite = np.isfinite(array)
-        if not finite.all():
-            where = np.argwhere(~finite)
-            raise DataError(
-                f"{what}: {len(where)} values are NaN or infinite, the first at index {tuple(where[0].tolist())}"
-            )
     kind = np.int64 if np.issubdtype(array.dtype, np.integer) else np.float32
-    return np.ascontiguousarray(array, dtype=kind)
+    if array.dtype == np.uint64 and (array > np.iinfo(np.int64).max).any():
+        raise DataError(f"{what} go up to {array.max()}, which is more than 64-bit integers with a sign can hold")
+    with np.errstate(over="ignore"):
+        held = np.ascontiguousarray(array, dtype=kind)
+    if kind == np.float32 and not (finite := np.isfinite(held)).all():
+        where = np.argwhere(~finite)
+        problem = "too large for float32" if np.isfinite(array[tuple(where[0])]) else "NaN or infinite"
+        raise DataError(f"{what}: {len(where)} values are {problem}, the first at index {tuple(where[0].tolist())}")
+    return held
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of any device, layout and type as one that NumPy can read."""
+    tensor = tensor.detach().cpu().to_dense() if tensor.layout != torch.strided else tensor.detach().cpu()
+    return tensor.float() if tensor.is_floating_point() and tensor.itemsize <= 2 else tensor
+
+
+def _identical(left: Arrays, right: Arrays) -> bool:
+    """Whether two inputs are the same objects."""
+    lefts, rights = (part if isinstance(part, tuple) else (part,) for part in (left, right))
+    return len(lefts) == len(rights) and all(one is other for one, other in zip(lefts, rights, strict=True))
 
 
 def _users(users: Any, count: int) -> np.ndarray:
     ids = np.asarray(users)
     if ids.shape != (count,):
         raise DataError(f"users must name the user of each of the {count} training examples, got shape {ids.shape}")
-    return np.unique(ids, return_inverse=True)[1].astype(np.int64)
+    if np.issubdtype(ids.dtype, np.floating) and not np.isfinite(ids).all():
+        raise DataError(f"users: {(~np.isfinite(ids)).sum()} training examples have no user (NaN)")
+    try:
+        return np.unique(ids, return_inverse=True)[1].astype(np.int64)
+    except TypeError as error:
+        raise DataError(f"users must all be numbers or all be names: {error}") from error
 
 
 def _kind(array: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,8 @@ import numpy as np
 from fedlgm.data import flower
 from fedlgm.data.dataset import DataSet
 from fedlgm.data.partition import Partition, partition, schemes
-from fedlgm.errors import ConfigError
-from fedlgm.extension import is_reference, shown_name
+from fedlgm.errors import ConfigError, FedlgmError
+from fedlgm.extension import is_reference, raised_in, shown_name
 from fedlgm.keys import KeyRing
 
 _WITHOUT_LABELS = ("iid", "natural")
@@ -60,9 +61,12 @@ def divide(data: DataSet, clients: int, scheme: Any, *, seed: int = 0, **values:
         )
     try:
         given = found(data, clients, seed, **values)
-    except TypeError as error:
-        raise ConfigError(f"partition scheme {label}: {error}") from error
-    own = given if isinstance(given, Partition) else Partition.from_clients(list(given), len(data.train_y))
+        lists: Any = given if isinstance(given, Mapping | str) else list(given)
+    except (FedlgmError, MemoryError):
+        raise
+    except Exception as error:  # a user's function may raise anything
+        raise ConfigError(f"partition scheme {label}: {raised_in(found, error)}") from error
+    own = Partition.from_clients(lists, len(data.train_y))
     if len(own) != clients:
         raise ConfigError(f"partition scheme {label} gives {len(own)} clients, federation.clients is {clients}")
     return own

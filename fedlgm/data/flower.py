@@ -30,7 +30,7 @@ def iid(labels: np.ndarray, clients: int, ring: KeyRing) -> np.ndarray:
     if clients > len(labels):
         raise ConfigError(
             f"partition scheme 'iid' cannot divide {len(labels)} samples among {clients} clients: use at most one "
-            f"client a sample, or the scheme 'dirichlet-large' with a large alpha"
+            f"client per sample, or the scheme 'dirichlet-large' with a large alpha"
         )
     return _owners(partitioners().IidPartitioner(clients), labels, ring)
 
@@ -82,7 +82,7 @@ def dirichlet(
             raise ConfigError(
                 f"partition scheme 'dirichlet' cannot divide {len(labels)} samples among {clients} clients with "
                 f"alpha={alpha} and min_size={min_size}: use min_size=0, a larger alpha or fewer clients (at most one "
-                f"a sample), or the scheme 'dirichlet-large', which takes any number of clients"
+                f"per sample), or the scheme 'dirichlet-large', which takes any number of clients"
             ) from error
     raise ConfigError(
         f"partition scheme 'dirichlet' with self_balancing found no division in {_ATTEMPTS} draws at alpha={alpha}: "
@@ -126,7 +126,7 @@ def pathological(
     except ValueError as error:
         raise ConfigError(
             f"partition scheme 'pathological' cannot give {classes_per_client} classes to each of {clients} clients: a "
-            f"class has fewer samples than clients that need it; use fewer clients or fewer classes a client"
+            f"class has fewer samples than clients that need it; use fewer clients or fewer classes per client"
         ) from error
 
 

@@ -2,8 +2,10 @@
 
     folder/train/CLASS/*.jpg and folder/test/CLASS/*.jpg      test images are named
     folder/CLASS/*.jpg                                        every fifth image of a class is a test image
-    folder/**/*.jpg and list_attr_celeba.txt (or any .csv)    classes by `attribute`; test images by
-                                                              list_eval_partition.txt, else every fifth
+    folder/**/*.jpg and list_attr_celeba.txt (or any .csv)    classes by `attribute`; list_eval_partition.txt says which
+                                                              are for training (0) and for tests (2), those for
+                                                              validation (1) are left out; without it every fifth
+                                                              image is a test image
 
 What was resized is kept beside the other data (`$FEDLGM_DATA`) and mapped into memory when it is needed, so that a set
 larger than memory can be used; a changed folder is read again.
@@ -35,9 +37,14 @@ _BLOCK = 512
 
 
 def load_folder(
-    folder: str | Path | None, image_size: int = SIZE, channels: int = 3, attribute: str | None = None
+    folder: str | Path | None,
+    image_size: int = SIZE,
+    channels: int = 3,
+    attribute: str | None = None,
+    train_images: int | None = None,
+    image_classes: int | None = None,
 ) -> DataSet:
-    """The images of a folder as float32 [n, channels, image_size, image_size] in [-1, 1].
+    """The images of a folder as float32 [n, channels, image_size, image_size] in [-1, 1]; see docs/how-to/own-data.md.
 
     Args:
         folder: see the module.
@@ -45,19 +52,36 @@ def load_folder(
         channels: 3 (RGB) or 1 (grey).
         attribute: column of the attribute file that says the class: a number above 0 is class 1, otherwise class 0;
             words are classes in alphabetical order. None takes subfolders as classes.
+        train_images: number of training images that the folder must have, as published or agreed upon; None takes what
+            is there.
+        image_classes: number of classes, likewise.
 
     Raises:
-        DataError: no such folder, no images, an image that cannot be read, or a label that is missing; with its name.
+        DataError: no such folder, no images, an image that cannot be read, or a label that is missing, with its name;
+            or other numbers of images or classes than stated.
     """
     if folder is None or not Path(folder).is_dir():
         problem = "it is not set" if folder is None else f"{str(folder)!r} is none"
-        raise DataError(f"data {NAME!r} needs dir, a folder of images: {problem}")
+        raise DataError(
+            f"data {NAME!r} needs data.dir, a folder of images: {problem}; a plan also does with data.train_images and "
+            "data.image_classes, the numbers of its training images and classes"
+        )
     if channels not in (1, 3) or image_size < 4:
         raise DataError(
             f"data {NAME!r}: channels must be 1 or 3 and image_size at least 4, got {channels}, {image_size}"
         )
     found = _by_attribute(Path(folder), attribute) if attribute is not None else _by_folder(Path(folder))
     files, labels, tests, classes = found
+    for option, stated, there in (
+        ("train_images", train_images, int((~tests).sum())),
+        ("image_classes", image_classes, classes),
+    ):
+        if stated not in (None, there):
+            what = option.replace("train_", "training ").replace("image_", "")
+            raise DataError(
+                f"data.{option} = {stated}, but {folder} has {there} {what}: plans went by the stated number. Give the "
+                f"whole folder, or set data.{option} to {there} (to none: any number)"
+            )
     order = np.argsort(tests, kind="stable")  # training images first
     stamps = [(str(files[i]), files[i].stat().st_size, files[i].stat().st_mtime_ns) for i in order]
     return _resized(tuple(stamps), tuple(labels[order].tolist()), int((~tests).sum()), classes, image_size, channels)
@@ -182,7 +206,14 @@ def _by_attribute(folder: Path, attribute: str) -> _Found:
     tests = np.arange(len(rows)) % _EVERY == _EVERY - 1
     if split.is_file():
         parts = dict(line.split()[:2] for line in split.read_text(encoding="utf-8").splitlines() if line.strip())
-        tests = np.array([parts.get(name) == "2" for name in rows])
+        unknown = next((name for name in rows if parts.get(name) not in ("0", "1", "2")), None)
+        if unknown is not None:
+            raise DataError(
+                f"{split} does not say of {unknown!r} whether it is for training (0), validation (1) or test (2)"
+            )
+        use = np.array([parts[name] != "1" for name in rows])
+        tests, labels = np.array([parts[name] == "2" for name in rows])[use], labels[use]
+        rows = {name: values for (name, values), kept in zip(rows.items(), use, strict=True) if kept}
     return _checked(folder, [places[Path(name).name] for name in rows], labels, tests, classes)
 
 

@@ -192,7 +192,7 @@ def locate(name: str, data_dir: str | Path | None, *, download: bool) -> Path:
         DataError: if `data_dir` is not a directory, or the set is nowhere and cannot be downloaded.
     """
     if data_dir is not None and not Path(data_dir).is_dir():
-        raise DataError(f"data_dir {str(data_dir)!r} is not a directory")
+        raise DataError(f"the data folder {str(data_dir)!r} (data.dir in a recipe) is not a directory")
     spec = FILE_SETS[name]
     own = store()
     folders = [own / name, own / spec.layout, spec.debian or _DEBIAN / name]

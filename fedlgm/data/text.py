@@ -1,7 +1,4 @@
-"""Text as sequences of characters, for the task "next-token".
-
-data = next_character({"mary": mary, "percy": percy}, length=64)   # two users, their texts in windows of 64 characters
-"""
+"""Text as sequences of characters, for the task "next-token"."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ _LZW = b"\x1f\x9d\x90"  # header of compress(1): codes of up to 16 bits, table m
 
 
 def encode(text: str, alphabet: str = ALPHABET) -> np.ndarray:
-    """Numbers of a text's characters, int64; characters outside the alphabet are left out.
+    """Numbers of a text's characters, int64 [characters]; those outside the alphabet are left out.
 
     >>> decode(encode("In the beginning § God"))
     'In the beginning  God'
@@ -40,7 +37,12 @@ def encode(text: str, alphabet: str = ALPHABET) -> np.ndarray:
 
 
 def decode(tokens: np.ndarray, alphabet: str = ALPHABET) -> str:
-    """The text of `encode`'s numbers."""
+    """The text of `encode`'s numbers [characters].
+
+    Example:
+        >>> decode(encode("Amen."))
+        'Amen.'
+    """
     return "".join(alphabet[int(token)] for token in tokens)
 
 
@@ -57,6 +59,11 @@ def windows(texts: Mapping[object, str], length: int = LENGTH, alphabet: str = A
 
     Raises:
         DataError: fewer than two windows in all, or a character that is in the alphabet twice.
+
+    Example:
+        >>> train, test = windows({"mary": "ab" * 25}, length=4)  # 12 windows, one of them for the test
+        >>> len(train.y), len(test.y), decode(train.x[0]), decode(train.y[0])
+        (11, 1, 'abab', 'baba')
     """
     if len(set(alphabet)) < len(alphabet):
         raise DataError("the alphabet names a character twice")
@@ -83,7 +90,13 @@ def windows(texts: Mapping[object, str], length: int = LENGTH, alphabet: str = A
 def next_character(
     texts: Mapping[object, str], length: int = LENGTH, alphabet: str = ALPHABET, name: str = "text"
 ) -> DataSet:
-    """A set of a user's own texts, by user, for the task "next-token"; see `windows`."""
+    """A set of a user's own texts, by user, for the task "next-token"; arguments and errors as for `windows`.
+
+    Example:
+        >>> data = next_character({"mary": "to be or not", "percy": "to be a bee"}, length=5)
+        >>> data.train_user.tolist(), data.classes
+        ([0, 0, 1], 64)
+    """
     train, test = windows(texts, length, alphabet)
     return DataSet(name, train.x, train.y, test.x, test.y, len(alphabet), train.user)
 
@@ -92,7 +105,8 @@ def read_bible(path: Path) -> list[tuple[str, int, str]]:
     """Chapters (book, number, text) of Debian's bible.data, verses on lines of their own.
 
     The file (Chip Chapin's "Bible Retrieval System") holds 84 bytes of title, big-endian the size of a window and the
-    number of windows, where each begins, and the windows: text packed by compress(1), without its header.
+    number of windows, where each begins, and the windows: text packed by compress(1), without its header. It is not
+    shipped: `data.load("bible-kjv")` finds it, see docs/how-to/text.md.
 
     Raises:
         DataError: not such a file, or damaged.

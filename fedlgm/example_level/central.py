@@ -1,4 +1,16 @@
-"""Centralised DP-SGD: plan, bound, charge, release and step, as a federation of one."""
+"""Centralised DP-SGD: plan, bound, charge, release and step, as a federation of one.
+
+>>> import tempfile, torch
+>>> from fedlgm import RunFacts, Sampling, mechanisms
+>>> x, y = torch.linspace(-1, 1, 20)[:, None], torch.arange(20) // 10
+>>> model, mechanism = nn.Linear(1, 2), mechanisms.get("dp-sgd")
+>>> facts = RunFacts(0.0, Sampling("poisson", 20, 1.0), rounds=3, epsilon=8.0, delta=1e-2)
+>>> method = Method.of(model, mechanism, facts)
+>>> with Ledger(tempfile.mkdtemp() + "/ledger.sqlite", owner="an example") as ledger:
+...     trained: Trained = train(model, x, y, method, keys=KeyRing.from_seed(None), ledger=ledger, lr=0.5)
+>>> round(trained.epsilon, 3), trained.guarantee.unit, trained.steps
+(8.0, 'example', 3)
+"""
 
 from __future__ import annotations
 

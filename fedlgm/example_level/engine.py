@@ -36,7 +36,19 @@ STORED_BYTES = 128 << 20
 
 
 class ExampleLosses(Protocol):
-    """What the engine needs of a task."""
+    """What the engine needs of a task.
+
+    Example:
+        >>> class Squares:
+        ...     def losses(self, outputs, y):
+        ...         return (outputs[:, 0] - y).square()
+        >>> model, losses = nn.Linear(1, 1, bias=False), Squares()
+        >>> _ = nn.init.ones_(model.weight)
+        >>> x, y = torch.tensor([[1.0], [2.0]]), torch.tensor([0.0, 0.0])
+        >>> gradients = ExampleGradients(model, LayerTable.from_module(model), losses)
+        >>> gradients.sum(x, y, of_style("flat", 3.0, 1)).total.round()  # 2 and 8, the latter cut to 3
+        tensor([5.])
+    """
 
     def losses(self, outputs: Any, y: Any) -> Tensor:
         """Loss of every example, [n]."""
@@ -52,6 +64,14 @@ class ClippedSum:
         norms: l2 norm of every example's gradient of every layer before scaling, float64 [B, K]; NaN or Inf where it
             is not finite. PRIVATE: for diagnostics that stay private.
         discarded: examples that counted as zero because a gradient of theirs was not finite. PRIVATE.
+
+    Example:
+        >>> model, scaling = nn.Linear(2, 3), of_style("flat", 0.1, 1)
+        >>> gradients = ExampleGradients(model, LayerTable.from_module(model))
+        >>> x, y = torch.tensor([[1.0, 2.0], [math.nan, 0.0]]), torch.tensor([0, 1])
+        >>> result: ClippedSum = gradients.sum(x, y, scaling)
+        >>> result.discarded, result.norms.shape, round(float(result.total.norm()), 4)
+        (1, torch.Size([2, 1]), 0.1)
     """
 
     total: Tensor
@@ -77,7 +97,16 @@ class ExampleGradients:
             n^2 2^-23. Gradients themselves stay in the precision of the parameters.
 
     Raises:
-        ConfigError: a module whose examples influence each other, such as BatchNorm in training mode.
+        ConfigError: a module whose examples influence each other, such as BatchNorm in training mode; one without the
+            table's parameters, or with several dtypes; or a `micro_batch` below 1.
+
+    Example:
+        >>> model, x, y = nn.Linear(2, 3), torch.randn(8, 2), torch.randint(3, (8,))
+        >>> gradients = ExampleGradients(model, LayerTable.from_module(model))
+        >>> plain = torch.autograd.grad(nn.functional.cross_entropy(model(x), y, reduction="sum"), model.parameters())
+        >>> unclipped = gradients.sum(x, y, of_style("flat", math.inf, 1)).total
+        >>> torch.allclose(unclipped, torch.cat([g.flatten() for g in plain]), atol=1e-5)
+        True
     """
 
     def __init__(

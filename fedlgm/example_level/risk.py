@@ -5,6 +5,13 @@ part (members) and for the rest (non-members) train one adversary per layer, who
 layer gives away: 0.5 is a coin toss. `layer_risk` takes no private data, and no model that was trained on it.
 
 Source: LM-DP-SGD paper, Section 4.1 and Algorithm 2; the adversary's layers are not given there.
+
+>>> x, y = torch.linspace(-1, 1, 60)[:, None].expand(60, 4), torch.arange(60) // 30
+>>> model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+>>> quick = ShadowTraining(epochs=2, adversary_epochs=2)
+>>> risks: list[LayerRisk] = layer_risk(model, x, y, keys=KeyRing.from_seed(1), training=quick)
+>>> [risk.layer for risk in risks], max(risk.held_out_error for risk in risks) <= 0.5
+(['0', '2'], True)
 """
 
 from __future__ import annotations
@@ -63,6 +70,9 @@ class ShadowTraining:
         lr: its learning rate (Adam).
         batch_size: examples per step of either.
         adversary_epochs: passes of the adversaries (Adam, learning rate 0.001, one hidden layer of 64).
+
+    Raises:
+        ConfigError: a number outside its range.
     """
 
     members: float = 0.5
@@ -161,6 +171,12 @@ def layer_errors(
         keys: splits, batches, projections and initial weights of the adversaries.
         training: of the adversaries.
         progress: called with (layers done, layer).
+
+    Example:
+        >>> x, inside, outside = torch.linspace(-1, 1, 60)[:, None], torch.arange(30), torch.arange(30, 60)
+        >>> errors = layer_errors(nn.Sequential(nn.Linear(1, 8)), x, inside, outside, keys=KeyRing.from_seed(1))
+        >>> errors["0"][1] < 0.3  # members lie apart from the others
+        True
     """
     settings = training or ShadowTraining()
     equal = min(len(inside), len(outside))
@@ -192,6 +208,13 @@ def public_bias_weights(
         task: see `layer_risk`.
 
     Source: LM-DP-SGD paper, Appendix D.2, where they come from the private batch.
+
+    Example:
+        >>> x, y = torch.linspace(-1, 1, 20)[:, None], torch.arange(20) // 10
+        >>> model = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 2))
+        >>> weights = public_bias_weights(model, LayerTable.from_module(model), x, y, clip=1.0)
+        >>> weights.shape, bool((weights >= 0).all())
+        ((2,), True)
     """
     gradients, count = ExampleGradients(module, layers, tasks.get(task)), len(layers)
     alike = Reweighted(clip, (count**-0.5,) * count)

@@ -22,6 +22,8 @@ SAFETY = 1 - 2.0**-19
 sums in float64 of up to 2^15 of them (n^2 2^-52 of the bound, 2^-22) move by no more than it."""
 LEAST_BOUND = 2.0**-36
 """Smallest bound besides 0: squares of float32 numbers vanish below 1e-19, so a norm is only known above 5e-15."""
+LEAST_STABILISER = 1e-6
+"""Smallest number that keeps short gradients from being scaled up without limit."""
 LEAST_NORM = 2.0**-46
 """Norms below this count as 0 where a gradient is normalised: its direction is not known in float32."""
 
@@ -32,6 +34,12 @@ class Scaling(Protocol):
     Attributes:
         per_layer: whether the factor of a layer depends on the norm of that layer alone. Such gradients are scaled and
             added during the backward pass; all others wait for its end.
+
+    Example:
+        >>> scaling: Scaling = PerLayerClip((1.0, 2.0))
+        >>> norms = torch.tensor([[3.0, 1.0], [0.5, 9.0]], dtype=torch.float64)
+        >>> bool((scaling.factors(norms) * norms <= torch.from_numpy(scaling.bounds(2))).all())
+        True
     """
 
     per_layer: bool
@@ -55,7 +63,16 @@ class Scaling(Protocol):
 
 
 def clip_factors(norms: Tensor, bound: float | Tensor) -> Tensor:
-    """min(1, c / norm), times 1 - 2^-19 where it cuts; 1 for an infinite bound, 0 for a bound of 0."""
+    """min(1, c / norm), times 1 - 2^-19 where it cuts; 1 for an infinite bound, 0 for a bound of 0.
+
+    Args:
+        norms: l2 norms, of any shape.
+        bound: c, one number or a tensor that broadcasts with the norms.
+
+    Example:
+        >>> clip_factors(torch.tensor([0.5, 4.0]), 1.0).round(decimals=4).tolist()
+        [1.0, 0.25]
+    """
     bound = torch.as_tensor(bound, dtype=norms.dtype, device=norms.device)
     whole = norms <= bound * SAFETY
     cut = SAFETY * bound / torch.where(whole, 1.0, norms)
@@ -63,10 +80,18 @@ def clip_factors(norms: Tensor, bound: float | Tensor) -> Tensor:
 
 
 def check_bounds(bounds: Sequence[float] | np.ndarray, layers: int | None = None) -> np.ndarray:
-    """Bounds as a float64 vector.
+    """Bounds as a float64 vector [K].
+
+    Args:
+        bounds: one per layer.
+        layers: K, where it is known.
 
     Raises:
         ConfigError: a bound that is negative, NaN or too small for norms in float32, or not one bound per layer.
+
+    Example:
+        >>> check_bounds([0.0, 1], layers=2).tolist()
+        [0.0, 1.0]
     """
     values = np.asarray(bounds, dtype=np.float64)
     if values.ndim != 1 or (layers is not None and len(values) != layers):
@@ -83,6 +108,14 @@ class PerLayerClip:
 
     Attributes:
         clip: one bound c_j per layer.
+
+    Raises:
+        ConfigError: a bound out of range.
+
+    Example:
+        >>> scaling = PerLayerClip((1.5, 8.0))
+        >>> scaling.factors(torch.tensor([[3.0, 4.0]])).round(decimals=4).tolist(), round(scaling.bound, 2)
+        ([[0.5, 1.0]], 8.14)
     """
 
     clip: tuple[float, ...]
@@ -149,6 +182,13 @@ class FlatClip(_Whole):
 
     Attributes:
         clip: C.
+
+    Raises:
+        ConfigError: C out of range.
+
+    Example:
+        >>> FlatClip(2.5).factors(torch.tensor([[3.0, 4.0]])).round(decimals=4).tolist()
+        [[0.5, 0.5]]
     """
 
     clip: float
@@ -165,6 +205,13 @@ class AutoS(_Whole):
     Attributes:
         clip: C, the bound that the contribution stays below; the papers put it into the learning rate.
         gamma: stabiliser, 0.01 in the paper.
+
+    Raises:
+        ConfigError: C out of range or infinite, or gamma below 1e-6.
+
+    Example:
+        >>> AutoS(1.0, gamma=3.0).factors(torch.tensor([[3.0, 4.0]])).round(decimals=4).tolist()  # 1 / (5 + 3)
+        [[0.125, 0.125]]
     """
 
     clip: float = 1.0
@@ -172,7 +219,7 @@ class AutoS(_Whole):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (math.isfinite(self.gamma) and self.gamma >= 1e-6 and math.isfinite(self.clip)):
+        if not (math.isfinite(self.gamma) and self.gamma >= LEAST_STABILISER and math.isfinite(self.clip)):
             raise ConfigError(f"Auto-S: clip must be finite and gamma at least 1e-6, got {self.clip} and {self.gamma}")
 
     def of_whole(self, norms: Tensor) -> Tensor:
@@ -190,6 +237,13 @@ class PSAC(_Whole):
     Attributes:
         clip: C.
         r: stabiliser, 0.1 in the authors' MNIST example.
+
+    Raises:
+        ConfigError: C out of range or infinite, or r below 1e-6.
+
+    Example:
+        >>> PSAC(3.0, r=1.0).factors(torch.tensor([[1.0]])).round(decimals=4).tolist()  # 3 / (1 + 1 / (1 + 1))
+        [[2.0]]
     """
 
     clip: float = 1.0
@@ -197,7 +251,7 @@ class PSAC(_Whole):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (math.isfinite(self.r) and self.r >= 1e-6 and math.isfinite(self.clip)):
+        if not (math.isfinite(self.r) and self.r >= LEAST_STABILISER and math.isfinite(self.clip)):
             raise ConfigError(f"DP-PSAC: clip must be finite and r at least 1e-6, got {self.clip} and {self.r}")
 
     def of_whole(self, norms: Tensor) -> Tensor:
@@ -214,6 +268,13 @@ class Reweighted:
     Attributes:
         clip: C.
         weights: w_j >= 0 with sum_j w_j^2 = 1 (at most: no layer is then counted more).
+
+    Raises:
+        ConfigError: C out of range or infinite, or other weights.
+
+    Example:
+        >>> Reweighted(1.0, (0.6, 0.8)).factors(torch.tensor([[1.2, 1.6]])).round(decimals=4).tolist()
+        [[0.5, 0.5]]
     """
 
     clip: float
@@ -254,6 +315,10 @@ def of_style(style: str, clip: float | Sequence[float] | np.ndarray, layers: int
 
     Raises:
         ConfigError: another style, bounds out of range, or several bounds for one gradient.
+
+    Example:
+        >>> of_style("per-layer", 0.5, layers=2)
+        PerLayerClip(clip=(0.5, 0.5))
     """
     if style == "per-layer":
         bounds = np.full(layers, clip) if np.ndim(clip) == 0 else np.asarray(clip)

@@ -39,6 +39,16 @@ class ExampleTrainer:
 
     Raises:
         ConfigError: a mechanism that bounds whole clients, or a module without gradients per example.
+
+    Example:
+        >>> from fedlgm import RunFacts, Sampling, Transcript, mechanisms
+        >>> mechanism, model = mechanisms.get("dp-sgd", bound=0.1), nn.Linear(2, 3)
+        >>> trainer = ExampleTrainer(model, mechanism.table(LayerTable.from_module(model)), mechanism)
+        >>> facts = RunFacts(1.0, Sampling("poisson", 8, 0.5))
+        >>> plan = mechanism.plan(trainer.layers, facts, Transcript.start(trainer.weights))
+        >>> batch = trainer.sum(torch.randn(8, 2), torch.zeros(8, dtype=torch.int64), torch.tensor([1, 4, 6]), plan)
+        >>> float(batch.values.norm()) <= 3 * 0.1, batch.bounds
+        (True, (0.1,))
     """
 
     def __init__(
@@ -127,12 +137,23 @@ def batch_keys(keys: KeyRing, digest: bytes) -> KeyRing:
 
     Of a secret ring it depends on the data: a step that is made again with other data is another release, whose batch
     must be drawn independently for sampling to amplify it. The ring of a public seed stays as it is.
+
+    Example:
+        >>> seeded, secret = KeyRing.from_seed(1), KeyRing.from_seed(None)
+        >>> batch_keys(seeded, b"digest") == seeded, batch_keys(secret, b"digest") == secret
+        (True, False)
     """
     return keys.derive(b"batches", digest) if keys.secret else keys
 
 
 def digest_of(x: Inputs, y: Tensor) -> bytes:
-    """Hash of a client's examples."""
+    """Hash of a client's examples.
+
+    Example:
+        >>> x, y = torch.zeros(3, 2), torch.tensor([0, 1, 1])
+        >>> digest_of(x, y) == digest_of(x.clone(), y), digest_of(x, y) == digest_of(x, 1 - y)
+        (True, False)
+    """
     found = hashlib.blake2b(digest_size=16)
     for part in (*(x if isinstance(x, tuple) else (x,)), y):
         found.update(f"{part.dtype}{tuple(part.shape)}".encode())
@@ -155,6 +176,7 @@ def local_steps(
 
     What it returns is a function of the steps' noisy sums alone, so it is private for the client's examples by the
     composition of `plan.event`, under adding or removing one of them. A client without data makes the same steps.
+    `clients.ExampleClient` calls it; docs/how-to/example-level.md has a run.
 
     Args:
         trainer: of the plan's layers.

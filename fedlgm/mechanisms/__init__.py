@@ -11,7 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 from fedlgm import allocation
-from fedlgm.errors import ConfigError, alternatives
+from fedlgm.errors import ConfigError, FedlgmError, alternatives
+from fedlgm.extension import load_object, raised_in
 from fedlgm.mechanisms import group_noise
 from fedlgm.mechanisms import options as _options
 from fedlgm.mechanisms.adapldp import AdapLDP
@@ -42,6 +43,13 @@ def register(name: str, kind: type[Mechanism], published: type[Mechanism] | None
 
     Raises:
         ConfigError: the name is taken by another class, or `kind` is no mechanism.
+
+    Example:
+        >>> register("gaussian", FlatGaussian)  # as it is registered already
+        >>> register("gaussian", AdaptiveAllocation)
+        Traceback (most recent call last):
+            ...
+        fedlgm.errors.ConfigError: there is a mechanism 'gaussian' already: choose another name
     """
     for known in filter(None, (kind, published)):
         if not (isinstance(known, type) and issubclass(known, Mechanism)):
@@ -91,6 +99,10 @@ def is_private(name: str) -> bool:
 
     Raises:
         ConfigError: unknown name.
+
+    Example:
+        >>> is_private("gaussian"), is_private("none")
+        (True, False)
     """
     return not issubclass(next(iter(_variants(name).values())), NoPrivacy)
 
@@ -100,6 +112,10 @@ def unit_of(name: str) -> Unit:
 
     Raises:
         ConfigError: unknown name.
+
+    Example:
+        >>> unit_of("gaussian"), unit_of("dp-sgd")
+        ('client', 'example')
     """
     return next(iter(_variants(name).values())).unit
 
@@ -109,6 +125,10 @@ def options(name: str, variant: str | None = None) -> tuple[str, ...]:
 
     Raises:
         ConfigError: unknown name or variant.
+
+    Example:
+        >>> options("gaussian"), "weights" in options("lm-dp-sgd", "published")
+        (('bound',), True)
     """
     kinds = _variants(name).values() if variant is None else (_kind(name, variant),)
     return tuple(dict.fromkeys(option for kind in kinds for option in _options.names(kind)))
@@ -130,7 +150,15 @@ def get(name: str, *, variant: str = "sound", **values: Any) -> Mechanism:
         ConfigError: unknown name, variant or option (the message says what is known), or an option outside its range.
     """
     kind = _kind(name, variant)
-    return kind(name=name, **_options.checked(name, kind, values))
+    checked = _options.checked(name, kind, values)
+    try:
+        return kind(name=name, **checked)
+    except FedlgmError:
+        raise
+    except Exception as error:  # a user's class may raise anything
+        if kind.__module__.startswith("fedlgm."):
+            raise
+        raise ConfigError(f"mechanism {name!r}: {raised_in(kind, error)}") from error
 
 
 def _kind(name: str, variant: str) -> type[Mechanism]:
@@ -142,8 +170,6 @@ def _kind(name: str, variant: str) -> type[Mechanism]:
 
 def _variants(name: str) -> dict[str, type[Mechanism]]:
     if ":" in name:
-        from fedlgm.extension import load_object
-
         kind = load_object(name, what="mechanism")
         if not (isinstance(kind, type) and issubclass(kind, Mechanism)):
             raise ConfigError(f"mechanism {name!r} is not a class derived from fedlgm.Mechanism")

@@ -96,6 +96,12 @@ def within(wanted: np.ndarray, known: np.ndarray, span: float) -> np.ndarray:
         wanted: positive, [K].
         known: at least 0, [K].
         span: the factor, at least 1.
+
+    Example:
+        >>> within(np.ones(2), np.array([1.0, 4.0]), span=8.0).tolist()
+        [1.0, 0.25]
+        >>> within(np.ones(2), np.array([0.01, 1.0]), span=2.0).round(6).tolist()  # to within a factor of 2 of 10
+        [20.0, 5.0]
     """
     usable = (known > 0) & np.isfinite(known)
     if not usable.any():

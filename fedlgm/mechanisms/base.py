@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from torch import Tensor
@@ -29,7 +29,8 @@ class Mechanism:
     """Base of all mechanisms.
 
     Subclasses are frozen dataclasses whose fields are the options a recipe may set. `plan` must be pure: equal
-    arguments give equal plans, and no client's data is among them.
+    arguments give equal plans, and no client's data is among them. Neighbouring relation and trust are those of the
+    run's facts.
 
     Example:
         >>> import numpy as np
@@ -46,6 +47,9 @@ class Mechanism:
 
     Attributes:
         name: registered name.
+
+    Raises:
+        ConfigError: an option outside its range; the message names it.
     """
 
     variant: ClassVar[Variant] = "sound"
@@ -133,7 +137,15 @@ class Mechanism:
 
 
 class BoundsExamples(ABC):
-    """What a mechanism of unit "example" has besides its plans, which say `bounded_by = "trainer"`."""
+    """What a mechanism of unit "example" has besides its plans, which say `bounded_by = "trainer"`.
+
+    Example:
+        >>> from fedlgm import Sampling, mechanisms
+        >>> mechanism, layers = mechanisms.get("dp-sgd", bound=0.5), LayerTable.from_sizes({"a": 3})
+        >>> plan = mechanism.plan(layers, RunFacts(1.0, Sampling("poisson", 100, 0.1)), Transcript(0, ()))
+        >>> isinstance(mechanism, BoundsExamples), plan.bounded_by, mechanism.scaling(plan).bound
+        (True, 'trainer', 0.5)
+    """
 
     @abstractmethod
     def scaling(self, plan: ReleasePlan) -> Scaling:
@@ -144,7 +156,16 @@ class BoundsExamples(ABC):
 
 
 class UsesPrivateNorms:
-    """A published variant whose plan looks at the cohort's private layer norms first. NOT PRIVATE."""
+    """A published variant whose plan looks at the cohort's private layer norms first. NOT PRIVATE.
+
+    Example:
+        >>> from fedlgm import Sampling, mechanisms
+        >>> mechanism = mechanisms.get("uniform", variant="published", clip="med")
+        >>> layers, facts = LayerTable.from_sizes({"a": 3, "b": 2}), RunFacts(1.0, Sampling("poisson", 100, 0.1))
+        >>> plan = mechanism.plan_from_private_norms(layers, facts, np.array([[1.0, 3.0]]))
+        >>> isinstance(mechanism, UsesPrivateNorms), plan.clip.tolist(), plan.protected
+        (True, [0.25, 0.75], False)
+    """
 
     def plan_from_private_norms(self, layers: LayerTable, facts: RunFacts, norms: np.ndarray) -> ReleasePlan:
         """The round's plan from raw layer norms [clients, K]; an `UnprotectedPlan`."""
@@ -155,6 +176,12 @@ class UsesPrivateSums(UsesPrivateNorms):
     """A published variant whose plan looks at sums of the batch's gradients, in the place of norms. NOT PRIVATE.
 
     All examples must be one party's: figures of parts of a batch do not add up.
+
+    Example:
+        >>> from fedlgm import mechanisms
+        >>> mechanism = mechanisms.get("lm-dp-sgd", variant="published", weights="bias")
+        >>> isinstance(mechanism, UsesPrivateSums), [round(look.bound, 6) for look in mechanism.looks(layers=2)]
+        (True, [1.0, inf])
     """
 
     def looks(self, layers: int) -> tuple[Scaling, ...]:
@@ -173,7 +200,20 @@ class UsesPrivateSums(UsesPrivateNorms):
 
 
 class UsesPrivateUpdates:
-    """A published variant by which every client plans from its own raw update. NOT PRIVATE."""
+    """A published variant by which every client plans from its own raw update. NOT PRIVATE.
+
+    Example:
+        >>> import torch
+        >>> from fedlgm import LocalTraining, Sampling, mechanisms
+        >>> budget = {"epsilon": 1.0, "delta": 1e-5, "training": LocalTraining(gradient_clip=1.0)}
+        >>> facts = RunFacts(1.0, Sampling("poisson", 10, 1.0), "replace-one", "local", **budget)
+        >>> mechanism = mechanisms.get("ladp", variant="published", threshold=1.0)
+        >>> plan = mechanism.plan(LayerTable.from_sizes({"a": 3, "b": 2}), facts, Transcript(0, ()))
+        >>> update = torch.tensor([1.0, 1.0, 1.0, 0.0, 0.5])
+        >>> own, figures = mechanism.plan_from_private_update(plan, update, model=torch.zeros(5))
+        >>> isinstance(mechanism, UsesPrivateUpdates), own.protected, figures["selected"].tolist()
+        (True, False, [1.0, 0.0])
+    """
 
     def plan_from_private_update(
         self, plan: ReleasePlan, update: Tensor, model: Tensor
@@ -192,15 +232,38 @@ class UsesPrivateUpdates:
         raise NotImplementedError
 
 
+def require_mechanism(found: Any) -> Mechanism:
+    """What a user passed as a mechanism, if it is one.
+
+    Raises:
+        ConfigError: it is something else, such as the class itself.
+    """
+    if not isinstance(found, Mechanism) or not isinstance(getattr(found, "name", None), str):
+        what = f"the class {found.__name__}" if isinstance(found, type) else type(found).__name__
+        raise ConfigError(
+            f"a mechanism is an object of a dataclass derived from fedlgm.Mechanism, made with its name, as in "
+            f"InverseSize('inverse-size'); got {what}"
+        )
+    return found
+
+
 def check_positive(owner: str, **values: float) -> None:
-    """Refuse options that are not finite and positive, naming the option."""
+    """Refuse options that are not finite and positive.
+
+    Raises:
+        ConfigError: it names the option.
+    """
     for option, value in values.items():
         if not (np.isfinite(value) and value > 0):
             raise ConfigError(f"{owner}: {option} must be finite and positive, got {value}")
 
 
 def check_share(owner: str, **values: float) -> None:
-    """Refuse options outside (0, 1), naming the option."""
+    """Refuse options outside (0, 1).
+
+    Raises:
+        ConfigError: it names the option.
+    """
     for option, value in values.items():
         if not 0 < value < 1:
             raise ConfigError(f"{owner}: {option} must lie in (0, 1), got {value}")

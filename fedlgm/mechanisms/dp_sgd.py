@@ -18,7 +18,7 @@ import numpy as np
 
 from fedlgm.allocation import names as allocations
 from fedlgm.errors import ConfigError
-from fedlgm.example_level.scaling import PSAC, AutoS, FlatClip, PerLayerClip, Scaling
+from fedlgm.example_level.scaling import LEAST_STABILISER, PSAC, AutoS, FlatClip, PerLayerClip, Scaling
 from fedlgm.facts import RunFacts
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.base import BoundsExamples, Mechanism, check_positive
@@ -47,6 +47,13 @@ def example_plan(layers: LayerTable, facts: RunFacts, reason: str = _PROVEN, **r
 
     Raises:
         ConfigError: facts by which a step does not sample its examples by Poisson.
+
+    Example:
+        >>> from fedlgm import Sampling
+        >>> layers, facts = LayerTable.from_sizes({"a": 3}), RunFacts(2.0, Sampling("poisson", 100, 0.1))
+        >>> plan = example_plan(layers, facts, clip=[0.5], sigma=[1.0])
+        >>> plan.bounded_by, plan.guarantee.unit, plan.effective_multiplier
+        ('trainer', 'example', 2.0)
     """
     if facts.steps is None and (facts.trust != "central" or facts.sampling.scheme != "poisson"):
         raise ConfigError(
@@ -134,6 +141,13 @@ class PublishedDPSGD(DPSGD, PublishedMedClip):
     The paper takes the medians "across the dataset" and does not say at which weights; here they are those of the
     batch's examples at the weights of the step, as for the cohort of a federation (`PublishedMedClip`). The batch is
     passed twice: its bounds must be known before anything is cut.
+
+    Example:
+        >>> from fedlgm import Sampling
+        >>> layers, facts = LayerTable.from_sizes({"a": 3, "b": 2}), RunFacts(1.0, Sampling("poisson", 100, 0.1))
+        >>> plan = PublishedDPSGD("dp-sgd").plan_from_private_norms(layers, facts, np.array([[1.0, 3.0]]))
+        >>> plan.clip.tolist(), plan.event, plan.claim["event"]["type"]
+        ([0.25, 0.75], NonPrivateDpEvent(), 'PoissonSampledDpEvent')
     """
 
     style: str = "per-layer"
@@ -158,7 +172,15 @@ class PublishedDPSGD(DPSGD, PublishedMedClip):
 
 @dataclass(frozen=True)
 class PlainSGD(NoPrivacy, BoundsExamples):
-    """SGD on Poisson batches without any protection: nothing bounded, nothing noised. For comparisons."""
+    """SGD on Poisson batches without any protection: nothing bounded, nothing noised. For comparisons.
+
+    Example:
+        >>> from fedlgm import Sampling
+        >>> layers, facts = LayerTable.from_sizes({"a": 3}), RunFacts(1.0, Sampling("poisson", 100, 0.1))
+        >>> plan = PlainSGD("sgd").plan(layers, facts, Transcript(0, ()))
+        >>> plan.clip.tolist(), plan.sigma.tolist(), plan.protected
+        ([inf], [0.0], False)
+    """
 
     unit: ClassVar[Unit] = "example"
 
@@ -182,15 +204,19 @@ class _Normalised(Mechanism, BoundsExamples):
 
     Attributes:
         bound: C. The papers put it into the learning rate.
+        stabiliser: what keeps short gradients from being scaled up without limit, at least 1e-6.
     """
 
     bound: float = 1.0
+    stabiliser: float = 0.01
 
     unit: ClassVar[Unit] = "example"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(self.name, bound=self.bound)
+        if not (math.isfinite(self.stabiliser) and self.stabiliser >= LEAST_STABILISER):
+            raise ConfigError(f"{self.name}: stabiliser must be at least {LEAST_STABILISER:g}, got {self.stabiliser}")
 
     def table(self, layers: LayerTable) -> LayerTable:
         """All layers merged into one."""
@@ -208,13 +234,17 @@ class NormalisedSGD(_Normalised):
 
     Attributes:
         stabiliser: gamma.
+
+    Example:
+        >>> import torch
+        >>> from fedlgm import Sampling
+        >>> facts, mechanism = RunFacts(1.0, Sampling("poisson", 100, 0.1)), NormalisedSGD("auto-s", stabiliser=1.0)
+        >>> plan = mechanism.plan(LayerTable.from_sizes({"all": 5}), facts, Transcript(0, ()))
+        >>> mechanism.scaling(plan).factors(torch.tensor([[1.0], [3.0]])).round(decimals=4).tolist()
+        [[0.5], [0.25]]
     """
 
     stabiliser: float = 0.01
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        AutoS(self.bound, self.stabiliser)  # refuses what does not stabilise
 
     def scaling(self, plan: ReleasePlan) -> Scaling:
         """See `BoundsExamples.scaling`."""
@@ -227,13 +257,19 @@ class PSACSGD(_Normalised):
 
     Attributes:
         stabiliser: r.
+
+    Example:
+        >>> import torch
+        >>> from fedlgm import Sampling
+        >>> facts = RunFacts(1.0, Sampling("poisson", 100, 0.1))
+        >>> mechanism = PSACSGD("dp-psac", bound=3.0, stabiliser=1.0)
+        >>> plan = mechanism.plan(LayerTable.from_sizes({"all": 5}), facts, Transcript(0, ()))
+        >>> factors = mechanism.scaling(plan).factors(torch.tensor([[1.0]]))  # 3 / (1 + 1 / (1 + 1))
+        >>> factors.round(decimals=4).tolist()
+        [[2.0]]
     """
 
     stabiliser: float = 0.1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        PSAC(self.bound, self.stabiliser)  # refuses what does not stabilise
 
     def scaling(self, plan: ReleasePlan) -> Scaling:
         """See `BoundsExamples.scaling`."""

@@ -71,7 +71,7 @@ class FullDP(ScheduledGaussian):
         claim = plan.claim
         if claim is None and self._shrink > 1:
             claimed = facts.noise_multiplier * self._shrink / SENSITIVITY_FACTOR[facts.relation]
-            claim = {"event": privacy.accounting.encode(privacy.accounting.gaussian_event(claimed))}
+            claim = {"event": privacy.events.encode(privacy.events.gaussian_event(claimed))}
         return dataclasses.replace(plan, claim=claim, downlink=self._downlink(facts))
 
     @property

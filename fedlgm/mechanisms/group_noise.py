@@ -50,6 +50,13 @@ class GroupNoise(Mechanism):
             C_m = C / M in l1 norm for Laplace noise, over M layers ("flat" budgets).
         bounds: public C_m of each layer instead, in the same norm; `bound` is then not used.
         p: the "inid" rules minimise the expected l_p^p error, p >= 1.
+
+    Example:
+        >>> from fedlgm import Sampling
+        >>> layers, facts = LayerTable.from_sizes({"a": 8, "b": 1}), RunFacts(2.0, Sampling("poisson", 100, 0.1))
+        >>> plan = GroupNoise("laplace-inid").plan(layers, facts, Transcript(0, ()))
+        >>> plan.clip.tolist(), plan.sigma.round(3).tolist(), round(plan.effective_multiplier, 6)
+        ([0.5, 0.5], [1.5, 3.0], 2.0)
     """
 
     bound: float = 1.0
@@ -91,7 +98,12 @@ class GroupNoise(Mechanism):
             )
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
-        """The same plan in every round."""
+        """The same plan in every round.
+
+        Raises:
+            ConfigError: `bounds` for another number of layers.
+            PrivacyError: facts without noise.
+        """
         order = _ORDER[self.family]
         clip = np.asarray(
             list(self.bounds) or [self.bound / len(layers) ** (1 / order)] * len(layers), dtype=np.float64
@@ -118,7 +130,12 @@ _RULES: dict[str, Callable[[Profile, float, float], Array]] = {
 
 
 def names() -> tuple[str, ...]:
-    """Names under which `GroupNoise` is registered."""
+    """Names under which `GroupNoise` is registered.
+
+    Example:
+        >>> names()[:3]
+        ('gaussian-inid', 'gaussian-spr', 'gaussian-iid')
+    """
     return tuple(_RULES)
 
 
@@ -136,7 +153,7 @@ def calibrate_laplace(
     The counterpart of `privacy.calibrate`: a release whose layers have l1 bounds C_m and scales b_m has the multiplier
     1 / sum_m C_m / b_m, the reciprocal of its pure-DP epsilon under add-or-remove-one (replace-one doubles the bounds).
     With delta = 0 the releases are epsilon-DP by basic composition of what each costs after amplification by sampling,
-    and no accountant is involved; with delta > 0 the accountant composes them, see `privacy.accounting.laplace_event`.
+    and no accountant is involved; with delta > 0 the accountant composes them, see `privacy.events.laplace_event`.
 
     Args:
         epsilon: target, > 0.
@@ -152,6 +169,10 @@ def calibrate_laplace(
     Raises:
         ConfigError: an argument outside its range.
         PrivacyError: the accountant cannot compose these releases.
+
+    Example:
+        >>> round(calibrate_laplace(1.0, 0.0, steps=4), 6)  # four releases of pure epsilon 1/4
+        4.0
     """
     if not (math.isfinite(epsilon) and epsilon > 0):
         raise ConfigError(f"epsilon must be finite and positive, got {epsilon}")
@@ -163,12 +184,12 @@ def calibrate_laplace(
         raise ConfigError(f"sampling_rate must lie in (0, 1], got {sampling_rate}")
     for what, value, known in (
         ("relation", relation, SENSITIVITY_FACTOR),
-        ("accountant", accountant, privacy.accounting.ACCOUNTANTS),
+        ("accountant", accountant, privacy.accountants.ACCOUNTANTS),
     ):
         if value not in known:
             raise ConfigError(f"unknown {what} {value!r}; known: {', '.join(known)}")
     # A budget that allows less noise than this gets this.
-    most = _LARGEST_LOSS if delta > 0 else privacy.accounting.LARGEST_PURE * (1 - _TOLERANCE)
+    most = _LARGEST_LOSS if delta > 0 else privacy.events.LARGEST_PURE * (1 - _TOLERANCE)
     pure = min(math.log1p(math.expm1(min(epsilon / steps, most)) / sampling_rate), most)
     loss = pure if delta == 0 else _largest_loss(epsilon, delta, int(steps), sampling_rate, relation, accountant, pure)
     return SENSITIVITY_FACTOR[relation] / loss
@@ -182,7 +203,7 @@ def _largest_loss(
 
     def excess(log_loss: float) -> float:
         # Slightly more than is returned: plans round their multiplier down to nine digits.
-        event = privacy.accounting.laplace_event(math.exp(log_loss) * (1 + 2e-8), rate, relation)
+        event = privacy.events.laplace_event(math.exp(log_loss) * (1 + 2e-8), rate, relation)
         return min(privacy.accounting.composed_epsilon([(event, steps)], delta, accountant), 1e6) - target
 
     low, high = math.log(pure), math.log(pure) + 0.5

@@ -61,6 +61,16 @@ class LaDP(Mechanism):
         estimate: False is the paper's ablation: every selected layer's score is 1.
         local_share: share of the budget in [0, 1) spent on a noisy sum of the clients' own layer movements, which then
             is the score of the next round; 0 uses released models.
+
+    Example:
+        >>> import torch
+        >>> from fedlgm import Sampling
+        >>> layers, facts = LayerTable.from_sizes({"a": 4, "b": 1}), RunFacts(2.0, Sampling("poisson", 100, 0.1))
+        >>> models = (torch.zeros(5), torch.tensor([1.0, 1.0, 1.0, 1.0, 3.0]))  # the last two that were released
+        >>> mechanism = LaDP("ladp", memory=0.0, denoise=False)
+        >>> plan = mechanism.plan(layers, facts, Transcript(1, models))
+        >>> plan.notes["score"].tolist(), plan.sigma.round(3).tolist(), round(plan.effective_multiplier, 6)
+        ([0.5, 2.0], [5.831, 1.458], 2.0)
     """
 
     bound: float = 1.0
@@ -137,6 +147,10 @@ def _last_scores(transcript: Transcript, layers: int) -> np.ndarray:
 
 
 def check_threshold(owner: str, threshold: float) -> None:
-    """Refuse a threshold R that is negative or infinite."""
+    """Refuse a threshold R that is negative or infinite.
+
+    Raises:
+        ConfigError: it is.
+    """
     if not (math.isfinite(threshold) and threshold >= 0):
         raise ConfigError(f"{owner}: threshold must be finite and at least 0, got {threshold}")

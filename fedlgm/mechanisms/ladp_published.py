@@ -45,6 +45,14 @@ class PublishedLaDP(Mechanism, UsesPrivateUpdates):
             client's steps can do).
         steps: optimizer steps of the busiest client in a round, needed for sensitivity = "steps".
         batch_share: q = batch size / local examples of the claim q T epsilon; the paper's 50 / 500.
+
+    Example:
+        >>> from fedlgm import LocalTraining, Sampling
+        >>> budget = {"epsilon": 1.0, "delta": 1e-5, "training": LocalTraining(lr=0.1, epochs=5, gradient_clip=2.0)}
+        >>> facts = RunFacts(0.0, Sampling("poisson", 10, 1.0), "replace-one", "local", **budget)
+        >>> multiplier = PublishedLaDP("ladp").calibrate(facts)  # noise over eta E G_c = 1
+        >>> round(multiplier / theorem3_constant(1.0, 1e-5), 6)
+        2.0
     """
 
     variant: ClassVar[Variant] = "published"

@@ -48,6 +48,13 @@ class LayerwiseGaussian(Mechanism):
         quantile: for "quantile" and "shares", the share of clients that should stay below their bound.
         quantile_rate: for "quantile" and "shares", learning rate of the geometric update.
         quantile_share: for "quantile" and "shares", share of the budget spent on the bits.
+
+    Example:
+        >>> from fedlgm import Sampling
+        >>> layers, facts = LayerTable.from_sizes({"a": 100, "b": 900}), RunFacts(1.0, Sampling("poisson", 100, 0.1))
+        >>> plan = LayerwiseGaussian("snr-consistent").plan(layers, facts, Transcript(0, ()))
+        >>> plan.shares.round(4).tolist(), plan.sigma.round(4).tolist(), round(plan.effective_multiplier, 6)
+        ([0.25, 0.75], [1.4142, 0.8165], 1.0)
     """
 
     bound: float = 1.0
@@ -113,6 +120,14 @@ class PublishedMedClip(LayerwiseGaussian, UsesPrivateNorms):
     """MedClip as printed: bounds and noise from the cohort's own layer norms. NOT PRIVATE; charged as such.
 
     Source: SNR-consistent allocation paper, Section 5.1, rule (2).
+
+    Example:
+        >>> from fedlgm import Sampling
+        >>> layers, facts = LayerTable.from_sizes({"a": 3, "b": 2}), RunFacts(1.0, Sampling("poisson", 100, 0.1))
+        >>> mechanism, private = PublishedMedClip("uniform", clip="med"), np.array([[1.0, 3.0], [1.0, 5.0], [9.0, 3.0]])
+        >>> plan = mechanism.plan_from_private_norms(layers, facts, private)
+        >>> plan.clip.tolist(), plan.event
+        ([0.25, 0.75], NonPrivateDpEvent())
     """
 
     variant: ClassVar[Variant] = "published"
@@ -146,6 +161,14 @@ class FlatGaussian(Mechanism):
 
     Attributes:
         bound: l2 bound S of one client's update.
+
+    Example:
+        >>> from fedlgm import Sampling
+        >>> mechanism, layers = FlatGaussian("gaussian", bound=0.5), LayerTable.from_sizes({"a": 3, "b": 2})
+        >>> facts = RunFacts(2.0, Sampling("poisson", 100, 0.1))
+        >>> plan = mechanism.plan(mechanism.table(layers), facts, Transcript(0, ()))
+        >>> plan.sigma.tolist(), plan.effective_multiplier
+        ([1.0], 2.0)
     """
 
     bound: float = 1.0
@@ -166,7 +189,15 @@ class FlatGaussian(Mechanism):
 
 @dataclass(frozen=True)
 class NoPrivacy(Mechanism):
-    """FedAvg without any protection: nothing bounded, nothing noised."""
+    """FedAvg without any protection: nothing bounded, nothing noised.
+
+    Example:
+        >>> from fedlgm import Sampling
+        >>> facts = RunFacts(2.0, Sampling("poisson", 100, 0.1))
+        >>> plan = NoPrivacy("none").plan(LayerTable.from_sizes({"a": 3}), facts, Transcript(0, ()))
+        >>> plan.sigma.tolist(), plan.guarantee.status, plan.protected
+        ([0.0], 'none', False)
+    """
 
     def calibrate(self, facts: RunFacts) -> float:
         """No noise, whatever the budget says."""
@@ -185,5 +216,12 @@ class NoPrivacy(Mechanism):
 
 
 def claim_of(plan: ReleasePlan) -> Claim:
-    """Ledger claim that charges `plan`'s event, for a published path that is charged as not private."""
-    return {"event": privacy.accounting.encode(plan.event)}
+    """Ledger claim that charges `plan`'s event, for a published path that is charged as not private.
+
+    Example:
+        >>> from fedlgm import Sampling
+        >>> facts = RunFacts(2.0, Sampling("poisson", 100, 1.0))
+        >>> claim_of(FlatGaussian("gaussian").plan(LayerTable.from_sizes({"a": 3}), facts, Transcript(0, ())))
+        {'event': {'type': 'GaussianDpEvent', 'noise_multiplier': 2.0}}
+    """
+    return {"event": privacy.events.encode(plan.event)}

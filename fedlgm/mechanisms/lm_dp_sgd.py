@@ -81,11 +81,20 @@ def aggregate(
 def check_risk(error_rates: Sequence[float] | np.ndarray | None, emphasis: float, layers: int) -> np.ndarray:
     """The error rates as float64 [L]; ones where there are none.
 
+    Args:
+        error_rates: ER_l of each layer, or None.
+        emphasis: r, their exponent.
+        layers: L.
+
     Raises:
         ConfigError: a rate outside [0, 0.5] (a worse adversary than a coin), r < 1, or another number of layers.
+
+    Example:
+        >>> check_risk([0.5, 0.25], emphasis=2.0, layers=2).tolist(), check_risk(None, 1.0, layers=2).tolist()
+        ([0.5, 0.25], [1.0, 1.0])
     """
     if not (math.isfinite(emphasis) and emphasis >= 1):
-        raise ConfigError(f"the emphasis r must be at least 1, got {emphasis}")
+        raise ConfigError(f"emphasis must be at least 1, got {emphasis}")
     if error_rates is None:
         return np.ones(layers)
     rates = np.asarray(error_rates, dtype=np.float64)
@@ -103,7 +112,14 @@ def published_weights(
 ) -> np.ndarray:
     """Weights of Algorithm 1, lines 8 to 10, from the batch's PRIVATE layer norms [B, L]: NOT PRIVATE.
 
-    w_l is proportional to mean_i(||g_il|| / min(C, ||g_i||)) ER_l^r.
+    w_l is proportional to mean_i(||g_il|| / min(C, ||g_i||)) ER_l^r; float64 [L] with sum_l w_l^2 = 1.
+
+    Raises:
+        ConfigError: error rates or r out of range, or of another number of layers.
+
+    Example:
+        >>> published_weights(np.array([[3.0, 4.0], [0.3, 0.4]]), clip=1.0).round(4).tolist()
+        [0.6, 0.8]
     """
     rates = check_risk(error_rates, emphasis, norms.shape[1])
     whole = np.linalg.norm(norms, axis=1)
@@ -129,6 +145,15 @@ def risk_weights(
         error_rates: ER_l in [0, 0.5].
         emphasis: r >= 1.
         floor: in [0, 1].
+
+    Raises:
+        ConfigError: error rates or r out of range, or of another number of layers.
+
+    Example:
+        >>> risk_weights(np.array([3.0, 4.0])).round(4).tolist()
+        [0.6, 0.8]
+        >>> risk_weights(np.array([3.0, 4.0]), error_rates=[0.4, 0.3]).round(4).tolist()
+        [0.7071, 0.7071]
     """
     rates = check_risk(error_rates, emphasis, len(strengths))
     w = as_weights(np.maximum(np.asarray(strengths, dtype=np.float64), 0.0) * rates**emphasis)
@@ -190,7 +215,12 @@ def bias_minimising_weights(
 
 
 def as_weights(values: np.ndarray) -> np.ndarray:
-    """The vector at length 1; all entries alike for the zero vector."""
+    """The vector [L] at length 1; all entries alike for the zero vector.
+
+    Example:
+        >>> as_weights(np.array([3.0, 4.0])).tolist(), as_weights(np.zeros(4)).tolist()
+        ([0.6, 0.8], [0.5, 0.5, 0.5, 0.5])
+    """
     length = float(np.linalg.norm(values))
     if length == 0:
         return np.full(len(values), 1 / math.sqrt(len(values)))

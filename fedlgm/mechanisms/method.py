@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from torch import nn
 
-from fedlgm.errors import PrivacyError
+from fedlgm.errors import ConfigError, FedlgmError, PrivacyError
+from fedlgm.extension import raised_in
 from fedlgm.facts import RunFacts
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.base import Mechanism, UsesPrivateNorms, UsesPrivateUpdates
@@ -74,11 +75,14 @@ class Method:
         """The next round's release; pure. It knows its place in the run where its cost and noise depend on that.
 
         Raises:
-            PrivacyError: a mechanism whose plans are made of private data calls one protected.
+            ConfigError: a mechanism of a user's own fails, or gives something else than a plan.
+            PrivacyError: a mechanism whose plans are made of private data calls one protected; or the plan costs more
+                than the mechanism's `costs`, by which the run's noise was calibrated.
         """
-        plan = self.mechanism.plan(self.layers, self.facts, transcript)
+        plan = self._planned(transcript)
         if isinstance(self.mechanism, (UsesPrivateNorms, UsesPrivateUpdates)):
             self._refuse_protected(plan)
+        self._refuse_dearer(plan, transcript.rounds)
         return plan if self.facts.separate_rounds else replace(plan, position=transcript.rounds)
 
     def plan_from_private_norms(self, norms: np.ndarray) -> ReleasePlan:
@@ -94,6 +98,32 @@ class Method:
         plan = self.mechanism.plan_from_private_norms(self.layers, self.facts, norms)
         self._refuse_protected(plan)
         return plan
+
+    def _planned(self, transcript: Transcript) -> ReleasePlan:
+        mechanism = self.mechanism
+        try:
+            plan: object = mechanism.plan(self.layers, self.facts, transcript)
+        except FedlgmError:
+            raise
+        except Exception as error:  # a user's mechanism may raise anything
+            if type(mechanism).__module__.startswith("fedlgm."):
+                raise
+            raise ConfigError(f"mechanism {mechanism.name!r}: {raised_in(type(mechanism), error)}") from error
+        if not isinstance(plan, ReleasePlan):
+            raise ConfigError(f"{mechanism.name}: plan() must return a ReleasePlan, got {type(plan).__name__}")
+        return plan
+
+    def _refuse_dearer(self, plan: ReleasePlan, done: int) -> None:
+        """Refuse a plan that would take the run beyond its budget."""
+        if not plan.protected or not plan.size or done >= self.facts.rounds:
+            return
+        cost = (self.facts.noise_multiplier / plan.effective_multiplier) ** 2
+        allowed = self.mechanism.costs(self.layers, self.facts.rounds)[done]
+        if cost > allowed * (1 + 1e-6):
+            raise PrivacyError(
+                f"{self.mechanism.name}: round {done + 1} costs {cost:.6g} releases at the run's multiplier, "
+                f"its costs() say {allowed:.6g}: override costs, or use more noise"
+            )
 
     def _refuse_protected(self, plan: ReleasePlan) -> None:
         if plan.protected:

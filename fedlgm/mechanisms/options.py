@@ -27,7 +27,8 @@ def checked(owner: str, kind: type, values: Mapping[str, Any]) -> dict[str, Any]
     known = names(kind)
     unknown = sorted(set(values) - set(known))
     if unknown:
-        raise ConfigError(f"{owner} has no option {', '.join(unknown)}; {alternatives(unknown[0], known)}")
+        wrong = ", ".join(map(repr, unknown))
+        raise ConfigError(f"mechanism {owner!r} has no option {wrong}; {alternatives(unknown[0], known)}")
     hints = get_type_hints(kind)
     for option, value in values.items():
         problem = _problem(value, hints[option])

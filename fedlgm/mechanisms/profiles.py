@@ -99,7 +99,7 @@ class Profile:
 
 
 def as_profile(profile: Profile | npt.ArrayLike) -> Profile:
-    """`profile` itself, or one run a coordinate for a vector of sensitivities (shape [K]).
+    """`profile` itself, or one run per coordinate for a vector of sensitivities (shape [K]).
 
     Raises:
         ConfigError: not a vector of finite numbers >= 0.

@@ -117,6 +117,14 @@ class LMDPSGD(_Reweighting):
         strengths: public strengths of the layers, in their order (`fedlgm risk`); none counts all layers alike.
         floor: no layer's weight falls below this share of 1 / sqrt(L) before they are normalised.
         share: part of the budget that the query of "privatised" takes.
+
+    Example:
+        >>> from fedlgm import Sampling
+        >>> layers, facts = LayerTable.from_sizes({"a": 30, "b": 10}), RunFacts(1.0, Sampling("poisson", 1000, 0.05))
+        >>> mechanism = LMDPSGD("lm-dp-sgd", weights="public", strengths=(3.0, 4.0))
+        >>> plan = mechanism.plan(layers, facts, Transcript(0, ()))
+        >>> plan.clip.round(4).tolist(), plan.sigma.tolist(), plan.guarantee.unit
+        ([0.6, 0.8], [1.0, 1.0], 'example')
     """
 
     weights: Literal["public", "stale", "privatised"] = "privatised"
@@ -176,6 +184,13 @@ class PublishedLMDPSGD(_Reweighting, UsesPrivateSums):
             least bias (Appendix D.2; negative ones count as 0), or "bias-greatest-root" for those of another root of
             the same equation, which the text does not exclude: there the bias is largest (by magnitude: all have the
             wrong sign). The error rates play no part in the last two.
+
+    Example:
+        >>> from fedlgm import Sampling
+        >>> layers, facts = LayerTable.from_sizes({"a": 30, "b": 10}), RunFacts(1.0, Sampling("poisson", 1000, 0.05))
+        >>> plan = PublishedLMDPSGD("lm-dp-sgd").plan_from_private_norms(layers, facts, np.array([[3.0, 4.0]]))
+        >>> plan.clip.round(4).tolist(), plan.event
+        ([0.6, 0.8], NonPrivateDpEvent())
     """
 
     weights: Literal["risk", "bias", "bias-greatest-root"] = "risk"

@@ -41,6 +41,14 @@ class PaperBaseline(Mechanism):
             local trust; the recipe's epsilon and delta are those of one release).
         constant: for "matched", the constant c of sigma = c Delta_f / epsilon: "theorem3" or "classical".
         batch_share: for "matched", q = batch size / local examples of the paper's q T epsilon; its 50 / 500.
+
+    Example:
+        >>> from fedlgm import LocalTraining, Sampling
+        >>> budget = {"epsilon": 1.0, "delta": 1e-5, "training": LocalTraining(lr=0.1, epochs=5, gradient_clip=2.0)}
+        >>> facts = RunFacts(0.0, Sampling("poisson", 10, 1.0), "replace-one", "local", **budget)
+        >>> baseline = PaperBaseline("full-dp", calibration="matched")
+        >>> baseline.client_bound(facts), baseline.matched_claim(facts)  # eta E G_c, and 50 / 500 of epsilon
+        (1.0, {'epsilon': 0.1})
     """
 
     bound: float = 1.0
@@ -87,6 +95,15 @@ class ScheduledGaussian(PaperBaseline):
 
     Attributes:
         levels: noise levels of the staircase that stands for the schedule.
+
+    Example:
+        >>> class Halving(ScheduledGaussian):
+        ...     reason = "every update is bounded before noise of a public scale is added to the sum"
+        ...
+        ...     def schedule(self, rounds):
+        ...         return np.linspace(2.0, 1.0, rounds)
+        >>> Halving("halving", levels=4).shape(4).round(3).tolist()
+        [2.0, 1.667, 1.333, 1.0]
     """
 
     levels: int = 5
@@ -159,6 +176,10 @@ def staircase(schedule: np.ndarray, levels: int) -> np.ndarray:
     Args:
         schedule: positive noise levels, [rounds].
         levels: number of steps.
+
+    Example:
+        >>> staircase(np.array([4.0, 4.0, 2.0, 2.0]), levels=2).tolist()
+        [2.0, 2.0, 1.0, 1.0]
     """
     steps = np.array_split(np.asarray(schedule, dtype=np.float64), min(levels, len(schedule)))
     flat = np.concatenate([np.full(len(step), np.mean(step**-2.0) ** -0.5) for step in steps])

@@ -19,11 +19,11 @@ from fedlgm.extension import is_reference, load_object, parameters_of, raised_in
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.models.convolutional import cifar_cnn, cnn, cnn_small, d_cnn
 from fedlgm.models.dense import logistic, mlp
-from fedlgm.models.requirements import require_trainable
+from fedlgm.models.requirements import require_repeatable, require_separate, require_trainable
 from fedlgm.models.residual import resnet18, resnet20, resnet152, to_groupnorm, vgg16
 from fedlgm.models.text import gru, transformer
 
-__all__ = ["build", "names", "options", "require_trainable", "to_groupnorm"]
+__all__ = ["build", "names", "options", "require_repeatable", "require_separate", "require_trainable", "to_groupnorm"]
 
 Model = str | nn.Module | Callable[..., nn.Module]
 
@@ -50,7 +50,12 @@ _NAMED = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWOR
 
 
 def names() -> tuple[str, ...]:
-    """Names that `build` knows."""
+    """Names that `build` knows.
+
+    Example:
+        >>> {"mlp", "cnn", "transformer"} <= set(names())
+        True
+    """
     return tuple(_MODELS)
 
 
@@ -59,6 +64,10 @@ def options(name: str) -> tuple[str, ...]:
 
     Raises:
         ConfigError: unknown, or cannot be imported.
+
+    Example:
+        >>> "hidden" in options("mlp")
+        True
     """
     found = _find(name)
     if isinstance(found, nn.Module):
@@ -104,6 +113,9 @@ def build(model: Model, *, in_shape: tuple[Any, ...], classes: int | None, seed:
         made = _made(found, label, in_shape, classes, seed, values)
     if not (isinstance(model, str) and model in _MODELS):
         require_trainable(made, label)
+    unmade = [name for name, parameter in made.named_parameters() if parameter.is_meta]
+    if unmade and torch.get_default_device().type != "meta":
+        raise ConfigError(f"model {label}: parameter {unmade[0]!r} is on the device meta and has no values")
     return made.to(torch.get_default_device())
 
 

@@ -11,6 +11,6 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "sigmoid": nn.Sigmo
 
 def activation(name: str) -> nn.Module:
     """A new activation module: "tanh", "sigmoid" or "relu"."""
-    if name not in _ACTIVATIONS:
+    if name not in tuple(_ACTIVATIONS):  # also what has no hash
         raise ConfigError(f"unknown activation {name!r}; known: {', '.join(_ACTIVATIONS)}")
     return _ACTIVATIONS[name]()

@@ -12,7 +12,10 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parameter import is_lazy
 
-from fedlgm.errors import ConfigError
+from fedlgm import inputs
+from fedlgm.errors import ConfigError, out_of_memory
+from fedlgm.extension import raised_in
+from fedlgm.inputs import Inputs, close
 
 _ADVICE = (
     "use layers without state, for example GroupNorm in place of BatchNorm (fedlgm.models.to_groupnorm replaces them)"
@@ -41,9 +44,9 @@ def require_trainable(module: object, label: str = "'custom'") -> None:
         label: what it is called, for the message.
 
     Raises:
-        ConfigError: no `nn.Module`, without trainable parameters or with some that are lazy or not float32, with
-            dropout (its random numbers do not come from the run's keys, so no run could be repeated), or see
-            `require_stateless`.
+        ConfigError: no `nn.Module`, without trainable parameters or with some that are lazy, empty, not float32 or not
+            finite, with dropout (its random numbers do not come from the run's keys, so no run could be repeated), or
+            see `require_stateless`.
     """
     if not isinstance(module, nn.Module):
         raise ConfigError(f"model {label} must be an nn.Module, it is of type {type(module).__name__}")
@@ -56,8 +59,12 @@ def require_trainable(module: object, label: str = "'custom'") -> None:
                 f"model {label}: parameter {name!r} has no size before the first forward pass: use a layer that is "
                 "given its sizes in the place of the lazy one, or call the model on an example first"
             )
+        if parameter.numel() == 0:
+            raise ConfigError(f"model {label}: parameter {name!r} is empty, there is nothing to release: freeze it")
         if parameter.dtype != torch.float32:
             raise ConfigError(f"model {label}: parameter {name!r} is {parameter.dtype}, trained parameters are float32")
+        if not (parameter.is_meta or torch.isfinite(parameter).all()):
+            raise ConfigError(f"model {label}: parameter {name!r} holds NaN or infinity before training")
     require_stateless(module)
     for name, child in module.named_modules():
         rate = child.p if isinstance(child, _DropoutNd) else getattr(child, "dropout", 0.0)
@@ -66,6 +73,66 @@ def require_trainable(module: object, label: str = "'custom'") -> None:
                 f"model {label}: {name or type(child).__name__!r} drops units at random, outside the run's seeded "
                 "keys: set its dropout to 0"
             )
+
+
+@torch.no_grad()
+def require_repeatable(module: nn.Module, x: Inputs) -> None:
+    """Refuse a module that remembers what it has seen, or draws at random in training.
+
+    What a module keeps of one client would reach the next one's update and so the sum, beyond every bound; random
+    numbers outside the run's keys cannot be drawn again.
+
+    Args:
+        module: called in both modes; its mode stays as it was.
+        x: inputs of a few public examples.
+
+    Raises:
+        ConfigError: the same inputs give other outputs when it is called again, it writes a buffer, or it fails.
+    """
+    buffers, training = Unchanged(module), module.training
+    outputs = []
+    try:
+        with torch.random.fork_rng(devices=[]):
+            for mode in (False, True, True, False):
+                outputs.append(inputs.call(module.train(mode), x).clone())
+    except Exception as error:  # a user's model may raise anything
+        if out_of_memory(error):
+            raise
+        raise ConfigError(f"the model fails in training mode: {raised_in(type(module), error)}") from error
+    finally:
+        module.train(training)
+    buffers.check()
+    for one, again in ((outputs[1], outputs[2]), (outputs[0], outputs[3])):
+        # Sums may be added up in another order; what is remembered or drawn shows well above that.
+        if not torch.allclose(one, again, rtol=1e-5, atol=1e-7, equal_nan=True):
+            raise ConfigError(
+                "the model gives other outputs for the same inputs when it is called again: it draws at random (such "
+                "as functional dropout), which no run could repeat, or it remembers what it has seen, which would "
+                "carry one client's data into the next one's update"
+            )
+
+
+@torch.no_grad()
+def require_separate(module: nn.Module, x: Inputs) -> None:
+    """Refuse a module whose outputs for an example depend on the other examples of its batch, in training mode.
+
+    Args:
+        module: its mode stays as it was.
+        x: inputs of a few public examples.
+
+    Raises:
+        ConfigError: they do, or it fails on a single example.
+    """
+    training = module.training
+    outputs = inputs.call(module.train(), x)
+    try:
+        alone = torch.cat([inputs.call(module, inputs.take(x, slice(i, i + 1))) for i in range(len(outputs))])
+    except Exception as error:  # a user's model may raise anything
+        raise ConfigError(f"the model fails on a single example: {raised_in(type(module), error)}") from error
+    finally:
+        module.train(training)
+    if not close(outputs, alone):
+        raise ConfigError("the model's outputs for an example depend on the other examples of its batch")
 
 
 class Unchanged:

@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedlgm.privacy import accounting, gaussian, guarantee, ledger, whole_run
+    from fedlgm.privacy import accountants, accounting, cost, events, gaussian, guarantee, ledger, whole_run
     from fedlgm.privacy.accounting import calibrate, composed_epsilon, epsilon
     from fedlgm.privacy.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
     from fedlgm.privacy.guarantee import Guarantee
@@ -18,10 +18,13 @@ if TYPE_CHECKING:
 __all__ = [
     "Guarantee",
     "Ledger",
+    "accountants",
     "accounting",
     "calibrate",
     "composed_epsilon",
+    "cost",
     "epsilon",
+    "events",
     "gaussian",
     "gaussian_delta",
     "gaussian_epsilon",
@@ -32,7 +35,10 @@ __all__ = [
 ]
 
 _HOMES = {
+    "accountants": (),
     "accounting": ("calibrate", "composed_epsilon", "epsilon"),
+    "cost": (),
+    "events": (),
     "gaussian": ("gaussian_delta", "gaussian_epsilon", "gaussian_mu"),
     "guarantee": ("Guarantee",),
     "ledger": ("Ledger",),

@@ -26,7 +26,12 @@ class Claim(TypedDict, total=False):
 
     Attributes:
         epsilon: adds up over a participant's rows.
-        event: JSON form of an event, see `fedlgm.privacy.accounting.encode`; composed by the accountant.
+        event: JSON form of an event, see `fedlgm.privacy.events.encode`; composed by the accountant.
+
+    Example:
+        >>> from fedlgm.privacy.events import encode, gaussian_event
+        >>> Claim(epsilon=0.5), Claim(event=encode(gaussian_event(1.0)))["event"]["type"]
+        ({'epsilon': 0.5}, 'GaussianDpEvent')
     """
 
     epsilon: float

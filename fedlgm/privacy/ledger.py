@@ -38,7 +38,22 @@ SERVER = -1  # the releasing party under central trust; clients are numbered fro
 
 @dataclass(frozen=True)
 class Charge:
-    """One row: what was charged for which round and participant."""
+    """One row: what was charged for which round and participant.
+
+    Attributes:
+        round: its number, from 1.
+        client: the releasing client under local trust, `SERVER` under central trust.
+        event: what the release costs, as proven.
+        claim: what the method's authors would charge, where that differs; empty elsewhere.
+
+    Example:
+        >>> import tempfile
+        >>> from fedlgm.privacy.events import gaussian_event
+        >>> with Ledger(Path(tempfile.mkdtemp()) / "ledger.sqlite", owner="a run") as ledger:
+        ...     ledger.charge(gaussian_event(2.0), round=3, key="noise 3")
+        ...     next(ledger.charges())
+        Charge(round=3, client=-1, event=GaussianDpEvent(noise_multiplier=2.0), claim={})
+    """
 
     round: int
     client: int
@@ -52,6 +67,11 @@ class Head(NamedTuple):
     Attributes:
         rows: number of rows.
         value: hash over all of them, in hexadecimal.
+
+    Example:
+        >>> head = Head.parse("2:3f9a")
+        >>> head.rows, str(head)
+        (2, '2:3f9a')
     """
 
     rows: int
@@ -78,7 +98,7 @@ class Ledger:
 
     Example:
         >>> import tempfile
-        >>> from fedlgm.privacy.accounting import gaussian_event
+        >>> from fedlgm.privacy.events import gaussian_event
         >>> path = Path(tempfile.mkdtemp()) / "ledger.sqlite"
         >>> with Ledger(path, owner="a run") as ledger:
         ...     ledger.charge(gaussian_event(2.0), round=1, key="noise 1")
@@ -157,7 +177,7 @@ class Ledger:
         Raises:
             LedgerError: the row cannot be written, or the key has been charged for this round at another cost.
         """
-        row = (round, client, key, json.dumps(privacy.accounting.encode(event)), json.dumps(claim or {}))
+        row = (round, client, key, json.dumps(privacy.events.encode(event)), json.dumps(claim or {}))
         with self._translated(), self._writing():
             charged = self._db.execute(
                 "SELECT event FROM charges WHERE round = ? AND client = ? AND key = ?", row[:3]
@@ -251,7 +271,7 @@ class Ledger:
         with self._translated():
             rows = self._db.execute("SELECT round, client, event, claim FROM charges ORDER BY round, client, key")
             for round_, client, event, claim in rows:
-                yield Charge(round_, client, privacy.accounting.decode(json.loads(event)), json.loads(claim))
+                yield Charge(round_, client, privacy.events.decode(json.loads(event)), json.loads(claim))
 
     def epsilon(self, delta: float, accountant: str = "pld", through: int | None = None, abandoned: int = 0) -> float:
         """Proven epsilon at `delta` of everything charged: of the worst-off participant under local trust.
@@ -299,7 +319,7 @@ class Ledger:
             query = "SELECT client < 0, event, COUNT(*) FROM charges GROUP BY client, event"
             for shared, event, count in self._db.execute(query):
                 most[bool(shared), event] = max(most.get((bool(shared), event), 0), int(count))
-        return [(privacy.accounting.decode(json.loads(event)), count) for (_, event), count in most.items()]
+        return [(privacy.events.decode(json.loads(event)), count) for (_, event), count in most.items()]
 
     def claimed_epsilon(
         self, delta: float, accountant: str = "pld", through: int | None = None, abandoned: int = 0
@@ -390,7 +410,7 @@ def _sum(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
 
 
 def _composed(profile: _Profile, delta: float, accountant: str) -> float:
-    events = [(privacy.accounting.decode(json.loads(event)), count) for event, count in sorted(profile)]
+    events = [(privacy.events.decode(json.loads(event)), count) for event, count in sorted(profile)]
     return privacy.accounting.composed_epsilon(events, delta, accountant)
 
 

@@ -28,6 +28,7 @@ from fedlgm import correlation
 from fedlgm.allocation import floor_digits
 from fedlgm.correlation import Correlation
 from fedlgm.privacy import accounting
+from fedlgm.privacy.events import gaussian_event
 from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR, Relation
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ class WholeRun:
         """
         if self.sampling.amplifies:
             if position % self.separation:
-                return accounting.gaussian_event(math.inf)
+                return gaussian_event(math.inf)
             return self._gaussian(self.growth, multiplier, self.sampling.within_group)
         return self._gaussian(float(self._increments[position]), multiplier)
 
@@ -135,9 +136,9 @@ class WholeRun:
 
     def _gaussian(self, moved: float, multiplier: float, rate: float = 1.0) -> dp_event.DpEvent:
         if moved == 0:
-            return accounting.gaussian_event(math.inf)
+            return gaussian_event(math.inf)
         shift = moved * SENSITIVITY_FACTOR[self.relation]
-        return accounting.gaussian_event(floor_digits(multiplier / shift, 9), rate)
+        return gaussian_event(floor_digits(multiplier / shift, 9), rate)
 
 
 @lru_cache(maxsize=64)
@@ -146,6 +147,13 @@ def _whole_run(noise: Correlation, sampling: Sampling, relation: Relation) -> Wh
 
 
 def whole_run(facts: RunFacts) -> WholeRun:
-    """The run of `facts` as one mechanism; for facts with `separate_rounds` there is none."""
+    """The run of `facts` as one mechanism; for facts with `separate_rounds` there is none.
+
+    Example:
+        >>> from fedlgm.facts import RunFacts, Sampling
+        >>> run = whole_run(RunFacts(1.0, Sampling("cyclic", 400, 0.25, 4), rounds=16))
+        >>> run.participations, round(run.sensitivity, 6)  # independent noise: sqrt(4)
+        (4, 2.0)
+    """
     noise = facts.noise if facts.noise is not None else correlation.get("identity", facts.rounds)
     return _whole_run(noise, facts.sampling, facts.relation)

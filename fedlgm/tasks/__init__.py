@@ -14,8 +14,8 @@ from typing import Any
 
 from torch import Tensor
 
-from fedlgm.errors import ConfigError, alternatives
-from fedlgm.extension import is_reference, load_object, parameters_of
+from fedlgm.errors import ConfigError, FedlgmError, alternatives
+from fedlgm.extension import is_reference, load_object, parameters_of, raised_in
 from fedlgm.tasks.base import Task
 from fedlgm.tasks.binary import Binary
 from fedlgm.tasks.classification import Classification
@@ -57,7 +57,12 @@ class _OfFunction(Task):
 
 
 def names() -> tuple[str, ...]:
-    """Names of the bundled tasks."""
+    """Names of the bundled tasks.
+
+    Example:
+        >>> names()
+        ('classification', 'regression', 'binary', 'multi-label', 'next-token')
+    """
     return tuple(_TASKS)
 
 
@@ -66,6 +71,10 @@ def options(name: str) -> tuple[str, ...]:
 
     Raises:
         ConfigError: unknown, or cannot be imported.
+
+    Example:
+        >>> "loss" in options("regression")
+        True
     """
     found = _find(name)
     return tuple(parameters_of(found)) if isinstance(found, type) else ()
@@ -96,8 +105,12 @@ def get(task: str | Task | type[Task] | _Losses | None = None, **values: Any) ->
             raise ConfigError(f"task {label}: unknown option {unknown[0]!r}; its options: {', '.join(known) or 'none'}")
         try:
             return found(**values)
+        except FedlgmError:
+            raise
         except TypeError as error:
             raise ConfigError(f"task {label}: {error}") from error
+        except Exception as error:  # a user's class may raise anything
+            raise ConfigError(f"task {label}: {raised_in(found, error)}") from error
     if values:
         raise ConfigError(f"task {label} is an object already: it takes no options, got {', '.join(values)}")
     if isinstance(found, Task):

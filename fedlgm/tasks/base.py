@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
@@ -21,12 +21,6 @@ _PROBED = 2  # examples that show the shape of a model's outputs
 class Task(ABC):
     """Loss, targets and metrics. Only `losses` must be given; everything else has a meaning that suits most losses.
 
-    A mean absolute error, for example:
-
-        class Absolute(Task):
-            def losses(self, outputs, targets):
-                return (outputs - targets).abs().mean(dim=1)
-
     Losses are taken under `torch.func` transforms: use tensor operations, without branches on values, `.item()` or
     in-place changes of the arguments.
 
@@ -34,6 +28,13 @@ class Task(ABC):
         name: shown in reports.
         headline: the metric that one figure of a run stands for.
         better: whether a "higher" or a "lower" headline is better.
+
+    Example:
+        >>> class Absolute(Task):
+        ...     def losses(self, outputs, targets):
+        ...         return (outputs - targets).abs().mean(dim=1)
+        >>> Absolute().loss(torch.tensor([[1.0], [3.0]]), torch.zeros(2, 1)).item()
+        2.0
     """
 
     name: ClassVar[str] = "custom"
@@ -77,7 +78,8 @@ class Task(ABC):
         """Refuse a model whose outputs the task cannot compare with the targets: looks at two test examples.
 
         Raises:
-            ConfigError: the model does not take such inputs, or gives other outputs.
+            ConfigError: the model does not take such inputs, or gives other outputs; or the task's loss has no
+                gradient, or its metrics no "loss" and headline.
         """
         count = min(_PROBED, len(data.test_y))
         x, y = inputs.tensors(inputs.take(data.test_x, slice(count))), torch.from_numpy(data.test_y[:count])
@@ -88,14 +90,17 @@ class Task(ABC):
                 outputs = inputs.call(module.eval(), inputs.to(x, device))
             except Exception as error:  # a user's model may raise anything
                 shapes = inputs.each(lambda part: (str(part.dtype).removeprefix("torch."), tuple(part.shape)), x)
+                whole = any(part.dtype == torch.int64 for part in (x if isinstance(x, tuple) else (x,)))
+                hint = "; integers are taken as tokens, give other inputs as floats (such as x / 255)" if whole else ""
                 raise ConfigError(
-                    f"the model does not take a batch of the data {data.name!r}, {shapes}: {_line(error)}"
+                    f"the model does not take a batch of the data {data.name!r}, {shapes}: {_line(error)}{hint}"
                 ) from error
             finally:
                 module.train(training)
             if not isinstance(outputs, Tensor):
                 raise ConfigError(f"the model must give one tensor, it gives {type(outputs).__name__}")
             self.check_outputs(outputs, y.to(device), data)
+        self._check_figures(outputs.detach(), y.to(device))
 
     def check_outputs(self, outputs: Tensor, targets: Tensor, data: DataSet) -> None:
         """Refuse outputs [n, ...] of a model for targets [n, ...] of a data set.
@@ -107,11 +112,28 @@ class Task(ABC):
             losses = self.losses(outputs, targets)
         except Exception as error:  # a user's task may raise anything
             raise ConfigError(f"{self._no_fit(outputs, targets)}: {_line(error)}") from error
-        if tuple(losses.shape) != (len(targets),):
+        shape = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+        if shape != (len(targets),):
             raise ConfigError(
                 f"{self._no_fit(outputs, targets)}: its losses must have shape ({len(targets)},), one per example, "
-                f"they have {tuple(losses.shape)}"
+                f"they have {shape}"
             )
+
+    def _check_figures(self, outputs: Tensor, targets: Tensor) -> None:
+        """Refuse a loss that nothing can be learnt from, and figures that no report could show."""
+        label = f"task {self.name!r}"
+        if self.better not in ("higher", "lower"):
+            raise ConfigError(f"{label}: better must be 'higher' or 'lower', it is {self.better!r}")
+        try:
+            learnt = self.loss(outputs.clone().requires_grad_(), targets).requires_grad
+            found = measured(self, [(outputs, targets)])
+        except Exception as error:  # a user's task may raise anything
+            raise ConfigError(f"{label}: its figures cannot be computed: {_line(error)}") from error
+        if not learnt:
+            raise ConfigError(f"{label}: its loss has no gradient with respect to the outputs: is something detached?")
+        for name in ("loss", self.headline):
+            if name not in found:
+                raise ConfigError(f"{label}: its metrics must hold {name!r}, they are {', '.join(map(repr, found))}")
 
     def sums(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """Sums over a batch from which `metrics` are made, by name; "loss" must be among them."""
@@ -154,8 +176,34 @@ class Task(ABC):
         return f"{type(self).__name__}({options})"
 
 
+def measured(task: Task, batches: Iterable[tuple[Tensor, Tensor]]) -> dict[str, float]:
+    """The task's metrics of outputs and targets that come in batches."""
+    sums: dict[str, float] = {}
+    count = 0
+    for outputs, targets in batches:
+        for name, value in task.sums(outputs, targets).items():
+            sums[name] = sums.get(name, 0.0) + float(value)
+        count += task.count(targets)
+    metrics = task.metrics({name: value / max(count, 1) for name, value in sums.items()})
+    return {name: float(value) for name, value in metrics.items()}
+
+
+def require_separate_losses(task: Task, outputs: Tensor, targets: Tensor) -> None:
+    """Raise ConfigError if the loss of an example depends on the other examples of its batch."""
+    alone = [task.losses(outputs[i : i + 1], targets[i : i + 1]) for i in range(len(targets))]
+    if not inputs.close(task.losses(outputs, targets), torch.cat(alone)):
+        raise ConfigError(f"task {task.name!r}: the loss of an example depends on the other examples of its batch")
+
+
 def require_finite(y: np.ndarray, part: str) -> None:
-    """Raise DataError if targets hold NaN or infinity; the message says how many and where the first is."""
+    """Raise DataError if targets hold NaN or infinity; the message says how many and where the first is.
+
+    Example:
+        >>> require_finite(np.array([1.0, np.nan]), "training")
+        Traceback (most recent call last):
+            ...
+        fedlgm.errors.DataError: 1 of the training targets are NaN or infinite, the first at index (1,): ...
+    """
     if np.issubdtype(y.dtype, np.floating) and not (finite := np.isfinite(y)).all():
         where = np.argwhere(~finite)
         raise DataError(

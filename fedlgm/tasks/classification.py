@@ -43,7 +43,9 @@ class Classification(Task):
     def check_outputs(self, outputs: Tensor, targets: Tensor, data: DataSet) -> None:
         """See `Task`."""
         if outputs.shape[:1] + outputs.shape[2:] != targets.shape or outputs.ndim < 2:
-            raise ConfigError(f"{self._no_fit(outputs, targets)}: outputs must be logits [n, classes, ...]")
+            raise ConfigError(
+                f"{self._no_fit(outputs, targets)}: for targets [n, ...] outputs must be logits [n, classes, ...]"
+            )
         require_classes(self.name, int(outputs.shape[1]), data, "class")
 
     def sums(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
@@ -72,7 +74,7 @@ def class_targets(y: np.ndarray, part: str, task: str, what: str) -> np.ndarray:
     if not (np.issubdtype(y.dtype, np.integer) or y.dtype == np.bool_):
         raise DataError(
             f"task {task!r} needs integer targets (the number of a {what}), the {part} targets are {y.dtype}: for "
-            "real-valued targets use the task 'regression'"
+            "real-valued targets use the task 'regression', of classes in floats or truth values give y.astype(int)"
         )
     if y.size and y.min() < 0:
         raise DataError(f"task {task!r} needs targets of at least 0, the {part} targets begin at {y.min()}")

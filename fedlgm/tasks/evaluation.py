@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from fedlgm import inputs
 from fedlgm.inputs import Inputs
-from fedlgm.tasks.base import Task
+from fedlgm.tasks.base import Task, measured
 
 
 @torch.no_grad()
@@ -17,10 +17,5 @@ def evaluate(task: Task, module: nn.Module, x: Inputs, y: Tensor, batch_size: in
     The module is left in evaluation mode.
     """
     module.eval()
-    sums: dict[str, float] = {}
-    count = 0
-    for batch, targets in zip(inputs.split(x, batch_size), y.split(batch_size), strict=True):
-        for name, value in task.sums(inputs.call(module, batch), targets).items():
-            sums[name] = sums.get(name, 0.0) + float(value)
-        count += task.count(targets)
-    return task.metrics({name: value / max(count, 1) for name, value in sums.items()})
+    batches = zip(inputs.split(x, batch_size), y.split(batch_size), strict=True)
+    return measured(task, ((inputs.call(module, batch), targets) for batch, targets in batches))

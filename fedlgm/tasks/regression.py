@@ -36,7 +36,7 @@ class Regression(Task):
     better = "lower"
 
     def __init__(self, loss: Literal["squared", "absolute", "huber"] = "squared") -> None:
-        if loss not in _LOSSES:
+        if loss not in tuple(_LOSSES):  # also what has no hash
             raise ConfigError(f"task 'regression': unknown loss {loss!r}; known: {', '.join(_LOSSES)}")
         self._loss = loss
 

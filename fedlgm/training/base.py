@@ -25,6 +25,11 @@ class ClientTask:
         y: targets [n, ...] of the run's task.
         order: stream that shuffles the batches.
         epochs: passes to make; fewer than usual for a straggler.
+
+    Example:
+        >>> task = ClientTask(torch.zeros(3, 2), torch.zeros(3), torch.Generator().manual_seed(1), epochs=2)
+        >>> task.permutations().sort(dim=1).values.tolist()  # every example once in an epoch
+        [[0, 1, 2], [0, 1, 2]]
     """
 
     x: Inputs
@@ -38,7 +43,18 @@ class ClientTask:
 
 
 class Trainer(Protocol):
-    """Computes the updates of clients: raw ones, or with every unit's share bounded (`BoundedUpdates`)."""
+    """Computes the updates of clients: raw ones, or with every unit's share bounded (`BoundedUpdates`).
+
+    Example:
+        >>> class Towards:
+        ...     def updates(self, model, tasks):
+        ...         for task in tasks:
+        ...             yield (task.y.mean() - model)[None]
+        >>> trainer: Trainer = Towards()
+        >>> task = ClientTask(torch.zeros(2, 1), torch.tensor([1.0, 3.0]), torch.Generator(), epochs=1)
+        >>> next(trainer.updates(torch.tensor([0.5]), [task])).tolist()
+        [[1.5]]
+    """
 
     def updates(self, model: Tensor, tasks: Iterable[ClientTask]) -> Iterator[Updates]:
         """Yield `local model - model` of the tasks in order, in blocks of consecutive tasks: float32 [b, D], b >= 1.

@@ -21,7 +21,7 @@ app = typer.Typer(
     help="Measure what a federation gives away: membership, images of single clients, whole classes.",
     no_args_is_help=True,
 )
-_out = Console()
+_out = Console(emoji=False)
 
 TargetArgument = Annotated[
     str | None,

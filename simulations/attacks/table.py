@@ -35,7 +35,7 @@ from simulations.attacks.rows import (
     RepeatedClass,
 )
 from simulations.attacks.target import Images, Target, module_of
-from simulations.compare.comparison import Job
+from simulations.compare.jobs import Job
 from simulations.compare.rows import by_cell
 from simulations.config import recipe as recipes
 from simulations.reports.terminal import number

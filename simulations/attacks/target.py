@@ -98,8 +98,7 @@ class Target:
             raise ConfigError(
                 f"--set changes a recipe, but {name} is a finished run: attack {folder.recipe_file} instead"
             )
-        if folder.result() is None:
-            raise RunError(f"{name} has not finished: continue it first with fedlgm simulate --resume {name}")
+        folder.finished()
         return cls(_sequential(settled(folder.recipe())), folder)
 
     @property

@@ -84,7 +84,7 @@ def audit(
     else:
         from rich.console import Console
 
-        Console().print(table(result, picture))
+        Console(emoji=False).print(table(result, picture))
     if not result.passed:
         raise typer.Exit(FAILED)
 
@@ -92,16 +92,17 @@ def audit(
 def table(result: AuditResult, picture: Path | None = None) -> Group:
     """Claimed, proven and audited side by side, then layers and checks."""
     from rich.console import Group
+    from rich.markup import escape
     from rich.table import Table
 
     from simulations.reports.terminal import number
 
-    head = Table(title=result.subject, title_justify="left", show_header=False, box=None, pad_edge=False)
+    head = Table(title=escape(result.subject), title_justify="left", show_header=False, box=None, pad_edge=False)
     kind = "estimate, not a bound" if result.estimate else f"confidence {result.confidence:g}"
     head.add_row("epsilon reported", f"{number(result.epsilon_reported)}  at delta {result.delta:g}")
     name, least = ("epsilon estimated", "about") if result.estimate else ("epsilon audited", "at least")
     head.add_row(name, f"[bold]{least} {number(result.epsilon_lower)}[/bold]  ({result.method}, {kind})")
-    head.add_row("guarantee", result.guarantee)
+    head.add_row("guarantee", escape(result.guarantee))
     if result.observations:
         head.add_row("scores", f"{result.observations:,}  in {result.seconds:.1f} s")
     parts: list[Any] = [head]
@@ -110,16 +111,18 @@ def table(result: AuditResult, picture: Path | None = None) -> Group:
         for name in ("layer", "coordinates", "epsilon audited", "epsilon planned"):
             layers.add_column(name, justify="left" if name == "layer" else "right")
         for row in result.layers:
-            layers.add_row(row.layer, f"{row.size:,}", number(row.epsilon_lower), number(row.epsilon_planned))
+            layers.add_row(escape(row.layer), f"{row.size:,}", number(row.epsilon_lower), number(row.epsilon_planned))
         parts.append(layers)
     if result.checks:
         checks = Table(title="checks", title_justify="left", show_header=False, box=None, pad_edge=False)
         for check in result.checks:
             style = "green" if check.passed else "bold red"
-            checks.add_row(f"[{style}]{'passed' if check.passed else 'FAILED'}[/{style}]", check.name, check.detail)
+            checks.add_row(
+                f"[{style}]{'passed' if check.passed else 'FAILED'}[/{style}]", escape(check.name), escape(check.detail)
+            )
         parts.append(checks)
     if picture is not None:
-        parts.append(f"picture: {picture}")
+        parts.append(escape(f"picture: {picture}"))
     parts.append(
         "[green]nothing contradicts what is reported[/green]"
         if result.passed
@@ -134,7 +137,7 @@ def _progress(name: str, shown: bool) -> Iterator[Progress | None]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    console = Console(stderr=True)
+    console = Console(stderr=True, emoji=False)
     if not shown or not console.is_terminal:
         yield None
         return

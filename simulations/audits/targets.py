@@ -141,17 +141,16 @@ def audit_run(
     started = time.perf_counter()
     folder = RunFolder.open(Path(run))
     _refuse_own_steps(folder.recipe())
-    result = folder.result()
-    if result is None:
-        raise RunError(f"{run} is not finished: continue it with fedlgm simulate --resume {run}")
-    objects, given = folder.provenance().get("objects"), own or Own()
+    result = folder.finished()
+    objects, given = folder.provenance.read().get("objects"), own or Own()
     if objects and not given:
+        names = ", ".join(what for what in objects if what in vars(given))
         raise RunError(
-            f"{run} was given Python objects ({', '.join(objects)}), which a run folder does not hold: audit it in "
+            f"{run} was given Python objects ({names}), which a run folder does not hold: audit it in "
             f"Python, with simulations.resume({str(run)!r}, ...).audit() and those objects in the place of the dots"
         )
     assembly = Assembly(folder.recipe(), given)
-    folder.check_objects(given.fingerprints(assembly.module(), assembly.partition) if given else {})
+    folder.provenance.check_objects(given.fingerprints(assembly.module(), assembly.partition) if given else {})
     subject = subject_of(assembly, f"run {folder.path}")
     canaries = audit.method in ("auto", "one-run-gaussian")
     if canaries and folder.canaries():
@@ -221,6 +220,7 @@ def _recorded_plan(first: ReleasePlan, row: FullRow) -> ReleasePlan:
         clip=np.array(row["clip"]),
         sigma=np.array(scales),
         released=np.isfinite(scales),
+        queries=() if row.get("skipped") else first.queries,
         position=None if first.position is None else int(row["round"]) - 1,  # type: ignore[call-overload]
         notes={},
     )

@@ -13,7 +13,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from simulations.compare.comparison import Job, OnRow
+from simulations.compare.comparison import OnRow
+from simulations.compare.jobs import Job
 from simulations.compare.rows import ComparedCell, Comparison, JointCost, score, score_spread
 from simulations.reports.headline import headline, is_share
 from simulations.reports.terminal import number
@@ -44,7 +45,7 @@ def progress(todo: Sequence[Job], shown: bool = True) -> Iterator[OnRow]:
     ends = np.cumsum([job.recipe.federation.rounds for job in todo])
     starts = {job.folder: int(end) - job.recipe.federation.rounds for job, end in zip(todo, ends, strict=True)}
     numbers = {job.folder: i for i, job in enumerate(todo, start=1)}
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+    with Progress(*columns, console=Console(stderr=True, emoji=False)) as bar:
         task = bar.add_task("compare", total=int(ends[-1]), figures="starting")
 
         def on_row(job: Job, row: FullRow) -> None:
@@ -66,7 +67,8 @@ def tables(summary: Comparison) -> Group:
         here = [cell for cell in cells if cell["partition"] == partition]
         parts.append(_by_budget(here, methods, f"{_title(cells[0])} ({partition})", _score, _improvement))
         parts.append(_by_budget(here, methods, f"Noise scale ({partition})", _noise, _reduction))
-    parts += [_by_partition(cells, methods, partitions), _privacy(cells)]
+    parts += [_by_partition(cells, methods, partitions)] if len(partitions) > 1 else []
+    parts.append(_privacy(cells))
     averaged = min(cell["averaged_rounds"] for cell in cells)
     rounds = "the last evaluated round" if averaged == 1 else f"the last {averaged} evaluated rounds"
     notes = (
@@ -214,6 +216,8 @@ def _significance(cells: list[ComparedCell]) -> Table:
     for name in ("method", "budget", "partition", cells[0]["headline"], "noise scale", "claimed epsilon"):
         table.add_column(name, justify="left" if name in ("method", "partition") else "right", overflow="fold")
     for cell in cells:
+        if all(p is None for p in cell["p_values"].values()):
+            continue  # the first method's own, and those that have no runs to be compared with
         budget = "-" if cell["epsilon_budget"] is None else f"{cell['epsilon_budget']:g}"
         shown = ["-" if p is None else f"{p:.3g}" for p in cell["p_values"].values()]
         table.add_row(cell["method"], budget, cell["partition"], *shown)

@@ -13,28 +13,35 @@ from torch import Tensor, nn
 
 from clients import Consent, ExampleClient, LayerwiseClient, LocalWork, PartitionedSource
 from clients.serving import Serving
-from fedlgm import data, devices, models, tasks
+from fedlgm import data, devices, inputs, models, tasks
+from fedlgm.contributions import unbounded
 from fedlgm.data import DataSet, Partition
 from fedlgm.devices import Numerics, torch_threads
-from fedlgm.errors import ConfigError, prefix_key
+from fedlgm.errors import ConfigError, FedlgmError, prefix_key
 from fedlgm.example_level.trainer import ExampleTrainer
-from fedlgm.extension import is_object, is_reference, missing_object
+from fedlgm.extension import is_object, is_reference, missing_object, raised_in
 from fedlgm.facts import RunFacts, Sampling
+from fedlgm.inputs import Inputs
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import Mechanism, UsesPrivateNorms
 from fedlgm.mechanisms.method import Method
 from fedlgm.noise import NoiseBackend
+from fedlgm.plan import ReleasePlan
 from fedlgm.tasks import Task
 from fedlgm.training import ClientTask, SequentialTrainer, Trainer, VectorizedTrainer, fastest
 from fedlgm.transcript import Transcript
 from simulations.config import example_level
 from simulations.config.facts import facts_of
+from simulations.config.messages import in_section
 from simulations.config.own import Own
 from simulations.config.recipe import Recipe
 from simulations.config.sections import Training
+from simulations.config.trial import try_clients, try_examples
 from strategies import ServerStep
-from strategies.server_optimizer import server_step
+from strategies.server_optimizer import OwnStep, server_step
+
+_PROBED = 8  # public examples on which a user's own model is tried before anything is written
 
 
 @dataclass(frozen=True)
@@ -60,10 +67,16 @@ class Assembly:
     def dataset(self) -> DataSet:
         """The data, held once per process."""
         task, own, section = self.task, self.own.data, self.recipe.data
-        with prefix_key("data"):
+        with in_section("data", section.partition):
             if own is None and is_object(section.name):
                 raise missing_object(section.name, "data")
-            return task.prepare(data.load(section.name if own is None else own, section.dir, **section.images))
+            found = data.load(section.name if own is None else own, section.dir, **section.images)
+            try:
+                return task.prepare(found)
+            except (FedlgmError, MemoryError):
+                raise
+            except Exception as error:  # a user's task may raise anything
+                raise ConfigError(f"task {task.name!r}: {raised_in(type(task), error)}") from error
 
     @cached_property
     def task(self) -> Task:
@@ -78,7 +91,7 @@ class Assembly:
         """Whose data is whose; it depends on the recipe only."""
         dataset, section = self.dataset, self.recipe.data
         clients, seed = self.recipe.federation.clients, section.partition_seed
-        with prefix_key("data.partition"):
+        with in_section("data", section.partition, "data.partition"):
             if self.own.partition is None and is_object(section.partition):
                 raise missing_object(section.partition, "partition")
             scheme = section.partition if self.own.partition is None else self.own.partition
@@ -102,7 +115,7 @@ class Assembly:
     def module(self) -> nn.Module:
         """A fresh model, initialised from model.seed, else the run's seed, else 0: the initial model is public."""
         section = self.recipe.model
-        with prefix_key("model"):
+        with in_section("model", section.name):
             if self.own.model is None and is_object(section.name):
                 raise missing_object(section.name, "model")
             return models.build(
@@ -117,7 +130,8 @@ class Assembly:
     def _outline(self) -> DataSet:
         """What the model needs to know of the data: shapes and classes, without loading a bundled set for it."""
         if "dataset" not in self.__dict__ and self.own.data is None:
-            known = data.outline(self.recipe.data.name)
+            section = self.recipe.data
+            known = data.outline(section.name, **section.images)
             if known is not None:
                 return known
         return self.dataset
@@ -148,9 +162,27 @@ class Assembly:
         """Training examples of all clients together, where the server noises steps: their number is public."""
         if self.recipe.privacy.trust == "local":
             return 0
+        known = self._published_examples if self.planned else None
+        return int(self.sizes.sum()) if known is None else known
+
+    @property
+    def _published_examples(self) -> int | None:
+        """The number of training examples as published, or as the recipe states it; None where only the data say."""
         section = self.recipe.data
-        known = data.published_examples(section.name) if self.planned and self.own.data is None else None
-        return known if known is not None and section.partition == "iid" else int(self.sizes.sum())
+        if self.own.data is not None or section.partition != "iid":
+            return None
+        return data.published_examples(section.name, section.train_images)
+
+    @property
+    def stated(self) -> str:
+        """What a plan believes of data that it has not read, and a run checks; empty where there is none."""
+        section, examples = self.recipe.data, self._published_examples
+        if not self.planned or examples is None or section.train_images is None or "dataset" in self.__dict__:
+            return ""
+        return (
+            f"{examples:,} training examples, as the recipe states (data.train_images = {section.train_images}); no "
+            "folder was read: a run refuses one with another number"
+        )
 
     @property
     def cohorts(self) -> Sampling:
@@ -175,11 +207,8 @@ class Assembly:
             FedlgmError: what is wrong, and what would be right.
         """
         self.partition  # noqa: B018
-        self.server_optimizer()
-        module = self.module()
-        with prefix_key("task"):
-            self.task.check(module, self.dataset)
-        plan = self.method.plan(self.start())
+        module = self.check_model()
+        plan = self.first_plan()
         if self.recipe.unit == "example":
             self._check_examples(module)
         if self.recipe.run.audit and not isinstance(self.mechanism, UsesPrivateNorms):
@@ -187,6 +216,44 @@ class Assembly:
 
             with prefix_key("run.audit"):
                 check_auditable(plan)
+
+    def check_model(self) -> nn.Module:
+        """Refuse a model, task or server optimizer that does not work; needs nothing but the public test examples.
+
+        Returns:
+            The initial model.
+
+        Raises:
+            FedlgmError: what is wrong, and what would be right.
+        """
+        module = self.module()
+        with prefix_key("task"):
+            self.task.check(module, self.dataset)
+        own_model = self.own.model is not None or is_reference(self.recipe.model.name)
+        if own_model or self.own.task is not None or is_reference(self.recipe.task.name):
+            self._try_training(module, own_model)
+        step = self.server_optimizer()
+        if isinstance(step, OwnStep):
+            start = self.layers.flatten(module)
+            step.step(start, torch.full_like(start, 1e-3))
+        return module
+
+    def _try_training(self, module: nn.Module, own_model: bool) -> None:
+        """Refuse a user's own model or task that a few public examples show cannot be trained."""
+
+        def updates(x: Inputs, y: Tensor) -> list[Tensor]:
+            trainer = self.trainer(self.recipe.training.vectorize == "on", compiled=False)
+            alike = [ClientTask(x, y, torch.Generator(), 1) for _ in range(2)]
+            made = trainer.updates(self.layers.flatten(module), alike)
+            return list(torch.cat([unbounded(update).clone() for update in made]))
+
+        rows = slice(_PROBED)
+        x, y = inputs.tensors(inputs.take(self.dataset.test_x, rows)), torch.from_numpy(self.dataset.test_y[rows])
+        owner = type(module if own_model else self.task)
+        if self.recipe.unit == "example":
+            try_examples(module, self.layers, self.task, x, y, owner)
+        else:
+            try_clients(module, updates, x, y, owner)
 
     def _check_examples(self, module: nn.Module) -> None:
         """Refuse a model without gradients per example, and batches larger than anybody's data."""
@@ -208,6 +275,10 @@ class Assembly:
 
     def server_optimizer(self) -> ServerStep:
         """The server's step, afresh."""
+        with prefix_key("federation.server_optimizer"):
+            return self._server_optimizer()
+
+    def _server_optimizer(self) -> ServerStep:
         federation = self.recipe.federation
         own, name = self.own.server_optimizer, federation.server_optimizer
         if own is None and is_object(name):
@@ -229,6 +300,12 @@ class Assembly:
     def start(self) -> Transcript:
         """The transcript before the first round."""
         return Transcript.start(self.initial_model())
+
+    def first_plan(self) -> ReleasePlan:
+        """The first round's plan."""
+        method = self.method
+        with in_section("mechanism", self.recipe.mechanism.name):
+            return method.plan(self.start())
 
     def trainer(self, vectorized: bool, compiled: bool) -> Trainer:
         """A trainer of its own: sequential (the reference) or vectorised, perhaps compiled."""
@@ -275,7 +352,7 @@ class Assembly:
         """What clients under local trust agree to."""
         if self.recipe.privacy.trust == "central":
             return None
-        first = self.method.plan(self.start())
+        first = self.first_plan()
         costs = np.sort(self.mechanism.costs(self.layers, self.facts.rounds))
         # Nobody knows in which rounds a client will be drawn.
         allowance = float(costs[-self.facts.releases :].sum())

@@ -66,7 +66,7 @@ def check_example_level(recipe: Recipe) -> None:
             "independent",
             "steps sample examples by Poisson, which correlated noise cannot use",
         ),
-        ("federation.sampling", federation.sampling, "poisson", "clients take turns for client-level privacy only"),
+        ("federation.sampling", federation.sampling, "poisson", "cohorts of a fixed size protect clients alone"),
     ):
         if value != usual:
             raise ConfigError(f"{key} cannot be {value!r} with privacy.unit = 'example': {why}; leave it out")
@@ -74,7 +74,7 @@ def check_example_level(recipe: Recipe) -> None:
         _check_own_noise(recipe)
         return
     if budget.max_participations is not None:
-        raise ConfigError("privacy.max_participations belongs to trust = 'local'")
+        raise ConfigError("privacy.max_participations is for privacy.trust = 'local': leave it out here")
     if federation.sampling != "poisson" or recipe.sampling.rate < 1 or federation.dropout:
         raise ConfigError(
             "federation.rate: with privacy.unit = 'example' and trust = 'central' every client takes part in every "

@@ -8,12 +8,13 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _KNOWN = {"abc", "builtins", "clients", "fedlgm", "flwr", "simulations", "strategies", "torch", "typing"}
@@ -41,8 +42,49 @@ def object_digest(value: Any, *, state: bool = True) -> str:
         state: whether arrays, counters and objects among its attributes count; otherwise only settings do: texts,
             truth values and fractions. What steps from round to round changes them.
     """
+    return _hashed(_words(value, state, frozenset()))
+
+
+def module_digest(module: nn.Module) -> str:
+    """SHA-256 of a model's structure: its modules by name, their settings, and the code of those of a user's own.
+
+    No values of tensors are part of it, see `fixed_digest`.
+
+    >>> from torch import nn
+    >>> module_digest(nn.Sequential(nn.Tanh())) == module_digest(nn.Sequential(nn.ReLU()))
+    False
+    """
+    words: list[str] = []
+    for name, child in module.named_modules():
+        words += [name, *_class_words(type(child))]
+        if _is_known(type(child)):
+            words.append(child.extra_repr())
+            continue
+        for key, value in sorted(vars(child).items()):
+            if key.startswith("_") or key == "training":
+                continue
+            if isinstance(value, (*_PLAIN, tuple, list)):
+                words += [key, *_words(value, True, frozenset())]
+            elif isinstance(value, (FunctionType, BuiltinFunctionType)):
+                words += [key, *([value.__qualname__] if _is_known(value) else _words(value, True, frozenset()))]
+    return _hashed(words)
+
+
+def fixed_digest(module: nn.Module) -> str:
+    """SHA-256 of what a model holds besides its trained parameters: frozen ones and buffers. Empty without any."""
+    fixed = {name: p.detach() for name, p in module.named_parameters() if not p.requires_grad}
+    fixed |= dict(module.named_buffers())
+    return _hashed([f"{name} {array_digest(value.cpu())}" for name, value in fixed.items()]) if fixed else ""
+
+
+def _is_known(value: Any) -> bool:
+    """Whether a class or function is of a package whose version a run records."""
+    return str(getattr(value, "__module__", "")).partition(".")[0] in _KNOWN
+
+
+def _hashed(words: Iterable[str]) -> str:
     digest = hashlib.sha256()
-    for word in _words(value, state, frozenset()):
+    for word in words:
         data = word.encode(errors="surrogatepass")
         digest.update(len(data).to_bytes(8, "little") + data)
     return digest.hexdigest()
@@ -107,7 +149,7 @@ def _class_words(kind: type) -> Iterator[str]:
     """Name of a class, and the methods that it and the user's own classes below it define."""
     yield f"{kind.__module__.partition('.')[0]}.{kind.__qualname__}"
     for base in kind.__mro__:
-        if base.__module__.partition(".")[0] in _KNOWN:
+        if _is_known(base):
             continue
         for name, method in sorted(vars(base).items()):
             if isinstance(method, FunctionType) and (text := _source(method)) is not None:  # not what dataclasses make

@@ -17,7 +17,15 @@ from fedlgm.errors import ConfigError
 from fedlgm.extension import object_name
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import Mechanism
-from simulations.config.fingerprints import array_digest, object_digest
+from fedlgm.mechanisms.base import require_mechanism
+from simulations.config.fingerprints import array_digest, fixed_digest, module_digest, object_digest
+from simulations.config.sections import IMAGES
+
+_OF_BUNDLED = ("dir", *IMAGES)
+"""Keys of [data] about a bundled set's examples, whoever holds them."""
+
+FIXED = "frozen part of the model"
+"""Under which a run's provenance holds the hash of what its model does not train."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +49,11 @@ class Own:
     server_optimizer: Any = None
 
     def __bool__(self) -> bool:
-        return any(value is not None for value in vars(self).values())
+        return bool(self.given())
+
+    def given(self) -> list[str]:
+        """What is given, by name."""
+        return [name for name, value in vars(self).items() if value is not None]
 
     def loaded(self) -> Own:
         """The same with the data made into a `DataSet`, once."""
@@ -73,10 +85,10 @@ class Own:
                 section["partition"] = "natural"
                 raw["federation"]["clients"] = own_clients
             else:
-                section |= {k: v for k, v in raw["data"].items() if k not in ("name", "dir", "pixels")}
+                section |= {k: v for k, v in raw["data"].items() if k not in ("name", *_OF_BUNDLED)}
             raw["data"] = section
         if self.partition is not None:
-            raw["data"] = {k: v for k, v in raw["data"].items() if k in ("name", "dir", "partition_seed")}
+            raw["data"] = {k: v for k, v in raw["data"].items() if k in ("name", "partition_seed", *_OF_BUNDLED)}
             raw["data"]["partition"] = object_name(self.partition)
         if self.server_optimizer is not None:
             raw["federation"]["server_optimizer"] = object_name(self.server_optimizer)
@@ -84,7 +96,8 @@ class Own:
     def fingerprints(self, initial: nn.Module, division: Partition) -> dict[str, str]:
         """Hash of each object, by which a resumed run recognises it, also in another process.
 
-        A model is known by its initial weights, data by their arrays, a partition by the division that it makes.
+        A model is known by its initial weights, its code and what it does not train; data by their arrays and by whose
+        they are in the run; a partition by the division that it makes.
 
         Args:
             initial: the run's model with its initial weights.
@@ -99,7 +112,13 @@ class Own:
             "partition": lambda: array_digest(division.order, division.offsets),
             "server_optimizer": lambda: object_digest(self.server_optimizer, state=False),
         }
-        return {name: of() for name, of in prints.items() if getattr(self, name) is not None}
+        found = {name: prints[name]() for name in self.given()}
+        if self.model is not None:
+            found["structure of the model"] = module_digest(initial)
+            found[FIXED] = fixed_digest(initial)
+        if self.data is not None:
+            found["division of the data"] = array_digest(division.order, division.offsets)
+        return found
 
 
 def _clients_of(data: Any) -> int | None:
@@ -118,8 +137,7 @@ def _kept(raw: dict[str, Any], section: str, key: str) -> dict[str, Any]:
 
 def _written(mechanism: Mechanism) -> dict[str, Any]:
     """A mechanism as a recipe's section: all of it where it is registered, else its class."""
-    if not isinstance(mechanism, Mechanism):
-        raise ConfigError(f"mechanism must be a fedlgm.Mechanism, got {type(mechanism).__name__}")
+    require_mechanism(mechanism)
     values = {
         field.name: value
         for field in dataclasses.fields(mechanism)

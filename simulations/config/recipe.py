@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import tomllib
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tomli_w
-from pydantic import BaseModel, ValidationError, model_validator
+from pydantic import ValidationError, model_validator
 
-from fedlgm import data, mechanisms, models, tasks
-from fedlgm.errors import ConfigError, alternatives, explained, prefix_key
+from fedlgm import mechanisms
+from fedlgm.errors import ConfigError, alternatives, prefix_key
 from fedlgm.extension import is_object
 from fedlgm.facts import Sampling
 from fedlgm.privacy.guarantee import Relation, Unit
+from simulations.config import messages
 from simulations.config.example_level import check_example_level, check_unit
+from simulations.config.messages import OPTIONS, SECTIONS
 from simulations.config.sections import (
+    IMAGES,
     Data,
     Deployment,
     Federation,
@@ -41,7 +44,15 @@ _DEEPEST = 8
 
 
 class Recipe(Section):
-    """A validated recipe."""
+    """A validated recipe; docs/how-to/recipe.md says what each section may hold.
+
+    Sections that do not fit each other are refused: `load` and `validate` raise a `ConfigError`.
+
+    Example:
+        >>> recipe = load("digits", ["federation.sampling='fixed'"])
+        >>> recipe.sampling.scheme, recipe.relation  # fixed-size sampling proves nothing else
+        ('fixed', 'replace-one')
+    """
 
     name: str = "custom"
     title: str = ""
@@ -60,7 +71,7 @@ class Recipe(Section):
     def _fits(self) -> Recipe:
         for key, section in (("mechanism", self.mechanism), ("task", self.task)):
             if not is_object(section.name):
-                with prefix_key(key):
+                with messages.in_section(key, section.name):
                     section.build()
         if not is_object(self.mechanism.name):
             check_unit(self, mechanisms.unit_of(self.mechanism.name))
@@ -75,12 +86,12 @@ class Recipe(Section):
         federation, privacy = self.federation, self.privacy
         for key in ("sampling_rate", "steps", "exact_sums"):
             if getattr(self.training, key) is not None:
-                raise ValueError(f"training.{key} belongs to privacy.unit = 'example'")
+                raise ValueError(f"training.{key} is for privacy.unit = 'example': leave it out here")
         self._check_noise()
         if privacy.trust == "local" and privacy.max_participations is None:
             raise ValueError("privacy.max_participations is needed under local trust: every participation costs")
         if privacy.trust == "central" and privacy.max_participations is not None:
-            raise ValueError("privacy.max_participations belongs to trust = 'local'")
+            raise ValueError("privacy.max_participations is for privacy.trust = 'local': leave it out here")
         if self.relation != "replace-one" and privacy.trust == "local":
             raise ValueError("privacy.relation must be 'replace-one' under local trust: participation is visible")
         if self.relation != "replace-one" and federation.sampling == "fixed":
@@ -111,7 +122,9 @@ class Recipe(Section):
         wrong = {"bands": ("banded", "square-root"), "buffers": ("blt",)}
         for key, kinds in wrong.items():
             if getattr(privacy, key) is not None and privacy.noise not in kinds:
-                raise ValueError(f"privacy.{key} belongs to privacy.noise = {' or '.join(map(repr, kinds))}")
+                raise ValueError(
+                    f"privacy.{key} is for privacy.noise = {' or '.join(map(repr, kinds))}: leave it out here"
+                )
         if sampling in ("poisson", "fixed"):
             if privacy.min_separation is not None:
                 raise ValueError(
@@ -196,22 +209,15 @@ class Recipe(Section):
 
 _SIZES = frozenset({"rate", "cohort"})
 _NAMING = {"mechanism": "name", "model": "name", "task": "name", "data": "partition"}
-_SECTIONS: dict[str, type[BaseModel]] = {
-    "mechanism": MechanismSection,
-    "model": Model,
-    "task": TaskSection,
-    "data": Data,
-}
-_OPTIONS: dict[str, Callable[[str], Iterable[str]]] = {
-    "mechanism": mechanisms.options,
-    "model": models.options,
-    "task": tasks.options,
-    "data": data.scheme_options,
-}
 
 
 def names() -> tuple[str, ...]:
-    """Bundled recipes."""
+    """Bundled recipes.
+
+    Example:
+        >>> "digits" in names()
+        True
+    """
     return tuple(sorted(path.stem for path in BUNDLED.glob("*.toml")))
 
 
@@ -225,6 +231,14 @@ def load(recipe: str | Path | None = None, overrides: Iterable[str] = ()) -> Rec
     Raises:
         ConfigError: no such recipe, not TOML, an unknown key, a wrong type or value: with the key's path and the
             reason.
+
+    Example:
+        >>> load("digits", ["federation.rounds=3", "privacy.epsilon=2"]).federation.rounds
+        3
+        >>> load("digits", ["federation.rounds=0"])
+        Traceback (most recent call last):
+            ...
+        fedlgm.errors.ConfigError: federation.rounds: ...
     """
     raw = read(recipe)
     override(raw, overrides)
@@ -232,16 +246,26 @@ def load(recipe: str | Path | None = None, overrides: Iterable[str] = ()) -> Rec
 
 
 def read(recipe: str | Path | None = None) -> dict[str, Any]:
-    """Plain values of a recipe, with those that it extends; see `load`."""
+    """Plain values of a recipe, with those that it extends; arguments and errors as for `load`.
+
+    Example:
+        >>> read("digits")["data"]["name"]
+        'digits'
+    """
     return _read(_locate(str(recipe or DEFAULT)), depth=0)
 
 
 def validate(raw: dict[str, Any]) -> Recipe:
-    """Recipe of plain values; see `load` for the errors."""
+    """Recipe of plain values; see `load` for the errors.
+
+    Example:
+        >>> validate(read("digits")) == load("digits")
+        True
+    """
     try:
         recipe = Recipe.model_validate(raw)
     except ValidationError as error:
-        raise ConfigError("\n".join(_explain(item) for item in error.errors())) from error
+        raise ConfigError(messages.explain(raw, error.errors(), Recipe)) from error
     clients = recipe.unit == "client"  # how many examples there are is known when the data are
     if clients and recipe.privacy.delta >= 1 / recipe.federation.clients and recipe.mechanism.name != "none":
         warnings.warn(
@@ -277,13 +301,15 @@ def _laid_over(section: str, below: dict[str, Any], above: dict[str, Any]) -> di
         kept = {key: value for key, value in kept.items() if key not in _SIZES}
     if section == "data" and above.get("name", below.get("name")) != below.get("name"):
         kept.pop("pixels", None)  # other examples, another interval
+        if not str(above["name"]).startswith(f"{str(below.get('name')).partition('/')[0]}/"):  # no half of the same set
+            kept = {key: value for key, value in kept.items() if key not in IMAGES}
     naming = _NAMING.get(section, "")
     name = above.get(naming, below.get(naming))
     variant = above.get("variant", below.get("variant", "sound")) if section == "mechanism" else None
     if name != below.get(naming) or variant not in (None, below.get("variant", "sound")):
         with suppress(ConfigError):  # an unknown name is reported when the whole recipe is checked
-            options = _OPTIONS[section](str(name)) if variant is None else mechanisms.options(str(name), str(variant))
-            kept = {key: value for key, value in kept.items() if key in {*_SECTIONS[section].model_fields, *options}}
+            options = OPTIONS[section](str(name)) if variant is None else mechanisms.options(str(name), str(variant))
+            kept = {key: value for key, value in kept.items() if key in {*SECTIONS[section].model_fields, *options}}
     return kept | above
 
 
@@ -298,7 +324,12 @@ def _locate(recipe: str) -> Path:
 
 
 def bundled_like(name: str) -> str:
-    """Bundled recipes of a similar name, else how to see all of them; for messages."""
+    """Bundled recipes of a similar name, else how to see all of them; for messages.
+
+    Example:
+        >>> bundled_like("digit")
+        "did you mean 'digits'?"
+    """
     hint = alternatives(name, names())
     return hint if hint.endswith("?") else f"`fedlgm doctor` lists the bundled ones, such as {DEFAULT}"
 
@@ -317,10 +348,20 @@ def override(raw: dict[str, Any], texts: Iterable[str]) -> None:
 
     Raises:
         ConfigError: not of that form, or a section that is none.
+
+    Example:
+        >>> raw = read("digits")
+        >>> override(raw, ["privacy.epsilon=2", "mechanism.name=gaussian"])
+        >>> raw["privacy"]["epsilon"], raw["mechanism"]["name"]
+        (2, 'gaussian')
     """
     sections: dict[str, dict[str, Any]] = {}
     changed: set[str] = set()
+    if isinstance(texts, str | Mapping):
+        raise ConfigError(f"overrides are a list of 'section.key=value', got a {type(texts).__name__}: {texts!r}")
     for text in texts:
+        if not isinstance(text, str):
+            raise ConfigError(f"overrides are a list of 'section.key=value', got {text!r} in it")
         path, equals, value = text.partition("=")
         section, *keys = path.strip().split(".")
         if not equals or not section or len(keys) > 1 or not all(keys):
@@ -350,15 +391,3 @@ def override(raw: dict[str, Any], texts: Iterable[str]) -> None:
         raw[section] = _laid_over(section, raw.get(section, {}), values)
     if changed - {"name", "run"} and "title" not in changed:
         raw.pop("title", None)
-
-
-def _explain(item: Any) -> str:
-    sections: dict[str, type[BaseModel]] = {
-        name: field.annotation  # type: ignore[misc]
-        for name, field in Recipe.model_fields.items()
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
-    }
-    owner: type[BaseModel] = sections.get(str(item["loc"][0]), Recipe) if len(item["loc"]) > 1 else Recipe
-    if item["type"] == "string_pattern_mismatch" and item["loc"] == ("training", "device"):
-        item = item | {"msg": "must be auto, cpu, cuda, cuda:N, mps or xpu"}
-    return explained(item, owner.model_fields)

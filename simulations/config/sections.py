@@ -20,7 +20,16 @@ _LARGEST = 1e9  # float32 still multiplies with it
 
 
 class Section(BaseModel):
-    """A section that knows all of its keys."""
+    """A section that knows all of its keys.
+
+    Example:
+        >>> Privacy(epsilon=8.0, delta=1e-5, epsilom=4.0)
+        Traceback (most recent call last):
+            ...
+        pydantic_core._pydantic_core.ValidationError: 1 validation error for Privacy
+        epsilom
+        ...
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -46,11 +55,20 @@ class _OpenSection(BaseModel):
         return dict(self.model_extra or {})
 
 
+IMAGES = ("image_size", "channels", "attribute", "train_images", "image_classes", "pixels")
+
+
 class Data(_OpenSection):
     """[data]: the data set and how it is split; further keys are options of the partition scheme.
 
-    `image_size`, `channels` and `attribute` are for name = "image-folder", whose folder is `dir`. `pixels` is the
-    interval of a bundled image set's values; left out, [-1, 1].
+    `image_size`, `channels` and `attribute` are for name = "image-folder", whose folder is `dir`. `train_images` and
+    `image_classes` are the numbers of training images and of classes that the folder has: with them a plan needs no
+    folder, and a run refuses a folder that has others. `pixels` is the interval of a bundled image set's values; left
+    out, [-1, 1].
+
+    Example:
+        >>> Data(name="digits", partition="dirichlet", alpha=0.1).options
+        {'alpha': 0.1}
     """
 
     taken: ClassVar[frozenset[str]] = frozenset({"labels", "clients", "ring", "scheme", "seed", "users", "self"})
@@ -58,20 +76,27 @@ class Data(_OpenSection):
     name: str
     dir: str | None = None
     partition: str = "dirichlet"
-    partition_seed: int = 0
+    partition_seed: int = Field(default=0, ge=0, lt=2**128)
     image_size: int | None = Field(default=None, ge=4, le=4096)
     channels: Literal[1, 3] | None = None
     attribute: str | None = None
+    train_images: int | None = Field(default=None, ge=1)
+    image_classes: int | None = Field(default=None, ge=2)
     pixels: tuple[float, float] | None = None
 
     @property
     def images(self) -> dict[str, Any]:
         """Options of image sets that are given."""
-        return self.model_dump(include={"image_size", "channels", "attribute", "pixels"}, exclude_none=True)
+        return self.model_dump(include=set(IMAGES), exclude_none=True)
 
 
 class Model(_OpenSection):
-    """[model]: name; further keys are options of the model. `seed` initialises it; left out, it is the run's (or 0)."""
+    """[model]: name; further keys are options of the model. `seed` initialises it; left out, it is the run's (or 0).
+
+    Example:
+        >>> Model(name="mlp", hidden=[64]).options
+        {'hidden': [64]}
+    """
 
     taken: ClassVar[frozenset[str]] = frozenset({"in_shape", "classes", "self"})
 
@@ -80,7 +105,12 @@ class Model(_OpenSection):
 
 
 class TaskSection(_OpenSection):
-    """[task]: what the model is trained for; further keys are options of the task."""
+    """[task]: what the model is trained for; further keys are options of the task.
+
+    Example:
+        >>> TaskSection(name="regression", loss="huber").build().headline
+        'rmse'
+    """
 
     name: str = "classification"
 
@@ -92,7 +122,12 @@ class TaskSection(_OpenSection):
 
 
 class Federation(Section):
-    """[federation]: who takes part and what the server does; `sampling`: see `fedlgm.facts.Sampling`."""
+    """[federation]: who takes part and what the server does; `sampling`: see `fedlgm.facts.Sampling`.
+
+    Example:
+        >>> Federation(clients=100, rounds=20, cohort=10).share
+        0.1
+    """
 
     clients: int = Field(ge=1)
     rounds: int = Field(ge=1)
@@ -124,8 +159,8 @@ class Federation(Section):
     @classmethod
     def _known_optimizer(cls, value: str) -> str:
         if value not in get_args(OptimizerName) and not (is_reference(value) or is_object(value)):
-            known = ", ".join(get_args(OptimizerName))
-            raise ValueError(f"unknown server optimizer; known: {known}, or your own as 'package.module:name'")
+            known = ", ".join(map(repr, get_args(OptimizerName)))
+            raise ValueError(f"must be {known}, or your own as 'package.module:name'")
         return value
 
     @model_validator(mode="after")
@@ -155,6 +190,10 @@ class Training(Section):
     `steps` steps (left out: `epochs` times 1 / `sampling_rate`), for each of which every example is drawn with the
     public probability `sampling_rate`; the noisy sum is divided by `batch_size`. `exact_sums` adds the gradients of a
     batch up in float64.
+
+    Example:
+        >>> Training(epochs=2, batch_size=32).local.steps(100)
+        8
     """
 
     optimizer: Literal["sgd", "adam"] = "sgd"
@@ -178,7 +217,12 @@ class Training(Section):
 
 
 class MechanismSection(_OpenSection):
-    """[mechanism]: name, variant and the layer grouping; further keys are options of the mechanism."""
+    """[mechanism]: name, variant and the layer grouping; further keys are options of the mechanism.
+
+    Example:
+        >>> MechanismSection(name="gaussian", bound=0.5).build().bound
+        0.5
+    """
 
     name: str
     variant: Literal["sound", "published"] = "sound"
@@ -201,6 +245,11 @@ class Privacy(Section):
     `sampling` that keeps rounds between a client's participations; `min_separation` is their number (of groups, under
     cyclic and grouped-poisson sampling). Left out, it is the largest that the population can keep, or `bands`; and
     `bands` is `min_separation`.
+
+    Example:
+        >>> budget = Privacy(epsilon=8.0, delta=1e-5)
+        >>> budget.trust, budget.accountant, budget.noise
+        ('central', 'pld', 'independent')
     """
 
     epsilon: float = Field(gt=0)
@@ -225,6 +274,10 @@ class Run(Section):
     the summary says what they show.
     `trackers` follow the run: tensorboard, mlflow, wandb, or your own as "package.module:name"; left out, TensorBoard
     where it is installed.
+
+    Example:
+        >>> Run().seed is None  # noise that nobody can draw again
+        True
     """
 
     seed: int | None = Field(default=None, ge=0, lt=2**128)
@@ -243,6 +296,11 @@ class Risk(Section):
 
     `data` names a public set; left out, it is the public half of a set whose private half is [data], else its test
     examples. The rest is as in `fedlgm.example_level.risk.ShadowTraining`.
+
+    Example:
+        >>> from fedlgm.example_level.risk import ShadowTraining
+        >>> Risk().epochs == ShadowTraining().epochs
+        True
     """
 
     data: str | None = None
@@ -257,7 +315,12 @@ class Risk(Section):
 
 
 class Deployment(Section):
-    """[deployment]: how long a round waits for nodes that are gone; see `strategies.node_grid.Patience`."""
+    """[deployment]: how long a round waits for nodes that are gone; see `strategies.node_grid.Patience`.
+
+    Example:
+        >>> Deployment(offline_seconds=10.0).give_up_seconds
+        3600.0
+    """
 
     offline_seconds: float = Field(default=30.0, gt=0)
     give_up_seconds: float = Field(default=3600.0, gt=0)

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 app = typer.Typer(help="Federations of real nodes: make, start, run, stop.", no_args_is_help=True)
-_out = Console(highlight=False, soft_wrap=True)
-_err = Console(stderr=True, highlight=False, soft_wrap=True)
+_out = Console(highlight=False, soft_wrap=True, emoji=False)
+_err = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 FolderArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The deployment's folder.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]

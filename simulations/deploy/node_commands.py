@@ -19,7 +19,7 @@ from fedlgm.privacy.guarantee import Guarantee, Relation, Unit
 from simulations.deploy.rows import NodeLedgerReport
 
 app = typer.Typer(help="A node's own release service: policy, data, ledger.", no_args_is_help=True)
-_out = Console(soft_wrap=True)
+_out = Console(soft_wrap=True, emoji=False)
 
 NodeArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The node's folder.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
@@ -129,6 +129,8 @@ def _guarantee(trust: set[str], unit: Unit) -> Guarantee:
 def ledger(folder: NodeArgument, as_json: JsonOption = False) -> None:
     """What the data set has released and what is left, checked row by row."""
     from clients.node.folder import NodeFolder
+    from fedlgm.privacy.cost import Cost
+    from fedlgm.privacy.events import decode
 
     node = NodeFolder.open(folder)
     policy = node.policy()
@@ -154,8 +156,7 @@ def ledger(folder: NodeArgument, as_json: JsonOption = False) -> None:
     for column in ("release", "charged at", "run", "round", "trust", "cost"):
         table.add_column(column)
     for row in rows[-20:]:
-        event = json.loads(row.event)
-        cost = f"{event.pop('type')} {' '.join(f'{value:.6g}' for value in event.values() if isinstance(value, float))}"
+        cost = Cost.of(decode(json.loads(row.event))).sentence(guarantee.unit)
         run = Text(printable(row.run, 80))  # whoever may ask has chosen it: no markup, no control characters
         table.add_row(str(row.seq), row.charged_at[:19], run, str(row.round), row.trust, cost)
     _out.print(table, soft_wrap=False)

@@ -24,7 +24,7 @@ from simulations.runs.server import serve
 from strategies.enrolment import Enrolment
 from strategies.node_grid import EnrolledNodes, NodeGrid, Patience, RoundReport
 
-TOLD = "nodes.log"  # lines for people, in the run's folder
+TOLD = "nodes.log"  # lines for people, among the run's private files
 REPORT = "nodes.jsonl"  # what became of each round's questions
 
 
@@ -82,6 +82,26 @@ def work_of(recipe: Recipe) -> Work:
     return work
 
 
+class NodesRecord:
+    """What is written down of the nodes among the private files of a run: it says who took part.
+
+    Args:
+        folder: the run's.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+
+    def say(self, line: str) -> None:
+        """Print a line, and keep it."""
+        print(line, flush=True)
+        self._folder.append_private(TOLD, line)
+
+    def round(self, report: RoundReport) -> None:
+        """Keep what became of a round's questions."""
+        self._folder.append_private(REPORT, json.dumps(asdict(report)))
+
+
 def make_server_app() -> ServerApp:
     """ServerApp that runs, or continues, the run folder named in the run config."""
     app = ServerApp()
@@ -92,16 +112,7 @@ def make_server_app() -> ServerApp:
         folder = RunFolder.open(Path(str(context.run_config["run-dir"])))
         recipe = folder.recipe()
         assembly, federation = DeployedAssembly(recipe), recipe.federation
-        log, report = folder.path / TOLD, folder.path / REPORT
-
-        def say(line: str) -> None:
-            print(line, flush=True)
-            with log.open("a", encoding="utf-8") as file:
-                file.write(line + "\n")
-
-        def record(round_: RoundReport) -> None:
-            with report.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(asdict(round_)) + "\n")
+        record = NodesRecord(folder)
 
         from flwr.superlink.grid import http_grid
 
@@ -116,14 +127,14 @@ def make_server_app() -> ServerApp:
             signer=deployment.signer(),
             positions=deployment.positions_file,
             test=deployment.settings().test,
-            say=say,
-            on_round=record,
+            say=record.say,
+            on_round=record.round,
         )
         enrolled = EnrolledNodes(
             round_timeout=federation.round_timeout, quorum=federation.quorum, max_failures=federation.max_failures,
             simulated=recipe.run.test_mode,
         )  # fmt: skip
-        serve(nodes, assembly, folder, "deployment", _tell(say), nodes=enrolled)
+        serve(nodes, assembly, folder, "deployment", _tell(record.say), nodes=enrolled)
 
     return app
 

@@ -90,7 +90,7 @@ def _follow(flower: Flower, run_id: str, target: RunFolder, seen: int, say: Call
         time.sleep(0.25)
         now = _size(target)
         if now > seen:
-            with (target.path / TOLD).open(encoding="utf-8", errors="replace") as file:
+            with _told(target).open(encoding="utf-8", errors="replace") as file:
                 file.seek(seen)
                 for line in file.read(now - seen).splitlines():
                     say(line)
@@ -104,8 +104,13 @@ def _follow(flower: Flower, run_id: str, target: RunFolder, seen: int, say: Call
 
 
 def _size(target: RunFolder) -> int:
-    file = target.path / TOLD
+    file = _told(target)
     return file.stat().st_size if file.is_file() else 0
+
+
+def _told(target: RunFolder) -> Path:
+    """Where the run's lines for people are."""
+    return target.diagnostics_file.with_name(TOLD)
 
 
 def _reason(log: str) -> str:

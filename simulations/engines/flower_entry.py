@@ -54,6 +54,7 @@ def make_server_app() -> ServerApp:
                 )
         else:
             recipe = settled(_recipe(context.run_config))
+            Assembly(recipe).check_model()
             folder = RunFolder.create(given or default_folder(recipe).resolve(), recipe)
         assembly = Assembly(recipe, _own(context.run_config))
         nodes = nodes_of(assembly, _kind(context.run_config), simulated=_simulated(context.run_config))

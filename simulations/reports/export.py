@@ -19,6 +19,8 @@ from fedlgm.errors import ConfigError, RunError
 from fedlgm.extension import is_object
 from fedlgm.layers import LayerTable
 from simulations.config.assembly import Assembly
+from simulations.config.fingerprints import fixed_digest
+from simulations.config.own import FIXED
 from simulations.reports.rows import Exported, Metadata, Protection
 from simulations.runs import strict_json
 from simulations.runs.checkpoints import model_digest
@@ -39,7 +41,7 @@ def load_model(run: Path | str, module: nn.Module | None = None) -> nn.Module:
 
     Raises:
         RunError: not a run folder, not finished, or the model that is there is not the one that the result names.
-        ConfigError, DataError: the recipe's model cannot be made here.
+        ConfigError, DataError: the recipe's model cannot be made here, or `module` has other frozen values.
 
     Example:
         >>> import simulations, tempfile
@@ -48,25 +50,8 @@ def load_model(run: Path | str, module: nn.Module | None = None) -> nn.Module:
         >>> load_model(run)(torch.zeros(1, 1, 8, 8)).shape
         torch.Size([1, 10])
     """
-    folder, result = _finished(Path(run))
-    recipe = folder.recipe()
-    if module is None:
-        for key, name in (("model", recipe.model.name), ("data", recipe.data.name)):
-            if is_object(name):
-                raise ConfigError(
-                    f"{run} was given its {key} {name!r} as a Python object, which a run folder does not hold: pass a "
-                    "module of the same architecture, as in simulations.reports.export.export(run, module=MyNet())"
-                )
-        module = Assembly(recipe).module()
-    layers = LayerTable.from_module(module, recipe.mechanism.group_by)
-    model = folder.checkpoints.model(layers)
-    if model is None or model_digest(model) != result["model_sha256"]:
-        raise RunError(
-            f"the last checkpoint of {run} is not the model of its result, {result['model_sha256']}: restore "
-            "`checkpoints/` from a backup"
-        )
-    layers.load_(module, model)
-    return module.eval()
+    folder = RunFolder.open(Path(run))
+    return _load(folder, folder.finished(), module)
 
 
 def metadata(run: Path | str) -> Metadata:
@@ -76,8 +61,12 @@ def metadata(run: Path | str) -> Metadata:
         RunError: not a run folder, or not finished.
         LedgerError: the ledger is damaged, or does not fit recipe, checkpoints and result.
     """
-    folder, result = _finished(Path(run))
-    folder.verify()
+    folder = RunFolder.open(Path(run))
+    return _metadata(folder, folder.finished())
+
+
+def _metadata(folder: RunFolder, result: RunSummary) -> Metadata:
+    """See `metadata`; of a run that was checked."""
     kept = excerpt(Protection, result)
     return {"made_by": "fedlgm", **kept, "recipe": folder.recipe_file.read_text(encoding="utf-8")}
 
@@ -120,7 +109,9 @@ def export(
     target = Path(run) / f"model.{format}" if out is None else Path(out)
     if target.is_dir():
         target = target / f"model.{format}"
-    told, module = metadata(run), load_model(run, module)
+    folder = RunFolder.open(Path(run))
+    result = folder.finished()
+    told, module = _metadata(folder, result), _load(folder, result, module)
     beside = None
     state = {name: tensor.detach().clone().contiguous() for name, tensor in module.state_dict().items()}
     if format == "safetensors":
@@ -140,12 +131,33 @@ def export(
     }
 
 
-def _finished(run: Path) -> tuple[RunFolder, RunSummary]:
-    folder = RunFolder.open(run)
-    result = folder.result()
-    if result is None:
-        raise RunError(f"{run} is not finished: continue it with `fedlgm simulate --resume {run}`")
-    return folder, result
+def _load(folder: RunFolder, result: RunSummary, module: nn.Module | None) -> nn.Module:
+    """See `load_model`; of a run that was checked."""
+    run, recipe = folder.path, folder.recipe()
+    if module is None:
+        for key, name in (("model", recipe.model.name), ("data", recipe.data.name)):
+            if is_object(name):
+                raise ConfigError(
+                    f"{run} was given its {key} {name!r} as a Python object, which a run folder does not hold: pass a "
+                    "module of the same architecture, as in simulations.reports.export.export(run, module=MyNet())"
+                )
+        module = Assembly(recipe).module()
+    else:
+        fixed = folder.provenance.read().get("objects", {}).get(FIXED)
+        if fixed is not None and fixed_digest(module) != fixed:
+            raise ConfigError(
+                f"the frozen parameters and buffers of {type(module).__name__} are not those that {run} was trained "
+                "with, which a run folder does not hold: pass the module that the run was given"
+            )
+    layers = LayerTable.from_module(module, recipe.mechanism.group_by)
+    model = folder.checkpoints.model(layers)
+    if model is None or model_digest(model) != result["model_sha256"]:
+        raise RunError(
+            f"the last checkpoint of {run} is not the model of its result, {result['model_sha256']}: restore "
+            "`checkpoints/` from a backup"
+        )
+    layers.load_(module, model)
+    return module.eval()
 
 
 def _texts(values: Metadata) -> dict[str, str]:

@@ -32,7 +32,11 @@ max-width:64rem;font:14px/1.45 system-ui,sans-serif;overflow-wrap:anywhere}
 
 
 def summary_html(
-    result: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], layers: Sequence[Mapping[str, Any]]
+    result: Mapping[str, Any],
+    rows: Sequence[Mapping[str, Any]],
+    layers: Sequence[Mapping[str, Any]],
+    *,
+    correlated: bool = False,
 ) -> str:
     """A run's summary as HTML for `_repr_html_`: key figures, guarantee, layer table, curves of metrics and epsilon.
 
@@ -41,13 +45,14 @@ def summary_html(
         rows: its public rows (`RunFolder.rows()`); curves are left out where there are none.
         layers: `simulations.reports.planning.layer_rows` of its plan, or `simulations.reports.page.layer_rows` of one
             of its rows; the table is left out where there are none.
+        correlated: whether noise is correlated over the rounds.
     """
     title = f"{result['recipe']}: {result['mechanism']}, {result['variant']}"
     parts = [
         f'<p class="title">{escape(title)}</p>',
         page.guarantee(result),
         page.figure_list(page.key_figures(result)),
-        page.layer_table(layers) if layers else "",
+        page.layer_table(layers, correlated=correlated) if layers else "",
         page.gallery(page.curves(rows, str(result["guarantee_status"]), dark=False)),
     ]
     return f'<div class="fedlgm"><style>{_STYLE}</style>{"".join(parts)}</div>'

@@ -12,7 +12,7 @@ import numpy as np
 from simulations.reports.headline import headline, shown
 from simulations.reports.pictures import Picture, over_rounds
 from simulations.reports.svg import to_uri
-from simulations.reports.terminal import epsilon_label, number
+from simulations.reports.terminal import OF_Z, epsilon_label, number
 from simulations.runs.rows import LayerRow
 
 
@@ -75,9 +75,16 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], caption: str, *, w
     )
 
 
-def layer_table(layers: Sequence[Mapping[str, Any]], caption: str = "Layers") -> str:
-    """Layers as `simulations.reports.planning.layer_rows` describes them, then their totals."""
-    head = ("layer", "d_j", "bound s_j", "noise sigma_j", "share p_j", "SNR_j", "noise norm on the mean")
+def layer_table(layers: Sequence[Mapping[str, Any]], caption: str = "Layers", *, correlated: bool = False) -> str:
+    """Layers as `simulations.reports.planning.layer_rows` describes them, then their totals.
+
+    Args:
+        layers: one row per layer.
+        caption: what the table shows.
+        correlated: whether noise is correlated over the rounds: sigma_j is then not the scale of a round's own noise.
+    """
+    scale = f"noise sigma_j{OF_Z if correlated else ''}"
+    head = ("layer", "d_j", "bound s_j", scale, "share p_j", "SNR_j", "noise norm on the mean")
     rows = [(str(row["layer"]), _count(row["size"]), _figure(row["clip"]), *_noise(row)) for row in layers]
     released = [row for row in layers if row["released"]]
     if len(layers) > 1 and released:

@@ -14,7 +14,7 @@ from fedlgm.privacy.accounting import composed_epsilon
 from simulations.config.assembly import Assembly
 from simulations.config.recipe import Recipe
 from simulations.reports.rounds import described, noise_over_rounds
-from simulations.reports.rows import NoiseProcess, PartitionReport, PlanReport
+from simulations.reports.rows import Beliefs, NoiseProcess, PartitionReport, PlanReport
 from simulations.runs.rows import LayerRow
 
 
@@ -25,7 +25,7 @@ def plan_report(recipe: Recipe) -> PlanReport:
     """
     assembly = Assembly(recipe, planned=True)
     mechanism, layers, facts = assembly.mechanism, assembly.layers, assembly.facts
-    plan = assembly.method.plan(assembly.start())
+    plan = assembly.first_plan()
     privacy = recipe.privacy
     costs = mechanism.costs(layers, facts.rounds)
     # Under local trust a client may be drawn in the dearest rounds.
@@ -49,8 +49,13 @@ def plan_report(recipe: Recipe) -> PlanReport:
         "guarantee": plan.guarantee.sentence(noise_reproducible=recipe.run.seed is not None),
         "guarantee_status": plan.guarantee.status,
         "noise_reproducible": recipe.run.seed is not None,
+        **_beliefs(assembly),
         **_over_rounds(recipe, plan),
     }
+
+
+def _beliefs(assembly: Assembly) -> Beliefs:
+    return {"stated": assembly.stated} if assembly.stated else {}
 
 
 def _over_rounds(recipe: Recipe, plan: ReleasePlan) -> NoiseProcess:
@@ -60,6 +65,7 @@ def _over_rounds(recipe: Recipe, plan: ReleasePlan) -> NoiseProcess:
         return {}
     return {
         "noise_process": described(recipe),
+        "correlated": plan.facts.noise is not None,
         "noise_over_rounds": found.rows(),
         "noise_by_layer": found.layer_rows(plan.layers.names),
         "error_of_the_model": found.means(),
@@ -73,8 +79,8 @@ def _sampling(assembly: Assembly) -> str:
     if facts.steps is not None:
         steps, most = facts.steps, facts.releases
         return (
-            f"{clients}, each at most {most} times; {steps.count} steps a round, each on {steps.rate:g} of a client's "
-            f"examples, divided by {steps.batch:g}, {facts.relation}"
+            f"{clients}, each at most {most} times; {steps.count} steps per round, each on {steps.rate:g} of a "
+            f"client's examples, divided by {steps.batch:g}, {facts.relation}"
         )
     if assembly.recipe.unit == "example":
         sampling = facts.sampling

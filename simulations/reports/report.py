@@ -13,11 +13,12 @@ import numpy as np
 
 from fedlgm.errors import FedlgmError, RunError
 from fedlgm.extension import is_object, is_reference
-from fedlgm.privacy.ledger import Ledger
+from fedlgm.privacy.ledger import Charge, Ledger
 from simulations.reports import page
+from simulations.reports.charges import event_group, how_to_read
 from simulations.reports.rounds import described, noise_over_rounds
-from simulations.reports.rows import ClientRow, EventGroup, LedgerReport
-from simulations.reports.terminal import number
+from simulations.reports.rows import ClientRow, LedgerReport
+from simulations.reports.terminal import OF_Z, number
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import RunSummary
 
@@ -41,10 +42,8 @@ def write_report(run: Path, private: bool = False) -> RunSummary:
         LedgerError: the ledger does not fit the recipe, the checkpoints, the result or its own hashes.
     """
     folder = RunFolder.open(run)
-    result, rows = folder.result(), folder.rows(private=private)
-    if result is None:
-        raise RunError(f"{run} is not finished: continue it with `fedlgm simulate --resume {run}`")
-    ledger = ledger_report(run)
+    result, rows = folder.finished(), folder.rows(private=private)
+    ledger = _ledger_report(folder)
     sections = [
         page.figure_list(page.key_figures(result)),
         _rounds(result, rows),
@@ -105,7 +104,7 @@ def _rounds(result: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str
 
 def layers_of(folder: RunFolder, rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, int | None]]:
     """Names and sizes of a run's layers; runs of earlier versions did not store them: there layers have numbers."""
-    stored = folder.provenance().get("layers")
+    stored = folder.provenance.read().get("layers")
     if isinstance(stored, dict):
         return [(str(name), int(size)) for name, size in stored.items()]
     return [(f"layer {j + 1}", None) for j in range(len(rows[-1]["clip"]) if rows else 0)]
@@ -117,10 +116,10 @@ def _layers(folder: RunFolder, rows: Sequence[Mapping[str, Any]]) -> str:
     layers = layers_of(folder, rows)
     if not rows or len(rows[-1]["clip"]) != len(layers):
         return ""
-    names = [name for name, _ in layers]
+    names, correlated = [name for name, _ in layers], folder.recipe().privacy.noise != "independent"
     wanted = (
         ("Bound s_j", "clip", True),
-        ("Noise scale sigma_j", "sigma", True),
+        (f"Noise scale sigma_j{OF_Z if correlated else ''}", "sigma", True),
         ("Signal to noise ratio SNR_j", "snr", True),
         ("Share of the budget p_j", "share", False),
         ("Norm of the released mean, with its noise", "released_norm", True),
@@ -135,7 +134,7 @@ def _layers(folder: RunFolder, rows: Sequence[Mapping[str, Any]]) -> str:
         per_layer("Share of clients that were clipped (noisy)", names, rounds, 1.0 - within, limits=(0.0, 1.0))
     )
     caption = f"Layers as planned for round {rows[-1]['round']}"
-    table = page.layer_table(page.layer_rows(rows[-1], layers), caption)
+    table = page.layer_table(page.layer_rows(rows[-1], layers), caption, correlated=correlated)
     if len(layers) > _LONGEST:
         table = f"<details><summary>Table of {len(layers)} layers</summary>{table}</details>"
     return _section("Layers", table, page.gallery(pictures))
@@ -147,9 +146,11 @@ def _noise(folder: RunFolder, rows: Sequence[Mapping[str, Any]], multiplier: flo
     from simulations.reports.pictures import heat_map, layer_columns, over_rounds
 
     recipe, layers = folder.recipe(), layers_of(folder, rows)
-    if recipe.sampling.separation is None or not rows or any(size is None for _, size in layers):
+    if len(rows) != recipe.federation.rounds or any(size is None for _, size in layers):
         return ""
-    sigma = np.array([math.nan if value is None else value for value in rows[-1]["sigma"]])
+    if recipe.sampling.separation is None:
+        return ""
+    sigma = np.array([[math.nan if value is None else value for value in row["sigma"]] for row in rows])
     facts = facts_of(recipe).with_multiplier(multiplier)
     found = noise_over_rounds(facts, sigma, np.array([size for _, size in layers]), recipe.workload)
     if found is None:
@@ -176,7 +177,7 @@ def _division(folder: RunFolder, private: bool) -> str:
     from simulations.reports.pictures import division
 
     recipe = folder.recipe()
-    simulated = folder.provenance().get("clients", "simulated clients") == "simulated clients"
+    simulated = folder.provenance.read().get("clients", "simulated clients") == "simulated clients"
     public = not is_reference(recipe.data.name) and not is_object(recipe.data.name)
     if not simulated:
         return _section("Clients", "<p>Real nodes: this server has not seen how their data is divided.</p>")
@@ -207,7 +208,14 @@ def _options(name: str, options: Mapping[str, Any]) -> str:
 
 def _ledger(ledger: Mapping[str, Any]) -> str:
     events = ledger["events"]
-    rows = [(f"{row['first']}–{row['last']}", str(row["count"]), row["event"]) for row in events[:_LONGEST]]
+    rows = [
+        (
+            row["rounds"].replace("-", "–"),
+            str(row["count"]),
+            f"{row['released']}; {row['noise']}; sampling: {row['sampling']}",
+        )
+        for row in events[:_LONGEST]
+    ]
     more = len(events) - len(rows)
     accounted = f"{str(ledger['accountant']).upper()} accountant, budget {ledger['budget']:g}"
     charged = f"epsilon {number(ledger['epsilon'])} at delta {ledger['delta']:g} ({accounted})"
@@ -218,13 +226,14 @@ def _ledger(ledger: Mapping[str, Any]) -> str:
         ("head", str(ledger["ledger_head"])),
         ("verified", f"rows follow from each other and from the recipe, and agree with {heads}"),
     ]
-    table = page.table(("rounds", "releases", "event"), rows, "Charges", words=True)
+    table = page.table(("rounds", "releases", "what was released, and its noise"), rows, "Charges", words=True)
+    notes = "".join(f'<p class="note">{escape(note)}</p>' for note in ledger["notes"])
     rest = f'<p class="note">and {more:,} more kinds of charges: `fedlgm ledger RUN` lists all.</p>' if more > 0 else ""
-    return _section("Ledger", _facts(facts), table, rest)
+    return _section("Ledger", _facts(facts), table, rest, notes)
 
 
 def _origin(folder: RunFolder, result: Mapping[str, Any]) -> str:
-    versions = folder.provenance().get("versions", {})
+    versions = folder.provenance.read().get("versions", {})
     facts = [
         ("model SHA-256", str(result["model_sha256"])),
         ("mechanism", f"{result['mechanism']}, {result['variant']}"),
@@ -289,24 +298,28 @@ def ledger_report(run: Path) -> LedgerReport:
         LedgerError: the ledger does not fit the recipe, the checkpoints, the result or its own hashes.
     """
     folder = RunFolder.open(run)
+    folder.verify()
+    return _ledger_report(folder)
+
+
+def _ledger_report(folder: RunFolder) -> LedgerReport:
+    """What `ledger_report` says of a run whose ledger was checked."""
     recipe = folder.recipe()
     privacy = recipe.privacy
-    folder.verify()
     with Ledger(folder.ledger_file) as ledger:
         head = ledger.head()
-        groups: dict[str, EventGroup] = {}
+        charges: dict[str, list[Charge]] = {}
         for charge in ledger.charges():
-            event, round = str(charge.event), charge.round
-            group = groups.setdefault(event, {"first": round, "count": 0, "event": event, "last": round})
-            group["last"] = round
-            group["count"] += 1
+            charges.setdefault(str(charge.event), []).append(charge)
+        groups = [event_group(recipe, group) for group in charges.values()]
         return {
-            "run": str(run),
+            "run": str(folder.path),
             "ledger_head": str(head),
             "anchors": len(folder.anchors()),
             "guarantee": (folder.result() or {}).get("guarantee", ""),
             "noise_reproducible": recipe.run.seed is not None,
-            "events": list(groups.values()),
+            "events": groups,
+            "notes": how_to_read(recipe, groups),
             "epsilon": ledger.epsilon(privacy.delta, privacy.accountant),
             "claimed_epsilon": ledger.claimed_epsilon(privacy.delta, privacy.accountant),
             "delta": privacy.delta,

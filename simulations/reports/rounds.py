@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedlgm import correlation, privacy
-from fedlgm.correlation import Workload
+from fedlgm.correlation import Correlation, Workload
 from fedlgm.errors import PrivacyError
 from fedlgm.facts import RunFacts
 from fedlgm.privacy.whole_run import WholeRun, whole_run
@@ -24,7 +24,7 @@ SHOWN = 7  # rounds of a table in the terminal
 
 @dataclass(frozen=True)
 class NoiseOverRounds:
-    """Root mean square l2 norms of noise, by one round's plan; all layers together where nothing else is said.
+    """Root mean square l2 norms of noise, by the plans given; all layers together where nothing else is said.
 
     The model's noise is that of plain averaging or server momentum, the server's learning rate left aside.
 
@@ -89,7 +89,7 @@ def noise_over_rounds(
 
     Args:
         facts: the run's facts, calibrated.
-        sigma: noise scales sigma_j, [K]; not finite where not released.
+        sigma: noise scales sigma_j, [K], or of each round, [T, K]; not finite where not released.
         sizes: d_j, [K].
         workload: what the server makes of the releases.
     """
@@ -98,40 +98,53 @@ def noise_over_rounds(
     run, epsilon_delta = whole_run(facts), facts.budget()
     released = np.isfinite(sigma)
     layers = np.where(released, sigma, np.nan) * np.sqrt(sizes) / facts.sampling.expected
-    unit = float(np.sqrt(np.nansum(layers**2)))
-    per_multiplier = unit / facts.noise_multiplier
+    unit = np.sqrt(np.nansum(layers**2, axis=-1))
     identity = correlation.get("identity", facts.rounds)
-    plain = np.sqrt(workload.variances(identity.coefficients, facts.rounds))
+    plain = _so_far(layers, identity, workload) / facts.noise_multiplier
     alone = WholeRun(identity, facts.sampling, facts.relation).calibrate(*epsilon_delta, facts.accountant)
     try:
-        sampled = (
-            plain
-            * per_multiplier
-            * privacy.calibrate(
-                *epsilon_delta,
-                steps=facts.rounds,
-                sampling_rate=facts.sampling.rate,
-                relation=facts.relation,
-                accountant=facts.accountant,
-            )
+        sampled = plain * privacy.calibrate(
+            *epsilon_delta,
+            steps=facts.rounds,
+            sampling_rate=facts.sampling.rate,
+            relation=facts.relation,
+            accountant=facts.accountant,
         )
     except PrivacyError:
         sampled = None
     return NoiseOverRounds(
         facts.rounds,
-        np.outer(run.noise_std, layers),
+        run.noise_std[:, None] * layers,
         unit * run.noise_std,
-        unit * np.sqrt(workload.variances(run.noise.coefficients, facts.rounds)),
-        plain * per_multiplier * alone,
+        _so_far(layers, run.noise, workload),
+        plain * alone,
         sampled,
     )
+
+
+def _so_far(layers: np.ndarray, noise: Correlation, workload: Workload) -> np.ndarray:
+    """Noise of the model after each round, [T].
+
+    Args:
+        layers: noise norms of a round's mean for w of standard deviation 1, [K] or [T, K]; NaN where not released.
+        noise: C.
+        workload: A.
+    """
+    scales = np.nan_to_num(layers)
+    if scales.ndim == 1 or (scales == scales[0]).all():
+        unit = float(np.linalg.norm(scales if scales.ndim == 1 else scales[0]))
+        return unit * np.sqrt(workload.variances(noise.coefficients, noise.rounds))
+    # Noise cancels between equal scales alone: A D C^-1, D the layer's scales.
+    inverse = noise.inverse()
+    rows = (workload.apply(scales[:, j, None] * inverse) for j in range(scales.shape[1]))
+    return np.asarray(np.sqrt(sum(np.sum(each**2, axis=1) for each in rows)))
 
 
 def described(recipe: Recipe) -> str:
     """A run's noise process and participation in words."""
     privacy_, sampling = recipe.privacy, recipe.sampling
     noise = recipe.noise
-    if noise is None:
+    if noise is None or noise.is_independent:  # one band is no correlation
         kind = "independent in every round"
     elif noise.bands is None:
         kind = f"correlated over rounds ({privacy_.noise}, {len(noise.decays)} buffers)"

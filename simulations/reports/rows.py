@@ -40,12 +40,19 @@ class NoiseProcess(TypedDict, total=False):
     """Noise over the rounds, where it is that of one mechanism."""
 
     noise_process: str
+    correlated: bool
     noise_over_rounds: list[NoiseRow]
     noise_by_layer: list[LayerNoiseRow]
     error_of_the_model: dict[str, float]
 
 
-class PlanReport(NoiseProcess):
+class Beliefs(TypedDict, total=False):
+    """What a plan believed of data that nobody read; empty where nothing had to be."""
+
+    stated: str
+
+
+class PlanReport(NoiseProcess, Beliefs):
     """The first round's plan of a recipe, and the cost of all rounds by both accountants.
 
     Attributes:
@@ -110,12 +117,32 @@ class PartitionReport(TypedDict):
 
 
 class EventGroup(TypedDict):
-    """Charges of the same event: first and last round, how many, the event as text."""
+    """Charges of the same event.
+
+    Attributes:
+        first, last: first and last round.
+        rounds: all of them as text, such as "1-3, 7"; cut short where there are many pieces.
+        count: number of releases.
+        clients: number of clients that made them; 0 under central trust, where the server releases.
+        event: the event as the accountant writes it.
+        released, noise, sampling: in words what was released, with what noise, and the sampling that is counted on.
+        noise_multiplier: of Gaussian noise; else None.
+        sampling_rate: probability with which a unit takes part; 1 where sampling is not counted on.
+        steps: noisy steps in one release.
+    """
 
     first: int
     count: int
     event: str
     last: int
+    rounds: str
+    clients: int
+    released: str
+    noise: str
+    sampling: str
+    noise_multiplier: float | None
+    sampling_rate: float
+    steps: int
 
 
 class ClientRow(TypedDict):
@@ -136,6 +163,7 @@ class LedgerReport(TypedDict):
         guarantee: of the finished run; empty before.
         noise_reproducible: whether the seed is public.
         events: charges, grouped.
+        notes: how to read them.
         epsilon, claimed_epsilon, delta, accountant: spent, and by which accountant.
         budget: epsilon that the recipe allows.
         clients: the worst-off first; empty under central trust, where the server releases.
@@ -147,6 +175,7 @@ class LedgerReport(TypedDict):
     guarantee: str
     noise_reproducible: bool
     events: list[EventGroup]
+    notes: list[str]
     epsilon: float
     claimed_epsilon: float
     delta: float

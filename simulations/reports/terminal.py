@@ -20,6 +20,8 @@ from simulations.reports.headline import headline, shown
 from simulations.reports.rows import Exported, LedgerReport, PartitionReport, PlanReport
 from simulations.runs.rows import FullRow, OnRound, RunSummary
 
+OF_Z = " (of z)"
+"""Stands beside sigma_j where noise is correlated over rounds: a round's own noise is larger, see `round_sigma`."""
 _LEAST, _MOST = (247, 251, 255), (8, 69, 148)  # backgrounds of a heat map's cells
 
 
@@ -38,15 +40,15 @@ def progress(recipe: Recipe, shown: bool = True) -> Iterator[OnRound]:
         TextColumn("left"),
         TimeRemainingColumn(),
     )
-    console = Console(stderr=True)
+    console = Console(stderr=True, emoji=False)
     bar = Progress(*columns, console=console)
-    task = bar.add_task(recipe.name, total=recipe.federation.rounds, figures="starting")
+    task = bar.add_task(escape(recipe.name), total=recipe.federation.rounds, figures="starting")
 
     def on_round(row: FullRow) -> None:
         figures = bar.tasks[task].fields["figures"]
         if "loss" in row:
             name, value = headline(row)
-            figures = f"{name} {value:.3f}  epsilon {number(row['epsilon'])}"
+            figures = f"{escape(name)} {value:.3f}  epsilon {number(row['epsilon'])}"
         bar.start()
         bar.update(task, completed=row["round"], figures=figures)
 
@@ -70,12 +72,13 @@ def summary(result: RunSummary) -> Group:
     table.add_column()
     table.add_column(overflow="fold")  # hashes are copied: they must not be cut
     table.add_row(
-        "recipe", f"{result['recipe']}  ({result['mechanism']}, {result['variant']}; engine {result['engine']})"
+        "recipe",
+        escape(f"{result['recipe']}  ({result['mechanism']}, {result['variant']}; engine {result['engine']})"),
     )
     pace = f"  ({result['seconds_per_round']:.3f} s each)" if "seconds_per_round" in result else ""
     table.add_row("rounds", f"{result['rounds']}{pace}")
     name, value = headline(result)
-    table.add_row(f"test {name}", f"[bold]{shown(name, value)}[/bold]  (loss {result['loss']:.4f})")
+    table.add_row(escape(f"test {name}"), f"[bold]{shown(name, value)}[/bold]  (loss {result['loss']:.4f})")
     table.add_row("epsilon claimed", f"{number(result['claimed_epsilon'])}  at delta {result['delta']:g}")
     table.add_row(*_proven(result))
     if "audited_epsilon" in result:
@@ -89,9 +92,9 @@ def summary(result: RunSummary) -> Group:
         table.add_row("ledger head", result["ledger_head"])
     for node, count in (result.get("failures") or {}).items():
         table.add_row("failed replies", f"{node}: {count}")
-    table.add_row("run folder", result["run"])
+    table.add_row("run folder", escape(result["run"]))
     if "report" in result:
-        table.add_row("report", result["report"])
+        table.add_row("report", escape(result["report"]))
     return Group(Panel(table, title="fedlgm", title_align="left", expand=False))
 
 
@@ -100,11 +103,11 @@ def exported(written: Exported) -> Table:
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column()
     table.add_column(overflow="fold")
-    table.add_row("file", f"{written['file']}  ({written['bytes']:,} bytes)")
+    table.add_row("file", escape(f"{written['file']}  ({written['bytes']:,} bytes)"))
     if written["metadata_file"]:
-        table.add_row("metadata", written["metadata_file"])
+        table.add_row("metadata", escape(written["metadata_file"]))
     table.add_row(*_proven(written))
-    table.add_row("guarantee", written["guarantee"])
+    table.add_row("guarantee", escape(written["guarantee"]))
     table.add_row("model sha256", written["model_sha256"])
     return table
 
@@ -145,11 +148,13 @@ def application(result: ApplicationResult) -> Panel:
 
 def plan_table(report: PlanReport) -> Group:
     """Layers of a plan, then the cost of the whole run."""
-    table = Table(title=f"{report['recipe']}: one round of {report['mechanism']}", title_justify="left")
+    scale = f"; sigma_j{OF_Z}" if report.get("correlated") else ""
+    table = Table(title=escape(f"{report['recipe']}: one round of {report['mechanism']}{scale}"), title_justify="left")
     for name in ("layer", "d_j", "s_j", "sigma_j", "share p_j", "SNR_j", "noise norm on the mean"):
-        table.add_column(name, justify="left" if name == "layer" else "right")
+        left = name == "layer"
+        table.add_column(name, justify="left" if left else "right", overflow="fold" if left else "ellipsis")
     for row in report["layers"]:
-        cells = [row["layer"], f"{row['size']:,}", f"{row['clip']:.5g}"]
+        cells = [escape(row["layer"]), f"{row['size']:,}", f"{row['clip']:.5g}"]
         if row["released"]:
             cells += [f"{row['sigma']:.5g}", f"{row['share']:.4f}", f"{row['snr']:.3e}", f"{row['noise_norm']:.4g}"]
         else:
@@ -161,6 +166,8 @@ def plan_table(report: PlanReport) -> Group:
     cost = Table(show_header=False, box=None, pad_edge=False)
     cost.add_row("noise multiplier", f"{report['noise_multiplier']:.6f}")
     cost.add_row("rounds", f"{report['rounds']}, {report['sampling']}")
+    if "stated" in report:
+        cost.add_row("data", report["stated"])
     cost.add_row("epsilon (PLD)", f"{number(report['epsilon_pld'])} at delta {report['delta']:g}")
     cost.add_row("epsilon (RDP)", f"{number(report['epsilon_rdp'])} at delta {report['delta']:g}")
     if "noise_process" in report:
@@ -207,7 +214,7 @@ def _noise_table(report: PlanReport) -> Table:
 
 def partition_table(report: PartitionReport) -> Group:
     """Sizes of a partition and its first clients."""
-    table = Table(title=f"{report['scheme']} over {report['clients']} clients", title_justify="left")
+    table = Table(title=escape(f"{report['scheme']} over {report['clients']} clients"), title_justify="left")
     table.add_column("client", justify="right")
     table.add_column("examples", justify="right")
     labelled = report["classes"] > 1  # other targets, and one class alone, are counted as examples
@@ -226,12 +233,15 @@ def partition_table(report: PartitionReport) -> Group:
 
 def ledger_table(report: LedgerReport) -> Group:
     """Charges, then totals."""
-    table = Table(title=f"ledger of {report['run']}", title_justify="left")
-    for name in ("rounds", "releases", "event"):
-        table.add_column(name, justify="left" if name == "event" else "right")
+    table = Table(title=escape(f"ledger of {report['run']}"), title_justify="left")
+    for name in ("rounds", "releases", "what was released", "noise", "sampling"):
+        table.add_column(name, justify="right" if name in ("rounds", "releases") else "left")
     for row in report["events"]:
-        table.add_row(f"{row['first']}-{row['last']}", str(row["count"]), row["event"])
-    totals = (
+        by = f" by {row['clients']} clients" if row["clients"] else ""
+        table.add_row(
+            row["rounds"], f"{row['count']}{by}", *(escape(row[key]) for key in ("released", "noise", "sampling"))
+        )
+    totals = "".join(f"{note}\n" for note in report["notes"]) + (
         f"epsilon charged {number(report['epsilon'])}, claimed {number(report['claimed_epsilon'])} "
         f"at delta {report['delta']:g} ({report['accountant']} accountant, budget {report['budget']:g})\n"
         f"verified: rows follow from each other and from the recipe, and agree with {report['anchors']} heads kept in "

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from simulations.config.recipe import Recipe
     from simulations.risk.measure import Errors, Findings
 
-_out = Console()
+_out = Console(emoji=False)
 
 
 def risk(

@@ -1,4 +1,14 @@
-"""Layer risk of a recipe's architecture (Algorithm 2 of the LM-DP-SGD paper): public examples in, error rates out."""
+"""Layer risk of a recipe's architecture (Algorithm 2 of the LM-DP-SGD paper): public examples in, error rates out.
+
+>>> from simulations.config.recipe import load
+>>> public: PublicExamples = public_examples(load("digits", ["risk.examples=60"]))
+>>> public.source, public.x.shape
+('the test examples of digits, which runs evaluate without protection', torch.Size([60, 1, 8, 8]))
+>>> quick = ShadowTraining(epochs=1, adversary_epochs=1)
+>>> found: Findings = measure(Model(name="logistic"), tasks.get(), public, quick, seed=1)
+>>> len(found.rates("held-out")), round(found.standard_error, 3)
+(1, 0.091)
+"""
 
 from __future__ import annotations
 
@@ -21,6 +31,7 @@ from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.lm_dp_sgd import check_risk, risk_weights
 from fedlgm.tasks import Task
+from simulations.config.messages import in_section
 from simulations.config.recipe import Recipe
 from simulations.config.sections import Data, Model
 from simulations.config.sections import Risk as RiskSection
@@ -109,7 +120,9 @@ def public_examples(recipe: Recipe) -> PublicExamples:
     named = section.data or data.twin(own)
     folder, images = (section.dir, {}) if section.data else (recipe.data.dir, recipe.data.images)
     if section.data == data.IMAGE_FOLDER:
-        images = {key: value for key, value in recipe.data.images.items() if key != "attribute"}
+        images = {
+            key: value for key, value in recipe.data.images.items() if key in ("image_size", "channels", "pixels")
+        }
         images |= {} if section.attribute is None else {"attribute": section.attribute}
     elif section.data is not None and recipe.data.pixels is not None and not is_reference(section.data):
         images = {"pixels": recipe.data.pixels}  # the model's interval; a user's own set is taken as it is
@@ -144,17 +157,29 @@ def _refuse_private(section: RiskSection, private: Data) -> None:
 
 
 def input_shape(recipe: Recipe) -> tuple[int, ...]:
-    """Shape of one of the recipe's inputs; read off the files where their names do not say."""
+    """Shape of one of the recipe's inputs; read off the files where their names do not say.
+
+    Example:
+        >>> from simulations.config.recipe import load
+        >>> input_shape(load("digits"))
+        (1, 8, 8)
+    """
     section = recipe.data
-    known = data.outline(section.name) or data.load(section.name, section.dir, **section.images)
+    known = data.outline(section.name, **section.images) or data.load(section.name, section.dir, **section.images)
     return known.shape
 
 
 def fitted(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Images [N, C, H, W] in another shape, resized bilinearly, grey from colours or colours from grey; as in App. E.1.
+    """Images [N, C, H, W] in another shape (C, H, W), resized bilinearly, grey from colours or colours from grey.
+
+    Source: LM-DP-SGD paper, Appendix E.1.
 
     Raises:
         ConfigError: inputs that are no images and have another shape.
+
+    Example:
+        >>> fitted(torch.zeros(5, 3, 16, 16), (1, 8, 8)).shape
+        torch.Size([5, 1, 8, 8])
     """
     if tuple(x.shape[1:]) == tuple(shape):
         return x
@@ -194,7 +219,7 @@ def measure(
     """
     x = public.x if shape is None else fitted(public.x, shape)
     shape = tuple(x.shape[1:])
-    with prefix_key("model"):
+    with in_section("model", model.name):
         shadow = models.build(model.name, in_shape=shape, classes=public.classes, seed=seed or 0, **model.options)
     fresh, few = copy.deepcopy(shadow), slice(_BIASED)
     risks = layer_risk(
@@ -208,7 +233,7 @@ def measure(
 def risk_of(
     recipe: Recipe, seed: int | None = None, progress: Callable[[int, int, str], None] | None = None
 ) -> Findings:
-    """Layer risk of a recipe's model, by its section [risk]; see `measure`.
+    """Layer risk of a recipe's model, by its section [risk]; see `measure`, and docs/how-to/layer-risk.md for a run.
 
     Raises:
         FedlgmError: what is wrong with the recipe or its public data.

@@ -11,15 +11,14 @@ import hashlib
 import os
 import shutil
 import stat
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, cast
 
 from torch import Tensor
 
-from fedlgm.errors import LedgerError, Notice, RunError
+from fedlgm.errors import LedgerError, RunError
 from fedlgm.files import PRIVATE, PUBLIC, write_durably
 from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
@@ -29,10 +28,12 @@ from fedlgm.transcript import Transcript
 from simulations.config import recipe as recipes
 from simulations.config.recipe import Recipe
 from simulations.runs import strict_json
+from simulations.runs.agreement import check_summary
 from simulations.runs.checkpoints import Checkpoint, Checkpoints
 from simulations.runs.key_file import KeyFile, name_of
 from simulations.runs.noise_file import NoiseFile
-from simulations.runs.rows import FullRow, Provenance, RunSummary
+from simulations.runs.provenance_file import ProvenanceFile
+from simulations.runs.rows import FullRow, RunSummary
 
 
 class RunFolder:
@@ -90,7 +91,7 @@ class RunFolder:
 
     @property
     def metrics_file(self) -> Path:
-        """One JSON object a round."""
+        """One JSON object per round."""
         return self.path / "metrics.jsonl"
 
     @property
@@ -109,15 +110,20 @@ class RunFolder:
         return self.path / "private" / "canaries.jsonl"
 
     @property
-    def provenance_file(self) -> Path:
-        """What the run was made of: its clients, versions, sources of users' own objects."""
-        return self.path / "provenance.json"
+    def provenance(self) -> ProvenanceFile:
+        """What the run is made of: its clients, versions, sources of users' own objects."""
+        return ProvenanceFile(self.path / "provenance.json")
 
     def private_file(self, name: str) -> Path:
         """A new, empty file that only the operator may read."""
         path = self.path / "private" / name
         _private(path, "w").close()
         return path
+
+    def append_private(self, name: str, line: str) -> None:
+        """Add a line to a file that only the operator may read."""
+        with _private(self.path / "private" / name, "a") as file:
+            file.write(line + "\n")
 
     def recipe(self) -> Recipe:
         """The run's own recipe."""
@@ -132,14 +138,17 @@ class RunFolder:
 
         Raises:
             LedgerError: the ledger is damaged or was changed, belongs to another recipe, or is missing or behind where
-                rounds have been released.
+                rounds have been released; or the result of a finished run states another epsilon.
         """
         if self.ledger_file.exists():
+            recipe, result = self.recipe(), self.result()
             with Ledger(self.ledger_file) as ledger:
-                central = self.recipe().privacy.trust == "central"
+                central = recipe.privacy.trust == "central"
                 released = self._released()  # before the ledger is read: another process may be at work
                 ledger.verify(self.anchors(), owner=self.owner(), contiguous=central)
                 charged = ledger.rounds()
+                if result is not None:
+                    check_summary(result, recipe, ledger, str(self.result_file))
             if central and released > charged:
                 raise LedgerError(
                     f"{self.ledger_file} has no charge for round {charged + 1}, but {released} rounds were released by "
@@ -174,7 +183,17 @@ class RunFolder:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise RunError(f"another process is working on the run {self.path}: wait for it, or stop it") from None
+            self._close()
             yield
+
+    def _close(self) -> None:
+        """Take everybody else's rights on private files: a copy of the folder may have come without its modes."""
+        folder = self.diagnostics_file.parent
+        for path in (folder, *folder.rglob("*")) if folder.is_dir() else ():
+            mode = stat.S_IMODE(path.lstat().st_mode)
+            if mode & 0o077 and not path.is_symlink():
+                with suppress(OSError):  # another owner's, or a file system without modes
+                    path.chmod(mode & 0o700)
 
     @contextmanager
     def handed_over(self, objects: Any) -> Iterator[Path | None]:
@@ -197,8 +216,7 @@ class RunFolder:
     def append(self, row: Mapping[str, Any], private: Mapping[str, Any] | None = None) -> None:
         """Add one round's row, and the operator's own."""
         if private is not None:
-            with _private(self.diagnostics_file, "a") as file:
-                file.write(strict_json.dumps(private) + "\n")
+            self.append_private(self.diagnostics_file.name, strict_json.dumps(private))
         with self.metrics_file.open("a", encoding="utf-8") as file:
             file.write(strict_json.dumps(row) + "\n")
 
@@ -214,8 +232,7 @@ class RunFolder:
 
     def append_canaries(self, row: Mapping[str, Any]) -> None:
         """Add what the canaries saw of one round."""
-        with _private(self.canaries_file, "a") as file:
-            file.write(strict_json.dumps(row) + "\n")
+        self.append_private(self.canaries_file.name, strict_json.dumps(row))
 
     def canaries(self) -> list[dict[str, Any]]:
         """What the canaries saw, complete rows only; empty for a run that was not audited."""
@@ -236,53 +253,8 @@ class RunFolder:
 
     def forget_noise(self) -> None:
         """Remove what the noise of a finished run could be drawn again from."""
-        self._keys.path.unlink(missing_ok=True)
+        self._keys.forget()
         self.noise_file.unlink(missing_ok=True)
-
-    # -- what the run is made of ---------------------------------------------------------------------------------------
-
-    def settle(self, provenance: Provenance) -> None:
-        """Write down what the run is made of, or check that it is continued with the same clients.
-
-        Raises:
-            RunError: the run had other clients: simulated ones, or real nodes.
-        """
-        if not self.provenance_file.is_file():
-            write_durably(self.provenance_file, (strict_json.dumps(provenance, indent=2) + "\n").encode(), PUBLIC)
-            return
-        stored = self.provenance()
-        self.check_objects(provenance.get("objects", {}))
-        for what, source in dict(stored.get("sources", {})).items():
-            if dict(provenance.get("sources", {})).get(what) != source:
-                warnings.warn(Notice(f"the source of the {what} has changed since the run started"), stacklevel=2)
-        if stored.get("clients") != provenance.get("clients"):
-            raise RunError(
-                f"{self.path} was run with {stored.get('clients')}: it cannot be continued with "
-                f"{provenance.get('clients')}, whose data is not the same"
-            )
-
-    def check_objects(self, fingerprints: Mapping[str, str]) -> None:
-        """Refuse Python objects other than those that the run was given.
-
-        Raises:
-            RunError: which of them is another one, or missing.
-        """
-        for what, fingerprint in dict(self.provenance().get("objects", {})).items():
-            if fingerprints.get(what) != fingerprint:
-                raise RunError(f"{self.path} was run with another {what} than this one, which cannot stand in for it")
-
-    def provenance(self) -> Provenance:
-        """What the run is made of; empty before it starts.
-
-        Raises:
-            RunError: the file is damaged.
-        """
-        if not self.provenance_file.is_file():
-            return {}
-        try:
-            return cast(Provenance, dict(strict_json.loads(self.provenance_file.read_text(encoding="utf-8"))))
-        except (ValueError, TypeError) as error:
-            raise RunError(f"{self.provenance_file} is damaged: restore it from a backup ({error})") from error
 
     @property
     def noise_file(self) -> Path:
@@ -374,6 +346,19 @@ class RunFolder:
         if not isinstance(result, dict) or not result:
             raise RunError(f"{self.result_file} is damaged: delete it, and --resume writes it again")
         return cast(RunSummary, result)
+
+    def finished(self) -> RunSummary:
+        """The summary of a finished run, after `verify`.
+
+        Raises:
+            RunError: the run is not finished, or the file is damaged.
+            LedgerError: see `verify`.
+        """
+        result = self.result()
+        if result is None:
+            raise RunError(f"{self.path} is not finished: continue it with `fedlgm simulate --resume {self.path}`")
+        self.verify()
+        return result
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 

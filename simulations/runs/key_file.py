@@ -34,6 +34,12 @@ class KeyFile:
         with suppress(FileExistsError):
             create_durably(self.path, f"{KeyRing.from_seed(None).root:032x} {charged}\n".encode("ascii"))
 
+    def forget(self) -> None:
+        """Remove the file, and the drafts of processes that were killed while they made it."""
+        self.path.unlink(missing_ok=True)
+        for draft in self.path.parent.glob(f".{self.path.name}.*"):
+            draft.unlink(missing_ok=True)
+
     def read(self) -> tuple[KeyRing, int]:
         """The key ring, and `charged` as it was when the root was drawn.
 

@@ -1,4 +1,4 @@
-"""The rings of a run's correlated noise, in a private file: one line a round, on disk before that round is released.
+"""The rings of a run's correlated noise, in a private file: one line per round, on disk before that round is released.
 
 The noise of every later round follows from them, so a run goes on only where they are whole. Who reads the file and the
 run's releases reads the sums: it lies under `private/`, never in a checkpoint, and goes when the run is finished.

@@ -102,8 +102,8 @@ class RoundRow(Figures, total=False):
         layer_noise: root mean square l2 norm of the noise that one noising party adds to each layer, [K]; 0 where not
             released.
         clip: bounds s_j, [K].
-        sigma: noise scales sigma_j, [K]; None where not released.
-        snr: s_j^2 / (d_j sigma_j^2), [K].
+        sigma: noise scales sigma_j, [K]; None where not released. Of z, where noise is correlated over rounds.
+        snr: s_j^2 / (d_j sigma_j^2), [K], by the round's own noise: see `ReleasePlan.round_sigma`.
         share: budget shares p_j, [K].
         released: number of released layers.
         score: scores that the plan was made of, [K], where the mechanism has any.

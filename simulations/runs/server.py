@@ -56,7 +56,7 @@ def serve(
     logging.getLogger("flwr").setLevel(logging.ERROR)  # what a run does shows in its rows
     nodes = nodes or AnyNode(assembly.sizes)
     with folder.locked():
-        folder.settle(provenance_of(assembly, nodes))
+        folder.provenance.settle(provenance_of(assembly, nodes))
         folder.verify()
         recipe, layers = assembly.recipe, assembly.layers
         federation = recipe.federation

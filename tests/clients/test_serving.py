@@ -1,4 +1,4 @@
-"""Which clients a client object answers for: said when it is built, never read from a message."""
+"""The clients that a client object answers for: said when it is built, never read from a message."""
 
 from __future__ import annotations
 

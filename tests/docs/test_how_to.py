@@ -25,6 +25,7 @@ COMMAND = re.compile(r"^\$ fedlgm (.*)$", re.MULTILINE)
 INDENTED = re.compile(r"^    fedlgm (.*)$", re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_the_commands_of_correlated_noise_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As printed, but for fewer rounds; the policy's key is one."""
     text = (PAGES / "correlated-noise.md").read_text(encoding="utf-8")
@@ -51,7 +52,7 @@ def test_the_commands_of_correlated_noise_run(tmp_path: Path, monkeypatch: pytes
     "page",
     [
         *("own-model", "own-data", "own-task", "text", "layer-risk"),
-        *(pytest.param(page, marks=pytest.mark.slow) for page in ("example-level", "adaptive-allocation")),
+        *(pytest.param(page, marks=pytest.mark.slow) for page in ("example-level", "adaptive-allocation", "compare")),
     ],
 )
 def test_the_pages_code_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,6 +94,29 @@ def test_the_commands_of_layer_risk_run(tmp_path: Path, monkeypatch: pytest.Monk
         engine = ["--engine", "local"] if command[0] == "simulate" else []
         done = CliRunner().invoke(app, [*command, *changes, *engine], catch_exceptions=False)
         assert done.exit_code == 0, (command, done.output)
+
+
+@pytest.mark.slow
+def test_the_commands_of_compare_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As printed, but for fewer rounds and seeds; the first one a second time, as after Ctrl-C."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(PAGES.parent / "examples"))
+    commands = [shlex.split(found) for found in INDENTED.findall((PAGES / "compare.md").read_text(encoding="utf-8"))]
+    assert [command[0] for command in commands] == ["compare", "compare", "compare", "report"]
+    short = ["--set", "federation.rounds=2", "--seeds", "1"]
+    for command in (commands[0], *commands):
+        done = CliRunner().invoke(app, [*command, *(short if command[0] == "compare" else [])], catch_exceptions=False)
+        assert done.exit_code == 0, (command, done.output)
+        if command[0] == "compare":
+            assert "Privacy spent" in done.output
+    folder = tmp_path / "runs" / "compare-digits"
+    named = {"accuracy.png", "noise.png", "epsilon.png", "compare.json"}
+    assert named <= {file.name for file in folder.iterdir()}
+    assert {file.name for file in folder.iterdir() if file.is_dir()} == {
+        f"{method}-eps8-dirichlet-run0"
+        for method in ("snr-consistent", "uniform", "gaussian", "own_mechanism-InverseSize")
+    }
+    assert len([file for file in (tmp_path / "runs" / "budgets").iterdir() if file.is_dir()]) == 8
 
 
 @pytest.mark.slow

@@ -136,9 +136,35 @@ class NoPlan(Equal):
         return {"clip": [1.0]}
 
 
+class Remembers(Equal):
+    """Spreads noise by the rounds it has planned, which a resumed run's mechanism has not."""
+
+    def plan(self, layers, facts, transcript):
+        seen = self.__dict__.setdefault("seen", set())
+        earlier = sum(round < transcript.rounds for round in seen)
+        seen.add(transcript.rounds)
+        weights = np.roll(np.arange(1.0, len(layers) + 1), earlier)
+        sigma = np.full(len(layers), facts.noise_multiplier)
+        return ReleasePlan(layers, weights / np.linalg.norm(weights), sigma, facts, PROVEN)
+
+
+class ChangesThePast(Equal):
+    def plan(self, layers, facts, transcript):
+        transcript.models[-1].abs_()
+        return super().plan(layers, facts, transcript)
+
+
+class Fails(Equal):
+    def plan(self, layers, facts, transcript):
+        return 1 / (transcript.rounds - transcript.rounds)
+
+
 @pytest.mark.parametrize(
     ("kind", "sentence"),
     [
+        (Remembers, "another plan after earlier rounds than a new object does"),
+        (ChangesThePast, "changes the past releases"),
+        (Fails, r"mechanism 'broken': ZeroDivisionError: .*\(test_check_mechanism.py, line"),
         (Impure, "must be pure"),
         (HalfTheNoise, "override costs"),
         (OtherFacts, "facts are not the run's"),

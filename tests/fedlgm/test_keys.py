@@ -12,6 +12,7 @@ from fedlgm.errors import ConfigError
 from fedlgm.keys import KeyRing, Purpose, mt19937_state
 
 
+@pytest.mark.slow
 def test_forty_thousand_torch_streams_all_differ():
     """`Generator.manual_seed` keeps 32 bits of a seed: that many streams would collide with probability 0.17."""
     ring = KeyRing(7)
@@ -106,3 +107,13 @@ def test_seeds_out_of_range(seed):
 def test_path_entries_out_of_range(step):
     with pytest.raises(ValueError, match="path"):
         KeyRing(0).words(1, Purpose.NOISE, step)
+
+
+def test_a_secret_root_is_not_in_what_objects_print():
+    """Notebooks, logs and tracebacks show values: the root and the releases give the sums."""
+    ring = KeyRing.from_seed(None)
+    for text in (repr(ring), str(ring), f"{[ring]}", repr(ring.derive(b"noise"))):
+        assert str(ring.root) not in text
+        assert str(ring.derive(b"noise").root) not in text
+        assert "<secret>" in text
+    assert repr(KeyRing(7)) == "KeyRing(root=7)"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -34,3 +37,12 @@ def test_editors_complete_public_names(package: str) -> None:
     shown = {name for name in dir(module) if not name.startswith("_")}
     assert set(module.__all__) <= shown
     assert not shown & {"importlib", "annotations", "Any", "TYPE_CHECKING"}
+
+
+@pytest.mark.slow
+def test_every_package_of_the_library_is_one_of_its_names() -> None:
+    """`import fedlgm` is enough for `fedlgm.example_level.clipped_sum(...)`."""
+    packages = {path.parent.name for path in Path(fedlgm.__file__).parent.glob("*/__init__.py")}
+    assert packages <= set(dir(fedlgm))
+    code = f"import fedlgm; [getattr(fedlgm, name).__doc__ for name in {sorted(packages)}]"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -108,6 +108,18 @@ def remembers(module: Any, x: Tensor) -> Tensor:
     return x + module.kept
 
 
+def hides(module: Any, x: Tensor) -> Tensor:
+    """A hidden state that reaches the next batch."""
+    module.kept, seen = x.detach().mean(0), module.kept
+    return x + seen
+
+
+class Empty(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.extra = nn.Parameter(torch.zeros(0, 3))
+
+
 def branches(module: nn.Module, x: Tensor) -> Tensor:
     return x if float(x.sum()) < 1e9 else -x
 
@@ -135,12 +147,18 @@ def unseeded() -> nn.Module:
             lambda: nn.Sequential(nn.Dropout(0.5), nn.Linear(5, 1)),
             r"'0' drops units at random, .* set its dropout to 0",
         ),
-        (lambda: Net(lambda module, x: x + torch.rand_like(x)), r"two forward passes .* draws at random"),
+        (
+            lambda: Net(lambda module, x: x + torch.rand_like(x)),
+            r"other outputs for the same inputs .*: it draws at random",
+        ),
         (lambda: Net(lambda module, x: x - x.mean(0)), r"depend on the other examples of its batch"),
         (lambda: Net(remembers), r"its update depends on the client trained before"),
         (lambda: Net(lambda module, x: x * 0 + torch.nan), r"turns NaN or infinite"),
         (lambda: Net(lambda module, x: x[:, :4]), r"does not take a batch of the data 'own'"),
         (lambda: nn.Linear(5, 2), r"task 'regression' does not fit the model's outputs of shape \(2, 2\)"),
+        (lambda: Net(hides), r"other outputs for the same inputs .* it remembers what it has seen"),
+        (lambda: Net(lambda module, x: nn.functional.dropout(x, 0.5, module.training)), r"draws at random"),
+        (lambda: Empty(), r"parameter 'extra' is empty"),
         (unseeded, r"building it twice gives different weights"),
         (lambda: Net(branches), r"use training.vectorize = 'off'"),
         ("no_such_module:Net", r"module 'no_such_module' cannot be imported: there is no module"),
@@ -172,17 +190,16 @@ NAN[3] = np.nan
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (bad_set(train_y=NUMBERS.train_y[:-1]), r"20 training inputs but 19 training targets"),
-        (bad_set(test_x=NUMBERS.test_x.astype(np.float64)), r"test inputs are float64, use float32 or int64"),
-        (bad_set(train_x=NUMBERS.train_x * np.float32(np.nan)), r"training inputs hold NaN"),
-        (bad_set(train_y=NAN), r"1 of the training targets are NaN or infinite, the first at index \(3,\)"),
-        (bad_set(test_x=NUMBERS.test_x[:, :3]), r"training and test examples have different shapes"),
-        (bad_set(test_x=NUMBERS.test_x[:0], test_y=NUMBERS.test_y[:0]), r"there are no test examples"),
-        (bad_set(train_user=np.zeros(3, np.int64)), r"train_user must name the user of each"),
-        (bad_set(clients=Partition(np.array([0, 25], np.int32), np.array([0, 2]))), r"clients name examples outside"),
-        (bad_set(clients=Partition(np.array([1, 1], np.int32), np.array([0, 1, 2]))), r"belongs to two clients"),
+        (bad_set(train_y=NUMBERS.train_y[:-1]), r"training data: 20 inputs but 19 targets"),
+        (bad_set(train_x=NUMBERS.train_x * np.float32(np.nan)), r"training inputs: 100 values are NaN"),
+        (bad_set(train_y=NAN), r"training targets: 1 values are NaN or infinite, the first at index \(3,\)"),
+        (bad_set(test_x=NUMBERS.test_x[:, :3]), r"only their lengths may differ"),
+        (bad_set(test_x=NUMBERS.test_x[:0], test_y=NUMBERS.test_y[:0]), r"at least one test example"),
+        (bad_set(train_user=np.zeros(3, np.int64)), r"users must name the user of each"),
+        (bad_set(clients=Partition(np.array([0, 25], np.int32), np.array([0, 2]))), r"names samples outside"),
+        (bad_set(clients=Partition(np.array([1, 1], np.int32), np.array([0, 1, 2]))), r"a sample has one owner"),
         (table(clients=[[0, 1], [], [2], []]), r"2 of 4 clients have no examples: 1, 3"),
-        (table(clients=[[], []]), r"2 of 2 clients have no examples"),
+        (table(clients=[[], []]), r"none of them has an example"),
         (table, r"loading it twice gives different arrays"),
         ({"train": table()["train"]}, r"key 'test' is missing"),
     ],
@@ -200,6 +217,8 @@ class Flawed(tasks.Regression):
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         losses = super().losses(outputs, targets)
+        if self.flaw == "inplace":
+            targets.zero_()
         return {"scalar": losses.mean(), "mixed": losses - losses.mean()}.get(self.flaw, losses)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -208,6 +227,10 @@ class Flawed(tasks.Regression):
 
     def gradient_operations(self, outputs: Tensor, targets: Tensor, gradient: Tensor) -> Any:
         return [] if self.flaw == "gradient" else super().gradient_operations(outputs, targets, gradient)
+
+    def sums(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        sums = super().sums(outputs, targets)
+        return {name: value / len(targets) for name, value in sums.items()} if self.flaw == "means" else sums
 
     def metrics(self, means: dict[str, float]) -> dict[str, float]:
         return {} if self.flaw == "metrics" else super().metrics(means)
@@ -222,6 +245,8 @@ class Flawed(tasks.Regression):
         ("sum", r"loss must be the mean of losses"),
         ("gradient", r"do not write the gradient"),
         ("metrics", r"need a finite 'loss'"),
+        ("means", r"metric 'loss' is .* over one batch and .* over two of the same examples: `sums` must give sums"),
+        ("inplace", r"losses change the outputs or targets"),
     ],
 )
 def test_tasks_are_checked(flaw: str, message: str | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -84,3 +85,17 @@ def test_showing_them_is_no_decision():
     assert not branches(
         "print(plan.guarantee.status, result['guarantee'], TABLE['x'])\nd = {'s': plan.guarantee.status}"
     )
+
+
+RATES = re.compile(
+    r"\b(clients|steps|samples|classes|bytes|seconds|ms|at most one( client)?) "
+    r"a (client|coordinate|round|sample|step|process|core|number)\b"
+)
+
+
+def test_rates_are_per_something() -> None:
+    """The field's word: "steps per round", not "steps a round"."""
+    files = [path for name in PACKAGES for path in (ROOT / name).rglob("*.py")]
+    told = [(path.name, match[0]) for path in files for match in RATES.finditer(path.read_text(encoding="utf-8"))]
+    assert told == []
+    assert RATES.search("at most 3 steps a round")

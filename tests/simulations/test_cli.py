@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import textwrap
+import warnings
 from importlib.metadata import version
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import torch
 
 from fedlgm import mechanisms
 from fedlgm.privacy import calibrate
+from simulations.ending import ending
 from simulations.reports.planning import plan_report
 from simulations.runs import strict_json
 
@@ -157,6 +159,8 @@ def test_a_plan_with_correlated_noise_for_people(run):
         assert words in " ".join(out.split()) or words.split(",")[0] in out
     heat = out[out.index("by layer") : out.index("of the model so far")]
     assert re.search(r"fc1 .* 3\.84 .* 7\.07 ", heat)
+    assert "(of z)" in out  # the scale beside the layers is not that of a round's noise
+    assert "(of z)" not in run("plan", "digits")[1]
 
 
 @pytest.mark.parametrize("relation", ["add-remove", "replace-one", "zero-out"])
@@ -249,16 +253,16 @@ BAD = {
     "supernodes": ((*SIMULATE, "--supernodes", "3"), ["SuperNodes is for engine 'flower', not 'local'"]),
     "unknown key": ((*SIMULATE, "--set", "federation.round=3"), ["federation.round: unknown key", "rounds"]),
     "wrong type": ((*SIMULATE, "--set", "federation.rounds=many"), ["federation.rounds", "many"]),
-    "epsilon zero": ((*SIMULATE, "--set", "privacy.epsilon=0"), ["privacy.epsilon", "greater than 0"]),
-    "epsilon below zero": ((*SIMULATE, "--set", "privacy.epsilon=-3"), ["privacy.epsilon", "greater than 0"]),
-    "delta": ((*SIMULATE, "--set", "privacy.delta=2"), ["privacy.delta", "less than 1"]),
+    "epsilon zero": ((*SIMULATE, "--set", "privacy.epsilon=0"), ["privacy.epsilon", "above 0"]),
+    "epsilon below zero": ((*SIMULATE, "--set", "privacy.epsilon=-3"), ["privacy.epsilon", "above 0"]),
+    "delta": ((*SIMULATE, "--set", "privacy.delta=2"), ["privacy.delta", "below 1"]),
     "rounds": ((*SIMULATE, "--rounds", "0"), ["federation.rounds"]),
     "cohort": (
         (*SIMULATE, "--set", "federation.cohort=21", "--set", "federation.rate=0.5"),
         ["exactly one of rate"],
     ),
     "mechanism": ((*SIMULATE, "--set", "mechanism.name=typo"), ["unknown mechanism 'typo'", "uniform", "lm-dp-sgd"]),
-    "option": ((*SIMULATE, "--set", "mechanism.bounds=1"), ["no option bounds; did you mean 'bound'?"]),
+    "option": ((*SIMULATE, "--set", "mechanism.bounds=1"), ["no option 'bounds'; did you mean 'bound'?"]),
     "bound": ((*SIMULATE, "--set", "mechanism.bound=-1"), ["bound must be finite and positive"]),
     "norms": (
         (*SIMULATE, "--set", "mechanism.clip=med", "--set", "mechanism.public_norms=[1.0]"),
@@ -423,3 +427,42 @@ def test_the_library_needs_neither_flower_nor_ray():
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 40
+
+
+def test_messages_and_tables_show_names_as_they_are(run, tiny_file, tmp_path):
+    """Rich would make a sign of ":M:", and a style of "[bold]"."""
+    (tmp_path / "cwd" / "mine.py").write_text("M = 3\n")
+    status, _, err = run("simulate", tiny_file, "--set", "model.name=mine:M", "--set", "task.name=mine:M:")
+    assert status == 2
+    assert "mine:M:" in err
+    name = "a[bold]:M:[/bold]"
+    status, out, _ = run("plan", tiny_file, "--set", f"name={name}")
+    assert (status, name in out) == (0, True)
+    options = (
+        "--engine",
+        "local",
+        "--set",
+        f"name={name}",
+        "--set",
+        "federation.rounds=1",
+        "--run-dir",
+        tmp_path / "r",
+    )
+    status, out, _ = run("simulate", tiny_file, *options)
+    assert (status, name in out) == (0, True)
+
+
+def test_a_warning_is_said_once(monkeypatch, capsys):
+    """Of a recipe that is checked at several places, say."""
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+
+    def command():
+        warnings.warn("little noise", stacklevel=1)
+        warnings.warn("little noise", stacklevel=1)
+        warnings.warn("little data", stacklevel=1)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        with pytest.raises(SystemExit):
+            ending(command)
+    assert capsys.readouterr().err == "warning: little noise\nwarning: little data\n"

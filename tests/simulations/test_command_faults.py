@@ -168,7 +168,13 @@ sys.meta_path.insert(0, Stop)
 """
 
 
-@pytest.mark.parametrize("command", [("simulate", "digits"), ("plan", "digits", "--set", "training.lr=0.1")])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("simulate", "digits"),
+        pytest.param(("plan", "digits", "--set", "training.lr=0.1"), marks=pytest.mark.slow),
+    ],
+)
 def test_a_command_that_is_stopped_while_it_is_imported_says_so(command: tuple[str, ...]) -> None:
     process = start(*command, before=STOPPED_IN_IMPORT)
     out, err = process.communicate(timeout=LIMIT_S)

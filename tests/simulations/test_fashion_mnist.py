@@ -17,6 +17,7 @@ def _load():
         pytest.skip(str(missing))
 
 
+@pytest.mark.slow
 def test_two_rounds(tmp_path):
     dataset = _load()
     assert len(dataset.train_y) == 60_000

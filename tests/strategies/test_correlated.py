@@ -12,18 +12,19 @@ from scipy import stats
 
 from fedlgm import clipping, correlation
 from fedlgm.devices import Numerics
-from fedlgm.errors import PrivacyError, RunError
+from fedlgm.errors import ConfigError, PrivacyError, RunError
 from fedlgm.facts import RunFacts, Sampling
 from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import get
 from fedlgm.mechanisms.method import Method
-from fedlgm.privacy.accounting import composed_epsilon, gaussian_event
+from fedlgm.privacy.accounting import composed_epsilon
+from fedlgm.privacy.events import gaussian_event
 from fedlgm.privacy.whole_run import whole_run
 from fedlgm.release import noise_keys, release
 from fedlgm.run_noise import NoiseRings, RunNoise
 from fedlgm.transcript import Transcript
-from strategies import OneNodePerClient
+from strategies import CohortSampler, LayerwiseFedAvg, OneNodePerClient
 
 ROUNDS, GROUPS, SIZES = 8, 4, {"a": 9000, "b": 3000}
 CYCLE = Sampling("cyclic", 40, 0.25, GROUPS)
@@ -138,6 +139,16 @@ def test_what_is_charged_is_the_run(federate, sampling):
     run, least = whole_run(facts), facts.least_multiplier
     for through in range(1, ROUNDS + 1):
         assert federation.ledger.epsilon(1e-5, through=through) == composed_epsilon(run.events(least, through), 1e-5)
+
+
+@pytest.mark.parametrize(
+    "other", [Sampling("poisson", 40, 0.25), Sampling("cyclic", 40, 0.5, 2), Sampling("min-separation", 40, 0.25, 4)]
+)
+def test_cohorts_by_another_schema_are_refused(federate, other):
+    made = federate(zeros, SIZES, noise=BANDED, sampling=CYCLE, multiplier=2.0, rounds=ROUNDS).strategy
+    parts = made.method, made.transcript, CohortSampler(other, KeyRing(0)), made.optimizer, made.releaser, made.nodes
+    with pytest.raises(ConfigError, match=r"cyclic sampling with 4 rounds .* must draw by facts.sampling"):
+        LayerwiseFedAvg(*parts)
 
 
 def test_a_node_per_client_draws_the_same(federate):
@@ -261,3 +272,34 @@ class TestReplay:
             whole.append(release(total, plan, KeyRing(3), round_, run_noise=run_noise))
         assert torch.equal(seen[1], whole[1][9000:])
         assert torch.equal(seen[2], whole[2])
+
+    @pytest.mark.parametrize("secret", [False, True])
+    @pytest.mark.parametrize("share", [0.0, 0.3])
+    def test_rounds_that_release_nothing_keep_the_noise_going(self, share, secret):
+        """LaDP-FL without a selected layer asks no queries either: such a round ended a run in its middle."""
+        method = Method(get("ladp", threshold=0.5, local_share=share, estimate=False), self.layers, self.facts)
+        models = {empty: torch.full((self.layers.size,), float(not empty)) for empty in (False, True)}
+        keys, found = KeyRing(3, secret), {}
+        for skipped in ((), (3, 4), (1, 6)):
+            run_noise, seen = RunNoise(), {}
+            for round_ in (1, 2, 3, 4, 5, 6, 7, 4, 5, 6, 7):
+                plan = method.plan(Transcript(round_ - 1, (models[round_ in skipped],)))
+                assert (plan.size == 0) == (round_ in skipped)
+                ring = keys.derive(bytes([round_])) if secret else keys
+                noisy = release(torch.zeros(plan.size, dtype=torch.float64), plan, ring, round_, run_noise=run_noise)
+                assert round_ not in seen or torch.equal(seen[round_], noisy)
+                seen[round_] = noisy
+            found[skipped] = seen
+        for skipped, seen in found.items():
+            for round_ in set(seen) - set(skipped):
+                assert torch.equal(seen[round_], found[()][round_])
+
+    def test_a_round_that_is_left_out_instead_changes_what_follows(self):
+        """Released, then made again without a release and by another ring: what follows has the last ring's noise."""
+        rings, one, other = NoiseRings(), KeyRing(3, secret=True), KeyRing(4, secret=True)
+        run_noise = RunNoise(rings)
+        self.noisy([1, 2, 3], run_noise, one)
+        run_noise.skip(2, other)
+        assert torch.equal(self.noisy([3], run_noise, one)[0], self.noisy([3], RunNoise(rings), one)[0])
+        with pytest.raises(RunError, match="noise of round 1 cannot be drawn again"):
+            RunNoise().skip(2, one)

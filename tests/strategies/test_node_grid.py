@@ -360,6 +360,7 @@ def test_two_replies_to_one_question_are_named_and_counted_once(federation):
     assert sum("has answered twice" in line for line in federation.lines) == 3
 
 
+@pytest.mark.slow
 def test_a_node_that_comes_back_is_not_dropped_while_it_works(federation):
     federation.link.offline, federation.link.work_seconds = {1}, 3.0
     first, nodes_of = time.monotonic(), federation.link.get_nodes
@@ -484,6 +485,7 @@ def test_a_node_behind_by_one_is_greeted_soon_from_its_second_round_on(federatio
     assert max(later) < 3.5
 
 
+@pytest.mark.slow
 def test_nodes_that_always_take_long_are_greeted_once(federation):
     federation.link.work_seconds = 1.6
     patient = Patience(

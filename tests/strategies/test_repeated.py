@@ -16,7 +16,8 @@ from fedlgm.facts import RunFacts, Sampling
 from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
 from fedlgm.plan import Guarantee, ReleasePlan, UnprotectedPlan
-from fedlgm.privacy.accounting import composed_epsilon, gaussian_event
+from fedlgm.privacy.accounting import composed_epsilon
+from fedlgm.privacy.events import gaussian_event
 from fedlgm.privacy.ledger import Ledger
 from strategies import Releaser
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from clients.node import listener, service
 from clients.node.folder import NodeFolder
@@ -241,3 +242,15 @@ def served(folder: NodeFolder) -> Iterator[NodeFolder]:
     """The folder while its service runs."""
     with NodeProcess(folder):
         yield folder
+
+
+def numbers(body: bytes) -> np.ndarray:
+    """An answer's numbers."""
+    return protocol.vector(body, ("<f4", "<f8"))
+
+
+def refused(folder: NodeFolder) -> str:
+    """What a service says that does not start."""
+    with pytest.raises(AssertionError) as error, served(folder):
+        pass
+    return str(error.value)

@@ -112,11 +112,12 @@ def _layer(name: str, module: nn.Module, first: bool, gradients: Sequence[Tensor
         convolution = cast(nn.Conv2d, module)
         by_product = ProductConvolution.suits(convolution, first)
         return (ProductConvolution if by_product else Convolution)(name, convolution, *gradients)
-    if isinstance(module, nn.MaxPool2d) and layers.MaxPool.suits(module):
-        return layers.MaxPool(name, module)
-    if isinstance(module, nn.AvgPool2d):
-        return layers.AveragePool(name, module)
-    if isinstance(module, nn.Flatten) and (module.start_dim, module.end_dim) == (1, -1):
+    # Exactly these classes: a subclass may have a forward of its own.
+    if kind is nn.MaxPool2d and layers.MaxPool.suits(cast(nn.MaxPool2d, module)):
+        return layers.MaxPool(name, cast(nn.MaxPool2d, module))
+    if kind is nn.AvgPool2d:
+        return layers.AveragePool(name, cast(nn.AvgPool2d, module))
+    if isinstance(module, nn.Flatten) and kind is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1):
         return layers.Flatten(name)
     return None
 

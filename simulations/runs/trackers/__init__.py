@@ -7,6 +7,7 @@ A tracker has three methods, see `Tracker`. It is named in a recipe (`run.tracke
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from fedlgm.errors import ConfigError, FedlgmError, Notice, RunError
-from fedlgm.extension import is_reference, load_object
+from fedlgm.extension import is_reference, load_object, raised_in
 from fedlgm.facts import RunFacts
 
 __all__ = ["RunStart", "Tracker", "Trackers", "make", "names", "scalars"]
@@ -111,12 +112,14 @@ def make(name: str) -> Tracker:
             tracker.
     """
     if is_reference(name):
-        found = load_object(name, "tracker")
+        found = made_by = load_object(name, "tracker")
         if isinstance(found, type) or (callable(found) and not isinstance(found, Tracker)):
             try:
                 found = found()
             except TypeError as error:
                 raise ConfigError(f"tracker {name!r} cannot be made without arguments: {error}") from error
+            except Exception as error:  # a user's class may raise anything
+                raise ConfigError(f"tracker {name!r}: {raised_in(made_by, error)}") from error
         return _checked(found, repr(name))
     if name not in _BUNDLED:
         raise ConfigError(
@@ -182,7 +185,7 @@ class Trackers:
         """Hand a finished round to each."""
         for name, tracker in list(self._members):
             try:
-                tracker.round(row)
+                tracker.round(copy.deepcopy(dict(row)))  # whatever it does to it, others and the run see theirs
             except Exception as error:  # what has been released cannot be taken back: the run goes on
                 self._members.remove((name, tracker))
                 _warn(f"tracker {name} failed in round {row['round']} and gets no more rounds: {_line(error)}")
@@ -192,7 +195,7 @@ class Trackers:
         members, self._members = self._members, []
         for name, tracker in members:
             try:
-                tracker.end(summary)
+                tracker.end(None if summary is None else copy.deepcopy(dict(summary)))
             except Exception as error:
                 _warn(f"tracker {name} failed at the end of the run: {_line(error)}")
 

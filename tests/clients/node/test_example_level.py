@@ -59,8 +59,8 @@ def test_every_step_is_noised_and_charged(tmp_path):
         assert abs(np.mean(values)) < 4 * expected / np.sqrt(len(values))
         kept = rows(folder)
         assert [row.trust for row in kept] == ["local" + EXAMPLES] * 8
-        event = privacy.accounting.repeated(privacy.accounting.gaussian_event(50.0, 0.25), STEPS)
-        assert privacy.accounting.decode(json.loads(kept[0].event)) == event
+        event = privacy.events.repeated(privacy.events.gaussian_event(50.0, 0.25), STEPS)
+        assert privacy.events.decode(json.loads(kept[0].event)) == event
         assert hello(folder)["unit"] == "example"
         spent = privacy.composed_epsilon([(event, 8)], 1e-5)
         assert hello(folder)["epsilon_spent"] == pytest.approx(spent, rel=1e-6)
@@ -132,7 +132,7 @@ def test_sums_are_exact_if_either_side_says_so(tmp_path, by):
     releaser = Releaser(folder.policy(), data, node_data.digest(data), b"0" * 32, test_seed=1)
     text, work = plan(1e-5).to_json(), WORK | ({"exact_sums": True} if by == "the server" else {})
     request = releaser.understand(1, text, work, nodes.MODEL.numpy())
-    found = releaser.make(request, releaser.name(request))
+    found = releaser.make(request, releaser.name(request, "run"))
     keys = KeyRing.from_seed(1).derive(nodes.MODEL.numpy().tobytes(), text.encode())
     made = {}
     for exact in (True, False):

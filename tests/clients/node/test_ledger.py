@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from clients.node.ledger import NodeLedger
 from fedlgm.errors import LedgerError
 from fedlgm.privacy import composed_epsilon
-from fedlgm.privacy.accounting import gaussian_event, laplace_event
+from fedlgm.privacy.events import gaussian_event, laplace_event
 
 EVENT = gaussian_event(2.0)
 

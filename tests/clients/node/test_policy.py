@@ -33,7 +33,7 @@ def test_the_template_is_a_policy_of_its_defaults(tmp_path):
     ("old", "new", "message"),
     [
         ("client = 0", "client = 5", "client = 5 must be below population"),
-        ("client = 0", 'client = "0"', "node.client: Input should be a valid integer"),
+        ("client = 0", 'client = "0"', "node.client: must be a whole number"),
         ("epsilon = 8.0", "epsilon = 0.0", "privacy.epsilon"),
         ("epsilon = 8.0", "epsilon = nan", "privacy.epsilon"),
         ("epsilon = 8.0", "epsilon = inf", "privacy.epsilon"),

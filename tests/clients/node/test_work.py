@@ -97,8 +97,8 @@ def test_a_node_carries_out_what_is_asked(tmp_path, case):
         assert row.trust == "local"
         return
     assert row.trust == "local" + EXAMPLES
-    event = privacy.accounting.repeated(privacy.accounting.gaussian_event(one.effective_multiplier, 0.25), 3)
-    assert privacy.accounting.decode(json.loads(row.event)) == event
+    event = privacy.events.repeated(privacy.events.gaussian_event(one.effective_multiplier, 0.25), 3)
+    assert privacy.events.decode(json.loads(row.event)) == event
     module = models.build("mlp", in_shape=nodes.SHAPE, classes=nodes.CLASSES, hidden=[5], seed=0)
     trainer = ExampleTrainer(module, one.layers, chosen)
     data = node_data.read(folder.policy().data, folder.path)
@@ -113,7 +113,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a name alone": ("dp-sgd", "dictionary"),
     "no name": ({"style": "per-layer"}, "mechanism None is not allowed"),
     "a name that is a list": ({"name": ["dp-sgd"]}, "is not allowed"),
-    "an unknown option": (PER_LAYER | {"hook": "x"}, "no option hook; known: bound"),
+    "an unknown option": (PER_LAYER | {"hook": "x"}, "no option 'hook'; known: bound"),
     "the published variant": (PER_LAYER | {"variant": "published"}, "variant"),
     "a variant, even the sound one": (PER_LAYER | {"variant": "sound"}, "variant"),
     "an unknown style": (PER_LAYER | {"style": "by hand"}, "unknown style 'by hand'"),
@@ -125,10 +125,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "an option as an object": (PER_LAYER | {"public_norms": {"a": 1}}, "public_norms must be a list of numbers"),
     "an option in depth": (PER_LAYER | {"public_norms": [[[1.0]]]}, "public_norms must be a list of numbers"),
     "many options": (PER_LAYER | {"public_norms": [1.0] * 10_000}, "characters"),
-    "text that no log can hold": (PER_LAYER | {"\ud800\n\u202e": 1}, "no option ???; known"),
+    "text that no log can hold": (PER_LAYER | {"\ud800\n\u202e": 1}, r"no option '\ud800\n\u202e'; known"),
     "flat bounds for a plan per layer": ({"name": "dp-sgd"}, "plan"),
     "a mechanism that bounds whole updates": ({"name": "snr-consistent"}, "bounds whole clients"),
-    "Auto-S without a stabiliser": ({"name": "auto-s", "stabiliser": 0.0}, "gamma"),
+    "Auto-S without a stabiliser": ({"name": "auto-s", "stabiliser": 0.0}, "stabiliser must be at least 1e-06"),
     "error rates above a half": ({"name": "lm-dp-sgd", "error_rates": [0.9, 0.1]}, "0.5"),
     "shares of the budget above it": ({"name": "lm-dp-sgd", "share": 2.0}, "share must lie in (0, 1)"),
     "a mechanism that nobody listed": ({"name": "os:system", "command": "true"}, "is not allowed"),

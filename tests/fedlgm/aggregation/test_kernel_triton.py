@@ -77,10 +77,9 @@ def test_triton_words_and_values_at_the_edges(backend):
 LONG = "many or launch or thousand or padded or uncorrelated or local"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not TRITON, reason="triton is not installed")
-@pytest.mark.parametrize(
-    "chosen", [pytest.param(f"not ({LONG})", id="short"), pytest.param(f"({LONG})", id="long", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("chosen", [pytest.param(f"not ({LONG})", id="short"), pytest.param(f"({LONG})", id="long")])
 def test_triton_interpreter(chosen):
     if INTERPRETED:
         pytest.skip("this is the process that it starts")

@@ -46,7 +46,8 @@ def judge() -> PublicClassifier:
     return PublicClassifier.train(torch.from_numpy(digits.test_x), torch.from_numpy(digits.test_y), 10)
 
 
-@pytest.mark.parametrize("active", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("active", [False, True])
 def test_the_isolated_class_is_reconstructed(active, judge):
     settings = GanSettings(active=active)
     digits = data.load("digits")

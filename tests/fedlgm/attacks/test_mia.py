@@ -68,6 +68,26 @@ def test_the_layer_that_remembers_is_found():
     assert rates["first"] > 0.3
 
 
+@pytest.mark.parametrize("count", [20, 60, 200, 400])
+def test_few_examples_are_enough_where_members_lie_apart(count):
+    torch.manual_seed(0)
+    model = models.build("mlp", in_shape=(1,), classes=2, hidden=[8])
+    inside, outside = torch.linspace(4, 6, count)[:, None], torch.linspace(-6, -4, count)[:, None]
+    adversary = LayerAdversary([ShadowModel(model, inside, outside)])
+    assert [result.auc for result in adversary.attack(model, inside, outside).values()] == [1.0, 1.0]
+    assert max(adversary.error_rates().values()) <= 0.1
+
+
+@pytest.mark.parametrize("count", [60, 200, 400])
+def test_few_examples_without_a_difference_are_not_told_apart(count):
+    torch.manual_seed(0)
+    model = models.build("mlp", in_shape=(4,), classes=2, hidden=[8])
+    inside, outside, new = (torch.randn(n, 4) for n in (count, count, 2000))
+    adversary = LayerAdversary([ShadowModel(model, inside, outside)])
+    assert all(abs(result.auc - 0.5) < 0.05 for result in adversary.attack(model, new[:1000], new[1000:]).values())
+    assert min(adversary.error_rates().values()) > 0.3
+
+
 def test_output_attack_on_a_model_that_remembers():
     x = torch.randn(100, 4, generator=torch.Generator().manual_seed(0))
     module, y = _Remembers(x[:50]), torch.zeros(50, dtype=torch.int64)

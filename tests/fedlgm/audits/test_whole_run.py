@@ -277,6 +277,6 @@ def test_the_audit_of_a_mechanism_in_such_a_run():
 def test_amplified_runs_are_composed_of_sampled_releases():
     of = subject("banded", Sampling("grouped-poisson", 40, 0.2, GROUPS))
     run, multiplier = of.method.plan(of.start).run, of.facts.noise_multiplier
-    one = privacy.accounting.gaussian_event(multiplier / run.growth, run.sampling.within_group)
+    one = privacy.events.gaussian_event(multiplier / run.growth, run.sampling.within_group)
     exact = privacy.accounting.composed_epsilon([(one, ROUNDS // GROUPS)], 1e-5)
     assert run_epsilon(run, np.full(1, 1 / multiplier), 1.0, 1e-5) == pytest.approx(exact, rel=1e-5)

@@ -218,7 +218,7 @@ def test_a_recipe_names_the_interval_of_its_pixels() -> None:
     assert recipe.load("digits").data.pixels is None
     assert Assembly(made).dataset.train_x.min() == 0.0
     for wrong, message in (
-        ("[1, 0]", "data: pixels must be two numbers"),
+        ("[1, 0]", r"data\.pixels must be two numbers"),
         ("3", "data.pixels"),
         ("[0]", "data.pixels"),
     ):
@@ -387,7 +387,7 @@ def test_missing_set_says_where_and_what(tmp_path: Path, name: str, monkeypatch:
 
 
 def test_data_dir_must_exist(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="nowhere' is not a directory"):
+    with pytest.raises(DataError, match=r"nowhere' \(data\.dir in a recipe\) is not a directory"):
         data.load("mnist", tmp_path / "nowhere")
 
 

@@ -65,7 +65,47 @@ def test_an_attribute_of_celeba(tmp_path):
     (folder / "list_eval_partition.txt").write_text("\n".join(f"{i:06}.jpg {2 if i > 6 else i % 2}" for i in range(10)))
     images._resized.cache_clear()
     found = data.load("image-folder", folder, image_size=8, attribute="Smiling")
-    assert (len(found.train_y), found.test_y.tolist()) == (7, [1, 0, 1])
+    assert (found.train_y.tolist(), found.test_y.tolist()) == ([0] * 4, [1, 0, 1])  # 1 is for validation: left out
+
+
+def test_an_image_that_the_partition_file_leaves_out(tmp_path):
+    folder = celeba(tmp_path / "celeba")
+    (folder / "list_eval_partition.txt").write_text("\n".join(f"{i:06}.jpg {2 * (i % 2)}" for i in range(9)))
+    with pytest.raises(DataError, match=r"does not say of '000009\.jpg' whether it is for training"):
+        data.load("image-folder", folder, image_size=8, attribute="Smiling")
+
+
+class TestStatedNumbers:
+    """What a plan goes by where there is no folder is what a run demands of the folder."""
+
+    def test_a_folder_with_these_numbers_is_taken(self, tmp_path):
+        found = data.load("image-folder", by_class(tmp_path / "set"), image_size=4, train_images=24, image_classes=3)
+        assert (len(found.train_y), found.classes) == (24, 3)
+
+    @pytest.mark.parametrize(
+        ("stated", "message"),
+        [
+            ({"train_images": 25}, r"data\.train_images = 25, but .*set has 24 training images.* to 24 \(to none"),
+            ({"image_classes": 2}, r"data\.image_classes = 2, but .*set has 3 classes"),
+        ],
+    )
+    def test_another_folder_is_refused_before_an_image_is_read(self, tmp_path, stated, message):
+        folder = by_class(tmp_path / "set")
+        with pytest.raises(DataError, match=message):
+            data.load("image-folder", folder, image_size=4, **stated)
+        assert not (tmp_path / "store").exists()
+
+    def test_halves_have_the_numbers_that_are_published(self, tmp_path):
+        folder = by_class(tmp_path / "set")
+        for half in ("public", "private"):
+            found = data.load(f"image-folder/{half}", folder, image_size=4, train_images=24)
+            assert len(found.train_y) == data.published_examples(f"image-folder/{half}", 24)
+
+    def test_the_outline_is_that_of_the_folder(self, tmp_path):
+        options = {"image_size": 6, "channels": 1, "image_classes": 3}
+        known = data.outline("image-folder", train_images=24, **options)
+        found = data.load("image-folder", by_class(tmp_path / "set"), **options)
+        assert (known.shape, known.classes) == (found.shape, found.classes)
 
 
 def test_words_in_a_table_are_classes(tmp_path):
@@ -137,7 +177,7 @@ def ragged(folder):
 @pytest.mark.parametrize(
     ("make", "options", "message"),
     [
-        (lambda folder: None, {}, "needs dir, a folder of images: '.*set' is none"),
+        (lambda folder: None, {}, r"needs data\.dir, a folder of images: '.*set' is none"),
         (one_class, {}, "1 subfolders with images; give one subfolder per class"),
         (damaged, {}, r"000\.png is no image that can be read"),
         (short, {}, "6 images and no test image"),
@@ -155,7 +195,7 @@ def test_what_is_wrong_is_said_with_its_name(tmp_path, make, options, message):
 
 
 def test_a_folder_must_be_named():
-    with pytest.raises(DataError, match="needs dir, a folder of images: it is not set"):
+    with pytest.raises(DataError, match=r"needs data\.dir, a folder of images: it is not set"):
         data.load("image-folder")
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from fedlgm.data import DataSet, Partition, divide, load, scheme_options
 from fedlgm.errors import ConfigError, DataError
@@ -98,11 +99,67 @@ HOLES[4, 1] = np.nan
         (changed(clients=[[0.5]]), r"clients\[0\] must be a list of sample numbers"),
         (changed(clients=[[0]], users=Y), r"clients and users: give at most one"),
         (changed(users=Y[:3]), r"users must name the user of each of the 60"),
+        (changed(users=[None if i % 2 else "a" for i in range(60)]), r"users must all be numbers or all be names"),
+        (changed(users=HOLES[:, 1]), r"users: 1 training examples have no user"),
+        (changed(train=({"a": X, "b": X}, Y)), r"training inputs: several inputs are a tuple .*, not a dict"),
+        (changed(train=([X, X], Y)), r"2 inputs but 60 targets; .*several inputs are a tuple"),
+        (changed(train=(X[:0], Y[:0])), r"at least one training example"),
+        (changed(train=(1e300 * X, Y)), r"training inputs: 180 values are too large for float32"),
+        (changed(train=(np.full((60, 3), 2**63, np.uint64), Y)), r"more than 64-bit integers with a sign"),
+        (changed(classes="4"), r"classes must be a whole number of at least 1, got '4'"),
+        (changed(clients={"a": [0]}), r"clients: give a list of sample numbers for each client, not a dict"),
+        (changed(clients=[{0, 1}]), r"clients\[0\] must be a list of sample numbers, got set"),
+        (changed(clients=[[], []]), r"clients: none of them has an example"),
     ],
 )
 def test_what_is_wrong_with_arrays_is_said(arrays: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
         DataSet.from_mapping(arrays)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        torch.from_numpy(X).requires_grad_(),
+        torch.from_numpy(X).to_sparse(),
+        [torch.from_numpy(row) for row in X],
+        X.tolist(),
+        np.asfortranarray(X),
+    ],
+)
+def test_arrays_may_be_tensors_or_lists(given: Any) -> None:
+    data = DataSet.from_mapping(changed(train=(given, torch.from_numpy(Y))))
+    assert np.array_equal(data.train_x, X.astype(np.float32))
+    assert np.array_equal(data.train_y, Y)
+
+
+def test_tensors_of_half_precision_are_read() -> None:
+    for kind in (torch.bfloat16, torch.float16):
+        data = DataSet.from_mapping(changed(train=(torch.from_numpy(X).to(kind), Y)))
+        assert np.allclose(data.train_x, X, rtol=1e-2)
+
+
+def test_a_set_that_was_not_made_of_arrays_is_checked_when_it_is_loaded() -> None:
+    held = X.astype(np.float32)
+    doubled = load(DataSet("mine", X, Y, X, Y, 4, np.arange(60) % 7))
+    assert (doubled.name, doubled.train_x.dtype, doubled.classes) == ("mine", np.float32, 4)  # type: ignore[union-attr]
+    for wrong, message in (
+        (DataSet("mine", held, Y[:-1], held, Y), "60 inputs but 59 targets"),
+        (DataSet("mine", np.full_like(held, np.nan), Y, held, Y), "180 values are NaN"),
+        (DataSet("mine", held, Y, held, Y, clients=Partition(np.arange(90), np.array([0, 90]))), "outside"),
+    ):
+        with pytest.raises(DataError, match=message):
+            load(wrong)
+
+
+def test_many_clients_are_read_at_once() -> None:
+    found = Partition.from_clients([[i] for i in range(20_000)], 60_000)
+    assert len(found) == 20_000
+
+
+def test_a_file_that_a_function_misses_is_one_message_with_its_line() -> None:
+    with pytest.raises(DataError, match=r"FileNotFoundError: .*/nowhere.npy.* \(test_own.py, line"):
+        load(lambda: np.load("/nowhere.npy"))
 
 
 def whole(found: Partition, examples: int = 60) -> bool:
@@ -183,6 +240,10 @@ def test_a_function_divides() -> None:
         (lambda data, clients, seed: [[0]], {}, ConfigError, r"gives 1 clients, federation.clients is 2"),
         (lambda data, clients, seed: [[0], [0]], {}, DataError, r"names sample 0, which is taken"),
         (object(), {}, ConfigError, r"partition scheme '<object>' is neither one of iid"),
+        (lambda data, clients, seed: None, {}, ConfigError, r"partition scheme '<lambda>': TypeError: 'NoneType'"),
+        (lambda data, clients, seed: [][0], {}, ConfigError, r"IndexError: .*\(test_own.py, line \d+\)"),
+        (lambda data, clients, seed: {0: [0], 1: [1]}, {}, DataError, r"a list of sample numbers for each client"),
+        (lambda *_: Partition(np.arange(90), np.array([0, 45, 90])), {}, DataError, r"clients\[1\] names samples out"),
         (halves, {"even": True}, ConfigError, r"partition scheme '<halves>': .*unexpected keyword argument 'even'"),
     ],
 )

@@ -161,9 +161,9 @@ def test_min_size_is_met_or_refused(scheme: str) -> None:
 
 def test_more_clients_than_samples() -> None:
     y = balanced(5, 4)
-    with pytest.raises(ConfigError, match="at most one a sample"):
+    with pytest.raises(ConfigError, match="at most one per sample"):
         partition(y, 21, "dirichlet", alpha=1.0)
-    with pytest.raises(ConfigError, match="at most one client a sample"):
+    with pytest.raises(ConfigError, match="at most one client per sample"):
         partition(y, 21, "iid")
     assert partition(y, 50, "dirichlet-large", alpha=1.0).sizes.sum() == 20
 

@@ -23,8 +23,9 @@ from fedlgm.mechanisms.group_noise import calibrate_laplace
 from fedlgm.mechanisms.inid import expected_error
 from fedlgm.noise import add_noise_
 from fedlgm.plan import ReleasePlan, RunFacts, Sampling
-from fedlgm.privacy import accounting
-from fedlgm.privacy.accounting import composed_epsilon, laplace_event, pure_event
+from fedlgm.privacy import accountants, accounting, events
+from fedlgm.privacy.accounting import composed_epsilon
+from fedlgm.privacy.events import laplace_event, pure_event
 from fedlgm.release import release
 from fedlgm.transcript import Transcript
 from simulations import launch
@@ -142,7 +143,7 @@ def test_domination_holds_under_sampling_and_composition_in_both_directions(rati
         removed = rate * base.get_delta_for_epsilon(math.log1p(math.expm1(e) / rate))
         weight = 1 - math.exp(e) * (1 - rate)
         added = weight * base.get_delta_for_epsilon(e + math.log(rate / weight)) if weight > 0 else 0.0
-        accountant = accounting.PldAccountant().compose(scalar_event)
+        accountant = accountants.PldAccountant().compose(scalar_event)
         assert max(removed, added) <= accountant.get_delta(e) + 1e-9
     if rate == 1.0:  # composed: 20 products against 20 scalars
         product, scalar = base.self_compose(20), laplace_pld(sum(ratios)).self_compose(20)
@@ -190,7 +191,7 @@ def sums(levels, mass):
 @given(st.floats(1e-3, 20))
 def test_pure_events(epsilon):
     event = pure_event(epsilon)
-    assert accounting.decode(accounting.encode(event)) == event
+    assert events.decode(events.encode(event)) == event
     assert composed_epsilon([(event, 3)], 0.0) == pytest.approx(3 * epsilon, rel=1e-6)
     assert composed_epsilon([(event, 1)], 1e-9) <= epsilon + 2e-4
 
@@ -334,7 +335,7 @@ def test_the_federation_runs_every_rule_under_central_and_local_trust(tmp_path, 
         ({"p": 0.5}, "p must be finite and at least 1"),
         ({"bounds": [1.0]}, "1 entries for 3 layers"),
         ({"variant": "published"}, "no variant"),
-        ({"budget": 1.0}, "no option budget"),
+        ({"budget": 1.0}, "no option 'budget'"),
     ],
     ids=str,
 )
@@ -372,7 +373,7 @@ def test_huge_budgets_are_no_overflow(relation, epsilon, delta):
     """exp(epsilon) is no number from 710 on: such budgets get a little noise, and cost no more than they allow."""
     multiplier = calibrate_laplace(epsilon, delta, steps=3, sampling_rate=0.1, relation=relation)
     loss = accounting.SENSITIVITY_FACTOR[relation] / multiplier
-    assert 0 < loss <= accounting.LARGEST_PURE
-    assert not accounting.is_private(laplace_event(1e4, 0.1, relation))
+    assert 0 < loss <= events.LARGEST_PURE
+    assert not events.is_private(laplace_event(1e4, 0.1, relation))
     if delta == 0:
         assert composed_epsilon([(laplace_event(loss, 0.1, relation), 3)], delta) <= epsilon

@@ -192,7 +192,7 @@ def test_calibrated_multipliers_under_local_trust(target: float, delta: float, s
         ({"score": "entropy"}, "change, kl"),
         ({"sensitivity": "batches", "variant": "published"}, "epochs, steps"),
         ({"sensitivity": "steps", "variant": "published"}, "needs steps"),
-        ({"steps": 3}, "no option steps"),
+        ({"steps": 3}, "no option 'steps'"),
         ({"local_share": 1.0}, "local_share"),
         ({"memory": 1.0}, "memory"),
         ({"bound": math.inf}, "bound"),

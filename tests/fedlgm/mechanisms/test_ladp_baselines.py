@@ -22,7 +22,8 @@ from fedlgm.mechanisms.full_dp import downlink_factor
 from fedlgm.mechanisms.schedules import staircase
 from fedlgm.plan import ReleasePlan, RunFacts, Sampling
 from fedlgm.privacy import calibrate, composed_epsilon, epsilon, gaussian_epsilon
-from fedlgm.privacy.accounting import calibrate_levels, decode, gaussian_event
+from fedlgm.privacy.accounting import calibrate_levels
+from fedlgm.privacy.events import decode, gaussian_event
 from fedlgm.release import add_downlink_
 from fedlgm.training import LocalTraining
 from fedlgm.transcript import Transcript
@@ -65,6 +66,7 @@ def matched(name: str, rounds: int = 40, **options: object) -> tuple[Mechanism, 
 # -- equal total -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_all_spend_one_total_under_sampling(name: str) -> None:
     rounds = 12
@@ -296,7 +298,7 @@ def test_adapldp_is_static_and_bounded_by_layer() -> None:
         ("sensitive", {"least": 0.0}, "least"),
         ("sensitive", {"kappa": -1.0}, "kappa"),
         ("adapldp", {"scaler": 0.0}, "scaler"),
-        ("dpa", {"rate": 0.5}, "no option rate"),
+        ("dpa", {"rate": 0.5}, "no option 'rate'"),
         ("full-dp", {"exposures": 1.5}, "exposures must be a whole number, got 1.5"),
     ],
 )

@@ -21,7 +21,7 @@ from fedlgm.mechanisms.inid import gaussian_inid, gaussian_scales, laplace_inid
 from fedlgm.mechanisms.profiles import Profile
 from fedlgm.plan import RunFacts, Sampling
 from fedlgm.privacy import calibrate, epsilon, gaussian_mu
-from fedlgm.privacy.accounting import PldAccountant, RenyiAccountant
+from fedlgm.privacy.accountants import PldAccountant, RenyiAccountant
 from fedlgm.privacy.gaussian import gaussian_delta
 from fedlgm.transcript import Transcript
 

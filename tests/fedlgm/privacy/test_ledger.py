@@ -20,7 +20,8 @@ from fedlgm.errors import LedgerError
 from fedlgm.keys import KeyRing
 from fedlgm.plan import Sampling
 from fedlgm.privacy import Ledger, epsilon, gaussian_epsilon
-from fedlgm.privacy.accounting import composed_epsilon, gaussian_event, repeated
+from fedlgm.privacy.accounting import composed_epsilon
+from fedlgm.privacy.events import gaussian_event, repeated
 
 GAUSS = dp_event.GaussianDpEvent(2.0)
 

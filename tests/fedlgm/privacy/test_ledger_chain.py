@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedlgm.errors import FedlgmError, LedgerError
-from fedlgm.privacy.accounting import gaussian_event
 from fedlgm.privacy.chain import next_head
+from fedlgm.privacy.events import gaussian_event
 from fedlgm.privacy.ledger import SERVER, Head, Ledger
 from simulations import launch
 from simulations.reports.report import ledger_report

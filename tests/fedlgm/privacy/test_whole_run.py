@@ -18,7 +18,7 @@ from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import get
 from fedlgm.mechanisms.method import Method
 from fedlgm.privacy import composed_epsilon, gaussian_mu
-from fedlgm.privacy.accounting import gaussian_event
+from fedlgm.privacy.events import gaussian_event
 from fedlgm.privacy.whole_run import WholeRun, whole_run
 from fedlgm.transcript import Transcript
 

@@ -220,3 +220,48 @@ def test_a_model_that_does_not_take_the_data_is_refused() -> None:
     ):
         tasks.Classification().check(nn.Linear(4, 2), data_of([0, 1]))
     tasks.Classification().check(nn.Linear(3, 2), data_of([0, 1]))
+
+
+def test_integers_that_a_model_does_not_take_are_explained() -> None:
+    data = DataSet.from_arrays((np.ones((4, 3), np.uint8), [0, 1, 0, 1]), (np.ones((4, 3), np.uint8), [0, 1, 0, 1]))
+    with pytest.raises(ConfigError, match=r"integers are taken as tokens, give other inputs as floats"):
+        tasks.Classification().check(nn.Linear(3, 2), data)
+
+
+class Own(tasks.Task):
+    """Absolute errors, with one flaw."""
+
+    def __init__(self, flaw: str) -> None:
+        self.flaw = flaw
+        if flaw == "headline":
+            self.headline = "auc"  # type: ignore[misc]
+        if flaw == "better":
+            self.better = "up"  # type: ignore[misc, assignment]
+
+    def losses(self, outputs, targets):
+        losses = ((outputs.detach() if self.flaw == "detached" else outputs)[:, 0] - targets).abs()
+        return [losses] if self.flaw == "list" else losses
+
+    def metrics(self, means):
+        if self.flaw == "fails":
+            return {"loss": 1 / 0}
+        return {"mae": 1.0} if self.flaw == "no loss" else means | ({"note": "good"} if self.flaw == "text" else {})
+
+
+@pytest.mark.parametrize(
+    ("flaw", "message"),
+    [
+        ("headline", r"its metrics must hold 'auc', they are 'loss'"),
+        ("better", r"better must be 'higher' or 'lower', it is 'up'"),
+        ("detached", r"its loss has no gradient"),
+        ("list", r"one per example, they have list"),
+        ("fails", r"its figures cannot be computed: ZeroDivisionError"),
+        ("no loss", r"its metrics must hold 'loss', they are 'mae'"),
+        ("text", r"its figures cannot be computed: ValueError: .*'good'"),
+    ],
+)
+def test_a_task_whose_figures_no_run_could_show_is_refused(flaw: str, message: str) -> None:
+    data = data_of([0.5, 1.5])
+    Own("").check(nn.Linear(3, 1), data)
+    with pytest.raises(ConfigError, match=message):
+        Own(flaw).check(nn.Linear(3, 1), data)

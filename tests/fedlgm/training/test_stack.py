@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -173,3 +174,28 @@ def test_channels_last_activations_change_nothing_but_the_speed(name: str) -> No
     images = torch.randn(2, 3, 32, 32, dtype=torch.float64)
     torch.testing.assert_close(fast(images), module(images), rtol=1e-10, atol=1e-12)
     assert [n for n, _ in fast.named_parameters()] == [n for n, _ in module.named_parameters()]
+
+
+class Squares(nn.Flatten):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input).square()
+
+
+class Halves(nn.MaxPool2d):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) / 2
+
+
+class Thirds(nn.AvgPool2d):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) / 3
+
+
+@pytest.mark.parametrize("kind", [Squares, lambda: Halves(2), lambda: Thirds(2)])
+def test_layers_with_a_forward_of_their_own_are_left_to_autograd(kind: Callable[[], nn.Module]) -> None:
+    """A subclass of a known layer may compute something else."""
+    layer = kind()
+    rest = [] if isinstance(layer, nn.Flatten) else [nn.Flatten()]
+    module = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), layer, *rest, nn.LazyLinear(3))
+    module(torch.zeros(1, 1, 8, 8))
+    assert _stack(module)[0] is None

@@ -165,7 +165,7 @@ def test_in_single_precision_both_trainers_round_no_worse_than_a_plain_loop(name
 @pytest.mark.parametrize(
     ("name", "optimizer"),
     [  # what optimizers do is tested on small models
-        ("resnet18", "momentum"),
+        pytest.param("resnet18", "momentum", marks=pytest.mark.slow),
         pytest.param("resnet152", "sgd", marks=pytest.mark.slow),
         pytest.param("vgg16", "momentum", marks=pytest.mark.slow),
     ],

@@ -297,12 +297,12 @@ def test_the_command_line_writes_a_folder_and_json(monkeypatch, capsys, tmp_path
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["coordinate-descent", "--data", "iris"], "data: Input should be 'diabetes'"),
-        (["coordinate-descent", "--rule", "best"], "rule: Input should be"),
+        (["coordinate-descent", "--data", "iris"], "data: must be 'diabetes'"),
+        (["coordinate-descent", "--rule", "best"], "rule: must be"),
         (["coordinate-descent", "--family", "laplace", "--delta", "1e-5"], "delta must be 0 for Laplace"),
         (["coordinate-descent", "--delta", "0"], "delta must be > 0 for Gaussian"),
-        (["coordinate-descent", "--epsilon", "-1"], "epsilon: Input should be greater than 0"),
-        (["coordinate-descent", "--passes", "0"], "passes: Input should be greater"),
+        (["coordinate-descent", "--epsilon", "-1"], "epsilon: must be above 0"),
+        (["coordinate-descent", "--passes", "0"], "passes: must be at least"),
         (["pca", "--method", "magic"], "method: unknown 'magic'; known: gaussian-iid"),
         (["pca", "--data", "digits", "--rank", "65"], "rank: must be at most the 64 features"),
         (["pca", "--rank", "101"], "rank"),

@@ -122,6 +122,7 @@ def test_a_run_that_has_not_finished(run, finished):
     assert "--resume" in err
 
 
+@pytest.mark.slow
 def test_compare_with_attacks(run, tiny_file, tmp_path):
     options = ["--methods", "none,gaussian", "--seeds", 1, "--out", tmp_path / "set", "--attacks", "membership,gan:3"]
     changes = ["federation.clients=6", "federation.rate=1.0"]

@@ -217,6 +217,19 @@ def test_recipes_and_seeded_runs_whose_rounds_are_one_mechanism(tiny, tmp_path, 
     assert "noise independence" in [check.name for check in caught.checks if not check.passed]
 
 
+def test_a_round_that_released_nothing_asked_no_queries_either(tiny):
+    """Such a round was taken for one of queries alone, which canaries cannot be put into."""
+    recipe = tiny(mechanism={"name": "ladp", "local_share": 0.3})
+    assembly = Assembly(recipe)
+    first = assembly.method.plan(assembly.start())
+    layers = len(assembly.layers)
+    row = {"round": 2, "clip": [0.0] * layers, "sigma": [None] * layers}
+    assert first.queries
+    assert targets._recorded_plan(first, row | {"skipped": True}).size == 0
+    whole = {"round": 2, "clip": first.clip.tolist(), "sigma": first.sigma.tolist()}
+    assert targets._recorded_plan(first, whole).size == first.size
+
+
 def test_unseeded_and_unfinished_runs_say_what_to_run_again(tiny, tmp_path):
     launch.simulate(tiny(run={"seed": None}), run_dir=tmp_path / "unseeded")
     with pytest.raises(RunError, match=r"--set run.audit=true .* --seed N"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from fedlgm.errors import ConfigError, RunError
 from simulations.cli import app
 from simulations.compare import comparison as comparing
 from simulations.compare import figures as comparison_figures
+from simulations.compare.jobs import Job, jobs
 from simulations.config import recipe
 from simulations.config.facts import facts_of
 from simulations.runs.folder import RunFolder
@@ -29,12 +31,12 @@ EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
 METHODS = ("ladp", "full-dp", "none")
 
 
-def small(methods: tuple[str, ...] = METHODS, seeds: int = 3, *more: str, **options: object) -> list[comparing.Job]:
-    return comparing.jobs("digits", methods, seeds, [*SMALL, *more], **options)  # type: ignore[arg-type]
+def small(methods: tuple[str, ...] = METHODS, seeds: int = 3, *more: str, **options: object) -> list[Job]:
+    return jobs("digits", methods, seeds, [*SMALL, *more], **options)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[comparing.Job], Path]:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Job], Path]:
     todo, out = small(epsilons=(8.0, 2.0)), tmp_path_factory.mktemp("set")
     comparing.run(todo, out)
     return todo, out
@@ -75,6 +77,32 @@ def test_what_adds_no_noise_is_compared_without_an_audit() -> None:
     """One such method does not end a set whose other runs are audited."""
     todo = small(METHODS, 1, "run.audit=true")
     assert {job.method: job.recipe.run.audit for job in todo} == {"ladp": True, "full-dp": True, "none": False}
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "methods"),
+    [
+        ("digits", [], ["snr-consistent", "uniform", "gaussian"]),
+        ("digits", ["mechanism.name=gaussian"], ["gaussian", "uniform"]),
+        ("ladp-fashion-mnist", [], ["ladp", "uniform", "gaussian"]),
+        ("ladp-fashion-mnist-published", ["privacy.delta=1e-3"], ["ladp:published", "uniform", "gaussian"]),
+        ("dp-sgd-digits", [], ["dp-sgd", "auto-s"]),
+        ("lm-dp-sgd-digits", [], ["lm-dp-sgd", "dp-sgd", "auto-s"]),
+    ],
+)
+def test_without_methods_the_recipes_own_is_compared_with_plain_ones(name, overrides, methods) -> None:
+    todo = jobs(name, None, 1, overrides)
+    assert [job.method for job in todo] == methods
+    own = recipe.load(name, overrides).mechanism
+    assert (todo[0].recipe.mechanism.name, todo[0].recipe.mechanism.variant) == (own.name, own.variant)
+    assert {**own.options, **todo[0].recipe.mechanism.options} == own.options
+
+
+@pytest.mark.parametrize("key", ["mechanism.name=gaussian", "mechanism.variant=published", "name=mine"])
+def test_what_names_the_runs_is_not_set_for_all_of_them(key: str) -> None:
+    """All runs were then of one mechanism, under the names of the others."""
+    with pytest.raises(ConfigError, match="the runs of a comparison are named by it"):
+        small(("uniform", "gaussian"), 1, key)
 
 
 def test_a_variant_is_a_method_of_its_own() -> None:
@@ -134,7 +162,7 @@ def test_bad_sets_are_refused(methods: tuple[str, ...], more: tuple[str, ...], w
 # -- resuming ----------------------------------------------------------------------------------------------------------
 
 
-def test_finished_runs_are_not_repeated(finished: tuple[list[comparing.Job], Path]) -> None:
+def test_finished_runs_are_not_repeated(finished: tuple[list[Job], Path]) -> None:
     todo, out = finished
     before = {job.folder: (out / job.folder / "result.json").stat().st_mtime_ns for job in todo}
     rounds: dict[str, list[int]] = {}
@@ -144,7 +172,7 @@ def test_finished_runs_are_not_repeated(finished: tuple[list[comparing.Job], Pat
 
 
 def test_a_budget_given_twice_is_not_twice_as_many_seeds() -> None:
-    assert len(comparing.jobs("digits", ["uniform"], 2, (), (8.0, 8.0), ("iid", "iid"))) == 2
+    assert len(jobs("digits", ["uniform"], 2, (), (8.0, 8.0), ("iid", "iid"))) == 2
 
 
 @pytest.mark.parametrize(("key", "was", "now"), [("vectorize", "auto", "on"), ("compile", "auto", False)])
@@ -155,12 +183,10 @@ def test_what_was_auto_may_have_been_settled(key: str, was: str, now: object) ->
     assert not comparing._same(stored, recipe.load("digits", [f"training.{key}={was}", "training.lr=0.77"]))
 
 
-def test_an_interrupted_set_ends_like_an_uninterrupted_one(
-    finished: tuple[list[comparing.Job], Path], tmp_path: Path
-) -> None:
+def test_an_interrupted_set_ends_like_an_uninterrupted_one(finished: tuple[list[Job], Path], tmp_path: Path) -> None:
     todo, out = finished
 
-    def interrupt(job: comparing.Job, row: dict) -> None:
+    def interrupt(job: Job, row: dict) -> None:
         if job.folder == todo[1].folder and row["round"] == 5:
             raise KeyboardInterrupt
 
@@ -178,7 +204,7 @@ def test_an_interrupted_set_ends_like_an_uninterrupted_one(
         assert ours["epsilon"] == theirs["epsilon"]
 
 
-def test_another_set_in_the_same_folder_is_refused(finished: tuple[list[comparing.Job], Path], tmp_path: Path) -> None:
+def test_another_set_in_the_same_folder_is_refused(finished: tuple[list[Job], Path], tmp_path: Path) -> None:
     todo, out = finished
     shutil.copytree(out / todo[0].folder, tmp_path / todo[0].folder)
     with pytest.raises(ConfigError, match="another --out"):
@@ -188,7 +214,7 @@ def test_another_set_in_the_same_folder_is_refused(finished: tuple[list[comparin
 # -- what it shows -----------------------------------------------------------------------------------------------------
 
 
-def test_figures_are_those_of_the_runs(finished: tuple[list[comparing.Job], Path]) -> None:
+def test_figures_are_those_of_the_runs(finished: tuple[list[Job], Path]) -> None:
     todo, out = finished
     summary = comparing.summarise(todo, out)
     assert json.loads((out / "compare.json").read_text())["methods"] == list(METHODS)
@@ -216,7 +242,7 @@ def test_figures_are_those_of_the_runs(finished: tuple[list[comparing.Job], Path
     assert cells["full-dp", 2.0]["noise_scale"] > 2 * cell["noise_scale"]
 
 
-def test_tables_and_pictures(finished: tuple[list[comparing.Job], Path]) -> None:
+def test_tables_and_pictures(finished: tuple[list[Job], Path]) -> None:
     todo, out = finished
     summary = comparing.summarise(todo, out)
     summary["pictures"] = comparison_figures.draw(todo, out)
@@ -231,7 +257,6 @@ def test_tables_and_pictures(finished: tuple[list[comparing.Job], Path]) -> None
         "Noise scale (dirichlet)",
         "improvement",
         "reduction",
-        "no protection",
     ):
         assert expected in text
     first, second = (c for c in summary["cells"] if c["epsilon_budget"] == 8.0)
@@ -249,7 +274,27 @@ def test_tables_and_pictures(finished: tuple[list[comparing.Job], Path]) -> None
     assert second["method"] == "full-dp"
 
 
-def test_the_command(finished: tuple[list[comparing.Job], Path]) -> None:
+def test_with_one_partition_nothing_is_printed_twice(finished: tuple[list[Job], Path]) -> None:
+    todo, out = finished
+    summary = comparing.summarise(todo, out)
+    text = shown(summary)
+    assert "By partition" not in text
+    first = summary["cells"][0]
+    assert text.count(f"{100 * first['accuracy']:.2f} ± {100 * first['accuracy_std']:.2f}") == 1
+    for cell in summary["cells"]:
+        cell["partition"] = "dirichlet" if cell["method"] == "ladp" else "iid"
+    assert "By partition" in shown(summary)
+    assert "no protection" in shown(summary)
+
+
+def shown(summary: comparing.Comparison) -> str:
+    """What the terminal shows."""
+    console = Console(width=200, record=True, file=StringIO())
+    console.print(comparison_figures.tables(summary))
+    return console.export_text()
+
+
+def test_the_command(finished: tuple[list[Job], Path]) -> None:
     _, out = finished
     arguments = ["compare", "digits", "--methods", ",".join(METHODS), "--seeds", "3", "--out", str(out), "--json"]
     arguments += ["--epsilon", "8", "--epsilon", "2", *(part for text in SMALL for part in ("--set", text))]
@@ -276,7 +321,7 @@ def test_bundled_recipes_are_valid(name: str) -> None:
 
 def test_a_folder_with_the_name_of_a_run_is_not_removed(tmp_path: Path) -> None:
     """A run that lost its recipe has its ledger all the same: what it has spent must not be forgotten."""
-    todo = comparing.jobs(None, ["uniform"], 1, ["federation.rounds=1"])
+    todo = jobs(None, ["uniform"], 1, ["federation.rounds=1"])
     kept = tmp_path / todo[0].folder / "ledger.sqlite"
     kept.parent.mkdir()
     kept.write_bytes(b"what was spent")

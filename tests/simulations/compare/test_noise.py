@@ -14,6 +14,7 @@ from fedlgm.privacy.gaussian import gaussian_epsilon
 from fedlgm.privacy.ledger import Ledger
 from simulations import launch
 from simulations.compare import comparison as comparing
+from simulations.compare.jobs import Job, jobs
 from simulations.config.assembly import Assembly
 from simulations.runs.folder import RunFolder
 
@@ -27,8 +28,8 @@ METHODS = ("gaussian", "snr-consistent")
 BUDGETS = (8.0, 2.0)
 
 
-def made(seed: str, repetitions: int = 2, methods=METHODS, epsilons=BUDGETS, more=()) -> list[comparing.Job]:
-    return comparing.jobs("digits", methods, repetitions, [*SMALL, f"run.seed={seed}", *more], epsilons)
+def made(seed: str, repetitions: int = 2, methods=METHODS, epsilons=BUDGETS, more=()) -> list[Job]:
+    return jobs("digits", methods, repetitions, [*SMALL, f"run.seed={seed}", *more], epsilons)
 
 
 def released(path: Path) -> tuple[np.ndarray, np.ndarray]:

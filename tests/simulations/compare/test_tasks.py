@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from simulations.compare import comparison, figures
+from simulations.compare.jobs import jobs
 
 CHANGES = [
     "federation.clients=20", "federation.rounds=1", "federation.rate=0.5", "training.epochs=1", "model.hidden=[4]",
@@ -16,7 +17,7 @@ CHANGES = [
 
 
 def test_a_comparison_shows_the_tasks_own_headline(tmp_path: Path) -> None:
-    todo = comparison.jobs("digits", ("snr-consistent", "uniform"), 1, CHANGES)
+    todo = jobs("digits", ("snr-consistent", "uniform"), 1, CHANGES)
     comparison.run(todo, tmp_path)
     summary = comparison.summarise(todo, tmp_path)
     assert {cell["headline"] for cell in summary["cells"]} == {"rmse"}

@@ -22,10 +22,13 @@ from simulations.reports.planning import partition_report
 from simulations.reports.report import write_report
 
 MODULE = '''
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import nn
 
+from fedlgm import Mechanism
 from fedlgm.tasks import Task
 
 
@@ -62,6 +65,27 @@ def load():
     first = (numbers[:20], tokens[:20])
     clients = [list(range(i, 90, 12)) for i in range(11)] + [[]]
     return {"train": (x, y), "test": (first, y[:20]), "clients": clients, "name": "mine"}
+
+
+class Strict(Quantile):
+    def __init__(self, level=0.5):
+        raise LookupError("no such level")
+
+
+@dataclass(frozen=True)
+class Rule(Mechanism):
+    bound: float = 1.0
+
+    def __post_init__(self):
+        raise LookupError("no such bound")
+
+
+class Offline:
+    def __init__(self, *_):
+        raise ConnectionError("no server")
+
+
+number = 3
 
 
 def halves(data, clients, seed, *, reverse=False):
@@ -149,14 +173,14 @@ def test_own_partitions(here: Path) -> None:
         (
             {"model": {"name": "my_own_things:Nett"}},
             ConfigError,
-            r"model: model 'my_own_things:Nett': .* did you mean 'Net'",
+            r"model 'my_own_things:Nett': .* did you mean 'Net'",
         ),
         (
             {"model": {"name": "my_absent:Net"}},
             ConfigError,
             r"module 'my_absent' cannot be imported: there is no module",
         ),
-        ({"model": {"depth": 3}}, ConfigError, r"model: model 'my_own_things:Net': unknown option 'depth'"),
+        ({"model": {"depth": 3}}, ConfigError, r"model 'my_own_things:Net': unknown option 'depth'"),
         ({"model": {"name": "torch.nn:BatchNorm1d", "num_features": 5}}, ConfigError, r"buffer 'running_mean'"),
         (
             {"model": {"name": "torch.nn:Linear", "in_features": 5, "out_features": 1}},
@@ -164,10 +188,30 @@ def test_own_partitions(here: Path) -> None:
             r"does not take a batch",
         ),
         ({"data": {"name": "my_own_things:Net"}}, DataError, r"must be a fedlgm.data.DataSet"),
-        ({"data": {"name": "my_own_things:absent"}}, ConfigError, r"data: data set 'my_own_things:absent'"),
-        ({"data": {"partition": "my_own_things:absent"}}, ConfigError, r"data.partition: partition scheme"),
+        ({"data": {"name": "my_own_things:absent"}}, ConfigError, r"data 'my_own_things:absent'"),
+        ({"data": {"partition": "my_own_things:absent"}}, ConfigError, r"data.partition 'my_own_things:absent'"),
         ({"federation": {"clients": 5}}, ConfigError, r"data.partition: 'mine' has 12 clients of its own"),
-        ({"task": {"name": "my_absent:Task"}}, ConfigError, r"task: task 'my_absent:Task': module 'my_absent'"),
+        ({"task": {"name": "my_absent:Task"}}, ConfigError, r"task 'my_absent:Task': module 'my_absent'"),
+        (
+            {"model": {"name": "my_own_things:number"}},
+            ConfigError,
+            r"^model 'my_own_things:number' is neither an",
+        ),
+        (
+            {"task": {"name": "my_own_things:Strict"}},
+            ConfigError,
+            r"^task 'my_own_things:Strict': LookupError: no such level \(my_own_things.py, line \d+\)$",
+        ),
+        (
+            {"mechanism": {"name": "my_own_things:Rule"}},
+            ConfigError,
+            r"^mechanism 'my_own_things:Rule': LookupError: no such bound \(my_own_things.py, line \d+\)$",
+        ),
+        (
+            {"run": {"trackers": ["my_own_things:Offline"]}},
+            ConfigError,
+            r"^run.trackers 'my_own_things:Offline': ConnectionError: no server \(my_own_things.py",
+        ),
         ({"task": {"name": "regression", "level": 1}}, ConfigError, r"task 'regression': unknown option 'level'"),
     ],
 )

@@ -43,7 +43,7 @@ def test_options_of_another_variant_fall_away():
     raw = recipes.load("digits", to_published).model_dump(exclude_none=True)
     recipes.override(raw, ["mechanism.variant=sound", "mechanism.bound=0.3"])
     assert recipes.validate(raw).mechanism.options == {"bound": 0.3}
-    with pytest.raises(ConfigError, match="no option bound; known: threshold"):
+    with pytest.raises(ConfigError, match="no option 'bound'; known: threshold"):
         recipes.load("digits", [*to_published, "mechanism.bound=0.3"])
 
 
@@ -77,17 +77,17 @@ CYCLE = {"sampling": "cyclic", "rate": 0.25}
 REFUSED = {
     "unknown key": ({"federation": {"round": 3}}, ["federation.round: unknown key", "rounds"]),
     "unknown section": ({"federations": {}}, ["federations: unknown key", "federation"]),
-    "unknown option of a mechanism": ({"mechanism": {"bounds": 1.0}}, ["no option bounds", "bound"]),
+    "unknown option of a mechanism": ({"mechanism": {"bounds": 1.0}}, ["no option 'bounds'", "bound"]),
     "wrong type": ({"federation": {"rounds": "many"}}, ["federation.rounds", "'many'"]),
     "fraction of a client": ({"federation": {"clients": 2.5}}, ["federation.clients", "2.5"]),
     "no rounds": ({"federation": {"rounds": 0}}, ["federation.rounds", "1"]),
-    "name of another type": ({"mechanism": {"name": [1]}}, ["mechanism.name", "valid string"]),
-    "learning rate absurd": ({"training": {"lr": 1e300}}, ["training.lr", "less than or equal to 1000000000"]),
-    "epsilon zero": ({"privacy": {"epsilon": 0}}, ["privacy.epsilon", "greater than 0"]),
-    "epsilon negative": ({"privacy": {"epsilon": -1.0}}, ["privacy.epsilon", "greater than 0"]),
+    "name of another type": ({"mechanism": {"name": [1]}}, ["mechanism.name", "must be text"]),
+    "learning rate absurd": ({"training": {"lr": 1e300}}, ["training.lr", "at most 1000000000"]),
+    "epsilon zero": ({"privacy": {"epsilon": 0}}, ["privacy.epsilon", "above 0"]),
+    "epsilon negative": ({"privacy": {"epsilon": -1.0}}, ["privacy.epsilon", "above 0"]),
     "epsilon nan": ({"privacy": {"epsilon": float("nan")}}, ["privacy.epsilon", "finite"]),
     "epsilon infinite": ({"privacy": {"epsilon": float("inf")}}, ["privacy.epsilon", "finite"]),
-    "delta one": ({"privacy": {"delta": 1.0}}, ["privacy.delta", "less than 1"]),
+    "delta one": ({"privacy": {"delta": 1.0}}, ["privacy.delta", "below 1"]),
     "cohort too large": ({"federation": {"cohort": 21, "rate": None}}, ["cohort = 21", "20 clients"]),
     "rate and cohort": ({"federation": {"cohort": 5}}, ["federation: give exactly one of rate", "cohort"]),
     "neither": ({"federation": {"rate": None}}, ["exactly one of rate"]),
@@ -144,9 +144,9 @@ REFUSED = {
     "schedule under local trust": (
         {"federation": CYCLE, "privacy": {"trust": "local", "max_participations": 3}}, ["'cyclic'", "'central'"],
     ),
-    "bands of independent noise": ({"federation": CYCLE, "privacy": {"bands": 2}}, ["privacy.bands belongs to"]),
+    "bands of independent noise": ({"federation": CYCLE, "privacy": {"bands": 2}}, ["privacy.bands is for"]),
     "buffers of bands": (
-        {"federation": CYCLE, "privacy": {"noise": "banded", "buffers": 2}}, ["privacy.buffers belongs to"],
+        {"federation": CYCLE, "privacy": {"noise": "banded", "buffers": 2}}, ["privacy.buffers is for"],
     ),
     "seed": ({"run": {"seed": -1}}, ["run.seed", "0"]),
     "missing key": ({"privacy": {"epsilon": None}}, ["privacy.epsilon", "required"]),
@@ -214,7 +214,7 @@ class TestAnotherChoice:
     def test_options_given_with_it_must_fit(self, order):
         fitting = ["data.partition=dirichlet-large", "data.alpha=2"][::order]
         assert recipes.load("digits", fitting).data.options == {"alpha": 2}
-        with pytest.raises(ConfigError, match="none has no option bound"):
+        with pytest.raises(ConfigError, match="'none' has no option 'bound'"):
             recipes.load("digits", ["mechanism.name=none", "mechanism.bound=2"][::order])
         with pytest.raises(ConfigError, match="exactly one"):
             recipes.load("digits", ["federation.cohort=20", "federation.rate=0.1"][::order])

@@ -8,10 +8,9 @@ import sys
 
 import pytest
 
-from simulations import launch
 from simulations.config import recipe as recipes
-from simulations.deploy import processes, submit
 from simulations.deploy.create import create
+from tests.support.deployed import deployed_like_simulated
 
 ROUNDS = 3
 SMALL = (
@@ -37,14 +36,7 @@ OPTIONS = {  # of the mechanism, as questions carry them to the nodes
 def test_nodes_that_protect_their_examples_learn_what_the_simulation_learns(tmp_path, options):
     recipe = recipes.load("example-level-federation", [*SMALL, *OPTIONS[options]])
     lab = create(tmp_path / "lab", 3, example=recipe, policy={"unit": "example"}, test_seed=7)
-    try:
-        processes.up(lab)
-        deployed = submit.run(lab, recipe)
-    finally:
-        processes.down(lab)
-    simulated = launch.simulate(recipe, engine="local", run_dir=tmp_path / "simulated")
-    for figure in ("model_sha256", "accuracy", "epsilon", "rounds", "guarantee"):
-        assert deployed[figure] == simulated[figure]
+    deployed = deployed_like_simulated(lab, recipe, tmp_path / "simulated")
     # Steps of layers bounded to shares of C are shorter; with noisy figures among them three rounds are few.
     assert deployed["accuracy"] > (
         0.85 if options == "flat" else 0.3

@@ -73,6 +73,8 @@ def test_status_and_ledger(tmp_path):
     table = run("ledger", folder.path)
     assert f"of 8 spent at delta 1e-05, {8 - report['epsilon_spent']:.4g} left" in table.stdout
     assert "NOT PRIVATE" not in table.stdout
+    assert "DpEvent" not in table.stdout
+    assert "Gaussian" in table.stdout
 
 
 @pytest.mark.parametrize("label", ["[/]", "[red]x", "x\x1b[2J\nepsilon 0 of 8 spent"])

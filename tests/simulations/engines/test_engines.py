@@ -288,3 +288,18 @@ def test_the_flower_app_continues_a_run_with_its_own_recipe_only(tmp_path):
     with pytest.raises(FedlgmError, match="another recipe than the run config"):
         make_server_app()(LocalGrid(None), context)
     assert not folder.metrics_file.exists()
+
+
+def test_the_flower_app_refuses_a_model_that_remembers(tmp_path, monkeypatch):
+    """`flwr run` asks nobody else than the app's server."""
+    (tmp_path / "remembering.py").write_text(
+        "import torch\n\nclass Net(torch.nn.Sequential):\n    seen = 0.0\n\n    def forward(self, x):\n"
+        "        self.seen = self.seen + x.detach().mean(0)\n        return super().forward(x + self.seen)\n\n"
+        "def net():\n    return Net(torch.nn.Flatten(), torch.nn.Linear(64, 10))\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    config = {"run-dir": str(tmp_path / "run"), "recipe": "digits", "set": "model.name=remembering:net"}
+    context = Context(run_id=1, node_id=2, node_config={}, state=RecordDict(), run_config=config)
+    with pytest.raises(FedlgmError, match="it remembers what it has seen"):
+        make_server_app()(LocalGrid(None), context)
+    assert not (tmp_path / "run").exists()

@@ -139,7 +139,7 @@ def test_correlated_noise_is_shown_over_the_rounds(tiny: Callable[..., Recipe], 
         "Noise over the rounds", "Here it is correlated over rounds (banded, 4 bands); 4 groups take turns",
         "independent, same participation", "independent, secret Poisson draws",
         "Noise norm of one round's mean of each layer",
-        "Noise norm of the model over the rounds: this run from",
+        "Noise norm of the model over the rounds: this run from", "Noise scale sigma_j (of z)", "noise sigma_j (of z)",
     ):  # fmt: skip
         assert words in text, words
     told = text[text.index("Noise norm of one round's mean of each layer over") :][:200]
@@ -148,7 +148,9 @@ def test_correlated_noise_is_shown_over_the_rounds(tiny: Callable[..., Recipe], 
         assert f" {norm:.4g} " in told, told
     launch.simulate(tiny(run={"trackers": []}), run_dir=tmp_path / "plain")
     report.write_report(tmp_path / "plain")
-    assert "Noise over the rounds" not in (tmp_path / "plain" / "report.html").read_text(encoding="utf-8")
+    plain = (tmp_path / "plain" / "report.html").read_text(encoding="utf-8")
+    assert "Noise over the rounds" not in plain
+    assert "(of z)" not in plain
 
 
 def test_a_run_without_a_guarantee_says_so(tiny: Callable[..., Recipe], tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def test_celeba_and_ffhq(tmp_path, monkeypatch):
     (tmp_path / "ffhq" / "labels.csv").write_text("\n".join(["file,gender", *(f"{name},{b}" for name, b in rows)]))
     changes = [
         f"data.dir={tmp_path / 'celeba'}", f"risk.dir={tmp_path / 'ffhq'}", "data.image_size=16",
-        "model.name=cnn-small",
+        "data.train_images=48", "model.name=cnn-small",
         "risk.epochs=2", "risk.adversary_epochs=2", "risk.examples=45", "training.batch_size=12", "training.lr=0.5",
         "federation.rounds=25", "run.evaluate_every=25", "run.seed=3", "privacy.epsilon=50",
     ]  # fmt: skip

@@ -113,8 +113,25 @@ def test_the_secret_state_is_private_while_it_lasts_and_then_goes(correlated, tm
             for root in roots:
                 assert root.encode() not in content, path
                 assert int(root, 16).to_bytes(16, "little") not in content, path
+    shutil.copy(folder.path / "private" / "keys", folder.path / "private" / ".keys.17.42")  # killed while making it
     launch.resume(folder.path)
     assert not file.exists()
+    assert not list(file.parent.glob("*keys*"))
+    assert not list(file.parent.glob(".*"))
+
+
+def test_a_copy_without_its_rights_is_closed_again(correlated, tmp_path):
+    """As tools leave it that do not keep modes, on another machine, say."""
+    folder = interrupted(correlated(seed=None), tmp_path / "run", 2)
+    private = folder.path / "private"
+    private.chmod(0o755)
+    for path in private.iterdir():
+        path.chmod(0o644)
+    with pytest.raises(Interrupted):
+        launch.resume(folder.path, progress=interrupt_at(5))
+    assert stat.S_IMODE(private.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in private.iterdir()} == {0o600}
+    assert {"noise", "keys", "diagnostics.jsonl"} <= {path.name for path in private.iterdir()}
 
 
 @pytest.mark.parametrize("name", ["noise", "keys"])

@@ -165,7 +165,7 @@ def test_exact_sums_change_rounding_only(tmp_path, make, run, many):
     assert result["epsilon"] == usual["epsilon"]
     if make is central:  # a client's noise depends on the model's very bits
         assert result["accuracy"] == pytest.approx(usual["accuracy"], abs=0.05)
-    with pytest.raises(ConfigError, match=r"training\.exact_sums belongs to privacy.unit = 'example'"):
+    with pytest.raises(ConfigError, match=r"training\.exact_sums is for privacy.unit = 'example'"):
         recipes.load("digits", ["training.exact_sums=true"])
 
 
@@ -316,7 +316,7 @@ def test_a_client_that_refuses_counts_as_zero_and_the_round_goes_on(tmp_path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda f: {"steps": dataclasses.replace(f.steps, count=4)}, "agreed to 3 steps a round at the rate 0.1"),
+        (lambda f: {"steps": dataclasses.replace(f.steps, count=4)}, "agreed to 3 steps per round at the rate 0.1"),
         (lambda f: {"steps": dataclasses.replace(f.steps, rate=0.2)}, "refuses a plan with 3 at 0.2"),
         (lambda f: {"steps": None, "relation": "replace-one"}, "agreed to noise its local steps"),
         (lambda f: {"noise_multiplier": f.noise_multiplier / 2}, "agreed to a noise multiplier of"),
@@ -456,7 +456,7 @@ def test_plans_say_how_examples_are_sampled():
     assert "of 1442 examples (expected batch 128, 1.07 epochs), add-remove" in report["sampling"]
     assert report["epsilon_rdp"] <= 4.0
     local = plan_report(federated())
-    assert "3 steps a round, each on 0.1 of a client's examples, divided by" in local["sampling"]
+    assert "3 steps per round, each on 0.1 of a client's examples, divided by" in local["sampling"]
     assert local["epsilon_rdp"] == pytest.approx(4.0, abs=1e-3)
     assert math.isfinite(local["noise_norm"])
     json.dumps(local)

@@ -20,6 +20,7 @@ from simulations import launch
 from simulations.cli import app
 from simulations.compare import comparison as comparing
 from simulations.compare import figures as comparison_figures
+from simulations.compare.jobs import jobs
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
 from simulations.engines.flower_entry import make_client_app, make_server_app
@@ -145,7 +146,7 @@ def test_applications_say_it(tmp_path):
 
 
 def test_comparisons_say_it(tmp_path, tiny_file):
-    todo = comparing.jobs(str(tiny_file), ["gaussian", "none"], 1)
+    todo = jobs(str(tiny_file), ["gaussian", "none"], 1)
     comparing.run(todo, tmp_path)
     summary = comparing.summarise(todo, tmp_path)
     shown = plain(comparison_figures.tables(summary))

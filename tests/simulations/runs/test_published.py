@@ -31,6 +31,7 @@ def test_published_medclip_claims_the_budget_and_proves_nothing(tmp_path: Path) 
     assert "MedClip" in result["guarantee"]
 
 
+@pytest.mark.slow
 def test_sampled_replace_one_is_conditional_and_says_on_what() -> None:
     overrides = ["federation.sampling=fixed", "privacy.accountant='rdp'"]
     report = planning.plan_report(recipes.load("digits", overrides))

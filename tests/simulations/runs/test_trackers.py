@@ -89,6 +89,30 @@ def test_a_failing_tracker_does_not_harm_the_run(tiny: Callable[..., Recipe], tm
     assert followed["model_sha256"] == alone["model_sha256"]
 
 
+class Clearing:
+    """Empties whatever it is handed."""
+
+    def start(self, run: RunStart) -> None: ...
+
+    def round(self, row: dict[str, Any]) -> None:
+        row["epsilon"] = 0.0
+        row["share"].clear()
+        row.clear()
+
+    def end(self, summary: dict[str, Any] | None) -> None:
+        if summary is not None:
+            summary.clear()
+
+
+def test_what_a_tracker_does_to_its_rows_reaches_nobody(tiny: Callable[..., Recipe], tmp_path: Path) -> None:
+    seen, notes = [], Notes()
+    result = launch.simulate(tiny(), run_dir=tmp_path / "run", trackers=[Clearing(), notes], progress=seen.append)
+    rows = RunFolder.open(tmp_path / "run").rows()
+    assert [row for method, row in notes.told if method == "round"] == rows
+    assert [row["epsilon"] for row in seen] == [row["epsilon"] for row in rows]
+    assert result["run"] == str(tmp_path / "run")
+
+
 def test_a_tracker_that_cannot_start_stops_the_run(tiny: Callable[..., Recipe], tmp_path: Path) -> None:
     before = Notes()
     with pytest.raises(RunError, match="tracker Notes cannot start: ConnectionError: no server in start"):
@@ -180,7 +204,7 @@ def test_what_is_no_tracker_is_refused_before_a_folder_exists(
     given: Any, message: str, tiny: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "test_trackers", sys.modules[__name__])
-    with pytest.raises(ConfigError, match=f"^run.trackers: .*{re.escape(message)}"):
+    with pytest.raises(ConfigError, match=f"^run.trackers:? .*{re.escape(message)}"):
         launch.simulate(tiny(), run_dir=tmp_path / "run", trackers=[given])
     assert not (tmp_path / "run").exists()
 

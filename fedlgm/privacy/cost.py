@@ -1,0 +1,114 @@
+"""What a release costs, in words: an accounting event for people."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from dp_accounting import dp_event
+
+from fedlgm.privacy.events import pure_epsilon
+from fedlgm.privacy.guarantee import Relation, Unit
+
+Law = Literal["gaussian", "laplace", "pure", "none", "free"]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One release as the accountant sees it.
+
+    Attributes:
+        law: of its noise: "gaussian", "laplace", "pure" (some release of a known pure epsilon), "none" (no protection,
+            so no bound) or "free" (the release adds nothing to the cost of those before it).
+        figure: noise multiplier of Gaussian noise, pure epsilon of the others; 0 where there is none.
+        rate: probability with which a unit takes part, as far as it is counted on; 1 where sampling amplifies nothing.
+        steps: how many such mechanisms the release consists of.
+    """
+
+    law: Law
+    figure: float = 0.0
+    rate: float = 1.0
+    steps: int = 1
+
+    @classmethod
+    def of(cls, event: dp_event.DpEvent) -> Cost:
+        """The cost that a ledger's event states.
+
+        >>> from fedlgm.privacy.events import gaussian_event, repeated
+        >>> Cost.of(repeated(gaussian_event(0.6, sampling_rate=0.1), 5))
+        Cost(law='gaussian', figure=0.6, rate=0.1, steps=5)
+        """
+        steps, rate = 1, 1.0
+        while isinstance(event, dp_event.SelfComposedDpEvent | dp_event.PoissonSampledDpEvent):
+            if isinstance(event, dp_event.SelfComposedDpEvent):
+                steps *= event.count
+            else:
+                rate *= event.sampling_probability
+            event = event.event
+        match event:
+            case dp_event.GaussianDpEvent():
+                return cls("gaussian", float(event.noise_multiplier), rate, steps)
+            case dp_event.LaplaceDpEvent():
+                return cls("laplace", pure_epsilon(event), rate, steps)
+            case dp_event.RandomizedResponseDpEvent():
+                return cls("pure", pure_epsilon(event), rate, steps)
+            case dp_event.NoOpDpEvent():
+                return cls("free")
+        return cls("none")
+
+    @property
+    def noise(self) -> str:
+        """Noise of the release, in words.
+
+        >>> Cost("gaussian", 0.519406).noise, Cost("laplace", 0.25).noise, Cost("none").noise
+        ('Gaussian, multiplier 0.5194', 'Laplace, epsilon 0.25', 'none that protects')
+        """
+        return {
+            "gaussian": f"Gaussian, multiplier {self.figure:.4g}",
+            "laplace": f"Laplace, epsilon {self.figure:.4g}",
+            "pure": f"epsilon {self.figure:.4g}",
+            "none": "none that protects",
+            "free": "costs nothing more",
+        }[self.law]
+
+    @property
+    def sampling(self) -> str:
+        """Sampling that the cost counts on, in words.
+
+        >>> Cost("gaussian", 1.0, rate=0.1).sampling, Cost("gaussian", 1.0).sampling
+        ('probability 0.1', 'none counted on')
+        """
+        if self.law in ("none", "free"):
+            return "-"
+        return f"probability {self.rate:.4g}" if self.rate < 1 else "none counted on"
+
+    def sentence(self, unit: Unit) -> str:
+        """All of it in one line.
+
+        Args:
+            unit: what is sampled.
+
+        >>> Cost("gaussian", 0.6, 0.1, 5).sentence("example")
+        'Gaussian, multiplier 0.6; each example with probability 0.1; 5 steps'
+        >>> Cost("gaussian", 2.0).sentence("client")
+        'Gaussian, multiplier 2'
+        """
+        sampled = [f"each {unit} with {self.sampling}"] if self.rate < 1 else []
+        return "; ".join([self.noise, *sampled, *([f"{self.steps} steps"] if self.steps > 1 else [])])
+
+
+_MOVED: dict[Relation, str] = {
+    "add-remove": "one {} more or less",
+    "replace-one": "another {} in the place of one",
+    "zero-out": "one {} whose contributions become zero",
+}
+
+
+def multiplier_explained(unit: Unit, relation: Relation) -> str:
+    """What the noise multiplier of a ledger's row is relative to.
+
+    >>> multiplier_explained("client", "add-remove")
+    'multiplier: the noise over the most that one client more or less moves what is released, all layers together'
+    """
+    moved = _MOVED[relation].format(unit)
+    return f"multiplier: the noise over the most that {moved} moves what is released, all layers together"

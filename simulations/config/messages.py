@@ -1,0 +1,81 @@
+"""What is said of a wrong value in a recipe: its key, what is wrong, what would be right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, get_args
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from fedlgm import data, mechanisms, models, tasks
+from fedlgm.errors import ConfigError, explained, prefix_key
+from simulations.config.sections import Data, MechanismSection, Model, TaskSection
+
+SECTIONS: dict[str, type[BaseModel]] = {
+    "mechanism": MechanismSection,
+    "model": Model,
+    "task": TaskSection,
+    "data": Data,
+}
+OPTIONS: dict[str, Callable[[str], Iterable[str]]] = {
+    "mechanism": mechanisms.options,
+    "model": models.options,
+    "task": tasks.options,
+    "data": data.scheme_options,
+}
+
+
+@contextmanager
+def in_section(section: str, name: str, path: str = "") -> Iterator[None]:
+    """Say in the message of a ConfigError which key of a section that names something it is about.
+
+    Args:
+        section: "mechanism", "model", "task" or "data".
+        name: what it names; for "data" the partition scheme, which the section's options belong to.
+        path: what a message is about that does not begin with a key; left out, the section.
+    """
+
+    def keys() -> set[str]:
+        options: Iterable[str] = ()
+        with suppress(ConfigError):
+            options = OPTIONS[section](name)
+        return {*SECTIONS[section].model_fields, *options}
+
+    with prefix_key(path or section, name, keys):
+        yield
+
+
+def section_kind(field: FieldInfo) -> type[BaseModel] | None:
+    """The model of a recipe's section, which may be left out; None for plain keys."""
+    kinds = (field.annotation, *get_args(field.annotation))
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+
+
+_SAID = {  # where the checker has more than one complaint, or one that names no values
+    ("training", "device"): "must be auto, cpu, cuda, cuda:N, mps or xpu",
+    ("training", "compile"): "must be true, false or 'auto'",
+    ("data", "pixels"): "must be two numbers, the lower one first, such as [0, 1]",
+}
+
+
+def explain(raw: dict[str, Any], problems: Iterable[Any], whole: type[BaseModel]) -> str:
+    """All that is wrong with a recipe, one line each.
+
+    Args:
+        raw: its plain values.
+        problems: pydantic's `ValidationError.errors()`.
+        whole: the model of a recipe.
+    """
+    return "\n".join(dict.fromkeys(_explain(raw, item, whole) for item in problems))
+
+
+def _explain(raw: dict[str, Any], item: Any, whole: type[BaseModel]) -> str:
+    place = item["loc"][:2]
+    if place in _SAID:
+        item = item | {"loc": place, "type": "value_error", "msg": _SAID[place], "input": raw[place[0]][place[1]]}
+    if place == ("extends",):
+        return "extends stands in a recipe's file: name the other recipe itself, or give it a file that extends it"
+    kind = section_kind(whole.model_fields[place[0]]) if len(place) > 1 and place[0] in whole.model_fields else None
+    return explained(item, (kind or whole).model_fields)

@@ -1,0 +1,66 @@
+"""What a ledger's charges say, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fedlgm.privacy.cost import Cost, multiplier_explained
+from fedlgm.privacy.ledger import Charge
+from simulations.config.recipe import Recipe
+from simulations.reports.rows import EventGroup
+
+
+def event_group(recipe: Recipe, charges: Sequence[Charge]) -> EventGroup:
+    """Charges of one event, in words.
+
+    Args:
+        recipe: the run's.
+        charges: all that have the same event, by round.
+    """
+    cost = Cost.of(charges[0].event)
+    rounds = sorted({charge.round for charge in charges})
+    local, steps = recipe.privacy.trust == "local", f", {cost.steps} steps" if cost.steps > 1 else ""
+    return {
+        "first": rounds[0],
+        "count": len(charges),
+        "event": str(charges[0].event),
+        "last": rounds[-1],
+        "rounds": spans(rounds),
+        "clients": len({charge.client for charge in charges}) if local else 0,
+        "released": f"a client's update{steps}" if local else f"sum over {recipe.unit}s",
+        "noise": cost.noise,
+        "sampling": cost.sampling,
+        "noise_multiplier": cost.figure if cost.law == "gaussian" else None,
+        "sampling_rate": cost.rate,
+        "steps": cost.steps,
+    }
+
+
+def spans(rounds: Sequence[int], most: int = 4) -> str:
+    """Rounds as text, ascending ones that follow each other as a span.
+
+    Args:
+        rounds: ascending numbers.
+        most: pieces that are written out.
+
+    >>> spans([1, 2, 3, 7]), spans([1, 11, 21, 31, 41, 51])
+    ('1-3, 7', '1, 11, 21, ..., 51')
+    """
+    pieces: list[list[int]] = []
+    for round in rounds:
+        if pieces and round == pieces[-1][-1] + 1:
+            pieces[-1][1:] = [round]
+        else:
+            pieces.append([round])
+    texts = ["-".join(map(str, piece)) for piece in pieces]
+    return ", ".join(texts if len(texts) <= most else [*texts[: most - 1], "...", texts[-1]])
+
+
+def how_to_read(recipe: Recipe, groups: Sequence[EventGroup]) -> list[str]:
+    """What the multipliers of charges are relative to."""
+    if all(group["noise_multiplier"] is None for group in groups):
+        return []
+    if recipe.federation.sampling in ("poisson", "fixed"):
+        return [multiplier_explained(recipe.unit, recipe.relation)]
+    charged = "the run is accounted for as one mechanism: a multiplier says what its rounds add to the cost of those"
+    return [f"{charged} before them, not what noise they had"]

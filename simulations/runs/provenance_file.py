@@ -1,0 +1,80 @@
+"""What a run is made of, in a public file; who continues it must bring the same."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import cast
+
+from fedlgm.errors import Notice, RunError
+from fedlgm.files import PUBLIC, write_durably
+from simulations.config.own import Own
+from simulations.runs import strict_json
+from simulations.runs.rows import Provenance
+
+
+class ProvenanceFile:
+    """See `simulations.runs.provenance` for what it holds.
+
+    Args:
+        path: the file, in the run's folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._run = path, path.parent
+
+    def read(self) -> Provenance:
+        """What the run is made of; empty before it starts.
+
+        Raises:
+            RunError: the file is damaged.
+        """
+        if not self._path.is_file():
+            return {}
+        try:
+            return cast(Provenance, dict(strict_json.loads(self._path.read_text(encoding="utf-8"))))
+        except (ValueError, TypeError) as error:
+            raise RunError(f"{self._path} is damaged: restore it from a backup ({error})") from error
+
+    def settle(self, provenance: Provenance) -> None:
+        """Write down what the run is made of, or check that it is continued with the same clients and objects.
+
+        Raises:
+            RunError: the run had other objects, or other clients: simulated ones, or real nodes.
+        """
+        if not self._path.is_file():
+            write_durably(self._path, (strict_json.dumps(provenance, indent=2) + "\n").encode(), PUBLIC)
+            return
+        stored = self.read()
+        self.check_objects(provenance.get("objects", {}))
+        for what, source in dict(stored.get("sources", {})).items():
+            if dict(provenance.get("sources", {})).get(what) != source:
+                warnings.warn(Notice(f"the source of the {what} has changed since the run started"), stacklevel=2)
+        if stored.get("clients") != provenance.get("clients"):
+            raise RunError(
+                f"{self._run} was run with {stored.get('clients')}: it cannot be continued with "
+                f"{provenance.get('clients')}, whose data is not the same"
+            )
+
+    def check_objects(self, fingerprints: Mapping[str, str]) -> None:
+        """Refuse Python objects other than those that the run was given.
+
+        Raises:
+            RunError: which of them is another one, or missing.
+        """
+        self.check_named(fingerprints)
+        for what, fingerprint in dict(self.read().get("objects", {})).items():
+            if fingerprints.get(what) != fingerprint:
+                raise RunError(f"{self._run} was run with another {what} than this one, which cannot stand in for it")
+
+    def check_named(self, given: Iterable[str]) -> None:
+        """Refuse objects in the place of what the run took from its recipe.
+
+        Raises:
+            RunError: which.
+        """
+        stored = self.read().get("objects")
+        further = [] if stored is None else [what for what in given if what in vars(Own()) and what not in stored]
+        if further:
+            raise RunError(f"{self._run} was run with the {further[0]} of its recipe: it takes no other one")

@@ -1,0 +1,75 @@
+"""Every `fedlgm` command that a page shows has options that exist, and recipes and keys that are accepted."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import warnings
+from pathlib import Path
+
+import pytest
+import typer
+
+from simulations.cli import app
+from simulations.compare.jobs import jobs
+from simulations.config import recipe as recipes
+
+ROOT = Path(__file__).parents[2]
+FILES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+_START = re.compile(r"^(?:\$ | *)(?:sudo -u \S+ )?fedlgm (?=[a-z])")
+_RECIPES = {"simulate", "plan", "partition", "compare", "risk"}
+
+
+def commands(file: Path) -> list[list[str]]:
+    """Words of each command in a page's blocks, lines that go on joined."""
+    found, block = [], False
+    lines = iter(file.read_text(encoding="utf-8").replace("\\\n", " ").splitlines())
+    for line in lines:
+        block = not block if line.startswith("```") else block
+        if (block or line.startswith("    ")) and _START.match(line):
+            found.append(shlex.split(_START.sub("", line), comments=True))
+    return found
+
+
+def check(words: list[str]) -> None:
+    """Raise what the command would say of its arguments."""
+    command = typer.main.get_command(app)
+    words = words[: words.index("&&")] if "&&" in words else words
+    name = ""
+    while hasattr(command, "commands"):
+        name, words = words[0], words[1:]
+        assert name in command.commands, name  # type: ignore[attr-defined]
+        command = command.commands[name]  # type: ignore[attr-defined]
+    context = command.make_context(name, list(words))
+    given = context.params
+    recipe, changes = given.get("recipe") or given.get("target"), given.get("overrides") or []
+    bundled = recipe is None or recipe in recipes.names()
+    assert bundled or name not in _RECIPES or "." in recipe or "/" in recipe or recipe.isupper(), recipe  # or a file
+    if not bundled or "overrides" not in given or any("own_mechanism" in str(value) for value in given.values()):
+        return
+    if name == "compare":
+        methods = given["methods"] and given["methods"].split(",")
+        jobs(recipe, methods, given["seeds"], changes, given["epsilons"] or (), given["partitions"] or ())
+    else:
+        recipes.load(recipe, changes)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_the_commands_of_a_page_are_known(file: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for words in commands(file):
+            try:
+                check(words)
+            except Exception as error:
+                raise AssertionError(f"{file.name}: fedlgm {shlex.join(words)}: {error}") from error
+
+
+def test_commands_are_found_and_wrong_ones_are_noticed() -> None:
+    assert sum(len(commands(file)) for file in FILES) > 80
+    for wrong in (
+        "simulate digitz", "simulate digits --sett x=1", "plan digits --set federation.round=3", "fly",
+        "compare digits --methods uniform,gausian", "compare digits --methods uniform --set mechanism.budget=matched",
+    ):  # fmt: skip
+        with pytest.raises(Exception, match=r"."):
+            check(shlex.split(wrong))

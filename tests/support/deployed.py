@@ -1,0 +1,19 @@
+"""A deployed run beside the simulation that it must equal."""
+
+from simulations import launch
+from simulations.deploy import processes, submit
+
+FIGURES = ("model_sha256", "accuracy", "epsilon", "rounds", "guarantee")
+
+
+def deployed_like_simulated(folder, recipe, run_dir):
+    """The summary of a recipe's run on the nodes of a deployment, which are stopped after it."""
+    try:
+        processes.up(folder)
+        deployed = submit.run(folder, recipe)
+    finally:
+        processes.down(folder)
+    simulated = launch.simulate(recipe, engine="local", run_dir=run_dir)
+    for figure in FIGURES:
+        assert deployed[figure] == simulated[figure]
+    return deployed
