@@ -25,6 +25,7 @@ from fedlgm.privacy.events import is_private
 from fedlgm.privacy.ledger import Ledger
 from simulations import launch
 from simulations.compare.jobs import Job
+from simulations.compare.noise import model_noise
 from simulations.compare.rows import ComparedCell, ComparedFigures, ComparedRun, Comparison, JointCost, by_cell, score
 from simulations.config.recipe import Recipe
 from simulations.reports.headline import headline
@@ -77,7 +78,7 @@ def summarise(done: Sequence[Job], out: Path) -> Comparison:
 
     A run's accuracy (or what else is its task's headline, under that name) is the mean over its last five evaluated
     rounds, or over as many as there are; its noise scale is the sum over the rounds of the l2 norm of the noise in the
-    round's mean. A cell has mean and standard deviation over
+    round's mean; its model noise that of the noise in all means together. A cell has mean and standard deviation over
     its repetitions. The p-values are those of the LaDP-FL paper's test: two-sided Mann-Whitney U on the last five
     evaluated rounds of all repetitions, from three repetitions on. Rounds of one run are not independent, so they are
     an indication, no more.
@@ -125,6 +126,7 @@ def _cell(runs: list[ComparedRun]) -> ComparedCell:
     for name, values in (
         (first["headline"], [score(run) for run in runs]),
         ("noise_scale", [run["noise_scale"] for run in runs]),
+        ("model_noise", [run["model_noise"] for run in runs]),
         ("seconds", [run["seconds"] for run in runs]),
     ):
         deviation = float(np.std(values, ddof=1)) if len(runs) > 1 else 0.0
@@ -204,6 +206,7 @@ def _run_figures(job: Job, path: Path) -> ComparedRun:
     made.update(
         {
             "noise_scale": float(noise[-1]),
+            "model_noise": float(model_noise(folder, rows)[-1]),
             "seconds": float(statistics.median([row["seconds"] for row in rows if "seconds" in row] or [0.0])),
             "skipped_rounds": sum(bool(row.get("skipped")) for row in rows),
             "epsilon": result["epsilon"],

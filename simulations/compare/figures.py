@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from rich.console import Console, Group
@@ -15,16 +16,20 @@ from rich.table import Table
 
 from simulations.compare.comparison import OnRow
 from simulations.compare.jobs import Job
+from simulations.compare.noise import model_noise
 from simulations.compare.rows import ComparedCell, Comparison, JointCost, score, score_spread
 from simulations.reports.headline import headline, is_share
 from simulations.reports.terminal import number
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import FullRow
 
+_NoiseName = Literal["noise_scale", "model_noise"]
 _CURVES = {
     "noise": "noise scale, cumulated",
+    "model_noise": "noise of the model",
     "epsilon": "epsilon (solid: proven, dashed: claimed)",
 }
+_NOISES: dict[_NoiseName, str] = {"noise_scale": "Noise scale", "model_noise": "Noise of the model"}
 
 
 @contextmanager
@@ -66,15 +71,18 @@ def tables(summary: Comparison) -> Group:
     for partition in partitions:
         here = [cell for cell in cells if cell["partition"] == partition]
         parts.append(_by_budget(here, methods, f"{_title(cells[0])} ({partition})", _score, _improvement))
-        parts.append(_by_budget(here, methods, f"Noise scale ({partition})", _noise, _reduction))
+        for name, title in _NOISES.items():
+            show, gain = partial(_noise, name=name), partial(_reduction, name=name)
+            parts.append(_by_budget(here, methods, f"{title} ({partition})", show, gain))
     parts += [_by_partition(cells, methods, partitions)] if len(partitions) > 1 else []
     parts.append(_privacy(cells))
     averaged = min(cell["averaged_rounds"] for cell in cells)
     rounds = "the last evaluated round" if averaged == 1 else f"the last {averaged} evaluated rounds"
     notes = (
         f"{cells[0]['headline']}: mean of {rounds}, then mean and standard deviation over "
-        "the repetitions; noise scale: l2 norm of the noise in each round's mean, summed over the rounds; improvement "
-        "and reduction: of the first method over the column's, averaged over the budgets"
+        "the repetitions; noise scale: l2 norm of the noise in each round's mean, summed over the rounds; noise of the "
+        "model: l2 norm of the noise in all rounds' means together; improvement and reduction: of the first method "
+        "over the column's, averaged over the budgets"
     )
     if any(p is not None for cell in cells for p in cell["p_values"].values()):
         parts.append(_significance(cells))
@@ -98,7 +106,7 @@ def _together(cost: JointCost) -> str:
 
 
 def draw(done: Sequence[Job], out: Path) -> dict[str, str]:
-    """Curves over the rounds, one PNG each for the headline, noise and epsilon: mean over the seeds, range shaded.
+    """Curves over the rounds: mean over the seeds, range shaded. One PNG for each figure.
 
     Returns:
         Name of the figure -> path.
@@ -111,7 +119,6 @@ def draw(done: Sequence[Job], out: Path) -> dict[str, str]:
 
     everything = list(dict.fromkeys((job.epsilon, job.partition) for job in done))
     scenes = [scene for scene in everything if scene[0] is not None] or everything
-    rows = {job.folder: RunFolder.open(out / job.folder).rows() for job in done}
     paths = {}
     score = done[0].recipe.task.build().headline
     for name, label in ({score: f"test {score}"} | _CURVES).items():
@@ -119,8 +126,8 @@ def draw(done: Sequence[Job], out: Path) -> dict[str, str]:
         for axes, (epsilon, partition) in zip(grid[0], scenes, strict=True):
             here = [job for job in done if job.partition == partition and job.epsilon in (epsilon, None)]
             for index, method in enumerate(dict.fromkeys(job.method for job in here)):
-                runs = [rows[job.folder] for job in here if job.method == method]
-                _curve(axes, name, runs, method, f"C{index}")
+                folders = [RunFolder.open(out / job.folder) for job in here if job.method == method]
+                _curve(axes, name, folders, method, f"C{index}")
             title = partition if epsilon is None else f"{partition}, epsilon = {epsilon:g}"
             axes.set(xlabel="round", ylabel=label, title=title)
             axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
@@ -134,11 +141,15 @@ def draw(done: Sequence[Job], out: Path) -> dict[str, str]:
     return paths
 
 
-def _curve(axes: Any, name: str, runs: list[list[FullRow]], label: str, colour: str) -> None:
+def _curve(axes: Any, name: str, folders: list[RunFolder], label: str, colour: str) -> None:
     """One method's line: mean over its runs, with the range between them."""
-    if name == "noise":
+    runs = [folder.rows() for folder in folders]
+    if name in ("noise", "model_noise"):
         rounds = [row["round"] for row in runs[0]]
-        values = np.array([np.cumsum([row["noise_scale"] for row in run]) for run in runs])
+        if name == "noise":
+            values = np.array([np.cumsum([row["noise_scale"] for row in run]) for run in runs])
+        else:
+            values = np.array([model_noise(folder, run) for folder, run in zip(folders, runs, strict=True)])
     else:
         seen = [[row for row in run if "loss" in row] for run in runs]
         rounds = [row["round"] for row in seen[0]]
@@ -234,10 +245,11 @@ def _score(cell: ComparedCell) -> str:
     return f"{100 * mean:.2f} ± {100 * spread:.2f}" if is_share(cell["headline"]) else f"{mean:.4g} ± {spread:.2g}"
 
 
-def _noise(cell: ComparedCell) -> str:
-    if cell["noise_scale"] == 0:
+def _noise(cell: ComparedCell, name: _NoiseName = "noise_scale") -> str:
+    if cell[name] == 0:
         return "-"
-    return f"{cell['noise_scale']:,.1f} ± {cell['noise_scale_std']:,.1f}"
+    spread = cell["noise_scale_std"] if name == "noise_scale" else cell["model_noise_std"]
+    return f"{cell[name]:,.1f} ± {spread:,.1f}" if cell[name] >= 10 else f"{cell[name]:.3g} ± {spread:.2g}"
 
 
 def _improvement(reference: ComparedCell, cell: ComparedCell) -> float | None:
@@ -248,5 +260,5 @@ def _improvement(reference: ComparedCell, cell: ComparedCell) -> float | None:
     return float(ours / theirs - 1) if cell["better"] == "higher" else float(1 - ours / theirs)
 
 
-def _reduction(reference: ComparedCell, cell: ComparedCell) -> float | None:
-    return float(1 - reference["noise_scale"] / cell["noise_scale"]) if cell["noise_scale"] > 0 else None
+def _reduction(reference: ComparedCell, cell: ComparedCell, name: _NoiseName) -> float | None:
+    return float(1 - reference[name] / cell[name]) if cell[name] > 0 else None

@@ -20,6 +20,7 @@ class ComparedFigures(TypedDict, total=False):
         headline, better: name of the task's metric that stands for a run, and "higher" or "lower". The figure itself
             is there under that name, see `score`.
         noise_scale: sum over the rounds of the l2 norm of the noise in the round's mean.
+        model_noise: l2 norm of the noise in the sum of all rounds' means, root mean square.
         seconds: median wall time of a round; not kept in the comparison's file.
         epsilon, claimed_epsilon, delta, guarantee, guarantee_status, noise_reproducible: as in `RunSummary`.
         last: of the last evaluated rounds, by name; left out of what is written.
@@ -32,6 +33,7 @@ class ComparedFigures(TypedDict, total=False):
     headline: str
     better: str
     noise_scale: float
+    model_noise: float
     seconds: float
     epsilon: float
     claimed_epsilon: float
@@ -61,12 +63,13 @@ class ComparedCell(ComparedFigures, total=False):
 
     Attributes:
         seeds: number of repetitions.
-        noise_scale_std, seconds_std: standard deviations over them; the headline has one likewise.
+        noise_scale_std, model_noise_std, seconds_std: standard deviations over them; the headline has one likewise.
         p_values: of the test against the first method, by figure; None where there is none.
     """
 
     seeds: int
     noise_scale_std: float
+    model_noise_std: float
     seconds_std: float
     p_values: dict[str, float | None]
 

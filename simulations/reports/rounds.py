@@ -100,7 +100,7 @@ def noise_over_rounds(
     layers = np.where(released, sigma, np.nan) * np.sqrt(sizes) / facts.sampling.expected
     unit = np.sqrt(np.nansum(layers**2, axis=-1))
     identity = correlation.get("identity", facts.rounds)
-    plain = _so_far(layers, identity, workload) / facts.noise_multiplier
+    plain = noise_so_far(layers, identity, workload) / facts.noise_multiplier
     alone = WholeRun(identity, facts.sampling, facts.relation).calibrate(*epsilon_delta, facts.accountant)
     try:
         sampled = plain * privacy.calibrate(
@@ -116,13 +116,13 @@ def noise_over_rounds(
         facts.rounds,
         run.noise_std[:, None] * layers,
         unit * run.noise_std,
-        _so_far(layers, run.noise, workload),
+        noise_so_far(layers, run.noise, workload),
         plain * alone,
         sampled,
     )
 
 
-def _so_far(layers: np.ndarray, noise: Correlation, workload: Workload) -> np.ndarray:
+def noise_so_far(layers: np.ndarray, noise: Correlation, workload: Workload) -> np.ndarray:
     """Noise of the model after each round, [T].
 
     Args:

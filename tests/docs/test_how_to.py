@@ -110,7 +110,7 @@ def test_the_commands_of_compare_run(tmp_path: Path, monkeypatch: pytest.MonkeyP
         if command[0] == "compare":
             assert "Privacy spent" in done.output
     folder = tmp_path / "runs" / "compare-digits"
-    named = {"accuracy.png", "noise.png", "epsilon.png", "compare.json"}
+    named = {"accuracy.png", "noise.png", "model_noise.png", "epsilon.png", "compare.json"}
     assert named <= {file.name for file in folder.iterdir()}
     assert {file.name for file in folder.iterdir() if file.is_dir()} == {
         f"{method}-eps8-dirichlet-run0"

@@ -246,7 +246,7 @@ def test_tables_and_pictures(finished: tuple[list[Job], Path]) -> None:
     todo, out = finished
     summary = comparing.summarise(todo, out)
     summary["pictures"] = comparison_figures.draw(todo, out)
-    assert set(summary["pictures"]) == {"accuracy", "noise", "epsilon"}
+    assert set(summary["pictures"]) == {"accuracy", "noise", "model_noise", "epsilon"}
     for path in summary["pictures"].values():
         assert Path(path).read_bytes().startswith(b"\x89PNG")
     console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
@@ -255,6 +255,7 @@ def test_tables_and_pictures(finished: tuple[list[Job], Path]) -> None:
     for expected in (
         "Accuracy in % (dirichlet)",
         "Noise scale (dirichlet)",
+        "Noise of the model (dirichlet)",
         "improvement",
         "reduction",
     ):

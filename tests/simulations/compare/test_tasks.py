@@ -22,7 +22,7 @@ def test_a_comparison_shows_the_tasks_own_headline(tmp_path: Path) -> None:
     summary = comparison.summarise(todo, tmp_path)
     assert {cell["headline"] for cell in summary["cells"]} == {"rmse"}
     assert "accuracy" not in summary["cells"][0]
-    assert set(figures.draw(todo, tmp_path)) == {"rmse", "noise", "epsilon"}
+    assert set(figures.draw(todo, tmp_path)) == {"rmse", "noise", "model_noise", "epsilon"}
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(figures.tables(summary))
     text = console.export_text()
