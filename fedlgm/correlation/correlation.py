@@ -24,6 +24,7 @@ from fedlgm.correlation.workloads import Workload, as_workload
 from fedlgm.errors import ConfigError
 
 _MOST_ROUNDS = 1_000_000
+_MOST_PRODUCTS = 10**9  # rounds times coefficients: seconds of work, in nodes' services too
 MOST_BUFFERS = 8
 _ROUNDING = 1e-9
 _LARGEST = 1e6  # of coefficients: far from where their squares, or noise in float32, would overflow or vanish
@@ -65,7 +66,7 @@ class Correlation:
         scales: of those buffers, positive, with a sum of at most 1.
 
     Raises:
-        ConfigError: coefficients that are not finite, extreme or too many, c_0 <= 0, or buffers outside their ranges.
+        ConfigError: coefficients that are not finite, extreme or too many (more than T, or than 1e9 / T), c_0 <= 0, or buffers outside their ranges.
     """
 
     name: str
@@ -79,6 +80,11 @@ class Correlation:
         c = np.array(self.coefficients, dtype=np.float64)
         if c.ndim != 1 or not 1 <= c.size <= self.rounds:
             raise ConfigError(f"coefficients must be a list of 1 to {self.rounds} numbers, got shape {c.shape}")
+        if c.size * self.rounds > _MOST_PRODUCTS:
+            raise ConfigError(
+                f"{c.size:,} coefficients over {self.rounds:,} rounds take too long to account for: at most "
+                f"{_MOST_PRODUCTS:,} products of the two; use fewer bands"
+            )
         if not np.isfinite(c).all() or c[0] <= 0:
             raise ConfigError("coefficients must be finite and the first one positive")
         if c[0] < 1 / _LARGEST or np.abs(c).max() > _LARGEST:

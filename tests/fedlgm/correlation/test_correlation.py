@@ -133,6 +133,11 @@ def test_short_runs(name, rounds):
     [
         (lambda: correlation.get("bands", 4), "unknown correlation 'bands'; known: identity, square-root, banded, blt"),
         (lambda: correlation.get("identity", 4, bands=2), "'identity' has no option bands; its options: none"),
+        (lambda: correlation.get("square-root", 40_000), "40,000 coefficients over 40,000 rounds take too long"),
+        (
+            lambda: Correlation.from_dict({"name": "blt", "rounds": 10**6, "decays": [0.5], "scales": [0.5]}),
+            "take too long",
+        ),
         (lambda: correlation.get("banded", 0, bands=1), "rounds must be a whole number, 1 to 1000000, got 0"),
         (lambda: correlation.get("banded", 4, bands=5), "bands must be a whole number, 1 to 4, got 5"),
         (lambda: correlation.get("banded", 4, bands=True), "bands must be a whole number"),
