@@ -66,7 +66,8 @@ class Correlation:
         scales: of those buffers, positive, with a sum of at most 1.
 
     Raises:
-        ConfigError: coefficients that are not finite, extreme or too many (more than T, or than 1e9 / T), c_0 <= 0, or buffers outside their ranges.
+        ConfigError: coefficients that are not finite, extreme or too many (more than T, or than 1e9 / T), c_0 <= 0, or
+            buffers outside their ranges.
     """
 
     name: str

@@ -19,7 +19,7 @@ from fedlgm.inputs import Inputs
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.base import BoundsExamples, Mechanism, UsesPrivateSums
-from fedlgm.models.requirements import require_stateless
+from fedlgm.models.requirements import require_drawing_nothing, require_stateless
 from fedlgm.noise import NoiseBackend
 from fedlgm.plan import ReleasePlan
 from fedlgm.release import local_release
@@ -65,6 +65,7 @@ class ExampleTrainer:
                 f"{mechanism.name} bounds whole clients: example-level training needs one that bounds examples"
             )
         require_stateless(module)
+        require_drawing_nothing(module)
         self.device, self.layers, self._mechanism = torch.device(device), layers, mechanism
         self._module = module.to(self.device)
         self.weights = layers.bind_(self._module.train())

@@ -19,11 +19,27 @@ from fedlgm.extension import is_reference, load_object, parameters_of, raised_in
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.models.convolutional import cifar_cnn, cnn, cnn_small, d_cnn
 from fedlgm.models.dense import logistic, mlp
-from fedlgm.models.requirements import require_repeatable, require_separate, require_trainable
+from fedlgm.models.requirements import (
+    draws_at_random,
+    require_drawing_nothing,
+    require_repeatable,
+    require_separate,
+    require_trainable,
+)
 from fedlgm.models.residual import resnet18, resnet20, resnet152, to_groupnorm, vgg16
 from fedlgm.models.text import gru, transformer
 
-__all__ = ["build", "names", "options", "require_repeatable", "require_separate", "require_trainable", "to_groupnorm"]
+__all__ = [
+    "build",
+    "draws_at_random",
+    "names",
+    "options",
+    "require_drawing_nothing",
+    "require_repeatable",
+    "require_separate",
+    "require_trainable",
+    "to_groupnorm",
+]
 
 Model = str | nn.Module | Callable[..., nn.Module]
 

@@ -13,6 +13,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parameter import is_lazy
 
 from fedlgm import inputs
+from fedlgm.devices import seeded
 from fedlgm.errors import ConfigError, out_of_memory
 from fedlgm.extension import raised_in
 from fedlgm.inputs import Inputs, close
@@ -45,8 +46,7 @@ def require_trainable(module: object, label: str = "'custom'") -> None:
 
     Raises:
         ConfigError: no `nn.Module`, without trainable parameters or with some that are lazy, empty, not float32 or not
-            finite, with dropout (its random numbers do not come from the run's keys, so no run could be repeated), or
-            see `require_stateless`.
+            finite, or see `require_stateless`.
     """
     if not isinstance(module, nn.Module):
         raise ConfigError(f"model {label} must be an nn.Module, it is of type {type(module).__name__}")
@@ -66,21 +66,14 @@ def require_trainable(module: object, label: str = "'custom'") -> None:
         if not (parameter.is_meta or torch.isfinite(parameter).all()):
             raise ConfigError(f"model {label}: parameter {name!r} holds NaN or infinity before training")
     require_stateless(module)
-    for name, child in module.named_modules():
-        rate = child.p if isinstance(child, _DropoutNd) else getattr(child, "dropout", 0.0)
-        if isinstance(rate, float) and rate > 0:
-            raise ConfigError(
-                f"model {label}: {name or type(child).__name__!r} drops units at random, outside the run's seeded "
-                "keys: set its dropout to 0"
-            )
 
 
 @torch.no_grad()
 def require_repeatable(module: nn.Module, x: Inputs) -> None:
-    """Refuse a module that remembers what it has seen, or draws at random in training.
+    """Refuse a module that remembers what it has seen, or draws random numbers that a run could not draw again.
 
-    What a module keeps of one client would reach the next one's update and so the sum, beyond every bound; random
-    numbers outside the run's keys cannot be drawn again.
+    What a module keeps of one client would reach the next one's update and so the sum, beyond every bound. What it
+    draws by PyTorch in training (dropout) is seeded for every client and round; nothing else is.
 
     Args:
         module: called in both modes; its mode stays as it was.
@@ -92,8 +85,8 @@ def require_repeatable(module: nn.Module, x: Inputs) -> None:
     buffers, training = Unchanged(module), module.training
     outputs = []
     try:
-        with torch.random.fork_rng(devices=[]):
-            for mode in (False, True, True, False):
+        for mode, seed in ((False, 0), (True, 0), (True, 0), (False, 1)):  # in evaluation nothing may be drawn at all
+            with seeded(seed):
                 outputs.append(inputs.call(module.train(mode), x).clone())
     except Exception as error:  # a user's model may raise anything
         if out_of_memory(error):
@@ -106,10 +99,52 @@ def require_repeatable(module: nn.Module, x: Inputs) -> None:
         # Sums may be added up in another order; what is remembered or drawn shows well above that.
         if not torch.allclose(one, again, rtol=1e-5, atol=1e-7, equal_nan=True):
             raise ConfigError(
-                "the model gives other outputs for the same inputs when it is called again: it draws at random (such "
-                "as functional dropout), which no run could repeat, or it remembers what it has seen, which would "
-                "carry one client's data into the next one's update"
+                "the model gives other outputs for the same inputs when it is called again: it remembers what it has "
+                "seen, which would carry one client's data into the next one's update, or it draws at random in "
+                "evaluation or by other means than PyTorch's, which no run could repeat"
             )
+
+
+@torch.no_grad()
+def draws_at_random(module: nn.Module, x: Inputs) -> bool:
+    """Whether a module's outputs in training mode are drawn at random, as those with dropout are.
+
+    Args:
+        module: repeatable, see `require_repeatable`; its mode stays as it was.
+        x: inputs of a few public examples.
+    """
+    training, outputs = module.training, []
+    try:
+        for seed in range(3):
+            with seeded(seed):
+                outputs.append(inputs.call(module.train(), x).clone())
+    finally:
+        module.train(training)
+    return not all(torch.equal(outputs[0], other) for other in outputs[1:])
+
+
+def require_drawing_nothing(module: nn.Module, x: Inputs | None = None) -> None:
+    """Refuse a module that draws at random in training: an example's gradient would depend on the batch it is in.
+
+    Args:
+        module: its mode stays as it was.
+        x: inputs of a few public examples, by which functional dropout is seen; None looks for layers with dropout.
+
+    Raises:
+        ConfigError: it does.
+    """
+    for name, child in module.named_modules():
+        rate = child.p if isinstance(child, _DropoutNd) else getattr(child, "dropout", 0.0)
+        if isinstance(rate, float) and rate > 0:
+            raise ConfigError(
+                f"{name or type(child).__name__!r} drops units at random, which is not supported where single examples "
+                "are protected: set its dropout to 0"
+            )
+    if x is not None and draws_at_random(module, x):
+        raise ConfigError(
+            "the model draws at random in training (functional dropout), which is not supported where single examples "
+            "are protected: leave it out"
+        )
 
 
 @torch.no_grad()

@@ -23,7 +23,7 @@ class ClientTask:
     Attributes:
         x: inputs [n, ...] with n >= 1: one array, or a tuple of several.
         y: targets [n, ...] of the run's task.
-        order: stream that shuffles the batches.
+        order: the client's stream of the round: it shuffles the batches, and seeds what else the model draws.
         epochs: passes to make; fewer than usual for a straggler.
 
     Example:
@@ -40,6 +40,10 @@ class ClientTask:
     def permutations(self) -> Tensor:
         """Order of the examples in every epoch, int64 [epochs, n]."""
         return torch.stack([torch.randperm(len(self.y), generator=self.order) for _ in range(self.epochs)])
+
+    def seed(self) -> int:
+        """Seed of what the model draws by itself in training, such as dropout; asked for after `permutations`."""
+        return int(torch.randint(2**63 - 1, (), generator=self.order))
 
 
 class Trainer(Protocol):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
 
 from fedlgm import inputs
-from fedlgm.devices import exact_arithmetic
+from fedlgm.devices import exact_arithmetic, seeded
 from fedlgm.inputs import Inputs
 from fedlgm.layers import LayerTable
 from fedlgm.models.requirements import Unchanged, require_stateless
@@ -66,9 +67,11 @@ class SequentialTrainer:
         optimizer = optimizer_of(settings, self._weights)
         self._module.train()
         x, y = inputs.to(task.x, self._device), task.y.to(self._device)
-        differentiate = self._gradients.of(x)
-        for order in task.permutations().to(self._device):
-            for rows in order.split(settings.batch_size):
+        stack, orders = self._gradients.stack(x), task.permutations().to(self._device)
+        differentiate = (stack or self._gradients.autograd).differentiate
+        # Layers of a stack draw nothing; other models may, and would otherwise differ from one engine to another.
+        with nullcontext() if stack else seeded(task.seed(), self._device):
+            for rows in (rows for order in orders for rows in order.split(settings.batch_size)):
                 differentiate(x, y, rows)
                 if settings.gradient_clip is not None:
                     norm = torch.linalg.vector_norm(self._gradient)
@@ -112,16 +115,13 @@ class Gradients:
     def __init__(self, module: nn.Module, gradients: Mapping[str, Tensor], task: Task, device: torch.device) -> None:
         on_cpu = device.type == "cpu"
         self._stack = Stack.of(module, gradients, task) if on_cpu else None
-        self._autograd = Autograd(module, gradients, task)
+        self.autograd = Autograd(module, gradients, task)
         if on_cpu:
             prefer_channels_last_(module)
 
-    def of(self, x: Inputs) -> Callable[[Inputs, Tensor, Tensor], None]:
-        """See `Autograd.differentiate`; for inputs like `x`."""
-        stack = self._stack
-        if stack is not None and stack.takes(x):
-            return stack.differentiate
-        return self._autograd.differentiate
+    def stack(self, x: Inputs) -> Stack | None:
+        """What differentiates the module without autograd, if there is such for inputs like `x`."""
+        return self._stack if self._stack is not None and self._stack.takes(x) else None
 
 
 def optimizer_of(settings: LocalTraining, weights: Tensor) -> FlatOptimizer:

@@ -21,11 +21,11 @@ from fedlgm.tasks.base import require_separate_losses
 def try_clients(
     module: nn.Module, updates: Callable[[Inputs, Tensor], Sequence[Tensor]], x: Inputs, y: Tensor, owner: Any
 ) -> None:
-    """Refuse what carries something from one client to the next, draws at random, or fails in training.
+    """Refuse what carries something from one client to the next, or fails in training.
 
     Args:
         module: the initial model.
-        updates: gives the updates [D] of two clients that hold the same examples.
+        updates: gives the updates [D] of two clients that hold the same examples and draw the same random numbers.
         x: inputs of a few public examples [n, ...].
         y: their targets [n, ...].
         owner: class of the user's own that is tried, whose line a message names.
@@ -59,6 +59,7 @@ def try_examples(module: nn.Module, layers: LayerTable, task: Task, x: Inputs, y
 
     with prefix_key("model"):
         models.require_repeatable(module, x)
+        models.require_drawing_nothing(module, x)
         _require_alike(sums, len(y), owner)
         models.require_separate(module, x)
     with torch.no_grad(), prefix_key("task"):
@@ -78,5 +79,5 @@ def _require_alike(made: Callable[[], Sequence[Tensor]], count: int, owner: Any)
     if not torch.allclose(first, again, rtol=1e-3, atol=1e-6, equal_nan=True):
         raise ConfigError(
             "an update depends on what was trained before: model or task remember what they see, which would carry "
-            "one's data into the next one's update, or draw at random"
+            "one's data into the next one's update, or draw at random by other means than PyTorch's"
         )

@@ -74,8 +74,6 @@ def test_modules_are_copied_with_their_weights() -> None:
         (nn.Linear(4, 2).half(), {}, r"parameter 'weight' is torch.float16, trained parameters are float32"),
         (nn.LazyLinear(2), {}, r"parameter 'weight' has no size before the first forward pass"),
         (nn.BatchNorm2d(3), {}, r"buffer 'running_mean' .* GroupNorm in place of BatchNorm"),
-        (nn.Sequential(nn.Linear(4, 2), nn.Dropout(0.1)), {}, r"'1' drops units at random"),
-        (nn.MultiheadAttention(4, 2, dropout=0.2), {}, r"drops units at random"),
         (lambda: None, {}, r"must be an nn.Module, it is of type NoneType"),
     ],
 )
@@ -104,5 +102,5 @@ def test_a_number_of_outputs_that_nobody_says() -> None:
     assert build(headed, in_shape=(4,), classes=None).weight.shape == (1, 4)  # type: ignore[union-attr]
 
 
-def test_layers_without_state_or_chance_are_welcome() -> None:
-    own(nn.Sequential(nn.BatchNorm1d(4, track_running_stats=False), nn.Dropout(0.0), nn.GroupNorm(2, 4)))
+def test_layers_without_state_are_welcome() -> None:
+    own(nn.Sequential(nn.BatchNorm1d(4, track_running_stats=False), nn.Dropout(0.5), nn.GroupNorm(2, 4)))

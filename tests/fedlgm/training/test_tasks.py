@@ -148,7 +148,7 @@ def test_plain_stacks_are_differentiated_without_autograd_whatever_the_task(case
     module, _, task, clients = federation(case)
     gradients = {name: torch.zeros_like(p) for name, p in module.named_parameters()}
     found = Gradients(module, gradients, task, torch.device("cpu"))
-    assert isinstance(found.of(clients[0].x).__self__, Stack)  # type: ignore[attr-defined]
+    assert isinstance(found.stack(clients[0].x), Stack)
 
 
 @pytest.mark.parametrize(
