@@ -1,6 +1,7 @@
 """Noise over the rounds times its split over the layers: accuracy at one proven epsilon.
 
     python -m benchmarks.noise_and_split --kept FILE [--task NAME ...] [--minutes M]   # go on with the runs
+    python -m benchmarks.noise_and_split --kept FILE --narrow [--task NAME ...]        # the adaptive split at span 2
     python -m benchmarks.noise_and_split --kept FILE --write                           # tables of docs/results/...
 
 Noise: independent with secret Poisson sampling; independent, banded or blt where ten groups take turns in public.
@@ -25,6 +26,7 @@ from fedlgm import data
 from fedlgm.data import DataSet
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "correlated.md"
+SPANS_PAGE = PAGE.with_name("adaptive.md")
 KEPT = PAGE.with_name("noise-and-split.json")
 WINDOWS, TESTED = 8, 2000
 CYCLE = "federation.sampling=cyclic"
@@ -34,10 +36,18 @@ NOISES = {
     "banded, public cycle": (CYCLE, "privacy.noise=banded"),
     "blt, public cycle": (CYCLE, "privacy.noise=blt"),
 }
-SPLITS = {"flat": "gaussian", "uniform": "uniform", "SNR-consistent": "snr-consistent", "adaptive": "adaptive"}
-*FIXED, ADAPTIVE = SPLITS
+MECHANISMS: dict[str, tuple[str, ...]] = {
+    "flat": ("mechanism.name=gaussian",),
+    "uniform": ("mechanism.name=uniform",),
+    "SNR-consistent": ("mechanism.name=snr-consistent",),
+    "adaptive": ("mechanism.name=adaptive", "mechanism.span=8"),
+    "adaptive, span 2": ("mechanism.name=adaptive", "mechanism.span=2"),
+}
+*FIXED, ADAPTIVE, NARROW = MECHANISMS
+SPLITS = (*FIXED, ADAPTIVE)
 Cell = tuple[str, str]
 CELLS: tuple[Cell, ...] = tuple(itertools.product(NOISES, SPLITS))
+NARROW_CELLS: tuple[Cell, ...] = tuple(itertools.product(NOISES, [NARROW]))
 
 
 @dataclass(frozen=True)
@@ -92,7 +102,7 @@ def measure(kept: Kept, name: str, cell: Cell, rate: float, seed: int) -> Row | 
     """One run of a cell."""
     task, (noise, split) = TASKS[name], cell
     label = {"task": name, "noise": noise, "split": split, "rate": rate, "seed": seed}
-    overrides = [*task.overrides, *NOISES[noise], f"mechanism.name={SPLITS[split]}", f"federation.server_lr={rate}"]
+    overrides = [*task.overrides, *NOISES[noise], *MECHANISMS[split], f"federation.server_lr={rate}"]
     return kept.measure(label, task.recipe, overrides)
 
 
@@ -107,9 +117,9 @@ def best_rate(kept: Kept, name: str, cell: Cell) -> float | None:
     return TASKS[name].search.chosen(searched(kept, name, cell))
 
 
-def go_on(kept: Kept, names: list[str], noises: Collection[str] = tuple(NOISES)) -> None:
+def go_on(kept: Kept, names: list[str], noises: Collection[str] = tuple(NOISES), narrow: bool = False) -> None:
     """Run what is missing of these noises: a task's search, then all cells seed by seed."""
-    cells = tuple(cell for cell in CELLS if cell[0] in noises)
+    cells = tuple(cell for cell in (NARROW_CELLS if narrow else CELLS) if cell[0] in noises)
     for name in names:
         search = TASKS[name].search
         for cell in cells:
@@ -123,7 +133,7 @@ def go_on(kept: Kept, names: list[str], noises: Collection[str] = tuple(NOISES))
                 return
 
 
-def found(kept: Kept, name: str) -> dict[Cell, dict[int, float]]:
+def found(kept: Kept, name: str, of: Iterable[Cell] | None = None) -> dict[Cell, dict[int, float]]:
     """Figures of every cell at the rate that its search chose, by seed."""
     return {
         cell: {
@@ -131,7 +141,7 @@ def found(kept: Kept, name: str) -> dict[Cell, dict[int, float]]:
             for row in kept.find(task=name, noise=cell[0], split=cell[1], rate=best_rate(kept, name, cell))
             if row["seed"] != TASKS[name].search.seed
         }
-        for cell in CELLS
+        for cell in (CELLS if of is None else of)
     }
 
 
@@ -181,6 +191,19 @@ def tables(kept: Kept, name: str) -> str:
     return "\n".join(text).rstrip()
 
 
+def narrow(kept: Kept, name: str) -> str:
+    """The adaptive split at span 2 against the best fixed split, and against span 8."""
+    cells, better = found(kept, name, (*CELLS, *NARROW_CELLS)), TASKS[name].search.better
+    if not all(cells.values()):
+        return ""
+    rows = []
+    for noise in NOISES:
+        own, best = cells[noise, NARROW], best_fixed(cells, noise, better)
+        shown = f"{spread(list(own.values()))} (lr {best_rate(kept, name, (noise, NARROW)):g})"
+        rows.append([noise, shown, best, *change(own, cells[noise, best]), *change(own, cells[noise, ADAPTIVE])])
+    return table(["noise", NARROW, "best fixed", *CHANGE, "change to span 8", *CHANGE[1:]], rows)
+
+
 def search(kept: Kept, name: str) -> str:
     """What the search found so far, on its own seed: a row for each cell, a column for each rate."""
     found = {cell: searched(kept, name, cell) for cell in CELLS}
@@ -199,15 +222,18 @@ def main() -> None:
     parser.add_argument(
         "--noise", nargs="*", choices=list(NOISES), default=list(NOISES), help="noises that are run here"
     )
+    parser.add_argument("--narrow", action="store_true", help=f"run {NARROW!r} in the place of the other splits")
     parser.add_argument("--minutes", type=float, default=60.0, help="processor time after which no run is started")
     parser.add_argument("--write", action="store_true", help="write docs/results/correlated.md, run nothing")
     options = parser.parse_args()
     kept = Kept(options.kept, options.minutes)
     if not options.write:
-        go_on(kept, options.task, options.noise)
+        go_on(kept, options.task, options.noise, options.narrow)
     for name in options.task:
         texts = {f"noise and split: {name}": tables(kept, name), f"search: {name}": search(kept, name)}
         show(PAGE, {what: text for what, text in texts.items() if text}, options.write)
+        if spans := narrow(kept, name):
+            show(SPANS_PAGE, {f"span: {name}": spans}, options.write)
 
 
 if __name__ == "__main__":

@@ -67,6 +67,25 @@ def test_tables_pair_the_seeds(tmp_path: Path) -> None:
     assert any(line.startswith("| banded, public cycle: SNR-consistent | +1.02 |") for line in lines)
 
 
+def test_span_two_is_compared_with_the_best_fixed_split_and_with_span_eight(tmp_path: Path) -> None:
+    task = "FashionMNIST, MLP"
+    kept, search = Kept(tmp_path / "none.json"), noise_and_split.TASKS[task].search
+    for at, (noise, split) in enumerate((*noise_and_split.CELLS, *noise_and_split.NARROW_CELLS)):
+        named = {"task": task, "noise": noise, "split": split}
+        assert noise_and_split.narrow(kept, task) == ""  # not all cells are there
+        for rate in search.grid:
+            kept.rows.append({**named, "rate": rate, "final": 50 + rate * (2.1 - rate), "seed": search.seed})
+        for seed in (1, 2, 3):
+            figure = 90.0 if split == noise_and_split.NARROW else 60.0 + at % 4
+            kept.rows.append({**named, "rate": 1.0, "final": figure + seed / 10, "seed": seed})
+    header, _, *rows = noise_and_split.narrow(kept, task).splitlines()
+    assert len(rows) == len(noise_and_split.NOISES)
+    cells = [cell.strip() for cell in rows[0].split("|")[1:-1]]
+    assert len(cells) == len(header.split("|")[1:-1])
+    assert cells[:4] == ["independent, secret Poisson sampling", "90.20 ± 0.10 (lr 1)", "SNR-consistent", "+28.00"]
+    assert cells[6] == "+27.00"
+
+
 def test_a_search_goes_beyond_the_edge_that_is_best() -> None:
     search = Search((0.5, 1.0), 0.125, 4.0)
     assert search.following({0.5: 3.0}) == 1.0
