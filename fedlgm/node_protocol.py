@@ -35,7 +35,7 @@ HEADER_BYTES = 1 << 19  # a plan for a few thousand layers
 _PREFIX = struct.Struct("<IQ")
 PREFIX_BYTES = _PREFIX.size
 
-# Flower messages between `strategies.node_grid` and the process in front of the service; see `clients.node.relay`.
+# Flower messages between `strategies.node.link` and the process in front of the service; see `clients.node.relay`.
 HEADER = "node.header"
 BODY = "node.body"
 MASK = "node.mask"
