@@ -105,22 +105,13 @@ def whole_rounds(rounds: int) -> Row:
     """Rounds of `fashion-mnist` (500 clients in groups that take turns, 50 a round) in this process, taken in turn."""
     from flwr.app import ConfigRecord
 
-    from clients import AnyClient
-    from fedlgm.privacy import Ledger
+    from benchmarks.in_process import served
     from simulations.config import recipe as recipes
     from simulations.config.assembly import Assembly
-    from simulations.engines.local import LocalGrid
-    from strategies import AnyNode, CohortSampler, LayerwiseFedAvg, Releaser, ServerOptimizer
 
     def runner(noise: str, directory: Path) -> Callable[[], None]:
         assembly = Assembly(recipes.load("fashion-mnist", ["federation.sampling=cyclic", f"privacy.noise={noise}"]))
-        keys = KeyRing.from_seed(1)
-        strategy = LayerwiseFedAvg(
-            assembly.method, assembly.start(), CohortSampler(assembly.facts.sampling, keys),
-            ServerOptimizer("sgd", 1.0),
-            Releaser(keys, Ledger(directory / f"{noise}.sqlite", noise), assembly.numerics), AnyNode(assembly.sizes),
-        )  # fmt: skip
-        grid = LocalGrid(assembly.client(keys, AnyClient()).as_app())
+        strategy, grid = served(assembly, directory / f"{noise}.sqlite")
         number, arrays = 0, strategy.initial_arrays()
 
         def one() -> None:

@@ -78,23 +78,15 @@ def bound_and_release(repeats: int) -> dict[str, float]:
 def private_round(repeats: int) -> dict[str, float]:
     from flwr.app import ConfigRecord
 
-    from clients import AnyClient
-    from fedlgm.privacy import Ledger
+    from benchmarks.in_process import served
     from simulations.config import recipe as recipes
     from simulations.config.assembly import Assembly
-    from simulations.engines.local import LocalGrid
-    from strategies import AnyNode, CohortSampler, LayerwiseFedAvg, Releaser, ServerOptimizer
 
     def runner(name: str, directory: Path) -> Callable[[], None]:
         overrides = [f"mechanism={{name = '{name}'}}"] if name == "none" else []
         assembly = Assembly(recipes.load("fashion-mnist", overrides))
-        keys = KeyRing.from_seed(1)
-        strategy = LayerwiseFedAvg(
-            assembly.method, assembly.start(), CohortSampler(assembly.facts.sampling, keys),
-            ServerOptimizer("sgd", 1.0),
-            Releaser(keys, Ledger(directory / f"{name}.sqlite", name), assembly.numerics), AnyNode(assembly.sizes),
-        )  # fmt: skip
-        grid, start = LocalGrid(assembly.client(keys, AnyClient()).as_app()), strategy.transcript
+        strategy, grid = served(assembly, directory / f"{name}.sqlite")
+        start = strategy.transcript
 
         def one_round() -> None:
             strategy.transcript = start  # always the same cohort and the same batches

@@ -49,8 +49,7 @@ class ExampleClient(LayerwiseClient):
     ) -> tuple[BoundedSum, list[dict[str, np.ndarray]]]:
         """Local trust: every client of the block makes its own private steps, with or without data."""
         total = BoundedSum.empty(plan)
-        # Another model or plan in the same round is another release: its batches and its noise must not be the same.
-        keys = self._keys.derive(model.numpy().tobytes(), plan.to_json().encode())
+        keys = self._release_keys(plan, model)
         settings, backend = self._work.settings, self._numerics.noise_backend
         with torch_threads(self._numerics.threads):
             for client in self._members(message):

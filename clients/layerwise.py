@@ -154,13 +154,16 @@ class LayerwiseClient:
             block.skip(len(clients)) if updates is None else block.add(updates)
         return block, []
 
+    def _release_keys(self, plan: ReleasePlan, model: Tensor) -> KeyRing:
+        """Keys of a client's own draws: another model or plan in a round is another release, with other noise."""
+        return self._keys.derive(model.numpy().tobytes(), plan.to_json().encode())
+
     def _release_each(
         self, message: Message, context: Context, plan: ReleasePlan, model: Tensor, round_: int
     ) -> tuple[BoundedSum, list[dict[str, np.ndarray]]]:
         """Local trust: every client of the block bounds its update and adds its own noise, with or without data."""
         total = BoundedSum.empty(plan)
-        # Another model or plan in the same round is another release: its noise must not be the same.
-        keys = self._keys.derive(model.numpy().tobytes(), plan.to_json().encode())
+        keys = self._release_keys(plan, model)
         notes: list[dict[str, np.ndarray]] = []
         for clients, updates in self._updates(self._members(message), model, round_):
             for row, client in enumerate(clients):

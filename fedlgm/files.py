@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
+from typing import IO, Literal
 
 PRIVATE = 0o600
 """Mode of a file that nobody but its owner may read."""
@@ -39,6 +40,18 @@ def create_durably(path: Path, content: bytes, mode: int = PRIVATE) -> None:
         os.link(draft, path)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def open_private(path: Path, mode: Literal["a", "w"]) -> IO[str]:
+    """A text file that nobody but its owner may read, also from its first moment on.
+
+    Args:
+        path: the file; its folder is made, too.
+        mode: "a" to add to it, "w" to start it anew.
+    """
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    flags = os.O_CREAT | os.O_WRONLY | (os.O_APPEND if mode == "a" else os.O_TRUNC)
+    return os.fdopen(os.open(path, flags, PRIVATE), mode, encoding="utf-8")
 
 
 def sync_folder(folder: Path) -> None:

@@ -28,14 +28,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from fedlgm.errors import RunError
 
-PROTOCOL = 3  # 2: a question named a mechanism without its options
+PROTOCOL = 3  # raised whenever what a question or an answer says changes
 HELLO = {"protocol": PROTOCOL, "ask": "hello"}  # asks a service who it is
 TEST = "test-"  # how the identity of a ledger begins whose noise keys are known
 HEADER_BYTES = 1 << 19  # a plan for a few thousand layers
 _PREFIX = struct.Struct("<IQ")
 PREFIX_BYTES = _PREFIX.size
 
-# Flower messages between `strategies.node_grid` and the process in front of the service; see `clients.node.relay`.
+# Flower messages between `strategies.node.link` and the process in front of the service; see `clients.node.relay`.
 HEADER = "node.header"
 BODY = "node.body"
 MASK = "node.mask"

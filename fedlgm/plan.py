@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, get_args
 
@@ -27,6 +27,7 @@ from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.facts import RunFacts, Sampling
 from fedlgm.layers import LayerTable
 from fedlgm.noise import Family
+from fedlgm.privacy.conditions import in_a_run
 from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR, Claim, Guarantee
 from fedlgm.queries import NoisyQuery
 
@@ -57,25 +58,6 @@ class Part(NamedTuple):
     size: int
     clip: float
     sigma: float
-
-
-_NEEDS = {
-    True: "every client is in one of {b} groups for the whole run, and who takes part in a group's round stays secret",
-    False: "nobody takes part twice within {b} rounds; who takes part when may be known",
-}
-"""What the guarantee of a run whose rounds are not charged one by one rests on, by whether draws amplify it."""
-_SECRET = {
-    "client": "who takes part in a round stays secret",
-    "example": "which examples a round draws stays secret",
-    "step": "which of its examples a client's step draws stays secret",
-}
-"""What amplification by sampling rests on."""
-
-_SAMPLED_REPLACE_ONE = (
-    "conditional on the composition of sampled releases under replace-one costing no more than that of the sampled "
-    "Gaussian mechanism at twice the sensitivity, which is proven for one release only (docs/guarantees.md, section "
-    "Replace-one)"
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +132,7 @@ class ReleasePlan:
             raise ConfigError(f"the position of a round must be a whole number, got {self.position!r}")
         if np.isinf(sigma[released]).any():
             raise PrivacyError("a released layer has infinite noise: mark it as not released")
-        object.__setattr__(self, "guarantee", self._qualified())
+        object.__setattr__(self, "guarantee", in_a_run(self.guarantee, self.facts, self.family))
         self._check_protection()
 
     def _check_protection(self) -> None:
@@ -172,22 +154,6 @@ class ReleasePlan:
                 "a run is one mechanism only if no round has less noise than it is made for: this plan has a "
                 f"multiplier of {self.effective_multiplier:g}, the run {facts.noise_multiplier:g}"
             )
-
-    def _qualified(self) -> Guarantee:
-        """The guarantee in the run's own terms: what it needs of who takes part, and the condition of replace-one."""
-        facts = self.facts
-        given = replace(self.guarantee, relation=facts.relation, trust=facts.trust)
-        amplified = facts.accounted_rate < 1
-        needs = ""
-        if not facts.separate_rounds:
-            needs = _NEEDS[amplified].format(b=facts.sampling.separation)
-        elif amplified:
-            needs = _SECRET[given.unit] if facts.steps is None else _SECRET["step"]
-        if given.status != "none" and needs not in given.reason:
-            given = replace(given, reason=f"{given.reason}; {needs}")
-        if self.family != "gaussian" or facts.relation != "replace-one" or not amplified:
-            return given
-        return given.conditional_on(_SAMPLED_REPLACE_ONE)
 
     @cached_property
     def indices(self) -> np.ndarray:

@@ -27,7 +27,7 @@ def forward(content: RecordDict, socket: str | Path, timeout: float = _TIMEOUT) 
     """Ask the service what a Flower message asks, and put its answer into records.
 
     Args:
-        content: of a message of `strategies.node_grid`.
+        content: of a message of `strategies.node.link`.
         socket: of the node's service.
         timeout: seconds for the exchange.
 

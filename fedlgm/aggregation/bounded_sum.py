@@ -138,6 +138,8 @@ def _add_scaled_(total: Tensor, part: Tensor, factor: float) -> None:
 def clip_factors(norms: np.ndarray, clip: np.ndarray) -> np.ndarray:
     """min(1, s_j / ||g_j||), times 1 - 2^-16 where it cuts, [K]; 1 for an infinite bound, 0 for a bound of 0.
 
+    For one client's update; `fedlgm.example_level.scaling.clip_factors` is that of examples' gradients.
+
     Args:
         norms: ||g_j||, [K], finite.
         clip: s_j, [K].

@@ -65,6 +65,9 @@ class Scaling(Protocol):
 def clip_factors(norms: Tensor, bound: float | Tensor) -> Tensor:
     """min(1, c / norm), times 1 - 2^-19 where it cuts; 1 for an infinite bound, 0 for a bound of 0.
 
+    For gradients of examples, in tensors on any device; `fedlgm.aggregation.clip_factors` is that of clients' updates,
+    whose sums are longer and so need a larger margin.
+
     Args:
         norms: l2 norms, of any shape.
         bound: c, one number or a tensor that broadcasts with the norms.

@@ -27,11 +27,11 @@ from fedlgm.errors import LedgerError
 from fedlgm.privacy.chain import next_head
 from fedlgm.privacy.guarantee import Claim
 from fedlgm.privacy.ledger_file import SCHEMA, connect, create, remedy
+from fedlgm.privacy.spending import Spending, claimed_epsilon
 
 if TYPE_CHECKING:
     from dp_accounting import dp_event
 
-_Profile = frozenset[tuple[str, int]]  # events and how often each was charged
 _COUNTED = "(round <= ? OR number <= ?)"
 SERVER = -1  # the releasing party under central trust; clients are numbered from 0
 
@@ -283,31 +283,23 @@ class Ledger:
             abandoned: `position()` up to which rows count whatever their round: those of attempts that later ones do
                 not repeat.
         """
-        shared, spent = self._profiles(through, abandoned)
-        profiles = set(spent.values()) or {shared}
+        spending = self._spending(through, abandoned)
         with self._translated():
-            return max((_composed(profile, delta, accountant) for profile in _undominated(profiles)), default=0.0)
+            return spending.epsilon(delta, accountant)
 
     def client_epsilons(self, delta: float, accountant: str = "pld") -> dict[int, float]:
         """Proven epsilon at `delta` of each client that was charged, by its number; empty under central trust."""
-        _, spent = self._profiles(None, 0)
+        spending = self._spending(None, 0)
         with self._translated():
-            known = {profile: _composed(profile, delta, accountant) for profile in set(spent.values())}
-        return {client: known[profile] for client, profile in sorted(spent.items())}
+            return spending.client_epsilons(delta, accountant)
 
-    def _profiles(self, through: int | None, abandoned: int) -> tuple[_Profile, dict[int, _Profile]]:
-        """What the server's rows charge to everybody, and what each client has spent together with it."""
+    def _spending(self, through: int | None, abandoned: int) -> Spending:
         with self._translated():
             rows = self._db.execute(
                 f"SELECT client, event, COUNT(*) FROM charges WHERE {_COUNTED} GROUP BY client, event",
                 (_last(through), abandoned),
             ).fetchall()
-        spent: dict[int, dict[str, int]] = {}
-        for client, event, count in rows:
-            spent.setdefault(client, {})[event] = count
-        shared = spent.pop(SERVER, {})
-        own = {client: frozenset(_sum(shared, events).items()) for client, events in spent.items()}
-        return frozenset(shared.items()), own
+        return Spending.of(rows, SERVER)
 
     def worst_profile(self) -> list[tuple[dp_event.DpEvent, int]]:
         """Events charged, with how often: of all participants together, event by event the most that one has.
@@ -329,30 +321,12 @@ class Ledger:
         A claim is {"epsilon": e} (adds up over a participant's rows) or {"event": ...} (composed by the accountant).
         Arguments as for `epsilon`.
         """
-        naive: dict[int, float] = {}
-        events: dict[int, dict[str, int]] = {}
         with self._translated():
             rows = self._db.execute(
                 f"SELECT client, event, claim, COUNT(*) FROM charges WHERE {_COUNTED} GROUP BY client, event, claim",
                 (_last(through), abandoned),
             ).fetchall()
-            for client, event, claim_text, count in rows:
-                claim = json.loads(claim_text)
-                if "epsilon" in claim:
-                    naive[client] = naive.get(client, 0.0) + count * float(claim["epsilon"])
-                else:
-                    stated = json.dumps(claim["event"]) if "event" in claim else event
-                    own = events.setdefault(client, {})
-                    own[stated] = own.get(stated, 0) + count
-            composed = {
-                profile: _composed(profile, delta, accountant)
-                for profile in {frozenset(own.items()) for own in events.values()}
-            }
-        clients = naive.keys() | events.keys()
-        return max(
-            (naive.get(c, 0.0) + (composed[frozenset(events[c].items())] if c in events else 0.0) for c in clients),
-            default=0.0,
-        )
+            return claimed_epsilon(rows, delta, accountant)
 
     def rounds(self, through: int | None = None) -> int:
         """Last round that was charged, in the first `through` rows (default: in all); 0 for an empty ledger."""
@@ -403,24 +377,3 @@ class Ledger:
 
 def _last(through: int | None) -> int:
     return 2**62 if through is None else through
-
-
-def _sum(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
-    return {event: one.get(event, 0) + other.get(event, 0) for event in one.keys() | other.keys()}
-
-
-def _composed(profile: _Profile, delta: float, accountant: str) -> float:
-    events = [(privacy.events.decode(json.loads(event)), count) for event, count in sorted(profile)]
-    return privacy.accounting.composed_epsilon(events, delta, accountant)
-
-
-def _undominated(profiles: set[_Profile]) -> list[_Profile]:
-    """Profiles (event -> count) not contained in another: only they can be the worst."""
-    tables = [dict(profile) for profile in profiles]
-    return [
-        frozenset(own.items())
-        for own in tables
-        if not any(
-            other is not own and all(other.get(e, 0) >= n for e, n in own.items()) and other != own for other in tables
-        )
-    ]

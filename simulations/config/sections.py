@@ -315,7 +315,7 @@ class Risk(Section):
 
 
 class Deployment(Section):
-    """[deployment]: how long a round waits for nodes that are gone; see `strategies.node_grid.Patience`.
+    """[deployment]: how long a round waits for nodes that are gone; see `strategies.node.round.Patience`.
 
     Example:
         >>> Deployment(offline_seconds=10.0).give_up_seconds

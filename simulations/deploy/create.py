@@ -23,7 +23,7 @@ from simulations.config.recipe import Recipe
 from simulations.deploy import certificates
 from simulations.deploy.layout import CONNECTION, DeployedNode, DeployedNodeFolder, DeploymentFolder, Settings
 from simulations.deploy.rows import EnrolmentEntry
-from strategies.enrolment import Enrolment, key_digest
+from strategies.node.enrolment import Enrolment, key_digest
 
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 _QUIET = "export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1"

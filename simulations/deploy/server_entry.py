@@ -21,8 +21,11 @@ from simulations.deploy.rows import Work
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import FullRow, OnRound
 from simulations.runs.server import serve
-from strategies.enrolment import Enrolment
-from strategies.node_grid import EnrolledNodes, NodeGrid, Patience, RoundReport
+from strategies.node.answers import AnswerCheck
+from strategies.node.enrolment import Enrolment
+from strategies.node.grid import EnrolledNodes, NodeGrid
+from strategies.node.questions import NodeQuestions
+from strategies.node.round import Patience, RoundReport
 
 TOLD = "nodes.log"  # lines for people, among the run's private files
 REPORT = "nodes.jsonl"  # what became of each round's questions
@@ -117,19 +120,15 @@ def make_server_app() -> ServerApp:
         from flwr.superlink.grid import http_grid
 
         look_again_soon(http_grid)
-        nodes = NodeGrid(
-            grid,
-            Enrolment.load(deployment.enrolment_file),
-            assembly.layers,
-            work_of(recipe),
-            folder.path.name,
-            patience=_patience(recipe),
-            signer=deployment.signer(),
-            positions=deployment.positions_file,
-            test=deployment.settings().test,
-            say=record.say,
-            on_round=record.round,
+        enrolment = Enrolment.load(deployment.enrolment_file)
+        questions = NodeQuestions(folder.path.name, work_of(recipe), deployment.signer())
+        answers = AnswerCheck(
+            enrolment, assembly.layers, positions=deployment.positions_file, test=deployment.settings().test
         )
+        nodes = NodeGrid(
+            grid, enrolment, questions, answers,
+            patience=_patience(recipe), say=record.say, on_round=record.round,
+        )  # fmt: skip
         enrolled = EnrolledNodes(
             round_timeout=federation.round_timeout, quorum=federation.quorum, max_failures=federation.max_failures,
             simulated=recipe.run.test_mode,

@@ -17,7 +17,7 @@ from simulations.deploy.server_entry import TOLD, deployed
 from simulations.engines.flower_command import reason
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import RunSummary
-from strategies.enrolment import Enrolment
+from strategies.node.enrolment import Enrolment
 
 APP = Path(__file__).parent / "app"
 _SILENCE_S, _LONGEST_S = 20.0, 30.0  # of a run, until Flower is asked what became of it; a question costs a second

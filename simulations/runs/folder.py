@@ -11,15 +11,15 @@ import hashlib
 import os
 import shutil
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any, cast
 
 from torch import Tensor
 
 from fedlgm.errors import LedgerError, RunError
-from fedlgm.files import PRIVATE, PUBLIC, write_durably
+from fedlgm.files import PUBLIC, open_private, write_durably
 from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
 from fedlgm.privacy.ledger import Head, Ledger
@@ -33,6 +33,7 @@ from simulations.runs.checkpoints import Checkpoint, Checkpoints
 from simulations.runs.key_file import KeyFile, name_of
 from simulations.runs.noise_file import NoiseFile
 from simulations.runs.provenance_file import ProvenanceFile
+from simulations.runs.row_file import RowFile
 from simulations.runs.rows import FullRow, RunSummary
 
 
@@ -117,12 +118,12 @@ class RunFolder:
     def private_file(self, name: str) -> Path:
         """A new, empty file that only the operator may read."""
         path = self.path / "private" / name
-        _private(path, "w").close()
+        open_private(path, "w").close()
         return path
 
     def append_private(self, name: str, line: str) -> None:
         """Add a line to a file that only the operator may read."""
-        with _private(self.path / "private" / name, "a") as file:
+        with open_private(self.path / "private" / name, "a") as file:
             file.write(line + "\n")
 
     def recipe(self) -> Recipe:
@@ -162,7 +163,7 @@ class RunFolder:
 
     def _released(self) -> int:
         """The last round that was released, by the rows of metrics: a round's row follows its charge."""
-        return max((int(row["round"]) for row in _rows(self.metrics_file) if not row.get("skipped")), default=0)
+        return max((int(row["round"]) for row in self._metrics if not row.get("skipped")), default=0)
 
     def anchors(self) -> list[Head]:
         """Heads of the ledger that checkpoints and the result hold."""
@@ -213,12 +214,23 @@ class RunFolder:
 
     # -- metrics -------------------------------------------------------------------------------------------------------
 
+    @property
+    def _metrics(self) -> RowFile:
+        return RowFile(self.metrics_file)
+
+    @property
+    def _diagnostics(self) -> RowFile:
+        return RowFile(self.diagnostics_file, private=True)
+
+    @property
+    def _canaries(self) -> RowFile:
+        return RowFile(self.canaries_file, private=True)
+
     def append(self, row: Mapping[str, Any], private: Mapping[str, Any] | None = None) -> None:
         """Add one round's row, and the operator's own."""
         if private is not None:
-            self.append_private(self.diagnostics_file.name, strict_json.dumps(private))
-        with self.metrics_file.open("a", encoding="utf-8") as file:
-            file.write(strict_json.dumps(row) + "\n")
+            self._diagnostics.append(private)
+        self._metrics.append(row)
 
     def rows(self, private: bool = False) -> list[FullRow]:
         """All complete rows; a row cut short by a crash is left out.
@@ -226,25 +238,22 @@ class RunFolder:
         Args:
             private: whether each row also holds what only the operator may see.
         """
-        rows = list(_rows(self.metrics_file))
-        own = {row["round"]: row for row in _rows(self.diagnostics_file)} if private else {}
+        rows = list(self._metrics)  # first: a row's private part is written before it
+        own = {row["round"]: row for row in self._diagnostics} if private else {}
         return [cast(FullRow, own.get(row["round"], {}) | row) for row in rows]
 
     def append_canaries(self, row: Mapping[str, Any]) -> None:
         """Add what the canaries saw of one round."""
-        self.append_private(self.canaries_file.name, strict_json.dumps(row))
+        self._canaries.append(row)
 
     def canaries(self) -> list[dict[str, Any]]:
         """What the canaries saw, complete rows only; empty for a run that was not audited."""
-        return list(_rows(self.canaries_file))
+        return list(self._canaries)
 
     def truncate(self, round: int) -> None:
         """Forget rows after `round`: those rounds are done again."""
-        for file in (self.metrics_file, self.diagnostics_file, self.canaries_file):
-            kept = [row for row in _rows(file) if row["round"] <= round]
-            if file.is_file() or kept:
-                content = "".join(strict_json.dumps(row) + "\n" for row in kept).encode()
-                write_durably(file, content, PUBLIC if file == self.metrics_file else PRIVATE)
+        for file in (self._metrics, self._diagnostics, self._canaries):
+            file.truncate(round)
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Write the final summary; the run's noise will not be drawn again, so its keys go."""
@@ -382,23 +391,3 @@ class RunFolder:
     def latest(self, layers: LayerTable) -> Checkpoint | None:
         """The newest checkpoint that can be read, or None; see `Checkpoints.latest`."""
         return self.checkpoints.latest(layers)
-
-
-def _rows(file: Path) -> Iterable[dict[str, Any]]:
-    if not file.is_file():
-        return
-    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            row = strict_json.loads(line)
-        except ValueError:
-            return
-        if not isinstance(row, dict) or "round" not in row:
-            return
-        yield row
-
-
-def _private(path: Path, mode: str) -> IO[str]:
-    """A text file that nobody but its owner may read, also from its first moment on."""
-    path.parent.mkdir(mode=0o700, exist_ok=True)
-    flags = os.O_CREAT | os.O_WRONLY | (os.O_APPEND if mode == "a" else os.O_TRUNC)
-    return os.fdopen(os.open(path, flags, stat.S_IRUSR | stat.S_IWUSR), mode, encoding="utf-8")

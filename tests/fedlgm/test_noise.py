@@ -10,21 +10,9 @@ import torch
 from scipy import stats
 
 from fedlgm.keys import KeyRing, Purpose, mt19937_state
-from fedlgm.layers import LayerTable
 from fedlgm.noise import add_noise_, draw, grid_step
-from fedlgm.plan import ReleasePlan, RunFacts, Sampling
-from fedlgm.privacy.guarantee import Guarantee
 from fedlgm.release import SERVER, fingerprint, release
-
-SIZES = {"a": 20_000, "b": 7, "c": 40_000, "d": 20_001}
-SIGMA = np.array([0.3, 5.0, 1.0, 40.0])
-LAWS = {"gaussian": stats.norm, "laplace": stats.laplace}
-
-
-def plan(family: str = "gaussian", sigma: np.ndarray = SIGMA, sizes: dict[str, int] = SIZES) -> ReleasePlan:
-    layers = LayerTable.from_sizes(sizes)
-    facts = RunFacts(1.0, Sampling("poisson", 10, 0.5))
-    return ReleasePlan(layers, np.ones(len(layers)), sigma, facts, Guarantee("proven", "test"), family=family)
+from tests.support.noise_plans import LAWS, SIGMA, plan
 
 
 def noise(family: str = "gaussian", seed: int = 0, round_: int = 1, party: int = SERVER) -> list[torch.Tensor]:

@@ -13,21 +13,10 @@ from scipy import stats
 from fedlgm.aggregation import bound_update
 from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.keys import KeyRing
-from fedlgm.layers import LayerTable
 from fedlgm.noise import grid_step
-from fedlgm.plan import ReleasePlan, RunFacts, Sampling
-from fedlgm.privacy.guarantee import Guarantee
+from fedlgm.plan import ReleasePlan, RunFacts
 from fedlgm.release import SERVER, _scale, add_downlink_, fingerprint, local_release, noise_keys, release
-
-SIZES = {"a": 20_000, "b": 7, "c": 40_000, "d": 20_001}
-SIGMA = np.array([0.3, 5.0, 1.0, 40.0])
-LAWS = {"gaussian": stats.norm, "laplace": stats.laplace}
-
-
-def plan(family: str = "gaussian", sigma: np.ndarray = SIGMA, sizes: dict[str, int] = SIZES) -> ReleasePlan:
-    layers = LayerTable.from_sizes(sizes)
-    facts = RunFacts(1.0, Sampling("poisson", 10, 0.5))
-    return ReleasePlan(layers, np.ones(len(layers)), sigma, facts, Guarantee("proven", "test"), family=family)
+from tests.support.noise_plans import LAWS, SIGMA, plan
 
 
 @pytest.mark.parametrize("family", LAWS)

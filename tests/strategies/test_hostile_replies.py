@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-import struct
-from io import BytesIO
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -17,73 +14,11 @@ from hypothesis import strategies as st
 
 from fedlgm import wire
 from fedlgm.errors import PrivacyError, RunError
-from fedlgm.facts import LocalTraining, RunFacts, Sampling
-from fedlgm.keys import KeyRing
-from fedlgm.layers import LayerTable
-from fedlgm.noise import draw
-from fedlgm.plan import Part, ReleasePlan
-from fedlgm.privacy.guarantee import Guarantee
-from fedlgm.release import local_release
-from strategies import OneNodePerClient
+from fedlgm.plan import ReleasePlan
 from strategies.replies import contribution, largest_norm
+from tests.support.hostile_sums import BROKEN, HUGE, SIZES, fake, nodes, npy, plan_of, spread
 
-ALL = Sampling("poisson", CLIENTS, 1.0)
-SIZES = {"a": 3, "b": 2}
 TOLD = 1 + 1e-8
-
-
-def spread(client: int) -> torch.Tensor:
-    return torch.randn(5, generator=torch.Generator().manual_seed(client)) * 10.0 ** (client % 3 - 1)
-
-
-def nodes(**options):
-    return OneNodePerClient(wait=0.2, simulated=True, **options)
-
-
-def npy(header: bytes, body: bytes = b"") -> Array:
-    """An array whose .npy header says whatever one likes."""
-    data = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + body
-    return Array("float64", (5,), "numpy.ndarray", data)
-
-
-def saved(values: np.ndarray) -> Array:
-    """An array as NumPy itself writes it, Fortran order and structured types included."""
-    file = BytesIO()
-    np.save(file, values)
-    return Array(str(values.dtype), values.shape, "numpy.ndarray", file.getvalue())
-
-
-HUGE = np.full(5, 1e7)
-BROKEN: dict[str, Array] = {
-    "norm 1e7": Array(HUGE),
-    "one part too long": Array(np.array([0, 0, 0, 1e3, 0.0])),
-    "NaN": Array(np.array([0, math.nan, 0, 0, 0.0])),
-    "infinite": Array(np.array([0, 0, 0, 0, -math.inf])),
-    "squares overflow": Array(np.full(5, 1e200)),
-    "largest numbers": Array(np.full(5, np.finfo(np.float64).max)),
-    "float32 infinity": Array(np.full(5, np.inf, dtype=np.float32)),
-    "too long": Array(np.zeros(6)),
-    "too short": Array(np.zeros(4)),
-    "empty": Array(np.zeros(0)),
-    "two dimensions": Array(np.zeros((1, 5))),
-    "integers": Array(np.zeros(5, dtype=np.int64)),
-    "half precision": Array(np.zeros(5, dtype=np.float16)),
-    "complex": Array(np.zeros(5, dtype=np.complex128)),
-    "booleans": Array(np.zeros(5, dtype=bool)),
-    "text": Array(np.array(["a"] * 5)),
-    "other byte order": saved(np.zeros(5, dtype=">f8")),
-    "structured": saved(np.zeros(5, dtype=[("x", "<f8")])),
-    "Fortran order": saved(np.asfortranarray(np.zeros((5, 1)))),
-    "objects": npy(b"{'descr': '|O', 'fortran_order': False, 'shape': (5,), }\n", b"x" * 40),
-    "dates": npy(b"{'descr': '<M8[s]', 'fortran_order': False, 'shape': (5,), }\n", b"x" * 40),
-    "void of size 0": npy(b"{'descr': '|V0', 'fortran_order': False, 'shape': (5,), }\n"),
-    "shape of another size": npy(b"{'descr': '<f8', 'fortran_order': False, 'shape': (9999999999,), }\n", bytes(40)),
-    "header is code": npy(b"__import__('os').abort()\n", bytes(40)),
-    "header is deep": npy(b"[" * 9000 + b"\n", bytes(40)),
-    "no header": Array("float64", (5,), "numpy.ndarray", b"nothing of the kind"),
-    "nothing at all": Array("float64", (5,), "numpy.ndarray", b""),
-    "cut short": Array("float64", (5,), "numpy.ndarray", Array(np.ones(5)).data[:-1]),
-}
 
 
 @pytest.mark.parametrize("broken", BROKEN)
@@ -112,18 +47,6 @@ def test_the_bound_is_the_plans_and_no_less():
     for worse in (exact * [1.01, 1.01, 1.01, 1, 1], exact * [1, 1, 1, 1.01, 1.01]):
         with pytest.raises(PrivacyError, match=r"its part '[ab]' has norm .*, the plan allows"):
             contribution(fake(worse), plan)
-
-
-def plan_of(trust: str, family: str = "gaussian", sigma: float = 3.0) -> ReleasePlan:
-    layers = LayerTable.from_sizes(SIZES)
-    facts = RunFacts(1.0, ALL, "add-remove" if trust == "central" else "replace-one", trust)
-    guarantee = Guarantee("proven", "a test")
-    return ReleasePlan(layers, [2.0, 0.5], [sigma, sigma / 2], facts, guarantee, family=family)
-
-
-def fake(values) -> Message:
-    message = NodeGrid(None).create_message(RecordDict(), "train", 2, "1")
-    return reply_with(message, np.asarray(values, dtype=np.float64))
 
 
 @pytest.mark.parametrize("count", [0, -5, 10**9])
@@ -266,117 +189,8 @@ def _bounded(federate):
         _BOUNDED.update({client: bound_update(spread(client), plan) for client in range(CLIENTS)})
 
 
-class TestLocalTrust:
-    """The bound is what a client's contribution and its noise together reach but with negligible probability."""
-
-    OPTIONS: ClassVar = {"trust": "local", "relation": "replace-one"}
-
-    @pytest.mark.parametrize("broken", ["norm 1e7", "NaN", "infinite", "squares overflow", "too long", "no header"])
-    def test_hostile_replies_count_as_zero(self, federate, broken):
-        federation = federate(spread, SIZES, grid=NodeGrid, nodes=nodes(), **self.OPTIONS)
-        sums = watch(federation.strategy)
-        federation.grid.tamper[4] = lambda message, honest: reply_with(message, BROKEN[broken])
-        federation.run(1)
-        (failure,) = federation.records[0].failures
-        assert (failure.kind, failure.client) == ("rejected", 4)
-        plan = federation.records[0].plan
-        assert torch.isfinite(sums[0]).all()
-        limits = np.array([CLIENTS * largest_norm(part, plan.family) for part in plan.parts])
-        assert (part_norms(sums[0], plan) < limits).all()
-
-    @pytest.mark.parametrize("family", ["gaussian", "laplace"])
-    def test_honest_clients_are_never_rejected(self, family):
-        plan = plan_of("local", family)
-        for client in range(300):
-            updates = torch.full((1, 5), 1e6)  # cut to the bound
-            released, _ = local_release(updates, plan, KeyRing(client), 1, client)
-            contribution(fake(released.total.numpy()), plan)
-
-    @pytest.mark.parametrize("family", ["gaussian", "laplace"])
-    @pytest.mark.parametrize("size", [1, 7, 1000, 200_000])
-    def test_the_limit_is_near_what_honest_noise_reaches(self, family, size):
-        """Power: no honest draw exceeds it, and it is not far above them, so little can hide below it."""
-        part = Part("a", size, 2.0, 3.0)
-        limit = largest_norm(part, family)
-        rng = np.random.default_rng(size)
-        order = 2 if family == "gaussian" else 1
-        drawn = [2.0 + np.linalg.norm(draw(family, 3.0, rng, (size,)), ord=order) for _ in range(200)]
-        assert max(drawn) < limit
-        assert limit < 2.0 + 3.0 * (
-            1.1 * (size**0.5 if order == 2 else size) + 9 * (1 if order == 2 else 5 + size**0.5)
-        )
-
-    def test_a_bound_without_noise_is_the_bound(self):
-        assert largest_norm(Part("a", 5, 2.0, 0.0), "gaussian") == 2.0
-        assert largest_norm(Part("a", 5, math.inf, 1.0), "gaussian") == math.inf
-
-
-class TestFiguresBesideTheSum:
-    """Only published, NOT PRIVATE variants report figures of their own; a sound run publishes none."""
-
-    @staticmethod
-    def chatty(message: Message, honest: Message) -> Message:
-        record = ArrayRecord(
-            {
-                wire.SUM: honest.content.array_records[wire.ARRAYS][wire.SUM],
-                wire.NOTE + "noise_norm": Array(np.full((1, 2), 1e30)),
-                wire.NOTE + "<b>my raw weights</b>": Array(np.full((1, 2), 42.0)),
-            }
-        )
-        return Message(RecordDict({wire.ARRAYS: record, wire.METRICS: MetricRecord({})}), reply_to=message)
-
-    def test_figures_that_nobody_asked_for_are_left_out(self, federate):
-        federation = federate(spread, SIZES, grid=NodeGrid, nodes=nodes())
-        for client in range(CLIENTS):
-            federation.grid.tamper[client] = self.chatty
-        federation.run(1)
-        assert federation.records[0].notes == {}
-
-    @pytest.mark.parametrize("bad", [math.nan, math.inf, -1.0])
-    def test_hostile_norms_do_not_end_a_run_that_asks_for_norms(self, federate, bad):
-        """NOT PRIVATE, and still no node may stop it."""
-        federation = federate(
-            spread,
-            SIZES,
-            mechanism="snr-consistent",
-            options={"clip": "med", "variant": "published"},
-            grid=NodeGrid,
-            nodes=nodes(),
-        )
-
-        def garble(message: Message, honest: Message) -> Message:
-            if wire.NORMS in honest.content.array_records[wire.ARRAYS]:
-                record = ArrayRecord({wire.NORMS: Array(np.full((1, 2), bad))})
-                return Message(RecordDict({wire.ARRAYS: record}), reply_to=message)
-            return honest
-
-        federation.grid.tamper[1] = garble
-        federation.run(2)
-        assert np.isfinite(federation.records[-1].plan.clip).all()
-
-
-def test_published_variants_still_run_with_a_node_per_client(federate):
-    """Every client bounds and noises by a plan of its own there: its reply must not be held to the common one."""
-    federation = federate(
-        lambda client: 100 * spread(client),
-        SIZES,
-        mechanism="ladp",
-        options={"variant": "published"},
-        grid=NodeGrid,
-        nodes=nodes(),
-        trust="local",
-        relation="replace-one",
-        rounds=2,
-        max_participations=2,
-        epsilon=8.0,
-        delta=1e-5,
-        training=LocalTraining(gradient_clip=1.0),
-    )
-    federation.run(2)
-    assert [record.failures for record in federation.records] == [(), ()]
-
-
 # -- fuzz --------------------------------------------------------------------------------------------------------------
+
 
 _FLOATS = st.floats(allow_nan=True, allow_infinity=True, width=64)
 _DESCRIBED = st.sampled_from(

@@ -29,7 +29,7 @@ import hashlib, json, time
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import ServerApp
 from fedlgm import node_protocol as protocol
-from strategies.enrolment import key_digest
+from strategies.node.enrolment import key_digest
 
 app = ServerApp()
 

@@ -1,6 +1,14 @@
-"""A run that a user's callback ends."""
+"""Runs that a user's callback ends, and what their ledgers hold then."""
 
 from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedlgm.privacy.ledger import Ledger
+from simulations import launch
+from simulations.runs.folder import RunFolder
 
 
 class Interrupted(Exception):
@@ -13,3 +21,16 @@ def interrupt_at(round_):
             raise Interrupted
 
     return on_round
+
+
+def interrupted(recipe, path: Path, round_: int) -> RunFolder:
+    """A run that ends after a round."""
+    with pytest.raises(Interrupted):
+        launch.simulate(recipe, run_dir=path, progress=interrupt_at(round_))
+    return RunFolder.open(path)
+
+
+def charges(folder: RunFolder) -> list[int]:
+    """Rounds of the ledger's rows."""
+    with Ledger(folder.ledger_file) as ledger:
+        return [charge.round for charge in ledger.charges()]

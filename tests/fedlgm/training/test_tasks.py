@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -88,14 +87,6 @@ CASES: dict[str, tuple[Any, Any, Any, Any]] = {
     ),
     "several inputs": (TwoInputs, "regression", both, real),
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def federation(case: str) -> tuple[nn.Module, LayerTable, tasks.Task, list[ClientTask]]:

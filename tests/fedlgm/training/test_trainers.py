@@ -65,14 +65,6 @@ def test_auto_is_settled_on_clients_that_have_data(monkeypatch: pytest.MonkeyPat
     assert min(seen) > 0
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def _tasks(
     shape: tuple[int, int, int], epochs: int, sizes: tuple[int, ...] = SIZES, dtype: torch.dtype = torch.float32
 ) -> list[ClientTask]:

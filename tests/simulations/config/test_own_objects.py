@@ -170,11 +170,7 @@ def test_own_partitions(here: Path) -> None:
 @pytest.mark.parametrize(
     ("sections", "error", "message"),
     [
-        (
-            {"model": {"name": "my_own_things:Nett"}},
-            ConfigError,
-            r"model 'my_own_things:Nett': .* did you mean 'Net'",
-        ),
+        ({"model": {"name": "my_own_things:Nett"}}, ConfigError, r"model 'my_own_things:Nett': .* did you mean 'Net'"),
         (
             {"model": {"name": "my_absent:Net"}},
             ConfigError,
@@ -192,11 +188,7 @@ def test_own_partitions(here: Path) -> None:
         ({"data": {"partition": "my_own_things:absent"}}, ConfigError, r"data.partition 'my_own_things:absent'"),
         ({"federation": {"clients": 5}}, ConfigError, r"data.partition: 'mine' has 12 clients of its own"),
         ({"task": {"name": "my_absent:Task"}}, ConfigError, r"task 'my_absent:Task': module 'my_absent'"),
-        (
-            {"model": {"name": "my_own_things:number"}},
-            ConfigError,
-            r"^model 'my_own_things:number' is neither an",
-        ),
+        ({"model": {"name": "my_own_things:number"}}, ConfigError, r"^model 'my_own_things:number' is neither an"),
         (
             {"task": {"name": "my_own_things:Strict"}},
             ConfigError,

@@ -22,7 +22,7 @@ from simulations.deploy import certificates
 from simulations.deploy.create import create, enrol, free_ports
 from simulations.deploy.layout import DeploymentFolder
 from simulations.deploy.server_entry import deployed, work_of
-from strategies.enrolment import Enrolment, key_digest
+from strategies.node.enrolment import Enrolment, key_digest
 
 
 @pytest.fixture

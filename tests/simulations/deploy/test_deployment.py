@@ -26,7 +26,7 @@ from simulations.deploy.flower_cli import Flower
 from simulations.deploy.layout import CONNECTION, DeploymentFolder
 from simulations.deploy.server_entry import REPORT
 from simulations.engines.flower_command import environment
-from strategies.enrolment import Enrolment
+from strategies.node.enrolment import Enrolment
 from tests.support import hostile_app
 
 pytestmark = pytest.mark.slow

@@ -8,7 +8,7 @@ import stat
 from simulations.config import recipe as recipes
 from simulations.deploy.server_entry import REPORT, TOLD, NodesRecord
 from simulations.runs.folder import RunFolder
-from strategies.node_grid import RoundReport
+from strategies.node.round import RoundReport
 
 
 def test_who_took_part_is_the_operators_alone_to_read(tmp_path):

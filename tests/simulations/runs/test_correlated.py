@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 
 from fedlgm.errors import RunError
-from fedlgm.privacy.ledger import Ledger
 from simulations import launch
 from simulations.config.assembly import Assembly
 from simulations.runs.folder import RunFolder
-from tests.support.interruption import Interrupted, interrupt_at
+from tests.support.interruption import Interrupted, charges, interrupt_at, interrupted
 
 ROUNDS = 8
 SAME = ("model_sha256", "accuracy", "epsilon", "rounds", "noise_multiplier", "guarantee", "ledger_head")
@@ -45,17 +44,6 @@ def correlated(tiny):
         )
 
     return make
-
-
-def interrupted(recipe, path: Path, round_: int) -> RunFolder:
-    with pytest.raises(Interrupted):
-        launch.simulate(recipe, run_dir=path, progress=interrupt_at(round_))
-    return RunFolder.open(path)
-
-
-def charges(folder: RunFolder) -> list[int]:
-    with Ledger(folder.ledger_file) as ledger:
-        return [charge.round for charge in ledger.charges()]
 
 
 CASES = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import warnings
 from pathlib import Path
@@ -18,7 +17,7 @@ from opacus.accountants import PRVAccountant, RDPAccountant
 
 from clients import AnyClient, OneClient
 from fedlgm import wire
-from fedlgm.errors import ConfigError, DataError, FedlgmError, Notice, PrivacyError
+from fedlgm.errors import ConfigError, Notice, PrivacyError
 from fedlgm.example_level.central import train
 from fedlgm.example_level.trainer import digest_of
 from fedlgm.keys import KeyRing, Purpose
@@ -27,29 +26,12 @@ from fedlgm.release import release
 from simulations import launch
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly, settled
-from simulations.config.facts import facts_of
-from simulations.config.own import Own
 from simulations.reports.export import export
-from simulations.reports.planning import plan_report
 from simulations.reports.report import ledger_report, write_report
 from simulations.runs.folder import RunFolder
 from simulations.runs.server import serve
 from strategies import OneNodePerClient
-
-STEPS = 12
-CENTRAL = (f"federation.rounds={STEPS}", "run.evaluate_every=6", "run.checkpoint_every=5", "privacy.accountant=rdp")
-FEDERATED = (
-    "federation.clients=6", "federation.rounds=4", "federation.rate=0.9", "training.steps=3", "run.block_size=2",
-    "privacy.epsilon=4", "privacy.accountant=rdp",
-)  # fmt: skip
-
-
-def central(*overrides: str):
-    return recipes.load("dp-sgd-digits", [*CENTRAL, *overrides])
-
-
-def federated(*overrides: str):
-    return recipes.load("example-level-federation", [*FEDERATED, *overrides])
+from tests.support.example_level import STEPS, central, federated
 
 
 @pytest.fixture(scope="module")
@@ -360,103 +342,3 @@ def test_local_steps_are_those_of_a_float64_loop_and_their_noise_is_as_planned(n
     assert float((torch.from_numpy(found) - expected).norm() / expected.norm()) < 1e-5
     noisy = np.concatenate([ask(assembly, served, plan, round_) - found for round_ in range(2, 6)])
     assert np.std(noisy) == pytest.approx(float(plan.upload_sigma[0]), rel=0.1)
-
-
-# -- bad input ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        (["privacy.unit=client"], "dp-sgd bounds examples, but privacy.unit is 'client': set privacy.unit = 'example'"),
-        (
-            ["mechanism.name=snr-consistent"],
-            "bounds whole clients, but .* use one of dp-sgd, auto-s, dp-psac, lm-dp-sgd$",
-        ),
-        (["mechanism.name=laplace-iid"], "laplace-iid bounds whole clients"),
-        (["training.epochs=3"], "training.epochs: a round is one step here"),
-        (["training.gradient_clip=1"], "training.gradient_clip cannot be 1.0"),
-        (["training.vectorize=on"], "training.vectorize cannot be 'on'"),
-        (["run.audit=true"], "run.audit cannot be True"),
-        (["training.sampling_rate=0.1"], "training.sampling_rate is for clients that noise their own steps"),
-        (["federation.server_lr=0.5"], "server_lr: a round is one step here"),
-        (["federation.clients=4", "federation.rate=0.5"], "every client takes part in every step"),
-        (["privacy.trust=local"], "training.sampling_rate is needed where clients noise their own steps"),
-        (["mechanism.style=auto-s"], "a mechanism of its own: mechanism.name = 'auto-s'"),
-        (["mechanism.allocation=snr-consistent"], "style 'flat' has one bound and one noise scale"),
-        (["mechanism.style=ghost"], "unknown style 'ghost'; known: flat, per-layer"),
-    ],
-)
-def test_recipes_that_do_not_fit_are_refused(changes, words):
-    with pytest.raises(ConfigError, match=words) as caught:
-        central(*changes)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("recipe", "words"),
-    [
-        (lambda: central("training.batch_size=5000"), "batch_size = 5000 is more than the 1442 training examples"),
-        (lambda: federated("training.batch_size=900"), "batch_size = 900 is more than the .* of the largest client"),
-        (
-            lambda: central("training.batch_size=1442", "privacy.epsilon=1e-5", "federation.rounds=1000000"),
-            r"after 1000000 releases: .*; federation.rounds = 3906 would do, with a noise multiplier of 4.\d+e\+06",
-        ),
-        (
-            lambda: central("privacy.epsilon=1e-3", "privacy.delta=1e-30"),
-            (
-                r"epsilon=0.001, .* after 12 releases: .* no number of steps would do: the least epsilon that the rdp "
-                r"accountant shows at this delta is 0.\d+; raise privacy.epsilon"
-            ),
-        ),
-    ],
-)
-def test_runs_that_cannot_be_are_refused(recipe, words, tmp_path):
-    with pytest.raises(FedlgmError, match=words):
-        launch.simulate(recipe(), run_dir=tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
-def test_batch_norm_is_refused_with_a_remedy():
-    raw = central().model_dump(exclude_none=True)
-    net = torch.nn.Sequential(
-        torch.nn.Flatten(), torch.nn.Linear(64, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 10)
-    )
-    own = Own(model=net)
-    own.into(raw)
-    with pytest.raises(ConfigError, match="to_groupnorm"):
-        Assembly(recipes.validate(raw), own).check()
-
-
-def test_old_recipes_are_written_as_they_were():
-    text = recipes.load("digits").to_toml()
-    assert not {"unit", "sampling_rate", "steps"} & {line.partition(" ")[0] for line in text.splitlines()}
-    assert "steps" not in facts_of(recipes.load("digits")).to_dict()
-
-
-@pytest.mark.parametrize("trust", ["central", "local"])
-def test_plans_need_no_files_of_a_bundled_set(trust, tmp_path, monkeypatch):
-    """The published number of training examples is enough; a run counts them."""
-    monkeypatch.setenv("FEDLGM_DATA", str(tmp_path))
-    monkeypatch.setenv("FEDLGM_OFFLINE", "1")
-    own = [] if trust == "central" else ["training.sampling_rate=0.1", "federation.rate=1.0"]
-    changes = ["federation.rounds=20", "privacy.accountant=rdp", f"privacy.trust={trust}", *own]
-    recipe = recipes.load("lm-dp-sgd-cifar10", changes)
-    report = plan_report(recipe)
-    if trust == "central":
-        assert "of 50000 examples (expected batch 500" in report["sampling"]
-    assert report["epsilon_rdp"] <= recipe.privacy.epsilon * (1 + 1e-6)
-    with pytest.raises(DataError, match="cifar10 not found"):
-        Assembly(recipe).check()
-
-
-def test_plans_say_how_examples_are_sampled():
-    report = plan_report(central())
-    assert report["unit"] == "example"
-    assert "of 1442 examples (expected batch 128, 1.07 epochs), add-remove" in report["sampling"]
-    assert report["epsilon_rdp"] <= 4.0
-    local = plan_report(federated())
-    assert "3 steps per round, each on 0.1 of a client's examples, divided by" in local["sampling"]
-    assert local["epsilon_rdp"] == pytest.approx(4.0, abs=1e-3)
-    assert math.isfinite(local["noise_norm"])
-    json.dumps(local)

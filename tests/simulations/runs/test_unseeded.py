@@ -24,7 +24,7 @@ from simulations import launch
 from simulations.config.assembly import Assembly
 from simulations.runs.checkpoints import model_digest
 from simulations.runs.folder import RunFolder
-from tests.support.interruption import Interrupted, interrupt_at
+from tests.support.interruption import Interrupted, charges, interrupt_at, interrupted
 
 ROUNDS = 8
 
@@ -36,17 +36,6 @@ def recipe(tiny):
         federation={"rounds": ROUNDS},
         privacy={"accountant": "rdp"},
     )
-
-
-def interrupted(recipe, path: Path, round_: int) -> RunFolder:
-    with pytest.raises(Interrupted):
-        launch.simulate(recipe, run_dir=path, progress=interrupt_at(round_))
-    return RunFolder.open(path)
-
-
-def charges(folder: RunFolder) -> list[int]:
-    with Ledger(folder.ledger_file) as ledger:
-        return [charge.round for charge in ledger.charges()]
 
 
 @pytest.mark.parametrize("at", [(1,), (5,), (7,), (2, 4, 6)])

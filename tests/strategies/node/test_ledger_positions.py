@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedlgm.errors import RunError
 from fedlgm.node_protocol import Position
-from strategies.ledger_positions import LedgerPositions
+from strategies.node.ledger_positions import LedgerPositions
 
 SIGNERS = [Ed25519PrivateKey.generate() for _ in range(2)]
 KEYS = {client: signer.public_key() for client, signer in enumerate(SIGNERS)}

@@ -1,0 +1,22 @@
+"""A server and all of its clients in this process, for benchmarks of single rounds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from clients import AnyClient
+from fedlgm.keys import KeyRing
+from fedlgm.privacy import Ledger
+from simulations.config.assembly import Assembly
+from simulations.engines.local import LocalGrid
+from strategies import AnyNode, CohortSampler, LayerwiseFedAvg, Releaser, ServerOptimizer
+
+
+def served(assembly: Assembly, ledger: Path, seed: int = 1) -> tuple[LayerwiseFedAvg, LocalGrid]:
+    """A strategy with a ledger of its own, and the Grid over the run's clients."""
+    keys = KeyRing.from_seed(seed)
+    strategy = LayerwiseFedAvg(
+        assembly.method, assembly.start(), CohortSampler(assembly.facts.sampling, keys), ServerOptimizer("sgd", 1.0),
+        Releaser(keys, Ledger(ledger, ledger.stem), assembly.numerics), AnyNode(assembly.sizes),
+    )  # fmt: skip
+    return strategy, LocalGrid(assembly.client(keys, AnyClient()).as_app())

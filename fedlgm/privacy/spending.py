@@ -1,0 +1,107 @@
+"""What the participants of a ledger have spent: events with how often each was charged, composed to epsilon.
+
+Events are in the JSON text that the ledger keeps, so that equal ones are counted together before any is composed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fedlgm import privacy
+
+_Counts = dict[str, int]  # event -> how often
+_Profile = frozenset[tuple[str, int]]
+
+
+@dataclass(frozen=True)
+class Spending:
+    """Charges, counted.
+
+    Attributes:
+        shared: event -> how often the server's releases charge it to everybody.
+        own: client -> the same of its own releases, under local trust.
+
+    Example:
+        >>> from fedlgm.privacy.events import encode, gaussian_event
+        >>> text = json.dumps(encode(gaussian_event(2.0)))
+        >>> round(Spending({text: 1}, {}).epsilon(1e-5, "pld"), 3)
+        1.993
+    """
+
+    shared: _Counts
+    own: dict[int, _Counts]
+
+    @classmethod
+    def of(cls, rows: Iterable[tuple[int, str, int]], server: int) -> Spending:
+        """From (participant, event, count), one row for each event of a participant; `server` is its number there."""
+        own: dict[int, _Counts] = {}
+        for client, event, count in rows:
+            own.setdefault(client, {})[event] = count
+        return cls(own.pop(server, {}), own)
+
+    def epsilon(self, delta: float, accountant: str) -> float:
+        """Proven epsilon at `delta` of the worst-off participant."""
+        profiles = set(self._profiles().values()) or {frozenset(self.shared.items())}
+        return max((_composed(profile, delta, accountant) for profile in _undominated(profiles)), default=0.0)
+
+    def client_epsilons(self, delta: float, accountant: str) -> dict[int, float]:
+        """Proven epsilon at `delta` of each client with releases of its own."""
+        spent = self._profiles()
+        known = {profile: _composed(profile, delta, accountant) for profile in set(spent.values())}
+        return {client: known[profile] for client, profile in sorted(spent.items())}
+
+    def _profiles(self) -> dict[int, _Profile]:
+        """What each client has spent, the server's releases included."""
+        return {client: frozenset(_sum(self.shared, events).items()) for client, events in self.own.items()}
+
+
+def claimed_epsilon(rows: Iterable[tuple[int, str, str, int]], delta: float, accountant: str) -> float:
+    """Largest epsilon of a participant as the methods' authors would state it; see `Ledger.claimed_epsilon`.
+
+    Args:
+        rows: (participant, event, claim, count).
+        delta: delta of claims that are composed.
+        accountant: which composes them.
+    """
+    naive: dict[int, float] = {}
+    events: dict[int, _Counts] = {}
+    for client, event, claim_text, count in rows:
+        claim = json.loads(claim_text)
+        if "epsilon" in claim:
+            naive[client] = naive.get(client, 0.0) + count * float(claim["epsilon"])
+        else:
+            stated = json.dumps(claim["event"]) if "event" in claim else event
+            own = events.setdefault(client, {})
+            own[stated] = own.get(stated, 0) + count
+    composed = {
+        profile: _composed(profile, delta, accountant)
+        for profile in {frozenset(own.items()) for own in events.values()}
+    }
+    clients = naive.keys() | events.keys()
+    return max(
+        (naive.get(c, 0.0) + (composed[frozenset(events[c].items())] if c in events else 0.0) for c in clients),
+        default=0.0,
+    )
+
+
+def _sum(one: _Counts, other: _Counts) -> _Counts:
+    return {event: one.get(event, 0) + other.get(event, 0) for event in one.keys() | other.keys()}
+
+
+def _composed(profile: _Profile, delta: float, accountant: str) -> float:
+    events = [(privacy.events.decode(json.loads(event)), count) for event, count in sorted(profile)]
+    return privacy.accounting.composed_epsilon(events, delta, accountant)
+
+
+def _undominated(profiles: set[_Profile]) -> list[_Profile]:
+    """Profiles not contained in another: only they can be the worst."""
+    tables = [dict(profile) for profile in profiles]
+    return [
+        frozenset(own.items())
+        for own in tables
+        if not any(
+            other is not own and all(other.get(e, 0) >= n for e, n in own.items()) and other != own for other in tables
+        )
+    ]

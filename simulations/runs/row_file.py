@@ -1,0 +1,48 @@
+"""A run's rows: one JSON object per line, each of a round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from fedlgm.files import PRIVATE, PUBLIC, open_private, write_durably
+from simulations.runs import strict_json
+
+
+class RowFile:
+    """Rows in the order of their rounds; one that was cut short by a crash, and what follows it, does not count.
+
+    Args:
+        path: the file, made with its first row.
+        private: whether only its owner may read it.
+    """
+
+    def __init__(self, path: Path, *, private: bool = False) -> None:
+        self.path, self._private = path, private
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        if not self.path.is_file():
+            return
+        for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                row = strict_json.loads(line)
+            except ValueError:
+                return
+            if not isinstance(row, dict) or "round" not in row:
+                return
+            yield row
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Add one round's row."""
+        with self._opened() as file:
+            file.write(strict_json.dumps(row) + "\n")
+
+    def truncate(self, round: int) -> None:
+        """Forget rows after `round`."""
+        if self.path.is_file():
+            content = "".join(strict_json.dumps(row) + "\n" for row in self if row["round"] <= round)
+            write_durably(self.path, content.encode(), PRIVATE if self._private else PUBLIC)
+
+    def _opened(self) -> IO[str]:
+        return open_private(self.path, "a") if self._private else self.path.open("a", encoding="utf-8")

@@ -1,0 +1,180 @@
+"""Real nodes behind a Flower Grid: what they are asked, and whose answer counts.
+
+`NodeGrid` wraps the Grid that Flower gives a ServerApp. To a strategy it looks like a federation in which every client
+has a node that always answers; behind it nodes come and go, and every answer is checked against the enrolment.
+
+* A client is the node whose registered Flower key the enrolment names, whatever the node says of itself.
+* An answer counts once, if the node's release service has signed it as the answer to this very question.
+* A client whose answer does not come is reported to the strategy as failed, with the reason: it counts as zero, and the
+  public denominator stays. Below the quorum a round waits and asks again: the same question costs a node nothing, so no
+  budget is wasted, which a void round would do.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, Metadata, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+
+from fedlgm import node_protocol as protocol
+from fedlgm import wire
+from fedlgm.errors import RunError
+from strategies.node.answers import KINDS, AnswerCheck
+from strategies.node.enrolment import Enrolment
+from strategies.node.link import NodeLink
+from strategies.node.polling import Polling
+from strategies.node.questions import NodeQuestions
+from strategies.node.round import Asked, Patience, RoundReport
+from strategies.nodes import OneNodePerClient
+
+_TTL = 12 * 3600.0
+_LOST = 1  # code of an error reply; Flower's own say nothing that fits
+_SERVER_NODE = 1
+_FIRST_NODE = 2  # client c stands behind node id c + 2 of this grid
+
+
+class EnrolledNodes(OneNodePerClient):
+    """The nodes of a `NodeGrid`, as a strategy is told of them: one per client, each of which repeats its answers."""
+
+    @property
+    def repeats(self) -> bool:
+        """A node that is asked again gives the answer that it kept."""
+        return True
+
+
+class NodeGrid(Grid):
+    """Grid over the enrolled nodes of a deployment; see the module's note.
+
+    Args:
+        runtime: the Grid that Flower gave the ServerApp.
+        enrolment: which node is which client.
+        questions: what the run asks of nodes.
+        answers: which answers count.
+        patience: quorum and waiting times.
+        say: receives lines for people.
+        on_round: receives what became of every round.
+    """
+
+    def __init__(
+        self,
+        runtime: Grid,
+        enrolment: Enrolment,
+        questions: NodeQuestions,
+        answers: AnswerCheck,
+        *,
+        patience: Patience | None = None,
+        say: Callable[[str], None] = print,
+        on_round: Callable[[RoundReport], None] | None = None,
+    ) -> None:
+        self._runtime, self._enrolment, self._questions, self._answers = runtime, enrolment, questions, answers
+        self._say, self._on_round = say, on_round
+        self._link = NodeLink(runtime, enrolment, say)
+        self._polling = Polling(self._link, enrolment, answers, patience or Patience(), say)
+        self._numbers = itertools.count(1)
+        self._ready: dict[str, Message] = {}
+
+    def set_run(self, run: Any) -> None:
+        """Pass on."""
+        self._runtime.set_run(run)
+
+    @property
+    def run(self) -> Any:
+        """The SuperLink's run."""
+        return self._runtime.run
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        """A message of this grid."""
+        metadata = Metadata(
+            run_id=1, message_id=str(next(self._numbers)), src_node_id=_SERVER_NODE, dst_node_id=dst_node_id,
+            reply_to_message_id="", group_id=group_id, created_at=time.time(), ttl=ttl or _TTL,
+            message_type=message_type,
+        )  # fmt: skip
+        return Message(content=content, metadata=metadata)  # type: ignore[call-overload]
+
+    def get_node_ids(self) -> list[int]:
+        """One node per enrolled client, connected or not."""
+        return [client + _FIRST_NODE for client in range(len(self._enrolment))]
+
+    def get_nodes(self) -> list[Any]:
+        """The registered nodes that are connected."""
+        return self._link.nodes()
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Ask and wait; the replies are kept for `pull_messages`."""
+        batch = list(messages)
+        for reply in self.send_and_receive(batch):
+            self._ready[reply.metadata.reply_to_message_id] = reply
+        return [message.metadata.message_id for message in batch]
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Replies to pushed messages, each once."""
+        return [self._ready.pop(one) for one in message_ids if one in self._ready]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        """Replies in the order of the messages: one per message, an error where a client's answer does not come.
+
+        Raises:
+            RunError: the quorum was not reached; the run can be resumed.
+        """
+        batch = list(messages)
+        if not batch:
+            return []
+        if all(message.metadata.message_type == MessageType.QUERY for message in batch):
+            return [self._introduce(message) for message in batch]
+        return self._round(batch)
+
+    def _introduce(self, message: Message) -> Message:
+        answer: dict[str, Any] = {
+            wire.PARTITION: message.metadata.dst_node_id - _FIRST_NODE, wire.PARTITIONS: len(self._enrolment),
+        }  # fmt: skip
+        return Message(content=RecordDict({wire.CONFIG: ConfigRecord(answer)}), reply_to=message)
+
+    def _round(self, batch: list[Message]) -> list[Message]:
+        started = time.monotonic()
+        models: dict[int, str] = {}
+        asked = [self._asked(message, models) for message in batch]
+        late = self._polling.wait(asked, started)
+        round_ = asked[0].question.round
+        report = RoundReport(
+            round_,
+            [self._enrolment[one.client].name for one in asked if one.answer is not None],
+            {self._enrolment[one.client].name: one.lost for one in asked if one.lost},
+            late,
+            time.monotonic() - started,
+        )
+        for name, why in report.lost.items():
+            self._say(f"round {round_}: {name} counts as zero: {why}")
+        if self._on_round is not None:
+            self._on_round(report)
+        return [self._reply(one) for one in asked]
+
+    def _asked(self, message: Message, models: dict[int, str]) -> Asked:
+        """A strategy's message as the question to its node; `models` keeps hashes, by identity, over a round."""
+        if message.metadata.message_type != MessageType.TRAIN:
+            raise RunError(f"nodes answer no {message.metadata.message_type!r} questions: nothing raw leaves them")
+        config = message.content.config_records[wire.CONFIG]
+        arrays = message.content.array_records[wire.ARRAYS]
+        client = message.metadata.dst_node_id - _FIRST_NODE
+        model = arrays[wire.MODEL].data  # one object for all clients of a round
+        if id(model) not in models:
+            models[id(model)] = protocol.sha256(model)
+        round_, plan = int(config[wire.ROUND]), str(config[wire.PLAN])  # type: ignore[arg-type]
+        node, position = self._enrolment[client], self._answers.position(client)
+        question = self._questions.question(node, round_, plan, models[id(model)], position)
+        return Asked(message, question, self._questions.header(question), model)
+
+    def _reply(self, one: Asked) -> Message:
+        if not one.body:
+            reason = f"{self._enrolment[one.client].name}: {one.lost}"
+            return Message(Error(code=_LOST, reason=reason), reply_to=one.message)
+        values = protocol.vector(one.body, KINDS)
+        array = Array(dtype=str(values.dtype), shape=values.shape, stype="numpy.ndarray", data=one.body)
+        metrics = MetricRecord({wire.CLIENT_COUNT: 1, wire.DISCARDED: 0})
+        content = RecordDict({wire.ARRAYS: ArrayRecord({wire.SUM: array}), wire.METRICS: metrics})
+        return Message(content=content, reply_to=one.message)

@@ -1,0 +1,93 @@
+"""Messages to the enrolled nodes, over the Grid that Flower gives a ServerApp."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+
+from fedlgm import node_protocol as protocol
+from fedlgm import wire
+from fedlgm.errors import RunError
+from fedlgm.node_protocol import BODY, HEADER, MASK, printable
+from strategies.node.enrolment import Enrolment, key_digest
+from strategies.node.round import Asked
+
+
+class NodeLink:
+    """The nodes that are connected, as clients: a client is the node whose registered key the enrolment names.
+
+    Args:
+        runtime: Flower's Grid.
+        enrolment: which node is which client.
+        say: receives lines for people.
+    """
+
+    def __init__(self, runtime: Grid, enrolment: Enrolment, say: Callable[[str], None]) -> None:
+        self._runtime, self._say = runtime, say
+        self._clients = {node.flower_key: node.client for node in enrolment.node}
+        self._strangers: set[str] = set()
+        self.online: dict[int, int] = {}  # client -> node id, when last looked
+
+    def nodes(self) -> list[Any]:
+        """The registered nodes that are connected, whoever they are."""
+        return list(self._runtime.get_nodes())  # type: ignore[attr-defined]
+
+    def look(self) -> None:
+        """Find out who is `online`; strangers are told once."""
+        self.online = {}
+        for node in self.nodes():
+            try:
+                key = key_digest(node.public_key)
+            except ValueError:
+                key = ""
+            if key in self._clients:
+                self.online[self._clients[key]] = node.node_id
+            elif key not in self._strangers:
+                self._strangers.add(key)
+                name = printable(str(node.name or node.node_id), 100)
+                self._say(f"a node that is not enrolled is connected and not asked: {name}")
+
+    def ask(self, asked: Sequence[Asked]) -> list[dict[str, int]]:
+        """Send their questions to clients that are online.
+
+        Returns:
+            Of each, its message's id -> mask of the answer; empty if the message was not taken.
+        """
+        key = secrets.randbits(32)
+        masked: dict[int, ArrayRecord] = {}  # nodes that are asked together share what is sent
+        messages = []
+        for one in asked:
+            if id(one.model) not in masked:
+                data = bytes(protocol.masked(one.model, key))
+                array = Array(dtype="uint8", shape=(len(data),), stype="bytes", data=data)
+                masked[id(one.model)] = ArrayRecord({BODY: array})
+            config = ConfigRecord({HEADER: json.dumps(one.header), MASK: key})
+            content = RecordDict({wire.CONFIG: config, wire.ARRAYS: masked[id(one.model)]})
+            messages.append(self._message(one.client, content, one.message.metadata.group_id))
+        return [{id_: key} if id_ else {} for id_ in self._runtime.push_messages(messages)]
+
+    def greet(self, clients: Sequence[int], content: Callable[[], RecordDict]) -> list[str]:
+        """Send clients that are online something else; returns the messages' ids, empty where one was not taken."""
+        messages = [self._message(client, content(), "hello") for client in clients]
+        return list(self._runtime.push_messages(messages)) if messages else []
+
+    def replies(self, ids: Sequence[str]) -> Iterable[Message]:
+        """Replies to these messages that have come."""
+        return self._runtime.pull_messages(ids) if ids else ()
+
+    def _message(self, client: int, content: RecordDict, group: str) -> Message:
+        return self._runtime.create_message(content, MessageType.TRAIN, self.online[client], group)
+
+
+def body_of(reply: Message, key: int) -> bytes:
+    """The numbers of an answer without its mask; empty if it has none that can be read."""
+    arrays = reply.content.array_records.get(wire.ARRAYS, ArrayRecord())
+    try:
+        return bytes(protocol.masked(arrays[BODY].data, key)) if BODY in arrays else b""
+    except RunError:
+        return b""

@@ -1,0 +1,194 @@
+"""Objects that cannot be used end in one sentence, before anything is written."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import simulations
+from fedlgm import Task
+from fedlgm.errors import ConfigError, DataError, FedlgmError, PrivacyError
+from tests.support.own_objects import DATA, SMALL, Alike, Net, X, Y
+
+EXAMPLES = ["training.batch_size=8", "privacy.accountant=rdp", "privacy.delta=0.001"]
+
+
+class WithBatchNorm(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.out = torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 2)
+
+    def forward(self, x):
+        return self.out(self.norm(x))
+
+
+class Recurrent(Net):
+    """Its hidden state outlives the batch, and so a client."""
+
+    hidden: Any = 0.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x, self.hidden = x + self.hidden, x.detach().mean(0)
+        return super().forward(x)
+
+
+class Sly(Net):
+    """Remembers what it is trained on only."""
+
+    seen = 0.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if torch.is_grad_enabled():
+            self.seen += 0.5
+        return super().forward(x + self.seen)
+
+
+class Counting(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls = self.calls + 1
+        return super().forward(x)
+
+
+class Untrainable(Net):
+    """Writes over what the gradient needs."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.exp(super().forward(x))
+        hidden += 1
+        return hidden
+
+
+class Nameless(Task):
+    def losses(self, outputs, targets):
+        return outputs[:, 0] - targets
+
+    def targets(self, y, part):
+        return {}["targets"]
+
+
+class Louder(Alike):
+    def plan(self, layers, facts, transcript):
+        plan = super().plan(layers, facts, transcript)
+        return replace(plan, clip=2 * plan.clip)
+
+
+class Broken(Alike):
+    def plan(self, layers, facts, transcript):
+        return [][0]
+
+
+class Steps:
+    def __init__(self, step: Any) -> None:
+        self.step = step
+
+
+@pytest.mark.parametrize(
+    ("objects", "kind", "words"),
+    [
+        ({"model": WithBatchNorm}, ConfigError, "GroupNorm"),
+        ({"model": lambda: torch.nn.Tanh()}, ConfigError, "no trainable parameters"),
+        ({"model": 3}, ConfigError, "neither an nn.Module"),
+        ({"data": {"train": (X, Y[:-1]), "test": (X, Y)}}, DataError, "200 inputs but 199 targets"),
+        ({"data": {"train": (X, np.full(200, np.nan)), "test": (X, X[:, 0])}}, DataError, "NaN"),
+        ({"model": "nowhere.models:Net"}, ConfigError, "nowhere"),
+        ({"task": "regression", "data": {"train": (X, X[:, 0]), "test": (X, X[:, 0])}}, ConfigError, "fit"),
+        ({"mechanism": "my.rules:Missing"}, ConfigError, "my"),
+        ({"mechanism": object()}, ConfigError, "fedlgm.Mechanism"),
+        ({"server_optimizer": object()}, ConfigError, "^federation.server_optimizer '<object>' has no step"),
+        ({"partition": object()}, ConfigError, "^data.partition '<object>' is neither"),
+        ({"task": 3}, ConfigError, "^task int is neither"),
+        ({"model": torch.nn.LazyLinear(2)}, ConfigError, "'weight' has no size before the first forward pass"),
+        ({"data": {"train": (X, Y - 1), "test": (X, Y)}}, DataError, "needs targets of at least 0"),
+        ({"model": Recurrent}, ConfigError, "^model: the model gives other outputs .* it remembers what it has seen"),
+        ({"model": Sly}, ConfigError, "^an update depends on what was trained before"),
+        ({"model": Counting}, ConfigError, "^model: the model's buffer 'calls' would follow private data"),
+        ({"model": Untrainable}, ConfigError, r"training on 8 test examples fails: RuntimeError: .*inplace"),
+        ({"model": lambda: torch.nn.Linear(5, 2, device="meta")}, ConfigError, "is on the device meta"),
+        ({"task": Nameless()}, ConfigError, r"^data: task 'custom': KeyError: 'targets' \(test_api_refusals.py"),
+        ({"mechanism": Alike}, ConfigError, r"made with its name, as in .*; got the class Alike"),
+        ({"mechanism": Louder("louder")}, PrivacyError, "round 1 costs 0.25|round 1 costs 4 releases"),
+        ({"mechanism": Broken("broken")}, ConfigError, r"^mechanism 'broken': IndexError: .* \(test_api_.*, line"),
+        ({"server_optimizer": Steps(lambda model, mean: None)}, ConfigError, "a tensor of shape .* it gives NoneType"),
+        ({"server_optimizer": Steps(lambda model, mean: model[:3])}, ConfigError, r"it gives \(3,\)"),
+        ({"server_optimizer": Steps(lambda model: model)}, ConfigError, "^server optimizer '<Steps>': TypeError"),
+    ],
+)  # fmt: skip
+def test_bad_objects_end_in_one_sentence_before_anything_is_written(
+    objects: dict[str, Any], kind: type[Exception], words: str, tmp_path: Path
+) -> None:
+    given = {"model": Net, "data": DATA} | objects
+    with pytest.raises(kind, match=words) as caught:
+        simulations.simulate(**given, overrides=[*SMALL, "data.partition=iid"], run_dir=tmp_path / "run")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"overrides": "run.seed=1"}, "overrides are a list of .*, got a str: 'run.seed=1'"),
+        ({"overrides": {"run.seed": 1}}, "overrides are a list of .*, got a dict"),
+        ({"overrides": [1]}, "overrides are a list of .*, got 1 in it"),
+        ({"trackers": "tensorboard"}, "trackers are a list .*, got the text 'tensorboard'"),
+        ({"data": X}, "data set 'ndarray' must be a fedlgm.data.DataSet"),
+    ],
+)
+def test_arguments_of_another_form_are_refused(given: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(FedlgmError, match=message):
+        simulations.simulate(**given, run_dir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+class Centred(Net):
+    """One example moves the gradients of all others."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x - x.mean(0))
+
+
+class Signed(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x if x.sum() > 0 else -x)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (Centred, "examples influence each other"),
+        (Signed, "outputs for an example depend on the other examples"),
+        (Sly, "an update depends on what was trained before"),
+        (Untrainable, "training on 8 test examples fails: RuntimeError"),
+    ],
+)
+def test_models_without_gradients_per_example_are_refused_before_anything_is_written(
+    model: Any, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        simulations.simulate("dp-sgd-digits", model=model, data=DATA, overrides=EXAMPLES, run_dir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_models_with_gradients_per_example_are_trained(tmp_path: Path) -> None:
+    changes = [*EXAMPLES, "federation.rounds=1"]
+    result = simulations.simulate("dp-sgd-digits", model=Net, data=DATA, overrides=changes, run_dir=tmp_path / "run")
+    assert result["unit"] == "example"
+
+
+def test_tasks_whose_losses_mix_examples_are_refused_where_examples_are_protected(tmp_path: Path) -> None:
+    def relative(outputs, targets):
+        losses = torch.nn.functional.cross_entropy(outputs, targets, reduction="none")
+        return losses / losses.mean()
+
+    given = {"model": Net, "data": DATA, "task": relative}
+    with pytest.raises(ConfigError, match=r"the loss of an example depends on the other examples"):
+        simulations.simulate("dp-sgd-digits", **given, overrides=EXAMPLES, run_dir=tmp_path / "run")
+    assert simulations.simulate(**given, overrides=SMALL, run_dir=tmp_path / "clients")["unit"] == "client"
