@@ -86,9 +86,9 @@ FIXED: dict[str, Mechanism] = {
 }
 LEARNT: dict[str, Mechanism] = {
     "MedClip (stale), uniform": mechanisms.get("uniform", clip="med", norms="stale"),
-    "adaptive, weights": mechanisms.get("adaptive"),
-    "adaptive, weights, memory 0": mechanisms.get("adaptive", memory=0.0),
-    "adaptive, weights, memory 1": mechanisms.get("adaptive", memory=1.0),
+    "adaptive, weights": mechanisms.get("adaptive", span=8.0),
+    "adaptive, weights, memory 0": mechanisms.get("adaptive", memory=0.0, span=8.0),
+    "adaptive, weights, memory 1": mechanisms.get("adaptive", memory=1.0, span=8.0),
     "adaptive, updates": Updates("updates"),
     "LaDP-FL": mechanisms.get("ladp"),
     "LaDP-FL, memory 0": mechanisms.get("ladp", memory=0.0),

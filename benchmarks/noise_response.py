@@ -95,6 +95,7 @@ CELLS: dict[str, tuple[str, ...]] = {
         *NOISES[BANDED],
         "mechanism.name=adaptive",
         "mechanism.memory=1",
+        "mechanism.span=8",
     ),
 }
 """What is run here; the cells at epsilon 3 of `noise_and_split` belong to it."""
