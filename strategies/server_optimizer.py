@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import warnings
+from contextlib import AbstractContextManager
 from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from fedlgm.errors import ConfigError, Notice
-from fedlgm.extension import is_reference, load_object, raised_in, shown_name
+from fedlgm.extension import is_reference, load_object, misfit, shown_name, users_code
 from fedlgm.training import FlatOptimizer
 
 Name = Literal["sgd", "momentum", "adam"]
@@ -59,23 +60,18 @@ def server_step(choice: Any, lr: float, momentum: float) -> ServerStep:
     if isinstance(choice, ServerOptimizer):
         return choice
     found = load_object(choice, "server optimizer") if isinstance(choice, str) else choice
-    label, made_by = shown_name(choice), found
+    label = shown_name(choice)
     if (not hasattr(found, "step") and callable(found)) or isinstance(found, type):
-        try:
+        wrong = misfit(found, lr, momentum)
+        if wrong:
+            raise ConfigError(f"server optimizer {label} is made by (lr, momentum): {wrong}")
+        with users_code(f"server optimizer {label}", found):
             found = found(lr, momentum)
-        except TypeError as error:
-            raise ConfigError(f"server optimizer {label} is made by (lr, momentum): {error}") from error
-        except Exception as error:  # a user's class may raise anything
-            raise ConfigError(f"server optimizer {label}: {raised_in(made_by, error)}") from error
     if not callable(getattr(found, "step", None)):
         raise ConfigError(f"server optimizer {label} has no step(model, mean_update)")
-    try:
+    remedy = "give a function (lr, momentum) that makes one"
+    with users_code(f"server optimizer {label} cannot be copied, {remedy}", found):
         return OwnStep(copy.deepcopy(found), label)
-    except Exception as error:  # what cannot be copied says so in many ways
-        raise ConfigError(
-            f"server optimizer {label} cannot be copied, give a function (lr, momentum) that makes one: "
-            f"{raised_in(type(found), error)}"
-        ) from error
 
 
 class OwnStep:
@@ -102,10 +98,8 @@ class OwnStep:
         Raises:
             ConfigError: the step fails, or gives no tensor of the model's shape.
         """
-        try:
+        with self._named():
             found = self._step.step(model.clone(), mean_update)  # a past model, which later plans may read
-        except Exception as error:  # a user's step may raise anything
-            raise ConfigError(f"server optimizer {self._label}: {raised_in(type(self._step), error)}") from error
         if not isinstance(found, Tensor) or found.shape != model.shape:
             given = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
             raise ConfigError(
@@ -116,12 +110,14 @@ class OwnStep:
 
     def state(self) -> dict[str, Tensor]:
         """Tensors that a checkpoint must hold; none of a step without `state`."""
-        return self._step.state() if hasattr(self._step, "state") else {}
+        with self._named():
+            return self._step.state() if hasattr(self._step, "state") else {}
 
     def restore(self, model: Tensor, state: dict[str, Tensor]) -> None:
         """Continue from a checkpoint's state; a step without `restore` starts afresh."""
         if hasattr(self._step, "restore"):
-            self._step.restore(model, state)
+            with self._named():
+                self._step.restore(model, state)
         elif getattr(self._step, "__dict__", None):
             warnings.warn(
                 Notice(
@@ -130,6 +126,9 @@ class OwnStep:
                 ),
                 stacklevel=2,
             )
+
+    def _named(self) -> AbstractContextManager[None]:
+        return users_code(f"server optimizer {self._label}", self._step)
 
 
 def state_of(step: ServerStep) -> dict[str, Tensor]:
