@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from fedlgm.errors import ConfigError, Notice
+from fedlgm.errors import ConfigError, DivergedError, Notice
 from fedlgm.extension import is_reference, load_object, misfit, shown_name, users_code
 from fedlgm.training import FlatOptimizer
 
@@ -90,7 +90,7 @@ class OwnStep:
     """
 
     def __init__(self, step: Any, label: str) -> None:
-        self._step, self._label = step, label
+        self._step, self.label = step, label
 
     def step(self, model: Tensor, mean_update: Tensor) -> Tensor:
         """Next model [D], float32.
@@ -103,7 +103,7 @@ class OwnStep:
         if not isinstance(found, Tensor) or found.shape != model.shape:
             given = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
             raise ConfigError(
-                f"server optimizer {self._label}: step must give the next model, a tensor of shape "
+                f"server optimizer {self.label}: step must give the next model, a tensor of shape "
                 f"{tuple(model.shape)}, it gives {given}"
             )
         return found.to(torch.float32)
@@ -121,14 +121,41 @@ class OwnStep:
         elif getattr(self._step, "__dict__", None):
             warnings.warn(
                 Notice(
-                    f"server optimizer {self._label} starts afresh: if it has a state, give it state() and restore() "
+                    f"server optimizer {self.label} starts afresh: if it has a state, give it state() and restore() "
                     "for the run to end where it would have ended without the interruption"
                 ),
                 stacklevel=2,
             )
 
     def _named(self) -> AbstractContextManager[None]:
-        return users_code(f"server optimizer {self._label}", self._step)
+        return users_code(f"server optimizer {self.label}", self._step)
+
+
+def require_finite(model: Tensor, round: int) -> None:
+    """Refuse a model that the server step has made of NaN or infinity: no later round could train it.
+
+    The model is a function of released values alone, so that a run ends here tells no more than they do.
+
+    Args:
+        model: the next model [D].
+        round: the round that made it, for the message.
+
+    Raises:
+        DivergedError: with the round, and what to change.
+
+    Example:
+        >>> require_finite(torch.tensor([1.0, float("inf")]), round=3)
+        Traceback (most recent call last):
+            ...
+        fedlgm.errors.DivergedError: training diverged in round 3: after the server step 1 of the model's 2 values ...
+    """
+    lost = model.numel() - int(torch.isfinite(model).sum())
+    if lost:
+        raise DivergedError(
+            f"training diverged in round {round}: after the server step {lost} of the model's {model.numel()} values "
+            "are NaN or infinite; start a new run with smaller steps: a smaller server learning rate "
+            "(federation.server_lr), training.lr or mechanism.bound, or another server optimizer"
+        )
 
 
 def state_of(step: ServerStep) -> dict[str, Tensor]:

@@ -231,7 +231,12 @@ class Assembly:
         step = self.server_optimizer()
         if isinstance(step, OwnStep):
             start = self.layers.flatten(module)
-            step.step(start, torch.full_like(start, 1e-3))
+            tried = step.step(start, torch.full_like(start, 1e-3))
+            if not bool(torch.isfinite(tried).all()):
+                raise ConfigError(
+                    f"server optimizer {step.label}: for a mean update of 0.001 in every coordinate the next model is "
+                    "NaN or infinite"
+                )
         return module
 
     def _try_training(self, module: nn.Module, own_model: bool) -> None:

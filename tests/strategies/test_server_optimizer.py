@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, DivergedError
 from strategies.server_optimizer import restore, server_step, state_of
 
 MODEL, MEAN = torch.zeros(3), torch.ones(3)
@@ -72,3 +72,22 @@ def made(lr: float) -> Own:
 
 def failing(lr: float, momentum: float) -> Own:
     return len(lr)  # type: ignore[arg-type,return-value]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_model_that_is_not_finite_ends_training(value: float, federate: Callable[..., Any]) -> None:
+    step = server_step(Own(lambda model, mean: (model + mean).index_fill(0, torch.tensor([1]), value)), 1.0, 0.0)
+    federation = federate(lambda client: torch.ones(3), {"a": 3}, optimizer=step)
+    start = federation.strategy.transcript
+    with pytest.raises(DivergedError, match=r"^training diverged in round 1: .* 1 of the model's 3 values .*server_lr"):
+        federation.run(1)
+    assert federation.strategy.transcript is start  # the last model that can be used
+    assert federation.records == []
+    assert federation.ledger.rounds() == 1  # it was released before the step
+
+
+def test_contributions_that_are_not_finite_end_nothing(federate: Callable[..., Any]) -> None:
+    """They count as zero: that a run goes on or stops tells nothing of a client."""
+    federation = federate(lambda client: torch.full((3,), float("nan") if client == 2 else 0.1), {"a": 3})
+    assert bool(torch.isfinite(federation.run(1)).all())
+    assert federation.records[0].discarded == 1
