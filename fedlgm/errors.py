@@ -149,6 +149,10 @@ class RunError(FedlgmError):
     """A run folder that cannot be created, resumed or read, or a run that failed."""
 
 
+class DivergedError(RunError):
+    """Training whose model is no longer finite; the rounds before it are kept."""
+
+
 class Notice(UserWarning):
     """What whoever started a run should hear, whichever process it happens in."""
 

@@ -10,12 +10,14 @@ import importlib
 import inspect
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, FedlgmError, out_of_memory
 
 
 def is_reference(name: object) -> bool:
@@ -108,15 +110,75 @@ def load_object(reference: str, what: str) -> Any:
         raise ConfigError(f"{what} {reference!r}: module {module_name!r} has no {name!r}{hint}") from error
 
 
-def raised_in(found: Any, error: BaseException) -> str:
-    """What a user's function or class raised, in one line, and the last of its own lines that led there.
+@contextmanager
+def users_code(label: str, found: Any, kind: type[FedlgmError] = ConfigError) -> Iterator[None]:
+    """Run code of a user's own: whatever it raises becomes one message that says where.
+
+    These pass unchanged:
+      * `FedlgmError`: it was raised on purpose, as a message, and keeps its words and its type. A caller who knows the
+        recipe says which section it is about (`fedlgm.errors.prefix_key`); a label here would say it twice.
+      * What `fedlgm.errors.out_of_memory` recognises: nothing is wrong with the code, fewer clients at once or a
+        smaller model may fit.
+      * KeyboardInterrupt, SystemExit and what else is no `Exception`: whoever stops a run stops it.
+
+    A `TypeError` is like any other: whether the arguments fit is asked before the call, see `misfit`.
 
     Args:
-        found: what was called.
-        error: what it raised.
+        label: what the message begins with, such as "model 'mypkg.models:Net'".
+        found: the user's object, whose last line on the way to the error is named.
+        kind: class of the error.
+
+    Raises:
+        FedlgmError: of that class, "LABEL: TYPE: TEXT (FILE, line N)".
+
+    Example:
+        >>> def loss(outputs, targets):
+        ...     return outputs / len(targets)
+        >>> with users_code("task 'loss'", loss):
+        ...     loss(1.0, [])
+        Traceback (most recent call last):
+        fedlgm.errors.ConfigError: task 'loss': ZeroDivisionError: float division by zero...
     """
     try:
-        own = inspect.getsourcefile(inspect.unwrap(found))
+        yield
+    except Exception as error:  # a user's code may raise anything
+        if isinstance(error, FedlgmError) or out_of_memory(error):
+            raise
+        raise kind(f"{label}: {raised_in(found, error)}") from error
+
+
+def misfit(function: Any, *arguments: Any, **options: Any) -> str:
+    """Why a function or class does not take these arguments, found without calling it; empty where it does.
+
+    Also empty where Python does not know its parameters.
+
+    >>> misfit(lambda lr, momentum: lr, 0.1), misfit(lambda lr: lr, 0.1)
+    ("missing a required argument: 'momentum'", '')
+    """
+    try:
+        signature = inspect.signature(function)
+    except (ValueError, TypeError):
+        return ""
+    try:
+        signature.bind(*arguments, **options)
+    except TypeError as error:
+        return str(error)
+    return ""
+
+
+def raised_in(found: Any, error: BaseException) -> str:
+    """What a user's own code raised, in one line, and the last line of its own file that led there.
+
+    Args:
+        found: the function, class or object that was called.
+        error: what it raised.
+    """
+    while isinstance(found, partial):
+        found = found.func
+    try:
+        own = inspect.getsourcefile(
+            inspect.unwrap(found) if inspect.isroutine(found) or isinstance(found, type) else type(found)
+        )
     except TypeError:
         own = None
     frames = traceback.extract_tb(error.__traceback__)

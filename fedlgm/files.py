@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Literal
 
@@ -13,18 +15,55 @@ PUBLIC = 0o666
 """Mode of a file that others may read as far as the process's umask lets them."""
 
 
-def write_durably(path: Path, content: bytes, mode: int = PRIVATE) -> None:
+@contextmanager
+def replacing(path: Path, mode: int = PRIVATE, *, shared: bool = False) -> Iterator[Path]:
+    """A file to write in the place of `path`, which takes that place, on disk, when the block ends.
+
+    After an error or a crash `path` is what it was before, whole.
+
+    Args:
+        path: the file; what was there is replaced.
+        mode: of the new file, less the process's umask; it has it from the start, before anything is written.
+        shared: whether several processes or threads may write it at once: then the last to end counts. Each writes a
+            file of its own, which stays behind where the process is killed; otherwise the next writer removes it.
+
+    Raises:
+        OSError: it cannot be written; the block's own errors pass unchanged.
+
+    Example:
+        >>> import tempfile
+        >>> target = Path(tempfile.mkdtemp()) / "figures.json"
+        >>> with replacing(target) as partial:
+        ...     _ = partial.write_text("[1, 2]")
+        ...     target.exists()
+        False
+        >>> target.read_text(), [file.name for file in target.parent.iterdir()]
+        ('[1, 2]', ['figures.json'])
+    """
+    partial = _draft(path) if shared else path.with_name(path.name + ".partial")
+    partial.unlink(missing_ok=True)
+    try:
+        os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
+        yield partial
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def write_durably(path: Path, content: bytes, mode: int = PRIVATE, *, shared: bool = False) -> None:
     """Write a file so that after a crash it is there whole, old or new.
 
     Args:
         path: the file; what was there is replaced.
         content: all of it.
-        mode: of the new file, less the process's umask.
+        mode: see `replacing`.
+        shared: see `replacing`.
     """
-    partial = path.with_name(path.name + ".partial")
-    _write(partial, content, os.O_TRUNC, mode)
-    partial.replace(path)
-    sync_folder(path.parent)
+    with replacing(path, mode, shared=shared) as partial:
+        partial.write_bytes(content)
 
 
 def create_durably(path: Path, content: bytes, mode: int = PRIVATE) -> None:
@@ -33,10 +72,13 @@ def create_durably(path: Path, content: bytes, mode: int = PRIVATE) -> None:
     Raises:
         FileExistsError: it is there already, and stays as it is.
     """
-    draft = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+    draft = _draft(path)
     draft.unlink(missing_ok=True)
     try:
-        _write(draft, content, os.O_EXCL, mode)
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
         os.link(draft, path)
     finally:
         draft.unlink(missing_ok=True)
@@ -63,8 +105,6 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _write(path: Path, content: bytes, flag: int, mode: int) -> None:
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | flag, mode), "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+def _draft(path: Path) -> Path:
+    """A name beside `path` that no other process or thread uses."""
+    return path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")

@@ -28,7 +28,7 @@ from fedlgm.data import DataSet, Loadable, Partition, load
 from fedlgm.errors import ConfigError, DataError, PrivacyError, prefix_key
 from fedlgm.example_level.bounding import bound_gradients
 from fedlgm.example_level.scaling import Scaling
-from fedlgm.extension import raised_in
+from fedlgm.extension import users_code
 from fedlgm.facts import RunFacts, Sampling
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import BoundsExamples, Mechanism
@@ -265,10 +265,8 @@ def check_task(task: Any, outputs: Tensor, targets: Tensor) -> Task:
 
 
 def _figures(task: Task, label: str, batches: list[tuple[Tensor, Tensor]]) -> dict[str, float]:
-    try:
+    with users_code(f"{label}: its figures cannot be computed", task):
         return measured(task, batches)
-    except Exception as error:  # a user's task may raise anything
-        raise ConfigError(f"{label}: its figures cannot be computed: {raised_in(type(task), error)}") from error
 
 
 def check_model(

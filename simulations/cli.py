@@ -58,7 +58,7 @@ def simulate(
     as_json: JsonOption = False,
 ) -> None:
     """Simulate a private federation."""
-    from fedlgm.errors import ConfigError, FedlgmError
+    from fedlgm.errors import ConfigError, DivergedError, FedlgmError
     from simulations import launch
     from simulations.reports import terminal as display
     from simulations.runs.folder import RunFolder
@@ -82,6 +82,8 @@ def simulate(
                 result = launch.simulate(
                     parsed, run_dir=run_dir, progress=on_round, on_folder=folders.append, **options
                 )
+    except DivergedError:  # going on would lead there again
+        raise
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt | SystemExit) and not folders:
             interrupted("interrupted before the run had begun: nothing was written")
@@ -135,15 +137,16 @@ def compare(
     folder = out or Path("runs") / f"compare-{Path(recipe or 'digits').stem}"
     try:
         with contextlib.redirect_stdout(sys.stderr), comparison_figures.progress(todo, not as_json) as on_row:
-            comparing.run(todo, folder, engine, on_row)  # type: ignore[arg-type]
+            failed = comparing.run(todo, folder, engine, on_row)  # type: ignore[arg-type]
+        done = [job for job in todo if job.folder not in failed]
         if wanted is not None:
             with contextlib.redirect_stdout(sys.stderr), attack_command.progress("attacks", not as_json) as on_attack:
-                rows = attacking.measure(todo, folder, wanted, progress=on_attack)
+                rows = attacking.measure(done, folder, wanted, progress=on_attack)
     except (KeyboardInterrupt, SystemExit):
         interrupted("interrupted; the same command goes on from here")
         raise
-    summary = comparing.summarise(todo, folder)
-    summary["pictures"] = comparison_figures.draw(todo, folder)
+    summary = comparing.summarise(todo, folder, failed)
+    summary["pictures"] = comparison_figures.draw(done, folder)
     if wanted is not None:
         summary["attacks"] = attacking.cells(rows)
     if as_json:

@@ -31,7 +31,7 @@ from strategies.cohort import CohortSampler, blocks
 from strategies.nodes import Nodes
 from strategies.releaser import Releaser
 from strategies.replies import Failure, Sent, block_sum, contribution, in_order
-from strategies.server_optimizer import ServerStep
+from strategies.server_optimizer import ServerStep, require_finite
 
 # Sums are read where their messages lie, and only read.
 warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
@@ -173,6 +173,7 @@ class LayerwiseFedAvg(FedAvg):
         Raises:
             RunError: no round was configured, a simulation's block failed, or too few nodes answered.
             LedgerError: the release cannot be charged.
+            DivergedError: the server step gave NaN or infinity; `transcript` stays that of the round before.
         """
         pending, self._pending = self._pending, None
         if pending is None:
@@ -182,6 +183,7 @@ class LayerwiseFedAvg(FedAvg):
         self._check_quorum(pending)
         mean = self.releaser.mean(total, plan, pending.round)
         model = self.optimizer.step(self.transcript.models[-1], plan.expand(mean))
+        require_finite(model, pending.round)
         self.transcript = self.transcript.extend(model, mean, plan)
         record = RoundRecord(
             pending.round,

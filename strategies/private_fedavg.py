@@ -105,6 +105,9 @@ class PrivateFedAvg(LayerwiseFedAvg):
         """Run all rounds that are left, or `num_rounds` of them; `result.arrays` has the model's own names.
 
         The initial model is the one given to the constructor; `initial_arrays` is taken for Flower's sake and not used.
+
+        Raises:
+            DivergedError: a round's model is NaN or infinite; `state_dict()` is that of the round before.
         """
         left = self.method.facts.rounds - self.transcript.rounds
         result = super().start(grid, self.initial_arrays(), num_rounds=min(num_rounds or left, left), **options)

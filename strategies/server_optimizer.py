@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import warnings
+from contextlib import AbstractContextManager
 from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from fedlgm.errors import ConfigError, Notice
-from fedlgm.extension import is_reference, load_object, raised_in, shown_name
+from fedlgm.errors import ConfigError, DivergedError, Notice
+from fedlgm.extension import is_reference, load_object, misfit, shown_name, users_code
 from fedlgm.training import FlatOptimizer
 
 Name = Literal["sgd", "momentum", "adam"]
@@ -59,23 +60,18 @@ def server_step(choice: Any, lr: float, momentum: float) -> ServerStep:
     if isinstance(choice, ServerOptimizer):
         return choice
     found = load_object(choice, "server optimizer") if isinstance(choice, str) else choice
-    label, made_by = shown_name(choice), found
+    label = shown_name(choice)
     if (not hasattr(found, "step") and callable(found)) or isinstance(found, type):
-        try:
+        wrong = misfit(found, lr, momentum)
+        if wrong:
+            raise ConfigError(f"server optimizer {label} is made by (lr, momentum): {wrong}")
+        with users_code(f"server optimizer {label}", found):
             found = found(lr, momentum)
-        except TypeError as error:
-            raise ConfigError(f"server optimizer {label} is made by (lr, momentum): {error}") from error
-        except Exception as error:  # a user's class may raise anything
-            raise ConfigError(f"server optimizer {label}: {raised_in(made_by, error)}") from error
     if not callable(getattr(found, "step", None)):
         raise ConfigError(f"server optimizer {label} has no step(model, mean_update)")
-    try:
+    remedy = "give a function (lr, momentum) that makes one"
+    with users_code(f"server optimizer {label} cannot be copied, {remedy}", found):
         return OwnStep(copy.deepcopy(found), label)
-    except Exception as error:  # what cannot be copied says so in many ways
-        raise ConfigError(
-            f"server optimizer {label} cannot be copied, give a function (lr, momentum) that makes one: "
-            f"{raised_in(type(found), error)}"
-        ) from error
 
 
 class OwnStep:
@@ -94,7 +90,7 @@ class OwnStep:
     """
 
     def __init__(self, step: Any, label: str) -> None:
-        self._step, self._label = step, label
+        self._step, self.label = step, label
 
     def step(self, model: Tensor, mean_update: Tensor) -> Tensor:
         """Next model [D], float32.
@@ -102,34 +98,64 @@ class OwnStep:
         Raises:
             ConfigError: the step fails, or gives no tensor of the model's shape.
         """
-        try:
+        with self._named():
             found = self._step.step(model.clone(), mean_update)  # a past model, which later plans may read
-        except Exception as error:  # a user's step may raise anything
-            raise ConfigError(f"server optimizer {self._label}: {raised_in(type(self._step), error)}") from error
         if not isinstance(found, Tensor) or found.shape != model.shape:
             given = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
             raise ConfigError(
-                f"server optimizer {self._label}: step must give the next model, a tensor of shape "
+                f"server optimizer {self.label}: step must give the next model, a tensor of shape "
                 f"{tuple(model.shape)}, it gives {given}"
             )
         return found.to(torch.float32)
 
     def state(self) -> dict[str, Tensor]:
         """Tensors that a checkpoint must hold; none of a step without `state`."""
-        return self._step.state() if hasattr(self._step, "state") else {}
+        with self._named():
+            return self._step.state() if hasattr(self._step, "state") else {}
 
     def restore(self, model: Tensor, state: dict[str, Tensor]) -> None:
         """Continue from a checkpoint's state; a step without `restore` starts afresh."""
         if hasattr(self._step, "restore"):
-            self._step.restore(model, state)
+            with self._named():
+                self._step.restore(model, state)
         elif getattr(self._step, "__dict__", None):
             warnings.warn(
                 Notice(
-                    f"server optimizer {self._label} starts afresh: if it has a state, give it state() and restore() "
+                    f"server optimizer {self.label} starts afresh: if it has a state, give it state() and restore() "
                     "for the run to end where it would have ended without the interruption"
                 ),
                 stacklevel=2,
             )
+
+    def _named(self) -> AbstractContextManager[None]:
+        return users_code(f"server optimizer {self.label}", self._step)
+
+
+def require_finite(model: Tensor, round: int) -> None:
+    """Refuse a model that the server step has made of NaN or infinity: no later round could train it.
+
+    The model is a function of released values alone, so that a run ends here tells no more than they do.
+
+    Args:
+        model: the next model [D].
+        round: the round that made it, for the message.
+
+    Raises:
+        DivergedError: with the round, and what to change.
+
+    Example:
+        >>> require_finite(torch.tensor([1.0, float("inf")]), round=3)
+        Traceback (most recent call last):
+            ...
+        fedlgm.errors.DivergedError: training diverged in round 3: after the server step 1 of the model's 2 values ...
+    """
+    lost = model.numel() - int(torch.isfinite(model).sum())
+    if lost:
+        raise DivergedError(
+            f"training diverged in round {round}: after the server step {lost} of the model's {model.numel()} values "
+            "are NaN or infinite; start a new run with smaller steps: a smaller server learning rate "
+            "(federation.server_lr), training.lr or mechanism.bound, or another server optimizer"
+        )
 
 
 def state_of(step: ServerStep) -> dict[str, Tensor]:

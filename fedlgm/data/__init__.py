@@ -30,8 +30,8 @@ from fedlgm.data.images import load_folder
 from fedlgm.data.partition import Partition, partition, schemes
 from fedlgm.data.partition import options as scheme_options
 from fedlgm.data.sources import FILE_SETS, FileSet, locate, read
-from fedlgm.errors import ConfigError, DataError, FedlgmError, alternatives
-from fedlgm.extension import is_reference, load_object, raised_in
+from fedlgm.errors import ConfigError, DataError, alternatives
+from fedlgm.extension import is_reference, load_object, users_code
 
 __all__ = [
     "IMAGE_FOLDER",
@@ -229,12 +229,8 @@ def _between(found: DataSet, pixels: tuple[float, ...]) -> DataSet:
 def _own(found: Any, label: str) -> DataSet:
     """A user's own set."""
     if callable(found):
-        try:
+        with users_code(f"data set {label}", found, DataError):
             found = found()
-        except (FedlgmError, MemoryError):
-            raise
-        except Exception as error:  # a user's function may raise anything
-            raise DataError(f"data set {label}: {raised_in(found, error)}") from error
     if isinstance(found, DataSet):
         return found.checked()
     if isinstance(found, Mapping):

@@ -10,8 +10,8 @@ import numpy as np
 from fedlgm.data import flower
 from fedlgm.data.dataset import DataSet
 from fedlgm.data.partition import Partition, partition, schemes
-from fedlgm.errors import ConfigError, FedlgmError
-from fedlgm.extension import is_reference, raised_in, shown_name
+from fedlgm.errors import ConfigError
+from fedlgm.extension import is_reference, shown_name, users_code
 from fedlgm.keys import KeyRing
 
 _WITHOUT_LABELS = ("iid", "natural")
@@ -59,13 +59,9 @@ def divide(data: DataSet, clients: int, scheme: Any, *, seed: int = 0, **values:
             f"partition scheme {label} is neither one of {', '.join(schemes())}, nor a Partitioner of "
             "flwr-datasets, nor a function (data, clients, seed, **options)"
         )
-    try:
+    with users_code(f"partition scheme {label}", found):
         given = found(data, clients, seed, **values)
         lists: Any = given if isinstance(given, Mapping | str) else list(given)
-    except (FedlgmError, MemoryError):
-        raise
-    except Exception as error:  # a user's function may raise anything
-        raise ConfigError(f"partition scheme {label}: {raised_in(found, error)}") from error
     own = Partition.from_clients(lists, len(data.train_y))
     if len(own) != clients:
         raise ConfigError(f"partition scheme {label} gives {len(own)} clients, federation.clients is {clients}")

@@ -15,7 +15,7 @@ import numpy as np
 from fedlgm.data.assignment import require_count, require_positive
 from fedlgm.data.partitioners import partitioners
 from fedlgm.errors import ConfigError
-from fedlgm.extension import load_object, parameters_of
+from fedlgm.extension import load_object, parameters_of, users_code
 from fedlgm.keys import KeyRing, Purpose
 
 if TYPE_CHECKING:
@@ -227,24 +227,17 @@ def by_partitioner(
     count = len(columns["label"])
     rows = ring.numpy_generator(Purpose.PARTITION, _ROWS).permutation(count)
     owner = np.full(count, -1, dtype=np.int64)
-    try:
+    given = f"{count} samples (columns {', '.join(columns)}) among {clients} clients"
+    with users_code(f"partition scheme {name!r} cannot divide {given}", found):
         partitioner = found(**_filled(found, clients, ring, values)) if isinstance(found, type) else deepcopy(found)
         partitioner.dataset = Dataset.from_dict({**{key: c[rows] for key, c in columns.items()}, "row": rows})
-        given = int(partitioner.num_partitions)
-        if given != clients:
-            raise ConfigError(f"partition scheme {name!r} gives {given} clients, federation.clients is {clients}")
+        made = int(partitioner.num_partitions)
+        if made != clients:
+            raise ConfigError(f"partition scheme {name!r} gives {made} clients, federation.clients is {clients}")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for client in range(clients):
                 owner[np.asarray(partitioner.load_partition(client)["row"], dtype=np.int64)] = client
-    except ConfigError:
-        raise
-    except Exception as error:  # partitioners refuse in many ways
-        first = (str(error).splitlines() or [""])[0]
-        raise ConfigError(
-            f"partition scheme {name!r} cannot divide {count} samples (columns {', '.join(columns)}) among {clients} "
-            f"clients: {type(error).__name__}: {first}"
-        ) from error
     return owner
 
 

@@ -11,13 +11,20 @@ from __future__ import annotations
 from typing import Any
 
 from fedlgm import allocation
-from fedlgm.errors import ConfigError, FedlgmError, alternatives
-from fedlgm.extension import load_object, raised_in
+from fedlgm.errors import ConfigError, alternatives
+from fedlgm.extension import load_object
 from fedlgm.mechanisms import group_noise
 from fedlgm.mechanisms import options as _options
 from fedlgm.mechanisms.adapldp import AdapLDP
 from fedlgm.mechanisms.adaptive import AdaptiveAllocation
-from fedlgm.mechanisms.base import BoundsExamples, Mechanism, UsesPrivateNorms, UsesPrivateSums, UsesPrivateUpdates
+from fedlgm.mechanisms.base import (
+    BoundsExamples,
+    Mechanism,
+    UsesPrivateNorms,
+    UsesPrivateSums,
+    UsesPrivateUpdates,
+    code_of,
+)
 from fedlgm.mechanisms.dp_sgd import DPSGD, PSACSGD, NormalisedSGD, PlainSGD, PublishedDPSGD
 from fedlgm.mechanisms.dpa import DynamicPrivacyAllocation
 from fedlgm.mechanisms.full_dp import FullDP
@@ -151,14 +158,8 @@ def get(name: str, *, variant: str = "sound", **values: Any) -> Mechanism:
     """
     kind = _kind(name, variant)
     checked = _options.checked(name, kind, values)
-    try:
+    with code_of(kind, name):
         return kind(name=name, **checked)
-    except FedlgmError:
-        raise
-    except Exception as error:  # a user's class may raise anything
-        if kind.__module__.startswith("fedlgm."):
-            raise
-        raise ConfigError(f"mechanism {name!r}: {raised_in(kind, error)}") from error
 
 
 def _kind(name: str, variant: str) -> type[Mechanism]:

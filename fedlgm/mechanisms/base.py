@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from fedlgm import privacy
 from fedlgm.errors import ConfigError
+from fedlgm.extension import users_code
 from fedlgm.facts import RunFacts
 from fedlgm.layers import LayerTable
 from fedlgm.plan import ReleasePlan
@@ -245,6 +247,18 @@ def require_mechanism(found: Any) -> Mechanism:
             f"InverseSize('inverse-size'); got {what}"
         )
     return found
+
+
+def code_of(kind: type[Mechanism], name: str) -> AbstractContextManager[None]:
+    """`fedlgm.extension.users_code` for a mechanism; an error in a bundled one is a defect and keeps its traceback.
+
+    Args:
+        kind: the mechanism's class.
+        name: the mechanism's, for the message.
+    """
+    if kind.__module__.startswith("fedlgm."):
+        return nullcontext()
+    return users_code(f"mechanism {name!r}", kind)
 
 
 def check_positive(owner: str, **values: float) -> None:

@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from torch import nn
 
-from fedlgm.errors import ConfigError, FedlgmError, PrivacyError
-from fedlgm.extension import raised_in
+from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.facts import RunFacts
 from fedlgm.layers import LayerTable
-from fedlgm.mechanisms.base import Mechanism, UsesPrivateNorms, UsesPrivateUpdates
+from fedlgm.mechanisms.base import Mechanism, UsesPrivateNorms, UsesPrivateUpdates, code_of
 from fedlgm.plan import ReleasePlan
 from fedlgm.transcript import Transcript
 
@@ -67,9 +66,10 @@ class Method:
         Raises:
             ConfigError, PrivacyError: see `Mechanism.calibrate` and `Mechanism.check_run`.
         """
-        if not facts.separate_rounds:
-            mechanism.check_run(layers, facts)
-        return cls(mechanism, layers, facts.with_multiplier(mechanism.calibrate(facts)))
+        with code_of(type(mechanism), mechanism.name):
+            if not facts.separate_rounds:
+                mechanism.check_run(layers, facts)
+            return cls(mechanism, layers, facts.with_multiplier(mechanism.calibrate(facts)))
 
     def plan(self, transcript: Transcript) -> ReleasePlan:
         """The next round's release; pure. It knows its place in the run where its cost and noise depend on that.
@@ -95,20 +95,15 @@ class Method:
             PrivacyError: the mechanism calls a plan that is made of private data protected.
         """
         assert isinstance(self.mechanism, UsesPrivateNorms)
-        plan = self.mechanism.plan_from_private_norms(self.layers, self.facts, norms)
+        with code_of(type(self.mechanism), self.mechanism.name):
+            plan = self.mechanism.plan_from_private_norms(self.layers, self.facts, norms)
         self._refuse_protected(plan)
         return plan
 
     def _planned(self, transcript: Transcript) -> ReleasePlan:
         mechanism = self.mechanism
-        try:
+        with code_of(type(mechanism), mechanism.name):
             plan: object = mechanism.plan(self.layers, self.facts, transcript)
-        except FedlgmError:
-            raise
-        except Exception as error:  # a user's mechanism may raise anything
-            if type(mechanism).__module__.startswith("fedlgm."):
-                raise
-            raise ConfigError(f"mechanism {mechanism.name!r}: {raised_in(type(mechanism), error)}") from error
         if not isinstance(plan, ReleasePlan):
             raise ConfigError(f"{mechanism.name}: plan() must return a ReleasePlan, got {type(plan).__name__}")
         return plan

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedlgm.errors import ConfigError, FedlgmError, alternatives, out_of_memory
-from fedlgm.extension import is_reference, load_object, parameters_of, raised_in
+from fedlgm.errors import ConfigError, alternatives
+from fedlgm.extension import is_reference, load_object, misfit, parameters_of, users_code
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.models.convolutional import cifar_cnn, cnn, cnn_small, d_cnn
 from fedlgm.models.dense import logistic, mlp
@@ -158,21 +158,14 @@ def _made(
             )
         del filled["classes"]
     arguments = {key: value for key, value in filled.items() if key in parameters} | values
-    try:
-        inspect.Signature(list(parameters.values())).bind(**arguments)
-    except TypeError as error:
-        raise ConfigError(f"model {label}: {error}; its options: {', '.join(known) or 'none'}") from error
+    wrong = misfit(found, **arguments)
+    if wrong:
+        raise ConfigError(f"model {label}: {wrong}; its options: {', '.join(known) or 'none'}")
     device = torch.get_default_device()
     with torch.random.fork_rng(devices=[]), torch.device("meta" if device.type == "meta" else "cpu"):
         torch.set_rng_state(KeyRing.from_seed(seed).torch_generator(Purpose.MODEL).get_state())
-        try:
+        with users_code(f"model {label}", found):
             return found(**arguments)
-        except FedlgmError:
-            raise
-        except Exception as error:  # a user's model may raise anything
-            if out_of_memory(error):
-                raise
-            raise ConfigError(f"model {label}: {raised_in(found, error)}") from error
 
 
 def _require_inputs(name: str, in_shape: tuple[Any, ...], classes: int | None) -> None:

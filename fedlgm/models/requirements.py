@@ -14,8 +14,8 @@ from torch.nn.parameter import is_lazy
 
 from fedlgm import inputs
 from fedlgm.devices import seeded
-from fedlgm.errors import ConfigError, out_of_memory
-from fedlgm.extension import raised_in
+from fedlgm.errors import ConfigError
+from fedlgm.extension import users_code
 from fedlgm.inputs import Inputs, close
 
 _ADVICE = (
@@ -86,12 +86,8 @@ def require_repeatable(module: nn.Module, x: Inputs) -> None:
     outputs = []
     try:
         for mode, seed in ((False, 0), (True, 0), (True, 0), (False, 1)):  # in evaluation nothing may be drawn at all
-            with seeded(seed):
+            with users_code("the model fails in training mode", module), seeded(seed):
                 outputs.append(inputs.call(module.train(mode), x).clone())
-    except Exception as error:  # a user's model may raise anything
-        if out_of_memory(error):
-            raise
-        raise ConfigError(f"the model fails in training mode: {raised_in(type(module), error)}") from error
     finally:
         module.train(training)
     buffers.check()
@@ -161,9 +157,8 @@ def require_separate(module: nn.Module, x: Inputs) -> None:
     training = module.training
     outputs = inputs.call(module.train(), x)
     try:
-        alone = torch.cat([inputs.call(module, inputs.take(x, slice(i, i + 1))) for i in range(len(outputs))])
-    except Exception as error:  # a user's model may raise anything
-        raise ConfigError(f"the model fails on a single example: {raised_in(type(module), error)}") from error
+        with users_code("the model fails on a single example", module):
+            alone = torch.cat([inputs.call(module, inputs.take(x, slice(i, i + 1))) for i in range(len(outputs))])
     finally:
         module.train(training)
     if not close(outputs, alone):

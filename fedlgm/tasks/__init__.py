@@ -14,8 +14,8 @@ from typing import Any
 
 from torch import Tensor
 
-from fedlgm.errors import ConfigError, FedlgmError, alternatives
-from fedlgm.extension import is_reference, load_object, parameters_of, raised_in
+from fedlgm.errors import ConfigError, alternatives
+from fedlgm.extension import is_reference, load_object, misfit, parameters_of, users_code
 from fedlgm.tasks.base import Task
 from fedlgm.tasks.binary import Binary
 from fedlgm.tasks.classification import Classification
@@ -103,14 +103,11 @@ def get(task: str | Task | type[Task] | _Losses | None = None, **values: Any) ->
         unknown = [name for name in values if name not in known]
         if unknown:
             raise ConfigError(f"task {label}: unknown option {unknown[0]!r}; its options: {', '.join(known) or 'none'}")
-        try:
+        wrong = misfit(found, **values)
+        if wrong:
+            raise ConfigError(f"task {label}: {wrong}")
+        with users_code(f"task {label}", found):
             return found(**values)
-        except FedlgmError:
-            raise
-        except TypeError as error:
-            raise ConfigError(f"task {label}: {error}") from error
-        except Exception as error:  # a user's class may raise anything
-            raise ConfigError(f"task {label}: {raised_in(found, error)}") from error
     if values:
         raise ConfigError(f"task {label} is an object already: it takes no options, got {', '.join(values)}")
     if isinstance(found, Task):

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fedlgm import inputs
 from fedlgm.data.dataset import DataSet
 from fedlgm.errors import ConfigError, DataError
+from fedlgm.extension import users_code
 
 _PROBED = 2  # examples that show the shape of a model's outputs
 
@@ -86,15 +87,12 @@ class Task(ABC):
         device = next((p.device for p in module.parameters()), torch.device("cpu"))
         training = module.training
         with torch.no_grad():
+            shapes = inputs.each(lambda part: (str(part.dtype).removeprefix("torch."), tuple(part.shape)), x)
+            whole = any(part.dtype == torch.int64 for part in (x if isinstance(x, tuple) else (x,)))
+            hint = " (integers are taken as tokens, give other inputs as floats, such as x / 255)" if whole else ""
             try:
-                outputs = inputs.call(module.eval(), inputs.to(x, device))
-            except Exception as error:  # a user's model may raise anything
-                shapes = inputs.each(lambda part: (str(part.dtype).removeprefix("torch."), tuple(part.shape)), x)
-                whole = any(part.dtype == torch.int64 for part in (x if isinstance(x, tuple) else (x,)))
-                hint = "; integers are taken as tokens, give other inputs as floats (such as x / 255)" if whole else ""
-                raise ConfigError(
-                    f"the model does not take a batch of the data {data.name!r}, {shapes}: {_line(error)}{hint}"
-                ) from error
+                with users_code(f"the model does not take a batch of the data {data.name!r}, {shapes}{hint}", module):
+                    outputs = inputs.call(module.eval(), inputs.to(x, device))
             finally:
                 module.train(training)
             if not isinstance(outputs, Tensor):
@@ -108,10 +106,8 @@ class Task(ABC):
         Raises:
             ConfigError: the task cannot compare them.
         """
-        try:
+        with users_code(self._no_fit(outputs, targets), self):
             losses = self.losses(outputs, targets)
-        except Exception as error:  # a user's task may raise anything
-            raise ConfigError(f"{self._no_fit(outputs, targets)}: {_line(error)}") from error
         shape = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
         if shape != (len(targets),):
             raise ConfigError(
@@ -124,11 +120,9 @@ class Task(ABC):
         label = f"task {self.name!r}"
         if self.better not in ("higher", "lower"):
             raise ConfigError(f"{label}: better must be 'higher' or 'lower', it is {self.better!r}")
-        try:
+        with users_code(f"{label}: its figures cannot be computed", self):
             learnt = self.loss(outputs.clone().requires_grad_(), targets).requires_grad
             found = measured(self, [(outputs, targets)])
-        except Exception as error:  # a user's task may raise anything
-            raise ConfigError(f"{label}: its figures cannot be computed: {_line(error)}") from error
         if not learnt:
             raise ConfigError(f"{label}: its loss has no gradient with respect to the outputs: is something detached?")
         for name in ("loss", self.headline):
@@ -210,8 +204,3 @@ def require_finite(y: np.ndarray, part: str) -> None:
             f"{len(where)} of the {part} targets are NaN or infinite, the first at index {tuple(where[0].tolist())}: "
             "remove or replace those examples"
         )
-
-
-def _line(error: Exception) -> str:
-    """An error's type and the first line of its message."""
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"

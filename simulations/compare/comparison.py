@@ -12,21 +12,30 @@ from __future__ import annotations
 
 import shutil
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 from scipy.stats import mannwhitneyu
 
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, FedlgmError, LedgerError, RunError
 from fedlgm.privacy import accounting
 from fedlgm.privacy.events import is_private
 from fedlgm.privacy.ledger import Ledger
 from simulations import launch
 from simulations.compare.jobs import Job
 from simulations.compare.noise import model_noise
-from simulations.compare.rows import ComparedCell, ComparedFigures, ComparedRun, Comparison, JointCost, by_cell, score
+from simulations.compare.rows import (
+    ComparedCell,
+    ComparedFigures,
+    ComparedRun,
+    Comparison,
+    FailedRun,
+    JointCost,
+    by_cell,
+    score,
+)
 from simulations.config.recipe import Recipe
 from simulations.reports.headline import headline
 from simulations.runs import strict_json
@@ -38,8 +47,10 @@ _LEAST_SEEDS = 3  # repetitions of a method below which no p-value is printed
 OnRow = Callable[[Job, FullRow], None]
 
 
-def run(todo: Sequence[Job], out: Path, engine: launch.Engine = "local", on_row: OnRow | None = None) -> None:
-    """Bring every run of a set to its end.
+def run(todo: Sequence[Job], out: Path, engine: launch.Engine = "local", on_row: OnRow | None = None) -> dict[str, str]:
+    """Bring every run of a set to its end; one that fails after it has begun does not keep the others from theirs.
+
+    A run that diverged is not tried again; one that failed otherwise is, when the set is started again.
 
     Args:
         todo: the set.
@@ -47,12 +58,18 @@ def run(todo: Sequence[Job], out: Path, engine: launch.Engine = "local", on_row:
         engine: what trains.
         on_row: called with each round's metrics row; finished runs report their rows too.
 
+    Returns:
+        Why runs failed, by name of their folder.
+
     Raises:
         ConfigError: `out` holds a run of the same name that does something else.
+        FedlgmError: what keeps a run from being begun: a mistake in what was asked for.
+        LedgerError: what a run has spent is not known.
         RunError: something that is not a run has the name of one; a run that lost its recipe, for example, whose
             ledger must not be lost, too.
     """
     out.mkdir(parents=True, exist_ok=True)
+    failed: dict[str, str] = {}
     for job in todo:
         path = out / job.folder
         if path.is_dir() and all(inner.is_dir() and not inner.is_symlink() for inner in path.rglob("*")):
@@ -63,17 +80,33 @@ def run(todo: Sequence[Job], out: Path, engine: launch.Engine = "local", on_row:
                 on_row(job, row)
 
         if not path.exists():
-            launch.simulate(job.recipe, engine=engine, run_dir=path, progress=report)
+            try:
+                launch.simulate(job.recipe, engine=engine, run_dir=path, progress=report)
+            except FedlgmError as error:
+                if not path.exists() or isinstance(error, LedgerError):
+                    raise
+                failed[job.folder] = str(error)
             continue
         folder = RunFolder.open(path)
         if not _same(folder.recipe(), job.recipe):
             raise ConfigError(f"{path} holds another run than the one asked for: choose another --out")
         for row in folder.rows():
             report(row)
-        launch.resume(path, engine=engine, progress=report)
+        diverged = folder.diverged.read()
+        if diverged is not None:
+            folder.verify()
+            failed[job.folder] = str(diverged)
+            continue
+        try:
+            launch.resume(path, engine=engine, progress=report)
+        except LedgerError:
+            raise
+        except FedlgmError as error:
+            failed[job.folder] = str(error)
+    return failed
 
 
-def summarise(done: Sequence[Job], out: Path) -> Comparison:
+def summarise(todo: Sequence[Job], out: Path, failed: Mapping[str, str] | None = None) -> Comparison:
     """Figures of a finished set: every run, every cell (method, budget, partition) and tests against the first method.
 
     A run's accuracy (or what else is its task's headline, under that name) is the mean over its last five evaluated
@@ -83,12 +116,26 @@ def summarise(done: Sequence[Job], out: Path) -> Comparison:
     evaluated rounds of all repetitions, from three repetitions on. Rounds of one run are not independent, so they are
     an indication, no more.
 
-    `together` says what all runs cost whoever publishes them side by side: they use the same clients' data.
+    `together` says what all runs cost whoever publishes them side by side: they use the same clients' data. What failed
+    runs have released counts there; they have no other figures.
+
+    Args:
+        todo: the set.
+        out: folder of the run folders.
+        failed: what `run` has returned.
+
+    Raises:
+        RunError: every run has failed.
     """
+    failed = failed or {}
+    done = [job for job in todo if job.folder not in failed]
+    if not done:
+        name, why = next(iter(failed.items()))
+        raise RunError(f"no run of the comparison is finished; {name}: {why}")
     runs = [_run_figures(job, out / job.folder) for job in done]
     cells = [_cell(own) for own in by_cell(runs)]
     for cell in cells:
-        reference = _reference(cells, cell)
+        reference = _reference(todo[0].method, cells, cell)
         enough = reference is not None and min(cell["seeds"], reference["seeds"]) >= _LEAST_SEEDS
         cell["p_values"] = {
             name: _p_value(reference["last"][name], values) if reference is not None and enough else None
@@ -97,12 +144,13 @@ def summarise(done: Sequence[Job], out: Path) -> Comparison:
     for record in (*runs, *cells):
         del record["last"]
     summary: Comparison = {
-        "methods": list(dict.fromkeys(job.method for job in done)),
+        "methods": list(dict.fromkeys(job.method for job in todo)),
         "out": str(out),
         "runs": runs,
         "cells": cells,
-        "together": together(done, out),
-        "caveats": _caveats(cells),
+        "failed": [_failed_run(job, out, failed[job.folder]) for job in todo if job.folder in failed],
+        "together": together(todo, out),
+        "caveats": [*_failures(todo, failed), *_caveats(cells)],
     }
     # Wall times show how many clients took part: who runs the comparison sees them, its file does not keep them.
     kept = summary | {"runs": [_without_times(row) for row in runs], "cells": [_without_times(row) for row in cells]}
@@ -174,6 +222,29 @@ def together(done: Sequence[Job], out: Path) -> JointCost:
     }
 
 
+def _failed_run(job: Job, out: Path, message: str) -> FailedRun:
+    return {
+        "method": job.method,
+        "epsilon_budget": job.epsilon,
+        "partition": job.partition,
+        "repetition": job.repetition,
+        "message": message,
+        "run": str(out / job.folder),
+    }
+
+
+def _failures(todo: Sequence[Job], failed: Mapping[str, str]) -> list[str]:
+    """One line per cell of which runs have failed."""
+    told = []
+    for method, epsilon, partition in dict.fromkeys((job.method, job.epsilon, job.partition) for job in todo):
+        own = [job.folder for job in todo if (job.method, job.epsilon, job.partition) == (method, epsilon, partition)]
+        why = [failed[name] for name in own if name in failed]
+        if why:
+            cell = f"{method} ({partition}{'' if epsilon is None else f', epsilon {epsilon:g}'})"
+            told.append(f"{cell}: {len(why)} of {len(own)} runs failed and are left out: {why[0]}")
+    return told
+
+
 def _caveats(cells: list[ComparedCell]) -> list[str]:
     """What the figures do not have: enough evaluated rounds, enough repetitions."""
     told = []
@@ -226,9 +297,8 @@ def _run_figures(job: Job, path: Path) -> ComparedRun:
     return made
 
 
-def _reference(cells: list[ComparedCell], cell: ComparedCell) -> ComparedCell | None:
-    """The first method's cell of the same budget and partition; None for that cell itself."""
-    first = cells[0]["method"]
+def _reference(first: str, cells: list[ComparedCell], cell: ComparedCell) -> ComparedCell | None:
+    """The first method's cell of the same budget and partition; None for that cell itself, or where there is none."""
     for other in cells:
         same = other["partition"] == cell["partition"] and other["epsilon_budget"] == cell["epsilon_budget"]
         if other["method"] == first and same:

@@ -70,10 +70,11 @@ def tables(summary: Comparison) -> Group:
     parts: list[Any] = []
     for partition in partitions:
         here = [cell for cell in cells if cell["partition"] == partition]
-        parts.append(_by_budget(here, methods, f"{_title(cells[0])} ({partition})", _score, _improvement))
+        lost = {(run["epsilon_budget"], run["method"]) for run in summary["failed"] if run["partition"] == partition}
+        parts.append(_by_budget(here, methods, lost, f"{_title(cells[0])} ({partition})", _score, _improvement))
         for name, title in _NOISES.items():
             show, gain = partial(_noise, name=name), partial(_reduction, name=name)
-            parts.append(_by_budget(here, methods, f"{title} ({partition})", show, gain))
+            parts.append(_by_budget(here, methods, lost, f"{title} ({partition})", show, gain))
     parts += [_by_partition(cells, methods, partitions)] if len(partitions) > 1 else []
     parts.append(_privacy(cells))
     averaged = min(cell["averaged_rounds"] for cell in cells)
@@ -85,12 +86,12 @@ def tables(summary: Comparison) -> Group:
         "over the column's, averaged over the budgets"
     )
     if any(p is not None for cell in cells for p in cell["p_values"].values()):
-        parts.append(_significance(cells))
+        parts.append(_significance(cells, methods[0]))
         notes += (
             f"; p-values: two-sided Mann-Whitney U on {rounds} of all repetitions (rounds of a run depend on each "
             "other: an indication only)"
         )
-    caveats = "\n".join(f"note: {caveat}" for caveat in summary["caveats"])
+    caveats = escape("\n".join(f"note: {caveat}" for caveat in summary["caveats"]))
     pictures = "\n".join(f"picture: {path}" for path in summary.get("pictures", {}).values())
     guarantees = {cell["method"]: cell["guarantee"] for cell in cells}
     sentences = "\n".join(escape(f"{method}: {sentence}") for method, sentence in guarantees.items())
@@ -167,6 +168,7 @@ def _curve(axes: Any, name: str, folders: list[RunFolder], label: str, colour: s
 def _by_budget(
     cells: list[ComparedCell],
     methods: list[str],
+    lost: set[tuple[float | None, str]],
     title: str,
     show: Callable[[ComparedCell], str],
     gain: Callable[[ComparedCell, ComparedCell], float | None],
@@ -182,7 +184,11 @@ def _by_budget(
     gains: dict[str, list[float]] = {method: [] for method in methods}
     for budget in lines:
         found = {m: at.get((budget, m)) or at.get((None, m)) for m in methods}
-        table.add_row("-" if budget is None else f"{budget:g}", *(show(c) if c else "-" for c in found.values()))
+        shown = [
+            show(cell) if cell else "failed" if lost & {(budget, method), (None, method)} else "-"
+            for method, cell in found.items()
+        ]
+        table.add_row("-" if budget is None else f"{budget:g}", *shown)
         reference = found[methods[0]]
         for method, cell in found.items():
             value = gain(reference, cell) if reference and cell and cell is not reference else None
@@ -222,8 +228,8 @@ def _privacy(cells: list[ComparedCell]) -> Table:
     return table
 
 
-def _significance(cells: list[ComparedCell]) -> Table:
-    table = Table(title=f"p-values against {cells[0]['method']}", title_justify="left")
+def _significance(cells: list[ComparedCell], first: str) -> Table:
+    table = Table(title=f"p-values against {first}", title_justify="left")
     for name in ("method", "budget", "partition", cells[0]["headline"], "noise scale", "claimed epsilon"):
         table.add_column(name, justify="left" if name in ("method", "partition") else "right", overflow="fold")
     for cell in cells:

@@ -74,6 +74,22 @@ class ComparedCell(ComparedFigures, total=False):
     p_values: dict[str, float | None]
 
 
+class FailedRun(TypedDict):
+    """A run without figures, such as one that diverged.
+
+    Attributes:
+        method, epsilon_budget, partition, repetition, run: as in `ComparedRun`.
+        message: why.
+    """
+
+    method: str
+    epsilon_budget: float | None
+    partition: str
+    repetition: int
+    message: str
+    run: str
+
+
 class JointCost(TypedDict):
     """What all runs cost together.
 
@@ -98,6 +114,7 @@ class Comparison(TypedDict, total=False):
         methods: in the order in which they were asked for.
         out: folder of the run folders.
         runs, cells, together: see there.
+        failed: runs that have no figures; they are in no cell.
         caveats: what the figures do not have.
         pictures: name -> file.
         attacks: what attacks found, where they were asked for.
@@ -107,6 +124,7 @@ class Comparison(TypedDict, total=False):
     out: str
     runs: list[ComparedRun]
     cells: list[ComparedCell]
+    failed: list[FailedRun]
     together: JointCost
     caveats: list[str]
     pictures: dict[str, str]

@@ -17,9 +17,9 @@ from fedlgm import data, devices, inputs, models, tasks
 from fedlgm.contributions import unbounded
 from fedlgm.data import DataSet, Partition
 from fedlgm.devices import Numerics, torch_threads
-from fedlgm.errors import ConfigError, FedlgmError, prefix_key
+from fedlgm.errors import ConfigError, prefix_key
 from fedlgm.example_level.trainer import ExampleTrainer
-from fedlgm.extension import is_object, is_reference, missing_object, raised_in
+from fedlgm.extension import is_object, is_reference, missing_object, users_code
 from fedlgm.facts import RunFacts, Sampling
 from fedlgm.inputs import Inputs
 from fedlgm.keys import KeyRing, Purpose
@@ -71,12 +71,8 @@ class Assembly:
             if own is None and is_object(section.name):
                 raise missing_object(section.name, "data")
             found = data.load(section.name if own is None else own, section.dir, **section.images)
-            try:
+            with users_code(f"task {task.name!r}", task):
                 return task.prepare(found)
-            except (FedlgmError, MemoryError):
-                raise
-            except Exception as error:  # a user's task may raise anything
-                raise ConfigError(f"task {task.name!r}: {raised_in(type(task), error)}") from error
 
     @cached_property
     def task(self) -> Task:
@@ -235,7 +231,12 @@ class Assembly:
         step = self.server_optimizer()
         if isinstance(step, OwnStep):
             start = self.layers.flatten(module)
-            step.step(start, torch.full_like(start, 1e-3))
+            tried = step.step(start, torch.full_like(start, 1e-3))
+            if not bool(torch.isfinite(tried).all()):
+                raise ConfigError(
+                    f"server optimizer {step.label}: for a mean update of 0.001 in every coordinate the next model is "
+                    "NaN or infinite"
+                )
         return module
 
     def _try_training(self, module: nn.Module, own_model: bool) -> None:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from fedlgm import inputs, models
-from fedlgm.errors import ConfigError, FedlgmError, out_of_memory, prefix_key
+from fedlgm.errors import ConfigError, prefix_key
 from fedlgm.example_level import ExampleGradients, FlatClip
-from fedlgm.extension import raised_in
+from fedlgm.extension import users_code
 from fedlgm.inputs import Inputs
 from fedlgm.layers import LayerTable
 from fedlgm.tasks import Task
@@ -67,15 +67,8 @@ def try_examples(module: nn.Module, layers: LayerTable, task: Task, x: Inputs, y
 
 
 def _require_alike(made: Callable[[], Sequence[Tensor]], count: int, owner: Any) -> None:
-    try:
-        with torch.random.fork_rng(devices=[]):
-            first, again = made()
-    except (FedlgmError, MemoryError):
-        raise
-    except Exception as error:  # a user's model or task may raise anything
-        if out_of_memory(error):
-            raise
-        raise ConfigError(f"training on {count} test examples fails: {raised_in(owner, error)}") from error
+    with users_code(f"training on {count} test examples fails", owner), torch.random.fork_rng(devices=[]):
+        first, again = made()
     if not torch.allclose(first, again, rtol=1e-3, atol=1e-6, equal_nan=True):
         raise ConfigError(
             "an update depends on what was trained before: model or task remember what they see, which would carry "

@@ -36,6 +36,7 @@ def run(
 
     Raises:
         ConfigError: what real nodes cannot do.
+        DivergedError: a round's model is NaN or infinite.
         RunError: the SuperLink does not answer, or the run failed; the message ends with Flower's log.
     """
     flower, settings = Flower(folder), folder.settings()
@@ -68,6 +69,9 @@ def run(
         raise
     result = target.result()
     if status != "finished:completed" or result is None:
+        diverged = target.diverged.read()
+        if diverged is not None:
+            raise diverged
         raise RunError(f"Flower reports {status}. {_reason(flower.text('log', run_id, CONNECTION, '--show'))}")
     return result
 

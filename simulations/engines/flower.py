@@ -31,6 +31,7 @@ def run_flower(
         own: objects of a user's own, handed to Flower's processes in a private file that is deleted at the end.
 
     Raises:
+        DivergedError: a round's model is NaN or infinite.
         RunError: the run did not complete; with the first exception in Flower's log, and the log's end.
     """
     log = folder.private_file("flower.log")  # it says how many clients took part
@@ -69,6 +70,9 @@ def run_flower(
         status = follow(flwr, run_id, log, pass_on)
         result = folder.result()
         if status != "finished:completed" or result is None:
+            diverged = folder.diverged.read()
+            if diverged is not None:
+                raise diverged
             raise RunError(f"Flower reports {status} for the run. {reason(flwr.log(run_id))}")
         return result
 

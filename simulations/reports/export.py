@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -17,6 +16,7 @@ from fedlgm import inputs
 from fedlgm.data.dataset import as_numbers
 from fedlgm.errors import ConfigError, RunError
 from fedlgm.extension import is_object
+from fedlgm.files import PUBLIC, replacing
 from fedlgm.layers import LayerTable
 from simulations.config.assembly import Assembly
 from simulations.config.fingerprints import fixed_digest
@@ -194,11 +194,8 @@ def _write_onnx(target: Path, module: nn.Module, example: inputs.Arrays, told: M
 
 def _write(target: Path, save: Callable[[Path], Any]) -> None:
     """Write a file at once or not at all."""
-    partial = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        save(partial)
-        partial.replace(target)
+        with replacing(target, PUBLIC, shared=True) as partial:
+            save(partial)
     except Exception as error:  # safetensors, zip files and the system each have errors of their own
         raise RunError(f"cannot write {target}: {error}") from error
-    finally:
-        partial.unlink(missing_ok=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 
 from fedlgm.errors import FedlgmError, RunError
 from fedlgm.extension import is_object, is_reference
+from fedlgm.files import PRIVATE, PUBLIC, write_durably
 from fedlgm.privacy.ledger import Charge, Ledger
 from simulations.reports import page
 from simulations.reports.charges import event_group, how_to_read
@@ -278,17 +278,11 @@ def _operator(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _write(target: Path, text: str, private: bool) -> None:
     """Write the page at once or not at all; a private one nobody but its owner may ever read."""
-    partial = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         target.parent.mkdir(mode=0o700, exist_ok=True)
-        descriptor = os.open(partial, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600 if private else 0o666)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        partial.replace(target)
+        write_durably(target, text.encode(), PRIVATE if private else PUBLIC, shared=True)
     except OSError as error:
         raise RunError(f"cannot write {target}: {error}") from error
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def ledger_report(run: Path) -> LedgerReport:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fedlgm.errors import RunError
+from fedlgm.files import replacing
 from fedlgm.layers import LayerTable
 from fedlgm.plan import ReleasePlan
 from fedlgm.transcript import Transcript
@@ -78,14 +78,10 @@ class Checkpoints:
         meta |= {"noise": checkpoint.noise} if checkpoint.noise else {}
         meta |= {"keys": checkpoint.keys} if checkpoint.keys else {}
         target = self.path / f"round-{transcript.rounds:06d}.safetensors"
-        partial = target.with_suffix(".partial")
         try:
-            save_file({name: t.contiguous().clone() for name, t in tensors.items()}, partial, metadata=meta)
-            with partial.open("rb") as file:
-                os.fsync(file.fileno())
-            partial.replace(target)
+            with replacing(target) as partial:
+                save_file({name: t.contiguous().clone() for name, t in tensors.items()}, partial, metadata=meta)
         except (SafetensorError, OSError) as error:
-            partial.unlink(missing_ok=True)
             raise RunError(f"cannot write the checkpoint {target}: {error}") from error
         for old in self.files()[:-_KEPT]:
             old.unlink()

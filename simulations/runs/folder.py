@@ -30,6 +30,7 @@ from simulations.config.recipe import Recipe
 from simulations.runs import strict_json
 from simulations.runs.agreement import check_summary
 from simulations.runs.checkpoints import Checkpoint, Checkpoints
+from simulations.runs.diverged_file import DivergedFile
 from simulations.runs.key_file import KeyFile, name_of
 from simulations.runs.noise_file import NoiseFile
 from simulations.runs.provenance_file import ProvenanceFile
@@ -356,6 +357,11 @@ class RunFolder:
             raise RunError(f"{self.result_file} is damaged: delete it, and --resume writes it again")
         return cast(RunSummary, result)
 
+    @property
+    def diverged(self) -> DivergedFile:
+        """How the run diverged, if that is how it ended last."""
+        return DivergedFile(self.path / "diverged.json")
+
     def finished(self) -> RunSummary:
         """The summary of a finished run, after `verify`.
 
@@ -365,7 +371,8 @@ class RunFolder:
         """
         result = self.result()
         if result is None:
-            raise RunError(f"{self.path} is not finished: continue it with `fedlgm simulate --resume {self.path}`")
+            remedy = self.diverged.read() or f"continue it with `fedlgm simulate --resume {self.path}`"
+            raise RunError(f"{self.path} is not finished: {remedy}")
         self.verify()
         return result
 

@@ -52,10 +52,12 @@ class Recorder:
         self._pending: deque[Future[None]] = deque()
         self._trackers = trackers or Trackers()
         self._latest: tuple[int, Figures] = (-1, {})
+        self._finished: tuple[Transcript, dict[str, Tensor]] | None = None
 
     def __call__(self, record: RoundRecord, transcript: Transcript) -> None:
         """Take over one finished round."""
-        self._pending.append(self._thread.submit(self._record, record, transcript, state_of(self._optimizer)))
+        self._finished = transcript, state_of(self._optimizer)
+        self._pending.append(self._thread.submit(self._record, record, *self._finished))
         while len(self._pending) > _IN_FLIGHT:
             self._pending.popleft().result()
 
@@ -66,6 +68,11 @@ class Recorder:
                 self._pending.popleft().result()
         finally:
             self._thread.shutdown(wait=True)
+
+    def checkpoint(self) -> None:
+        """Checkpoint after the last finished round, where there is none; after `close`."""
+        if self._finished is not None and self._folder.checkpoints.rounds() < self._finished[0].rounds:
+            self._folder.save(*self._finished)
 
     def figures(self, transcript: Transcript) -> Figures:
         """The task's metrics of the current model on the test set; epsilon proven and claimed so far."""

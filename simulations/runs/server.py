@@ -8,12 +8,12 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from statistics import median_high
 
 from flwr.serverapp import Grid
 
-from fedlgm.errors import Notice, RunError
+from fedlgm.errors import DivergedError, Notice, RunError
 from fedlgm.privacy.ledger import Ledger
 from fedlgm.run_noise import RunNoise
 from fedlgm.transcript import Transcript
@@ -52,6 +52,10 @@ def serve(
         progress: called with each round's row, the operator's own figures included.
         nodes: which nodes serve which clients; by default workers of a simulation, any of which serves any client.
         trackers: objects that follow the run, besides the trackers that its recipe names.
+
+    Raises:
+        DivergedError: a round's model is NaN or infinite. The rounds before it stay, with a checkpoint of the last.
+        FedlgmError: what else ends a run, in one clear message.
     """
     logging.getLogger("flwr").setLevel(logging.ERROR)  # what a run does shows in its rows
     nodes = nodes or AnyNode(assembly.sizes)
@@ -67,6 +71,7 @@ def serve(
             restore(optimizer, transcript.models[-1], checkpoint.optimizer)
         _check_continued(assembly, folder, transcript)
         folder.truncate(transcript.rounds)
+        folder.diverged.forget()
         keys, abandoned = folder.keys(recipe.run.seed, checkpoint)
         run_noise = RunNoise() if assembly.facts.noise is None else folder.run_noise(recipe.run.seed, checkpoint)
         started = time.perf_counter()
@@ -96,14 +101,16 @@ def serve(
                 on_round=recorder,
             )
             try:
-                strategy.start(
-                    grid,
-                    strategy.initial_arrays(),
-                    num_rounds=federation.rounds - transcript.rounds,
-                    timeout=nodes.round_timeout or 3600.0,
-                )
-            finally:
-                recorder.close()
+                with closing(recorder):
+                    strategy.start(
+                        grid,
+                        strategy.initial_arrays(),
+                        num_rounds=federation.rounds - transcript.rounds,
+                        timeout=nodes.round_timeout or 3600.0,
+                    )
+            except DivergedError as error:
+                recorder.checkpoint()
+                raise folder.diverged.write(error) from error
             final, head = strategy.transcript, ledger.head()
             figures = recorder.figures(final)
         plan, seeded = final.plan, recipe.run.seed is not None

@@ -5,13 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from flwr.clientapp import ClientApp
 from torch import nn
 
+from clients import AnyClient
+from clients.layerwise import place_reply
 from fedlgm import mechanisms
-from fedlgm.errors import ConfigError
-from strategies import PrivateFedAvg, ServerOptimizer
+from fedlgm.errors import ConfigError, DivergedError
+from simulations.engines.local import LocalGrid
+from strategies import AnyNode, PrivateFedAvg, ServerOptimizer
 
 
 def strategy(ledger: Path, model: Any = None, **options: Any) -> PrivateFedAvg:
@@ -51,3 +56,28 @@ def test_optimizers_by_name_and_object(optimizer: Any, tmp_path: Path) -> None:
     moved = made.optimizer.step(zero, mean)
     assert moved.shape == (8,)
     assert bool((moved > 0).all())
+
+
+class Overflows:
+    """A step whose second model is infinite."""
+
+    def __init__(self) -> None:
+        self.made = 0
+
+    def step(self, model, mean_update):
+        self.made += 1
+        return model + 1 if self.made == 1 else model * float("inf")
+
+
+def test_a_model_that_is_not_finite_ends_training_and_the_one_before_it_stays(tmp_path: Path) -> None:
+    made = strategy(tmp_path / "ledger.sqlite", optimizer=Overflows(), rate=1e-7)  # nobody takes part
+    made.nodes = AnyNode(np.ones(10))
+    app = ClientApp()
+    app.query()(lambda message, context: place_reply(message, AnyClient()))
+    before = made.state_dict()
+    with pytest.raises(DivergedError, match=r"^training diverged in round 2: .* 8 of the model's 8 values"):
+        made.start(LocalGrid(app))
+    assert made.transcript.rounds == 1
+    for name, value in made.state_dict().items():
+        torch.testing.assert_close(value, before[name] + 1)
+    assert made.releaser.ledger.rounds() == 2

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from fedlgm.errors import ConfigError, FedlgmError, Notice, RunError
-from fedlgm.extension import is_reference, load_object, raised_in
+from fedlgm.extension import is_reference, load_object, misfit, raised_in, users_code
 from fedlgm.facts import RunFacts
 
 __all__ = ["RunStart", "Tracker", "Trackers", "make", "names", "scalars"]
@@ -112,14 +112,13 @@ def make(name: str) -> Tracker:
             tracker.
     """
     if is_reference(name):
-        found = made_by = load_object(name, "tracker")
+        found = load_object(name, "tracker")
         if isinstance(found, type) or (callable(found) and not isinstance(found, Tracker)):
-            try:
+            wrong = misfit(found)
+            if wrong:
+                raise ConfigError(f"tracker {name!r} cannot be made without arguments: {wrong}")
+            with users_code(f"tracker {name!r}", found):
                 found = found()
-            except TypeError as error:
-                raise ConfigError(f"tracker {name!r} cannot be made without arguments: {error}") from error
-            except Exception as error:  # a user's class may raise anything
-                raise ConfigError(f"tracker {name!r}: {raised_in(made_by, error)}") from error
         return _checked(found, repr(name))
     if name not in _BUNDLED:
         raise ConfigError(
@@ -179,7 +178,7 @@ class Trackers:
                 self.end(None)
                 if isinstance(error, FedlgmError):
                     raise
-                raise RunError(f"tracker {name} cannot start: {_line(error)}") from error
+                raise RunError(f"tracker {name} cannot start: {raised_in(tracker, error)}") from error
 
     def round(self, row: Mapping[str, Any]) -> None:
         """Hand a finished round to each."""
@@ -188,7 +187,8 @@ class Trackers:
                 tracker.round(copy.deepcopy(dict(row)))  # whatever it does to it, others and the run see theirs
             except Exception as error:  # what has been released cannot be taken back: the run goes on
                 self._members.remove((name, tracker))
-                _warn(f"tracker {name} failed in round {row['round']} and gets no more rounds: {_line(error)}")
+                why = raised_in(tracker, error)
+                _warn(f"tracker {name} failed in round {row['round']} and gets no more rounds: {why}")
 
     def end(self, summary: Mapping[str, Any] | None) -> None:
         """End each, in the order in which they started; they are ended once, whatever is called afterwards."""
@@ -197,7 +197,7 @@ class Trackers:
             try:
                 tracker.end(None if summary is None else copy.deepcopy(dict(summary)))
             except Exception as error:
-                _warn(f"tracker {name} failed at the end of the run: {_line(error)}")
+                _warn(f"tracker {name} failed at the end of the run: {raised_in(tracker, error)}")
 
 
 def scalars(row: Mapping[str, Any], layers: Sequence[str]) -> dict[str, float]:
@@ -239,10 +239,6 @@ def clipped(row: Mapping[str, Any]) -> list[float] | None:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and abs(value) < float("inf")
-
-
-def _line(error: Exception) -> str:
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
 def _warn(message: str) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from fedlgm.files import PUBLIC, write_durably
+
 _SHOWN = ("guarantee", "guarantee_status", "ledger_head", "model_sha256", "delta", "noise_reproducible", "epsilon")
 _FILE = "trackers.json"
 
@@ -40,7 +42,5 @@ def remembered(folder: Path, tracker: str, create: Callable[[], str]) -> str:
         known = {}
     if tracker not in known:
         known[tracker] = create()
-        partial = file.with_suffix(".partial")
-        partial.write_text(json.dumps(known) + "\n", encoding="utf-8")
-        partial.replace(file)
+        write_durably(file, (json.dumps(known) + "\n").encode(), PUBLIC)
     return str(known[tracker])

@@ -159,6 +159,35 @@ def test_what_is_no_task_is_refused(task: Any, options: dict[str, Any], message:
         tasks.get(task, **options)
 
 
+class Weighted(Margin):
+    """Takes the weights of its classes, and counts them."""
+
+    def __init__(self, weights: Any) -> None:
+        super().__init__(len(weights))
+
+
+def test_an_option_that_is_missing_differs_from_an_error_inside() -> None:
+    with pytest.raises(ConfigError, match=r"^task Weighted: missing a required argument: 'weights'$"):
+        tasks.get(Weighted)
+    with pytest.raises(ConfigError, match=r"^task Weighted: TypeError: .* \(test_tasks.py, line \d+\)$"):
+        tasks.get(Weighted, weights=3)
+
+
+def no_memory(*_: Any) -> Tensor:
+    raise MemoryError("no room")
+
+
+def test_a_task_or_model_without_enough_memory_is_not_called_unfit() -> None:
+    data = data_of([0.0, 1.0])
+
+    class Large(nn.Linear):
+        forward = no_memory
+
+    for task, model in ((tasks.get(no_memory), nn.Linear(3, 1)), (tasks.get(Margin), Large(3, 1))):
+        with pytest.raises(MemoryError, match="no room"):
+            task.check(model, data)
+
+
 def data_of(y: Any, classes: int | None = None) -> DataSet:
     y = np.asarray(y)
     return DataSet("own", np.zeros((len(y), 3), np.float32), y, np.zeros((len(y), 3), np.float32), y, classes)

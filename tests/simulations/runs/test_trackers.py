@@ -80,9 +80,10 @@ def test_a_failing_tracker_does_not_harm_the_run(tiny: Callable[..., Recipe], tm
     bad, good = Notes("round", at=2), Notes("end")
     with pytest.warns(Notice) as warned:
         followed = launch.simulate(tiny(), run_dir=tmp_path / "followed", trackers=[bad, good])
+    place = f"(test_trackers.py, line {Notes._note.__code__.co_firstlineno + 3})"
     assert sorted(str(w.message) for w in warned) == [
-        "tracker Notes failed at the end of the run: ConnectionError: no server in end",
-        "tracker Notes failed in round 2 and gets no more rounds: ConnectionError: no server in round",
+        f"tracker Notes failed at the end of the run: ConnectionError: no server in end {place}",
+        f"tracker Notes failed in round 2 and gets no more rounds: ConnectionError: no server in round {place}",
     ]
     assert [method for method, _ in bad.told] == ["start", "round", "round"]
     assert [method for method, _ in good.told] == ["start", "round", "round", "round", "end"]

@@ -1,0 +1,46 @@
+"""That a run has diverged, in a public file for the processes that wait for its server and whoever reads it later.
+
+Round and message are functions of released models, so they tell no more than those.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedlgm.errors import DivergedError
+from fedlgm.files import PUBLIC, write_durably
+from simulations.runs import strict_json
+
+
+class DivergedFile:
+    """How a run diverged, if that is how it ended last.
+
+    Args:
+        path: the file, in the run's folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def write(self, error: DivergedError) -> DivergedError:
+        """Write it down.
+
+        Returns:
+            The error with the folder in its message.
+        """
+        write_durably(self._path, (strict_json.dumps({"message": str(error)}) + "\n").encode(), PUBLIC)
+        return self._error(str(error))
+
+    def read(self) -> DivergedError | None:
+        """The error, None where there is none."""
+        try:
+            return self._error(str(strict_json.loads(self._path.read_text(encoding="utf-8"))["message"]))
+        except (OSError, ValueError, TypeError, KeyError):  # not there, or changed by somebody
+            return None
+
+    def forget(self) -> None:
+        """The run is tried again."""
+        self._path.unlink(missing_ok=True)
+
+    def _error(self, message: str) -> DivergedError:
+        return DivergedError(f"{message}. The rounds before are in {self._path.parent}")

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from fedlgm.files import PRIVATE, PUBLIC, create_durably, replacing, write_durably
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path: Path, shared: bool) -> None:
+    path = tmp_path / "kept"
+    write_durably(path, b"old", PUBLIC, shared=shared)
+
+    def failing() -> None:
+        with replacing(path, shared=shared) as partial:
+            partial.write_bytes(b"new")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        failing()
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_file_has_its_mode_from_the_start_whatever_was_there(tmp_path: Path, shared: bool) -> None:
+    path = tmp_path / "kept"
+    path.write_bytes(b"old")
+    path.chmod(0o644)
+    (tmp_path / "kept.partial").write_bytes(b"of a process that was killed")
+    with replacing(path, PRIVATE, shared=shared) as partial:
+        assert (mode(partial), partial.read_bytes()) == (0o600, b"")
+        partial.write_bytes(b"new")
+    assert (mode(path), path.read_bytes()) == (0o600, b"new")
+    before = os.umask(0o022)
+    try:
+        write_durably(path, b"newer", PUBLIC, shared=shared)
+    finally:
+        os.umask(before)
+    assert (mode(path), path.read_bytes()) == (0o644, b"newer")
+
+
+def test_a_partial_file_of_a_killed_process_is_taken_over(tmp_path: Path) -> None:
+    (tmp_path / "kept.partial").write_bytes(b"cut short")
+    write_durably(tmp_path / "kept", b"whole")
+    assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [("kept", b"whole")]
+
+
+def test_two_may_write_one_file_at_once_where_it_is_shared(tmp_path: Path) -> None:
+    path = tmp_path / "kept"
+    with replacing(path, shared=True) as partial:
+        partial.write_bytes(b"slow")
+        other = threading.Thread(target=lambda: write_durably(path, b"fast", shared=True))
+        other.start()
+        other.join()
+        assert path.read_bytes() == b"fast"
+    assert path.read_bytes() == b"slow"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_contents_and_names_are_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a library writes by renaming a file of its own over the partial one is synced, too."""
+    synced, fsync = [], os.fsync
+
+    def noted(descriptor: int) -> None:
+        synced.append(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    with replacing(tmp_path / "kept") as partial:
+        (tmp_path / "draft").write_bytes(b"whole")
+        (tmp_path / "draft").replace(partial)
+    assert synced == [(tmp_path / "kept").stat().st_ino, tmp_path.stat().st_ino]
+
+
+def test_a_file_is_created_once(tmp_path: Path) -> None:
+    create_durably(tmp_path / "key", b"first")
+    with pytest.raises(FileExistsError):
+        create_durably(tmp_path / "key", b"second")
+    assert [(file.name, file.read_bytes(), mode(file)) for file in tmp_path.iterdir()] == [("key", b"first", 0o600)]

@@ -1,0 +1,93 @@
+"""The server's step: bundled ones, and those of a user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedlgm.errors import ConfigError, DivergedError
+from strategies.server_optimizer import restore, server_step, state_of
+
+MODEL, MEAN = torch.zeros(3), torch.ones(3)
+
+
+class Own:
+    """A step whose methods call the given functions."""
+
+    def __init__(self, step: Callable[[Tensor, Tensor], Any], state: Callable[[], Any] = dict) -> None:
+        self._functions = step, state
+
+    def step(self, model: Tensor, mean_update: Tensor) -> Any:
+        return self._functions[0](model, mean_update)
+
+    def state(self) -> Any:
+        return self._functions[1]()
+
+    def restore(self, model: Tensor, state: dict[str, Tensor]) -> None:
+        self._functions[1]()
+
+
+def no_memory(*_: Any) -> Any:
+    raise MemoryError("no room")
+
+
+def refused(*_: Any) -> Any:
+    raise ConfigError("mine: beta must be below 1")
+
+
+def broken(*_: Any) -> Any:
+    return {}["momentum"]
+
+
+class TestWhatAUsersOwnRaises:
+    def test_is_one_message_with_its_line(self) -> None:
+        with pytest.raises(ConfigError, match=r"^server optimizer '<Own>': .*\(test_server_optimizer.py, line \d+\)$"):
+            server_step(Own(broken), 1.0, 0.0).step(MODEL, MEAN)
+        step = server_step(Own(torch.add, broken), 1.0, 0.0)
+        for method in (lambda: state_of(step), lambda: restore(step, MODEL, {})):
+            with pytest.raises(ConfigError, match=r"^server optimizer '<Own>': .*test_server_optimizer.py"):
+                method()
+
+    @pytest.mark.parametrize(("function", "error"), [(no_memory, MemoryError), (refused, ConfigError)])
+    def test_memory_and_messages_pass_unchanged(self, function: Any, error: type[Exception]) -> None:
+        with pytest.raises(error, match=r"^(no room|mine: beta must be below 1)$"):
+            server_step(Own(function), 1.0, 0.0).step(MODEL, MEAN)
+        with pytest.raises(error, match=r"^(no room|mine: beta must be below 1)$"):
+            server_step(lambda lr, momentum: function(), 1.0, 0.0)
+
+    def test_arguments_that_do_not_fit_differ_from_errors_inside(self) -> None:
+        with pytest.raises(ConfigError, match=r"'<made>' is made by \(lr, momentum\): too many positional arguments$"):
+            server_step(made, 1.0, 0.0)
+        with pytest.raises(ConfigError, match=r"^server optimizer '<failing>': TypeError: .*line \d+\)$"):
+            server_step(failing, 1.0, 0.0)
+
+
+def made(lr: float) -> Own:
+    return Own(torch.add)
+
+
+def failing(lr: float, momentum: float) -> Own:
+    return len(lr)  # type: ignore[arg-type,return-value]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_model_that_is_not_finite_ends_training(value: float, federate: Callable[..., Any]) -> None:
+    step = server_step(Own(lambda model, mean: (model + mean).index_fill(0, torch.tensor([1]), value)), 1.0, 0.0)
+    federation = federate(lambda client: torch.ones(3), {"a": 3}, optimizer=step)
+    start = federation.strategy.transcript
+    with pytest.raises(DivergedError, match=r"^training diverged in round 1: .* 1 of the model's 3 values .*server_lr"):
+        federation.run(1)
+    assert federation.strategy.transcript is start  # the last model that can be used
+    assert federation.records == []
+    assert federation.ledger.rounds() == 1  # it was released before the step
+
+
+def test_contributions_that_are_not_finite_end_nothing(federate: Callable[..., Any]) -> None:
+    """They count as zero: that a run goes on or stops tells nothing of a client."""
+    federation = federate(lambda client: torch.full((3,), float("nan") if client == 2 else 0.1), {"a": 3})
+    assert bool(torch.isfinite(federation.run(1)).all())
+    assert federation.records[0].discarded == 1
