@@ -272,14 +272,17 @@ def _composed_epsilon(events: tuple[tuple[str, int], ...], delta: float, account
 
 
 def _accounted(events: list[tuple[dp_event.DpEvent, int]], delta: float, accountant: str) -> float:
-    ledger = accountant_of(accountant, [event for event, _ in events])
-    for event, count in events:
-        if not ledger.supports(event):
-            raise PrivacyError(f"the {accountant} accountant cannot account for {event}; use accountant = 'pld'")
+    try:
+        ledger = accountant_of(accountant, [event for event, _ in events])
+        for event, count in events:
+            if not ledger.supports(event):
+                raise PrivacyError(f"the {accountant} accountant cannot account for {event}; use accountant = 'pld'")
+            with quiet():
+                ledger.compose(event, count)
         with quiet():
-            ledger.compose(event, count)
-    with quiet():
-        return float(ledger.get_epsilon(delta))
+            return float(ledger.get_epsilon(delta))
+    except (OverflowError, ZeroDivisionError):  # hardly any noise: losses whose exponentials no double holds
+        return math.inf
 
 
 def _check(*, delta: float, steps: int, sampling_rate: float, relation: str, accountant: str) -> None:

@@ -22,6 +22,7 @@ from fedlgm.mechanisms.profiles import Profile
 from fedlgm.plan import RunFacts, Sampling
 from fedlgm.privacy import calibrate, composed_epsilon, epsilon, gaussian_epsilon, gaussian_mu
 from fedlgm.privacy.accountants import PldAccountant, RenyiAccountant
+from fedlgm.privacy.events import gaussian_event, laplace_event
 from fedlgm.privacy.gaussian import gaussian_delta
 from fedlgm.transcript import Transcript
 
@@ -189,6 +190,15 @@ def test_rounding_over_many_releases_stays_on_the_safe_side(multiplier, steps, d
     almost_all = dp_event.PoissonSampledDpEvent(1.0, dp_event.GaussianDpEvent(multiplier))
     exact = gaussian_epsilon(math.sqrt(steps) / multiplier, delta)
     assert exact <= composed_epsilon([(almost_all, steps)], delta) < 1.1 * exact
+
+
+@pytest.mark.parametrize("multiplier", [1e-3, 1e-4, 1e-5, 1e-100, 1e-200])
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_hardly_any_noise_is_hardly_any_privacy(multiplier, accountant):
+    """No grid holds such losses; it is an epsilon that nobody would call private all the same, or infinity."""
+    assert epsilon(multiplier, 1e-5, steps=3, sampling_rate=0.5, accountant=accountant) > 1e5
+    mixed = [(gaussian_event(multiplier, 0.5), 1), (gaussian_event(1.0), 1), (laplace_event(1.0), 1)]
+    assert composed_epsilon(mixed, 1e-5, accountant) > 1e5
 
 
 @pytest.mark.parametrize("rate", [1.0, 0.1])
