@@ -226,6 +226,8 @@ class RunFacts:
     noise: Correlation | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.rounds, numbers.Integral) or isinstance(self.rounds, bool) or self.rounds < 1:
+            raise ConfigError(f"the number of rounds must be a whole number of at least 1, got {self.rounds!r}")
         for what, value, known in (("relation", self.relation, Relation), ("trust", self.trust, Trust)):
             if value not in get_args(known):
                 raise ConfigError(f"unknown {what} {value!r}; known: {', '.join(get_args(known))}")

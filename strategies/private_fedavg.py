@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
+import numbers
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,12 +16,13 @@ from flwr.serverapp.strategy import Result
 from torch import Tensor, nn
 
 from fedlgm import mechanisms
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, Notice
 from fedlgm.facts import RunFacts, Sampling
 from fedlgm.keys import KeyRing
 from fedlgm.mechanisms import Mechanism
 from fedlgm.mechanisms.base import require_mechanism
 from fedlgm.mechanisms.method import Method
+from fedlgm.models.requirements import require_stateless
 from fedlgm.privacy.guarantee import Trust
 from fedlgm.privacy.ledger import Ledger
 from fedlgm.transcript import Transcript
@@ -88,6 +92,8 @@ class PrivateFedAvg(LayerwiseFedAvg):
         sampling = Sampling("poisson", clients, rate)
         facts = RunFacts(0.0, sampling, relation, trust, rounds, epsilon=epsilon, delta=delta)  # type: ignore[arg-type]
         method, keys = Method.of(model, chosen, facts, group_by), KeyRing.from_seed(None)
+        self._module = copy.deepcopy(model)
+        _warn_of(model, delta, clients)
         owner = hashlib.sha256(repr((chosen, method.facts, method.layers.names)).encode()).hexdigest()
         opened = Ledger(ledger, owner)
         super().__init__(
@@ -102,16 +108,22 @@ class PrivateFedAvg(LayerwiseFedAvg):
     def start(  # type: ignore[override]
         self, grid: Grid, initial_arrays: ArrayRecord | None = None, num_rounds: int | None = None, **options: Any
     ) -> Result:
-        """Run all rounds that are left, or `num_rounds` of them; `result.arrays` has the model's own names.
+        """Run all rounds that are left, or `num_rounds` of them at most.
 
-        The initial model is the one given to the constructor; `initial_arrays` is taken for Flower's sake and not used.
+        `result.arrays` is what the model's `load_state_dict` takes; frozen parameters and buffers are as they were given
+        to the constructor, which also gave the initial model: `initial_arrays` is taken for Flower's sake and not used.
 
         Raises:
+            ConfigError: `num_rounds` is no whole number, or negative.
             DivergedError: a round's model is NaN or infinite; `state_dict()` is that of the round before.
         """
         left = self.method.facts.rounds - self.transcript.rounds
-        result = super().start(grid, self.initial_arrays(), num_rounds=min(num_rounds or left, left), **options)
-        result.arrays = ArrayRecord(dict(self.state_dict()))
+        if num_rounds is not None and not (isinstance(num_rounds, numbers.Integral) and num_rounds >= 0):
+            raise ConfigError(f"num_rounds must be a whole number of at least 0, got {num_rounds!r}")
+        wanted = left if num_rounds is None else min(int(num_rounds), left)
+        result = super().start(grid, self.initial_arrays(), num_rounds=wanted, **options)
+        self.method.layers.load_(self._module, self.transcript.models[-1])
+        result.arrays = ArrayRecord(self._module.state_dict())
         return result
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -128,3 +140,25 @@ class PrivateFedAvg(LayerwiseFedAvg):
         """What is guaranteed, in one sentence."""
         plan = self.transcript.plan or self.method.plan(self.transcript)
         return plan.guarantee.sentence(noise_reproducible=False)
+
+
+def _warn_of(model: nn.Module, delta: float, clients: int) -> None:
+    """What is allowed and probably not meant."""
+    if delta >= 1 / clients:
+        warnings.warn(
+            Notice(
+                f"delta = {delta:g} is not below 1/{clients}, one over the number of clients: such a guarantee allows "
+                "one client to be given away entirely"
+            ),
+            stacklevel=3,
+        )
+    try:
+        require_stateless(model)
+    except ConfigError:
+        warnings.warn(
+            Notice(
+                "the model has running statistics (BatchNorm): they stay on the clients, and the result has those of "
+                "the initial model; use GroupNorm (fedlgm.models.to_groupnorm replaces them)"
+            ),
+            stacklevel=3,
+        )

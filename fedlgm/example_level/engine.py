@@ -158,10 +158,12 @@ class ExampleGradients:
             The sum, the norms and the number of examples that counted as zero.
 
         Raises:
-            ConfigError: examples influence each other, or a parameter is used outside the module that owns it.
+            ConfigError: examples influence each other, a parameter is used outside the module that owns it, or there
+                are not as many targets as inputs.
         """
         _refuse_batch_norm(self._module)
         inputs = x if isinstance(x, tuple) else (x,)
+        _require_pairs(inputs, y)
         batch, device = len(inputs[0]), next(iter(self._parameters.values())).device
         total = Total(self._layers.size, torch.float64 if self._exact_sums else self._dtype, device)
         squares = torch.zeros(batch, len(self._layers), dtype=torch.float64, device=device)
@@ -313,6 +315,13 @@ def _observer(sizes: list[int], look: Callable[[Any, tuple[Any, ...], dict[str, 
     return call
 
 
+def _require_pairs(inputs: tuple[Any, ...], y: Any) -> None:
+    lengths = [len(values) for values in (*inputs, y)]
+    if len(set(lengths)) > 1:
+        *first, last = map(str, lengths)
+        raise ConfigError(f"a batch has as many inputs as targets, got {', '.join(first)} and {last}")
+
+
 def _refuse_batch_norm(module: nn.Module) -> None:
     for name, child in module.named_modules():
         running = getattr(child, "running_mean", None) is not None or isinstance(child, nn.modules.batchnorm._BatchNorm)
@@ -354,7 +363,8 @@ def clipped_sum(
         not finite counts as zero.
 
     Raises:
-        ConfigError: bounds out of range, or a module without gradients per example (BatchNorm in training mode).
+        ConfigError: bounds out of range, not one target for each input, or a module without gradients per example
+            (BatchNorm in training mode).
 
     Source: Abadi et al. (CCS 2016), Algorithm 1; Lee and Kifer (PoPETs 2021) and Li et al. (ICLR 2022) for ghost norms.
 

@@ -27,6 +27,7 @@ import numpy as np
 from fedlgm import correlation
 from fedlgm.allocation import floor_digits
 from fedlgm.correlation import Correlation
+from fedlgm.errors import PrivacyError
 from fedlgm.privacy import accounting
 from fedlgm.privacy.events import gaussian_event
 from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR, Relation
@@ -56,11 +57,20 @@ class WholeRun:
         noise: C; the identity for independent noise.
         sampling: who takes part when; a scheme that keeps rounds between participations.
         relation: neighbouring relation.
+
+    Raises:
+        ConfigError: a scheme that keeps no rounds between participations, or what is not proven: more bands than
+            groups, buffers under secret draws, a relation that the scheme does not fit.
     """
 
     noise: Correlation
     sampling: Sampling
     relation: Relation
+
+    def __post_init__(self) -> None:
+        from fedlgm.facts import RunFacts
+
+        RunFacts(0.0, self.sampling, self.relation, rounds=self.noise.rounds, noise=self.noise)
 
     @property
     def separation(self) -> int:
@@ -105,7 +115,11 @@ class WholeRun:
         Args:
             position: rounds before this one, 0 to T - 1.
             multiplier: least effective multiplier of any round, see `RunFacts.least_multiplier`.
+
+        Raises:
+            PrivacyError: no such round.
         """
+        self._check(position)
         if self.sampling.amplifies:
             if position % self.separation:
                 return gaussian_event(math.inf)
@@ -116,8 +130,9 @@ class WholeRun:
         """What one more release of round `position` costs, with noise of its own for that round.
 
         It is a further row of C: the same coefficients on the past, an independent z. A client moves it by at most the
-        row's bound, however its coins fell, so it is charged without amplification.
+        row's bound, however its coins fell, so it is charged without amplification. Arguments and errors as in `event`.
         """
+        self._check(position)
         return self._gaussian(self.noise.row_bound(position, self.separation), multiplier)
 
     def events(self, multiplier: float, rounds: int | None = None) -> list[tuple[dp_event.DpEvent, int]]:
@@ -133,6 +148,10 @@ class WholeRun:
     @cached_property
     def _increments(self) -> np.ndarray:
         return self.noise.round_sensitivities(self.separation)
+
+    def _check(self, position: int) -> None:
+        if not 0 <= position < self.noise.rounds:
+            raise PrivacyError(f"the run was made for {self.noise.rounds} rounds: there is no round {position + 1}")
 
     def _gaussian(self, moved: float, multiplier: float, rate: float = 1.0) -> dp_event.DpEvent:
         if moved == 0:

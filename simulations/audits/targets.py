@@ -184,7 +184,7 @@ def _replayed(
     count = audit.canaries or plenty(layers.size, -(-len(rows) // (assembly.facts.sampling.separation or 1)))
     canaries = Canaries(layers, count, KeyRing.from_seed(audit.seed).derive(b"canaries"))
     first = assembly.method.plan(assembly.start())
-    with Ledger(folder.ledger_file, folder.owner()) as ledger:
+    with Ledger(folder.ledger_file) as ledger:  # for reading: an auditor's copy may be read-only
         charged = ledger.noise_keys()
     unknown, run_noise = 0, RunNoise()
     for number, row in enumerate(rows, start=1):

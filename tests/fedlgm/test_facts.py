@@ -25,6 +25,11 @@ class TestSampling:
             Sampling("fixed", 21, 0.5)
         assert Sampling("fixed", 3, 1 / 3).expected == pytest.approx(1)
 
+    @pytest.mark.parametrize("rounds", [0, -1, 2.5, True, "3"])
+    def test_rounds_are_counted(self, rounds):
+        with pytest.raises(ConfigError, match="the number of rounds must be a whole number of at least 1, got"):
+            RunFacts(1.0, POISSON, rounds=rounds)
+
     def test_relations_that_do_not_fit(self):
         with pytest.raises(ConfigError, match="replace-one"):
             RunFacts(1.0, Sampling("fixed", 10, 0.5))

@@ -14,7 +14,7 @@ from torch import nn
 from clients import AnyClient
 from clients.layerwise import place_reply
 from fedlgm import mechanisms
-from fedlgm.errors import ConfigError, DivergedError
+from fedlgm.errors import ConfigError, DivergedError, Notice
 from simulations.engines.local import LocalGrid
 from strategies import AnyNode, PrivateFedAvg, ServerOptimizer
 
@@ -22,7 +22,8 @@ from strategies import AnyNode, PrivateFedAvg, ServerOptimizer
 def strategy(ledger: Path, model: Any = None, **options: Any) -> PrivateFedAvg:
     """A strategy over ten clients."""
     model = nn.Linear(3, 2) if model is None else model
-    return PrivateFedAvg(model, epsilon=8, delta=1e-5, clients=10, rounds=3, ledger=ledger, **options)
+    options = {"epsilon": 8, "delta": 1e-5, "clients": 10, "rounds": 3} | options
+    return PrivateFedAvg(model, ledger=ledger, **options)
 
 
 @pytest.mark.parametrize(
@@ -34,6 +35,9 @@ def strategy(ledger: Path, model: Any = None, **options: Any) -> PrivateFedAvg:
         ({"mechanism": type(mechanisms.get("uniform"))}, "a mechanism is an object .*; got the class"),
         ({"optimizer": object()}, "server optimizer '<object>' has no step"),
         ({"optimizer": "adamm"}, "unknown server optimizer 'adamm'; known: sgd, momentum, adam"),
+        ({"rounds": 2.5}, "the number of rounds must be a whole number of at least 1, got 2.5"),
+        ({"rounds": 0}, "the number of rounds must be a whole number of at least 1, got 0"),
+        ({"rounds": True}, "the number of rounds must be a whole number of at least 1, got True"),
     ],
 )
 def test_what_cannot_be_used_is_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -81,3 +85,36 @@ def test_a_model_that_is_not_finite_ends_training_and_the_one_before_it_stays(tm
     for name, value in made.state_dict().items():
         torch.testing.assert_close(value, before[name] + 1)
     assert made.releaser.ledger.rounds() == 2
+
+
+def test_no_rounds_are_no_rounds(tmp_path: Path) -> None:
+    """A grid that cannot be asked anything is enough for none."""
+    made = strategy(tmp_path / "ledger.sqlite")
+    assert made.start(None, num_rounds=0).arrays.keys() == {"weight", "bias"}  # type: ignore[arg-type]
+    assert (made.transcript.rounds, made.epsilon()) == (0, 0.0)
+    with pytest.raises(ConfigError, match="num_rounds must be a whole number of at least 0, got -1"):
+        made.start(None, num_rounds=-1)  # type: ignore[arg-type]
+
+
+def test_the_result_fits_the_model(tmp_path: Path) -> None:
+    """Frozen parameters and buffers are a part of what a model loads, though nobody trains or sends them."""
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
+    model[0].requires_grad_(False)
+    model.register_buffer("mask", torch.ones(2))
+    result = strategy(tmp_path / "ledger.sqlite", model).start(None, num_rounds=0)  # type: ignore[arg-type]
+    found = result.arrays.to_torch_state_dict()
+    assert list(found) == list(model.state_dict())
+    model.load_state_dict(found)
+    assert torch.equal(found["0.weight"], model[0].weight)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"delta": 0.1}, "delta = 0.1 is not below 1/10"),
+        ({"model": nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))}, "running statistics .* GroupNorm"),
+    ],
+)
+def test_what_works_and_is_not_meant_is_said(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.warns(Notice, match=message):
+        strategy(tmp_path / "ledger.sqlite", **options)

@@ -334,6 +334,24 @@ def test_micro_batches_change_rounding_only():
     compare(model, *images(7, 1, 28, 28), micro_batch=3)
 
 
+@pytest.mark.parametrize("targets", [0, 1, 3, 5])
+@pytest.mark.parametrize("task", [None, "regression"])
+def test_every_example_has_one_target(task, targets):
+    """Else a target too many is left out, and the only one of a regression stands for all."""
+    model = nn.Linear(3, 2 if task is None else 1)
+    y = torch.zeros(targets, dtype=torch.long) if task is None else torch.zeros(targets, 1)
+    options = {"clip": 1.0, "layers": LayerTable.from_module(model), "task": task and tasks.get(task)}
+    with pytest.raises(ConfigError, match=f"as many inputs as targets, got 2 and {targets}"):
+        clipped_sum(model, torch.ones(2, 3), y, **options)
+
+
+def test_several_inputs_have_as_many_examples():
+    model = nn.Bilinear(3, 3, 2)
+    with pytest.raises(ConfigError, match="as many inputs as targets, got 2, 4 and 2"):
+        layers = LayerTable.from_module(model)
+        clipped_sum(model, (torch.ones(2, 3), torch.ones(4, 3)), torch.zeros(2).long(), clip=1.0, layers=layers)
+
+
 def test_an_empty_batch_gives_zero_without_a_forward_pass():
     model = nn.Sequential(nn.Linear(3, 2))
     table = LayerTable.from_module(model)

@@ -20,8 +20,9 @@ from fedlgm.mechanisms import get
 from fedlgm.mechanisms.inid import gaussian_inid, gaussian_scales, laplace_inid
 from fedlgm.mechanisms.profiles import Profile
 from fedlgm.plan import RunFacts, Sampling
-from fedlgm.privacy import calibrate, epsilon, gaussian_mu
+from fedlgm.privacy import calibrate, composed_epsilon, epsilon, gaussian_epsilon, gaussian_mu
 from fedlgm.privacy.accountants import PldAccountant, RenyiAccountant
+from fedlgm.privacy.events import gaussian_event, laplace_event
 from fedlgm.privacy.gaussian import gaussian_delta
 from fedlgm.transcript import Transcript
 
@@ -169,6 +170,35 @@ def test_where_the_accountant_is_rough_the_returned_multiplier_is_the_one_that_w
     """There epsilon jumps by 1e-5 between multipliers that differ in the eighth digit."""
     setting = {"steps": 2000, "sampling_rate": 0.002}
     assert epsilon(calibrate(1, 1e-9, **setting), 1e-9, **setting) <= 1
+
+
+@pytest.mark.parametrize("delta", [1e-13, 1e-14, 1e-15, 1e-16, 1e-30, 1e-300])
+def test_at_little_delta_sampled_releases_need_little_more_noise_than_at_ten_times_that(delta):
+    """The grid leaves out a mass of 1e-15: a calibration that waits until it counts nothing adds far too much noise."""
+    setting = {"steps": 2, "sampling_rate": 0.1}
+    assert calibrate(8, delta, **setting) < 1.2 * calibrate(8, 10 * delta, **setting)
+    assert 7.9 < epsilon(calibrate(8, delta, **setting), delta, **setting) <= 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("multiplier", "steps", "delta"),
+    [(100, 10_000, 1e-10), (100, 10_000, 1e-13), (100, 100_000, 1e-8), (100, 100_000, 1e-12), (50, 2_500, 1e-12)],
+)
+def test_rounding_over_many_releases_stays_on_the_safe_side(multiplier, steps, delta):
+    """Fourier transforms lose about 4e-17 of delta per release. Sampled releases at rate 1 have a closed form."""
+    almost_all = dp_event.PoissonSampledDpEvent(1.0, dp_event.GaussianDpEvent(multiplier))
+    exact = gaussian_epsilon(math.sqrt(steps) / multiplier, delta)
+    assert exact <= composed_epsilon([(almost_all, steps)], delta) < 1.1 * exact
+
+
+@pytest.mark.parametrize("multiplier", [1e-3, 1e-4, 1e-5, 1e-100, 1e-200])
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_hardly_any_noise_is_hardly_any_privacy(multiplier, accountant):
+    """No grid holds such losses; it is an epsilon that nobody would call private all the same, or infinity."""
+    assert epsilon(multiplier, 1e-5, steps=3, sampling_rate=0.5, accountant=accountant) > 1e5
+    mixed = [(gaussian_event(multiplier, 0.5), 1), (gaussian_event(1.0), 1), (laplace_event(1.0), 1)]
+    assert composed_epsilon(mixed, 1e-5, accountant) > 1e5
 
 
 @pytest.mark.parametrize("rate", [1.0, 0.1])

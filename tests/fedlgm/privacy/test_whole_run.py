@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedlgm import correlation
-from fedlgm.errors import PrivacyError
+from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.facts import RunFacts, Sampling
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import get
@@ -194,3 +194,32 @@ def test_mu_of_the_run():
     multiplier = run.calibrate(3.0, 1e-5, "pld")
     assert run.sensitivity / multiplier == pytest.approx(gaussian_mu(3.0, 1e-5), rel=1e-6)
     assert composed_epsilon([(gaussian_event(multiplier / run.sensitivity), 1)], 1e-5) == pytest.approx(3.0, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "sampling", "relation", "message"),
+    [
+        ("banded", Sampling("poisson", 10, 0.2), "add-remove", "use 'cyclic', 'min-separation' or 'grouped-poisson'"),
+        ("banded", Sampling("fixed", 10, 0.2), "replace-one", "use 'cyclic', 'min-separation' or 'grouped-poisson'"),
+        ("banded", Sampling("grouped-poisson", 10, 0.2, 2), "add-remove", "10 bands with 2 groups is not proven"),
+        ("blt", Sampling("grouped-poisson", 10, 0.2, 2), "add-remove", "a buffered strategy with 2 groups"),
+        ("banded", Sampling("min-separation", 10, 0.2, 2), "add-remove", "use relation = 'zero-out'"),
+        ("identity", Sampling("grouped-poisson", 10, 0.2, 2), "replace-one", "proven for 'add-remove' and 'zero-out'"),
+        ("identity", Sampling("cyclic", 10, 0.5, 2), "swap", "unknown relation 'swap'"),
+    ],
+)
+def test_what_is_not_proven_is_refused(name, sampling, relation, message):
+    with pytest.raises(ConfigError, match=message):
+        WholeRun(correlation.get(name, 10), sampling, relation)
+
+
+@pytest.mark.parametrize("scheme", ["cyclic", "grouped-poisson"])
+@pytest.mark.parametrize("position", [-1, 10, 11])
+def test_no_round_outside_the_run_has_a_cost(scheme, position):
+    rate = 0.5 if scheme == "cyclic" else 0.2
+    run = WholeRun(correlation.get("banded", 10, bands=2), Sampling(scheme, 10, rate, 2), "add-remove")
+    for cost in (run.event, run.repeated_event):
+        with pytest.raises(PrivacyError, match=f"the run was made for 10 rounds: there is no round {position + 1}"):
+            cost(position, 1.0)
+    with pytest.raises(PrivacyError, match="there is no round 11"):
+        run.events(1.0, 11)

@@ -6,6 +6,8 @@ import dataclasses
 import json
 import math
 import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -133,6 +135,14 @@ def test_a_seeded_run_is_audited_by_its_own_noise(seeded):
     assert 0.3 * result.epsilon_reported < result.epsilon_lower <= result.epsilon_reported
     assert result.epsilon_reported == pytest.approx(8.0, rel=1e-3)
     assert "noise on the ledger" in {check.name for check in result.checks}
+
+
+def test_an_audit_writes_nothing_to_the_ledger(seeded, tmp_path):
+    """An auditor's copy may be read-only; here somebody else holds the ledger for writing."""
+    copy = shutil.copytree(seeded, tmp_path / "copy")
+    with closing(sqlite3.connect(copy / "ledger.sqlite", isolation_level=None)) as writer:
+        writer.execute("BEGIN IMMEDIATE")
+        assert targets.audit_run(copy, Audit(canaries=100, seed=0)).passed
 
 
 def test_another_seed_is_not_that_of_the_ledger(seeded, tmp_path):
