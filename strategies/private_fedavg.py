@@ -110,8 +110,9 @@ class PrivateFedAvg(LayerwiseFedAvg):
     ) -> Result:
         """Run all rounds that are left, or `num_rounds` of them at most.
 
-        `result.arrays` is what the model's `load_state_dict` takes; frozen parameters and buffers are as they were given
-        to the constructor, which also gave the initial model: `initial_arrays` is taken for Flower's sake and not used.
+        `result.arrays` is what the model's `load_state_dict` takes; frozen parameters and buffers are as they were
+        given to the constructor, which also gave the initial model: `initial_arrays` is taken for Flower's sake and not
+        used.
 
         Raises:
             ConfigError: `num_rounds` is no whole number, or negative.

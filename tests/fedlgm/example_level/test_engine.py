@@ -347,8 +347,8 @@ def test_every_example_has_one_target(task, targets):
 
 def test_several_inputs_have_as_many_examples():
     model = nn.Bilinear(3, 3, 2)
+    layers = LayerTable.from_module(model)
     with pytest.raises(ConfigError, match="as many inputs as targets, got 2, 4 and 2"):
-        layers = LayerTable.from_module(model)
         clipped_sum(model, (torch.ones(2, 3), torch.ones(4, 3)), torch.zeros(2).long(), clip=1.0, layers=layers)
 
 
