@@ -147,10 +147,10 @@ def test_a_missing_file_is_refused(tmp_path, gone):
 
 
 def test_a_ledger_that_no_finite_epsilon_covers_is_told(tmp_path):
-    """At another delta than the one that it was charged under."""
+    """At another delta than the one that it was charged under; Renyi orders do not cover this event."""
     folder = make_node(tmp_path / "node")
     with folder.ledger() as ledger:
-        ledger.charge("x", laplace_event(0.5, 1.0, "replace-one"), trust="local", run="run", round=1, data="d")
+        ledger.charge("x", laplace_event(0.5, 0.5, "replace-one"), trust="local", run="run", round=1, data="d")
     edit(folder, "delta = 1e-05", "delta = 1e-20")
     with served(folder):
         said = hello(folder)

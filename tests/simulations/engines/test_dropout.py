@@ -49,7 +49,8 @@ def test_a_run_repeats_and_dropout_changes_it(tmp_path: Path) -> None:
     assert one.accuracy == again.accuracy
 
 
-@pytest.mark.parametrize("engine", [pytest.param("ray", marks=pytest.mark.slow), "flower"])
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["ray", "flower"])
 def test_every_engine_gives_the_same_bits(tmp_path: Path, engine: str) -> None:
     assert run(tmp_path / "1", engine, workers=2)["model_sha256"] == run(tmp_path / "2")["model_sha256"]
 
