@@ -16,6 +16,8 @@ import numpy as np
 from scipy import stats
 
 import simulations
+from fedlgm.errors import DivergedError
+from simulations.config import recipe as recipes
 
 Row = dict[str, Any]
 LEAST_SEEDS = 3
@@ -139,12 +141,18 @@ def figures(recipe: str, overrides: Iterable[str], seed: int) -> Row:
 
     Returns:
         "final", "highest" and "late" (mean over the last five evaluated rounds), the "curve" of evaluated rounds, the
-        proven "epsilon", and processor "seconds".
+        proven "epsilon", and processor "seconds". A run that diverged has the worst figure there is and no epsilon.
     """
     own = [f"run.seed={seed}", f"data.partition_seed={seed}", "run.checkpoint_every=1000000", "run.trackers=[]"]
     started = time.process_time()
+    overrides = [*overrides, *own]
     with tempfile.TemporaryDirectory() as folder:
-        result = simulations.simulate(recipe, overrides=[*overrides, *own], run_dir=Path(folder) / "run")
+        try:
+            result = simulations.simulate(recipe, overrides=overrides, run_dir=Path(folder) / "run")
+        except DivergedError:
+            worst = 0.0 if recipes.load(recipe, overrides).task.build().better == "higher" else math.inf
+            seconds = round(time.process_time() - started, 1)
+            return {"final": worst, "highest": worst, "late": worst, "diverged": True, "seconds": seconds, "curve": []}
         name = str(result["headline"])
         scale = 100.0 if name == "accuracy" else 1.0
         curve = [round(scale * row["metrics"][name], 3) for row in result.history if "metrics" in row]

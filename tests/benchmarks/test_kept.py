@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from diverging import install
 
-from benchmarks.kept import OutOfTimeError, Values
+from benchmarks.kept import OutOfTimeError, Values, figures
 
 
 def test_a_figure_is_measured_once_and_outlives_the_process(tmp_path: Path) -> None:
@@ -22,3 +23,11 @@ def test_a_figure_is_measured_once_and_outlives_the_process(tmp_path: Path) -> N
         Values(file, minutes=-1).get("b", measure)
     assert Values(file, minutes=-1).get("a", measure) == [0.25, 1e-9]
     assert len(measured) == 1
+
+
+def test_a_run_that_diverges_has_the_worst_figure_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search goes on past a server learning rate that is far too large."""
+    install(tmp_path, monkeypatch)
+    changes = ["federation.rounds=4", "federation.server_optimizer=my_diverging:Step", "privacy.accountant=rdp"]
+    found = figures("digits", changes, seed=1)
+    assert (found["final"], found["diverged"], found["curve"]) == (0.0, True, [])
