@@ -71,16 +71,11 @@ def test_a_step_that_was_put_right_goes_on(diverging: Recipe, tmp_path: Path, mo
     assert told["model_sha256"] == result["model_sha256"]  # nothing of the round that diverged stayed
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"engine": "ray", "workers": 1},
-        pytest.param({"engine": "flower", "workers": 1}, marks=pytest.mark.slow),
-    ],
-)
-def test_every_engine_says_so(diverging: Recipe, tmp_path: Path, options: dict[str, Any]) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["ray", "flower"])
+def test_every_engine_says_so(diverging: Recipe, tmp_path: Path, engine: Any) -> None:
     with pytest.raises(DivergedError, match=MESSAGE) as raised:
-        launch.simulate(diverging, run_dir=tmp_path / "run", **options)
+        launch.simulate(diverging, run_dir=tmp_path / "run", engine=engine, workers=1)
     assert "End of its log" not in str(raised.value)
     check(RunFolder.open(tmp_path / "run"))
 
