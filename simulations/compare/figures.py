@@ -248,14 +248,23 @@ def _title(cell: ComparedCell) -> str:
 
 def _score(cell: ComparedCell) -> str:
     mean, spread = score(cell), score_spread(cell)
-    return f"{100 * mean:.2f} ± {100 * spread:.2f}" if is_share(cell["headline"]) else f"{mean:.4g} ± {spread:.2g}"
+    if is_share(cell["headline"]):
+        return _with_spread(cell, f"{100 * mean:.2f}", f"{100 * spread:.2f}")
+    return _with_spread(cell, f"{mean:.4g}", f"{spread:.2g}")
 
 
 def _noise(cell: ComparedCell, name: _NoiseName = "noise_scale") -> str:
     if cell[name] == 0:
         return "-"
     spread = cell["noise_scale_std"] if name == "noise_scale" else cell["model_noise_std"]
-    return f"{cell[name]:,.1f} ± {spread:,.1f}" if cell[name] >= 10 else f"{cell[name]:.3g} ± {spread:.2g}"
+    if cell[name] >= 10:
+        return _with_spread(cell, f"{cell[name]:,.1f}", f"{spread:,.1f}")
+    return _with_spread(cell, f"{cell[name]:.3g}", f"{spread:.2g}")
+
+
+def _with_spread(cell: ComparedCell, mean: str, spread: str) -> str:
+    """One repetition has no spread."""
+    return f"{mean} ± {spread}" if cell["seeds"] > 1 else mean
 
 
 def _improvement(reference: ComparedCell, cell: ComparedCell) -> float | None:

@@ -275,6 +275,13 @@ def test_tables_and_pictures(finished: tuple[list[Job], Path]) -> None:
     assert second["method"] == "full-dp"
 
 
+def test_one_repetition_has_no_spread(finished: tuple[list[Job], Path]) -> None:
+    todo, out = finished
+    once = [job for job in todo if job.repetition == 0]
+    assert "±" in shown(comparing.summarise(todo, out))
+    assert "±" not in shown(comparing.summarise(once, out))
+
+
 def test_with_one_partition_nothing_is_printed_twice(finished: tuple[list[Job], Path]) -> None:
     todo, out = finished
     summary = comparing.summarise(todo, out)
