@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedlgm.devices import seeded
 from fedlgm.errors import ConfigError
 
 FEATURES = 32
@@ -93,8 +94,7 @@ class PublicClassifier:
                 "a public classifier needs at least 10 images of at least 8x8 pixels and as many labels, got "
                 f"{tuple(x.shape)} and {len(y)} labels"
             )
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded(seed):
             body = nn.Sequential(
                 nn.Conv2d(x.shape[1], 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
                 nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten(),

@@ -20,6 +20,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from fedlgm.devices import seeded
 from fedlgm.errors import ConfigError
 from fedlgm.layers import LayerTable
 
@@ -118,8 +119,7 @@ class ClassReconstruction:
         self._module, self._layers = module, LayerTable.from_module(module)
         module.requires_grad_(False)
         self._generator = torch.Generator().manual_seed(self.settings.seed)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.settings.seed)
+        with seeded(self.settings.seed):
             self._painter = _Generator(self.settings.noise + classes, tuple(x.shape[1:]))
             self._critic = _critic(tuple(x.shape[1:]))
         betas = (0.5, 0.999)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlgm import tasks
-from fedlgm.devices import exact_arithmetic
+from fedlgm.devices import exact_arithmetic, seeded
 from fedlgm.errors import ConfigError, Notice
 from fedlgm.example_level.generic import GenericSite
 from fedlgm.example_level.passes import Pass, Place, Site, Total
@@ -288,9 +288,7 @@ class ExampleGradients:
             first = (*arguments, *named.values())[:1]
             seen.extend((site.name or "the module", value) for value in first if isinstance(value, Tensor))
 
-        generator = torch.random.fork_rng(devices=[])
-        with torch.no_grad(), generator, self._patched(_observer([], look)):
-            torch.manual_seed(0)
+        with torch.no_grad(), seeded(0, inputs[0].device), self._patched(_observer([], look)):
             outputs = self._module(*inputs)
         leaves = torch.utils._pytree.tree_leaves(outputs)
         return seen + [("the output", value) for value in leaves if isinstance(value, Tensor)]

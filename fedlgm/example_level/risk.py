@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlgm import tasks
+from fedlgm.devices import seeded
 from fedlgm.errors import ConfigError
 from fedlgm.example_level.engine import ExampleGradients
 from fedlgm.example_level.scaling import FlatClip, Reweighted
@@ -265,8 +266,7 @@ def _errors(
     """Error rates of an adversary on the examples it is trained on, and on as many others."""
     order = torch.randperm(len(members), generator=stream)
     seen, unseen = order[: len(order) // 2], order[len(order) // 2 :]
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(torch.randint(2**62, (), generator=stream)))
+    with seeded(int(torch.randint(2**62, (), generator=stream))):
         adversary = nn.Sequential(nn.Linear(features.shape[1], 64), nn.ReLU(), nn.Linear(64, 1), nn.Flatten(0))
     entropy = nn.functional.binary_cross_entropy_with_logits
     own = ShadowTraining(epochs=settings.adversary_epochs, batch_size=settings.batch_size)

@@ -29,6 +29,10 @@ _CURVES = {
     "model_noise": "noise of the model",
     "epsilon": "epsilon (solid: proven, dashed: claimed)",
 }
+_CUMULATED: dict[str, Callable[[RunFolder, list[FullRow]], np.ndarray]] = {
+    "noise": lambda _, rows: np.cumsum([row["noise_scale"] for row in rows]),
+    "model_noise": model_noise,
+}
 _NOISES: dict[_NoiseName, str] = {"noise_scale": "Noise scale", "model_noise": "Noise of the model"}
 
 
@@ -120,6 +124,8 @@ def draw(done: Sequence[Job], out: Path) -> dict[str, str]:
 
     everything = list(dict.fromkeys((job.epsilon, job.partition) for job in done))
     scenes = [scene for scene in everything if scene[0] is not None] or everything
+    folders = {job.folder: RunFolder.open(out / job.folder) for job in done}
+    runs = {name: (folder, folder.rows()) for name, folder in folders.items()}
     paths = {}
     score = done[0].recipe.task.build().headline
     for name, label in ({score: f"test {score}"} | _CURVES).items():
@@ -127,8 +133,8 @@ def draw(done: Sequence[Job], out: Path) -> dict[str, str]:
         for axes, (epsilon, partition) in zip(grid[0], scenes, strict=True):
             here = [job for job in done if job.partition == partition and job.epsilon in (epsilon, None)]
             for index, method in enumerate(dict.fromkeys(job.method for job in here)):
-                folders = [RunFolder.open(out / job.folder) for job in here if job.method == method]
-                _curve(axes, name, folders, method, f"C{index}")
+                own = [runs[job.folder] for job in here if job.method == method]
+                _curve(axes, name, own, method, f"C{index}")
             title = partition if epsilon is None else f"{partition}, epsilon = {epsilon:g}"
             axes.set(xlabel="round", ylabel=label, title=title)
             axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
@@ -142,17 +148,13 @@ def draw(done: Sequence[Job], out: Path) -> dict[str, str]:
     return paths
 
 
-def _curve(axes: Any, name: str, folders: list[RunFolder], label: str, colour: str) -> None:
+def _curve(axes: Any, name: str, runs: list[tuple[RunFolder, list[FullRow]]], label: str, colour: str) -> None:
     """One method's line: mean over its runs, with the range between them."""
-    runs = [folder.rows() for folder in folders]
-    if name in ("noise", "model_noise"):
-        rounds = [row["round"] for row in runs[0]]
-        if name == "noise":
-            values = np.array([np.cumsum([row["noise_scale"] for row in run]) for run in runs])
-        else:
-            values = np.array([model_noise(folder, run) for folder, run in zip(folders, runs, strict=True)])
+    if name in _CUMULATED:
+        rounds = [row["round"] for row in runs[0][1]]
+        values = np.array([_CUMULATED[name](*run) for run in runs])
     else:
-        seen = [[row for row in run if "loss" in row] for run in runs]
+        seen = [[row for row in rows if "loss" in row] for _, rows in runs]
         rounds = [row["round"] for row in seen[0]]
         values = np.array([[row["epsilon"] if name == "epsilon" else headline(row)[1] for row in run] for run in seen])
         if name == "epsilon":

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedlgm import correlation
-from simulations.reports.rounds import noise_so_far
+from simulations.reports.rounds import layer_norms, noise_so_far, stored_sigma
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import RoundRow
 
@@ -26,7 +26,6 @@ def model_noise(folder: RunFolder, rows: Sequence[RoundRow]) -> np.ndarray:
     if recipe.noise is None:
         scales = np.array([[row["noise_scale"]] for row in rows])
         return noise_so_far(scales, correlation.get("identity", len(rows)), recipe.workload)
-    sigma = np.array([[np.nan if each is None else each for each in row["sigma"]] for row in rows])
     sizes = np.array(list(folder.provenance.read()["layers"].values()))
-    layers = sigma * np.sqrt(sizes) / recipe.sampling.expected
+    layers = layer_norms(stored_sigma(rows), sizes, recipe.sampling)
     return noise_so_far(layers, recipe.noise.leading(len(rows)), recipe.workload)

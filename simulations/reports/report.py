@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -16,7 +15,7 @@ from fedlgm.files import PRIVATE, PUBLIC, write_durably
 from fedlgm.privacy.ledger import Charge, Ledger
 from simulations.reports import page
 from simulations.reports.charges import event_group, how_to_read
-from simulations.reports.rounds import described, noise_over_rounds
+from simulations.reports.rounds import described, noise_over_rounds, stored_sigma
 from simulations.reports.rows import ClientRow, LedgerReport
 from simulations.reports.terminal import OF_Z, number
 from simulations.runs.folder import RunFolder
@@ -150,7 +149,7 @@ def _noise(folder: RunFolder, rows: Sequence[Mapping[str, Any]], multiplier: flo
         return ""
     if recipe.sampling.separation is None:
         return ""
-    sigma = np.array([[math.nan if value is None else value for value in row["sigma"]] for row in rows])
+    sigma = stored_sigma(rows)
     facts = facts_of(recipe).with_multiplier(multiplier)
     found = noise_over_rounds(facts, sigma, np.array([size for _, size in layers]), recipe.workload)
     if found is None:

@@ -14,10 +14,11 @@ import numpy as np
 from fedlgm import correlation, privacy
 from fedlgm.correlation import Correlation, Workload
 from fedlgm.errors import PrivacyError
-from fedlgm.facts import RunFacts
+from fedlgm.facts import RunFacts, Sampling
 from fedlgm.privacy.whole_run import WholeRun, whole_run
 from simulations.config.recipe import Recipe
 from simulations.reports.rows import LayerNoiseRow, NoiseRow
+from simulations.runs.rows import RoundRow
 
 SHOWN = 7  # rounds of a table in the terminal
 
@@ -97,7 +98,7 @@ def noise_over_rounds(
         return None
     run, epsilon_delta = whole_run(facts), facts.budget()
     released = np.isfinite(sigma)
-    layers = np.where(released, sigma, np.nan) * np.sqrt(sizes) / facts.sampling.expected
+    layers = layer_norms(sigma, sizes, facts.sampling)
     unit = np.sqrt(np.nansum(layers**2, axis=-1))
     identity = correlation.get("identity", facts.rounds)
     plain = noise_so_far(layers, identity, workload) / facts.noise_multiplier
@@ -120,6 +121,16 @@ def noise_over_rounds(
         plain * alone,
         sampled,
     )
+
+
+def stored_sigma(rows: Sequence[RoundRow]) -> np.ndarray:
+    """Noise scales of a run's rows, float64 [T, K]; NaN where not released."""
+    return np.array([[np.nan if value is None else value for value in row["sigma"]] for row in rows])
+
+
+def layer_norms(sigma: np.ndarray, sizes: np.ndarray, sampling: Sampling) -> np.ndarray:
+    """Root mean square norms of noise of these scales in a round's mean, layer by layer; NaN where not released."""
+    return np.where(np.isfinite(sigma), sigma, np.nan) * np.sqrt(sizes) / sampling.expected
 
 
 def noise_so_far(layers: np.ndarray, noise: Correlation, workload: Workload) -> np.ndarray:

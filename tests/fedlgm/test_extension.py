@@ -90,7 +90,7 @@ def test_an_error_of_a_users_code_is_one_line_with_its_place(error: Exception, m
     [
         ConfigError("depth must be at least 1"),
         PrivacyError("a bound is missing"),
-        MemoryError("no room for 3 GB"),
+        MemoryError("not enough memory for 3 GB"),
         torch.OutOfMemoryError("CUDA out of memory"),
         RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes"),
         KeyboardInterrupt(),

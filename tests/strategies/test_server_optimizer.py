@@ -32,7 +32,7 @@ class Own:
 
 
 def no_memory(*_: Any) -> Any:
-    raise MemoryError("no room")
+    raise MemoryError("no memory")
 
 
 def refused(*_: Any) -> Any:
@@ -54,9 +54,9 @@ class TestWhatAUsersOwnRaises:
 
     @pytest.mark.parametrize(("function", "error"), [(no_memory, MemoryError), (refused, ConfigError)])
     def test_memory_and_messages_pass_unchanged(self, function: Any, error: type[Exception]) -> None:
-        with pytest.raises(error, match=r"^(no room|mine: beta must be below 1)$"):
+        with pytest.raises(error, match=r"^(no memory|mine: beta must be below 1)$"):
             server_step(Own(function), 1.0, 0.0).step(MODEL, MEAN)
-        with pytest.raises(error, match=r"^(no room|mine: beta must be below 1)$"):
+        with pytest.raises(error, match=r"^(no memory|mine: beta must be below 1)$"):
             server_step(lambda lr, momentum: function(), 1.0, 0.0)
 
     def test_arguments_that_do_not_fit_differ_from_errors_inside(self) -> None:

@@ -174,7 +174,7 @@ def test_an_option_that_is_missing_differs_from_an_error_inside() -> None:
 
 
 def no_memory(*_: Any) -> Tensor:
-    raise MemoryError("no room")
+    raise MemoryError("no memory")
 
 
 def test_a_task_or_model_without_enough_memory_is_not_called_unfit() -> None:
@@ -184,7 +184,7 @@ def test_a_task_or_model_without_enough_memory_is_not_called_unfit() -> None:
         forward = no_memory
 
     for task, model in ((tasks.get(no_memory), nn.Linear(3, 1)), (tasks.get(Margin), Large(3, 1))):
-        with pytest.raises(MemoryError, match="no room"):
+        with pytest.raises(MemoryError, match="no memory"):
             task.check(model, data)
 
 
