@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedlgm.privacy import accountants, accounting, cost, events, gaussian, guarantee, ledger, whole_run
     from fedlgm.privacy.accounting import calibrate, composed_epsilon, epsilon
+    from fedlgm.privacy.distributed import discrete_gaussian_tau, distributed_epsilon
     from fedlgm.privacy.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
     from fedlgm.privacy.guarantee import Guarantee
     from fedlgm.privacy.ledger import Ledger
+    from fedlgm.privacy.selection import selection_epsilon
 
 __all__ = [
     "Guarantee",
@@ -23,6 +25,8 @@ __all__ = [
     "calibrate",
     "composed_epsilon",
     "cost",
+    "discrete_gaussian_tau",
+    "distributed_epsilon",
     "epsilon",
     "events",
     "gaussian",
@@ -31,6 +35,7 @@ __all__ = [
     "gaussian_mu",
     "guarantee",
     "ledger",
+    "selection_epsilon",
     "whole_run",
 ]
 
@@ -38,10 +43,12 @@ _HOMES = {
     "accountants": (),
     "accounting": ("calibrate", "composed_epsilon", "epsilon"),
     "cost": (),
+    "distributed": ("discrete_gaussian_tau", "distributed_epsilon"),
     "events": (),
     "gaussian": ("gaussian_delta", "gaussian_epsilon", "gaussian_mu"),
     "guarantee": ("Guarantee",),
     "ledger": ("Ledger",),
+    "selection": ("selection_epsilon",),
     "whole_run": (),
 }
 

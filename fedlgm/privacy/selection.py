@@ -1,0 +1,92 @@
+"""Privacy cost of publishing the best of several runs (Papernot and Steinke, ICLR 2022, arXiv 2110.03620)."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, get_args
+
+import numpy as np
+from dp_accounting import dp_event
+from dp_accounting.rdp import RdpAccountant
+
+from fedlgm.errors import ConfigError
+from fedlgm.privacy.accountants import quiet
+from fedlgm.privacy.events import gaussian_event, repeated
+
+Law = Literal["logarithmic", "geometric", "poisson"]
+"""Law of the number of runs: truncated negative binomial of shape 0 or 1, or Poisson."""
+
+_SHAPES: dict[str, float] = {"logarithmic": 0.0, "geometric": 1.0, "poisson": math.inf}
+ORDERS = tuple(
+    np.concatenate([np.arange(1.25, 12, 0.25), np.arange(12, 65), [80, 96, 128, 160, 192, 256, 384, 512, 1024]])
+)
+"""Renyi orders of searches."""
+
+
+def selection_event(run: dp_event.DpEvent, expected_runs: float, law: Law = "logarithmic") -> dp_event.DpEvent:
+    """Event of a search that draws the number of runs by `law` and publishes the best run alone.
+
+    Args:
+        run: event of one whole run; every candidate costs the same.
+        expected_runs: mean of the number of runs, above 1 (Poisson: above 0).
+        law: law of the number of runs.
+
+    Raises:
+        ConfigError: an unknown law, or a mean that it does not have.
+
+    Example:
+        >>> selection_event(gaussian_event(2.0), 10).mean
+        10.0
+    """
+    if law not in _SHAPES:
+        raise ConfigError(f"unknown law {law!r} of the number of runs; known: {', '.join(get_args(Law))}")
+    least = 0 if law == "poisson" else 1
+    if not (math.isfinite(expected_runs) and expected_runs > least):
+        raise ConfigError(f"expected_runs must be finite and above {least} for the {law} law, got {expected_runs}")
+    return dp_event.RepeatAndSelectDpEvent(run, float(expected_runs), _SHAPES[law])
+
+
+def selection_epsilon(
+    noise_multiplier: float,
+    sampling_rate: float,
+    steps: int,
+    delta: float,
+    expected_runs: float,
+    law: Law = "logarithmic",
+) -> float:
+    """Epsilon of a search over runs of a sampled Gaussian mechanism, of which the best run alone is published.
+
+    The number of runs is drawn by `law` and stays secret, as do all other runs. The settings of each run are drawn from
+    a list that was fixed before the search, and the score looks at released values and public data only. The figure
+    protects readers of the one published model; a party that sees every run sees their composition.
+
+    Args:
+        noise_multiplier: noise std of a release over one unit's l2 bound, under add-or-remove-one.
+        sampling_rate: Poisson rate of each release.
+        steps: releases in one run.
+        delta: target delta in (0, 1).
+        expected_runs: mean number of runs, above 1 (Poisson: above 0).
+        law: "logarithmic" (the cheapest), "geometric" or "poisson".
+
+    Returns:
+        Epsilon of the search by Renyi accounting (Papernot and Steinke 2022, Theorems 2 and 6).
+
+    Raises:
+        ConfigError: an argument outside its range.
+
+    Example:
+        >>> round(selection_epsilon(1.4817, 0.1, 100, 1e-5, expected_runs=10), 2)  # one such run costs 4
+        6.33
+    """
+    if not (math.isfinite(noise_multiplier) and noise_multiplier > 0):
+        raise ConfigError(f"noise_multiplier must be finite and positive, got {noise_multiplier}")
+    if not 0 < sampling_rate <= 1:
+        raise ConfigError(f"sampling_rate must lie in (0, 1], got {sampling_rate}")
+    if steps < 1 or int(steps) != steps:
+        raise ConfigError(f"steps must be a whole number of at least 1, got {steps}")
+    if not 0 < delta < 1:
+        raise ConfigError(f"delta must lie in (0, 1), got {delta}")
+    run = repeated(gaussian_event(noise_multiplier, sampling_rate), int(steps))
+    with quiet():
+        accountant = RdpAccountant(orders=ORDERS).compose(selection_event(run, expected_runs, law))
+        return float(accountant.get_epsilon(delta))

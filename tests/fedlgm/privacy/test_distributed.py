@@ -1,0 +1,97 @@
+"""Integer noise in shares: known answers, the exact law beside its bound, and refusals."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedlgm.errors import ConfigError
+from fedlgm.privacy import discrete_gaussian_tau, distributed_epsilon, gaussian_epsilon
+
+SETTING = {"parties": 100, "sensitivity": 60.0, "dimension": 26_010, "delta": 1e-5}
+
+
+@pytest.mark.parametrize(
+    ("deviation", "tau"), [(0.5, 9.701158), (1, 5.477887e-4), (2, 7.157180e-17), (3, 2.649521e-38)]
+)
+def test_distance_of_a_sum_from_one_discrete_gaussian(deviation, tau):
+    assert discrete_gaussian_tau(deviation, 100) == pytest.approx(tau, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("deviation", "parties", "exact"), [(0.5, 4, 0.22416), (0.7, 10, 4.5636e-3), (1.0, 100, 1.0624e-6)]
+)
+def test_the_exact_log_ratio_lies_below_the_distance(deviation, parties, exact):
+    reach = int(np.ceil(12 * deviation * np.sqrt(parties)))
+    grid = np.arange(-reach, reach + 1)
+
+    def law(variance: float, support: np.ndarray) -> np.ndarray:
+        weights = np.exp(-(support**2) / (2 * variance))
+        return weights / weights.sum()
+
+    size = 2 * reach + 1
+    own = law(deviation**2, grid)
+    total = own
+    for _ in range(parties - 1):
+        total = np.convolve(total, own)
+        middle = len(total) // 2
+        total = total[middle - reach : middle + reach + 1]
+    assert len(total) == size
+    near = np.abs(grid) <= 4 * deviation * np.sqrt(parties)
+    ratio = np.abs(np.log(total[near] / law(parties * deviation**2, grid)[near])).max()
+    assert ratio == pytest.approx(exact, rel=1e-3)
+    assert ratio < discrete_gaussian_tau(deviation, parties)
+
+
+@pytest.mark.parametrize(
+    ("noise", "deviation", "rounds", "epsilon"),
+    [
+        ("discrete-gaussian", 6, 1, 4.7285),
+        ("discrete-gaussian", 6, 100, 96.1163),
+        ("discrete-gaussian", 3, 1, 10.7255),
+        ("discrete-gaussian", 3, 100, 294.8613),
+        ("skellam", 60, 1, 4.7296),
+        ("skellam", 60, 100, 96.1719),
+        ("skellam", 30, 1, 10.7384),
+        ("skellam", 30, 100, 295.6835),
+    ],
+)
+def test_epsilon_against_the_server(noise, deviation, rounds, epsilon):
+    found = distributed_epsilon(noise, deviation=deviation, rounds=rounds, **SETTING)
+    assert found == pytest.approx(epsilon, abs=5e-5)
+    each = deviation if noise == "discrete-gaussian" else deviation / 10
+    assert found > gaussian_epsilon(10 * each / 60 / rounds**0.5, 1e-5)
+
+
+@pytest.mark.parametrize(("rounds", "epsilon"), [(1, 4.7285), (100, 96.1163)])
+def test_on_a_fine_grid_both_laws_cost_the_same(rounds, epsilon):
+    fine = SETTING | {"sensitivity": 2000.0, "rounds": rounds}
+    both = (
+        distributed_epsilon("discrete-gaussian", deviation=200, **fine),
+        distributed_epsilon("skellam", deviation=2000, **fine),
+    )
+    assert [round(value, 4) for value in both] == [epsilon, epsilon]
+
+
+def test_more_noise_and_more_honest_parties_cost_less():
+    costs = [distributed_epsilon("discrete-gaussian", deviation=d, rounds=10, **SETTING) for d in (3, 4, 6)]
+    assert costs == sorted(costs, reverse=True)
+    fewer = distributed_epsilon("discrete-gaussian", deviation=6, rounds=10, **SETTING | {"parties": 50})
+    assert fewer > costs[-1]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"noise": "laplace"}, "unknown noise 'laplace'; known: discrete-gaussian, skellam"),
+        ({"deviation": 0.0}, "deviation must be finite and positive"),
+        ({"parties": 0}, "parties must be a whole number of at least 1"),
+        ({"sensitivity": -1.0}, "sensitivity must be finite and positive"),
+        ({"dimension": 2.5}, "dimension must be a whole number"),
+        ({"rounds": 0}, "rounds must be a whole number"),
+        ({"delta": 1.0}, "delta must lie in"),
+    ],
+)
+def test_arguments_outside_their_range_are_refused(wrong, message):
+    with pytest.raises(ConfigError, match=message):
+        distributed_epsilon(**{"noise": "skellam", "deviation": 6.0, "rounds": 1} | SETTING | wrong)
