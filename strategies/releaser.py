@@ -14,7 +14,7 @@ from fedlgm.devices import Numerics
 from fedlgm.keys import KeyRing
 from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.ledger import SERVER, Ledger
-from fedlgm.release import add_downlink_, fingerprint, noise_keys, release
+from fedlgm.release import Noising, add_downlink_, fingerprint
 from fedlgm.run_noise import RunNoise
 
 if TYPE_CHECKING:
@@ -64,16 +64,15 @@ class Releaser:
             watched = self.observer if plan.size > 0 else None
             if watched is not None:
                 watched.insert(round, plan, values)
-            following = self.keys if plan.facts.noise is None else self.run_noise.following(self.keys, round)
-            keys = noise_keys(following, values, plan)
+            noising = Noising.of(values, plan, self.keys, round, SERVER, backend, self.run_noise)
             if self.costs(plan):
-                key = fingerprint(keys, round, SERVER, backend)
+                key = noising.name
                 self.ledger.charge(self._event(plan, round, key), round=round, key=key, claim=plan.claim)
-            release(values, plan, keys, round, backend=backend, run_noise=self.run_noise)
+            noising.add_()
             if watched is not None:
                 watched.observe(round, plan, values)
         values.div_(plan.denominator)
-        return add_downlink_(values, plan, noise_keys(self.keys, values, plan), round, backend).cpu().float()
+        return add_downlink_(values, plan, self.keys, round, backend).cpu().float()
 
     def charge_clients(self, plan: ReleasePlan, round: int, clients: Iterable[int]) -> None:
         """Local trust: charge clients before they are asked, since they release at once."""

@@ -22,7 +22,7 @@ from fedlgm.audits.subject import Subject
 from fedlgm.errors import ConfigError
 from fedlgm.keys import KeyRing
 from fedlgm.plan import ReleasePlan
-from fedlgm.release import noise_keys, release
+from fedlgm.release import release
 from fedlgm.run_noise import RunNoise
 
 Progress = Callable[[int, int], None]
@@ -201,8 +201,7 @@ def watch(
         subject.add(block, [torch.randn(subject.layers.size, generator=generator) for _ in range(2)])
         total = block.total
         canaries.insert(round_, plan, total)
-        following = keys if plan.facts.noise is None else run_noise.following(keys, round_)
-        release(total, plan, noise_keys(following, total, plan), round_, run_noise=run_noise)
+        release(total, plan, keys, round_, run_noise=run_noise)
         canaries.observe(round_, plan, total)
         mean = (total / plan.denominator).float()
         moved = torch.zeros(subject.layers.size)

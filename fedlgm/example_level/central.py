@@ -30,7 +30,7 @@ from fedlgm.mechanisms.base import UsesPrivateNorms
 from fedlgm.mechanisms.method import Method
 from fedlgm.privacy.guarantee import Guarantee
 from fedlgm.privacy.ledger import Ledger
-from fedlgm.release import fingerprint, noise_keys, release
+from fedlgm.release import Noising, release
 from fedlgm.transcript import Transcript
 
 
@@ -104,12 +104,11 @@ def train(
             plan = method.plan_from_private_norms(trainer.figures(x, y, rows))
         total = BoundedSum.empty(plan)
         total.add(trainer.sum(x, y, rows, plan))
-        own = noise_keys(keys, total.total, plan)
         # Named by what it releases, also where a public seed gives every training the same noise: another training on
         # the same ledger is charged, the same one made again is not.
-        named = noise_keys(KeyRing(keys.root, secret=True), total.total, plan)
-        ledger.charge(plan.event, round=step, key=fingerprint(named, step))
-        mean = release(total.total, plan, own, step).div_(plan.denominator).float()
+        named = Noising.of(total.total, plan, KeyRing(keys.root, secret=True), step)
+        ledger.charge(plan.event, round=step, key=named.name)
+        mean = release(total.total, plan, keys, step).div_(plan.denominator).float()
         trainer.weights.add_(plan.expand(mean), alpha=lr)
         transcript = transcript.extend(trainer.weights.clone(), mean, plan)
         if progress is not None:

@@ -97,7 +97,6 @@ def noise_over_rounds(
     if facts.separate_rounds or facts.noise_multiplier == 0:
         return None
     run, epsilon_delta = whole_run(facts), facts.budget()
-    released = np.isfinite(sigma)
     layers = layer_norms(sigma, sizes, facts.sampling)
     unit = np.sqrt(np.nansum(layers**2, axis=-1))
     identity = correlation.get("identity", facts.rounds)

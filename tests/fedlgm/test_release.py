@@ -15,7 +15,7 @@ from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.keys import KeyRing
 from fedlgm.noise import grid_step
 from fedlgm.plan import ReleasePlan, RunFacts
-from fedlgm.release import SERVER, _scale, add_downlink_, fingerprint, local_release, noise_keys, release
+from fedlgm.release import SERVER, Noising, _scale, add_downlink_, fingerprint, local_release, release
 from tests.support.noise_plans import LAWS, SIGMA, plan
 
 
@@ -132,7 +132,11 @@ class TestLocalRelease:
 def test_noise_of_a_secret_ring_depends_on_what_is_released():
     secret, public, sums = KeyRing(7, secret=True), KeyRing(7), (torch.zeros(3), torch.tensor([0.0, 0.0, 1e-30]))
     made = plan()
-    assert len({noise_keys(secret, total, made).root for total in sums}) == 2
-    assert noise_keys(secret, sums[0], made) == noise_keys(secret, torch.zeros(3), made)
-    assert noise_keys(secret, sums[0], made).secret
-    assert all(noise_keys(public, total, made) == public for total in sums)  # whoever knows the seed can draw it anyway
+
+    def ring(keys: KeyRing, total: torch.Tensor) -> KeyRing:
+        return Noising.of(total, made, keys, 1).ring
+
+    assert len({ring(secret, total).root for total in sums}) == 2
+    assert ring(secret, sums[0]) == ring(secret, torch.zeros(3))
+    assert ring(secret, sums[0]).secret
+    assert all(ring(public, total) == public for total in sums)  # the seed alone gives this noise to anyone

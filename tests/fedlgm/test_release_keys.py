@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -17,7 +19,7 @@ from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
 from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.ledger import Ledger
-from fedlgm.release import local_release, noise_keys, release
+from fedlgm.release import Noising, add_downlink_, local_release, release
 from simulations.engines.local import LocalGrid
 from strategies import Releaser
 
@@ -84,7 +86,7 @@ class TestOneClientsRelease:
 class TestServersNoise:
     def noise(self, keys: KeyRing, total: torch.Tensor, round_: int = 1) -> torch.Tensor:
         plan = plan_for(CENTRAL)
-        return release(total.clone(), plan, noise_keys(keys, total, plan), round_) - total
+        return release(total.clone(), plan, keys, round_) - total
 
     def test_unseeded_noise_depends_on_the_sum(self):
         keys, total = KeyRing.from_seed(None), bounded(update(1), plan_for(CENTRAL))
@@ -98,11 +100,36 @@ class TestServersNoise:
         keys, total = KeyRing.from_seed(3), bounded(update(1), plan_for(CENTRAL))
         assert correlation(self.noise(keys, total), self.noise(keys, total + 1)) > 0.999
 
+    def test_sums_of_one_round_released_in_a_loop_share_no_noise(self):
+        keys = KeyRing.from_seed(None)
+        noises = [self.noise(keys, torch.full((LAYERS.size,), float(i), dtype=torch.float64)) for i in range(4)]
+        apart = np.corrcoef(torch.stack(noises).numpy()) - np.eye(4)
+        assert np.abs(apart).max() < 5 / LAYERS.size**0.5
+
+    def test_one_clients_sums_share_no_noise(self):
+        """Also where a client's noise is added by `release` itself."""
+        keys, plan = KeyRing.from_seed(None), plan_for(LOCAL)
+        sums = [torch.full((LAYERS.size,), value, dtype=torch.float64) for value in (0.0, 1.0)]
+        one, other = (release(total.clone(), plan, keys, 1, party=3) - total for total in sums)
+        assert abs(correlation(one, other)) < 5 / LAYERS.size**0.5
+
+    def test_one_sum_at_two_scales_shares_no_noise(self):
+        keys, total = KeyRing.from_seed(None), torch.zeros(LAYERS.size, dtype=torch.float64)
+        plans = [plan_for(CENTRAL), plan_for(replace(CENTRAL, noise_multiplier=2 * CENTRAL.noise_multiplier))]
+        one, other = (release(total.clone(), plan, keys, 1) for plan in plans)
+        assert abs(correlation(one, other)) < 5 / LAYERS.size**0.5
+
+    def test_the_broadcast_noise_of_two_means_is_not_shared(self):
+        keys, plan = KeyRing.from_seed(None), replace(plan_for(LOCAL), downlink=0.5)
+        means = [torch.full((LAYERS.size,), value, dtype=torch.float64) for value in (0.0, 1.0)]
+        one, other = (add_downlink_(mean.clone(), plan, keys, 1) - mean for mean in means)
+        assert abs(correlation(one, other)) < 5 / LAYERS.size**0.5
+
     def test_a_secret_ring_is_never_used_as_it_is(self):
         keys, plan = KeyRing.from_seed(None), plan_for(CENTRAL)
-        assert noise_keys(keys, torch.zeros(3), plan) != keys
-        assert noise_keys(keys, torch.zeros(3), plan) != noise_keys(keys, torch.zeros(4), plan)
-        assert noise_keys(keys, torch.zeros(3), plan).secret
+        rings = [Noising.of(torch.zeros(size), plan, keys, 1).ring for size in (3, 4)]
+        assert len({ring.root for ring in (keys, *rings)}) == 3
+        assert all(ring.secret for ring in rings)
 
     @pytest.mark.parametrize(("seed", "rows"), [(None, 2), (3, 1)])
     def test_a_round_made_again_with_other_contributions_is_another_release(self, tmp_path, seed, rows):

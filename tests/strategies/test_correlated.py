@@ -21,7 +21,7 @@ from fedlgm.mechanisms.method import Method
 from fedlgm.privacy.accounting import composed_epsilon
 from fedlgm.privacy.events import gaussian_event
 from fedlgm.privacy.whole_run import whole_run
-from fedlgm.release import noise_keys, release
+from fedlgm.release import Noising, release
 from fedlgm.run_noise import NoiseRings, RunNoise
 from fedlgm.transcript import Transcript
 from strategies import CohortSampler, LayerwiseFedAvg, OneNodePerClient
@@ -221,8 +221,7 @@ class TestReplay:
         for round_ in rounds:
             plan = method.plan(Transcript(round_ - 1, (torch.zeros(self.layers.size),)))
             total = torch.full((plan.size,), float(round_), dtype=torch.float64)
-            ring = noise_keys(keys or KeyRing(3), total, plan)
-            found.append(release(total, plan, ring, round_, backend=backend, run_noise=run_noise))
+            found.append(release(total, plan, keys or KeyRing(3), round_, backend=backend, run_noise=run_noise))
         return found
 
     @pytest.mark.parametrize("backend", ["cpu", "torch"])
@@ -286,7 +285,8 @@ class TestReplay:
                 plan = method.plan(Transcript(round_ - 1, (models[round_ in skipped],)))
                 assert (plan.size == 0) == (round_ in skipped)
                 ring = keys.derive(bytes([round_])) if secret else keys
-                noisy = release(torch.zeros(plan.size, dtype=torch.float64), plan, ring, round_, run_noise=run_noise)
+                total = torch.zeros(plan.size, dtype=torch.float64)
+                noisy = Noising(total, plan, ring, round_, run_noise=run_noise).add_()  # the same rings for every past
                 assert round_ not in seen or torch.equal(seen[round_], noisy)
                 seen[round_] = noisy
             found[skipped] = seen
