@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -12,7 +13,7 @@ from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.facts import RunFacts
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.base import Mechanism, UsesPrivateNorms, UsesPrivateUpdates, code_of
-from fedlgm.plan import ReleasePlan
+from fedlgm.plan import ReleasePlan, UnprotectedPlan
 from fedlgm.transcript import Transcript
 
 
@@ -76,13 +77,15 @@ class Method:
 
         Raises:
             ConfigError: a mechanism of a user's own fails, or gives something else than a plan.
-            PrivacyError: a mechanism whose plans are made of private data calls one protected; or the plan costs more
-                than the mechanism's `costs`, by which the run's noise was calibrated.
+            PrivacyError: the plan's facts or layers are not the run's; a mechanism whose plans are made of private data
+                calls one protected; or the plan does not cost what the mechanism's `costs` say.
         """
-        plan = self._planned(transcript)
+        with code_of(type(self.mechanism), self.mechanism.name):
+            made: object = self.mechanism.plan(self.layers, self.facts, transcript)
+        plan = self._checked(made)
         if isinstance(self.mechanism, (UsesPrivateNorms, UsesPrivateUpdates)):
             self._refuse_protected(plan)
-        self._refuse_dearer(plan, transcript.rounds)
+        self._refuse_other_cost(plan, transcript.rounds)
         return plan if self.facts.separate_rounds else replace(plan, position=transcript.rounds)
 
     def plan_from_private_norms(self, norms: np.ndarray) -> ReleasePlan:
@@ -92,32 +95,45 @@ class Method:
             norms: as the mechanism takes them.
 
         Raises:
-            PrivacyError: the mechanism calls a plan that is made of private data protected.
+            PrivacyError: the mechanism calls a plan that is made of private data protected, or the plan's facts or
+                layers are not the run's.
         """
         assert isinstance(self.mechanism, UsesPrivateNorms)
         with code_of(type(self.mechanism), self.mechanism.name):
-            plan = self.mechanism.plan_from_private_norms(self.layers, self.facts, norms)
+            made: object = self.mechanism.plan_from_private_norms(self.layers, self.facts, norms)
+        plan = self._checked(made)
         self._refuse_protected(plan)
         return plan
 
-    def _planned(self, transcript: Transcript) -> ReleasePlan:
-        mechanism = self.mechanism
-        with code_of(type(mechanism), mechanism.name):
-            plan: object = mechanism.plan(self.layers, self.facts, transcript)
-        if not isinstance(plan, ReleasePlan):
-            raise ConfigError(f"{mechanism.name}: plan() must return a ReleasePlan, got {type(plan).__name__}")
-        return plan
-
-    def _refuse_dearer(self, plan: ReleasePlan, done: int) -> None:
-        """Refuse a plan that would take the run beyond its budget."""
-        if not plan.protected or not plan.size or done >= self.facts.rounds:
-            return
-        cost = (self.facts.noise_multiplier / plan.effective_multiplier) ** 2
-        allowed = self.mechanism.costs(self.layers, self.facts.rounds)[done]
-        if cost > allowed * (1 + 1e-6):
+    def _checked(self, plan: object) -> ReleasePlan:
+        """What a mechanism made, if it is a plan of this run: a plan is charged by the facts that it carries."""
+        name = self.mechanism.name
+        if type(plan) not in (ReleasePlan, UnprotectedPlan):  # a class derived from them could state another event
+            raise ConfigError(f"{name}: plan() must return a ReleasePlan, got {type(plan).__name__}")
+        assert isinstance(plan, ReleasePlan)
+        if plan.facts != self.facts:
+            fields = [f.name for f in dataclasses.fields(RunFacts)]
+            other = [f for f in fields if getattr(plan.facts, f) != getattr(self.facts, f)]
             raise PrivacyError(
-                f"{self.mechanism.name}: round {done + 1} costs {cost:.6g} releases at the run's multiplier, "
-                f"its costs() say {allowed:.6g}: override costs, or use more noise"
+                f"{name}: the plan's facts are not the run's ({', '.join(other)} differ), and its cost follows from "
+                "them: pass `facts` on unchanged"
+            )
+        if plan.layers != self.layers:
+            raise PrivacyError(f"{name}: the plan's layers are not the run's: pass `layers` on unchanged")
+        return replace(plan)  # made anew from its fields: what a plan computes of them cannot be set
+
+    def _refuse_other_cost(self, plan: ReleasePlan, done: int) -> None:
+        """Refuse a plan that costs more or less than was fixed before the run: only fixed costs compose."""
+        if not plan.protected or done >= self.facts.rounds:
+            return
+        own = plan.effective_multiplier if plan.size else self.facts.noise_multiplier  # as the plan's event has it
+        cost = (self.facts.noise_multiplier / own) ** 2
+        fixed = self.mechanism.costs(self.layers, self.facts.rounds)[done]
+        if not abs(cost - fixed) <= 1e-6 * fixed:
+            raise PrivacyError(
+                f"{self.mechanism.name}: round {done + 1} costs {cost:.6g} releases at the run's multiplier, its "
+                f"costs() say {fixed:.6g}: override costs where that is fixed before the run; past releases may change "
+                "how noise is spread, not how much of it there is"
             )
 
     def _refuse_protected(self, plan: ReleasePlan) -> None:

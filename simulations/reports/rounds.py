@@ -6,8 +6,9 @@ rounds. Independent noise at the same (epsilon, delta) stands beside it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +19,6 @@ from fedlgm.facts import RunFacts, Sampling
 from fedlgm.privacy.whole_run import WholeRun, whole_run
 from simulations.config.recipe import Recipe
 from simulations.reports.rows import LayerNoiseRow, NoiseRow
-from simulations.runs.rows import RoundRow
 
 SHOWN = 7  # rounds of a table in the terminal
 
@@ -122,7 +122,7 @@ def noise_over_rounds(
     )
 
 
-def stored_sigma(rows: Sequence[RoundRow]) -> np.ndarray:
+def stored_sigma(rows: Sequence[Mapping[str, Any]]) -> np.ndarray:
     """Noise scales of a run's rows, float64 [T, K]; NaN where not released."""
     return np.array([[np.nan if value is None else value for value in row["sigma"]] for row in rows])
 

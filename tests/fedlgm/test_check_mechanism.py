@@ -21,6 +21,7 @@ from fedlgm.mechanisms import Mechanism, UsesPrivateNorms
 from fedlgm.mechanisms.dp_sgd import DPSGD
 from fedlgm.mechanisms.method import Method
 from fedlgm.plan import ReleasePlan, UnprotectedPlan
+from fedlgm.privacy.events import gaussian_event
 from fedlgm.privacy.guarantee import Guarantee
 from fedlgm.testing import check_mechanism
 from fedlgm.transcript import Transcript
@@ -102,8 +103,9 @@ class Impure(Equal):
     counter = itertools.count(1)
 
     def plan(self, layers, facts, transcript):
-        plan = super().plan(layers, facts, transcript)
-        return replace(plan, sigma=plan.sigma * (1 + 1e-3 * next(self.counter)))
+        weights = np.roll(np.arange(1.0, len(layers) + 1), next(self.counter))
+        sigma = np.full(len(layers), facts.noise_multiplier)
+        return ReleasePlan(layers, weights / np.linalg.norm(weights), sigma, facts, PROVEN)
 
 
 class HalfTheNoise(Equal):
@@ -168,7 +170,6 @@ class Fails(Equal):
         (Impure, "must be pure"),
         (HalfTheNoise, "override costs"),
         (OtherFacts, "facts are not the run's"),
-        (Cheaper, "moves the sum by 2 times|does not survive"),
         (NoCosts, "one figure per round"),
         (NoPlan, "must return a ReleasePlan"),
     ],
@@ -204,8 +205,104 @@ class LouderAfterLargeReleases(Equal):
 
 
 def test_a_cost_that_follows_releases_is_noticed() -> None:
-    with pytest.raises(FedlgmError, match="costs that are fixed beforehand"):
+    with pytest.raises(FedlgmError, match="how noise is spread, not how much of it there is"):
         check_mechanism(LouderAfterLargeReleases("louder"))
+
+
+class QuietAfterHugeReleases(Equal):
+    """Adds less noise than it states, but only after a release that ordinary rounds hardly show."""
+
+    def costs(self, layers, rounds):
+        return np.full(rounds, 4.0)
+
+    def plan(self, layers, facts, transcript):
+        plan = super().plan(layers, facts, transcript)
+        huge = transcript.mean is not None and float(transcript.mean.abs().max()) > 100
+        return replace(plan, sigma=plan.sigma / (2.0 if huge else 1.0))
+
+
+class LouderAfterSilence(LouderAfterLargeReleases):
+    def plan(self, layers, facts, transcript):
+        plan = Equal.plan(self, layers, facts, transcript)
+        silent = transcript.mean is not None and not transcript.mean.any()
+        return replace(plan, sigma=plan.sigma * (2.0 if silent else 1.0))
+
+
+@pytest.mark.parametrize("kind", [QuietAfterHugeReleases, LouderAfterSilence])
+def test_pasts_that_differ_much_are_tried(kind: type[Mechanism]) -> None:
+    with pytest.raises(FedlgmError, match="how noise is spread, not how much of it there is"):
+        check_mechanism(kind("follows"))
+
+
+class TestARunsOwnPlans:
+    """What the kit finds is refused in a run as well, whether or not its user has called the kit."""
+
+    LAYERS = LayerTable.from_sizes({"a": 3, "b": 2})
+    FACTS = RunFacts(1.0, Sampling("fixed", 10, 0.5), "replace-one", rounds=3)
+
+    def method(self, mechanism: Mechanism) -> Method:
+        return Method(mechanism, self.LAYERS, self.FACTS)
+
+    @pytest.mark.parametrize(
+        "other",
+        [
+            {"relation": "add-remove", "sampling": Sampling("poisson", 10, 0.5)},
+            {"sampling": Sampling("fixed", 1000, 0.005)},
+            {"rounds": 1},
+            {"delta": 0.5, "epsilon": 1.0},
+        ],
+    )
+    def test_facts_that_are_not_the_runs_are_refused(self, other):
+        class Slip(Equal):
+            def plan(self, layers, facts, transcript):
+                return super().plan(layers, replace(facts, **other), transcript)
+
+        with pytest.raises(FedlgmError, match=rf"slip: the plan's facts are not the run's \(.*{sorted(other)[0]}"):
+            self.method(Slip("slip")).plan(Transcript.start(torch.zeros(5)))
+
+    def test_layers_that_are_not_the_models_are_refused(self):
+        class Slip(Equal):
+            def plan(self, layers, facts, transcript):
+                return super().plan(LayerTable.from_sizes({"a": 1, "b": 4}), facts, transcript)
+
+        with pytest.raises(FedlgmError, match="the plan's layers are not the run's"):
+            self.method(Slip("slip")).plan(Transcript.start(torch.zeros(5)))
+
+    def test_a_class_derived_from_the_plan_is_refused(self):
+        class Free(ReleasePlan):
+            @property
+            def event(self):
+                return gaussian_event(float("inf"))
+
+        class Own(Equal):
+            def plan(self, layers, facts, transcript):
+                plan = super().plan(layers, facts, transcript)
+                return Free(layers, plan.clip, plan.sigma, facts, PROVEN)
+
+        with pytest.raises(FedlgmError, match="must return a ReleasePlan, got Free"):
+            self.method(Own("own")).plan(Transcript.start(torch.zeros(5)))
+
+    def test_figures_that_a_plan_computes_cannot_be_set(self):
+        plan = self.method(Cheaper("cheaper")).plan(Transcript.start(torch.zeros(5)))
+        assert plan.effective_multiplier == pytest.approx(1.0)
+
+    def test_noise_that_follows_releases_is_refused(self):
+        method = self.method(LouderAfterLargeReleases("louder"))
+        past = Transcript.start(torch.zeros(5))
+        plan = method.plan(past)
+        method.plan(past.extend(torch.zeros(5), -torch.ones(5), plan))
+        with pytest.raises(FedlgmError, match="how noise is spread, not how much of it there is"):
+            method.plan(past.extend(torch.zeros(5), torch.ones(5), plan))
+
+    def test_private_norms_get_the_runs_facts_too(self):
+        class Slip(LooksAndClaims):
+            def plan_from_private_norms(self, layers, facts, norms):
+                plan = Equal.plan(self, layers, facts, Transcript(0, ()))
+                other = replace(facts, rounds=1)
+                return UnprotectedPlan(layers, plan.clip, plan.sigma, other, Guarantee("none", "test"))
+
+        with pytest.raises(FedlgmError, match="facts are not the run's"):
+            self.method(Slip("slip")).plan_from_private_norms(np.ones((1, 2)))
 
 
 class LooksAndClaims(Equal, UsesPrivateNorms):
