@@ -157,7 +157,7 @@ class Pass:
             counted = finite
         else:
             counted = finite.all(dim=1, keepdim=True)
-        factors = torch.where(counted, factors, 0.0).to(self._dtype)
+        factors = _cast(torch.where(counted, factors, 0.0), self._dtype)
         for site, kept in self._waiting:
             kept.add(self._sums(site), [factors[:, place.column].contiguous() for place in site.places])
         for place, gradients in self._whole.values():
@@ -196,8 +196,13 @@ class _PerLayer:
             else:
                 finite = torch.isfinite(norms)
                 found = torch.where(finite, self._scaling.factors_of(column, norms.where(finite, 0.0)), 0.0)
-            factors[column] = found.to(self._dtype)
+            factors[column] = _cast(found, self._dtype)
         return [factors[column] for column in self._columns]
+
+
+def _cast(factors: Tensor, dtype: torch.dtype) -> Tensor:
+    """Factors in the gradients' precision; 0 below its normal numbers, where rounding could double one."""
+    return torch.where(factors < torch.finfo(dtype).tiny, 0.0, factors).to(dtype)
 
 
 class _Fused(torch.autograd.Function):

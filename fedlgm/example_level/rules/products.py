@@ -28,18 +28,30 @@ from fedlgm.example_level.rules.base import (
 
 GHOST_TRUST = 2.0**-4
 """Least ratio of a squared norm to the norms of its Gram matrices at which their rounding moves the norm by 4e-6."""
+_VANISHED = 2.0**-104  # of a sum of squares, per term: terms that vanished (below 2^-126) are at most 2^-22 of it
+_LEAST_GRAM = 2.0**-80  # of a Gram matrix, per entry: the same for products of rows of up to 2^24 numbers
 _RUN = 256  # float32 numbers whose squares vectorised sums add up with a relative error below 2^-20
 
 
 def row_squares(rows: Tensor) -> Tensor:
-    """Squared norm of each row of [n, size], float64 [n]; safe in float32 for rows of any length."""
+    """Squared norm of each row of [n, size], float64 [n]; relative error at most 2^-20 for float32 rows of any length.
+
+    Squares below 2^-126 vanish in float32. A row where they may count is squared in float64: its norm is factor of a
+    product, so it matters however small it is. A square that overflows gives `inf`, and such an example counts as zero.
+    """
     size = rows.shape[1]
-    if size <= _RUN or rows.dtype == torch.float64:
-        return torch.linalg.vector_norm(rows, dim=1).double().square()
-    whole = size - size % _RUN
-    total = torch.linalg.vector_norm(rows[:, :whole].unflatten(1, (-1, _RUN)), dim=2).double().square().sum(1)
-    if whole < size:
-        total += torch.linalg.vector_norm(rows[:, whole:], dim=1).double().square()
+    if rows.dtype == torch.float64:
+        return torch.linalg.vector_norm(rows, dim=1).square()
+    if size <= _RUN:
+        total = torch.linalg.vector_norm(rows, dim=1).double().square()
+    else:
+        whole = size - size % _RUN
+        total = torch.linalg.vector_norm(rows[:, :whole].unflatten(1, (-1, _RUN)), dim=2).double().square().sum(1)
+        if whole < size:
+            total += torch.linalg.vector_norm(rows[:, whole:], dim=1).double().square()
+    tiny = (total < size * _VANISHED).nonzero()[:, 0]
+    if len(tiny):
+        total[tiny] = torch.linalg.vector_norm(rows[tiny].double(), dim=1).square()
     return total
 
 
@@ -47,13 +59,14 @@ def ghost_squares(gram_x: Tensor, gram_y: Tensor) -> tuple[Tensor, Tensor]:
     """Squared norms from Gram matrices [c, T, T], never too small, and where they are too far above to be used.
 
     Where an example's positions cancel, sum(A B) is a small difference of large numbers: its rounding error is relative
-    to ||A||_F ||B||_F. That error's bound is added, and where it is not small beside the sum the norm is not used.
+    to ||A||_F ||B||_F. That error's bound is added, and where it is not small beside the sum the norm is not used. Nor
+    is it where products inside a Gram matrix, or of two of their entries, may have vanished.
     """
     sums = torch.linalg.vecdot(gram_x.flatten(1), gram_y.flatten(1)).double()
-    scale = (
-        torch.linalg.vector_norm(gram_x, dim=(1, 2)).double() * torch.linalg.vector_norm(gram_y, dim=(1, 2)).double()
-    )
-    doubtful = (sums < GHOST_TRUST * scale) | ~torch.isfinite(sums)
+    of_x, of_y = (torch.linalg.vector_norm(gram, dim=(1, 2)).double() for gram in (gram_x, gram_y))
+    scale, entries = of_x * of_y, gram_x.shape[1] * gram_x.shape[2]
+    vanished = (torch.minimum(of_x, of_y) < entries * _LEAST_GRAM) | (scale < entries * _VANISHED)
+    doubtful = (sums < GHOST_TRUST * scale) | ~torch.isfinite(sums) | vanished
     return sums + 4 * torch.finfo(gram_x.dtype).eps * scale, doubtful.nonzero()[:, 0]
 
 
