@@ -39,10 +39,10 @@ class TwoInputs(nn.Module):
 
 
 class Quartic(tasks.Task):
-    """A task without a closed form."""
+    """A task without a closed form; small enough that steps do not overshoot, which would amplify rounding."""
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return (outputs[:, 0] - targets).pow(4)
+        return (outputs[:, 0] - targets).pow(4) / 40
 
 
 def numbers(draw: torch.Generator, count: int) -> Inputs:
@@ -130,8 +130,10 @@ def test_updates_are_those_of_a_plain_loop(case: str, trainer: type) -> None:
     start = layers.flatten(module)
     trained = trainer(copy.deepcopy(module), layers, SETTINGS, task=task)
     updates = torch.cat([update.clone() for update in trained.updates(start, afresh(clients))])
-    assert float(expected.norm()) > 0.01
-    torch.testing.assert_close(updates, expected, rtol=1e-4, atol=1e-6)
+    size = float(expected.abs().max())
+    assert 0.01 < size < 2
+    # Six steps of float32 sums of a few terms: rounding is some 2^-20 of the largest number, whatever adds it up.
+    torch.testing.assert_close(updates, expected, rtol=0, atol=2.0**-16 * size)
 
 
 @pytest.mark.parametrize("case", ["regression on a stack", "several labels on a stack", "own task on a stack"])
