@@ -10,18 +10,16 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
-from scipy import stats
+from typing import Any
 
 import simulations
 from fedlgm.errors import DivergedError
 from simulations.config import recipe as recipes
+from simulations.studies.statistics import Difference, difference
 
 Row = dict[str, Any]
 LEAST_SEEDS = 3
-"""Seeds below which no p-value is given."""
+"""Seeds below which results pages give no p-value."""
 
 
 class Kept:
@@ -167,28 +165,13 @@ def figures(recipe: str, overrides: Iterable[str], seed: int) -> Row:
     }
 
 
-class Change(NamedTuple):
-    """A paired change: mean over seeds, its two-sided 95 % Student interval, and the p-value of no change.
-
-    Interval and p-value are NaN and None below `LEAST_SEEDS` seeds, or where all changes are the same.
-    """
-
-    mean: float
-    low: float
-    high: float
-    p: float | None
-
-
-def against(values: Mapping[int, float], reference: Mapping[int, float]) -> Change | None:
-    """Change over the seeds in both; the p-value is that of a two-sided paired t test."""
-    change = np.array([values[seed] - reference[seed] for seed in sorted(values.keys() & reference.keys())])
-    if not len(change):
+def against(values: Mapping[int, float], reference: Mapping[int, float]) -> Difference | float | None:
+    """Change over the seeds in both: `simulations.difference`; its mean alone of few seeds, None without any."""
+    seeds = sorted(values.keys() & reference.keys())
+    if not seeds:
         return None
-    if len(change) < LEAST_SEEDS or change.std() == 0:
-        return Change(float(change.mean()), math.nan, math.nan, None)
-    test = stats.ttest_1samp(change, 0.0)
-    low, high = test.confidence_interval(0.95)
-    return Change(float(change.mean()), float(low), float(high), float(test.pvalue))
+    own, other = [values[seed] for seed in seeds], [reference[seed] for seed in seeds]
+    return difference(own, other) if len(seeds) >= LEAST_SEEDS else statistics.fmean(own) - statistics.fmean(other)
 
 
 CHANGE = ("change", "95 % interval", "p")
@@ -200,5 +183,6 @@ def change(values: Mapping[int, float], reference: Mapping[int, float]) -> list[
     found = against(values, reference)
     if found is None:
         return ["", "", ""]
-    mean, low, high = (f"{value:+.2f}" for value in found[:3])
-    return [mean, "", ""] if found.p is None else [mean, f"{low} to {high}", f"{found.p:.2g}"]
+    if isinstance(found, float):
+        return [f"{found:+.2f}", "", ""]
+    return [f"{found.mean:+.2f}", f"{found.low:+.2f} to {found.high:+.2f}", f"{found.p:.2g}"]

@@ -2,7 +2,7 @@
 
 >>> import simulations
 >>> sorted(simulations.__all__)
-['Recipe', 'RunResult', 'load_recipe', 'resume', 'simulate']
+['Recipe', 'RunResult', 'difference', 'load_recipe', 'resume', 'simulate']
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ if TYPE_CHECKING:
     from simulations.api import RunResult, resume, simulate
     from simulations.config.recipe import Recipe
     from simulations.config.recipe import load as load_recipe
+    from simulations.studies.statistics import difference
 
-__all__ = ["Recipe", "RunResult", "load_recipe", "resume", "simulate"]
+__all__ = ["Recipe", "RunResult", "difference", "load_recipe", "resume", "simulate"]
 
 _HOMES = {
     "simulate": ("simulations.api", "simulate"),
     "resume": ("simulations.api", "resume"),
     "RunResult": ("simulations.api", "RunResult"),
     "Recipe": ("simulations.config.recipe", "Recipe"),
+    "difference": ("simulations.studies.statistics", "difference"),
     "load_recipe": ("simulations.config.recipe", "load"),
 }
 

@@ -15,6 +15,7 @@ from rich.console import Console
 _err = Console(stderr=True, highlight=False, soft_wrap=True, markup=False, emoji=False)
 _STOPPING = (signal.SIGTERM, signal.SIGINT)
 _said = threading.Event()
+_leaving = threading.Event()
 
 
 def interrupted(text: str) -> None:
@@ -23,26 +24,31 @@ def interrupted(text: str) -> None:
     _err.print(text, style="yellow")
 
 
-def _stop(number: int, frame: Any) -> None:
-    """End in order, with every `finally`."""
-    signal.alarm(0)  # set by a handler of Ray's, which aborts the process after three seconds
-    sys.exit(128 + number)
+class _Stopped(SystemExit):
+    """Ends the command in order, with every `finally`; a signal that something swallows is sent again.
 
-
-def _stop_again(ignored: sys.UnraisableHookArgs) -> None:
-    """Repeat a signal that came while Python ran what it lets nothing out of (`__del__`, callbacks of weak references).
-
-    Python drops the exception there, and the command would go on as if nobody had stopped it.
+    Python drops exceptions in `__del__` and in callbacks of weak references, and libraries drop them where they catch
+    everything. The command would go on as if nobody had stopped it. An exception that is being handled is alive, so one
+    that disappears before the command leaves was dropped.
     """
-    status: Any = getattr(ignored.exc_value, "code", None)
-    number = {128 + number: number for number in _STOPPING}.get(status)
-    main_thread = threading.main_thread()
-    if number is None or threading.current_thread() is not main_thread:
+
+    def __del__(self) -> None:
+        if not _leaving.is_set():
+            number = int(self.code or 0) - 128
+            again = threading.Timer(0.05, signal.pthread_kill, (threading.main_thread().ident, number))
+            again.daemon = True
+            again.start()
+
+
+def _stop(number: int, frame: Any) -> None:
+    signal.alarm(0)  # set by a handler of Ray's, which aborts the process after three seconds
+    raise _Stopped(128 + number)
+
+
+def _unraisable(ignored: sys.UnraisableHookArgs) -> None:
+    """Print what Python lets nothing out of, but for a signal, which is sent again."""
+    if not isinstance(ignored.exc_value, _Stopped):
         sys.__unraisablehook__(ignored)
-        return
-    again = threading.Timer(0.05, signal.pthread_kill, (main_thread.ident, number))
-    again.daemon = True
-    again.start()
 
 
 def ending(command: Callable[[], object]) -> None:
@@ -58,7 +64,7 @@ def ending(command: Callable[[], object]) -> None:
         # the signal, whatever status is asked for. Who started us may have it ignored, and it stays so.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _stop)
-    sys.unraisablehook = _stop_again
+    sys.unraisablehook = _unraisable
     warnings.showwarning = _warner()
     try:
         command()
@@ -90,6 +96,7 @@ def _warner() -> Callable[..., None]:
 
 def _leave(status: int) -> NoReturn:
     """Exit; without Python's own end where Ray was left behind, since its handler there would wait for it."""
+    _leaving.set()
     if status in {128 + number for number in _STOPPING} and not _said.is_set():
         interrupted("interrupted")
     cluster = sys.modules.get("simulations.engines.cluster")

@@ -69,6 +69,10 @@ class CoordinateRelease(Mechanism):
 
     descent: DescentPlan = None  # type: ignore[assignment]
 
+    def costs(self, layers: LayerTable, rounds: int) -> np.ndarray:
+        """(clip / noise)^2 of the round's coordinate, for facts of multiplier 1; as in `Mechanism`."""
+        return ((self.descent.clip / self.descent.noise) ** 2)[np.arange(rounds) % len(layers)]
+
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
         """The next coordinate's bound and noise; no other layer is released."""
         turn = np.arange(len(layers)) == transcript.rounds % len(layers)

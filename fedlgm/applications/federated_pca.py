@@ -91,6 +91,12 @@ class CovarianceRelease(Mechanism):
     covariance: CovariancePlan = None  # type: ignore[assignment]
     claimed_epsilon: float | None = None
 
+    def costs(self, layers: LayerTable, rounds: int) -> np.ndarray:
+        """Cost of the release for facts of multiplier 1; as in `Mechanism`."""
+        clip, scales = layer_bounds(self.covariance)
+        order = 2 if self.covariance.family == "gaussian" else 1
+        return np.full(rounds, np.linalg.norm(np.asarray(clip) / np.asarray(scales), order) ** 2)
+
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
         """Bounds in l2 (Gaussian) or l1 (Laplace) norm and noise of each layer."""
         known = self.covariance

@@ -108,7 +108,7 @@ def federate(
         The last model and the last plan.
     """
     clients = len(source.members)
-    facts = RunFacts(0.0, Sampling("poisson", clients, 1.0), relation, rounds=rounds)
+    facts = RunFacts(1.0, Sampling("poisson", clients, 1.0), relation, rounds=rounds)
     work = LocalWork(trainer, LocalTraining(), source)
     client = LayerwiseClient(work, mechanism, layers, keys, AnyClient())
     strategy = LayerwiseFedAvg(

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-from scipy.stats import mannwhitneyu
 
 from fedlgm.errors import ConfigError, FedlgmError, LedgerError, RunError
 from fedlgm.privacy import accounting
@@ -28,6 +27,7 @@ from simulations.compare.jobs import Job
 from simulations.compare.noise import model_noise
 from simulations.compare.rows import (
     ComparedCell,
+    ComparedDifference,
     ComparedFigures,
     ComparedRun,
     Comparison,
@@ -41,9 +41,9 @@ from simulations.reports.headline import headline
 from simulations.runs import strict_json
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import FullRow
+from simulations.studies.statistics import difference
 
-LAST = 5  # evaluated rounds that a run's figures are taken from, as in the LaDP-FL paper's significance tests
-_LEAST_SEEDS = 3  # repetitions of a method below which no p-value is printed
+LAST = 5  # evaluated rounds that a run's figures are averaged over, as in the LaDP-FL paper
 OnRow = Callable[[Job, FullRow], None]
 
 
@@ -112,9 +112,8 @@ def summarise(todo: Sequence[Job], out: Path, failed: Mapping[str, str] | None =
     A run's accuracy (or what else is its task's headline, under that name) is the mean over its last five evaluated
     rounds, or over as many as there are; its noise scale is the sum over the rounds of the l2 norm of the noise in the
     round's mean; its model noise that of the noise in all means together. A cell has mean and standard deviation over
-    its repetitions. The p-values are those of the LaDP-FL paper's test: two-sided Mann-Whitney U on the last five
-    evaluated rounds of all repetitions, from three repetitions on. Rounds of one run are not independent, so they are
-    an indication, no more.
+    its repetitions. It is compared with the first method's cell of the same budget and partition by
+    `simulations.difference`: repetitions of one number share their start, so they are paired, from two on.
 
     `together` says what all runs cost whoever publishes them side by side: they use the same clients' data. What failed
     runs have released counts there; they have no other figures.
@@ -136,9 +135,8 @@ def summarise(todo: Sequence[Job], out: Path, failed: Mapping[str, str] | None =
     cells = [_cell(own) for own in by_cell(runs)]
     for cell in cells:
         reference = _reference(todo[0].method, cells, cell)
-        enough = reference is not None and min(cell["seeds"], reference["seeds"]) >= _LEAST_SEEDS
-        cell["p_values"] = {
-            name: _p_value(reference["last"][name], values) if reference is not None and enough else None
+        cell["differences"] = {
+            name: None if reference is None else _difference(reference["last"][name], values)
             for name, values in cell["last"].items()
         }
     for record in (*runs, *cells):
@@ -188,7 +186,10 @@ def _cell(runs: list[ComparedRun]) -> ComparedCell:
             "guarantee": first["guarantee"],
             "guarantee_status": first["guarantee_status"],
             "noise_reproducible": first["noise_reproducible"],
-            "last": {name: [value for run in runs for value in run["last"][name]] for name in first["last"]},
+            "last": {
+                name: {number: mean for run in runs for number, mean in run["last"][name].items()}
+                for name in first["last"]
+            },
         }
     )
     return cell
@@ -252,8 +253,8 @@ def _caveats(cells: list[ComparedCell]) -> list[str]:
     if least < LAST:
         rounds = "one evaluated round" if least == 1 else f"{least} evaluated rounds"
         told.append(f"{cells[0]['headline']} is averaged over {rounds}: there are not {LAST}")
-    if min(cell["seeds"] for cell in cells) < _LEAST_SEEDS:
-        told.append(f"no p-values: they need at least {_LEAST_SEEDS} repetitions of both methods (--seeds)")
+    if min(cell["seeds"] for cell in cells) < 2:
+        told.append("no differences between methods: they need at least two repetitions of both (--seeds)")
     return told
 
 
@@ -288,9 +289,9 @@ def _run_figures(job: Job, path: Path) -> ComparedRun:
             "noise_reproducible": result["noise_reproducible"],
             "run": str(path),
             "last": {
-                name: figures,
-                "noise_scale": [total for _, total in seen],
-                "claimed_epsilon": [row["claimed_epsilon"] for row, _ in seen],
+                name: {job.repetition: float(np.mean(figures))},
+                "noise_scale": {job.repetition: float(np.mean([total for _, total in seen]))},
+                "claimed_epsilon": {job.repetition: float(np.mean([row["claimed_epsilon"] for row, _ in seen]))},
             },
         }
     )
@@ -306,10 +307,14 @@ def _reference(first: str, cells: list[ComparedCell], cell: ComparedCell) -> Com
     return None
 
 
-def _p_value(reference: list[float], values: list[float]) -> float | None:
-    if not np.isfinite([*reference, *values]).all():
+def _difference(reference: Mapping[int, float], values: Mapping[int, float]) -> ComparedDifference | None:
+    """The first method's figures less another's, over the repetitions that both have figures of."""
+    both = [number for number in values if number in reference]
+    both = [number for number in both if np.isfinite([reference[number], values[number]]).all()]
+    if len(both) < 2:
         return None
-    return float(mannwhitneyu(reference, values, alternative="two-sided").pvalue)
+    found = difference([reference[number] for number in both], [values[number] for number in both])
+    return {"mean": found.mean, "low": found.low, "high": found.high, "p": found.p, "seeds": found.seeds}
 
 
 def _same(stored: Recipe, wanted: Recipe) -> bool:

@@ -17,7 +17,7 @@ from rich.table import Table
 from simulations.compare.comparison import OnRow
 from simulations.compare.jobs import Job
 from simulations.compare.noise import model_noise
-from simulations.compare.rows import ComparedCell, Comparison, JointCost, score, score_spread
+from simulations.compare.rows import ComparedCell, ComparedDifference, Comparison, JointCost, score, score_spread
 from simulations.reports.headline import headline, is_share
 from simulations.reports.terminal import number
 from simulations.runs.folder import RunFolder
@@ -68,7 +68,7 @@ def progress(todo: Sequence[Job], shown: bool = True) -> Iterator[OnRow]:
 
 
 def tables(summary: Comparison) -> Group:
-    """The LaDP-FL paper's Tables II (accuracy), III (noise), V (by partition) and VIII (p-values); privacy spent."""
+    """The LaDP-FL paper's Tables II (accuracy), III (noise), V (partitions) and VIII (significance); privacy spent."""
     cells, methods = summary["cells"], summary["methods"]
     partitions = list(dict.fromkeys(cell["partition"] for cell in cells))
     parts: list[Any] = []
@@ -89,11 +89,11 @@ def tables(summary: Comparison) -> Group:
         "model: l2 norm of the noise in all rounds' means together; improvement and reduction: of the first method "
         "over the column's, averaged over the budgets"
     )
-    if any(p is not None for cell in cells for p in cell["p_values"].values()):
-        parts.append(_significance(cells, methods[0]))
+    if any(found is not None for cell in cells for found in cell["differences"].values()):
+        parts.append(_differences(cells, methods[0]))
         notes += (
-            f"; p-values: two-sided Mann-Whitney U on {rounds} of all repetitions (rounds of a run depend on each "
-            "other: an indication only)"
+            f"; differences: {methods[0]} less the row's method, paired by repetition, with the 95 % Student interval "
+            "and the p-value of no difference"
         )
     caveats = escape("\n".join(f"note: {caveat}" for caveat in summary["caveats"]))
     pictures = "\n".join(f"picture: {path}" for path in summary.get("pictures", {}).values())
@@ -230,17 +230,26 @@ def _privacy(cells: list[ComparedCell]) -> Table:
     return table
 
 
-def _significance(cells: list[ComparedCell], first: str) -> Table:
-    table = Table(title=f"p-values against {first}", title_justify="left")
+def _differences(cells: list[ComparedCell], first: str) -> Table:
+    table = Table(title=f"Differences: {first} less the others", title_justify="left")
     for name in ("method", "budget", "partition", cells[0]["headline"], "noise scale", "claimed epsilon"):
         table.add_column(name, justify="left" if name in ("method", "partition") else "right", overflow="fold")
     for cell in cells:
-        if all(p is None for p in cell["p_values"].values()):
+        if all(found is None for found in cell["differences"].values()):
             continue  # the first method's own, and those that have no runs to be compared with
         budget = "-" if cell["epsilon_budget"] is None else f"{cell['epsilon_budget']:g}"
-        shown = ["-" if p is None else f"{p:.3g}" for p in cell["p_values"].values()]
+        shares = [is_share(cell["headline"]), False, False]
+        shown = [_difference(*pair) for pair in zip(cell["differences"].values(), shares, strict=True)]
         table.add_row(cell["method"], budget, cell["partition"], *shown)
     return table
+
+
+def _difference(found: ComparedDifference | None, share: bool) -> str:
+    """As in "+1.20 (-0.31 to 2.71; p = 0.08)", shares in percentage points."""
+    if found is None:
+        return "-"
+    mean, low, high = (value * (100 if share else 1) for value in (found["mean"], found["low"], found["high"]))
+    return f"{mean:+.3g} ({low:.3g} to {high:.3g}; p = {found['p']:.2g})"
 
 
 def _title(cell: ComparedCell) -> str:

@@ -23,7 +23,7 @@ class ComparedFigures(TypedDict, total=False):
         model_noise: l2 norm of the noise in the sum of all rounds' means, root mean square.
         seconds: median wall time of a round; not kept in the comparison's file.
         epsilon, claimed_epsilon, delta, guarantee, guarantee_status, noise_reproducible: as in `RunSummary`.
-        last: of the last evaluated rounds, by name; left out of what is written.
+        last: means over the last evaluated rounds, by name and repetition; left out of what is written.
     """
 
     method: str
@@ -41,7 +41,7 @@ class ComparedFigures(TypedDict, total=False):
     guarantee: str
     guarantee_status: str
     noise_reproducible: bool
-    last: dict[str, list[float]]
+    last: dict[str, dict[int, float]]
 
 
 class ComparedRun(ComparedFigures, total=False):
@@ -58,20 +58,34 @@ class ComparedRun(ComparedFigures, total=False):
     run: str
 
 
+class ComparedDifference(TypedDict):
+    """`simulations.difference` of two cells.
+
+    Attributes:
+        mean, low, high, p, seeds: as in `Difference`.
+    """
+
+    mean: float
+    low: float
+    high: float
+    p: float
+    seeds: int
+
+
 class ComparedCell(ComparedFigures, total=False):
     """All repetitions of a method at a budget and partition; epsilons are the largest among them.
 
     Attributes:
         seeds: number of repetitions.
         noise_scale_std, model_noise_std, seconds_std: standard deviations over them; the headline has one likewise.
-        p_values: of the test against the first method, by figure; None where there is none.
+        differences: of the first method less this one, by figure; None where fewer than two repetitions have both.
     """
 
     seeds: int
     noise_scale_std: float
     model_noise_std: float
     seconds_std: float
-    p_values: dict[str, float | None]
+    differences: dict[str, ComparedDifference | None]
 
 
 class FailedRun(TypedDict):

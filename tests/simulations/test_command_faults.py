@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import random
 import resource
 import signal
 import subprocess
@@ -180,6 +181,44 @@ def test_a_command_that_is_stopped_while_it_is_imported_says_so(command: tuple[s
     out, err = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 130, err
     assert (out, err.strip()) == ("", "interrupted")
+
+
+SWALLOWED = """
+import os, signal
+class Stop:
+    def find_spec(name, path=None, target=None):
+        if name == "simulations.config.recipe":
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+                for _ in range(1000): pass
+            except BaseException:
+                pass
+sys.meta_path.insert(0, Stop)
+"""
+
+
+def test_a_stop_that_a_library_swallows_is_not_lost() -> None:
+    process = start("simulate", "digits", before=SWALLOWED)
+    out, err = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 130, err
+    assert (out, err.strip()) == ("", "interrupted")
+
+
+@pytest.mark.slow
+def test_stops_at_random_moments_of_the_start_are_never_lost(tmp_path: Path) -> None:
+    """Two hundred stops of commands that start eight at a time, so that the machine is busy."""
+    draw = random.Random(1)
+    options = ("simulate", "digits", "--engine", "local", "--rounds", 100)
+    for batch in range(25):
+        processes = [start(*options, "--run-dir", tmp_path / f"{batch}-{number}") for number in range(8)]
+        moments = sorted((draw.uniform(0.3, 12), process.pid, process) for process in processes)
+        begun = time.monotonic()
+        for moment, _, process in moments:
+            time.sleep(max(0.0, moment - (time.monotonic() - begun)))
+            process.send_signal(signal.SIGINT)
+        for moment, _, process in moments:
+            _, err = process.communicate(timeout=LIMIT_S)
+            assert process.returncode in (130, -signal.SIGINT), (batch, moment, err)  # -SIGINT: before main had begun
 
 
 def test_a_full_disk_is_said_and_the_run_goes_on_later(tmp_path: Path) -> None:

@@ -37,6 +37,9 @@ class Alike(Mechanism):
 
     bound: float = 1.0
 
+    def costs(self, layers, rounds):
+        return np.full(rounds, self.bound**2)
+
     def plan(self, layers, facts, transcript):
         clip = np.full(len(layers), self.bound / len(layers) ** 0.5)
         return ReleasePlan(

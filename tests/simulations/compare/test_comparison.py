@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rich.console import Console
-from scipy.stats import mannwhitneyu
 from typer.testing import CliRunner
 
 from fedlgm.errors import ConfigError, RunError
@@ -22,6 +21,7 @@ from simulations.compare.jobs import Job, jobs
 from simulations.config import recipe
 from simulations.config.facts import facts_of
 from simulations.runs.folder import RunFolder
+from simulations.studies.statistics import difference
 
 SMALL = [
     "federation.clients=20", "federation.rounds=6", "federation.rate=0.5", "training.epochs=1", "model.hidden=[4]",
@@ -130,7 +130,7 @@ def test_a_mechanism_of_ones_own_is_compared_by_its_dotted_name(tmp_path, monkey
     text = console.export_text()
     assert "…" not in text  # long names are folded
     assert "mean of the last evaluated round," in text
-    assert "p-values against" not in text  # of one repetition there are none
+    assert "Differences:" not in text  # of one repetition there are none
     with pytest.raises(ConfigError, match="has no 'Inverse'; did you mean 'InverseSize'"):
         small(("own_mechanism:Inverse",), 1)
 
@@ -232,11 +232,10 @@ def test_figures_are_those_of_the_runs(finished: tuple[list[Job], Path]) -> None
     assert cell["noise_scale"] == pytest.approx(
         np.mean([sum(row["noise_norm"] for row in run) for run in rows("full-dp")])
     )
-    expected = mannwhitneyu(
-        np.ravel(accuracies["ladp"]), np.ravel(accuracies["full-dp"]), alternative="two-sided"
-    ).pvalue
-    assert cell["p_values"]["accuracy"] == pytest.approx(expected)
-    assert cells["ladp", 8.0]["p_values"]["accuracy"] is None
+    expected = difference(accuracies["ladp"], accuracies["full-dp"])
+    found = cell["differences"]["accuracy"]
+    assert found == {name: pytest.approx(getattr(expected, name)) for name in ("mean", "low", "high", "p", "seeds")}
+    assert cells["ladp", 8.0]["differences"]["accuracy"] is None
     assert cell["epsilon"] <= 8.0 < cells["none", None]["epsilon"]
     # Less budget, more noise.
     assert cells["full-dp", 2.0]["noise_scale"] > 2 * cell["noise_scale"]

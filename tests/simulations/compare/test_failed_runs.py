@@ -44,7 +44,7 @@ def test_the_other_runs_of_a_comparison_go_on(tmp_path: Path) -> None:
     assert [run["method"] for run in summary["runs"]] == ["gaussian"] * 2
     assert [(run["method"], run["repetition"]) for run in summary["failed"]] == [("uniform", 0), ("uniform", 1)]
     assert summary["together"]["runs"] == 4  # what diverged was released, too
-    assert summary["cells"][0]["p_values"]["accuracy"] is None  # the first method has no runs to compare with
+    assert summary["cells"][0]["differences"]["accuracy"] is None  # the first method has no runs to compare with
     assert json.loads((out / "compare.json").read_text())["failed"][0]["message"].startswith("training diverged")
     comparison_figures.draw([job for job in todo if job.folder not in failed], out)
     console = Console(width=200, record=True, file=StringIO())

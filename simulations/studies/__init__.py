@@ -1,0 +1,1 @@
+"""Studies: many runs beside each other, and what their figures show."""

@@ -1,0 +1,71 @@
+"""The test that every comparison uses: paired by seed, over seed means."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedlgm.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How much higher one method's figures are than another's, over the same seeds.
+
+    Attributes:
+        mean: mean of the differences.
+        low, high: two-sided 95 % Student interval.
+        p: two-sided p-value of no difference.
+        seeds: number of pairs.
+    """
+
+    mean: float
+    low: float
+    high: float
+    p: float
+    seeds: int
+
+
+def difference(a: Any, b: Any) -> Difference:
+    """Paired difference a - b over seeds: mean, 95 % interval and p-value.
+
+    Runs of one seed share their start and the division of the data, so they are paired. Rounds of one run depend on
+    each other, so each run counts as one figure: its mean. The test is Student's t over the differences of these.
+
+    Args:
+        a: figures of one method, [seeds], or [seeds, rounds] of the last rounds.
+        b: those of the other in the same order of seeds, of the same shape.
+
+    Returns:
+        The difference. Where all seeds differ by exactly the same, the interval has no width, and p is 1 for no
+        difference and 0 for another one.
+
+    Raises:
+        ConfigError: shapes that differ, fewer than two seeds, or figures that are not finite.
+
+    Example:
+        >>> found = difference([72.0, 73.0, 75.0], [71.0, 71.0, 72.0])
+        >>> [round(value, 3) for value in (found.mean, found.low, found.high, found.p)]
+        [2.0, -0.484, 4.484, 0.074]
+    """
+    first, second = (np.asarray(values, dtype=np.float64) for values in (a, b))
+    if first.shape != second.shape or first.ndim not in (1, 2):
+        raise ConfigError(
+            "a difference is paired by seed: both sides must be arrays [seeds] or [seeds, rounds] of one shape, got "
+            f"{list(first.shape)} and {list(second.shape)}"
+        )
+    if len(first) < 2 or first.size == 0:
+        raise ConfigError(f"a difference needs at least two seeds and one round, got {list(first.shape)}")
+    if not (np.isfinite(first).all() and np.isfinite(second).all()):
+        raise ConfigError("a difference needs finite figures: leave out the seeds of which one has none, on both sides")
+    pairs = (first - second).reshape(len(first), -1).mean(axis=1)
+    mean = float(pairs.mean())
+    if np.ptp(pairs) <= 1e-12 * np.abs(pairs).max():  # equal but for rounding
+        return Difference(mean, mean, mean, 1.0 if mean == 0 else 0.0, len(pairs))
+    from scipy.special import stdtr, stdtrit  # Student's law; imported where it is needed, since it takes a moment
+
+    freedom, error = len(pairs) - 1, float(pairs.std(ddof=1)) / len(pairs) ** 0.5
+    reach = float(stdtrit(freedom, 0.975)) * error
+    return Difference(mean, mean - reach, mean + reach, float(2 * stdtr(freedom, -abs(mean) / error)), len(pairs))

@@ -1,0 +1,97 @@
+"""The paired test of comparisons: known answers, level, coverage and power by simulation, refusals."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+import simulations
+from fedlgm.errors import ConfigError
+from simulations import difference
+
+ROUNDS, TRIALS = 5, 5000
+
+
+def runs(draw: np.random.Generator, seeds: int, within: float) -> np.ndarray:
+    """Two methods without a difference: [2, seeds, rounds]; rounds of a run correlate, and seeds share their start."""
+    start = draw.normal(size=(1, seeds, 1))
+    run = draw.normal(size=(2, seeds, 1))
+    return start + np.sqrt(within) * run + np.sqrt(1 - within) * draw.normal(size=(2, seeds, ROUNDS))
+
+
+def test_known_answer() -> None:
+    found = difference([2.0, 3.0, 4.0], [1.0, 1.0, 1.0])  # t = 2 / (1 / sqrt(3)), 2 degrees of freedom
+    assert (found.mean, found.seeds) == (2.0, 3)
+    assert found.p == pytest.approx(0.07417990, rel=1e-6)
+    assert (found.low, found.high) == pytest.approx((2 - 4.302653 / 3**0.5, 2 + 4.302653 / 3**0.5), rel=1e-6)
+    assert simulations.difference is difference
+
+
+@given(st.lists(st.tuples(*[st.floats(-100, 100)] * 2), min_size=2, max_size=12))
+def test_it_is_students_paired_test(pairs: list[tuple[float, float]]) -> None:
+    a, b = np.array(pairs).T
+    if np.ptp(a - b) < 1e-6:
+        return
+    found, test = difference(a, b), stats.ttest_rel(a, b)
+    interval = test.confidence_interval(0.95)
+    assert (found.p, found.low, found.high) == pytest.approx((test.pvalue, interval.low, interval.high), rel=1e-6)
+
+
+def test_rounds_of_a_run_count_as_their_mean() -> None:
+    draw = np.random.default_rng(1)
+    a, b = draw.normal(size=(2, 4, 5))
+    whole, means = difference(a, b), difference(a.mean(axis=1), b.mean(axis=1))
+    assert (whole.mean, whole.low, whole.high, whole.p) == pytest.approx((means.mean, means.low, means.high, means.p))
+    repeated = difference(np.repeat(a, 100, axis=1), np.repeat(b, 100, axis=1))
+    assert repeated.p == pytest.approx(difference(a, b).p)
+
+
+@pytest.mark.parametrize("within", [0.0, 0.3, 0.9])
+@pytest.mark.parametrize("seeds", [3, 5, 10])
+def test_level_and_coverage(seeds: int, within: float) -> None:
+    draw = np.random.default_rng(1000 * seeds + int(10 * within))
+    found = [difference(*runs(draw, seeds, within)) for _ in range(TRIALS)]
+    assert np.mean([each.p < 0.05 for each in found]) <= 0.06
+    assert 0.94 <= np.mean([each.low <= 0 <= each.high for each in found]) <= 0.96
+
+
+def test_the_test_that_takes_rounds_for_repetitions_fails_that_check() -> None:
+    """Power: what comparisons printed before has false alarms at any number of seeds."""
+    draw = np.random.default_rng(2)
+    for seeds in (3, 10):
+        pairs = [runs(draw, seeds, 0.9) for _ in range(300)]
+        alarms = [stats.mannwhitneyu(np.ravel(a), np.ravel(b)).pvalue < 0.05 for a, b in pairs]
+        assert np.mean(alarms) > 0.15
+
+
+def test_a_true_difference_is_found() -> None:
+    draw = np.random.default_rng(3)
+    found = [difference(a + 1.5, b) for a, b in (runs(draw, 10, 0.5) for _ in range(200))]
+    assert np.mean([each.p < 0.05 and each.mean > 0 for each in found]) > 0.9
+
+
+def test_seeds_that_agree_exactly() -> None:
+    same = difference([1.0, 2.0], [1.0, 2.0])
+    assert (same.mean, same.low, same.high, same.p) == (0.0, 0.0, 0.0, 1.0)
+    shifted = difference([1.1, 2.1], [1.0, 2.0])
+    assert (shifted.low, shifted.p) == (pytest.approx(0.1), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "message"),
+    [
+        ([1.0], [2.0], "at least two seeds"),
+        ([], [], "at least two seeds"),
+        ([1.0, 2.0], [1.0], r"paired by seed.*\[2\] and \[1\]"),
+        ([[1.0, 2.0]] * 2, [1.0, 2.0], "paired by seed"),
+        (1.0, 2.0, "paired by seed"),
+        ([1.0, np.nan], [1.0, 2.0], "finite figures"),
+        ([1.0, np.inf], [1.0, 2.0], "finite figures"),
+    ],
+)
+def test_what_cannot_be_paired_is_refused(a, b, message) -> None:
+    with pytest.raises(ConfigError, match=message):
+        difference(a, b)
