@@ -247,6 +247,11 @@ class ReleasePlan:
         return self.position
 
     @property
+    def protects(self) -> str:
+        """Unit and neighbouring relation of the event, for the ledger."""
+        return f"{self.guarantee.unit}, {self.facts.relation}"
+
+    @property
     def protected(self) -> bool:
         """Whether the event is that of a private release; False for `UnprotectedPlan`s alone."""
         return True

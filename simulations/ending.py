@@ -59,6 +59,8 @@ def ending(command: Callable[[], object]) -> None:
     """
     from fedlgm.errors import FedlgmError, out_of_memory
 
+    _said.clear()  # a process may run several commands, one after the other
+    _leaving.clear()
     for number in _STOPPING:
         # Ctrl-C likewise: a KeyboardInterrupt in code that a library runs from a string would make Python end itself by
         # the signal, whatever status is asked for. Who started us may have it ignored, and it stays so.

@@ -67,7 +67,8 @@ class Releaser:
             noising = Noising.of(values, plan, self.keys, round, SERVER, backend, self.run_noise)
             if self.costs(plan):
                 key = noising.name
-                self.ledger.charge(self._event(plan, round, key), round=round, key=key, claim=plan.claim)
+                event = self._event(plan, round, key)
+                self.ledger.charge(event, round=round, key=key, claim=plan.claim, protects=plan.protects)
             noising.add_()
             if watched is not None:
                 watched.observe(round, plan, values)
@@ -78,8 +79,9 @@ class Releaser:
         """Local trust: charge clients before they are asked, since they release at once."""
         if plan.facts.trust == "local" and self.costs(plan):
             for client in clients:
+                key = self._client_key(round, client)
                 self.ledger.charge(
-                    plan.event, round=round, client=client, key=self._client_key(round, client), claim=plan.claim
+                    plan.event, round=round, client=client, key=key, claim=plan.claim, protects=plan.protects
                 )
 
     def costs(self, plan: ReleasePlan) -> bool:

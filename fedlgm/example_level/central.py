@@ -107,7 +107,7 @@ def train(
         # Named by what it releases, also where a public seed gives every training the same noise: another training on
         # the same ledger is charged, the same one made again is not.
         named = Noising.of(total.total, plan, KeyRing(keys.root, secret=True), step)
-        ledger.charge(plan.event, round=step, key=named.name)
+        ledger.charge(plan.event, round=step, key=named.name, protects=plan.protects)
         mean = release(total.total, plan, keys, step).div_(plan.denominator).float()
         trainer.weights.add_(plan.expand(mean), alpha=lr)
         transcript = transcript.extend(trainer.weights.clone(), mean, plan)

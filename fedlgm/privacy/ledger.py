@@ -7,6 +7,9 @@ same bits, so it is one row; repeated with fresh noise it is a second row. The l
 In a run whose rounds are not charged one by one (`fedlgm.privacy.whole_run`) a row's round is its position in the run,
 and its event what the round adds to the cost of the rounds before it.
 
+All rows of a ledger protect the same unit under the same neighbouring relation: epsilons of unlike releases do not add
+up. A row that states another protection than the rows before it is refused.
+
 Rows are chained by hash: a row's head covers all rows before it and the run that owns the ledger. Whoever kept a head
 (checkpoints, results and terminals do) can tell that a row below it was edited, deleted or reordered. A chain has no
 secret: who replaces the ledger and everything that holds its heads is not detected.
@@ -16,7 +19,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +48,7 @@ class Charge:
         client: the releasing client under local trust, `SERVER` under central trust.
         event: what the release costs, as proven.
         claim: what the method's authors would charge, where that differs; empty elsewhere.
+        protects: unit and neighbouring relation of the event, as in "client, add-remove"; "" where they are not stated.
 
     Example:
         >>> import tempfile
@@ -52,13 +56,14 @@ class Charge:
         >>> with Ledger(Path(tempfile.mkdtemp()) / "ledger.sqlite", owner="a run") as ledger:
         ...     ledger.charge(gaussian_event(2.0), round=3, key="noise 3")
         ...     next(ledger.charges())
-        Charge(round=3, client=-1, event=GaussianDpEvent(noise_multiplier=2.0), claim={})
+        Charge(round=3, client=-1, event=GaussianDpEvent(noise_multiplier=2.0), claim={}, protects='')
     """
 
     round: int
     client: int
     event: dp_event.DpEvent
     claim: Claim
+    protects: str = ""
 
 
 class Head(NamedTuple):
@@ -143,6 +148,11 @@ class Ledger:
         columns = {row[1] for row in self._db.execute("PRAGMA table_info(charges)")}
         if "head" not in columns:
             raise LedgerError(f"the ledger {self.path} is of an earlier version of fedlgm, whose rows have no hashes")
+        self._protects = "protects"
+        if "protects" not in columns and owner is None:
+            self._protects = "''"  # a file of an earlier version, which is read as it lies
+        elif "protects" not in columns:
+            self._db.execute("ALTER TABLE charges ADD COLUMN protects TEXT NOT NULL DEFAULT ''")
         if owner is not None:
             self._db.execute("INSERT OR IGNORE INTO meta VALUES ('owner', ?)", (owner,))
             (found,) = self._db.execute("SELECT value FROM meta WHERE key = 'owner'").fetchone()
@@ -164,6 +174,7 @@ class Ledger:
         key: str,
         client: int = SERVER,
         claim: Claim | None = None,
+        protects: str = "",
     ) -> None:
         """Record one release; returns only after the row is on disk.
 
@@ -173,12 +184,15 @@ class Ledger:
             key: fingerprint of the noise key: the same key on the same round is the same release.
             client: the releasing client under local trust, `SERVER` under central trust.
             claim: what the method's authors would charge, if that differs: {"epsilon": e} adds up naively.
+            protects: unit and relation of the event (`ReleasePlan.protects`); "" does not state them.
 
         Raises:
-            LedgerError: the row cannot be written, or the key has been charged for this round at another cost.
+            LedgerError: the row cannot be written, the key has been charged for this round at another cost, or earlier
+                rows protect another unit or under another relation.
         """
         row = (round, client, key, json.dumps(privacy.events.encode(event)), json.dumps(claim or {}))
         with self._translated(), self._writing():
+            self._refuse_unlike(protects)
             charged = self._db.execute(
                 "SELECT event FROM charges WHERE round = ? AND client = ? AND key = ?", row[:3]
             ).fetchone()
@@ -186,13 +200,23 @@ class Ledger:
                 charged = (row[3],)
                 count, head = self.head()
                 self._db.execute(
-                    "INSERT INTO charges (number, round, client, key, event, claim, head) VALUES (?,?,?,?,?,?,?)",
-                    (count + 1, *row, next_head(head, *map(str, row))),
+                    "INSERT INTO charges (number, round, client, key, event, claim, protects, head)"
+                    " VALUES (?,?,?,?,?,?,?,?)",
+                    (count + 1, *row, protects, _head(head, (*row, protects))),
                 )
         if charged[0] != row[3]:
             raise LedgerError(
                 f"round {round} of {self.path} was charged with the same noise for another release: a run cannot be "
                 "repeated under a changed plan; start a new run"
+            )
+
+    def _refuse_unlike(self, protects: str) -> None:
+        query = "SELECT protects FROM charges WHERE protects NOT IN ('', ?) LIMIT 1"
+        other = self._db.execute(query, (protects,)).fetchone() if protects else None
+        if other is not None:
+            raise LedgerError(
+                f"the ledger {self.path} holds releases that protect ({other[0]}), this one protects ({protects}): "
+                "their epsilons do not add up; charge it to another ledger"
             )
 
     @contextmanager
@@ -243,10 +267,10 @@ class Ledger:
         heads, rounds = [value], set()
         with self._translated():
             rows = self._db.execute(
-                "SELECT number, head, round, client, key, event, claim FROM charges ORDER BY number"
+                f"SELECT number, head, round, client, key, event, claim, {self._protects} FROM charges ORDER BY number"
             ).fetchall()
         for expected, (number, head, *fields) in enumerate(rows, start=1):
-            value = next_head(value, *map(str, fields))
+            value = _head(value, fields)
             if number != expected or head != value:
                 raise LedgerError(
                     f"{name} was changed: row {expected} (round {fields[0]}) does not follow from the rows before it"
@@ -269,9 +293,17 @@ class Ledger:
     def charges(self) -> Iterator[Charge]:
         """All rows by round."""
         with self._translated():
-            rows = self._db.execute("SELECT round, client, event, claim FROM charges ORDER BY round, client, key")
-            for round_, client, event, claim in rows:
-                yield Charge(round_, client, privacy.events.decode(json.loads(event)), json.loads(claim))
+            rows = self._db.execute(
+                f"SELECT round, client, event, claim, {self._protects} FROM charges ORDER BY round, client, key"
+            )
+            for round_, client, event, claim, protects in rows:
+                yield Charge(round_, client, privacy.events.decode(json.loads(event)), json.loads(claim), protects)
+
+    def protects(self) -> str:
+        """Unit and relation that the rows state, as in "client, add-remove"; "" where none does."""
+        with self._translated():
+            row = self._db.execute(f"SELECT MAX({self._protects}) FROM charges").fetchone()
+        return str(row[0] or "")
 
     def epsilon(self, delta: float, accountant: str = "pld", through: int | None = None, abandoned: int = 0) -> float:
         """Proven epsilon at `delta` of everything charged: of the worst-off participant under local trust.
@@ -373,6 +405,11 @@ class Ledger:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _head(before: str, row: Sequence[object]) -> str:
+    """Head after a row whose last field is what it protects; rows of earlier versions have none in their hash."""
+    return next_head(before, *map(str, row if row[-1] else row[:-1]))
 
 
 def _last(through: int | None) -> int:

@@ -18,6 +18,7 @@ CREATE TABLE IF NOT EXISTS charges (
     event TEXT NOT NULL,
     claim TEXT NOT NULL,
     head TEXT NOT NULL,
+    protects TEXT NOT NULL DEFAULT '', -- unit and relation; empty in rows of earlier versions
     charged_on TEXT NOT NULL DEFAULT (date('now')), -- no time of day: how long rounds take shows how many took part
     UNIQUE (round, client, key)
 );

@@ -202,21 +202,32 @@ def _without_times(row: ComparedFigures) -> dict[str, object]:
 def together(done: Sequence[Job], out: Path) -> JointCost:
     """What all runs of a set cost together, by composition over everything that was released from the data.
 
-    A run's worst-off participant stands for all of its participants; the events of all runs are composed.
+    A run's worst-off participant stands for all of its participants; the events of all runs are composed. Releases that
+    protect different things have no joint figure: other units, other relations, or clients that hold other data.
     """
     events: list[tuple[Any, int]] = []
     protected_runs = 0
+    protections = set()
     for job in done:
+        protections.add(f"{job.recipe.unit}, {job.recipe.relation}")
         with Ledger(out / job.folder / "ledger.sqlite") as ledger:
             own = ledger.worst_profile()
         if all(is_private(event) for event, _ in own):
             protected_runs += 1
             events += own
     delta = max(job.recipe.privacy.delta for job in done)
-    protected = accounting.composed_epsilon(events, delta) if events else 0.0
+    why = None
+    if len(protections) > 1:
+        why = f"the runs protect different things ({'; '.join(sorted(protections))}), whose epsilons do not add up"
+    elif len({(job.partition, job.recipe.federation.clients) for job in done}) > 1 and any(
+        job.recipe.unit == "client" for job in done
+    ):
+        why = "a client holds other data in each partition, so there is no client whose epsilons add up"
+    protected = None if why else accounting.composed_epsilon(events, delta) if events else 0.0
     return {
         "epsilon": protected if protected_runs == len(done) else float("inf"),
         "epsilon_protected": protected,
+        "why": why,
         "runs": len(done),
         "runs_protected": protected_runs,
         "delta": delta,

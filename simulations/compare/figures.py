@@ -104,6 +104,8 @@ def tables(summary: Comparison) -> Group:
 
 def _together(cost: JointCost) -> str:
     """What publishing all cells side by side costs."""
+    if cost["epsilon_protected"] is None:
+        return f"published together, the runs have no joint epsilon: {cost['why']}"
     said = f"published together, {cost['runs_protected']} runs cost epsilon {number(cost['epsilon_protected'])}"
     others = cost["runs"] - cost["runs_protected"]
     rest = f"; with the other {others}, which are not private, no bound holds" if others else ""

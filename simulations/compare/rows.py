@@ -108,14 +108,16 @@ class JointCost(TypedDict):
     """What all runs cost together.
 
     Attributes:
-        epsilon: of all runs.
-        epsilon_protected: of those whose releases are private.
+        epsilon: of all runs; infinite if one is not private, None where there is no joint figure.
+        epsilon_protected: of those whose releases are private; None where there is no joint figure.
+        why: why there is none.
         runs, runs_protected: how many these are.
         delta: the largest among the recipes.
     """
 
-    epsilon: float
-    epsilon_protected: float
+    epsilon: float | None
+    epsilon_protected: float | None
+    why: str | None
     runs: int
     runs_protected: int
     delta: float

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -20,6 +21,7 @@ from patience import LIMIT_S, wait_until
 
 from simulations import launch
 from simulations.config.recipe import Recipe
+from simulations.ending import ending
 from tests.support.forked import ForkedCommand
 
 SLOW = ("--set", "federation.clients=40", "--set", "privacy.delta=1e-3", "--set", "training.epochs=10")
@@ -148,13 +150,18 @@ last = Last()
 
 @pytest.mark.parametrize(("name", "status"), [("SIGTERM", 143), ("SIGINT", 130)])
 def test_a_signal_that_python_drops_still_ends_the_command(tmp_path: Path, name: str, status: int) -> None:
-    """In a `__del__` or a callback of an import lock, exceptions are printed and dropped."""
+    """Exceptions are printed and dropped in a `__del__`; the command may be the second one of its process."""
+
+    def before() -> None:
+        sys.path.insert(0, str(tmp_path))
+        with suppress(SystemExit):
+            ending(lambda: None)
+
     (tmp_path / "stopped_in_del.py").write_text(STOPPED_IN_DEL.format(name=name))
     options = ("--engine", "local", "--rounds", 200, *SLOW, "--set", "model.name=stopped_in_del:net")
     command = ForkedCommand(
-        tmp_path / "said", "simulate", "digits", *options, "--run-dir", tmp_path / "run",
-        before=lambda: sys.path.insert(0, str(tmp_path)),
-    )  # fmt: skip
+        tmp_path / "said", "simulate", "digits", *options, "--run-dir", tmp_path / "run", before=before
+    )
     ended, _, err = command.end()
     assert ended == status, err
     assert "Traceback" not in err

@@ -326,3 +326,46 @@ def test_clients_of_another_number_are_part_of_the_hash(tmp_path):
         with pytest.raises(LedgerError, match="was changed"):
             ledger.verify()
     assert SERVER == -1
+
+
+class TestWhatRowsProtect:
+    """Unit and relation stand in the row and in its hash; unlike releases are not added up."""
+
+    def test_another_protection_is_refused_before_anything_is_charged(self, tmp_path):
+        with Ledger(tmp_path / "ledger.sqlite", "a run") as ledger:
+            ledger.charge(EVENT, round=1, key="1", protects="client, add-remove")
+            for other in ("client, replace-one", "example, add-remove"):
+                with pytest.raises(
+                    LedgerError, match=rf"protect \(client, add-remove\), this one protects \({other}\)"
+                ):
+                    ledger.charge(EVENT, round=2, key="2", protects=other)
+            ledger.charge(EVENT, round=2, key="2", protects="client, add-remove")
+            assert (ledger.position(), ledger.protects()) == (2, "client, add-remove")
+            assert {charge.protects for charge in ledger.charges()} == {"client, add-remove"}
+
+    @pytest.mark.parametrize("edited", ["client, zero-out", "example, add-remove", ""])
+    def test_an_edit_of_it_is_noticed(self, tmp_path, edited):
+        path = tmp_path / "ledger.sqlite"
+        with Ledger(path, "a run") as ledger:
+            ledger.charge(EVENT, round=1, key="1", protects="client, add-remove")
+        sql(path, f"UPDATE charges SET protects = '{edited}'")
+        with pytest.raises(LedgerError, match="row 1"):
+            check(path)
+
+    def test_it_cannot_be_given_to_rows_that_state_none(self, charged):
+        path, _ = charged
+        sql(path, "UPDATE charges SET protects = 'client, zero-out' WHERE number = 2")
+        with pytest.raises(LedgerError, match="row 2"):
+            check(path)
+
+    def test_a_ledger_of_the_version_before_is_read_as_it_lies_and_goes_on(self, charged):
+        path, head = charged
+        sql(path, "ALTER TABLE charges DROP COLUMN protects")
+        before = path.read_bytes()
+        with Ledger(path) as ledger:
+            assert (ledger.verify([head]), ledger.protects()) == (head, "")
+            assert all(charge.protects == "" for charge in ledger.charges())
+        assert path.read_bytes() == before
+        with Ledger(path, "a run") as ledger:
+            ledger.charge(EVENT, round=6, key="6", protects="client, add-remove")
+            assert ledger.verify([head]).rows == 6

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from fedlgm.keys import KeyRing
 from fedlgm.privacy.gaussian import gaussian_epsilon
 from fedlgm.privacy.ledger import Ledger
 from simulations import launch
 from simulations.compare import comparison as comparing
+from simulations.compare import figures as comparison_figures
 from simulations.compare.jobs import Job, jobs
 from simulations.config.assembly import Assembly
 from simulations.runs.folder import RunFolder
@@ -151,6 +155,28 @@ class TestWhatAComparisonCosts:
         with Ledger(tmp_path / todo[0].folder / "ledger.sqlite") as ledger:
             assert together["epsilon_protected"] == pytest.approx(ledger.epsilon(1e-5), rel=1e-6)
         assert (together["runs"], together["runs_protected"]) == (2, 1)
+
+    @pytest.mark.parametrize(
+        ("more", "partitions", "why"),
+        [
+            ([], ("iid", "dirichlet"), "a client holds other data in each partition"),
+            (
+                ["gaussian/privacy.relation=replace-one"],
+                ("iid",),
+                r"different things \(client, add-remove; client, replace-one\)",
+            ),
+        ],
+    )
+    def test_runs_that_protect_different_things_have_no_joint_epsilon(self, tmp_path, more, partitions, why):
+        todo = jobs("digits", METHODS, 1, [*SMALL, "run.seed=0", *more], (8.0,), partitions)
+        comparing.run(todo, tmp_path)
+        summary = comparing.summarise(todo, tmp_path)
+        together = summary["together"]
+        assert (together["epsilon"], together["epsilon_protected"]) == (None, None)
+        assert re.search(why, together["why"])
+        console = Console(width=300, record=True, file=StringIO())
+        console.print(comparison_figures.tables(summary))
+        assert "the runs have no joint epsilon" in console.export_text()
 
     def test_every_cell_carries_its_guarantee(self, summary):
         *_, figures = summary
