@@ -1,7 +1,7 @@
 """Seeded runs give the models and ledgers that they gave before: a change of structure changes no bit.
 
-The digests were recorded with AVX-512 on a processor of AMD. Other instruction sets and kernels add up in another order,
-so the digests are not compared there.
+The digests were recorded with AVX-512 on a processor of AMD. Other instruction sets and kernels add up in another
+order, so the digests are not compared there.
 """
 
 from __future__ import annotations
