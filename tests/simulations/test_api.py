@@ -129,3 +129,10 @@ def test_other_data_leave_the_keys_of_a_folder_of_images_behind() -> None:
 def test_no_epsilon_stands_without_its_guarantee(tmp_path: Path) -> None:
     result = simulations.simulate(**OBJECTS, overrides=(text for text in SMALL), run_dir=tmp_path / "run")
     assert re.search(r"epsilon \d.*, proven \(client-level, add-remove", repr(result))
+
+
+def test_overrides_may_be_a_mapping(tmp_path: Path) -> None:
+    changes = {"federation.rounds": 1, "run.seed": None, "mechanism.name": "gaussian", "model.hidden": [8]}
+    recipe = simulations.simulate(overrides=changes, run_dir=tmp_path / "run")._assembly.recipe
+    assert (recipe.federation.rounds, recipe.run.seed, recipe.mechanism.name) == (1, None, "gaussian")
+    assert recipe.model.options["hidden"] == [8]
