@@ -189,7 +189,7 @@ def simulate(
         task: a `fedlgm.tasks.Task`, or a function (outputs [n, ...], targets [n, ...]) -> losses [n].
         data: a `fedlgm.data.DataSet`, or {"train": (x, y), "test": (x, y), "clients": [index arrays]} of NumPy arrays
             x [n, ...] and y [n, ...], with "clients" or "users" [n] where the data have clients of their own; else the
-            recipe's partition divides the training set.
+            recipe's partition divides the training set. The public seed of a bundled recipe is then left out.
         mechanism: a `fedlgm.Mechanism`.
         partition: a Partitioner of flwr-datasets, or a function (data, clients, seed) -> indices of each client.
         server_optimizer: an object with `step(model, mean_update)`, both of shape [parameters].
@@ -272,6 +272,10 @@ def _known(options: Mapping[str, Any]) -> None:
 def _recipe(recipe: str | Path | Recipe | None, own: Own, names: list[str], overrides: Overrides) -> Recipe:
     raw = recipe.model_dump(exclude_none=True) if isinstance(recipe, Recipe) else recipes.read(recipe)
     own.into(raw)
+    if own.data is not None and (recipe is None or recipe in recipes.names()):
+        # A bundled recipe's name and public seed belong to its public data: with the seed anybody can draw the noise.
+        raw["name"] = "own-data"
+        raw.get("run", {}).pop("seed", None)
     recipes.override(raw, names)
     recipes.override(raw, overrides)
     return recipes.validate(raw)
