@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,7 @@ from simulations.config.sections import Deployment
 from simulations.deploy.layout import DeploymentFolder
 from simulations.deploy.rows import Work
 from simulations.runs.folder import RunFolder
-from simulations.runs.rows import FullRow, OnRound
+from simulations.runs.rows import FullRow
 from simulations.runs.server import serve
 from strategies.node.answers import AnswerCheck
 from strategies.node.enrolment import Enrolment
@@ -104,6 +104,19 @@ class NodesRecord:
         """Keep what became of a round's questions."""
         self._folder.append_private(REPORT, json.dumps(asdict(report)))
 
+    def counted(self, row: FullRow, enrolment: Enrolment) -> None:
+        """Print a round's line, and name the nodes whose signed answers broke a rule and count as zero."""
+        figures = f", accuracy {row['accuracy']:.4f}, epsilon {row['epsilon']:.3f}" if "accuracy" in row else ""
+        rejected = {
+            enrolment[failure["client"]].name: failure["reason"]
+            for failure in row.get("failures", [])
+            if failure["kind"] == "rejected"
+        }
+        broken = "".join(f"; {name} counts as zero, its answer was rejected: {why}" for name, why in rejected.items())
+        self.say(f"round {row['round']}: {row['cohort']} nodes asked, {row['seconds']:.2f} s{figures}{broken}")
+        if rejected:
+            self._folder.append_private(REPORT, json.dumps({"round": row["round"], "rejected": rejected}))
+
 
 def make_server_app() -> ServerApp:
     """ServerApp that runs, or continues, the run folder named in the run config."""
@@ -133,17 +146,9 @@ def make_server_app() -> ServerApp:
             round_timeout=federation.round_timeout, quorum=federation.quorum, max_failures=federation.max_failures,
             simulated=recipe.run.test_mode,
         )  # fmt: skip
-        serve(nodes, assembly, folder, "deployment", _tell(record.say), nodes=enrolled)
+        serve(nodes, assembly, folder, "deployment", partial(record.counted, enrolment=enrolment), nodes=enrolled)
 
     return app
-
-
-def _tell(say: Callable[[str], None]) -> OnRound:
-    def tell(row: FullRow) -> None:
-        figures = f", accuracy {row['accuracy']:.4f}, epsilon {row['epsilon']:.3f}" if "accuracy" in row else ""
-        say(f"round {row['round']}: {row['cohort']} nodes asked, {row['seconds']:.2f} s{figures}")
-
-    return tell
 
 
 def _patience(recipe: Recipe) -> Patience:
