@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from fedlgm.errors import RunError
+from fedlgm.errors import ConfigError, RunError
 from simulations import launch
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly, settled
+from simulations.config.messages import keys_like
 from simulations.config.own import Own, own_of
-from simulations.config.recipe import Recipe
+from simulations.config.recipe import Overrides, Recipe
 from simulations.launch import Engine
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import LayerRow, OnRound, RoundRow, RunSummary
@@ -161,7 +162,7 @@ def simulate(
     mechanism: Any = None,
     partition: Any = None,
     server_optimizer: Any = None,
-    overrides: Iterable[str] = (),
+    overrides: Overrides = (),
     engine: Engine = "local",
     run_dir: Path | str | None = None,
     progress: OnRound | None = None,
@@ -188,12 +189,13 @@ def simulate(
         task: a `fedlgm.tasks.Task`, or a function (outputs [n, ...], targets [n, ...]) -> losses [n].
         data: a `fedlgm.data.DataSet`, or {"train": (x, y), "test": (x, y), "clients": [index arrays]} of NumPy arrays
             x [n, ...] and y [n, ...], with "clients" or "users" [n] where the data have clients of their own; else the
-            recipe's partition divides the training set.
+            recipe's partition divides the training set. The public seed of a bundled recipe is then left out.
         mechanism: a `fedlgm.Mechanism`.
         partition: a Partitioner of flwr-datasets, or a function (data, clients, seed) -> indices of each client.
         server_optimizer: an object with `step(model, mean_update)`, both of shape [parameters].
-        overrides: "section.key=value" for the recipe, such as "run.seed=none" for data that need protection: the
-            noise of a run with a seed can be drawn again.
+        overrides: changes of the recipe, {"section.key": value} or a list of "section.key=value"; None (or "none")
+            removes a value, such as "run.seed" for data that need protection: the noise of a run with a seed can be
+            drawn again.
         engine: "local" (this process), "ray" (resident actors) or "flower" (Flower's simulation runtime).
         run_dir: folder to create; by default `runs/<recipe>-<time>`.
         progress: called with each round's row.
@@ -212,6 +214,7 @@ def simulate(
     }  # fmt: skip
     texts = [f"{_KEYS.get(name, f'{name}.name')}={value}" for name, value in given.items() if isinstance(value, str)]
     objects = own_of({name: value for name, value in given.items() if not isinstance(value, str)})
+    _known(options)
     parsed = _recipe(recipe, objects, texts, overrides)
     summary = launch.simulate(parsed, engine=engine, run_dir=run_dir, progress=progress, own=objects, **options)
     return _result(summary, objects)
@@ -254,9 +257,25 @@ def resume(
     return _result(launch.resume(run, engine=engine, progress=progress, own=own, **options), own)  # type: ignore[arg-type]
 
 
-def _recipe(recipe: str | Path | Recipe | None, own: Own, names: list[str], overrides: Iterable[str]) -> Recipe:
+_LAUNCHING = ("workers", "ray_address", "supernodes", "on_folder", "trackers")
+
+
+def _known(options: Mapping[str, Any]) -> None:
+    """Refuse an argument that `simulate` does not have, and say where a recipe has such a key."""
+    for name, value in options.items():
+        if name not in _LAUNCHING:
+            keys = keys_like(name, Recipe)
+            hint = f"; a recipe has the key {keys[0]}: overrides={{'{keys[0]}': {value!r}}}" if keys else ""
+            raise ConfigError(f"simulate has no argument {name!r}{hint}")
+
+
+def _recipe(recipe: str | Path | Recipe | None, own: Own, names: list[str], overrides: Overrides) -> Recipe:
     raw = recipe.model_dump(exclude_none=True) if isinstance(recipe, Recipe) else recipes.read(recipe)
     own.into(raw)
+    if own.data is not None and (recipe is None or recipe in recipes.names()):
+        # A bundled recipe's name and public seed belong to its public data: with the seed anybody can draw the noise.
+        raw["name"] = "own-data"
+        raw.get("run", {}).pop("seed", None)
     recipes.override(raw, names)
     recipes.override(raw, overrides)
     return recipes.validate(raw)

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+import typer.core
+from click import Context, NoSuchOption, UsageError
 from rich.console import Console
 
 from simulations.applications.rows import ApplicationResult
@@ -17,7 +19,30 @@ from simulations.deploy import commands, node_commands
 from simulations.ending import ending, interrupted
 from simulations.risk.command import risk
 
+
+class _Commands(typer.core.TyperGroup):
+    """Commands that say, for an option that they do not have, which key of the recipe it is."""
+
+    def invoke(self, ctx: Context) -> Any:
+        """Run the command that the arguments name."""
+        try:
+            return super().invoke(ctx)
+        except NoSuchOption as error:
+            options = error.ctx.command.params if error.ctx is not None else []
+            if any("--set" in option.opts for option in options):
+                from simulations.config.messages import keys_like
+                from simulations.config.recipe import Recipe
+
+                name = error.option_name.strip("-").replace("-", "_")
+                found = " or ".join(f"--set {key}=VALUE" for key in keys_like(name, Recipe))
+                if found:
+                    said = f"No such option {error.option_name!r}: it is a key of the recipe, use {found}."
+                    raise UsageError(said, error.ctx) from error
+            raise
+
+
 app = typer.Typer(
+    cls=_Commands,
     help="Layer-wise differentially private federated learning: every mechanism, one honest accountant.",
     no_args_is_help=True,
     add_completion=False,

@@ -8,9 +8,8 @@ import numbers
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from flwr.app import ArrayRecord
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from torch import Tensor, nn
@@ -31,6 +30,8 @@ from strategies.layerwise import LayerwiseFedAvg
 from strategies.nodes import OneNodePerClient
 from strategies.releaser import Releaser
 from strategies.server_optimizer import ServerStep, server_step
+
+Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
 class PrivateFedAvg(LayerwiseFedAvg):
@@ -57,7 +58,9 @@ class PrivateFedAvg(LayerwiseFedAvg):
         rate: probability with which a client takes part in a round.
         ledger: SQLite file of what has been spent.
         trust: who adds the noise.
-        optimizer: server step, or its name; by default the mean update is added.
+        optimizer: server step, or its name (see `ServerOptimizer`); by default the mean update is added.
+        server_lr: learning rate of a named optimizer; by default 1 for "sgd" and "momentum", 0.01 for "adam", whose
+            steps move every coordinate by about the rate.
         nodes: how to wait for nodes, and what to do when some fail.
         group_by: see `LayerTable.from_module`.
 
@@ -78,6 +81,7 @@ class PrivateFedAvg(LayerwiseFedAvg):
         rate: float = 1.0,
         trust: Trust = "central",
         optimizer: str | ServerStep | None = None,
+        server_lr: float | None = None,
         nodes: OneNodePerClient | None = None,
         group_by: str | Callable[[str], str] = "module",
     ) -> None:
@@ -87,7 +91,7 @@ class PrivateFedAvg(LayerwiseFedAvg):
                 f"{chosen.name} bounds examples, which only clients that train by it can do: PrivateFedAvg needs a "
                 "mechanism that bounds clients' updates"
             )
-        step = server_step("sgd" if optimizer is None else optimizer, lr=1.0, momentum=0.9)
+        step = _step(optimizer, server_lr)
         relation = "replace-one" if trust == "local" else "add-remove"
         sampling = Sampling("poisson", clients, rate)
         facts = RunFacts(0.0, sampling, relation, trust, rounds, epsilon=epsilon, delta=delta)  # type: ignore[arg-type]
@@ -106,13 +110,20 @@ class PrivateFedAvg(LayerwiseFedAvg):
         )
 
     def start(  # type: ignore[override]
-        self, grid: Grid, initial_arrays: ArrayRecord | None = None, num_rounds: int | None = None, **options: Any
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord | None = None,
+        num_rounds: int | None = None,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Evaluate | None = None,
     ) -> Result:
         """Run all rounds that are left, or `num_rounds` of them at most.
 
         `result.arrays` is what the model's `load_state_dict` takes; frozen parameters and buffers are as they were
         given to the constructor, which also gave the initial model: `initial_arrays` is taken for Flower's sake and not
-        used.
+        used. `evaluate_fn(round, arrays)` gets such arrays, too, and works on released models: it costs no privacy.
 
         Raises:
             ConfigError: `num_rounds` is no whole number, or negative.
@@ -122,10 +133,21 @@ class PrivateFedAvg(LayerwiseFedAvg):
         if num_rounds is not None and not (isinstance(num_rounds, numbers.Integral) and num_rounds >= 0):
             raise ConfigError(f"num_rounds must be a whole number of at least 0, got {num_rounds!r}")
         wanted = left if num_rounds is None else min(int(num_rounds), left)
-        result = super().start(grid, self.initial_arrays(), num_rounds=wanted, **options)
-        self.method.layers.load_(self._module, self.transcript.models[-1])
-        result.arrays = ArrayRecord(self._module.state_dict())
+
+        def evaluate(round: int, arrays: ArrayRecord) -> MetricRecord | None:
+            return None if evaluate_fn is None else evaluate_fn(round, self._state())
+
+        result = super().start(
+            grid, self.initial_arrays(), wanted, timeout, train_config, evaluate_config,
+            None if evaluate_fn is None else evaluate,
+        )  # fmt: skip
+        result.arrays = self._state()
         return result
+
+    def _state(self) -> ArrayRecord:
+        """The current model as its `load_state_dict` takes it, with frozen parameters and buffers."""
+        self.method.layers.load_(self._module, self.transcript.models[-1])
+        return ArrayRecord(self._module.state_dict())
 
     def state_dict(self) -> dict[str, Tensor]:
         """The current global model's trainable parameters by name."""
@@ -141,6 +163,18 @@ class PrivateFedAvg(LayerwiseFedAvg):
         """What is guaranteed, in one sentence."""
         plan = self.transcript.plan or self.method.plan(self.transcript)
         return plan.guarantee.sentence(noise_reproducible=False)
+
+
+def _step(optimizer: str | ServerStep | None, lr: float | None) -> ServerStep:
+    """The server's step, with a rate that fits it."""
+    if lr is not None and not isinstance(optimizer, str | None):
+        raise ConfigError(
+            "server_lr is the rate of a named optimizer: an optimizer that is given as an object has its own"
+        )
+    if lr is not None and not (isinstance(lr, numbers.Real) and 0 < lr < float("inf")):
+        raise ConfigError(f"server_lr must be a positive number, got {lr!r}")
+    usual = 0.01 if optimizer == "adam" else 1.0
+    return server_step(optimizer or "sgd", lr=usual if lr is None else lr, momentum=0.9)
 
 
 def _warn_of(model: nn.Module, delta: float, clients: int) -> None:

@@ -68,9 +68,13 @@ def dirichlet_large(
             return owner
     raise ConfigError(
         f"partition scheme 'dirichlet-large' cannot divide {len(labels)} samples among {clients} clients with "
-        f"alpha={alpha} and min_size={min_size}: use min_size=0 (empty clients are skipped), a larger alpha or fewer "
-        f"clients"
+        f"alpha={alpha} and min_size={min_size}: use {smaller_size(min_size)}a larger alpha or fewer clients"
     )
+
+
+def smaller_size(min_size: int) -> str:
+    """The part of a remedy that is open only where clients need examples at all."""
+    return "min_size=0 (empty clients are skipped), " if min_size > 0 else ""
 
 
 def hsu(labels: np.ndarray, clients: int, ring: KeyRing, *, alpha: float) -> np.ndarray:

@@ -207,7 +207,11 @@ def as_numbers(values: Any, what: str) -> np.ndarray:
     except (ValueError, TypeError, RuntimeError) as error:
         raise DataError(f"{what}: no array of numbers: {error}") from error
     if array.ndim == 0 or not (np.issubdtype(array.dtype, np.number) or array.dtype == np.bool_):
-        raise DataError(f"{what} must be an array of numbers [n, ...], got {array.dtype} of shape {array.shape}")
+        text = array.dtype.kind in "US" or (array.dtype == object and array.size > 0 and isinstance(array.flat[0], str))
+        remedy = "; number the labels first: np.unique(labels, return_inverse=True)[1]" if text else ""
+        raise DataError(
+            f"{what} must be an array of numbers [n, ...], got {array.dtype} of shape {array.shape}{remedy}"
+        )
     if np.issubdtype(array.dtype, np.complexfloating):
         raise DataError(f"{what} are complex: give their real and imaginary parts as two channels")
     kind = np.int64 if np.issubdtype(array.dtype, np.integer) else np.float32

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedlgm.data.assignment import require_count, require_positive
+from fedlgm.data.assignment import require_count, require_positive, smaller_size
 from fedlgm.data.partitioners import partitioners
 from fedlgm.errors import ConfigError
 from fedlgm.extension import load_object, parameters_of, users_code
@@ -81,8 +81,8 @@ def dirichlet(
         except ValueError as error:
             raise ConfigError(
                 f"partition scheme 'dirichlet' cannot divide {len(labels)} samples among {clients} clients with "
-                f"alpha={alpha} and min_size={min_size}: use min_size=0, a larger alpha or fewer clients (at most one "
-                f"per sample), or the scheme 'dirichlet-large', which takes any number of clients"
+                f"alpha={alpha} and min_size={min_size}: use {smaller_size(min_size)}a larger alpha or fewer clients "
+                f"(at most one per sample), or the scheme 'dirichlet-large', which takes any number of clients"
             ) from error
     raise ConfigError(
         f"partition scheme 'dirichlet' with self_balancing found no division in {_ATTEMPTS} draws at alpha={alpha}: "

@@ -78,4 +78,22 @@ def _explain(raw: dict[str, Any], item: Any, whole: type[BaseModel]) -> str:
     if place == ("extends",):
         return "extends stands in a recipe's file: name the other recipe itself, or give it a file that extends it"
     kind = section_kind(whole.model_fields[place[0]]) if len(place) > 1 and place[0] in whole.model_fields else None
+    if item["type"] == "extra_forbidden" and len(item["loc"]) == 1 and (keys := keys_like(str(place[0]), whole)):
+        return f"{place[0]}: unknown key; did you mean {' or '.join(map(repr, keys))}?"
     return explained(item, (kind or whole).model_fields)
+
+
+def keys_like(name: str, whole: type[BaseModel]) -> list[str]:
+    """Keys "section.key" of a recipe that a bare name may stand for: `key`, or `section_key`.
+
+    Args:
+        name: as somebody wrote it.
+        whole: the model of a recipe.
+    """
+    kinds = {section: section_kind(field) for section, field in whole.model_fields.items()}
+    return [
+        f"{section}.{key}"
+        for section, kind in kinds.items()
+        for key in (kind.model_fields if kind else ())
+        if name in (key, f"{section}_{key}") and key != "name"
+    ]

@@ -136,7 +136,7 @@ def _kept(raw: dict[str, Any], section: str, key: str) -> dict[str, Any]:
 
 
 def _written(mechanism: Mechanism) -> dict[str, Any]:
-    """A mechanism as a recipe's section: all of it where it is registered, else its class."""
+    """A mechanism as a recipe's section: all of it where it is registered, else the name that it was given."""
     require_mechanism(mechanism)
     values = {
         field.name: value
@@ -148,7 +148,7 @@ def _written(mechanism: Mechanism) -> dict[str, Any]:
     except ConfigError:
         same = False
     if not same:
-        return {"name": object_name(mechanism)}
+        return {"name": f"<{mechanism.name.strip('<>')}>"}
     plain = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
     return {"name": mechanism.name, "variant": mechanism.variant, **plain}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 BUNDLED = Path(__file__).parents[1] / "recipes"
 DEFAULT = "digits"
 _DEEPEST = 8
+
+Overrides = Iterable[str] | Mapping[str, Any]
+"""Changes of a recipe's values: "section.key=value" texts, or {"section.key": value}."""
 
 
 class Recipe(Section):
@@ -221,7 +224,7 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in BUNDLED.glob("*.toml")))
 
 
-def load(recipe: str | Path | None = None, overrides: Iterable[str] = ()) -> Recipe:
+def load(recipe: str | Path | None = None, overrides: Overrides = ()) -> Recipe:
     """Read a recipe.
 
     Args:
@@ -294,6 +297,32 @@ def _read(path: Path, depth: int) -> dict[str, Any]:
     return merged | {"name": raw.get("name", path.stem)}
 
 
+def _settings(overrides: Overrides) -> Iterator[tuple[str, Any]]:
+    """(path, value) of each override; the value None removes."""
+    if isinstance(overrides, Mapping):
+        for path, value in overrides.items():
+            if not isinstance(path, str):
+                raise ConfigError(f"overrides map 'section.key' to a value, got the key {path!r}")
+            yield path.strip(), value
+        return
+    if isinstance(overrides, str):
+        raise ConfigError(f"overrides are a list of 'section.key=value' or a mapping, got a str: {overrides!r}")
+    for text in overrides:
+        if not isinstance(text, str):
+            raise ConfigError(f"overrides are a list of 'section.key=value' or a mapping, got {text!r} in it")
+        path, equals, value = (part.strip() for part in text.partition("="))
+        if not equals or not path:
+            raise ConfigError(f"--set takes section.key=value, got {text!r}")
+        section, _, key = path.partition(".")
+        if value == "none" and not (key and _NAMING.get(section) == key):
+            yield path, None
+            continue
+        try:
+            yield path, tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            yield path, value
+
+
 def _laid_over(section: str, below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     """A section's values over those it had: whatever only the thing named before could use is left behind."""
     kept = dict(below)
@@ -334,7 +363,7 @@ def bundled_like(name: str) -> str:
     return hint if hint.endswith("?") else f"`fedlgm doctor` lists the bundled ones, such as {DEFAULT}"
 
 
-def override(raw: dict[str, Any], texts: Iterable[str]) -> None:
+def override(raw: dict[str, Any], texts: Overrides) -> None:
     """Set values in a recipe's plain values.
 
     With another mechanism, variant, model or partition scheme, options that it does not know fall away; `rate` and
@@ -345,6 +374,7 @@ def override(raw: dict[str, Any], texts: Iterable[str]) -> None:
         raw: changed in place.
         texts: "section.key=value" with a TOML value, or "key=value" at the top; a value that is not TOML is taken as a
             string. "section.key=none" removes a value, so that the default holds; mechanism.name=none is a mechanism.
+            Or a mapping {"section.key": value}, in which None removes a value.
 
     Raises:
         ConfigError: not of that form, or a section that is none.
@@ -357,20 +387,11 @@ def override(raw: dict[str, Any], texts: Iterable[str]) -> None:
     """
     sections: dict[str, dict[str, Any]] = {}
     changed: set[str] = set()
-    if isinstance(texts, str | Mapping):
-        raise ConfigError(f"overrides are a list of 'section.key=value', got a {type(texts).__name__}: {texts!r}")
-    for text in texts:
-        if not isinstance(text, str):
-            raise ConfigError(f"overrides are a list of 'section.key=value', got {text!r} in it")
-        path, equals, value = text.partition("=")
-        section, *keys = path.strip().split(".")
-        if not equals or not section or len(keys) > 1 or not all(keys):
-            raise ConfigError(f"--set takes section.key=value, got {text!r}")
-        try:
-            parsed = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
-            parsed = value.strip()
-        removed = value.strip() == "none" and _NAMING.get(section) not in keys
+    for path, parsed in _settings(texts):
+        section, *keys = path.split(".")
+        if not section or len(keys) > 1 or not all(keys):
+            raise ConfigError(f"--set takes section.key=value, got {path!r}")
+        removed = parsed is None
         if not keys:
             changed.add(section)
             if removed:
@@ -380,7 +401,7 @@ def override(raw: dict[str, Any], texts: Iterable[str]) -> None:
                 raw[section] = parsed
             continue
         if not isinstance(raw.get(section, {}), dict):
-            raise ConfigError(f"--set {text!r}: {section} is not a section")
+            raise ConfigError(f"--set {path!r}: {section} is not a section")
         if removed:
             raw.setdefault(section, {}).pop(keys[0], None)
             sections.get(section, {}).pop(keys[0], None)

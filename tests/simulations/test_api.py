@@ -129,3 +129,26 @@ def test_other_data_leave_the_keys_of_a_folder_of_images_behind() -> None:
 def test_no_epsilon_stands_without_its_guarantee(tmp_path: Path) -> None:
     result = simulations.simulate(**OBJECTS, overrides=(text for text in SMALL), run_dir=tmp_path / "run")
     assert re.search(r"epsilon \d.*, proven \(client-level, add-remove", repr(result))
+
+
+def test_overrides_may_be_a_mapping(tmp_path: Path) -> None:
+    changes = {"federation.rounds": 1, "run.seed": None, "mechanism.name": "gaussian", "model.hidden": [8]}
+    recipe = simulations.simulate(overrides=changes, run_dir=tmp_path / "run")._assembly.recipe
+    assert (recipe.federation.rounds, recipe.run.seed, recipe.mechanism.name) == (1, None, "gaussian")
+    assert recipe.model.options["hidden"] == [8]
+
+
+def test_own_data_inherit_neither_name_nor_public_seed_of_a_bundled_recipe(tmp_path: Path) -> None:
+    unseeded = [text for text in SMALL if not text.startswith("run.seed")]
+    result = simulations.simulate(model=Net, data=DATA, overrides=unseeded, run_dir=tmp_path / "run")
+    assert (result["recipe"], result._assembly.recipe.run.seed) == ("own-data", None)
+    assert not result["noise_reproducible"]
+    given = recipes.load("digits").model_copy(update={"name": "mine"})  # a recipe of one's own says what it says
+    result = simulations.simulate(given, model=Net, data=DATA, overrides=unseeded, run_dir=tmp_path / "given")
+    assert (result["recipe"], result._assembly.recipe.run.seed) == ("mine", 7)
+
+
+def test_an_own_mechanism_is_shown_by_its_name(tmp_path: Path) -> None:
+    given = {"model": Net, "data": DATA, "mechanism": Alike("by depth")}
+    result = simulations.simulate(**given, overrides=SMALL, run_dir=tmp_path / "run")
+    assert result["mechanism"] == "<by depth>"

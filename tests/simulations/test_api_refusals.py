@@ -136,7 +136,11 @@ def test_bad_objects_end_in_one_sentence_before_anything_is_written(
     ("given", "message"),
     [
         ({"overrides": "run.seed=1"}, "overrides are a list of .*, got a str: 'run.seed=1'"),
-        ({"overrides": {"run.seed": 1}}, "overrides are a list of .*, got a dict"),
+        ({"epsilon": 8}, r"simulate has no argument 'epsilon'; .* overrides=\{'privacy.epsilon': 8\}"),
+        ({"fuel": 8}, "simulate has no argument 'fuel'$"),
+        ({"overrides": ["data_dir=here"]}, "data_dir: unknown key; did you mean 'data.dir'"),
+        ({"overrides": {7: 1}}, "overrides map 'section.key' to a value, got the key 7"),
+        ({"overrides": {"run.sede": 1}}, "run.sede: unknown key"),
         ({"overrides": [1]}, "overrides are a list of .*, got 1 in it"),
         ({"trackers": "tensorboard"}, "trackers are a list .*, got the text 'tensorboard'"),
         ({"data": X}, "data set 'ndarray' must be a fedlgm.data.DataSet"),

@@ -84,6 +84,20 @@ def test_bad_input(run, tiny_file, tmp_path, monkeypatch, arguments, words):
     assert list(Path().iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("plan", "--epsilon", "3"), "use --set privacy.epsilon=VALUE."),
+        (("simulate", "--max-participations", "3"), "--set privacy.max_participations=VALUE"),
+        (("simulate", "--jsno"), "--json"),
+    ],
+)
+def test_an_option_that_is_a_key_of_the_recipe(run, arguments, words):
+    status, _, err = run(*arguments)
+    assert status == 2
+    assert words in " ".join(err.replace("│", " ").split())
+
+
 def test_a_cohort_larger_than_the_population(run, tiny_file, tmp_path):
     text = tiny_file.read_text().replace("rate = 0.5", "cohort = 21")
     tiny_file.write_text(text)

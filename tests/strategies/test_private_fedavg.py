@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from flwr.app import ArrayRecord, MetricRecord
 from flwr.clientapp import ClientApp
 from torch import nn
 
@@ -26,6 +27,13 @@ def strategy(ledger: Path, model: Any = None, **options: Any) -> PrivateFedAvg:
     return PrivateFedAvg(model, ledger=ledger, **options)
 
 
+class Step:
+    """A step of one's own that adds the mean."""
+
+    def step(self, model, mean_update):
+        return model + mean_update
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -35,6 +43,9 @@ def strategy(ledger: Path, model: Any = None, **options: Any) -> PrivateFedAvg:
         ({"mechanism": type(mechanisms.get("uniform"))}, "a mechanism is an object .*; got the class"),
         ({"optimizer": object()}, "server optimizer '<object>' has no step"),
         ({"optimizer": "adamm"}, "unknown server optimizer 'adamm'; known: sgd, momentum, adam"),
+        ({"optimizer": Step(), "server_lr": 0.1}, "server_lr is the rate of a named optimizer"),
+        ({"server_lr": 0.0}, "server_lr must be a positive number, got 0.0"),
+        ({"server_lr": "fast"}, "server_lr must be a positive number, got 'fast'"),
         ({"rounds": 2.5}, "the number of rounds must be a whole number of at least 1, got 2.5"),
         ({"rounds": 0}, "the number of rounds must be a whole number of at least 1, got 0"),
         ({"rounds": True}, "the number of rounds must be a whole number of at least 1, got True"),
@@ -60,6 +71,47 @@ def test_optimizers_by_name_and_object(optimizer: Any, tmp_path: Path) -> None:
     moved = made.optimizer.step(zero, mean)
     assert moved.shape == (8,)
     assert bool((moved > 0).all())
+
+
+@pytest.mark.parametrize(
+    ("options", "moves"),
+    [
+        ({}, 1.0),
+        ({"optimizer": "adam"}, 0.01),
+        ({"optimizer": "adam", "server_lr": 0.1}, 0.1),
+        ({"server_lr": 0.5}, 0.5),
+    ],
+)
+def test_a_named_optimizer_has_a_rate_that_fits_it(options: dict[str, Any], moves: float, tmp_path: Path) -> None:
+    made = strategy(tmp_path / "ledger.sqlite", **options)
+    torch.testing.assert_close(
+        made.optimizer.step(torch.zeros(8), torch.ones(8)), torch.full((8,), moves), rtol=2e-3, atol=0
+    )
+
+
+def test_the_server_evaluates_what_the_model_loads(tmp_path: Path) -> None:
+    """Before the first round and after each one, with frozen parameters and buffers, as Flower's strategies give it."""
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
+    model[0].requires_grad_(False)
+    model.register_buffer("mask", torch.ones(2))
+    made = strategy(tmp_path / "ledger.sqlite", model, optimizer=Step(), rate=1e-7, rounds=2)  # nobody takes part
+    made.nodes = AnyNode(np.ones(10))
+    app = ClientApp()
+    app.query()(lambda message, context: place_reply(message, AnyClient()))
+    seen: list[tuple[int, float]] = []
+
+    def evaluate(round: int, arrays: ArrayRecord) -> MetricRecord:
+        found = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
+        found.register_buffer("mask", torch.zeros(2))
+        found.load_state_dict(arrays.to_torch_state_dict())
+        assert torch.equal(found[0].weight, model[0].weight)
+        seen.append((round, found[1].bias[0].item()))
+        return MetricRecord({"bias": seen[-1][1]})
+
+    result = made.start(LocalGrid(app), evaluate_fn=evaluate)
+    assert [round for round, _ in seen] == [0, 1, 2]
+    assert len({bias for _, bias in seen}) == 3  # each round's own model
+    assert result.evaluate_metrics_serverapp[2]["bias"] == seen[-1][1] == float(made.state_dict()["1.bias"][0])
 
 
 class Overflows:

@@ -87,6 +87,10 @@ HOLES[4, 1] = np.nan
         (changed(test=(X[:0], Y[:0])), r"at least one test example"),
         (changed(train=X), r"training data must be a pair \(inputs, targets\), got ndarray"),
         (changed(train=([[1, 2], [3]], [0, 1])), r"training inputs: no array of numbers"),
+        (
+            changed(train=([[1.0]], ["cat"])),
+            r"training targets must be .*: np.unique\(labels, return_inverse=True\)\[1\]$",
+        ),
         (changed(train=(np.array(["a"]), [0])), r"training inputs must be an array of numbers"),
         (changed(train=(X + 1j, Y)), r"are complex"),
         (changed(labels=Y), r"unknown key 'labels'; its keys: train, test, clients"),
