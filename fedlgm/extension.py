@@ -110,6 +110,19 @@ def load_object(reference: str, what: str) -> Any:
         raise ConfigError(f"{what} {reference!r}: module {module_name!r} has no {name!r}{hint}") from error
 
 
+def is_bundled(found: object) -> bool:
+    """Whether an object's class is one of this package's, not a user's.
+
+    Example:
+        >>> from fedlgm.queries import BelowBound
+        >>> class Mine(BelowBound):
+        ...     __module__ = "mypkg.queries"
+        >>> is_bundled(BelowBound((2, 3))), is_bundled(Mine((2, 3)))
+        (True, False)
+    """
+    return type(found).__module__.partition(".")[0] == "fedlgm"
+
+
 @contextmanager
 def users_code(label: str, found: Any, kind: type[FedlgmError] = ConfigError) -> Iterator[None]:
     """Run code of a user's own: whatever it raises becomes one message that says where.

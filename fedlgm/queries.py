@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fedlgm.errors import ConfigError
+from fedlgm.extension import is_bundled
 from fedlgm.layers import SAFETY
 
 
@@ -68,12 +69,15 @@ class AuxiliaryQuery(ABC):
     def contribution(self, norms: Tensor, clip: Tensor) -> Tensor:
         """`encode`, cut to `bound` wherever it is longer, float32 [b, size]; what is not finite counts as zero.
 
+        A user's query encodes one row at a time: a row that depended on the others would move all of their answers.
+
         Raises:
             ConfigError: `encode` returns another shape.
         """
-        values = self.encode(norms, clip)
-        if values.shape != (len(norms), self.size):
-            raise ConfigError(f"query {self.name!r} encodes {tuple(values.shape)} for {len(norms)} x {self.size}")
+        if is_bundled(self) or len(norms) < 2:
+            values = self._encoded(norms, clip)
+        else:
+            values = torch.cat([self._encoded(row.clone(), clip.clone()) for row in norms.split(1)])
         # Before lengths are measured: one NaN would make the length of the rest unknown.
         values = torch.nan_to_num(values.float(), nan=0.0, posinf=0.0, neginf=0.0)
         largest = values.abs().amax(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
@@ -81,6 +85,12 @@ class AuxiliaryQuery(ABC):
         length = torch.linalg.vector_norm(wide, dim=1, keepdim=True) * largest
         cut = torch.where(length > self.bound, SAFETY * self.bound / length, torch.ones_like(length))
         return (values * cut).float()
+
+    def _encoded(self, norms: Tensor, clip: Tensor) -> Tensor:
+        values = self.encode(norms, clip)
+        if values.shape != (len(norms), self.size):
+            raise ConfigError(f"query {self.name!r} encodes {tuple(values.shape)} for {len(norms)} x {self.size}")
+        return values
 
 
 @dataclass(frozen=True)

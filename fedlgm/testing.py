@@ -27,7 +27,7 @@ from fedlgm.aggregation import BoundedSum, bound_update
 from fedlgm.data import DataSet, Loadable, Partition, load
 from fedlgm.errors import ConfigError, DataError, PrivacyError, prefix_key
 from fedlgm.example_level.bounding import bound_gradients
-from fedlgm.example_level.scaling import Scaling
+from fedlgm.example_level.scaling import Scaling, one_by_one
 from fedlgm.extension import users_code
 from fedlgm.facts import RunFacts, Sampling
 from fedlgm.layers import LayerTable
@@ -195,7 +195,11 @@ def _check_scaling(name: str, plan: ReleasePlan, scaling: Scaling) -> None:
     count, generator = len(plan.layers), torch.Generator().manual_seed(3)
     rows = [torch.rand(64, count, dtype=torch.float64, generator=generator) * scale for scale in (1e-6, 1.0, 1e9)]
     norms = torch.cat([*rows, torch.zeros(1, count).double(), 1e9 * torch.eye(count).double()])
-    lengths = (scaling.factors(norms) * norms).numpy()
+    factors = one_by_one(scaling).factors(norms)
+    again = one_by_one(scaling).factors(norms.flip(0)).flip(0)
+    if not torch.allclose(factors, again, rtol=1e-9, atol=0.0, equal_nan=True):
+        raise PrivacyError(f"{name}: its scaling remembers examples: a factor may depend on that example's norms only")
+    lengths = (factors * norms).numpy()
     if (lengths > np.where(plan.released, plan.clip, np.inf) * (1 + 1e-9)).any():
         raise PrivacyError(f"{name}: its scaling leaves an example's gradient longer than the plan's bounds")
     moved = float(np.linalg.norm(lengths[:, plan.indices] / plan.sigma[plan.indices], axis=1).max(initial=0.0))

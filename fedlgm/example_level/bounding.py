@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedlgm.contributions import BoundedAnswer, BoundedUpdates
 from fedlgm.example_level.engine import ClippedSum
-from fedlgm.example_level.scaling import Scaling
+from fedlgm.example_level.scaling import Scaling, one_by_one
 from fedlgm.layers import LayerTable
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def scaled_sum(gradients: Tensor, scaling: Scaling, layers: LayerTable) -> tuple
     """
     norms = torch.stack([torch.linalg.vector_norm(part.double(), dim=1) for part in layers.split(gradients)], dim=1)
     counted = norms.isfinite().all(dim=1)
-    factors = scaling.factors(torch.where(counted[:, None], norms, 0.0))
+    factors = one_by_one(scaling).factors(torch.where(counted[:, None], norms, 0.0))
     parts = layers.split(torch.where(counted[:, None], gradients, 0.0).double())
     total = torch.cat([(part * factors[:, j : j + 1]).sum(dim=0) for j, part in enumerate(parts)])
     return total, norms

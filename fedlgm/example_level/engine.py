@@ -22,7 +22,7 @@ from fedlgm.example_level.passes import Pass, Place, Site, Total
 from fedlgm.example_level.pooling import max_pool, suits
 from fedlgm.example_level.rules import rule_for
 from fedlgm.example_level.rules.base import all_finite
-from fedlgm.example_level.scaling import Scaling, of_style
+from fedlgm.example_level.scaling import Scaling, of_style, one_by_one
 from fedlgm.layers import LayerTable
 from fedlgm.training.stack.tape import Memory
 
@@ -162,6 +162,7 @@ class ExampleGradients:
                 are not as many targets as inputs.
         """
         _refuse_batch_norm(self._module)
+        scaling = one_by_one(scaling)
         inputs = x if isinstance(x, tuple) else (x,)
         _require_pairs(inputs, y)
         batch, device = len(inputs[0]), next(iter(self._parameters.values())).device

@@ -7,8 +7,9 @@ factors f_ij and states the bound that the contribution then keeps, whatever the
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fedlgm.errors import ConfigError
+from fedlgm.extension import is_bundled
 
 SAFETY = 1 - 2.0**-19
 """Share of a bound that gradients are cut to: rounding in a norm (at most 2^-20) then carries none above its bound, and
@@ -30,6 +32,8 @@ LEAST_NORM = 2.0**-46
 
 class Scaling(Protocol):
     """Factors of the layers' gradients.
+
+    A user's scaling is called with one example at a time (n = 1), see `one_by_one`.
 
     Attributes:
         per_layer: whether the factor of a layer depends on the norm of that layer alone. Such gradients are scaled and
@@ -60,6 +64,59 @@ class Scaling(Protocol):
     def bound(self) -> float:
         """l2 bound of one example's whole contribution; `inf` if there is none."""
         ...
+
+
+class _OneByOne:
+    """A scaling that is given one example at a time."""
+
+    def __init__(self, scaling: Scaling) -> None:
+        self.scaling, self.per_layer = scaling, scaling.per_layer
+
+    def factors(self, norms: Tensor) -> Tensor:
+        return _rows(self.scaling.factors, norms)
+
+    def factors_of(self, layer: int, norms: Tensor) -> Tensor:
+        return _rows(partial(self.scaling.factors_of, layer), norms)
+
+    def bounds(self, layers: int) -> np.ndarray:
+        return self.scaling.bounds(layers)
+
+    @property
+    def bound(self) -> float:
+        return self.scaling.bound
+
+
+def _rows(made: Callable[[Tensor], Tensor], norms: Tensor) -> Tensor:
+    found = []
+    for row in norms.split(1):
+        factors = made(row.clone())
+        if factors.shape != row.shape:
+            wanted = f"the shape of the norms, {tuple(row.shape)} for one example"
+            raise ConfigError(f"a scaling's factors must have {wanted}, got {tuple(factors.shape)}")
+        found.append(factors)
+    return torch.cat(found) if len(norms) else torch.zeros_like(norms)
+
+
+def one_by_one(scaling: Scaling) -> Scaling:
+    """The scaling as gradients are counted by it: a user's own sees one example at a time, this package's see batches.
+
+    A factor that depends on other examples' norms (clipping to the batch's median) has no bound that one example
+    keeps: adding it would move the other examples' factors, too.
+
+    Args:
+        scaling: of a mechanism.
+
+    Example:
+        >>> class Median(PerLayerClip):
+        ...     __module__ = "mypkg.scalings"
+        ...
+        ...     def factors(self, norms):
+        ...         return (norms.median(dim=0).values / norms).clamp(max=1.0)
+        >>> norms = torch.tensor([[1.0], [2.0], [8.0]])
+        >>> Median((1.0,)).factors(norms).tolist(), one_by_one(Median((1.0,))).factors(norms).tolist()
+        ([[1.0], [1.0], [0.25]], [[1.0], [1.0], [1.0]])
+    """
+    return scaling if is_bundled(scaling) else _OneByOne(scaling)
 
 
 def clip_factors(norms: Tensor, bound: float | Tensor) -> Tensor:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import random
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedlgm import inputs
+from fedlgm import inputs, tasks
 from fedlgm.contributions import BoundedUpdates
 from fedlgm.errors import ConfigError
 from fedlgm.example_level.bounding import bounded_updates
@@ -24,10 +25,14 @@ from fedlgm.noise import NoiseBackend
 from fedlgm.plan import ReleasePlan
 from fedlgm.release import local_release
 from fedlgm.training import FlatOptimizer
+from fedlgm.trial import TRIED, moderate, try_examples, try_step
 
 
 class ExampleTrainer:
     """Bounds and adds up examples' gradients as a mechanism's plan says, in one resident model.
+
+    Before its first sum it tries model and task on a few of the examples (`fedlgm.trial`), whatever they are trained
+    by, and again at some later steps: a model whose examples influence each other has no gradient that clipping bounds.
 
     Args:
         module: float32 model without state between batches; taken over by the trainer.
@@ -69,7 +74,10 @@ class ExampleTrainer:
         self.device, self.layers, self._mechanism = torch.device(device), layers, mechanism
         self._module = module.to(self.device)
         self.weights = layers.bind_(self._module.train())
-        self._gradients = ExampleGradients(self._module, layers, task, exact_sums=exact_sums)
+        self._task: ExampleLosses = task if task is not None else tasks.get()
+        self._gradients = ExampleGradients(self._module, layers, self._task, exact_sums=exact_sums)
+        self._tried = self._sums = 0
+        self._random = random.Random()  # not the run's: what a run draws does not depend on when it is tried
 
     def sum(self, x: Inputs, y: Tensor, rows: Tensor, plan: ReleasePlan) -> BoundedUpdates:
         """What a batch contributes to the step's sum at the current `weights`: against the gradient, [1, D].
@@ -81,7 +89,11 @@ class ExampleTrainer:
             y: targets [n, ...].
             rows: the batch, int64 [b]; may be empty.
             plan: the step's plan.
+
+        Raises:
+            ConfigError: a trial finds that an example's gradient depends on more than the example, see `fedlgm.trial`.
         """
+        self._try(x, y)
         scaling = self._mechanism.scaling(plan)
         x, y = self._batch(x, y, rows)
         return bounded_updates(self._gradients.sum(x, y, scaling), scaling, plan)
@@ -89,6 +101,21 @@ class ExampleTrainer:
     def figures(self, x: Inputs, y: Tensor, rows: Tensor) -> np.ndarray:
         """`private_figures` of a batch; arguments as for `sum`."""
         return private_figures(self._gradients, self._mechanism, self.layers, *self._batch(x, y, rows))
+
+    def _try(self, x: Inputs, y: Tensor) -> None:
+        """Try model and task: at once, and in the n-th sum with probability 1/n, some ten times in ten thousand."""
+        self._sums += 1
+        if self._tried < min(len(y), 2):  # one example shows less than two
+            self._tried = min(len(y), TRIED)
+            few = self._few(x, y, torch.arange(self._tried))
+            try_examples(self._module, self.layers, self._task, *few, type(self._module))
+        elif len(y) > 1 and self._random.random() < 1 / self._sums:
+            rows = torch.tensor(self._random.sample(range(len(y)), min(len(y), TRIED)))
+            try_step(self._module, self.layers, self._task, *self._few(x, y, rows))
+
+    def _few(self, x: Inputs, y: Tensor, rows: Tensor) -> tuple[Inputs, Tensor]:
+        x, y = self._batch(x, y, rows)
+        return inputs.each(moderate, x), moderate(y)
 
     def _batch(self, x: Inputs, y: Tensor, rows: Tensor) -> tuple[Inputs, Tensor]:
         return inputs.to(inputs.take(x, rows), self.device), y[rows].to(self.device)

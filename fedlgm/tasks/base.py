@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -15,6 +15,9 @@ from fedlgm import inputs
 from fedlgm.data.dataset import DataSet
 from fedlgm.errors import ConfigError, DataError
 from fedlgm.extension import users_code
+
+if TYPE_CHECKING:
+    from fedlgm.example_level.engine import ExampleLosses
 
 _PROBED = 2  # examples that show the shape of a model's outputs
 
@@ -182,11 +185,12 @@ def measured(task: Task, batches: Iterable[tuple[Tensor, Tensor]]) -> dict[str, 
     return {name: float(value) for name, value in metrics.items()}
 
 
-def require_separate_losses(task: Task, outputs: Tensor, targets: Tensor) -> None:
+def require_separate_losses(task: Task | ExampleLosses, outputs: Tensor, targets: Tensor) -> None:
     """Raise ConfigError if the loss of an example depends on the other examples of its batch."""
     alone = [task.losses(outputs[i : i + 1], targets[i : i + 1]) for i in range(len(targets))]
     if not inputs.close(task.losses(outputs, targets), torch.cat(alone)):
-        raise ConfigError(f"task {task.name!r}: the loss of an example depends on the other examples of its batch")
+        label = getattr(task, "name", type(task).__name__)
+        raise ConfigError(f"task {label!r}: the loss of an example depends on the other examples of its batch")
 
 
 def require_finite(y: np.ndarray, part: str) -> None:

@@ -31,13 +31,13 @@ from fedlgm.plan import ReleasePlan
 from fedlgm.tasks import Task
 from fedlgm.training import ClientTask, SequentialTrainer, Trainer, VectorizedTrainer, fastest
 from fedlgm.transcript import Transcript
+from fedlgm.trial import try_clients, try_examples
 from simulations.config import example_level
 from simulations.config.facts import facts_of
 from simulations.config.messages import in_section
 from simulations.config.own import Own
 from simulations.config.recipe import Recipe
 from simulations.config.sections import Training
-from simulations.config.trial import try_clients, try_examples
 from strategies import ServerStep
 from strategies.server_optimizer import OwnStep, server_step
 

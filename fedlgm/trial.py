@@ -1,0 +1,202 @@
+"""A trial of a model and a task on a few examples: before anything of a run is written, and before the first release.
+
+A sum of clipped gradients is private only where an example's gradient is a function of that example alone. The trial
+looks for what breaks that: state, random draws, and examples that influence each other on the way forward or back.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedlgm import inputs, models
+from fedlgm.devices import seeded
+from fedlgm.errors import ConfigError, Notice, prefix_key
+from fedlgm.example_level.engine import ExampleGradients, ExampleLosses
+from fedlgm.example_level.scaling import FlatClip
+from fedlgm.extension import users_code
+from fedlgm.inputs import Inputs
+from fedlgm.layers import LayerTable
+from fedlgm.tasks.base import require_separate_losses
+
+TRIED = 4
+"""Examples that a trial looks at: the cost of a trial is that of some twenty passes of so few."""
+_TOLERANCE = 1e-2
+"""Difference that rounding can make, of a gradient's length: a unit near its kink may fall on its other side. What
+batches do to gradients is far above it."""
+_LARGEST = 1e4
+"""Values of examples beyond this are tried as 0, so that no example stops the run of a correct model."""
+_LEAST = 2.0**-30
+"""Gradients shorter than this are not compared: they are rounding errors of what cancels."""
+_RELATIVE, _ABSOLUTE = 0.3, 0.1
+"""Size of a perturbation, of a parameter's root mean square, and at least: weights that begin at zero leave it."""
+
+
+def try_clients(
+    module: nn.Module, updates: Callable[[Inputs, Tensor], Sequence[Tensor]], x: Inputs, y: Tensor, owner: Any
+) -> None:
+    """Refuse what carries something from one client to the next, or fails in training.
+
+    Args:
+        module: the initial model.
+        updates: gives the updates [D] of two clients that hold the same examples and draw the same random numbers.
+        x: inputs of a few public examples [n, ...].
+        y: their targets [n, ...].
+        owner: class of the user's own that is tried, whose line a message names.
+
+    Raises:
+        ConfigError: what is wrong.
+    """
+    with prefix_key("model"):
+        models.require_repeatable(module, x)
+    _require_alike(lambda: updates(x, y), len(y), owner)
+
+
+def try_examples(module: nn.Module, layers: LayerTable, task: ExampleLosses, x: Inputs, y: Tensor, owner: Any) -> None:
+    """Refuse what gives examples no gradient that is theirs alone, carries something from step to step, or fails.
+
+    The module's weights, buffers and mode and the state of PyTorch's random numbers stay as they were.
+
+    Args:
+        module: the initial model.
+        layers: its layers.
+        task: what it is trained for.
+        x: inputs of a few examples [n, ...], on the module's device.
+        y: their targets [n, ...].
+        owner: class that is tried, whose line a message names.
+
+    Raises:
+        ConfigError: what is wrong.
+
+    Example:
+        >>> class Centred(nn.Linear):
+        ...     def forward(self, x):
+        ...         return super().forward(x - x.mean(dim=0))
+        >>> from fedlgm import tasks
+        >>> model, x, y = Centred(2, 2), torch.randn(4, 2), torch.tensor([0, 1, 1, 0])
+        >>> try_examples(model, LayerTable.from_module(model), tasks.get(), x, y, Centred)
+        Traceback (most recent call last):
+            ...
+        fedlgm.errors.ConfigError: model: examples influence each other before or in the output: ...
+    """
+
+    def sums() -> list[Tensor]:
+        return [gradients.sum(x, y, FlatClip(1.0)).total.clone() for _ in range(2)]
+
+    gradients = _gradients(module, layers, task, len(y))
+    with seeded(0, y.device), _modes(module):
+        with prefix_key("model"):
+            models.require_repeatable(module, x)
+            models.require_drawing_nothing(module, x)
+            _require_alike(sums, len(y), owner)
+            models.require_separate(module, x)
+        with torch.no_grad(), prefix_key("task"):
+            require_separate_losses(task, inputs.call(module, x), y)
+        _require_separate_gradients(gradients, x, y)
+        with _perturbed(module):
+            _require_separate_gradients(gradients, x, y)
+
+
+def try_step(module: nn.Module, layers: LayerTable, task: ExampleLosses, x: Inputs, y: Tensor) -> None:
+    """Refuse what gives examples no gradient that is theirs alone, at the weights that training has reached.
+
+    Args:
+        module: the model.
+        layers: its layers.
+        task: what it is trained for.
+        x: inputs of a few examples [n, ...], on the module's device.
+        y: their targets [n, ...].
+
+    Raises:
+        ConfigError: an example's gradient depends on the other examples of its batch.
+
+    Example:
+        >>> from fedlgm import tasks
+        >>> model, x, y = nn.Linear(2, 2), torch.randn(4, 2), torch.tensor([0, 1, 1, 0])
+        >>> try_step(model, LayerTable.from_module(model), tasks.get(), x, y)  # nothing is wrong
+    """
+    with seeded(0, y.device), _modes(module):
+        _require_separate_gradients(_gradients(module, layers, task, len(y)), x, y)
+
+
+def moderate(values: Tensor) -> Tensor:
+    """Examples as they are tried: without NaN, infinity and values at which float32 overflows in a model.
+
+    Example:
+        >>> moderate(torch.tensor([1.0, torch.nan, 1e30])).tolist(), moderate(torch.tensor([70000])).tolist()
+        ([1.0, 0.0, 0.0], [70000])
+    """
+    return torch.where(values.abs() <= _LARGEST, values, 0.0) if values.is_floating_point() else values
+
+
+def _gradients(module: nn.Module, layers: LayerTable, task: ExampleLosses, count: int) -> ExampleGradients:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Notice)  # training says it
+        return ExampleGradients(module, layers, task, micro_batch=count)
+
+
+def _require_separate_gradients(gradients: ExampleGradients, x: Inputs, y: Tensor) -> None:
+    """Compare examples' clipped gradients alone with their share of the batch's sum."""
+    whole = torch.linalg.vector_norm(gradients.sum(x, y, FlatClip(1.0)).norms, dim=1)
+    long = whole[whole.isfinite() & (whole > _LEAST)]
+    if len(y) < 2 or not len(long):
+        return
+    scale = float(long.median())
+    scaling = FlatClip(scale / 2)  # cuts at least half of the gradients
+    together = gradients.sum(x, y, scaling)
+    rows = [slice(i, i + 1) for i in range(len(y))]
+    alone = [gradients.sum(inputs.take(x, row), y[row], scaling) for row in rows]
+    norms = torch.cat([own.norms for own in alone])
+    total = torch.stack([own.total for own in alone]).sum(dim=0)
+    same = torch.allclose(together.norms, norms, rtol=_TOLERANCE, atol=_TOLERANCE * scale, equal_nan=True)
+    apart = float(torch.linalg.vector_norm(together.total - total))
+    if not same or apart > _TOLERANCE * scaling.bound * len(y):
+        raise ConfigError(
+            "an example's gradient depends on the other examples of its batch, so clipping does not bound what one "
+            "example changes: normalise, weigh and compare within each example only, in the model's forward pass, in "
+            "its hooks and in the task's losses"
+        )
+
+
+@contextmanager
+def _modes(module: nn.Module) -> Iterator[None]:
+    """Each part has its own mode again afterwards."""
+    modes = [(part, part.training) for part in module.modules()]
+    try:
+        yield
+    finally:
+        for part, training in modes:
+            part.training = training
+
+
+@contextmanager
+def _perturbed(module: nn.Module) -> Iterator[None]:
+    """The module at weights some way from its own, none of them zero; its own again after it."""
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    before = [parameter.detach().clone() for parameter in trained]
+    drawn = torch.Generator().manual_seed(0)
+    try:
+        with torch.no_grad():
+            for parameter in trained:
+                size = max(_RELATIVE * float(parameter.square().mean().sqrt()), _ABSOLUTE)
+                parameter.add_(torch.randn(parameter.shape, generator=drawn).to(parameter), alpha=size)
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, own in zip(trained, before, strict=True):
+                parameter.copy_(own)
+
+
+def _require_alike(made: Callable[[], Sequence[Tensor]], count: int, owner: Any) -> None:
+    with users_code(f"training on {count} test examples fails", owner), torch.random.fork_rng(devices=[]):
+        first, again = made()
+    if not torch.allclose(first, again, rtol=1e-3, atol=1e-6, equal_nan=True):
+        raise ConfigError(
+            "an update depends on what was trained before: model or task remember what they see, which would carry "
+            "one's data into the next one's update, or draw at random by other means than PyTorch's"
+        )

@@ -1,0 +1,108 @@
+"""A user's scaling and a user's query see one example at a time, so that no example moves another one's share."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedlgm import RunFacts, Sampling, Transcript, mechanisms
+from fedlgm.errors import ConfigError, PrivacyError
+from fedlgm.example_level import ExampleGradients, FlatClip, PerLayerClip
+from fedlgm.example_level.bounding import scaled_sum
+from fedlgm.example_level.scaling import one_by_one
+from fedlgm.layers import LayerTable
+from fedlgm.queries import AuxiliaryQuery, BelowBound
+from fedlgm.testing import _check_scaling
+
+
+class Median(PerLayerClip):
+    """Cuts to the batch's median norm, though no further than to the bound."""
+
+    def factors(self, norms):
+        return (norms.median(dim=0).values.clamp(max=self.clip[0]) / norms.clamp(min=1e-9)).clamp(max=1.0)
+
+    def factors_of(self, layer, norms):
+        return (norms.median().clamp(max=self.clip[layer]) / norms.clamp(min=1e-9)).clamp(max=1.0)
+
+
+class WholeMedian(Median):
+    per_layer = False
+
+
+@pytest.mark.parametrize("made", [Median, WholeMedian])
+def test_one_example_moves_the_sum_by_its_bound_at_most(made):
+    torch.manual_seed(0)
+    model, x, y = nn.Linear(3, 2), torch.randn(41, 3), torch.zeros(41, dtype=torch.int64)
+    x[:20] *= 1e-3
+    table, scaling = LayerTable.from_module(model), made((0.1,))
+    gradients = ExampleGradients(model, table)
+    moved = gradients.sum(x, y, scaling).total - gradients.sum(x[:-1], y[:-1], scaling).total
+    assert float(moved.norm()) <= scaling.bound * (1 + 1e-5)
+    rows = torch.randn(41, table.size)
+    rows[:20] *= 1e-3
+    moved = scaled_sum(rows, scaling, table)[0] - scaled_sum(rows[:-1], scaling, table)[0]
+    assert float(moved.norm()) <= scaling.bound * (1 + 1e-9)
+    assert len(gradients.sum(x[:0], y[:0], scaling).norms) == 0
+
+
+def test_the_kit_refuses_a_scaling_that_remembers():
+    class Remembers(PerLayerClip):
+        def factors(self, norms):
+            vars(self)["seen"] = vars(self).get("seen", 0) + len(norms)
+            return (0.05 / norms.clamp(min=1e-9)).clamp(max=1.0) * (1 + vars(self)["seen"] % 2) / 2
+
+    mechanism, facts = mechanisms.get("dp-sgd", bound=0.1), RunFacts(1.0, Sampling("poisson", 12, 0.5))
+    model = nn.Linear(3, 2)
+    table = mechanism.table(LayerTable.from_module(model))
+    plan = mechanism.plan(table, facts, Transcript.start(table.flatten(model)))
+    with pytest.raises(PrivacyError, match="remembers"):
+        _check_scaling("mine", plan, Remembers((0.1,)))
+    _check_scaling("bundled", plan, mechanism.scaling(plan))
+
+
+def test_bundled_scalings_see_batches_and_keep_their_bits():
+    scaling = FlatClip(0.5)
+    assert one_by_one(scaling) is scaling
+
+
+def test_factors_of_another_shape_are_refused():
+    class Short(PerLayerClip):
+        def factors(self, norms):
+            return norms[:, 0]
+
+    with pytest.raises(ConfigError, match=r"\(1, 2\) for one example, got \(1,\)"):
+        one_by_one(Short((1.0, 1.0))).factors(torch.ones(3, 2))
+
+
+@dataclass(frozen=True)
+class AboveMean(AuxiliaryQuery):
+    """Whether the first layer's norm is above the batch's mean; spoils its arguments."""
+
+    name, size, bound = "above-mean", 1, 1.0
+
+    def encode(self, norms, clip):
+        above = (norms[:, :1] > norms[:, :1].mean()).double() + 0.0 * clip[0]
+        norms.add_(1.0)
+        clip.mul_(2.0)
+        return above
+
+    def decode(self, mean) -> np.ndarray:
+        return mean.double().numpy()
+
+
+def test_a_query_of_the_users_own_cannot_compare_examples():
+    norms, clip = torch.arange(1.0, 9.0)[:, None].double(), torch.ones(1, dtype=torch.float64)
+    answers = AboveMean((3,)).contribution(norms, clip)
+    assert torch.equal(answers, torch.zeros(8, 1))
+    assert clip.tolist() == [1.0]
+    assert norms[:, 0].tolist() == list(range(1, 9))
+
+
+def test_a_query_of_this_package_keeps_its_answers():
+    class Same(BelowBound):
+        pass
+
+    norms, clip = torch.rand(16, 3), torch.full((3,), 0.5)
+    assert torch.equal(Same((4, 4, 4)).contribution(norms, clip), BelowBound((4, 4, 4)).contribution(norms, clip))
