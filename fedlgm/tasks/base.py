@@ -183,10 +183,22 @@ def measured(task: Task, batches: Iterable[tuple[Tensor, Tensor]]) -> dict[str, 
 
 
 def require_separate_losses(task: Task, outputs: Tensor, targets: Tensor) -> None:
-    """Raise ConfigError if the loss of an example depends on the other examples of its batch."""
-    alone = [task.losses(outputs[i : i + 1], targets[i : i + 1]) for i in range(len(targets))]
-    if not inputs.close(task.losses(outputs, targets), torch.cat(alone)):
-        raise ConfigError(f"task {task.name!r}: the loss of an example depends on the other examples of its batch")
+    """Refuse losses that mix examples, where clients are protected, too: batches are padded, and figures are means.
+
+    Raises:
+        ConfigError: the loss of an example depends on the other examples of its batch, or `loss` is not their mean.
+    """
+    label = f"task {task.name!r}"
+    with users_code(f"{label}: its losses cannot be computed for single examples", task):
+        losses = task.losses(outputs, targets)
+        alone = torch.cat([task.losses(outputs[i : i + 1], targets[i : i + 1]) for i in range(len(targets))])
+    if not inputs.close(losses, alone):
+        raise ConfigError(
+            f"{label}: the loss of an example depends on the other examples of its batch, which is not supported: "
+            "batches of unequal clients are padded"
+        )
+    if not inputs.close(task.loss(outputs, targets), losses.mean()):
+        raise ConfigError(f"{label}: loss must be the mean of losses, or the trainers would train different models")
 
 
 def require_finite(y: np.ndarray, part: str) -> None:

@@ -254,7 +254,7 @@ class Assembly:
         if self.recipe.unit == "example":
             try_examples(module, self.layers, self.task, x, y, owner)
         else:
-            try_clients(module, updates, x, y, owner)
+            try_clients(module, updates, self.task, x, y, owner)
 
     def _check_examples(self, module: nn.Module) -> None:
         """Refuse a model without gradients per example, and batches larger than anybody's data."""

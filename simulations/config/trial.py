@@ -19,13 +19,19 @@ from fedlgm.tasks.base import require_separate_losses
 
 
 def try_clients(
-    module: nn.Module, updates: Callable[[Inputs, Tensor], Sequence[Tensor]], x: Inputs, y: Tensor, owner: Any
+    module: nn.Module,
+    updates: Callable[[Inputs, Tensor], Sequence[Tensor]],
+    task: Task,
+    x: Inputs,
+    y: Tensor,
+    owner: Any,
 ) -> None:
     """Refuse what carries something from one client to the next, or fails in training.
 
     Args:
         module: the initial model.
         updates: gives the updates [D] of two clients that hold the same examples and draw the same random numbers.
+        task: what it is trained for.
         x: inputs of a few public examples [n, ...].
         y: their targets [n, ...].
         owner: class of the user's own that is tried, whose line a message names.
@@ -36,6 +42,7 @@ def try_clients(
     with prefix_key("model"):
         models.require_repeatable(module, x)
     _require_alike(lambda: updates(x, y), len(y), owner)
+    _check_task(module, task, x, y)
 
 
 def try_examples(module: nn.Module, layers: LayerTable, task: Task, x: Inputs, y: Tensor, owner: Any) -> None:
@@ -62,7 +69,13 @@ def try_examples(module: nn.Module, layers: LayerTable, task: Task, x: Inputs, y
         models.require_drawing_nothing(module, x)
         _require_alike(sums, len(y), owner)
         models.require_separate(module, x)
-    with torch.no_grad(), prefix_key("task"):
+    _check_task(module, task, x, y)
+
+
+@torch.no_grad()
+def _check_task(module: nn.Module, task: Task, x: Inputs, y: Tensor) -> None:
+    """The rule that `fedlgm.testing.check_task` has, too."""
+    with prefix_key("task"):
         require_separate_losses(task, inputs.call(module, x), y)
 
 

@@ -1,4 +1,4 @@
-"""Every `fedlgm` command that a page or a recipe shows has options that exist, and recipes and keys that are accepted."""
+"""Every `fedlgm` command of a page or a recipe has options that exist, and recipes and keys that are accepted."""
 
 from __future__ import annotations
 

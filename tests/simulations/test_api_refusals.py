@@ -183,12 +183,13 @@ def test_models_with_gradients_per_example_are_trained(tmp_path: Path) -> None:
     assert result["unit"] == "example"
 
 
-def test_tasks_whose_losses_mix_examples_are_refused_where_examples_are_protected(tmp_path: Path) -> None:
+def test_tasks_whose_losses_mix_examples_are_refused_at_both_levels(tmp_path: Path) -> None:
     def relative(outputs, targets):
         losses = torch.nn.functional.cross_entropy(outputs, targets, reduction="none")
         return losses / losses.mean()
 
     given = {"model": Net, "data": DATA, "task": relative}
-    with pytest.raises(ConfigError, match=r"the loss of an example depends on the other examples"):
-        simulations.simulate("dp-sgd-digits", **given, overrides=EXAMPLES, run_dir=tmp_path / "run")
-    assert simulations.simulate(**given, overrides=SMALL, run_dir=tmp_path / "clients")["unit"] == "client"
+    for recipe, overrides in (("dp-sgd-digits", EXAMPLES), (None, SMALL)):
+        with pytest.raises(ConfigError, match=r"the loss of an example depends on the other examples"):
+            simulations.simulate(recipe, **given, overrides=overrides, run_dir=tmp_path / "run")
+        assert not (tmp_path / "run").exists()
