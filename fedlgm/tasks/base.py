@@ -201,6 +201,21 @@ def require_separate_losses(task: Task, outputs: Tensor, targets: Tensor) -> Non
         raise ConfigError(f"{label}: loss must be the mean of losses, or the trainers would train different models")
 
 
+def require_sums(task: Task, outputs: Tensor, targets: Tensor) -> None:
+    """Raise ConfigError if figures depend on how examples are divided into batches, as those of an AUC would."""
+    label = f"task {task.name!r}"
+    with users_code(f"{label}: its figures cannot be computed", task):
+        whole = measured(task, [(outputs, targets)])
+        parts = measured(task, [(outputs[:1], targets[:1]), (outputs[1:], targets[1:])])
+    for name, value in whole.items():
+        if np.isfinite(value) and not np.isclose(value, parts[name], rtol=inputs.RELATIVE, atol=inputs.ABSOLUTE):
+            raise ConfigError(
+                f"{label}: metric {name!r} is {value:.6g} over one batch and {parts[name]:.6g} over two of the same "
+                "examples: `sums` must give sums over examples, and `count` how many terms they have; a figure of the "
+                "whole set, such as AUC, is no such mean: compute it from the released model"
+            )
+
+
 def require_finite(y: np.ndarray, part: str) -> None:
     """Raise DataError if targets hold NaN or infinity; the message says how many and where the first is.
 

@@ -248,7 +248,8 @@ class Assembly:
             made = trainer.updates(self.layers.flatten(module), alike)
             return list(torch.cat([unbounded(update).clone() for update in made]))
 
-        rows = slice(_PROBED)
+        count = len(self.dataset.test_y)  # rows from all of the set: it may be sorted by class
+        rows = np.linspace(0, count - 1, min(_PROBED, count)).astype(np.int64)
         x, y = inputs.tensors(inputs.take(self.dataset.test_x, rows)), torch.from_numpy(self.dataset.test_y[rows])
         owner = type(module if own_model else self.task)
         if self.recipe.unit == "example":

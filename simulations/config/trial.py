@@ -15,7 +15,7 @@ from fedlgm.extension import users_code
 from fedlgm.inputs import Inputs
 from fedlgm.layers import LayerTable
 from fedlgm.tasks import Task
-from fedlgm.tasks.base import require_separate_losses
+from fedlgm.tasks.base import require_separate_losses, require_sums
 
 
 def try_clients(
@@ -76,7 +76,10 @@ def try_examples(module: nn.Module, layers: LayerTable, task: Task, x: Inputs, y
 def _check_task(module: nn.Module, task: Task, x: Inputs, y: Tensor) -> None:
     """The rule that `fedlgm.testing.check_task` has, too."""
     with prefix_key("task"):
-        require_separate_losses(task, inputs.call(module, x), y)
+        outputs = inputs.call(module, x)
+        require_separate_losses(task, outputs, y)
+        if len(y) > 1:
+            require_sums(task, outputs, y)
 
 
 def _require_alike(made: Callable[[], Sequence[Tensor]], count: int, owner: Any) -> None:
