@@ -37,7 +37,7 @@ from fedlgm.mechanisms.method import Method
 from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.accounting import composed_epsilon
 from fedlgm.tasks import Task
-from fedlgm.tasks.base import measured, require_separate_losses
+from fedlgm.tasks.base import measured, require_separate_losses, require_sums
 from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer, VectorizedTrainer
 from fedlgm.transcript import Transcript
 
@@ -237,8 +237,6 @@ def check_task(task: Any, outputs: Tensor, targets: Tensor) -> Task:
             f"{label}: losses must have shape ({count},), one per example, they have {tuple(losses.shape)}"
         )
     require_separate_losses(found, outputs, targets)
-    if not inputs.close(found.loss(outputs, targets), losses.mean()):
-        raise ConfigError(f"{label}: loss must be the mean of losses, or the trainers would train different models")
     stacked = torch.func.vmap(torch.func.grad(found.loss))(outputs[None], targets[None])[0]
     gradient = torch.zeros_like(outputs)
     for operation in found.gradient_operations(outputs, targets, gradient):
@@ -246,16 +244,10 @@ def check_task(task: Any, outputs: Tensor, targets: Tensor) -> Task:
     if not inputs.close(gradient, stacked):
         raise ConfigError(f"{label}: gradient_operations do not write the gradient of the mean loss")
     whole = _figures(found, label, [(outputs, targets)])
-    halves = _figures(found, label, [(outputs[:1], targets[:1]), (outputs[1:], targets[1:])])
     for name in ("loss", found.headline):
         if not np.isfinite(whole.get(name, np.nan)):
             raise ConfigError(f"{label}: its metrics need a finite {name!r}, got {whole}")
-    for name, value in whole.items():
-        if np.isfinite(value) and not np.isclose(value, halves[name], rtol=inputs.RELATIVE, atol=inputs.ABSOLUTE):
-            raise ConfigError(
-                f"{label}: metric {name!r} is {value:.6g} over one batch and {halves[name]:.6g} over two of the same "
-                "examples: `sums` must give sums over examples, and `count` how many terms they have"
-            )
+    require_sums(found, outputs, targets)
     return found
 
 

@@ -22,7 +22,7 @@ from fedlgm.example_level.scaling import FlatClip
 from fedlgm.extension import users_code
 from fedlgm.inputs import Inputs
 from fedlgm.layers import LayerTable
-from fedlgm.tasks.base import require_separate_losses
+from fedlgm.tasks.base import Task, require_separate_losses, require_sums
 
 TRIED = 4
 """Examples that a trial looks at: the cost of a trial is that of some twenty passes of so few."""
@@ -38,13 +38,19 @@ _RELATIVE, _ABSOLUTE = 0.3, 0.1
 
 
 def try_clients(
-    module: nn.Module, updates: Callable[[Inputs, Tensor], Sequence[Tensor]], x: Inputs, y: Tensor, owner: Any
+    module: nn.Module,
+    updates: Callable[[Inputs, Tensor], Sequence[Tensor]],
+    task: Task,
+    x: Inputs,
+    y: Tensor,
+    owner: Any,
 ) -> None:
     """Refuse what carries something from one client to the next, or fails in training.
 
     Args:
         module: the initial model.
         updates: gives the updates [D] of two clients that hold the same examples and draw the same random numbers.
+        task: what it is trained for.
         x: inputs of a few public examples [n, ...].
         y: their targets [n, ...].
         owner: class of the user's own that is tried, whose line a message names.
@@ -55,6 +61,7 @@ def try_clients(
     with prefix_key("model"):
         models.require_repeatable(module, x)
     _require_alike(lambda: updates(x, y), len(y), owner)
+    _check_task(module, task, x, y)
 
 
 def try_examples(module: nn.Module, layers: LayerTable, task: ExampleLosses, x: Inputs, y: Tensor, owner: Any) -> None:
@@ -95,8 +102,7 @@ def try_examples(module: nn.Module, layers: LayerTable, task: ExampleLosses, x: 
             models.require_drawing_nothing(module, x)
             _require_alike(sums, len(y), owner)
             models.require_separate(module, x)
-        with torch.no_grad(), prefix_key("task"):
-            require_separate_losses(task, inputs.call(module, x), y)
+        _check_task(module, task, x, y)
         _require_separate_gradients(gradients, x, y)
         with _perturbed(module):
             _require_separate_gradients(gradients, x, y)
@@ -122,6 +128,16 @@ def try_step(module: nn.Module, layers: LayerTable, task: ExampleLosses, x: Inpu
     """
     with seeded(0, y.device), _modes(module):
         _require_separate_gradients(_gradients(module, layers, task, len(y)), x, y)
+
+
+@torch.no_grad()
+def _check_task(module: nn.Module, task: Task | ExampleLosses, x: Inputs, y: Tensor) -> None:
+    """The rules of `fedlgm.testing.check_task` that need a model's outputs."""
+    with prefix_key("task"):
+        outputs = inputs.call(module, x)
+        require_separate_losses(task, outputs, y)
+        if isinstance(task, Task) and len(y) > 1:
+            require_sums(task, outputs, y)
 
 
 def moderate(values: Tensor) -> Tensor:

@@ -186,11 +186,37 @@ def measured(task: Task, batches: Iterable[tuple[Tensor, Tensor]]) -> dict[str, 
 
 
 def require_separate_losses(task: Task | ExampleLosses, outputs: Tensor, targets: Tensor) -> None:
-    """Raise ConfigError if the loss of an example depends on the other examples of its batch."""
-    alone = [task.losses(outputs[i : i + 1], targets[i : i + 1]) for i in range(len(targets))]
-    if not inputs.close(task.losses(outputs, targets), torch.cat(alone)):
-        label = getattr(task, "name", type(task).__name__)
-        raise ConfigError(f"task {label!r}: the loss of an example depends on the other examples of its batch")
+    """Refuse losses that mix examples, where clients are protected, too: batches are padded, and figures are means.
+
+    Raises:
+        ConfigError: the loss of an example depends on the other examples of its batch, or `loss` is not their mean.
+    """
+    label = f"task {getattr(task, 'name', type(task).__name__)!r}"
+    with users_code(f"{label}: its losses cannot be computed for single examples", task):
+        losses = task.losses(outputs, targets)
+        alone = torch.cat([task.losses(outputs[i : i + 1], targets[i : i + 1]) for i in range(len(targets))])
+    if not inputs.close(losses, alone):
+        raise ConfigError(
+            f"{label}: the loss of an example depends on the other examples of its batch, which is not supported: "
+            "batches of unequal clients are padded"
+        )
+    if isinstance(task, Task) and not inputs.close(task.loss(outputs, targets), losses.mean()):
+        raise ConfigError(f"{label}: loss must be the mean of losses, or the trainers would train different models")
+
+
+def require_sums(task: Task, outputs: Tensor, targets: Tensor) -> None:
+    """Raise ConfigError if figures depend on how examples are divided into batches, as those of an AUC would."""
+    label = f"task {task.name!r}"
+    with users_code(f"{label}: its figures cannot be computed", task):
+        whole = measured(task, [(outputs, targets)])
+        parts = measured(task, [(outputs[:1], targets[:1]), (outputs[1:], targets[1:])])
+    for name, value in whole.items():
+        if np.isfinite(value) and not np.isclose(value, parts[name], rtol=inputs.RELATIVE, atol=inputs.ABSOLUTE):
+            raise ConfigError(
+                f"{label}: metric {name!r} is {value:.6g} over one batch and {parts[name]:.6g} over two of the same "
+                "examples: `sums` must give sums over examples, and `count` how many terms they have; a figure of the "
+                "whole set, such as AUC, is no such mean: compute it from the released model"
+            )
 
 
 def require_finite(y: np.ndarray, part: str) -> None:

@@ -248,13 +248,14 @@ class Assembly:
             made = trainer.updates(self.layers.flatten(module), alike)
             return list(torch.cat([unbounded(update).clone() for update in made]))
 
-        rows = slice(_PROBED)
+        count = len(self.dataset.test_y)  # rows from all of the set: it may be sorted by class
+        rows = np.linspace(0, count - 1, min(_PROBED, count)).astype(np.int64)
         x, y = inputs.tensors(inputs.take(self.dataset.test_x, rows)), torch.from_numpy(self.dataset.test_y[rows])
         owner = type(module if own_model else self.task)
         if self.recipe.unit == "example":
             try_examples(module, self.layers, self.task, x, y, owner)
         else:
-            try_clients(module, updates, x, y, owner)
+            try_clients(module, updates, self.task, x, y, owner)
 
     def _check_examples(self, module: nn.Module) -> None:
         """Refuse a model without gradients per example, and batches larger than anybody's data."""

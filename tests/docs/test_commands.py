@@ -1,4 +1,4 @@
-"""Every `fedlgm` command that a page shows has options that exist, and recipes and keys that are accepted."""
+"""Every `fedlgm` command of a page or a recipe has options that exist, and recipes and keys that are accepted."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ import typer
 from simulations.cli import app
 from simulations.compare.jobs import jobs
 from simulations.config import recipe as recipes
+from simulations.config.assembly import Assembly
+from simulations.config.recipe import Recipe
 
 ROOT = Path(__file__).parents[2]
 FILES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+RECIPES = sorted((ROOT / "simulations" / "recipes").rglob("*.toml"))
 _START = re.compile(r"^(?:\$ | *)(?:sudo -u \S+ )?fedlgm (?=[a-z])")
 _RECIPES = {"simulate", "plan", "partition", "compare", "risk"}
 
@@ -31,8 +34,23 @@ def commands(file: Path) -> list[list[str]]:
     return found
 
 
-def check(words: list[str]) -> None:
-    """Raise what the command would say of its arguments."""
+def comments(file: Path) -> list[str]:
+    """Lines of a recipe's comments, lines that go on joined."""
+    lines = [line[1:] for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
+    return "\n".join(lines).replace("\\\n", " ").splitlines()
+
+
+def recipe_commands(file: Path) -> list[list[str]]:
+    """Words of each command in a recipe's comments: on lines of their own, and with arguments in backticks."""
+    found = []
+    for line in comments(file):
+        shown = [line] if _START.match(line) else re.findall(r"`(fedlgm \S+ [^`]+)`", line)
+        found += [shlex.split(_START.sub("", command), comments=True) for command in shown]
+    return found
+
+
+def check(words: list[str]) -> list[Recipe]:
+    """Raise what the command would say of its arguments; the runs that it would make, where it makes any."""
     command = typer.main.get_command(app)
     words = words[: words.index("&&")] if "&&" in words else words
     name = ""
@@ -46,12 +64,12 @@ def check(words: list[str]) -> None:
     bundled = recipe is None or recipe in recipes.names()
     assert bundled or name not in _RECIPES or "." in recipe or "/" in recipe or recipe.isupper(), recipe  # or a file
     if not bundled or "overrides" not in given or any("own_mechanism" in str(value) for value in given.values()):
-        return
+        return []
     if name == "compare":
         methods = given["methods"] and given["methods"].split(",")
-        jobs(recipe, methods, given["seeds"], changes, given["epsilons"] or (), given["partitions"] or ())
-    else:
-        recipes.load(recipe, changes)
+        made = jobs(recipe, methods, given["seeds"], changes, given["epsilons"] or (), given["partitions"] or ())
+        return list({job.method: job.recipe for job in made}.values())  # one run of each method
+    return [recipes.load(recipe, changes)]
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
@@ -63,6 +81,29 @@ def test_the_commands_of_a_page_are_known(file: Path) -> None:
                 check(words)
             except Exception as error:
                 raise AssertionError(f"{file.name}: fedlgm {shlex.join(words)}: {error}") from error
+
+
+@pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.stem)
+def test_the_commands_of_a_recipe_can_be_planned(file: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for words in recipe_commands(file):
+            try:
+                runs = check(words)
+                for run in runs if words[0] == "compare" else []:  # other tests plan the recipe as it is
+                    Assembly(run, planned=True).first_plan()
+            except Exception as error:
+                raise AssertionError(f"{file.name}: fedlgm {shlex.join(words)}: {error}") from error
+        for line in comments(file):
+            changes = re.findall(r"--set (\S+=[^\s(),]+)", line)
+            if changes and "fedlgm" not in line and file.parent.name == "recipes":
+                recipes.load(file.stem, [change.rstrip(".;:") for change in changes])
+
+
+def test_commands_of_recipes_are_found() -> None:
+    found = {file.stem: recipe_commands(file) for file in RECIPES}
+    assert [words[0] for words in found["ladp-cifar10-resnet18"]] == ["compare", "compare"]
+    assert sum(map(len, found.values())) >= 9
 
 
 def test_commands_are_found_and_wrong_ones_are_noticed() -> None:

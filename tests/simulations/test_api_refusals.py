@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import simulations
-from fedlgm import Task
+from fedlgm import Task, tasks
 from fedlgm.errors import ConfigError, DataError, FedlgmError, PrivacyError
 from tests.support.own_objects import DATA, SMALL, Alike, Net, X, Y
 
@@ -187,12 +187,28 @@ def test_models_with_gradients_per_example_are_trained(tmp_path: Path) -> None:
     assert result["unit"] == "example"
 
 
-def test_tasks_whose_losses_mix_examples_are_refused_where_examples_are_protected(tmp_path: Path) -> None:
+def test_tasks_whose_losses_mix_examples_are_refused_at_both_levels(tmp_path: Path) -> None:
     def relative(outputs, targets):
         losses = torch.nn.functional.cross_entropy(outputs, targets, reduction="none")
         return losses / losses.mean()
 
     given = {"model": Net, "data": DATA, "task": relative}
-    with pytest.raises(ConfigError, match=r"the loss of an example depends on the other examples"):
-        simulations.simulate("dp-sgd-digits", **given, overrides=EXAMPLES, run_dir=tmp_path / "run")
-    assert simulations.simulate(**given, overrides=SMALL, run_dir=tmp_path / "clients")["unit"] == "client"
+    for recipe, overrides in (("dp-sgd-digits", EXAMPLES), (None, SMALL)):
+        with pytest.raises(ConfigError, match=r"the loss of an example depends on the other examples"):
+            simulations.simulate(recipe, **given, overrides=overrides, run_dir=tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+
+
+def test_metrics_that_are_no_means_over_examples_are_refused(tmp_path: Path) -> None:
+    class Ranked(tasks.Classification):
+        def sums(self, outputs: torch.Tensor, targets: torch.Tensor) -> dict[str, torch.Tensor]:
+            scores, positive = outputs[:, 1], targets == 1
+            auc = (scores[positive, None] > scores[~positive]).float().mean()
+            return {**super().sums(outputs, targets), "auc": auc}
+
+        def metrics(self, means: dict[str, float]) -> dict[str, float]:
+            return {**super().metrics(means), "auc": means["auc"]}
+
+    with pytest.raises(ConfigError, match=r"metric 'auc' is .* such as AUC, is no such mean"):
+        simulations.simulate(model=Net, data=DATA, task=Ranked(), overrides=SMALL, run_dir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
