@@ -187,11 +187,23 @@ app.command()(risk)
 
 
 @app.command()
-def plan(recipe: RecipeArgument = None, overrides: SetOption = None, as_json: JsonOption = False) -> None:
+def plan(
+    recipe: RecipeArgument = None,
+    overrides: SetOption = None,
+    sweep: Annotated[
+        bool, typer.Option("--sweep", help="Noise and SNR at epsilon 1 to 8 and 100 to 10,000 clients instead.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
     """Show what a recipe would release, layer by layer, without training."""
     from simulations.reports import planning
+    from simulations.reports import sweep as sweeping
     from simulations.reports import terminal as display
 
+    if sweep:
+        swept = sweeping.sweep_report(recipe, overrides or ())
+        _print_json(swept) if as_json else _out.print(sweeping.sweep_table(swept))
+        return
     report = planning.plan_report(_recipe(recipe, overrides))
     if as_json:
         _print_json(report)

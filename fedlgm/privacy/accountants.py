@@ -18,6 +18,8 @@ from fedlgm.privacy.events import gaussian_event
 ACCOUNTANTS = ("pld", "rdp")
 COARSE = "coarse pld"
 """Name of a PLD accountant with a grid ten times as coarse, at a tenth of the cost; its root is within 1e-4."""
+SEARCHES = "rdp of searches"
+"""Name of the RDP accountant at the orders of searches (`fedlgm.privacy.selection.ORDERS`)."""
 _INTERVALS = {"pld": 1e-4, COARSE: 1e-3}
 _LITTLE_NOISE = 0.3  # below it, grids would grow with the inverse square of the multiplier: they get coarser instead
 
@@ -87,6 +89,10 @@ class RenyiAccountant(RdpAccountant):
 
 def accountant_of(name: str, events: Iterable[dp_event.DpEvent]) -> dp_accounting.PrivacyAccountant:
     """An accountant for these events; a coarser grid errs on the safe side."""
+    if name == SEARCHES:
+        from fedlgm.privacy.selection import ORDERS  # that module imports this one
+
+        return RdpAccountant(orders=ORDERS)
     if name not in _INTERVALS:
         return RenyiAccountant()
     gaussians = (getattr(event, "event", event) for event in events)

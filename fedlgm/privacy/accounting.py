@@ -18,7 +18,7 @@ import scipy.optimize
 from dp_accounting import dp_event
 
 from fedlgm.errors import ConfigError, PrivacyError
-from fedlgm.privacy.accountants import ACCOUNTANTS, COARSE, RenyiAccountant, accountant_of, quiet
+from fedlgm.privacy.accountants import ACCOUNTANTS, COARSE, SEARCHES, RenyiAccountant, accountant_of, quiet
 from fedlgm.privacy.events import decode, encode, gaussian_event, is_private, pure_epsilon, unfolded
 from fedlgm.privacy.gaussian import gaussian_epsilon
 from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR, Relation
@@ -213,6 +213,9 @@ def composed_epsilon(events: Iterable[tuple[dp_event.DpEvent, int]], delta: floa
     number of releases, over 1e-6, downwards) "pld" is asked for delta less its rounding, and Renyi orders, which have
     none of it, are asked, too: the answer is the smaller one of two upper bounds.
 
+    Where a search (`selection_event`) is among the events, all of them are composed by RDP at `selection.ORDERS`,
+    whatever `accountant` is: no privacy loss distribution of a search is known.
+
     Args:
         events: (event, how often it is composed) each.
         delta: in [0, 1).
@@ -262,6 +265,8 @@ def _composed_epsilon(events: tuple[tuple[str, int], ...], delta: float, account
         return math.inf
     if not decoded:
         return 0.0
+    if any(isinstance(event, dp_event.RepeatAndSelectDpEvent) for event, _ in decoded):
+        return _accounted(decoded, delta, SEARCHES)
     lost = sum(count for _, count in decoded) * _LOST
     if accountant == "rdp" or lost <= _NEGLIGIBLE * delta:
         return _accounted(decoded, delta, accountant)

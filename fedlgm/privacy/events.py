@@ -183,4 +183,5 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "RandomizedResponseDpEvent": ("noise_parameter", "num_buckets"),
     "PoissonSampledDpEvent": ("sampling_probability", "event"),
     "SelfComposedDpEvent": ("event", "count"),
+    "RepeatAndSelectDpEvent": ("event", "mean", "shape"),
 }

@@ -310,7 +310,7 @@ class Ledger:
 
         Args:
             delta: target delta.
-            accountant: "pld" or "rdp".
+            accountant: "pld" or "rdp"; RDP at `selection.ORDERS` where a search (`selection_event`) was charged.
             through: last round to count; all if left out.
             abandoned: `position()` up to which rows count whatever their round: those of attempts that later ones do
                 not repeat.

@@ -15,6 +15,7 @@ from clients.node.policy import Policy
 from simulations import cli
 from simulations.cli import app
 from simulations.config import recipe as recipes
+from simulations.reports import sweep
 from simulations.runs.folder import RunFolder
 
 PAGES = Path(__file__).parents[2] / "docs" / "how-to"
@@ -132,3 +133,13 @@ def test_the_commands_of_adaptive_allocation_run(tmp_path: Path, monkeypatch: py
             short = ["--set", "federation.rounds=2", "--seeds", "1"]
         done = CliRunner().invoke(app, [*command, *short], catch_exceptions=False)
         assert done.exit_code == 0, (command, done.output)
+
+
+def test_the_command_of_the_sweep_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As printed, but for one budget and one round."""
+    monkeypatch.setattr(sweep, "EPSILONS", (8.0,))
+    (command,) = INDENTED.findall((PAGES / "recipe.md").read_text(encoding="utf-8"))
+    short = ["--set", "federation.rounds=1", "--set", "federation.rate=1.0"]
+    done = CliRunner().invoke(app, [*shlex.split(command), *short], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    assert "10,000" in done.output

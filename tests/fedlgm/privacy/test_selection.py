@@ -10,9 +10,9 @@ from dp_accounting.rdp import RdpAccountant
 from scipy.optimize import brentq
 
 from fedlgm.errors import ConfigError
-from fedlgm.privacy import selection_epsilon
+from fedlgm.privacy import Ledger, selection_epsilon
 from fedlgm.privacy.events import gaussian_event, repeated
-from fedlgm.privacy.selection import ORDERS
+from fedlgm.privacy.selection import ORDERS, selection_event
 
 RATE, STEPS, DELTA = 0.1, 100, 1e-5
 LAWS = ("logarithmic", "geometric", "poisson")
@@ -72,3 +72,23 @@ def test_arguments_outside_their_range_are_refused(wrong, message):
     right = {"noise_multiplier": 1.0, "sampling_rate": 0.1, "steps": 10, "delta": 1e-5, "expected_runs": 10}
     with pytest.raises(ConfigError, match=message):
         selection_epsilon(**right | wrong)
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_a_search_in_the_ledger_costs_what_it_costs(law, tmp_path):
+    search = selection_event(repeated(gaussian_event(1.5, RATE), STEPS), 10, law)
+    with Ledger(tmp_path / "ledger.sqlite", "search") as ledger:
+        ledger.charge(search, round=1, key="search")
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        assert next(ledger.charges()).event == search
+        expected = selection_epsilon(1.5, RATE, STEPS, DELTA, 10, law)
+        assert ledger.epsilon(DELTA) == ledger.epsilon(DELTA, "rdp") == expected
+
+
+def test_a_search_and_a_release_are_composed_at_the_orders_of_searches(tmp_path):
+    search, release = selection_event(gaussian_event(2.0), 10), gaussian_event(4.0)
+    with Ledger(tmp_path / "ledger.sqlite", "search") as ledger:
+        ledger.charge(search, round=1, key="search")
+        ledger.charge(release, round=2, key="release")
+        expected = RdpAccountant(orders=ORDERS).compose(search).compose(release).get_epsilon(DELTA)
+        assert ledger.epsilon(DELTA) == pytest.approx(float(expected), rel=1e-12)

@@ -1,0 +1,152 @@
+"""What budgets and populations would do to a recipe: noise and signal-to-noise ratio of each, without training."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterable
+from typing import NotRequired, TypedDict
+
+from rich.console import Group
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from fedlgm.errors import ConfigError, FedlgmError
+from simulations.config import recipe as recipes
+from simulations.config.recipe import Recipe
+from simulations.reports.planning import plan_report
+from simulations.reports.terminal import number
+
+EPSILONS = (1.0, 2.0, 4.0, 8.0)
+"""Budgets of a sweep."""
+CLIENTS = (100, 300, 1000, 3000, 10000)
+"""Populations of a sweep."""
+_MOST_COLUMNS = 4  # layers beyond which the table shows only the least and the largest SNR
+
+
+class SweepRow(TypedDict):
+    """One setting of a sweep.
+
+    Attributes:
+        epsilon, clients, delta: the setting.
+        noise_multiplier: z as calibrated, the noise of a release over the bound of a contribution.
+        expected_cohort: q N, by which a sum is divided.
+        noise_on_mean: z / (q N), the noise std on the mean over the bound; z / sqrt(q N) under local trust.
+        snr: SNR_j of every layer, by its name.
+        refused: why there is no such plan; then the four figures above are left out.
+    """
+
+    epsilon: float
+    clients: int
+    delta: float
+    noise_multiplier: NotRequired[float]
+    expected_cohort: NotRequired[float]
+    noise_on_mean: NotRequired[float]
+    snr: NotRequired[dict[str, float]]
+    refused: NotRequired[str]
+
+
+class SweepReport(TypedDict):
+    """A recipe at all settings of a sweep.
+
+    Attributes:
+        recipe, mechanism, trust: what was planned.
+        delta: how the delta of a row was chosen.
+        rows: one for each budget and population.
+    """
+
+    recipe: str
+    mechanism: str
+    trust: str
+    delta: str
+    rows: list[SweepRow]
+
+
+def sweep_report(recipe: str | None = None, overrides: Iterable[str] = ()) -> SweepReport:
+    """Plans of a recipe at epsilon 1 to 8 and 100 to 10,000 clients; nothing is trained.
+
+    Every row is the plan of the recipe with that `privacy.epsilon`, `federation.clients` and `privacy.delta`. A setting
+    that the recipe cannot have is a row with the reason.
+
+    Args:
+        recipe: a bundled name, a TOML file, or None for the default.
+        overrides: changes as "section.key=value".
+
+    Raises:
+        ConfigError: an unknown recipe, one that protects examples, or an override of what the sweep varies.
+
+    Example:
+        >>> report = sweep_report("digits", ["federation.rounds=1", "federation.rate=1.0"])
+        >>> row = report["rows"][0]
+        >>> len(report["rows"]), row["clients"], row["noise_on_mean"] == row["noise_multiplier"] / 100
+        (20, 100, True)
+    """
+    changes = list(overrides)
+    for key in ("privacy.epsilon", "federation.clients"):
+        if any(change.partition("=")[0].strip() == key for change in changes):
+            raise ConfigError(f"--sweep varies {key}: leave out --set {key}, or leave out --sweep")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a delta that suits the recipe's population, not those of the rows
+        base = recipes.load(recipe, changes)
+        if base.unit != "client":
+            raise ConfigError(
+                f"--sweep varies the number of protected clients, {base.name} protects single examples "
+                "(privacy.unit = 'example'): leave out --sweep"
+            )
+        rows = [_row(recipe, changes, base, epsilon, clients) for epsilon in EPSILONS for clients in CLIENTS]
+    return {
+        "recipe": base.name,
+        "mechanism": base.mechanism.name,
+        "trust": base.privacy.trust,
+        "delta": f"the recipe's {base.privacy.delta:g} where it is below 1/clients, else 0.1/clients",
+        "rows": rows,
+    }
+
+
+def _row(recipe: str | None, changes: list[str], base: Recipe, epsilon: float, clients: int) -> SweepRow:
+    delta = base.privacy.delta if base.privacy.delta < 1 / clients else 0.1 / clients
+    row: SweepRow = {"epsilon": epsilon, "clients": clients, "delta": delta}
+    setting = [f"privacy.epsilon={epsilon!r}", f"federation.clients={clients}", f"privacy.delta={delta!r}"]
+    try:
+        changed = recipes.load(recipe, [*changes, *setting])
+        report = plan_report(changed)
+    except FedlgmError as error:
+        return {**row, "refused": str(error)}
+    cohort, multiplier = changed.sampling.expected, report["noise_multiplier"]
+    parties = cohort if changed.privacy.trust == "local" else 1.0
+    return {
+        **row,
+        "noise_multiplier": multiplier,
+        "expected_cohort": cohort,
+        "noise_on_mean": multiplier * math.sqrt(parties) / cohort,
+        "snr": {layer["layer"]: layer["snr"] for layer in report["layers"]},
+    }
+
+
+def sweep_table(report: SweepReport) -> Group:
+    """Settings of a sweep, then what the columns mean."""
+    layers = next((list(row["snr"]) for row in report["rows"] if "snr" in row), [])
+    table = Table(title=escape(f"{report['recipe']}: one round of {report['mechanism']}"), title_justify="left")
+    mean = "z / (q N)" if report["trust"] == "central" else "z / sqrt(q N)"
+    few = len(layers) <= _MOST_COLUMNS
+    ratios = [f"SNR {layer}" for layer in layers] if few else ["least SNR_j", "largest SNR_j"]
+    for name in ("epsilon", "clients", "delta", "z", mean, *ratios):
+        table.add_column(escape(name), justify="right")
+    refused = []
+    for row in report["rows"]:
+        cells = [f"{row['epsilon']:g}", f"{row['clients']:,}", f"{row['delta']:g}"]
+        if "snr" in row:
+            snr = list(row["snr"].values())
+            cells += [number(row["noise_multiplier"]), number(row["noise_on_mean"])]
+            cells += [f"{value:.3e}" for value in (snr if few else [min(snr), max(snr)])]
+        else:
+            refused.append(f"refused at epsilon {row['epsilon']:g}, {row['clients']:,} clients: {row['refused']}")
+            cells += ["refused"]
+        table.add_row(*cells)
+    notes = [
+        f"delta: {report['delta']}",
+        f"{mean}: noise std on the mean update, over the bound of a contribution",
+        *refused,
+    ]
+    return Group(table, *map(Text, notes))
