@@ -28,8 +28,14 @@ SLOW = ("--set", "federation.clients=40", "--set", "privacy.delta=1e-3", "--set"
 
 
 def start(*arguments: object, before: str = "") -> subprocess.Popen[str]:
-    """The command in a session of its own; `before` is run when its first modules are imported."""
-    code = f"import sys; sys.argv[0] = 'fedlgm'\nfrom simulations.cli import main\n{before}\nmain()"
+    """The command in a session of its own; `before` is run when its first modules are imported.
+
+    Ctrl-C works as from a terminal: a shell that starts the tests in the background has it ignored.
+    """
+    code = (
+        "import signal, sys; sys.argv[0] = 'fedlgm'; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        f"from simulations.cli import main\n{before}\nmain()"
+    )
     return subprocess.Popen(
         [sys.executable, "-c", code, *map(str, arguments)],
         stdout=subprocess.PIPE,
@@ -118,10 +124,7 @@ def test_a_signal_to_all_processes_ends_the_command_while_ray_starts(tmp_path: P
 def test_ctrl_c_ends_the_command_while_it_starts(tmp_path: Path, seconds: float) -> None:
     """In the foreground it reaches Ray's processes, too."""
     begun = tmp_path / "begun"
-    before = (
-        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "  # as from a terminal
-        f"open({str(begun)!r}, 'w').close()"
-    )
+    before = f"open({str(begun)!r}, 'w').close()"
     process = start("simulate", "digits", *SLOW, "--rounds", 300, "--run-dir", tmp_path / "run", before=before)
     wait_until(begun.exists)
     time.sleep(seconds)

@@ -1,0 +1,99 @@
+"""Seeded runs give the models and ledgers that they gave before: a change of structure changes no bit.
+
+The digests were recorded with AVX-512 on a processor of AMD. Other instruction sets and kernels add up in another
+order, so the digests are not compared there.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import simulations
+from fedlgm.facts import LocalSteps, RunFacts, Sampling
+from fedlgm.layers import LayerTable
+from fedlgm.plan import ReleasePlan
+from fedlgm.privacy.guarantee import Guarantee
+from fedlgm.privacy.ledger import Ledger
+
+RUNS = {
+    "independent noise": ("digits", ["federation.rounds=3"], "d255e2977f7d455b", "3:628586c0"),
+    "correlated noise": ("correlated-digits", ["federation.rounds=6"], "f6bd102bcee5ae2e", "6:6e17998f"),
+    "clients add the noise": (
+        "digits",
+        ["federation.rounds=3", "privacy.trust=local", "privacy.max_participations=3"],
+        "104520b82070fe9b",
+        "143:afa5ff74",
+    ),
+    "turns": ("digits", ["federation.rounds=6", "federation.sampling=cyclic"], "90dc195dae3a1967", "6:9281c299"),
+    "the recipe of nodes": (
+        "nodes",
+        ["federation.rounds=2", "run.seed=1", "run.test_mode=true"],
+        "d12b7a6d458d423b",
+        "6:2485bffc",
+    ),
+    "weights by risk": ("lm-dp-sgd-digits", ["federation.rounds=2"], "fdb4c98ef823f01f", "2:edd0147c"),
+    "one party's examples": ("dp-sgd-digits", ["federation.rounds=3"], "f240941e9b8463f7", "3:34f0bfe4"),
+    "a published variant": (
+        "digits",
+        ["federation.rounds=2", "mechanism.name=uniform", "mechanism.variant=published", "mechanism.clip=med"],
+        "b57f740077c92779",
+        "2:42612d0f",
+    ),
+    "clients' examples": ("example-level-federation", ["federation.rounds=2"], "d855420c4ae50a22", "26:66467cd3"),
+}
+SLOW = {"weights by risk", "clients' examples"}
+
+
+def recorded_here() -> bool:
+    """Whether this machine is of the kind that the digests were recorded on."""
+    cpu = Path("/proc/cpuinfo")
+    amd = cpu.is_file() and "AuthenticAMD" in cpu.read_text()
+    return amd and torch.backends.cpu.get_cpu_capability() == "AVX512"
+
+
+@pytest.mark.skipif(not recorded_here(), reason="the digests were recorded with AVX-512 on a processor of AMD")
+@pytest.mark.parametrize("run", [pytest.param(run, marks=[pytest.mark.slow] if run in SLOW else []) for run in RUNS])
+def test_a_seeded_run_gives_the_model_and_the_ledger_that_it_gave(tmp_path: Path, run: str) -> None:
+    recipe, overrides, model, head = RUNS[run]
+    result = simulations.simulate(recipe, overrides=overrides, run_dir=tmp_path / "run")
+    with Ledger(tmp_path / "run" / "ledger.sqlite") as ledger:
+        rows, digest = ledger.head()
+    assert (result["model_sha256"][:16], f"{rows}:{digest[:8]}") == (model, head)
+
+
+def plan(facts: RunFacts, **options: Any) -> ReleasePlan:
+    layers = LayerTable.from_sizes({"a": 4, "b": 1})
+    return ReleasePlan(layers, [3.0, 4.0], [5.0, 5.0], facts, Guarantee("proven", "an example"), **options)
+
+
+@pytest.mark.parametrize(
+    ("made", "more"),
+    [
+        (plan(RunFacts(1.0, Sampling("poisson", 100, 0.1))), {}),
+        (
+            plan(
+                RunFacts(1.0, Sampling("poisson", 20, 0.5), trust="local", steps=LocalSteps(5, 0.1, 32.0)),
+                bounded_by="trainer",
+            ),
+            {"steps": {"count": 5, "rate": 0.1, "batch": 32.0}},
+        ),
+    ],
+)
+def test_the_text_of_a_plan_stays(made: ReleasePlan, more: dict[str, object]) -> None:
+    """Clients' noise is keyed by it: also the order of its keys and the absence of what a run does not have."""
+    facts = json.loads(made.to_json())["facts"]
+    assert list(facts)[: len(FACTS)] == FACTS
+    assert {name: facts[name] for name in list(facts)[len(FACTS) :]} == more
+    assert list(facts["training"]) == ["optimizer", "lr", "momentum", "epochs", "batch_size", "gradient_clip"]
+    assert list(facts["sampling"]) == ["scheme", "population", "rate"]
+
+
+FACTS = [
+    "noise_multiplier", "sampling", "relation", "trust", "rounds", "epsilon", "delta", "accountant",
+    "max_participations", "training",
+]  # fmt: skip
