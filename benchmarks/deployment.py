@@ -114,7 +114,8 @@ def ours(folder: DeploymentFolder, nodes: int, recipe: recipes.Recipe) -> dict[s
             stamps.append(time.time())
 
     result = submit.run(folder, recipe, fresh=True, say=say)
-    rounds = [json.loads(line) for line in (Path(result["run"]) / REPORT).read_text().splitlines()]
+    lines = (Path(result["run"]) / "private" / REPORT).read_text().splitlines()
+    rounds = [row for row in map(json.loads, lines) if "lost" in row]
     rows = [json.loads(line) for line in (Path(result["run"]) / "metrics.jsonl").read_text().splitlines()]
     lost = [one["lost"] for one in rounds if one["lost"]]
     if lost:

@@ -228,7 +228,7 @@ class TestAnotherChoice:
     @pytest.mark.parametrize("bundled", recipes.names())
     def test_what_recipes_suggest_is_valid(self, bundled):
         text = (recipes.BUNDLED / f"{bundled}.toml").read_text(encoding="utf-8")
-        for suggestion in re.findall(r"^#\s+--set (\S+)", text, re.MULTILINE):
+        for suggestion in re.findall(r"^#\s+--set ([^\s/=]+=\S+)", text, re.MULTILINE):
             recipes.load(bundled, [suggestion])
 
 

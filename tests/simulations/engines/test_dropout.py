@@ -18,7 +18,7 @@ X = RNG.standard_normal((200, 6)).astype(np.float32)
 DATA = {"train": (X, (X[:, 0] > 0).astype(int)), "test": (X[:50], (X[:50, 0] > 0).astype(int))}
 SMALL = (
     *("federation.clients=12", "federation.rounds=3", "federation.rate=0.5", "data.partition=iid"),
-    *("training.epochs=2", "training.batch_size=4", "privacy.accountant=rdp", "run.block_size=3"),
+    *("training.epochs=2", "training.batch_size=4", "privacy.accountant=rdp", "run.block_size=3", "run.seed=7"),
 )
 
 

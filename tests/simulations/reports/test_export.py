@@ -91,7 +91,7 @@ def test_a_mechanism_passed_in_python_is_not_needed(tiny: Callable[..., Any], tm
         """Sees the model as one layer."""
 
     result = simulations.simulate(tiny(), mechanism=Mine("mine"), run_dir=tmp_path / "run", trackers=[])
-    assert result["mechanism"] == "<Mine>"
+    assert result["mechanism"] == "<mine>"
     assert accuracy(exporting.load_model(tmp_path / "run")) == result.accuracy
     assert exporting.export(tmp_path / "run")["model_sha256"] == result["model_sha256"]
 
