@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo venv test test-slow test-all lint docs bench clean
+.PHONY: demo venv test test-slow test-all test-rounding lint docs bench clean
 
 demo: venv
 	$(BIN)/fedlgm simulate digits
@@ -29,6 +29,15 @@ test-slow: .venv/installed-test
 
 test-all: test test-slow
 
+# Rounding depends on instruction set, threads and OpenBLAS; results of tests must not. TESTS narrows it down.
+TESTS ?= tests
+test-rounding: .venv/installed-test
+	for capability in default avx2 avx512; do for threads in 1 2; do for blas in "" Haswell; do \
+	    echo "$$capability, $$threads threads, OPENBLAS_CORETYPE=$$blas"; \
+	    env ATEN_CPU_CAPABILITY=$$capability FEDLGM_TEST_THREADS=$$threads $${blas:+OPENBLAS_CORETYPE=$$blas} \
+	        $(PYTEST) -q $(TESTS) || exit 1; \
+	done; done; done
+
 lint: .venv/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -37,7 +46,7 @@ lint: .venv/installed-test
 
 docs: .venv/installed-test
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: .venv/installed-test
 	$(BIN)/python -m benchmarks.simulators --quick --json

@@ -1,13 +1,13 @@
 """Splits of the noise over the layers, fixed and learnt from released outputs: figures of docs/results/adaptive.md.
 
-    python -m benchmarks.adaptive [--tasks NAME ...] [--minutes M]   # go on with the runs
+    python -m benchmarks.adaptive [--tasks NAME ...] [--minutes M]   # continue the runs
     python -m benchmarks.adaptive --write                            # tables of docs/results/adaptive.md
 
-A small federation around the library's own parts: its data, partition, mechanisms and their plans, bounded sums, noise
-and server optimizer. Only local training is written anew: full-batch steps of all clients of a cohort at once, several
-times as fast as training them one by one. Every method gets the same search (server learning rate, on a seed of its
-own) and is then run on other seeds, all at one proven epsilon. Finished runs are kept in a file: a second call goes on
-where the first one stopped.
+A small federation of the library's parts: data, partition, mechanisms and their plans, bounded sums, noise and server
+optimizer. Only local training is reimplemented: full-batch steps of all clients of a cohort at once, several times as
+fast as training them one by one. Every method gets the same search (server learning rate, on a separate seed) and is
+then run on other seeds, all at one proven epsilon. Finished runs are kept in a file: a second call continues from
+there.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ from fedlgm.transcript import Transcript
 from strategies.server_optimizer import ServerOptimizer
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "adaptive.md"
+DATA_PAGE = PAGE.parent / "data" / PAGE.name
 CLIENTS, RATE, ROUNDS, LOCAL_STEPS, LOCAL_RATE = 500, 0.1, 50, 5, 0.5
 SEEDS = tuple(range(1, 11))
 
@@ -67,8 +68,8 @@ class Split(Mechanism):
 class Updates(AdaptiveAllocation):
     """Shares that follow released updates, not weights: t_j ~ s_j sqrt(d_j) / m_j, m_j the norm without its noise.
 
-    That is the least sum of 1 / SNR_j with SNR_j = m_j^2 / (d_j sigma_j^2): the SNR-consistent rule with what was
-    released in the place of the bounds.
+    That is the least sum of 1 / SNR_j with SNR_j = m_j^2 / (d_j sigma_j^2): the SNR-consistent rule with released norms
+    instead of the bounds.
     """
 
     def _target(self, layers: LayerTable, clip: np.ndarray, transcript: Transcript) -> np.ndarray:
@@ -178,7 +179,7 @@ class Federation:
         return rows - model
 
     def accuracy(self, model: Tensor) -> float:
-        """On the test set, in per cent."""
+        """Accuracy on the test set, in per cent."""
         found = self.outputs(self.tensors(model[None]), self.test_x[None])[0].argmax(1)
         return 100 * float((found == self.test_y).double().mean())
 
@@ -212,7 +213,7 @@ def best_rate(kept: Kept, name: str, method: str) -> float | None:
 
 
 def missing(kept: Kept, names: list[str], methods: list[str] | None = None) -> Iterator[tuple[str, str, float, int]]:
-    """Runs that are left, in their order: a task's search, then all methods seed by seed."""
+    """Remaining runs in order: a task's search, then all methods seed by seed."""
     for name in names:
         task = TASKS[name]
         wanted = [method for method in task.methods if methods is None or method in methods]
@@ -238,7 +239,7 @@ def found(kept: Kept, name: str) -> dict[str, dict[int, float]]:
 
 
 def best_of(cells: dict[str, dict[int, float]], candidates: Iterable[str]) -> str:
-    """Of the candidates with figures the one that is best on average; "" if there is none."""
+    """The best candidate on average, among those with figures; "" if there is none."""
     known = [method for method in candidates if cells.get(method)]
     return max(known, key=lambda method: statistics.fmean(cells[method].values()), default="")
 
@@ -299,6 +300,7 @@ def main() -> None:
         if kept.keep(label, lambda: {"accuracy": run(TASKS[name], TASKS[name].methods[method], rate, seed)}) is None:  # noqa: B023
             break
     texts = {name: text_of(kept, name) for name in options.tasks} | {"all tasks": all_tasks(kept)}
+    show(DATA_PAGE, {"splits": texts.pop("splits", "")}, options.write)
     show(PAGE, texts, options.write)
 
 

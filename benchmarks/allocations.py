@@ -1,6 +1,6 @@
 """Which allocation is best on the digits federation? `python -m benchmarks.allocations` (about five minutes on a core).
 
-Every method gets the same search (server learning rate on a seed of its own at epsilon = 3) and is then run on other
+Every method gets the same search (server learning rate on a separate seed at epsilon = 3) and is then run on other
 seeds. Writes docs/results/allocations.md and allocations.png.
 """
 

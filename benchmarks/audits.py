@@ -5,11 +5,11 @@
 3. False alarms: two thousand releases of each mechanism that are exactly as planned, at confidence 0.95 and 0.999, as
    many audits of four such rounds, a thousand of twelve rounds of correlated noise, and 300 as `fedlgm audit` makes
    them.
-4. What canaries cost: their share of a round's time.
+4. The cost of canaries: their share of a round's time.
 
-Every figure is kept in a file as soon as it is there (`--kept`), so that the command can be interrupted, or ended by
-`--minutes`, and goes on when it is given again; `--part` takes some of the four alone. Writes docs/results/audits.md
-once all is there, or prints what there is with `--print`.
+Every figure is written to a file as soon as it is measured (`--kept`), so that the command can be interrupted, or ended
+by `--minutes`, and continued later; `--part` selects some of the four. It writes docs/results/audits.md once all
+figures are measured, or prints the available ones with `--print`.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def audited(of: Subject, count: int, number: int) -> AuditResult:
 
 
 def watched(subject: Subject, count: int, number: int) -> CanaryRecord:
-    """What canaries saw of a run of releases exactly as planned; another number, other canaries and other noise."""
+    """The canaries' observations of a run of releases exactly as planned; each number has other canaries and noise."""
     first, keys, run_noise = subject.method.plan(subject.start), KeyRing(2 * number + 1), RunNoise()
     canaries = Canaries(subject.layers, count, KeyRing(2 * number))
     for round_ in range(1, subject.facts.rounds + 1):
@@ -192,7 +192,7 @@ def cost(kept: Values, runs: int) -> str:
 
 
 def share_of_canaries(recipe: str, overrides: list[str]) -> float:
-    """Share of the rounds' time that goes to the canaries, in the same run, so that other load hits both alike."""
+    """Share of the rounds' time that goes to the canaries, in the same run, so that other load affects both equally."""
     spent = 0.0
 
     def timed(method: Callable) -> Callable:
@@ -214,16 +214,16 @@ def share_of_canaries(recipe: str, overrides: list[str]) -> float:
 
 
 NOTES = {
-    "Every mechanism": "Audited of reported epsilon. Counting errors shows at most about ln(trials); canary-aligned "
-    "sums (one-run-gaussian) have no such limit. Models of 2,100 coordinates, made-up updates, 4 rounds (1 where "
+    "Every mechanism": "Audited of reported epsilon. Counting errors can show at most about ln(trials); canary-aligned "
+    "sums (one-run-gaussian) have no such limit. Models of 2,100 coordinates, artificial updates, 4 rounds (1 where "
     "single releases are audited).",
     "Tightness in one training run": "The default recipe (500 clients, 100 rounds, rate 0.1), with independent noise "
     "and with noise correlated over ten groups that take turns; run.audit = true. The aim is 0.7.",
-    "False alarms": "Releases exactly as planned, other canaries and other noise in every audit. A noise ratio above 1 "
-    "is a false alarm of the bound alone, at its confidence: about 5 and 0.1 % are what the confidences allow. The "
+    "False alarms": "Releases exactly as planned, with new canaries and new noise in every audit. A noise ratio above "
+    "1 is a false alarm of the bound alone; the confidences allow about 5 and 0.1 %. The "
     "audits of several rounds (100 canaries in 800 coordinates; four rounds, twelve of correlated noise) and the "
-    "commands (`fedlgm audit NAME --seed 0`, 1, ...) are whole ones, at confidence 0.999, which the bounds for the "
-    "release and for every layer and every check of the noise share: at most one of a thousand may fail.",
+    "commands (`fedlgm audit NAME --seed 0`, 1, ...) are complete audits at confidence 0.999, shared by the bounds for "
+    "the release and for every layer and by all checks of the noise: at most one in a thousand may fail.",
     "Cost of canaries in a run": "Time in `insert` and `observe` over the median round's time, all in one run. The aim "
     "is 3 %.",
 }
@@ -247,7 +247,9 @@ def main() -> None:
         lambda: cost(kept, 1 if quick else 3),
     ]
     how = " --quick" if quick else ""
-    text = f"# Audits\n\nMade by `python -m benchmarks.audits{how}`. Lower bounds at confidence 0.999, delta = 1e-5.\n"
+    conclusion = RESULTS.read_text(encoding="utf-8").partition("\n## Settings")[0]  # written by hand
+    text = f"{conclusion}\n## Settings\n\n`python -m benchmarks.audits{how}`; "
+    text += "lower bounds at confidence 0.999, delta = 1e-5.\n"
     whole = True
     for number, (title, measure) in enumerate(zip(NOTES, measures, strict=True), start=1):
         if given.part and number not in given.part:

@@ -1,10 +1,10 @@
 """Table 2 of the SNR-consistent paper: noise over the layers in centralised training, at one proven epsilon of 3.
 
-    python -m benchmarks.central_allocations [--minutes M]   # go on with the runs
+    python -m benchmarks.central_allocations [--minutes M]   # continue the runs
     python -m benchmarks.central_allocations --write         # tables of docs/results/central-allocations.md
 
 All 60,000 examples of FashionMNIST, the CNN with 26,010 parameters. Every cell gets the same search (learning rate, on
-a seed of its own) and is then run on other seeds. Finished runs are kept in a file beside the page.
+a separate seed) and is then run on other seeds. Finished runs are kept in a file beside the page.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def measure(kept: Kept, cell: Cell, lr: float, seed: int) -> Row | None:
 
 
 def overrides(cell: Cell, lr: float) -> list[str]:
-    """What a cell changes in the recipe."""
+    """A cell's changes of the recipe."""
     rule, clip = cell
     split = () if rule == "flat" else ("mechanism.style=per-layer", f"mechanism.allocation={rule}", *CLIPS[clip])
     return [*SETTING, *split, f"training.lr={lr}", f"federation.rounds={STEPS}"]
@@ -74,7 +74,7 @@ def best_rate(kept: Kept, cell: Cell, steps: int = STEPS) -> float | None:
 
 
 def go_on(kept: Kept) -> bool:
-    """Run what is missing: the search, then all cells seed by seed; whether all is done."""
+    """Make missing runs: the search, then all cells seed by seed; returns whether all are done."""
     for cells in (CELLS, NOT_PRIVATE):
         for cell in cells:
             while (rate := SEARCH.following(searched(kept, cell))) is not None:

@@ -1,14 +1,14 @@
-"""Correlated noise: what a round costs and what the models gain: `python -m benchmarks.correlated --json`.
+"""Correlated noise: the cost of a round and the gain of the models: `python -m benchmarks.correlated --json`.
 
-* processor milliseconds of a round's noise with 10 bands over those of independent noise, one core, and what is kept in
-  memory; beside them those of one batch of 32 examples on a client, and the whole round of ten clients with ten batches
+* processor milliseconds of a round's noise with 10 bands over those of independent noise, one core, and the memory
+kept; beside them those of one batch of 32 examples on a client, and the whole round of ten clients with ten batches
   each, as their sum;
-* processor seconds of whole rounds of `fashion-mnist` with either noise, one core (`--rounds 0` leaves them out);
+* processor seconds of whole rounds of `fashion-mnist` with either noise, one core (`--rounds 0` skips them);
 * errors of the models over those of independent noise: without amplification, clients at least b rounds apart in both;
-  and with groups and secret draws in them, against Poisson sampling of everybody;
-* what a C of its own for every layer would gain over the best one for all, if the server treated layers differently.
+  and with groups and secret draws in them, against Poisson sampling of all clients;
+* gain of a separate C for every layer over the best one for all, if the server treated layers differently.
 
-Nothing is written but what is printed.
+It only prints.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def noise_cost(repeats: int) -> list[Row]:
 
 
 def step(module: torch.nn.Module, shape: tuple[int, ...]) -> None:
-    """One batch of 32 examples, forwards and backwards."""
+    """Forward and backward pass of one batch of 32 examples."""
     x, y = torch.zeros(32, *shape), torch.zeros(32, dtype=torch.long)
     torch.nn.functional.cross_entropy(module(x), y).backward()
 
@@ -154,7 +154,7 @@ def without_amplification() -> list[Row]:
 
 
 def against_poisson(budgets: tuple[float, ...], groups: tuple[int, ...]) -> list[Row]:
-    """At q = 0.1. Ten groups are a public cycle: nothing is secret but the noise."""
+    """At q = 0.1. Ten groups are a public cycle: only the noise is secret."""
     rows = []
     independent = correlation.get("identity", ROUNDS)
     for epsilon in budgets:
@@ -202,7 +202,7 @@ def per_layer() -> list[Row]:
     """Error of the best C for all layers over that of a C for each layer, under the optimal split of either.
 
     With sens(C_l) E_l of each kind of layers the optimal split has the error sum_l c_l sens(C_l) E_l sqrt(d_l)
-    (`fedlgm.correlation.optimal_split`), so what one C costs is the mean of what it costs either kind, weighted by the
+    (`fedlgm.correlation.optimal_split`), so the cost of one C is the mean of its costs for either kind, weighted by the
     terms of this sum. "worst": the largest over all weights, whatever the model. Models: layers have equal bounds, and
     the last one ("output"), or the second half of them, is treated as named second.
     """
@@ -234,7 +234,7 @@ def _cost(workload: Workload) -> Cost:
 
 
 def _shared(costs: list[Cost], least: list[float], own: list[np.ndarray], share: float) -> float:
-    """Least weighted cost of one C for both kinds of layers, relative to those of C's of their own."""
+    """Least weighted cost of one C for both kinds of layers, relative to that of separate C's."""
     weights = np.array([share, 1 - share])
 
     def relative(c: np.ndarray) -> float:
@@ -247,7 +247,7 @@ def _shared(costs: list[Cost], least: list[float], own: list[np.ndarray], share:
 def interleaved(jobs: list[Callable[[], Any]], repeats: int) -> list[float]:
     """Median seconds of this process's time for each job, taken in turn after one run that warms up.
 
-    Wall time would measure whatever else the machine does.
+    Wall time would also measure other processes.
     """
     times: list[list[float]] = [[] for _ in jobs]
     for turn in range(repeats + 1):

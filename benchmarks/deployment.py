@@ -1,10 +1,10 @@
 """Real nodes on this machine beside Flower's plain FedAvg app: `python -m benchmarks.deployment --json`.
 
 Both run on the same kind of deployment (TLS, authentication, one SuperNode per node) and are taken in turn. Flower's
-app is the least that an app can do: its ClientApp returns the arrays that it was sent, slightly changed, without torch
-and without training; fedlgm's nodes train, bound, noise, charge and sign. Reported: seconds per round after the first,
-the processor time that a message takes on the node (Flower: its ClientApp process; fedlgm: executor and service), bytes
-on the wire as Flower counts them, and how long the ledger takes to charge.
+app does the minimum: its ClientApp returns the arrays that it was sent, slightly changed, without torch and without
+training; fedlgm's nodes train, bound, noise, charge and sign. Reported: seconds per round after the first, the
+processor time that a message takes on the node (Flower: its ClientApp process; fedlgm: executor and service), bytes on
+the wire as Flower counts them, and the ledger's time per charge.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from clients.node.ledger import NodeLedger
+from clients.node.ledger import CLIENT, NodeLedger
 from fedlgm.privacy.events import gaussian_event
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
@@ -77,7 +77,7 @@ exit $status
 
 
 def plain(folder: DeploymentFolder, nodes: int, rounds: int, parameters: int) -> dict[str, Any]:
-    """Flower's FedAvg on SuperNodes as they come."""
+    """Flower's FedAvg on unmodified SuperNodes."""
     app, out = folder.path / "app", folder.path / "stamps.json"
     if not app.exists():
         shutil.copytree(submit.APP, app)
@@ -155,7 +155,7 @@ def _seconds(text: str) -> float:
 
 
 def make_plain(folder: DeploymentFolder) -> None:
-    """Turn a deployment's nodes into SuperNodes as they come: Flower starts a ClientApp process per message."""
+    """Turn a deployment's nodes into unmodified SuperNodes: Flower starts a ClientApp process per message."""
     wrapped = folder.path / "bin"
     wrapped.mkdir()
     (wrapped / "flwr-clientapp").write_text(
@@ -173,7 +173,7 @@ def make_plain(folder: DeploymentFolder) -> None:
 
 
 def charge_times(count: int = 500) -> dict[str, float]:
-    """Milliseconds that the ledger takes to charge, fsync of row and witness included."""
+    """Milliseconds per charge of the ledger, including fsync of row and witness."""
     with tempfile.TemporaryDirectory(prefix="fedlgm-ledger-") as place:
         paths = Path(place) / "ledger.sqlite", Path(place) / "seen.json"
         NodeLedger.create(*paths, "data")
@@ -181,13 +181,15 @@ def charge_times(count: int = 500) -> dict[str, float]:
         with NodeLedger(*paths) as ledger:
             for number in range(count):
                 started = time.perf_counter()
-                ledger.charge(f"{number}", gaussian_event(2.0), trust="local", run="r", round=number, data="d")
+                ledger.charge(
+                    f"{number}", gaussian_event(2.0), trust="local", run="r", round=number, data="d", protects=CLIENT
+                )
                 taken.append(1000 * (time.perf_counter() - started))
     return {"median_ms": statistics.median(taken), "p99_ms": float(np.quantile(taken, 0.99))}
 
 
 def measure(nodes: int, rounds: int, repeats: int, overrides: list[str], minutes: float) -> dict[str, Any]:
-    """Both in turn on deployments of their own, one up at a time; no repeat begins that would not end in time."""
+    """Both in turn on separate deployments, one running at a time; no repeat starts that would not end in time."""
     started, longest = time.monotonic(), 0.0
     recipe = recipes.load(
         "nodes",

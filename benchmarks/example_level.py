@@ -2,8 +2,8 @@
 
     python -m benchmarks.example_level [--networks d-cnn-256 ...] [--contenders plain ...] [--rounds 7] [--json]
 
-Every contender is a process of its own with one torch thread; they take their steps in turn, so that all see the same
-machine. Times are CPU seconds of the process; printed are medians of the ratios to the plain step of the same turn.
+Every contender is a separate process with one torch thread; they take their steps in turn, so that all see the same
+machine. Times are CPU seconds of the process; the output is medians of the ratios to the plain step of the same turn.
 Two baselines: `plain` is SGD by autograd as users write it, `plain-best` the same with the micro-batch and the memory
 layout that are best for it. `-quiet` contenders add no noise.
 """

@@ -1,6 +1,6 @@
-"""The federated FashionMNIST setting of the SNR-consistent paper: what its accuracy hangs on, and cells of Table 3.
+"""The federated FashionMNIST setting of the SNR-consistent paper: what its accuracy depends on, and cells of Table 3.
 
-    python -m benchmarks.fashion_mnist --kept FILE [--study NAME ...] [--minutes M]   # go on with the runs
+    python -m benchmarks.fashion_mnist --kept FILE [--study NAME ...] [--minutes M]   # continue the runs
     python -m benchmarks.fashion_mnist --kept FILE --write                            # tables of docs/results/...
 
 Every run is the recipe `fashion-mnist` with the stated keys changed. Finished runs are kept in FILE.
@@ -42,7 +42,7 @@ class Study:
 
     Attributes:
         rounds: rounds planned, for which noise is calibrated.
-        variants: name -> overrides; the first one is what the others are compared with.
+        variants: name -> overrides; the others are compared with the first one.
         seeds: seeds of every variant, in this order.
     """
 
@@ -94,7 +94,7 @@ STUDIES = {
 
 
 def go_on(kept: Kept, names: list[str], seeds: list[int] | None, variants: list[str] | None) -> None:
-    """Run what is missing: all variants with the first seed, then with the next."""
+    """Make missing runs: all variants with the first seed, then with the next."""
     for name in names:
         study = STUDIES[name]
         for seed in seeds or study.seeds:

@@ -1,11 +1,11 @@
-"""What the private step and whole private rounds cost on a GPU: checks first, then times.
+"""Cost of the private step and of whole private rounds on a GPU: checks first, then times.
 
     python -m benchmarks.gpu [--json] [--sweep]
 
 Needs torch, numpy and scipy; for its kernels Triton, with a C compiler and Python's headers. Without a GPU it runs the
 checks and a round on small sizes and says so: in Triton's interpreter, if Triton is installed (that of Triton 3.6 needs
-NumPy < 2.4). A part that fails is named under "failures" (exit status 1) and does not cost the others; standard error
-shows each part's figures as soon as they are there.
+NumPy < 2.4). A part that fails is named under "failures" (exit status 1) and does not stop the others; standard error
+shows each part's figures as soon as they are measured.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ CLIENTS = (1, 32)
 
 
 class Attempts:
-    """Runs parts of the benchmark and keeps what went wrong."""
+    """Runs parts of the benchmark and keeps their errors."""
 
     def __init__(self) -> None:
         self.failures: list[str] = []
 
     def __call__(self, part: str, run: Callable[..., Any], *arguments: Any) -> Any:
-        """What `run(*arguments)` returns, or an empty dict; shown at once, in case the machine is taken away."""
+        """What `run(*arguments)` returns, or an empty dict; shown at once, in case the machine is lost."""
         try:
             result = run(*arguments)
             print(json.dumps({part: result}), file=sys.stderr, flush=True)
@@ -56,7 +56,7 @@ class Attempts:
             return {}
 
     def checks(self, parts: dict[str, tuple[Any, ...]]) -> dict[str, dict[str, bool]]:
-        """Results of each part's checks; one that does not hold is a failure, too."""
+        """Results of each part's checks; a failed check also counts as a failure."""
         results = {part: self(part, *call) for part, call in parts.items()}
         self.failures += [f"{part}: {name}" for part, r in results.items() for name, passed in r.items() if not passed]
         return results

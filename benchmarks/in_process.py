@@ -13,7 +13,7 @@ from strategies import AnyNode, CohortSampler, LayerwiseFedAvg, Releaser, Server
 
 
 def served(assembly: Assembly, ledger: Path, seed: int = 1) -> tuple[LayerwiseFedAvg, LocalGrid]:
-    """A strategy with a ledger of its own, and the Grid over the run's clients."""
+    """A strategy with a separate ledger, and the Grid over the run's clients."""
     keys = KeyRing.from_seed(seed)
     strategy = LayerwiseFedAvg(
         assembly.method, assembly.start(), CohortSampler(assembly.facts.sampling, keys), ServerOptimizer("sgd", 1.0),

@@ -26,12 +26,6 @@ from scipy import stats
 from sklearn.datasets import load_digits
 
 from fedlgm import mechanisms, models
-from fedlgm.applications import coordinate_descent as cd
-from fedlgm.applications.datasets import TabularData, load_tabular
-from fedlgm.applications.objectives import Array, Lasso, Logistic, Objective
-from fedlgm.applications.pca import covariance_plan, methods
-from fedlgm.applications.pca_trials import recovery_errors
-from fedlgm.applications.smoothness import private_smoothness, smoothness
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import inid
@@ -39,6 +33,12 @@ from fedlgm.mechanisms.group_noise import calibrate_laplace
 from fedlgm.mechanisms.profiles import as_profile, shaped
 from fedlgm.mechanisms.staircase import Staircase2D
 from fedlgm.noise import Family, draw
+from fedlgm.papers.inid import coordinate_descent as cd
+from fedlgm.papers.inid.datasets import TabularData, load_tabular
+from fedlgm.papers.inid.objectives import Array, Lasso, Logistic, Objective
+from fedlgm.papers.inid.pca import covariance_plan, methods
+from fedlgm.papers.inid.pca_trials import recovery_errors
+from fedlgm.papers.inid.smoothness import private_smoothness, smoothness
 from fedlgm.plan import RunFacts, Sampling
 from fedlgm.privacy.accounting import calibrate
 from fedlgm.privacy.gaussian import gaussian_mu
@@ -213,7 +213,7 @@ def descent_errors(problem: Problem, variant: Variant, rule: cd.Rule, setting: S
 
 
 def descent(seeds: range, tuning: range, datasets: Iterable[tuple[str, str]], settings: list[Setting]) -> Rows:
-    """DP-CD against improved DP-CD at equal proven budget; settings are tuned for each on seeds of their own."""
+    """DP-CD against improved DP-CD at equal proven budget; settings are tuned for each on separate seeds."""
     rows: Rows = []
     for name, scaling in datasets:
         problem = Problem.load(name, scaling)
@@ -395,12 +395,13 @@ def markdown(rows: Rows) -> str:
 
 
 def write(results: dict[str, Rows], folder: Path) -> None:
-    page = folder / "inid.md"
-    text = page.read_text(encoding="utf-8")
-    for name, rows in results.items():
-        head, rest = text.split(f"<!-- {name} -->\n")
-        text = f"{head}<!-- {name} -->\n{markdown(rows)}\n<!-- end -->{rest.split('<!-- end -->', 1)[1]}"
-    page.write_text(text, encoding="utf-8")
+    for page in (folder / "inid.md", folder / "data" / "inid.md"):
+        text = page.read_text(encoding="utf-8")
+        for name, rows in results.items():
+            head, marker, rest = text.partition(f"<!-- {name} -->\n")
+            if marker:
+                text = f"{head}{marker}{markdown(rows)}\n<!-- end -->{rest.split('<!-- end -->', 1)[1]}"
+        page.write_text(text, encoding="utf-8")
     draw_figures(folder)
 
 

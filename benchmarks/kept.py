@@ -1,4 +1,4 @@
-"""Figures that are kept in a JSON file, so that a benchmark goes on where it was stopped."""
+"""Figures kept in a JSON file, so that a benchmark can be continued."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ LEAST_SEEDS = 3
 
 
 class Kept:
-    """Figures of finished runs, each under what names the run; written as soon as there is a new one.
+    """Figures of finished runs under the keys that name the run, written after every run.
 
     Args:
-        path: JSON file, made when it is first needed: a list of rows, one run per line.
+        path: JSON file, created when first needed: a list of rows, one run per line.
         minutes: processor time of this process after which no run is started.
     """
 
@@ -39,11 +39,11 @@ class Kept:
         return [row for row in self.rows if all(row.get(key) == value for key, value in name.items())]
 
     def measure(self, name: Mapping[str, Any], recipe: str, overrides: Iterable[str]) -> Row | None:
-        """The row of that name; a run is made if there is none, unless the time is spent: then None."""
+        """The row with that name; a run is made if there is none, or None if the time is spent."""
         return self.keep(name, lambda: figures(recipe, overrides, int(name["seed"])))
 
     def keep(self, name: Mapping[str, Any], make: Callable[[], Row]) -> Row | None:
-        """The row of that name; its figures are made if there is none, unless the time is spent: then None."""
+        """The row with that name; its figures are computed if there is none, or None if the time is spent."""
         found = self.find(**name)
         if found:
             return found[0]
@@ -58,15 +58,15 @@ class Kept:
 
 
 class OutOfTimeError(Exception):
-    """The minutes are over; what was measured is kept."""
+    """The minutes are over; measured figures are kept."""
 
 
 class Values:
     """Figures by name; each is measured once.
 
     Args:
-        path: JSON file, made when there is something to keep.
-        minutes: after which nothing more is measured.
+        path: JSON file, created when first needed.
+        minutes: time after which nothing more is measured.
     """
 
     def __init__(self, path: Path, minutes: float = float("inf")) -> None:
@@ -74,10 +74,10 @@ class Values:
         self.values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
     def get(self, name: str, measure: Callable[[], Any]) -> Any:
-        """The figure called `name`, measured now if it is not there.
+        """The figure `name`, measured now if missing.
 
         Raises:
-            OutOfTimeError: it is not there, and the minutes are over.
+            OutOfTimeError: the figure is missing, and the minutes are over.
         """
         if name not in self.values:
             if time.monotonic() > self._deadline:
@@ -101,11 +101,11 @@ class Search:
     """A search of one rate by factors of two: first those of a grid, then beyond it while the best lies at an edge.
 
     Attributes:
-        grid: rates that are tried in any case, each twice the one before.
-        least: smallest rate that is tried.
-        most: largest rate that is tried.
+        grid: rates that are always tried, each twice the previous one.
+        least: smallest rate to try.
+        most: largest rate to try.
         better: 1 if a higher figure is better, -1 if a lower one is.
-        seed: of the search's runs, which serve nothing else.
+        seed: seed of the search's runs, not used for anything else.
     """
 
     grid: tuple[float, ...]
@@ -133,13 +133,13 @@ class Search:
 
 
 def figures(recipe: str, overrides: Iterable[str], seed: int) -> Row:
-    """One run in this process: its headline in per cent (or as it is) at the end, at its best and on the way.
+    """One run in this process: its headline (shares in per cent) at the end, at its best and over the rounds.
 
     The seed is that of the initial model, the division of the data, the cohorts and the noise.
 
     Returns:
         "final", "highest" and "late" (mean over the last five evaluated rounds), the "curve" of evaluated rounds, the
-        proven "epsilon", and processor "seconds". A run that diverged has the worst figure there is and no epsilon.
+        proven "epsilon", and processor "seconds". A run that diverged has the worst possible figure and no epsilon.
     """
     own = [f"run.seed={seed}", f"data.partition_seed={seed}", "run.checkpoint_every=1000000", "run.trackers=[]"]
     started = time.process_time()
@@ -166,7 +166,7 @@ def figures(recipe: str, overrides: Iterable[str], seed: int) -> Row:
 
 
 def against(values: Mapping[int, float], reference: Mapping[int, float]) -> Difference | float | None:
-    """Change over the seeds in both: `simulations.difference`; its mean alone of few seeds, None without any."""
+    """Change over the seeds in both: `simulations.difference`; only its mean for few seeds, None without any."""
     seeds = sorted(values.keys() & reference.keys())
     if not seeds:
         return None

@@ -1,4 +1,4 @@
-"""What LaDP-FL's selection, scores and noise cost a client beside Full DP's bounding and noise.
+"""Cost of LaDP-FL's selection, scores and noise for a client, beside Full DP's bounding and noise.
 
     python -m benchmarks.ladp_overhead [--model resnet18] [--repeats 9] [--steps 20] [--threads 1] [--json]
 
@@ -43,7 +43,7 @@ def noised(update: Tensor, plan: ReleasePlan) -> Tensor:
 
 
 def works(model: Tensor, update: Tensor, layers: LayerTable, threshold: float) -> dict[str, Callable[[], Any]]:
-    """What a client does with its finished update under each mechanism."""
+    """A client's work on its finished update under each mechanism."""
     start = Transcript.start(model)
     history = start.extend(model + update, update, _plan(mechanisms.get("full-dp"), layers, start))
 

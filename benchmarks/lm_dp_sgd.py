@@ -1,13 +1,13 @@
 """LM-DP-SGD beside DP-SGD, Auto-S and DP-PSAC: accuracy, layer membership risk, bias, time and memory.
 
     python -m benchmarks.lm_dp_sgd risk              # error rates of public adversaries (Table 5)
-    python -m benchmarks.lm_dp_sgd train [--minutes 9]   # searches and runs, as many as fit; call again to go on
+    python -m benchmarks.lm_dp_sgd train [--minutes 9]   # searches and runs, as many as fit; call again to continue
     python -m benchmarks.lm_dp_sgd steps [NETWORK ...]   # time and memory of a step (Tables 7 and 8)
-    python -m benchmarks.lm_dp_sgd page              # writes docs/results/lm-dp-sgd.md from what was measured
+    python -m benchmarks.lm_dp_sgd page              # writes docs/results/lm-dp-sgd.md from kept figures
 
 FashionMNIST, S-CNN (26,010 parameters). Private: 2,000 training examples; public: 4,000 others, half of which train the
-shadow model. Everything is one torch thread. What was measured is kept in runs/lm-dp-sgd.json, so that an interrupted
-benchmark goes on where it was.
+shadow model. Everything is one torch thread. Figures are kept in runs/lm-dp-sgd.json, so that an interrupted benchmark
+can be continued.
 """
 
 from __future__ import annotations
@@ -253,7 +253,7 @@ STEPPED = ("sgd", "dp-sgd", "auto-s", "dp-psac", "lm sound", "lm published")
 
 
 def one_step(network: str, style: str, turns: int = 4) -> dict[str, float]:
-    """CPU seconds of a step (median) and peak memory above the imports, in MB; in a process of its own."""
+    """CPU seconds of a step (median) and peak memory above the imports, in MB; in a separate process."""
     torch.set_num_threads(1)
     name, shape, classes, batch = NETWORKS[network]
     module = models.build(name, in_shape=shape, classes=classes)

@@ -1,4 +1,4 @@
-"""docs/results/lm-dp-sgd.md from what `benchmarks.lm_dp_sgd` measured; cells that were not measured are dashes."""
+"""Writes docs/results/lm-dp-sgd.md from the figures of `benchmarks.lm_dp_sgd`; cells without a figure are dashes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Values = dict[str, Any]
 
 
 def write(values: Values) -> None:
-    """Write the tables of which something was measured between the page's markers."""
+    """Write the tables that have figures between the page's markers."""
     tables = {
         "accuracy": (accuracy, "run "),
         "membership": (membership, "run "),

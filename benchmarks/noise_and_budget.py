@@ -1,9 +1,9 @@
-"""Correlated noise against secret sampling at several budgets: accuracy of the recipe `digits`, five seeds a cell.
+"""Correlated noise against secret sampling at several budgets: accuracy of the recipe `digits`, five seeds per cell.
 
-    python -m benchmarks.noise_and_budget --kept FILE [--minutes M]   # go on with the runs
+    python -m benchmarks.noise_and_budget --kept FILE [--minutes M]   # continue the runs
     python -m benchmarks.noise_and_budget --kept FILE --write         # table of docs/results/correlated.md
 
-Nothing is searched: all cells have the recipe's server learning rate. Finished runs are kept in FILE.
+There is no search: all cells have the recipe's server learning rate. Finished runs are kept in FILE.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ POISSON, CYCLE, BANDED, _ = NOISES
 
 
 def figures(kept: Kept, budget: float, noise: str) -> dict[int, float]:
-    """Test accuracies in per cent that are there, by seed."""
+    """Available test accuracies in per cent, by seed."""
     return {row["seed"]: row["final"] for row in kept.find(budget=budget, noise=noise)}
 
 

@@ -1,12 +1,12 @@
 """Noise over the rounds times its split over the layers: accuracy at one proven epsilon.
 
-    python -m benchmarks.noise_and_split --kept FILE [--task NAME ...] [--minutes M]   # go on with the runs
+    python -m benchmarks.noise_and_split --kept FILE [--task NAME ...] [--minutes M]   # continue the runs
     python -m benchmarks.noise_and_split --kept FILE --narrow [--task NAME ...]        # the adaptive split at span 2
     python -m benchmarks.noise_and_split --kept FILE --write                           # tables of docs/results/...
 
 Noise: independent with secret Poisson sampling; independent, banded or blt where ten groups take turns in public.
-Split: flat, uniform, SNR-consistent, adaptive. Every cell gets the same search (server learning rate, on a seed of its
-own) and is then run on other seeds. Finished runs are kept in FILE: a second call goes on where the first one stopped.
+Split: flat, uniform, SNR-consistent, adaptive. Every cell gets the same search (server learning rate, on a separate
+seed) and is then run on other seeds. Finished runs are kept in FILE: a second call continues from there.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from fedlgm import data
 from fedlgm.data import DataSet
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "correlated.md"
+DATA_PAGE = PAGE.parent / "data" / "noise-and-split.md"
 SPANS_PAGE = PAGE.with_name("adaptive.md")
 KEPT = PAGE.with_name("noise-and-split.json")
 WINDOWS, TESTED = 8, 2000
@@ -52,12 +53,12 @@ NARROW_CELLS: tuple[Cell, ...] = tuple(itertools.product(NOISES, [NARROW]))
 
 @dataclass(frozen=True)
 class Task:
-    """A recipe, what is changed in it for all cells, and what is searched.
+    """A recipe, its changes for all cells, and its search.
 
     Attributes:
         recipe: bundled recipe.
-        overrides: for all cells.
-        search: of the server learning rate.
+        overrides: changes for all cells.
+        search: search of the server learning rate.
         seeds: seeds of every cell, in this order.
     """
 
@@ -118,7 +119,7 @@ def best_rate(kept: Kept, name: str, cell: Cell) -> float | None:
 
 
 def go_on(kept: Kept, names: list[str], noises: Collection[str] = tuple(NOISES), narrow: bool = False) -> None:
-    """Run what is missing of these noises: a task's search, then all cells seed by seed."""
+    """Make missing runs of these noises: a task's search, then all cells seed by seed."""
     cells = tuple(cell for cell in (NARROW_CELLS if narrow else CELLS) if cell[0] in noises)
     for name in names:
         search = TASKS[name].search
@@ -157,8 +158,8 @@ def best_fixed(cells: dict[Cell, dict[int, float]], noise: str, better: int) -> 
 
 
 def tables(kept: Kept, name: str) -> str:
-    """The cells, and what noise and split change; noises are compared in the mean of the fixed splits."""
-    cells, task = found(kept, name), TASKS[name]
+    """The figure of every cell, with its server learning rate."""
+    cells = found(kept, name)
     if not all(cells.values()):
         return ""
     seeds = {len(figures) for figures in cells.values()}
@@ -170,7 +171,15 @@ def tables(kept: Kept, name: str) -> str:
             row.append(f"{spread(figures)} (lr {rate:g})")
         rows.append(row)
     count = f"{min(seeds)}" if len(seeds) == 1 else f"{min(seeds)} to {max(seeds)}"
-    text = [f"Seeds a cell: {count}.", "", table(["noise", *SPLITS], rows), ""]
+    return f"Seeds per cell: {count}.\n\n{table(['noise', *SPLITS], rows)}"
+
+
+def changes(kept: Kept, name: str) -> str:
+    """Differences between noises, in the mean of the fixed splits, and between splits."""
+    cells, task = found(kept, name), TASKS[name]
+    if not all(cells.values()):
+        return ""
+    text: list[str] = []
 
     def add(header: str, compared: dict[str, tuple[dict[int, float], dict[int, float]]]) -> None:
         lines = [[label, *change(*pair)] for label, pair in compared.items()]
@@ -224,14 +233,17 @@ def main() -> None:
     )
     parser.add_argument("--narrow", action="store_true", help=f"run {NARROW!r} in the place of the other splits")
     parser.add_argument("--minutes", type=float, default=60.0, help="processor time after which no run is started")
-    parser.add_argument("--write", action="store_true", help="write docs/results/correlated.md, run nothing")
+    parser.add_argument("--write", action="store_true", help="write the tables of docs/results, run nothing")
     options = parser.parse_args()
     kept = Kept(options.kept, options.minutes)
     if not options.write:
         go_on(kept, options.task, options.noise, options.narrow)
     for name in options.task:
-        texts = {f"noise and split: {name}": tables(kept, name), f"search: {name}": search(kept, name)}
-        show(PAGE, {what: text for what, text in texts.items() if text}, options.write)
+        for page, texts in (
+            (PAGE, {f"noise and split: {name}": tables(kept, name)}),
+            (DATA_PAGE, {f"changes: {name}": changes(kept, name), f"search: {name}": search(kept, name)}),
+        ):
+            show(page, {what: text for what, text in texts.items() if text}, options.write)
         if spans := narrow(kept, name):
             show(SPANS_PAGE, {f"span: {name}": spans}, options.write)
 

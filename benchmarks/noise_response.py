@@ -1,14 +1,15 @@
-"""Why correlated noise gains less than its errors say: what accuracy costs at a level of noise, and how noise fades.
+"""Why correlated noise gains less than its errors predict: accuracy at given noise levels, and the fading of noise.
 
-    python -m benchmarks.noise_response [--study NAME ...] [--minutes M]   # go on with the runs
+    python -m benchmarks.noise_response [--study NAME ...] [--minutes M]   # continue the runs
     python -m benchmarks.noise_response --write                            # tables of docs/results/correlated.md
 
 Everything is measured on the task "FashionMNIST, MLP" of `benchmarks.noise_and_split`, uniform split.
 
-* levels: accuracy under either sampling when a round's independent noise is a multiple of what epsilon 3 needs with
-  secret sampling. Each has the search of `noise_and_split` and other seeds. Only that multiple is proven at epsilon 3.
-* responses: a run is repeated with one push more in one round, as large as that round's noise. What is left of it
-  later, in the weights and in the outputs, is 1 where models are sums of releases, and less where training undoes it.
+* levels: accuracy under either sampling when a round's independent noise is a multiple of the noise that epsilon 3
+needs with secret sampling. Each has the search of `noise_and_split` and other seeds. Only that multiple is proven at
+epsilon 3.
+* responses: a run is repeated with an additional push in one round, as large as that round's noise. Its remaining share
+in later weights and outputs is 1 if models are sums of releases, and less if training undoes it.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def multiplier() -> float:
 
 
 def of_level(level: float) -> str:
-    """The key by which a public cycle gets independent noise of that level."""
+    """The key that gives a public cycle independent noise of that level."""
     participations = ROUNDS // SEPARATION
     return f"privacy.epsilon={gaussian_epsilon(participations**0.5 / (level * multiplier()), DELTA)}"
 
@@ -104,7 +105,7 @@ PUSHED, IMAGES = (1, 16, 31, 46), 2000
 
 @dataclass(frozen=True)
 class Setting:
-    """Where responses are measured: a noise of `noise_and_split` at a server learning rate."""
+    """Setting of the responses: a noise of `noise_and_split` at a server learning rate."""
 
     noise: str
     rate: float
@@ -138,10 +139,10 @@ class Pushed:
 
 
 def responses(setting: Setting, seed: int) -> Row:
-    """What is left of a push, by the round of the push: lists over the rounds from that one on.
+    """Remaining share of a push, by the round of the push: lists over the rounds from that one on.
 
-    "weights": of the push itself, in the weights: the change along the push. "outputs": of what the push does to the
-    outputs on test images: the change of the outputs along the change that the whole push would make in that round.
+    "weights": share in the weights: the change along the push. "outputs": share of the effect on the outputs for test
+    images: the change of the outputs along the change that the whole push would make in that round.
     """
     overrides = [*MLP, *NOISES[setting.noise], SPLIT, f"run.seed={seed}", f"data.partition_seed={seed}"]
     overrides += ["run.checkpoint_every=1000000", "run.trackers=[]"]
@@ -183,7 +184,7 @@ def _along(change: Tensor, whole: Tensor) -> float:
 
 
 def go_on(kept: Kept, studies: list[str]) -> None:
-    """Run what is missing."""
+    """Make the missing runs."""
     if "responses" in studies:
         for seed, setting in itertools.product(RESPONSE_SEEDS, SETTINGS):
             label = {"study": "responses", "noise": setting.noise, "rate": setting.rate, "seed": seed}
@@ -216,15 +217,15 @@ def searched(kept: Kept, cell: str) -> dict[float, float]:
 
 
 def fading(kept: Kept, setting: Setting, what: str) -> dict[int, list[np.ndarray]]:
-    """What is left of each push, by its round: lists over the rounds from that one on, one for each seed."""
+    """Remaining share of each push, by its round: lists over the rounds from that one on, one for each seed."""
     rows = kept.find(study="responses", noise=setting.noise, rate=setting.rate)
     return {at: [np.array(row[f"{what} {at}"]) for row in rows] for at in PUSHED} if rows else {}
 
 
 def map_of(kept: Kept, setting: Setting, what: str) -> np.ndarray | None:
-    """A [T, T] of a setting: what is left after round t of noise of round r, means over seeds.
+    """A [T, T] of a setting: the remaining share after round t of noise of round r, mean over seeds.
 
-    Pushes were measured in four rounds; noise between two of them is taken to fade as the earlier one did.
+    Pushes were measured in four rounds; noise between two of them is assumed to fade like the earlier one.
     """
     left = fading(kept, setting, what)
     if not left:
@@ -279,7 +280,7 @@ LAGS = (1, 2, 5, 10, 20, 40)
 
 
 def responses_table(kept: Kept) -> str:
-    """What is left of a push: mean over rounds of the push and seeds, and the range."""
+    """Remaining share of a push: mean over rounds of the push and seeds, and the range."""
     lines = []
     for setting, what in itertools.product(SETTINGS, ("weights", "outputs")):
         left = [own for seeds in fading(kept, setting, what).values() for own in seeds]
@@ -294,7 +295,7 @@ def responses_table(kept: Kept) -> str:
 
 
 def errors_table(kept: Kept) -> str:
-    """Errors over those of secret sampling, for models that are sums of releases and as outputs were found to fade."""
+    """Errors over those of secret sampling, for sums of releases and for the measured fading."""
     maps = {"sum of releases": np.tril(np.ones((ROUNDS, ROUNDS)))}
     for setting in SETTINGS:
         found = map_of(kept, setting, "outputs")

@@ -1,4 +1,4 @@
-"""What fedlgm itself costs, as ratios: `python -m benchmarks.overheads --json`.
+"""fedlgm's own costs, as ratios: `python -m benchmarks.overheads --json`.
 
 * wall seconds of `import fedlgm` and of `fedlgm --help` (fresh processes, medians);
 * milliseconds to plan ResNet-152's layers;

@@ -1,4 +1,4 @@
-"""Tables on the pages of results, and where on a page they go."""
+"""Tables on the pages of results, and their places."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def spread(values: Sequence[float], scale: float = 1.0, digits: int = 2) -> str:
-    """Mean, and standard deviation where there are two values or more; "" for none."""
+    """Mean, with the standard deviation if there are at least two values; "" for none."""
     if not values:
         return ""
     mean = f"{scale * statistics.fmean(values):.{digits}f}"
@@ -25,7 +25,7 @@ def put(page: Path, name: str, text: str) -> None:
     """Put `text` between the two markers `<!-- name -->` of a page.
 
     Raises:
-        ValueError: the page has no two such markers.
+        ValueError: the page does not have two such markers.
     """
     marker = f"<!-- {name} -->"
     before, first, rest = page.read_text(encoding="utf-8").partition(marker)
@@ -36,7 +36,7 @@ def put(page: Path, name: str, text: str) -> None:
 
 
 def show(page: Path, texts: Mapping[str, str], write: bool) -> None:
-    """Print parts of a page by name, and put those that are not empty into it if asked to."""
+    """Print parts of a page by name, and with `write` put those that are not empty into the page."""
     for name, text in texts.items():
         print(f"\n{name}\n\n{text}")
         if write and text:

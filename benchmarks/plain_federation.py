@@ -1,7 +1,7 @@
 """The recipe `fashion-mnist` in plain torch: python -m benchmarks.plain_federation [--rounds T] [--seed N] ...
 
-Written for comparison with the simulator, of which it takes the arrays of FashionMNIST and the noise multiplier alone.
-Prints the test accuracy of every tenth round. docs/results/fashion-mnist.md has what it showed.
+Written for comparison with the simulator, from which it takes only the arrays of FashionMNIST and the noise multiplier.
+It prints the test accuracy of every tenth round. docs/results/fashion-mnist.md has the results.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
   simulators' work and for rounds of a few milliseconds;
 * ResNet-18 on 32x32 images, 10 clients of 64 images a round: the share of the workers' time that is not training,
   beside that of Flower's runtime.
-Every measurement runs in a process of its own; ratios are over medians of interleaved repeats.
+Every measurement runs in a separate process; ratios are over medians of interleaved repeats.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def resnet18_shares(rounds: int) -> dict[str, Any]:
 
 
 def registered(rounds: int, repeats: int) -> dict[str, Any]:
-    """Memory and time of federations of unlike size, over `repeats` interleaved runs of `rounds` rounds."""
+    """Memory and time of federations of different size, over `repeats` interleaved runs of `rounds` rounds."""
     jobs = {
         "registered_500": {"clients": 500, "cohort": 50},
         "registered_100000": {"clients": 100_000, "cohort": 50},

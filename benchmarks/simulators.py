@@ -1,11 +1,10 @@
 """Simulators side by side on the same work: `python -m benchmarks.simulators --json [--quick]`.
 
-Each contender runs in a process of its own and does one round on demand, so that rounds alternate between contenders
-and a change of the machine's speed hits all of them alike. Medians and ratios over ours are printed as one JSON
-object.
-pfl takes part if the interpreter named by FEDLGM_PFL_PYTHON has `pfl`, torch, flwr-datasets and NumPy: two
-processes, each with half of the cohort, which never exchange anything (its own exchange needs Horovod or MPI), so it is
-faster here than it would be.
+Each contender runs in a separate process and makes one round on demand, so that rounds alternate between contenders and
+a change of the machine's speed affects all equally. Medians and ratios over ours are printed as one JSON object. pfl
+takes part if the interpreter named by FEDLGM_PFL_PYTHON has `pfl`, torch, flwr-datasets and NumPy: two processes, each
+with half of the cohort, which never exchange anything (its own exchange needs Horovod or MPI), so it is faster here
+than it would be.
 """
 
 from __future__ import annotations
@@ -28,12 +27,20 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.contenders import work
 from fedlgm import data
 from fedlgm.errors import DataError
+from fedlgm.training import native
 
-CONTENDERS = {"ours": ["fedlgm_ray"], "flower": ["flower"], "bare": ["bare"]}
+CONTENDERS = {
+    "ours": ["fedlgm_ray"],
+    "ours, processes": ["fedlgm_ray", "processes"],
+    "ours, native": ["fedlgm_ray", "native"],
+    "ours, processes, native": ["fedlgm_ray", "processes", "native"],
+    "flower": ["flower"],
+    "bare": ["bare"],
+}
 
 
 class Contender:
-    """Child processes that share a round for every line they are sent.
+    """Child processes that share a round for every input line.
 
     Args:
         command: arguments after `python -m benchmarks.contenders.`, one list per process.
@@ -75,7 +82,7 @@ def interleaved(contenders: dict[str, Contender], rounds: int, warm: int = 0) ->
     """Rounds 1 to `rounds` of every contender, in turn; the contenders are closed afterwards.
 
     Args:
-        contenders: by name.
+        contenders: contenders by name.
         rounds: measured rounds of each.
         warm: rounds before each measured one that are not counted, for contenders whose memory the machine takes away
             while it is another's turn.
@@ -148,7 +155,11 @@ def main() -> None:
     except DataError as error:
         sys.exit(f"the benchmark trains on FashionMNIST: {error}")
     rounds = arguments.rounds or (4 if arguments.quick else 15)
-    makers = {name: partial(Contender, command) for name, command in CONTENDERS.items()}
+    missing = native.reason()
+    if missing:
+        print(f"the compiled training kernel does not take part: {missing}", file=sys.stderr)
+    contenders_here = {name: command for name, command in CONTENDERS.items() if not missing or "native" not in command}
+    makers = {name: partial(Contender, command) for name, command in contenders_here.items()}
     pfl_python = os.environ.get("FEDLGM_PFL_PYTHON")
     if pfl_python:
         shares = [["pfl_simulator", str(share)] for share in range(work.WORKERS)]
@@ -176,7 +187,11 @@ def main() -> None:
         "start_to_first_round": {name: statistics.median(seconds) for name, seconds in started.items()},
         "all_starts": started,
         "floor": floor,
-        "machine": {"cores": os.cpu_count(), "processor": platform.processor() or platform.machine()},
+        "machine": {
+            "cores": os.cpu_count(),
+            "processor": platform.processor() or platform.machine(),
+            "instructions": torch.backends.cpu.get_cpu_capability(),
+        },
         "versions": {"torch": torch.__version__, "python": platform.python_version()},
     }
     print(json.dumps(result))

@@ -1,4 +1,4 @@
-"""What a client that adds its own noise has agreed to: it trusts no server to ask for enough of it."""
+"""Consent of a client that adds its own noise: the client does not trust the server to request enough noise."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import cast
 from flwr.app import ConfigRecord, RecordDict
 
 from fedlgm import wire
+from fedlgm.client_release import Asked, Keys, Noised
 from fedlgm.contributions import BoundedBy
 from fedlgm.errors import PrivacyError
 from fedlgm.facts import RunFacts
+from fedlgm.keys import KeyRing
 from fedlgm.noise import Family
 from fedlgm.plan import ReleasePlan
 
@@ -23,15 +25,17 @@ class Consent:
 
     A release with Gaussian noise of effective multiplier m costs 1 / m^2, and such costs add up under composition, so
     releases may differ. With Laplace noise, and in local steps whose batches are sampled, every release must have the
-    agreed multiplier; local steps must also be no more, and sampled at no higher a rate, than was agreed to.
+    agreed multiplier; local steps must also not exceed the agreed number and sampling rate.
 
     Attributes:
-        facts: the run's facts as the client computes them from its own recipe; `facts.releases` may be made in all.
-        protected: whether the recipe's own mechanism is private; published variants that are not promise nothing.
+        facts: the run's facts as the client computes them from its own recipe; at most `facts.releases` releases are
+            allowed.
+        protected: whether the recipe's own mechanism is private; published variants that are not private promise
+            nothing.
         family: law of the recipe's noise; multipliers of different laws cannot be compared.
-        bounded_by: who bounds the client's contribution by the recipe.
-        allowance: what the releases may cost together, in releases at the run's noise multiplier (see
-            `Mechanism.costs`); by default as many as there are.
+        bounded_by: who bounds the client's contribution according to the recipe.
+        allowance: largest total cost, in releases at the run's noise multiplier (see
+            `Mechanism.costs`); by default the number of releases.
 
     Example:
         >>> from fedlgm import Guarantee, LayerTable, Sampling
@@ -53,12 +57,12 @@ class Consent:
     allowance: float | None = None
 
     def check(self, plan: ReleasePlan) -> None:
-        """Refuse a plan that protects less than what was agreed to.
+        """Refuse a plan that protects less than agreed.
 
         Raises:
-            PrivacyError: another trust model, law of noise or way of bounding, no noise, or too little.
+            PrivacyError: another trust model, law of noise or way of bounding, or too little noise.
         """
-        if plan.facts.trust != "local":
+        if not plan.facts.noised_by.uploads_released:
             raise PrivacyError("this client agreed to add its own noise: it refuses a plan for central trust")
         if not self.protected:
             return
@@ -72,16 +76,14 @@ class Consent:
         if plan.family != self.family:
             raise PrivacyError(f"this client agreed to {self.family} noise: it refuses a plan with {plan.family} noise")
         self._check_steps(plan)
-        if (
-            plan.family == "laplace" or plan.facts.steps
-        ) and plan.effective_multiplier * _ROUNDING < self.facts.noise_multiplier:
+        if _alike(plan) and plan.effective_multiplier * _ROUNDING < self.facts.noise_multiplier:
             raise PrivacyError(
                 f"this client agreed to a noise multiplier of {self.facts.noise_multiplier:g}: it refuses a plan with "
                 f"{plan.effective_multiplier:g}"
             )
 
     def _check_steps(self, plan: ReleasePlan) -> None:
-        """Refuse local steps that cost more, or are another way to train, than what was agreed to."""
+        """Refuse local steps that cost more than agreed, or train differently."""
         agreed, asked = self.facts.steps, plan.facts.steps
         if (agreed is None) != (asked is None):
             what = "whole updates" if agreed is None else "local steps"
@@ -99,25 +101,25 @@ class Consent:
             )
 
     def check_raw_figures(self) -> None:
-        """Refuse to hand out figures without noise; only published variants that are not private ask for them.
+        """Refuse to return figures without noise; only published variants that are not private request them.
 
         Raises:
             PrivacyError: the recipe's mechanism is private.
         """
         if self.protected:
-            raise PrivacyError("this client agreed to private releases: it hands out no layer norms without noise")
+            raise PrivacyError("this client agreed to private releases: it returns no layer norms without noise")
 
     def record(self, state: RecordDict, client: int, key: str, plan: ReleasePlan) -> None:
-        """Count a release before it is made; the same noise again is the same release.
+        """Count a release before it is made; a repetition with the same noise is the same release.
 
         Args:
             state: the node's state.
             client: the client's number.
-            key: name of the release's noise, see `fedlgm.release.local_release`: of equal names with equal noise.
-            plan: what is released.
+            key: name of the release's noise, see `fedlgm.release.local_release`; equal names mean equal noise.
+            plan: the release's plan.
 
         Raises:
-            PrivacyError: the release would exceed what was agreed to.
+            PrivacyError: the release would exceed the agreed budget.
         """
         if wire.RELEASES not in state:
             state[wire.RELEASES] = ConfigRecord()
@@ -135,7 +137,65 @@ class Consent:
         record[keys], record[costs] = list(made), list(made.values())
 
     def _cost(self, plan: ReleasePlan) -> float:
-        """In releases at the agreed noise multiplier."""
-        if not self.protected or plan.family == "laplace" or plan.facts.steps is not None:
+        """Cost in releases at the agreed noise multiplier."""
+        if not self.protected or _alike(plan):
             return 1.0
         return (self.facts.noise_multiplier / plan.effective_multiplier) ** 2
+
+
+def _alike(plan: ReleasePlan) -> bool:
+    """Whether releases must all have the agreed multiplier: costs of Laplace noise and sampled steps do not add up."""
+    return plan.family == "laplace" or plan.facts.steps is not None
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """A Flower client's budget: its consent, with releases counted in its state.
+
+    Example:
+        >>> from fedlgm import Guarantee, LayerTable, Sampling
+        >>> facts = RunFacts(2.0, Sampling("poisson", 10, 1.0), "replace-one", "local", rounds=1)
+        >>> plan = ReleasePlan(LayerTable.from_sizes({"a": 3}), [1.0], [2.0], facts, Guarantee("proven", "an example"))
+        >>> import torch
+        >>> agreed = Agreed(KeyRing.from_seed(None), Consent(facts), RecordDict())
+        >>> agreed.admit(Asked(plan, torch.zeros(3), 1, [0])).noise == agreed.keys  # of this model and plan alone
+        False
+
+    Attributes:
+        keys: ring of batch order and of the client's own noise.
+        consent: None where the client has agreed to nothing.
+        state: the node's.
+        needed: whether a client without consent refuses to add its own noise.
+        summed: whether what it hands over is added to others' before anybody sees it: workers of a simulation.
+
+    Example:
+        >>> Agreed(KeyRing.from_seed(None), None, RecordDict(), needed=True).needed
+        True
+    """
+
+    keys: KeyRing
+    consent: Consent | None
+    state: RecordDict
+    needed: bool = False
+    summed: bool = False
+
+    def admit(self, asked: Asked) -> Keys:
+        """See `Budget.admit`; another model or plan in a round is another release, with other noise."""
+        own = asked.plan.facts.noised_by.uploads_released
+        if not (asked.plan.facts.noised_by.alone or self.summed):
+            raise PrivacyError(
+                "the plan protects a sum of several nodes, and this client's answer would be seen alone: run it over "
+                "nodes with secure aggregation, or in a simulation"
+            )
+        if self.consent is not None:
+            self.consent.check(asked.plan)
+        elif own and self.needed:
+            raise PrivacyError("this client has not agreed to add its own noise: give PrivateUpdates a consent")
+        if not own:
+            return Keys(self.keys, self.keys)
+        return Keys(self.keys, self.keys.derive(asked.model.numpy().tobytes(), asked.plan.to_json().encode()))
+
+    def charge(self, noised: Noised) -> None:
+        """See `Budget.charge`."""
+        if self.consent is not None:
+            self.consent.record(self.state, noised.client, noised.name, noised.plan)

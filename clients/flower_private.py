@@ -1,32 +1,187 @@
-"""What fedlgm uses and replaces of Flower's private modules, which may change with any version."""
+"""The one place that uses Flower's private modules, which may change with any version.
+
+A process imports them when it calls these functions. Flower's public modules (`flwr.app`, `flwr.serverapp`,
+`flwr.clientapp`) are used wherever they are needed.
+"""
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from importlib.metadata import version
 from types import ModuleType
+from typing import TYPE_CHECKING, Any, Protocol
 
-FLOWER = "1.41."
+if TYPE_CHECKING:
+    from flwr.app import Context, Message
+
+FLOWER = ("1.41", "1.42")
+"""Versions with which all of this is tested."""
 SOON_S = 0.1
+_PULL_S = 120.0
 
 
 def unsupported(instead: str) -> str:
-    """Why the Flower that is installed cannot be used; empty if it can.
+    """Why the installed Flower cannot be used; empty if it can.
 
     Args:
-        instead: what to do then, the end of a sentence.
+        instead: the remedy, as the end of a sentence.
     """
     found = version("flwr")
-    if found.startswith(FLOWER):
+    if found.startswith(tuple(f"{known}." for known in FLOWER)):
         return ""
-    return f"flwr {found} is installed; this uses private modules of {FLOWER}*: {instead}"
+    return f"flwr {found} is installed; this uses private modules of {' and '.join(FLOWER)}: {instead}"
 
 
-def look_again_soon(module: ModuleType) -> None:
-    """Let `module` wait a tenth of a second, not a whole one, for parts of a message that is announced before them.
+class RuntimeConnection:
+    """A connection to the Runtime API of a SuperNode on this machine, as Flower's executor and ClientApps have.
 
-    Where a version has no such name any longer, nothing changes.
+    Args:
+        server: host:port of the API.
+        component: the SuperNode's name for this kind of process.
+        interceptors: interceptors that sign or mark each call.
     """
+
+    def __init__(self, server: str, component: str, *interceptors: Any) -> None:
+        from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+        from flwr.supercore.runtime import RuntimeHttpClient
+
+        self._client = RuntimeHttpClient.from_server_address(
+            server_address=server,
+            insecure=True,  # the SuperNode is on this machine
+            root_certificates=None,
+            interceptors=[RuntimeVersionHttpInterceptor(component_name=component), *interceptors],
+            retry_invoker=None,
+        )
+
+    @classmethod
+    def claiming(cls, server: str, secret: bytes) -> RuntimeConnection:
+        """The connection of an executor, which claims tasks by the secret that it shares with the SuperNode."""
+        from flwr.supercore.interceptors import SuperExecAuthHttpInterceptor
+
+        methods = {"/flwr.proto.Runtime/AcquireTask"}
+        return cls(server, "SuperExec", SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=methods))
+
+    @classmethod
+    def working(cls, server: str, token: str) -> RuntimeConnection:
+        """The connection of a ClientApp, by the token of its task."""
+        from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor
+
+        return cls(server, "flwr-clientapp", RuntimeTokenHttpInterceptor(token))
+
+    def claim(self) -> tuple[str, int] | None:
+        """Claim a task and return its token and number; None if there is none.
+
+        Raises:
+            httpx.HTTPError: the SuperNode does not answer, or refuses.
+        """
+        from flwr.proto.runtime_pb2 import AcquireTaskRequest
+        from flwr.supercore.constant import TaskType
+
+        answer = self._client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
+        return (answer.token, answer.task.task_id) if answer.token else None
+
+    def pull(self) -> tuple[Message, Context]:
+        """Message and context of the task. The app that comes with them is not fetched.
+
+        Like `flwr.supernode.runtime.run_clientapp.pull_task_input`, but with a timeout for a message that never arrives
+        completely.
+
+        Raises:
+            TimeoutError: a task without a message.
+        """
+        from flwr.app import Message
+        from flwr.common.serde import context_from_proto
+        from flwr.proto.node_pb2 import Node
+        from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullTaskInputRequest
+        from flwr.supercore.inflatable.inflatable_protobuf_utils import (
+            make_confirm_message_received_fn_protobuf,
+            make_pull_object_fn_protobuf,
+        )
+        from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
+        from flwr.supercore.task_identity import TaskIdentity
+
+        client = self._client
+        given = client.PullTaskInput(PullTaskInputRequest())
+        TaskIdentity.task_id, TaskIdentity.run_id = given.task_id, given.run.run_id
+        TaskIdentity.node_id = given.context.node_id
+        context = context_from_proto(given.context)
+        deadline = time.monotonic() + _PULL_S
+        while not (pulled := client.PullMessages(PullAppMessagesRequest())).messages_list:
+            if time.monotonic() > deadline:  # a task is there a moment before its message
+                raise TimeoutError("the SuperNode has a task without a message")
+            time.sleep(SOON_S)
+        tree, node = pulled.message_object_trees[0], Node(node_id=context.node_id)
+        message = pull_and_inflate_object_from_tree(
+            tree,
+            make_pull_object_fn_protobuf(client.PullObject, node, context.run_id),
+            make_confirm_message_received_fn_protobuf(client.ConfirmMessageReceived, node, context.run_id),
+            return_type=Message,
+            max_time=_PULL_S,
+            initial_backoff=0.05,  # the first of a message's parts are there a moment after it
+        )
+        message.metadata.__dict__["_message_id"] = tree.object_id  # its own content does not hold it
+        return message, context
+
+    def beat(self) -> None:
+        """Send a heartbeat for the task (httpx.HTTPError if it fails)."""
+        from flwr.proto.runtime_pb2 import SendTaskHeartbeatRequest
+
+        self._client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+
+    def push(self, reply: Message, context: Context) -> None:
+        """Send the reply."""
+        from flwr.supernode.runtime.run_clientapp import push_message
+
+        push_message(self._client, reply, context)
+
+    def end(self, context: Context | None, failure: str) -> None:
+        """End the task, with the reason if it failed and an empty text otherwise."""
+        from flwr.common.constant import SubStatus
+        from flwr.supernode.runtime.run_clientapp import push_task_output
+
+        status = SubStatus.FAILED if failure else SubStatus.COMPLETED
+        push_task_output(client=self._client, context=context, sub_status=status, details=failure)
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._client.close()
+
+
+def failed_reply(message: Message, details: str) -> Message:
+    """The reply of a ClientApp that raised."""
+    from flwr.app import Error, Message
+    from flwr.common.constant import ErrorCode
+
+    return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, details), reply_to=message)
+
+
+class Sleeps(Protocol):
+    """The part of the module `time` that Flower's loop uses."""
+
+    def sleep(self, seconds: float) -> None:
+        """Pause."""
+
+
+def run_supernode(pauses: Sleeps) -> None:
+    """Run Flower's SuperNode with other polling pauses; takes the arguments of `flower-supernode`."""
+    from flwr.supernode import start_client_internal
+    from flwr.supernode.cli import flower_supernode
+
+    vars(start_client_internal)["time"] = pauses
+    _look_again_soon(start_client_internal)
+    flower_supernode()
+
+
+def hasten_server_grid() -> None:
+    """Let the grid of this ServerApp poll for the parts of a message every 0.1 s instead of every second."""
+    from flwr.superlink.grid import http_grid
+
+    _look_again_soon(http_grid)
+
+
+def _look_again_soon(module: ModuleType) -> None:
+    """Let `module` poll for parts of a message sooner; no effect if a version lacks the name."""
     names = vars(module)
     if "pull_objects" in names:
         names["pull_objects"] = partial(names["pull_objects"], initial_backoff=SOON_S)

@@ -1,49 +1,52 @@
-"""Privacy for an existing Flower ClientApp: a mod that bounds what the app returns, and an app that carries it."""
+"""Privacy for an existing Flower ClientApp: a mod that bounds the app's updates, and an app with that mod."""
 
 from __future__ import annotations
 
 import copy
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
-from clients.consent import Consent
+from clients.consent import Agreed, Consent
 from clients.layerwise import place_reply
 from clients.serving import OneClient
 from fedlgm import wire
-from fedlgm.aggregation import BoundedSum
+from fedlgm.client_release import Asked, Contributions, client_release
+from fedlgm.contributions import Updates
 from fedlgm.errors import ConfigError, PrivacyError, RunError
+from fedlgm.extension import misfit
 from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
+from fedlgm.models.arrays import of_arrays
 from fedlgm.plan import ReleasePlan
-from fedlgm.release import local_release
 
 Next = Callable[[Message, Context], Message]
 _log = logging.getLogger("fedlgm.mod")
 
 
 class PrivateUpdates:
-    """Flower mod: the app trains as it always does, and only its bounded update leaves the client.
+    """Flower mod: the app trains without changes, and only its bounded update leaves the client.
 
-    The app gets the global model as it knows it, one ArrayRecord of `state_dict` names under "arrays", and returns one
-    of the same names. The mod takes the difference of the trainable parameters, bounds it layer by layer as the round's
-    plan says and, under local trust, adds the client's own noise. Everything else that the app returns (metrics,
-    numbers of examples, buffers, texts of errors) stays on the client: it would be an unprotected figure of private
-    data. That the app failed is told, without a reason.
+    The app gets the global model in its own form, one ArrayRecord of `state_dict` names under "arrays", and returns a
+    record with the same names. The mod takes the difference of the trainable parameters, bounds it layer by layer
+    according to the round's plan and, under local trust, adds the client's own noise. Everything else that the app
+    returns (metrics, numbers of examples, buffers, texts of errors) stays on the client: these would be unprotected
+    figures of private data. The server learns that the app failed, but not why.
 
-    An app that carries the mod must also answer queries (`answer`), which Flower does not pass to mods alone;
+    An app with the mod must also answer queries (`answer`), which Flower does not pass to mods;
     `PrivateClientApp` does both.
 
     Args:
         model: the app's model; only names, shapes and which parameters are trained are used.
         group_by: see `LayerTable.from_module`; the strategy's must be the same.
-        consent: what this client agrees to under local trust; without it the client refuses local trust.
+        consent: limits that this client agrees to under local trust; without it the client refuses local trust.
 
     Example:
         >>> mod = PrivateUpdates(nn.Linear(3, 2))
@@ -60,7 +63,7 @@ class PrivateUpdates:
         self._module = copy.deepcopy(model)
 
     def __call__(self, message: Message, context: Context, call_next: Next) -> Message:
-        """Serve one message: "query" says who lives here, "train" trains and bounds, everything else is refused."""
+        """Serve one message: "query" names the client, "train" trains and bounds, all others are refused."""
         kind = message.metadata.message_type
         if kind == MessageType.QUERY:
             return self.answer(message, context)
@@ -74,21 +77,19 @@ class PrivateUpdates:
         plan = self._plan(str(config[wire.PLAN]))
         round_ = int(config[wire.ROUND])  # type: ignore[arg-type]
         model = torch.from_numpy(wire.view(message.content.array_records[wire.ARRAYS][wire.MODEL].data).copy())
-        update = self._flat(self._trained(message, model, context, call_next)) - model
-        if plan.facts.trust == "local":
-            total = self._release(update, plan, model, context, round_, own.number)
-        else:
-            total = BoundedSum.empty(plan)
-            total.add(update[None])
+        update = _GivenUpdate(lambda: self._flat(self._trained(message, model, context, call_next)) - model)
+        agreed = Agreed(node_keys(context), self._consent, context.state, needed=True)
+        total, _ = client_release(update, agreed, Asked(plan, model, round_, [own.number]))
         arrays = ArrayRecord({wire.SUM: Array(**wire.fields(total.total.numpy()))})
         counts = MetricRecord({wire.CLIENT_COUNT: 1, wire.DISCARDED: 0})
         return Message(content=RecordDict({wire.ARRAYS: arrays, wire.METRICS: counts}), reply_to=message)
 
     def _trained(self, message: Message, model: Tensor, context: Context, call_next: Next) -> RecordDict:
-        """What the app returns; what it says of a failure stays here, since it may quote private data.
+        """The app's result; its error messages stay on the node, because they may quote private data.
 
         Raises:
-            RunError: it fails. Flower sends this error's text to the server, and writes its cause into this node's log.
+            RunError: the app failed. Flower sends this error's text to the server and writes its cause to this node's
+                log.
         """
         why = "this client's app failed: the log of its node says why"
         try:
@@ -102,30 +103,16 @@ class PrivateUpdates:
 
     @staticmethod
     def answer(message: Message, context: Context) -> Message:
-        """The reply to the strategy's question which client this node is: what its own configuration names."""
+        """The reply to the strategy's query: the client named in this node's configuration."""
         return place_reply(message, _own_client(context))
 
     def _plan(self, text: str) -> ReleasePlan:
-        """The round's plan; a plan over one layer is for the model as a whole."""
+        """The round's plan; a plan over one layer applies to the whole model."""
         whole = len(json.loads(text).get("clip", ())) == 1 and len(self._layers) > 1
-        plan = ReleasePlan.from_json(self._layers.merged() if whole else self._layers, text)
-        if plan.facts.trust == "local" and self._consent is None:
-            raise PrivacyError("this client has not agreed to add its own noise: give PrivateUpdates a consent")
-        if self._consent is not None:
-            self._consent.check(plan)
-        return plan
-
-    def _release(
-        self, update: Tensor, plan: ReleasePlan, model: Tensor, context: Context, round_: int, client: int
-    ) -> BoundedSum:
-        keys = node_keys(context).derive(model.numpy().tobytes(), plan.to_json().encode())
-        own, name = local_release(update[None], plan, keys, round_, client)
-        assert self._consent is not None
-        self._consent.record(context.state, client, name, plan)
-        return own
+        return ReleasePlan.from_json(self._layers.merged() if whole else self._layers, text)
 
     def _as_the_app_knows_it(self, message: Message, model: Tensor) -> Message:
-        """The message with the model under the app's own names and without what only the mod needs."""
+        """The message with the model under the app's own names, without the mod's own records."""
         self._layers.load_(self._module, model)
         own = {wire.ROUND, wire.CLIENTS, wire.PLAN}
         config = {k: v for k, v in message.content.config_records[wire.CONFIG].items() if k not in own}
@@ -136,7 +123,7 @@ class PrivateUpdates:
         """The trained parameters as one vector [D].
 
         Raises:
-            ConfigError: the app returned no parameters, or others.
+            ConfigError: the app returned no parameters, or different ones.
         """
         if len(content.array_records) != 1:
             raise ConfigError(f"the ClientApp must return one ArrayRecord, got {len(content.array_records)}")
@@ -151,6 +138,17 @@ class PrivateUpdates:
         return torch.cat(parts)
 
 
+class _GivenUpdate(Contributions):
+    """The update of a user's app, computed on demand."""
+
+    def __init__(self, made: Callable[[], Tensor]) -> None:
+        super().__init__()
+        self._made = made
+
+    def updates(self, asked: Asked, order: KeyRing) -> Iterator[tuple[list[int], Updates | None]]:
+        yield asked.clients, self._made()[None]
+
+
 class PrivateClientApp(ClientApp):
     """A Flower `ClientApp` whose train function's updates leave the client bounded; see `PrivateUpdates`.
 
@@ -160,19 +158,36 @@ class PrivateClientApp(ClientApp):
         ... def train(message, context): ...
 
     Args:
-        model: the app's model.
+        model: the app's model, or the list of NumPy arrays that an app without torch sends.
         mods: the app's other mods, which see the model and the update as the app knows them.
         options: see `PrivateUpdates`.
+
+    Raises:
+        ConfigError: a `client_fn` in the place of the model, as older apps have one.
     """
 
-    def __init__(self, model: nn.Module, *, mods: Sequence[Any] = (), **options: Any) -> None:
+    def __init__(
+        self, model: nn.Module | Sequence[np.ndarray] | None = None, *, mods: Sequence[Any] = (), **options: Any
+    ) -> None:
+        model = of_arrays(model)
+        if isinstance(model, type) and issubclass(model, nn.Module):
+            raise ConfigError(f"PrivateClientApp takes the model itself: PrivateClientApp({model.__name__}(...))")
+        if "client_fn" in options or not isinstance(model, nn.Module):
+            given = "client_fn" if "client_fn" in options or callable(model) else type(model).__name__
+            raise ConfigError(
+                f"PrivateClientApp takes the model, an nn.Module, not {given}: an app with a client_fn (NumPyClient) "
+                "moves its training loop under @app.train(), as docs/how-to/flower-app.md shows under 'An older app'"
+            )
+        wrong = misfit(PrivateUpdates, model, **options)
+        if wrong:
+            raise ConfigError(f"PrivateClientApp {wrong}; its options are group_by, consent and mods")
         private = PrivateUpdates(model, **options)
         super().__init__(mods=[private, *mods])
         self.query()(private.answer)
 
 
 def node_keys(context: Context) -> KeyRing:
-    """Secret ring of a node's noise, made once and kept in the node's own state.
+    """Secret ring of a node's noise, created once and kept in the node's state.
 
     Flower starts a process per message: with fresh keys in each, a repeated request would be another release.
 

@@ -1,4 +1,4 @@
-"""The clients that a client object answers for: stated when it is built, never read from a message."""
+"""The clients that a client object represents: fixed when it is built, never read from a message."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedlgm.errors import ConfigError, PrivacyError
 
 @dataclass(frozen=True)
 class AnyClient:
-    """A worker of a simulation, which holds all clients' data: it answers for every client that it is asked for.
+    """A worker of a simulation, which holds all clients' data and represents every client.
 
     Example:
         >>> AnyClient().place()
@@ -22,18 +22,18 @@ class AnyClient:
         """Nothing to refuse."""
 
     def place(self) -> dict[str, int]:
-        """What the strategy is told: any client of any number."""
+        """The statement to the strategy: any client of any number."""
         return {wire.PARTITION: wire.ANY_CLIENT, wire.PARTITIONS: wire.ANY_CLIENT}
 
 
 @dataclass(frozen=True)
 class OneClient:
-    """A node that holds one client's data: it answers for that client alone.
+    """A node that holds one client's data and represents only that client.
 
     Attributes:
         number: the client's number, from 0.
         population: number N of registered clients.
-        simulated: whether the node is one of a simulation (or of a test), where a public seed is allowed.
+        simulated: whether the node belongs to a simulation (or a test), where a public seed is allowed.
 
     Raises:
         ConfigError: a number outside [0, N).
@@ -60,12 +60,12 @@ class OneClient:
         """The client that a SuperNode's own configuration names.
 
         Args:
-            node_config: what the node was started with (`--node-config "partition-id=I num-partitions=N"`).
+            node_config: configuration of the node (`--node-config "partition-id=I num-partitions=N"`).
             population: number N of the run's clients.
             simulated: see the class.
 
         Raises:
-            ConfigError: the configuration names no client, or one of another number of clients.
+            ConfigError: the configuration names no client, or a different number of clients.
         """
         try:
             number, stated = int(str(node_config[wire.PARTITION])), int(str(node_config[wire.PARTITIONS]))
@@ -77,15 +77,15 @@ class OneClient:
         if stated != population:
             raise ConfigError(
                 f"this node is one of {stated} clients ({wire.PARTITIONS}), the run has {population}: start it with "
-                f"{wire.PARTITIONS}={population}"
+                f"{wire.PARTITIONS}={population}{wire.in_a_simulation(population)}"
             )
         return cls(number, population, simulated)
 
     def check(self, asked: list[int]) -> None:
-        """Refuse every other number: under it this client's data would count more than once.
+        """Refuse every other number, because this client's data would then count more than once.
 
         Raises:
-            PrivacyError: the message asks for other clients.
+            PrivacyError: the message names other clients.
         """
         if asked != [self.number]:
             raise PrivacyError(
@@ -93,7 +93,7 @@ class OneClient:
             )
 
     def place(self) -> dict[str, int]:
-        """What the strategy is told."""
+        """The statement to the strategy."""
         return {wire.PARTITION: self.number, wire.PARTITIONS: self.population}
 
 

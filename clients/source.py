@@ -1,4 +1,4 @@
-"""Where a client's examples come from."""
+"""Sources of a client's examples."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ClientData:
 
 
 class ClientSource(Protocol):
-    """Access to the clients that this process stands for.
+    """Access to the data of the clients that this process represents.
 
     Example:
         >>> def of_files(client):
@@ -51,7 +51,7 @@ class ClientSource(Protocol):
 
 @dataclass(frozen=True)
 class PartitionedSource:
-    """Simulated clients: a data set held once, cut up by a partition.
+    """Simulated clients: one data set in memory, divided by a partition.
 
     Attributes:
         data: the data set.
@@ -71,5 +71,5 @@ class PartitionedSource:
     def __call__(self, client: int) -> ClientData:
         """Data of client number `client`."""
         indices = self.partition[client]
-        x = inputs.tensors(inputs.take(self.data.train_x, indices))
+        x = inputs.tensors(self.data.examples(indices))
         return ClientData(x, torch.from_numpy(self.data.train_y[indices]))

@@ -13,9 +13,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from fedlgm.errors import ConfigError, alternatives
+from fedlgm.extension import is_reference, load_object, users_code
+
+Rule = Callable[[np.ndarray, np.ndarray], np.ndarray]
+"""(clip bounds s [K], layer sizes d [K], both float64) -> budget shares [K] >= 0, of any positive sum."""
 
 # Unnormalised share s_j * sqrt(w_j), with the weight w_j of the objective it comes from.
-_SHARES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
+_SHARES: dict[str, Rule] = {
     "uniform": lambda s, d: s**2,  # w = s^2: equal noise in every layer
     "sensitivity-proportional": lambda s, d: np.ones_like(s),  # w = 1 / s^2
     "dimension-adjusted": lambda s, d: d,  # w = d^2 / s^2: equal SNR in every layer
@@ -35,22 +39,53 @@ def names() -> tuple[str, ...]:
     return tuple(_SHARES)
 
 
+def register(name: str, rule: Rule) -> None:
+    """Add an allocation rule: `shares(name, ...)`, and the mechanism `name` with every option of the bundled rules.
+
+    The engines ray and flower import mechanisms in other processes; for them, name the rule as
+    "package.module:function" instead.
+
+    Args:
+        name: a new name.
+        rule: budget shares from public bounds and sizes; see `Rule`.
+
+    Raises:
+        ConfigError: a name that is taken, or a rule that is not a function.
+
+    Example:
+        >>> register("by-size", lambda s, d: d**0.75)
+        >>> shares("by-size", [1.0, 1.0], [1, 16]).round(3).tolist()
+        [0.111, 0.889]
+        >>> from fedlgm import mechanisms
+        >>> mechanisms.get("by-size", bound=0.5).bound
+        0.5
+    """
+    from fedlgm import mechanisms
+
+    if not callable(rule):
+        raise ConfigError(f"allocation {name!r}: a rule is a function (bounds, sizes) -> shares, got {rule!r}")
+    mechanisms.register_rule(name)
+    if _SHARES.setdefault(name, rule) is not rule:
+        raise ConfigError(f"there is an allocation {name!r} already: choose another name")
+
+
 def shares(strategy: str, clip: Sequence[float] | np.ndarray, dims: Sequence[int] | np.ndarray) -> np.ndarray:
     """Budget share p_j of each layer, float64 [K], summing to 1.
 
     Args:
-        strategy: one of `names()`.
+        strategy: one of `names()`, or "package.module:function" of a `Rule`.
         clip: l2 bounds s_j > 0 of one unit's contribution to each layer.
         dims: layer sizes d_j >= 1.
 
     Raises:
-        ConfigError: unknown strategy, or bounds and sizes that do not fit.
+        ConfigError: unknown strategy, bounds and sizes that do not fit, or a rule that does not return shares.
 
     >>> shares("dimension-adjusted", [1.0, 1.0], [1, 3]).tolist()
     [0.25, 0.75]
     """
     s, d = np.asarray(clip, dtype=np.float64), np.asarray(dims, dtype=np.float64)
-    if strategy not in _SHARES:
+    rule = load_object(strategy, "allocation") if is_reference(strategy) else _SHARES.get(strategy)
+    if rule is None:
         raise ConfigError(f"unknown allocation {strategy!r}; {alternatives(strategy, _SHARES)}")
     if s.ndim != 1 or s.shape != d.shape or s.size == 0:
         raise ConfigError(f"clip and dims must be two equally long lists, got shapes {s.shape} and {d.shape}")
@@ -58,7 +93,13 @@ def shares(strategy: str, clip: Sequence[float] | np.ndarray, dims: Sequence[int
         raise ConfigError(f"clip bounds must be finite and positive, got {s.tolist()}")
     if not (np.all(np.isfinite(d)) and np.all(d >= 1)):
         raise ConfigError(f"layer sizes must be finite and at least 1, got {d.tolist()}")
-    raw = _SHARES[strategy](s, d)
+    with users_code(f"allocation {strategy!r}", rule):
+        raw = np.asarray(rule(s.copy(), d.copy()), dtype=np.float64)
+    if raw.shape != s.shape or not np.isfinite(raw).all() or (raw < 0).any() or not 0 < raw.sum() < np.inf:
+        raise ConfigError(
+            f"allocation {strategy!r}: a rule gives one finite share of at least 0 per layer and not only zeros, got "
+            f"{raw.tolist()} for {len(s)} layers"
+        )
     return raw / raw.sum()
 
 
@@ -95,7 +136,7 @@ def spread(share: np.ndarray, clip: Sequence[float] | np.ndarray, noise_multipli
     """Noise standard deviations sigma_j = sigma_* s_j / sqrt(p_j) for given budget shares p_j, float64 [K].
 
     Args:
-        share: p_j >= 0, [K]. They sum to 1, or the release costs another multiplier than sigma_*.
+        share: p_j >= 0, [K]. They must sum to 1 for the release to have multiplier sigma_*.
         clip: l2 bounds s_j of one unit's contribution to each layer, [K].
         noise_multiplier: sigma_* of the whole release.
 
@@ -132,7 +173,7 @@ def effective_multiplier(clip: Sequence[float] | np.ndarray, sigma: Sequence[flo
 
 
 def floor_digits(value: float, digits: int) -> float:
-    """`value` >= 0 with so many significant digits, rounded down.
+    """`value` >= 0, rounded down to `digits` significant digits.
 
     >>> floor_digits(2 / 3, 4)
     0.6666

@@ -1,7 +1,7 @@
-"""Which bounds s_j a plan uses, and what released updates say about them.
+"""Rules for the bounds s_j of a plan, from constants or from released updates.
 
-All rules spread one l2 bound S over K layers so that sum_j s_j^2 = S^2: the vector of a whole contribution then has
-sensitivity S under add-or-remove-one, whatever the rule.
+All rules spread one l2 bound S over K layers so that sum_j s_j^2 = S^2: the whole contribution then has
+sensitivity S under add-or-remove-one for every rule.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def med_clip_published(bound: float, private_norms: np.ndarray) -> np.ndarray:
 
 
 def released_norms(mean_update: Tensor, plan: ReleasePlan) -> np.ndarray:
-    """Layer norms of a released mean update with the noise's share taken off, float64 [K].
+    """Layer norms of a released mean update after subtracting the expected energy of the noise, float64 [K].
 
     m_j = sqrt(max(||G_j||^2 - d_j (sigma_j / (q N))^2, 0)), with sigma_j the round's own noise
     (`ReleasePlan.round_sigma`); layers that were not released give 0. Post-processing of a release, so it costs
@@ -105,10 +105,10 @@ def signal_share(mean_update: Tensor, plan: ReleasePlan) -> np.ndarray:
 
 
 def _energies(mean_update: Tensor, plan: ReleasePlan) -> tuple[np.ndarray, np.ndarray]:
-    """Squared norm of each layer of a released mean, and what of it the noise is expected to be; 0 if not released."""
+    """Squared norm of each layer of a released mean, and the noise's expected part of it; 0 if not released."""
     energy, noise = np.zeros(len(plan.layers)), np.zeros(len(plan.layers))
     # Under local trust every client of the expected cohort adds its own noise.
-    draws = plan.denominator if plan.facts.trust == "local" else 1.0
+    draws = plan.facts.noised_by.noises_in_sum(plan.denominator)
     sizes = [part.size for part in plan.parts]
     for j, part in zip(plan.indices, mean_update.split(sizes), strict=False):
         energy[j] = float(torch.linalg.vector_norm(part.double()) ** 2)

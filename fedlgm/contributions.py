@@ -1,4 +1,4 @@
-"""What a trainer hands over: raw updates, or updates that it has bounded itself together with the bounds it kept."""
+"""Updates from a trainer: raw, or already bounded, together with the bounds that the trainer kept."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ BoundedBy = Literal["aggregator", "trainer"]
 
 @dataclass(frozen=True)
 class BoundedAnswer:
-    """Answers to an auxiliary query in which the trainer has bounded every unit's share before adding it up.
+    """Answers to an auxiliary query in which the trainer bounded every unit's share before summing.
 
     Attributes:
-        query: its name.
+        query: name of the query.
         values: [b, size] float32 or float64, one row per client.
-        bound: l2 bound that one unit's share of a row was kept to.
+        bound: l2 bound of one unit's share of a row.
 
     Example:
         >>> answer = BoundedAnswer("below-bound", torch.tensor([[0.5, -0.5]]), bound=0.7072)
@@ -38,12 +38,12 @@ class BoundedAnswer:
 
 @dataclass(frozen=True)
 class BoundedUpdates:
-    """Updates in which the trainer has bounded every unit's share (a row's, an example's) before adding it up.
+    """Updates in which the trainer bounded every unit's share (a row's, an example's) before summing.
 
     Attributes:
         values: [b, D] float32 or float64, one row per client.
-        bounds: bound per layer that one unit's share of a row was kept to, [K], in the norm that the plan's noise
-            needs (l2 for Gaussian, l1 for Laplace noise).
+        bounds: bound of one unit's share of a row, per layer, [K], in the norm that the plan's noise
+            requires (l2 for Gaussian, l1 for Laplace noise).
         answers: the same units' answers to the plan's auxiliary queries, in the plan's order.
 
     Example:
@@ -72,7 +72,7 @@ def unbounded(updates: Updates) -> Tensor:
     """The raw updates.
 
     Raises:
-        PrivacyError: the trainer has bounded them: the plan bounds another unit than the trainer does.
+        PrivacyError: the trainer has bounded them, so it bounds another unit than the plan's.
 
     Example:
         >>> unbounded(torch.ones(2, 3)).shape
@@ -84,29 +84,29 @@ def unbounded(updates: Updates) -> Tensor:
 
 
 def bounded(updates: Updates, clip: tuple[float, ...], queries: Sequence[tuple[str, int, float]] = ()) -> Tensor:
-    """What the trainer bounded at most as the plan says: updates, then answers to the queries, [b, D + sizes].
+    """Updates, then answers to the queries, [b, D + sizes], with bounds no larger than the plan's.
 
     Args:
-        updates: the trainer's.
+        updates: the trainer's updates.
         clip: the plan's bound of each layer, [K].
         queries: name, size and l2 bound of each of the plan's auxiliary queries.
 
     Raises:
-        PrivacyError: raw updates, bounds above the plan's, or answers that are not those that the plan asks for: one
-            for each query and no other, of its size, and bounded no further than it is.
+        PrivacyError: raw updates, bounds above the plan's, or answers that do not match the plan's queries one to
+            one, in size and bound.
 
     Example:
         >>> bounded(BoundedUpdates(torch.ones(1, 2), bounds=(1.5,)), clip=(1.0,))
         Traceback (most recent call last):
             ...
-        fedlgm.errors.PrivacyError: the trainer kept the bounds (1.5,), the plan counts on at most (1.0,)
+        fedlgm.errors.PrivacyError: the trainer kept the bounds (1.5,), the plan allows at most (1.0,)
     """
     if not isinstance(updates, BoundedUpdates):
-        raise PrivacyError("the plan counts on a trainer that bounds its updates, this one returns raw updates")
+        raise PrivacyError("the plan needs a trainer that bounds its updates, but this one returns raw updates")
     if len(updates.bounds) != len(clip) or any(
         not kept <= planned * (1 + 1e-9) for kept, planned in zip(updates.bounds, clip, strict=True)
     ):
-        raise PrivacyError(f"the trainer kept the bounds {updates.bounds}, the plan counts on at most {clip}")
+        raise PrivacyError(f"the trainer kept the bounds {updates.bounds}, the plan allows at most {clip}")
     asked, given = [name for name, _, _ in queries], [answer.query for answer in updates.answers]
     if given != asked:
         raise PrivacyError(f"the plan asks the queries {asked}, the trainer answered {given}")

@@ -1,4 +1,4 @@
-"""Which device trains, and who draws noise for it: both settled once, before a run starts."""
+"""The device that trains and the generator of its noise; both are chosen once, before a run starts."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _ACCELERATORS = ("cuda", "mps", "xpu")
 
 @dataclass(frozen=True)
 class Numerics:
-    """What a result's bits depend on besides seed and data.
+    """Numerical settings that a result's bits depend on, besides seed and data.
 
     Attributes:
         threads: torch threads while training and planning.
-        device: where trainers leave their updates, and so where they are bounded, added up and noised.
-        noise_backend: who draws noise, see `fedlgm.release`.
-        block_size: clients whose bounded updates are added up before they join the sum.
+        device: where trainers leave their updates, and so where they are bounded, summed and noised.
+        noise_backend: generator of the noise; see `fedlgm.release`.
+        block_size: clients whose bounded updates are summed before they join the sum.
     """
 
     threads: int = 1
@@ -35,7 +35,7 @@ class Numerics:
 
 
 def found() -> dict[str, str]:
-    """Devices of this machine by the name that `training.device` takes, each with what it is."""
+    """Devices of this machine: name for `training.device` -> description."""
     devices = {}
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
@@ -49,10 +49,10 @@ def found() -> dict[str, str]:
 
 
 def resolve(name: str) -> torch.device:
-    """The device that a recipe names; "auto" is the first accelerator found, else the CPU.
+    """The device that a recipe names; "auto" is the first accelerator found, or the CPU.
 
     Raises:
-        ConfigError: not a device, or none that is here; the message says what was found.
+        ConfigError: not a device, or not one of this machine; the message lists those found.
     """
     here = found()
     if name == "auto":
@@ -68,9 +68,9 @@ def resolve(name: str) -> torch.device:
 
 
 def resolve_noise(choice: NoiseChoice, device: torch.device) -> NoiseBackend:
-    """Who draws noise for sums on `device`.
+    """Generator of the noise for sums on `device`.
 
-    "auto" is "cpu" on the CPU (three times as fast there as the kernels in torch), Triton on a CUDA device where it is
+    "auto" means "cpu" on the CPU (three times as fast there as the torch kernels), Triton on a CUDA device if
     installed, and torch elsewhere.
 
     Raises:
@@ -101,7 +101,7 @@ def resolve_noise(choice: NoiseChoice, device: torch.device) -> NoiseBackend:
 
 
 def reason(device: torch.device) -> str:
-    """Why `resolve_noise("auto", device)` is what it is."""
+    """The reason for the choice of `resolve_noise("auto", device)`."""
     if device.type == "cpu":
         return "fastest on a CPU"
     if device.type != "cuda":
@@ -111,7 +111,7 @@ def reason(device: torch.device) -> str:
 
 @contextmanager
 def exact_arithmetic(device: torch.device) -> Iterator[None]:
-    """On a CUDA device, no TF32 and only deterministic convolutions inside; elsewhere nothing changes."""
+    """On a CUDA device, switch off TF32 and nondeterministic convolutions inside the block; no effect elsewhere."""
     if device.type != "cuda":
         yield
         return
@@ -139,9 +139,9 @@ def exact_arithmetic(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def seeded(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
-    """Inside, what is drawn without a generator of its own follows from `seed`; outside, nothing changes.
+    """Seed draws from global generators inside the block; restore the generators' state afterwards.
 
-    Not by `torch.manual_seed`, which seeds devices that are not used, too, and keeps where it was called.
+    It avoids `torch.manual_seed`, which also seeds unused devices and records its caller.
 
     Example:
         >>> with seeded(1):
@@ -168,7 +168,7 @@ def seeded(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
 
 
 def _older_switches() -> tuple[str | None, bool | None]:
-    """Precision of matrix products and of convolutions; None where the program has set the newer switch alone."""
+    """Precision of matrix products and of convolutions; None if the program has set only the newer switch."""
     matmul, convolutions = None, None
     with suppress(RuntimeError):
         matmul = torch.get_float32_matmul_precision()

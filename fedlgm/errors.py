@@ -5,6 +5,8 @@ The command line prints the message and exits with status 2; anything else is a 
 
 from __future__ import annotations
 
+import math
+import numbers
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,9 +22,45 @@ class ConfigError(FedlgmError, ValueError):
     """A recipe key, an option or an argument that cannot be used."""
 
 
+def check_epsilon(epsilon: Any) -> None:
+    """Refuse an epsilon that is no finite number above zero.
+
+    Raises:
+        ConfigError: another value.
+
+    >>> check_epsilon("8")
+    Traceback (most recent call last):
+        ...
+    fedlgm.errors.ConfigError: epsilon must be finite and positive, got '8'
+    """
+    if not (isinstance(epsilon, numbers.Real) and 0 < float(epsilon) < math.inf):
+        raise ConfigError(f"epsilon must be finite and positive, got {epsilon!r}")
+
+
+def check_count(name: str, value: Any, least: int = 1) -> None:
+    """Refuse a value that is not a whole number of at least `least`.
+
+    Args:
+        name: the argument's name, for the message.
+        value: the given value; a float without a fraction counts as a whole number.
+        least: smallest allowed value.
+
+    Raises:
+        ConfigError: any other value.
+
+    >>> check_count("rows", 1.5)
+    Traceback (most recent call last):
+        ...
+    fedlgm.errors.ConfigError: rows must be a whole number of at least 1, got 1.5
+    """
+    number: Any = value if isinstance(value, numbers.Real) and not isinstance(value, bool) else math.nan
+    if not (number % 1 == 0 and number >= least):
+        raise ConfigError(f"{name} must be a whole number of at least {least}, got {value!r}")
+
+
 @contextmanager
 def prefix_key(path: str, owner: str = "", keys: Callable[[], Iterable[str]] = tuple) -> Iterator[None]:
-    """Say before the message of a ConfigError which key it is about; arguments as for `located`, keys when needed."""
+    """Prefix a ConfigError's message with the key that it concerns; arguments as for `located`, `keys` a function."""
     try:
         yield
     except ConfigError as error:
@@ -30,12 +68,12 @@ def prefix_key(path: str, owner: str = "", keys: Callable[[], Iterable[str]] = t
 
 
 def located(path: str, message: str, owner: str = "", keys: Iterable[str] = ()) -> str:
-    """A message with the place that it is about before it, once.
+    """A message prefixed, once, with the key that it concerns.
 
     Args:
         path: a section ("mechanism"), or one of its keys ("data.partition").
-        message: as it was raised by code that does not know the recipe.
-        owner: name of the thing that the section describes, which may stand before the message.
+        message: the message, raised by code that does not know the recipe.
+        owner: name of the object that the section describes; the message may begin with it.
         keys: keys of the section: a message that begins with one of them is about that key.
 
     >>> located("mechanism", "uniform: bound must be positive", "uniform", ["bound"])
@@ -63,12 +101,12 @@ def located(path: str, message: str, owner: str = "", keys: Iterable[str] = ()) 
 
 
 def alternatives(name: object, known: Iterable[str], *others: str) -> str:
-    """What could stand in the place of an unknown name: those much like it, else all.
+    """Suggestions for an unknown name: the similar known names, or else all of them.
 
     Args:
-        name: as it was given.
+        name: the unknown name.
         known: the known names.
-        others: what may be given besides, said where no known name is much like the given one.
+        others: what else is accepted; mentioned if no known name is similar.
 
     >>> alternatives("unifrm", ["uniform", "ladp"], "your own as 'package.module:Class'")
     "did you mean 'uniform'?"
@@ -83,11 +121,11 @@ def alternatives(name: object, known: Iterable[str], *others: str) -> str:
 
 
 def explained(problem: Mapping[str, Any], known: Iterable[str] = ()) -> str:
-    """One mistake in a file of settings: where it is, what is wrong, what was given.
+    """Describe one mistake in a settings file: key, problem, given value.
 
     Args:
         problem: one of pydantic's `ValidationError.errors()`.
-        known: the keys that are known where an unknown one stands.
+        known: the known keys of the section that holds an unknown one.
 
     >>> explained({"loc": ("run", "sed"), "type": "extra_forbidden", "msg": "", "input": 1}, ["seed"])
     "run.sed: unknown key; did you mean 'seed'?"
@@ -107,7 +145,7 @@ def explained(problem: Mapping[str, Any], known: Iterable[str] = ()) -> str:
 
 
 def _whole(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Whole numbers without a decimal point, large powers of two as such."""
+    """Format whole numbers without a decimal point, and large powers of two as powers."""
 
     def shown(value: Any) -> Any:
         if isinstance(value, float) and value.is_integer():
@@ -134,7 +172,7 @@ _WORDS = {  # in the place of pydantic's own
 
 
 class DataError(FedlgmError):
-    """A data set that is missing or damaged."""
+    """A missing or damaged data set."""
 
 
 class PrivacyError(FedlgmError):
@@ -150,15 +188,22 @@ class RunError(FedlgmError):
 
 
 class DivergedError(RunError):
-    """Training whose model is no longer finite; the rounds before it are kept."""
+    """Training whose model is no longer finite; the rounds before it are kept.
+
+    Attributes:
+        largest: (client, l2 norm) of the last round's largest contributions, largest first, if each arrived separately.
+            The message omits them, because only the operator may know who took part.
+    """
+
+    largest: tuple[tuple[int, float], ...] = ()
 
 
 class Notice(UserWarning):
-    """What whoever started a run should hear, whichever process it happens in."""
+    """A warning for the user who started a run, from any of its processes."""
 
 
 class MemoryWarning(Notice):
-    """Work goes on in smaller pieces because there was not enough memory."""
+    """Work continues in smaller pieces because of a lack of memory."""
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -1,4 +1,4 @@
-"""Objects of a user's own, named in a recipe as "package.module:name".
+"""Users' objects, named in a recipe as "package.module:name".
 
 This is the one place that imports what a recipe names. Importing runs the module's code: only name modules you trust.
 """
@@ -21,7 +21,7 @@ from fedlgm.errors import ConfigError, FedlgmError, out_of_memory
 
 
 def is_reference(name: object) -> bool:
-    """Whether a recipe's value is the dotted name of a user's own object rather than a bundled name.
+    """Whether a recipe's value is the dotted name of a user's object rather than a bundled name.
 
     >>> is_reference("mypkg.models:Net"), is_reference("mlp")
     (True, False)
@@ -40,7 +40,7 @@ def object_name(value: object) -> str:
 
 
 def shown_name(value: object) -> str:
-    """What was given, a name or an object passed in Python, as a message quotes it.
+    """The given value, a name or an object passed in Python, as a message quotes it.
 
     >>> shown_name("adam"), shown_name(print)
     ("'adam'", "'<print>'")
@@ -58,7 +58,7 @@ def is_object(name: object) -> bool:
 
 
 def missing_object(name: str, what: str) -> ConfigError:
-    """The error for an object that a recipe mentions and nobody has passed."""
+    """The error for an object that a recipe mentions but that was not passed."""
     return ConfigError(
         f"{what} {name!r} was passed as a Python object, which a recipe cannot hold: pass it again, as in "
         f"simulations.resume(run, {what}=...)"
@@ -86,7 +86,7 @@ def load_object(reference: str, what: str) -> Any:
     """
     module_name, _, name = reference.partition(":")
     if not all(part.isidentifier() for part in (*module_name.split("."), *name.split("."))):
-        raise ConfigError(f"{what} {reference!r}: an object of your own is named 'package.module:name'")
+        raise ConfigError(f"{what} {reference!r}: name your own object as 'package.module:name'")
     here = str(Path.cwd())
     if here not in sys.path and "" not in sys.path:
         sys.path.append(here)
@@ -125,24 +125,24 @@ def is_bundled(found: object) -> bool:
 
 @contextmanager
 def users_code(label: str, found: Any, kind: type[FedlgmError] = ConfigError) -> Iterator[None]:
-    """Run code of a user's own: whatever it raises becomes one message that says where.
+    """Run a user's code: any exception becomes one message that names the place.
 
-    These pass unchanged:
-      * `FedlgmError`: it was raised on purpose, as a message, and keeps its words and its type. A caller who knows the
-        recipe says which section it is about (`fedlgm.errors.prefix_key`); a label here would say it twice.
-      * What `fedlgm.errors.out_of_memory` recognises: nothing is wrong with the code, fewer clients at once or a
-        smaller model may fit.
-      * KeyboardInterrupt, SystemExit and what else is no `Exception`: whoever stops a run stops it.
+    These exceptions pass unchanged:
+      * `FedlgmError`: it was raised on purpose, as a message, and keeps its words and its type. A caller that knows the
+      recipe adds the section (`fedlgm.errors.prefix_key`); a label here would repeat it.
+      * What `fedlgm.errors.out_of_memory` recognises: the code is correct, and fewer clients at once or a smaller model
+      may fit.
+      * KeyboardInterrupt, SystemExit and other non-`Exception`s, which stop a run.
 
-    A `TypeError` is like any other: whether the arguments fit is asked before the call, see `misfit`.
+    A `TypeError` is like any other: `misfit` checks the arguments before the call.
 
     Args:
         label: what the message begins with, such as "model 'mypkg.models:Net'".
-        found: the user's object, whose last line on the way to the error is named.
+        found: the user's object; the message names its last line in the traceback.
         kind: class of the error.
 
     Raises:
-        FedlgmError: of that class, "LABEL: TYPE: TEXT (FILE, line N)".
+        FedlgmError: an error of class `kind`, "LABEL: TYPE: TEXT (FILE, line N)".
 
     Example:
         >>> def loss(outputs, targets):
@@ -161,9 +161,9 @@ def users_code(label: str, found: Any, kind: type[FedlgmError] = ConfigError) ->
 
 
 def misfit(function: Any, *arguments: Any, **options: Any) -> str:
-    """Why a function or class does not take these arguments, found without calling it; empty where it does.
+    """Why a function or class does not take these arguments, found without calling it.
 
-    Also empty where Python does not know its parameters.
+    Empty if it does, or if Python does not know its parameters.
 
     >>> misfit(lambda lr, momentum: lr, 0.1), misfit(lambda lr: lr, 0.1)
     ("missing a required argument: 'momentum'", '')
@@ -180,7 +180,7 @@ def misfit(function: Any, *arguments: Any, **options: Any) -> str:
 
 
 def raised_in(found: Any, error: BaseException) -> str:
-    """What a user's own code raised, in one line, and the last line of its own file that led there.
+    """A user's exception in one line, with the last line of the user's file in its traceback.
 
     Args:
         found: the function, class or object that was called.
@@ -201,7 +201,7 @@ def raised_in(found: Any, error: BaseException) -> str:
 
 
 def parameters_of(function: Any) -> dict[str, inspect.Parameter]:
-    """Parameters of a function or class by name; empty where Python does not know them, and of what is neither."""
+    """Parameters of a function or class by name; empty if Python does not know them, and for any other object."""
     try:
         return dict(inspect.signature(function).parameters)
     except (ValueError, TypeError):
@@ -212,7 +212,7 @@ def source_of(reference: str, what: str) -> tuple[Path | None, str | None]:
     """File that defines the object `reference`, and the SHA-256 of its bytes in hex.
 
     Returns:
-        (None, None) where the object has no source file, such as one of a compiled module.
+        (None, None) if the object has no source file, for example in a compiled module.
 
     Raises:
         ConfigError: see `load_object`.

@@ -7,12 +7,19 @@ import numbers
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from fedlgm import run_rules
 from fedlgm.allocation import floor_digits
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, check_count
+from fedlgm.noised_by import NoisedBy
+from fedlgm.noised_by import get as noised_by
+from fedlgm.noised_in_shares import Shares
 from fedlgm.privacy.guarantee import Relation, Trust
+from fedlgm.process import OneMechanism, Process
+from fedlgm.run_rules import Settings
 
 if TYPE_CHECKING:
     from fedlgm.correlation import Correlation  # SciPy, which workers do without
+    from fedlgm.privacy.whole_run import WholeRun
 
 Scheme = Literal["poisson", "fixed", "cyclic", "min-separation", "grouped-poisson"]
 _ROUNDING = 1e-6
@@ -21,14 +28,14 @@ _KEPT = 2e-8
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a round's participants are chosen.
+    """How the participants of a round are chosen.
 
-    With "poisson" and "fixed" anybody may take part in any round. The other schemes keep `separation` = b rounds
-    between two participations of a client, counted from one invitation to the next, whether it was answered or not:
+    With "poisson" and "fixed" every client may take part in any round. The other schemes keep `separation` = b rounds
+    between two participations of a client, counted from one invitation to the next, whether the client answers or not:
 
-    * "cyclic": every client belongs to one of b groups for the whole run, by a draw of its own; in round t everybody in
-      group t mod b takes part (rounds from 0).
-    * "min-separation": `rate * population` clients of those who were not invited in the last b - 1 rounds.
+    * "cyclic": every client is drawn independently into one of b groups for the whole run; in round t all clients of
+      group t mod b take part (rounds from 0).
+    * "min-separation": `rate * population` of the clients that were not invited in the last b - 1 rounds.
     * "grouped-poisson": groups as in "cyclic"; in its group's rounds a client takes part with probability b `rate`.
 
     Example:
@@ -41,6 +48,7 @@ class Sampling:
         population: number N of registered clients; public.
         rate: q in (0, 1], expected share of the clients in a round.
         separation: b of the schemes that keep one; None for the others.
+        of: "user" where the participants are users with several clients each; None where they are clients or examples.
 
     Raises:
         ConfigError: numbers outside their range, or a separation that the population cannot keep.
@@ -50,10 +58,13 @@ class Sampling:
     population: int
     rate: float
     separation: int | None = None
+    of: Literal["user"] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if self.scheme not in get_args(Scheme):
             raise ConfigError(f"unknown sampling scheme {self.scheme!r}; known: {', '.join(get_args(Scheme))}")
+        if self.of not in (None, "user"):
+            raise ConfigError(f"unknown participants {self.of!r}; known: 'user', or None for clients and examples")
         if not (isinstance(self.population, numbers.Integral) and self.population >= 1):
             raise ConfigError(f"the population must be a whole number of at least 1, got {self.population}")
         if not 0 < self.rate <= 1:
@@ -74,7 +85,7 @@ class Sampling:
         if not (isinstance(b, numbers.Integral) and b >= 1):
             raise ConfigError(f"{self.scheme} sampling needs a separation, a whole number of at least 1, got {b}")
         if self.scheme == "cyclic" and abs(b * self.rate - 1) > _ROUNDING:
-            raise ConfigError(f"a cycle of {b} groups asks 1/{b} of the clients in a round: rate is {self.rate:g}")
+            raise ConfigError(f"a cycle of {b} groups invites 1/{b} of the clients in a round: rate is {self.rate:g}")
         if self.scheme == "min-separation" and b * cohort > self.population * (1 + _ROUNDING):
             raise ConfigError(
                 f"{round(cohort)} clients per round, each {b} rounds after its last at the earliest, need a population "
@@ -96,7 +107,7 @@ class Sampling:
     def within_group(self) -> float:
         """Probability that a client takes part in a round of its group: b q in "grouped-poisson", 1 in "cyclic".
 
-        Of a scheme without groups: q.
+        For a scheme without groups: q.
         """
         if self.scheme == "cyclic":
             return 1.0
@@ -117,7 +128,7 @@ class LocalTraining:
     """Settings of one client's local training.
 
     Attributes:
-        optimizer: "sgd" (with `momentum`) or "adam"; its state starts afresh in every round.
+        optimizer: "sgd" (with `momentum`) or "adam"; its state is reset in every round.
         lr: learning rate.
         momentum: for "sgd".
         epochs: passes over the client's own data.
@@ -146,15 +157,15 @@ class LocalTraining:
             raise ConfigError("training.momentum is an option of optimizer 'sgd'; 'adam' has its own")
 
     def steps(self, examples: int) -> int:
-        """Optimizer steps of a client with that many examples."""
+        """Optimizer steps of a client with `examples` examples."""
         return self.epochs * -(-examples // self.batch_size)
 
 
 @dataclass(frozen=True)
 class LocalSteps:
-    """Example-level steps that a client makes in a round and noises itself, each of them a release of its own.
+    """Example-level steps of a client in a round; the client adds noise to each, and each is a separate release.
 
-    All three are public constants of the run, the same for every client, whatever its number of examples.
+    All three are public constants of the run, the same for every client and independent of its number of examples.
 
     Example:
         >>> steps = LocalSteps(5, 0.1, 32.0)
@@ -204,9 +215,10 @@ class RunFacts:
         delta: its delta.
         accountant: "pld" or "rdp".
         max_participations: releases that one client's data may be in; None: every round.
-        training: what a client does locally.
+        training: settings of the client's local training.
         steps: example-level steps that clients noise themselves, each round; None everywhere else.
-        noise: how noise is correlated over the rounds; None: every round has noise of its own.
+        noise: correlation of the noise over the rounds; None: independent noise in every round.
+        shares: whose noise is counted on where clients add it in shares; None everywhere else.
 
     Raises:
         ConfigError: facts that do not go together.
@@ -224,53 +236,29 @@ class RunFacts:
     training: LocalTraining = LocalTraining()
     steps: LocalSteps | None = field(default=None, repr=False)  # ledgers are named by the text of their facts
     noise: Correlation | None = field(default=None, repr=False)
+    shares: Shares | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.rounds, numbers.Integral) or isinstance(self.rounds, bool) or self.rounds < 1:
             raise ConfigError(f"the number of rounds must be a whole number of at least 1, got {self.rounds!r}")
+        if self.max_participations is not None:
+            check_count("max_participations", self.max_participations)
         for what, value, known in (("relation", self.relation, Relation), ("trust", self.trust, Trust)):
             if value not in get_args(known):
                 raise ConfigError(f"unknown {what} {value!r}; known: {', '.join(get_args(known))}")
-        if self.noise is not None or self.sampling.separation is not None:
-            self._check_noise()
-        if self.steps is not None:
-            # Which examples are in a batch stays within the client, and which clients take part depends on no example.
-            if self.trust != "local":
-                raise ConfigError("local steps are noised by the clients: use trust = 'local'")
-            return
-        scheme = self.sampling.scheme
-        if self.relation != "replace-one" and scheme == "fixed" and self.sampling.rate < 1:
-            raise ConfigError("fixed-size sampling changes another client too: use relation = 'replace-one'")
-        if self.relation == "add-remove" and scheme == "min-separation":
-            raise ConfigError(
-                "who takes part under minimum separation depends on who else is there: use relation = 'zero-out'"
-            )
-        if self.relation == "replace-one" and scheme == "grouped-poisson":
-            raise ConfigError("grouped Poisson sampling is proven for 'add-remove' and 'zero-out', not 'replace-one'")
-        if self.trust == "local" and self.relation != "replace-one":
-            raise ConfigError("under local trust participation is visible: use relation = 'replace-one'")
+        sampling, correlated = self.sampling, "" if self.noise is None else "correlated noise"
+        run = Settings(sampling.scheme, sampling.rate, self.relation, self.noised_by, correlated, bool(self.steps))
+        run_rules.check(run, {})
+        self.noised_by.check_facts(self)
+        if self.noise is not None:
+            self._check_noise(self.noise)
 
-    def _check_noise(self) -> None:
-        noise, sampling = self.noise, self.sampling
-        if self.trust == "local":
-            raise ConfigError(
-                "under local trust every upload is seen alone, so noise can only be correlated along one client's own "
-                "uploads, where independent noise has the least last and largest error already: correlated noise and "
-                f"{sampling.scheme} sampling are for trust = 'central'"
-                if noise is not None
-                else f"{sampling.scheme} sampling is for trust = 'central'; under local trust max_participations counts"
-            )
-        if noise is None:
-            return
+    def _check_noise(self, noise: Correlation) -> None:
+        sampling = self.sampling
         if noise.rounds != self.rounds:
             raise ConfigError(f"the noise is correlated over {noise.rounds} rounds, the run has {self.rounds}")
         noise.check_noise()
-        if sampling.separation is None:
-            raise ConfigError(
-                "correlated noise needs to know how many rounds lie between a client's participations: use 'cyclic', "
-                f"'min-separation' or 'grouped-poisson' sampling, not {sampling.scheme!r}"
-            )
-        if sampling.amplifies and (noise.bands is None or noise.bands > sampling.separation):
+        if sampling.amplifies and (noise.bands is None or noise.bands > (sampling.separation or 1)):
             kind = "a buffered strategy" if noise.bands is None else f"{noise.bands} bands"
             raise ConfigError(
                 f"amplification by grouped sampling needs no more bands than groups: {kind} with {sampling.separation} "
@@ -278,16 +266,23 @@ class RunFacts:
             )
 
     @property
-    def separate_rounds(self) -> bool:
-        """Whether the cost of a run is that of its rounds, one by one.
+    def noised_by(self) -> NoisedBy:
+        """Who adds the noise."""
+        return noised_by(self.trust, self.shares)
 
-        That is so for independent noise where anybody may take part in any round; otherwise see `privacy.whole_run`.
-        """
-        return self.noise is None and self.sampling.separation is None
+    @property
+    def process(self) -> Process:
+        """How rounds are charged: one by one if noise is independent and any client may take part in any round."""
+        return (Process if self.noise is None and self.sampling.separation is None else OneMechanism)(self)
+
+    @property
+    def run(self) -> WholeRun | None:
+        """The run as one mechanism; None if its rounds are charged one by one."""
+        return self.process.run
 
     @property
     def releases(self) -> int:
-        """Most releases that one client's data can be in."""
+        """Largest number of releases that can contain one client's data."""
         most = -(-self.rounds // (self.sampling.separation or 1))
         return min(self.max_participations or most, most)
 
@@ -295,28 +290,28 @@ class RunFacts:
     def accounted_rate(self) -> float:
         """Sampling rate that amplifies privacy: q under central trust, 1 under local trust, the steps' for local steps.
 
-        Whoever receives a client's own noisy update knows that the client takes part, but not which of its examples.
-        Schemes that keep rounds between participations have 1 if they draw nothing within a group, else the probability
-        of that draw.
+        The recipient of a client's noisy update knows that the client takes part, but not which of its examples.
+        For schemes with a separation it is the probability of the draw within a group, and 1 without such a draw.
         """
-        if self.steps is not None:
-            return self.steps.rate
-        if self.trust == "local" or self.sampling.scheme == "min-separation":
-            return 1.0
-        return self.sampling.within_group
+        return self.noised_by.accounted_rate(self.sampling) if self.steps is None else self.steps.rate
 
     @property
     def least_multiplier(self) -> float:
-        """Least effective multiplier of a round where rounds are not charged one by one; all are charged at it.
+        """Smallest effective multiplier of a round if rounds are not charged one by one; all rounds are charged at it.
 
-        That is `noise_multiplier` but for its last digits: plans keep nine of theirs, rounded down.
+        It equals `noise_multiplier` except for the last digits: plans keep nine digits, rounded down.
         """
         return floor_digits(self.noise_multiplier * (1 - _KEPT), 9)
 
     @property
+    def noisy_steps(self) -> int:
+        """Noisy sums of one release: the number of local steps, or 1 without them."""
+        return 1 if self.steps is None else self.steps.count
+
+    @property
     def noisy_sums(self) -> int:
-        """Most noisy sums that one unit's data can be in: releases, times the local steps of each."""
-        return self.releases * (1 if self.steps is None else self.steps.count)
+        """Largest number of noisy sums that can contain one unit's data: releases times local steps."""
+        return self.releases * self.noisy_steps
 
     def with_multiplier(self, noise_multiplier: float) -> RunFacts:
         """The same facts with sigma_* as calibrated."""
@@ -326,7 +321,7 @@ class RunFacts:
         """(epsilon, delta).
 
         Raises:
-            ConfigError: these facts state none.
+            ConfigError: these facts have no budget.
         """
         if self.epsilon is None or self.delta is None:
             raise ConfigError("a noise multiplier is calibrated to a budget: these facts have no epsilon and delta")
@@ -334,22 +329,27 @@ class RunFacts:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form."""
-        record = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("noise", "steps")}
+        record = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("noise", "steps", "shares")}
         record |= {"sampling": self.sampling.to_dict(), "training": asdict(self.training)}
         # Clients' noise is keyed by the plan's text: that of runs without either stays as it was.
         if self.steps is not None:
             record["steps"] = asdict(self.steps)
+        if self.shares is not None:
+            record["shares"] = asdict(self.shares)
         return record if self.noise is None else record | {"noise": self.noise.to_dict()}
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any]) -> RunFacts:
         """Inverse of `to_dict`."""
         sampling, training = Sampling(**raw["sampling"]), LocalTraining(**raw["training"])
-        noise, steps = raw.get("noise"), raw.get("steps")
+        noise, steps, shares = raw.get("noise"), raw.get("steps"), raw.get("shares")
         if noise is not None:
             from fedlgm.correlation import Correlation
 
             noise = Correlation.from_dict(noise)
         if steps is not None:
             steps = LocalSteps(**steps)
-        return cls(**{**raw, "sampling": sampling, "training": training, "noise": noise, "steps": steps})
+        if shares is not None:
+            shares = Shares(**shares)
+        given = {"sampling": sampling, "training": training, "noise": noise, "steps": steps, "shares": shares}
+        return cls(**{**raw, **given})

@@ -1,4 +1,4 @@
-"""Files that are whole after a crash: what is kept is never half-written."""
+"""Files that are never half-written after a crash."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ PUBLIC = 0o666
 
 @contextmanager
 def replacing(path: Path, mode: int = PRIVATE, *, shared: bool = False) -> Iterator[Path]:
-    """A file to write in the place of `path`, which takes that place, on disk, when the block ends.
+    """Yield a file that replaces `path` on disk when the block ends.
 
-    After an error or a crash `path` is what it was before, whole.
+    After an error or a crash `path` is unchanged.
 
     Args:
-        path: the file; what was there is replaced.
-        mode: of the new file, less the process's umask; it has it from the start, before anything is written.
-        shared: whether several processes or threads may write it at once: then the last to end counts. Each writes a
-            file of its own, which stays behind where the process is killed; otherwise the next writer removes it.
+        path: the file to replace.
+        mode: mode of the new file, less the process's umask, set before anything is written.
+        shared: whether several processes or threads may write it at once; the last one to end wins. Each then writes a
+            separate file, which is left behind if the process is killed; otherwise the next writer removes it.
 
     Raises:
-        OSError: it cannot be written; the block's own errors pass unchanged.
+        OSError: the file cannot be written; errors of the block pass unchanged.
 
     Example:
         >>> import tempfile
@@ -54,11 +54,11 @@ def replacing(path: Path, mode: int = PRIVATE, *, shared: bool = False) -> Itera
 
 
 def write_durably(path: Path, content: bytes, mode: int = PRIVATE, *, shared: bool = False) -> None:
-    """Write a file so that after a crash it is there whole, old or new.
+    """Write a file so that a crash leaves either the old or the new content.
 
     Args:
-        path: the file; what was there is replaced.
-        content: all of it.
+        path: the file to replace.
+        content: the new content.
         mode: see `replacing`.
         shared: see `replacing`.
     """
@@ -67,10 +67,10 @@ def write_durably(path: Path, content: bytes, mode: int = PRIVATE, *, shared: bo
 
 
 def create_durably(path: Path, content: bytes, mode: int = PRIVATE) -> None:
-    """Make a file that is there whole or not at all, and once only, however many processes make it.
+    """Create a file completely or not at all, and only once even if several processes try.
 
     Raises:
-        FileExistsError: it is there already, and stays as it is.
+        FileExistsError: the file exists, and is not changed.
     """
     draft = _draft(path)
     draft.unlink(missing_ok=True)
@@ -85,11 +85,11 @@ def create_durably(path: Path, content: bytes, mode: int = PRIVATE) -> None:
 
 
 def open_private(path: Path, mode: Literal["a", "w"]) -> IO[str]:
-    """A text file that nobody but its owner may read, also from its first moment on.
+    """Open a text file that only its owner may read, from its creation on.
 
     Args:
-        path: the file; its folder is made, too.
-        mode: "a" to add to it, "w" to start it anew.
+        path: the file; its folder is also created.
+        mode: "a" to append, "w" to overwrite.
     """
     path.parent.mkdir(mode=0o700, exist_ok=True)
     flags = os.O_CREAT | os.O_WRONLY | (os.O_APPEND if mode == "a" else os.O_TRUNC)
@@ -97,7 +97,7 @@ def open_private(path: Path, mode: Literal["a", "w"]) -> IO[str]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the names in a folder survive a crash."""
+    """Flush a folder to disk, so that its file names survive a crash."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

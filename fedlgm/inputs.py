@@ -1,7 +1,7 @@
 """Inputs of a model: one array whose first axis counts examples, or a tuple of such arrays.
 
-A model with several inputs takes them as positional arguments. All functions work on tensors and, where nothing else is
-said, on NumPy arrays alike.
+A model with several inputs takes them as positional arguments. All functions work on tensors and, unless stated
+otherwise, on NumPy arrays.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Keyed randomness: every stream is named by (root, purpose, round, client, layer, ...).
 
-A stream's values depend on its name only: never on the number of workers, on the order of calls or on the launcher.
+The values of a stream depend only on its name, not on the number of workers, the order of calls or the launcher.
 Names are hashed by `numpy.random.SeedSequence`, so two different names never share a stream.
 """
 
@@ -38,6 +38,8 @@ class Purpose(IntEnum):
     DROPOUT = 6
     PROBE = 7
     GROUP = 8
+    SELECTION = 9
+    ROUNDING = 10
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class KeyRing:
             raise ConfigError(f"seed must be an integer in [0, 2**128), got {self.root}")
 
     def __repr__(self) -> str:
-        """Without a secret root: logs and tracebacks show what objects are made of."""
+        """Omits a secret root, because logs and tracebacks show the fields of objects."""
         return "KeyRing(<secret>)" if self.secret else f"KeyRing(root={self.root})"
 
     @classmethod
@@ -76,7 +78,7 @@ class KeyRing:
         return cls(secrets.randbits(128), secret=True) if seed is None else cls(int(seed))
 
     def derive(self, *facts: bytes | memoryview) -> KeyRing:
-        """A ring of its own for every sequence of `facts`, as secret as this one."""
+        """A separate ring for every sequence of `facts`, as secret as this one."""
         digest = hashlib.blake2b(digest_size=16, key=self.root.to_bytes(16, "little"))
         for fact in facts:
             digest.update(len(fact).to_bytes(8, "little"))

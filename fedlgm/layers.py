@@ -5,6 +5,7 @@ Everything private works on the flat vector and a `LayerTable`; nothing else in 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from fedlgm.errors import ConfigError
 
 _CHUNK = 128  # elements that float32 adds up, in any order, with a relative error below 128 / 2^24
+_FACTOR = re.compile(r"\.lora_([AB])(\.[^.]+)*$")  # as `peft` and `fedlgm.models.adapters` name them
 SAFETY = 1 - 2.0**-16
 """Share of a bound that layers are cut to: rounding in a norm and a product then cannot carry one above its bound."""
 
@@ -25,8 +27,8 @@ class Slot:
     """One parameter tensor's place in the flat vector.
 
     Attributes:
-        name: the parameter's, as in `named_parameters`.
-        shape: the tensor's.
+        name: name of the parameter, as in `named_parameters`.
+        shape: shape of the tensor.
         offset: index of its first coordinate in the flat vector.
         size: number of its coordinates.
 
@@ -46,7 +48,7 @@ class Layer:
     """Consecutive slots that are bounded and noised together.
 
     Attributes:
-        name: the layer's.
+        name: name of the layer.
         slots: its parameter tensors, in flat order.
         offset: index of its first coordinate in the flat vector.
         size: number d_j of its coordinates.
@@ -77,14 +79,16 @@ class LayerTable:
     def from_module(cls, module: nn.Module, group_by: str | Callable[[str], str] = "module") -> LayerTable:
         """Table of the trainable parameters of `module`.
 
-        Frozen parameters and buffers (running statistics, counters) are left out: they are never trained, aggregated or
+        Frozen parameters and buffers (running statistics, counters) are omitted: they are never trained, aggregated or
         uploaded. A tensor shared by several modules appears once, under its first name.
 
         Args:
             module: the model; may live on the meta device.
             group_by: "module" puts the tensors of one module (weight and bias) into one layer, "tensor" makes every
-                tensor a layer, "all" makes one layer of the whole model, a function maps a parameter's name to its
-                layer's name. Several tensors that `module` holds itself are the layer "model".
+                tensor a layer, "all" makes one layer of the whole model; for adapters (LoRA), "adapter" makes a layer
+                of each adapted matrix, "factor" of each of its factors, "kind" three layers: all A, all B, and the
+                rest. A function maps a parameter's name to its layer's name. Several tensors that `module` holds itself
+                are the layer "model".
 
         Raises:
             ConfigError: no model, unknown grouping, or no trainable parameter.
@@ -216,6 +220,28 @@ class LayerTable:
             raise ValueError(f"expected a flat vector of shape ({self.size},), got {tuple(flat.shape)}")
 
 
+def factor_of(name: str) -> str | None:
+    """Factor "A" or "B" of an adapter's parameter by its name; None for any other.
+
+    Example:
+        >>> factor_of("h.0.attn.lora_A.default.weight"), factor_of("h.0.mlp.weight")
+        ('A', None)
+    """
+    found = _FACTOR.search(f".{name}")
+    return found[1] if found else None
+
+
+def adapted_layer(name: str) -> str:
+    """Name of the layer that a parameter's adapter belongs to, or of the module of a parameter of no adapter.
+
+    Example:
+        >>> adapted_layer("h.0.attn.lora_A.default.weight"), adapted_layer("head.weight")
+        ('h.0.attn', 'head')
+    """
+    short = _FACTOR.sub("", f".{name}")[1:]
+    return short if factor_of(name) else name.rpartition(".")[0]
+
+
 def _grouping(group_by: str | Callable[[str], str]) -> Callable[[str], str]:
     if callable(group_by):
         return group_by
@@ -223,6 +249,9 @@ def _grouping(group_by: str | Callable[[str], str]) -> Callable[[str], str]:
         "module": lambda name: name.rpartition(".")[0],
         "tensor": lambda name: name,
         "all": lambda name: "all",
+        "adapter": adapted_layer,
+        "factor": lambda name: name.rpartition(".")[0],
+        "kind": lambda name: factor_of(name) or "other",
     }
     if group_by not in rules:
         raise ConfigError(f"unknown layer grouping {group_by!r}; known: {', '.join(rules)}, or a function of the name")

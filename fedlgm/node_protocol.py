@@ -1,12 +1,12 @@
-"""What a server asks a node's release service and what the service answers: frames, questions and signatures.
+"""Messages between a server and a node's release service: frames, questions and signatures.
 
 A frame is `uint32 header length | uint64 body length | header | body`, little-endian: the header is a JSON object, the
 body one array in the .npy format, version 1, or nothing. Nothing in a frame is executed or unpickled. Processes that
 only forward frames need neither torch nor flwr.
 
-The same question is asked through any number of processes that nobody trusts, so it is named by a digest of all its
-parts. The server may sign it (then nobody else can spend the node's budget), and the service signs its answer together
-with that digest: an answer cannot be forged, altered, or passed off as the answer to another question.
+A question passes through any number of untrusted processes, so a digest of all its parts names it. The server may sign
+it (then only the server can spend the node's budget), and the service signs its answer together with that digest: an
+answer cannot be forged, altered, or passed off as the answer to another question.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from fedlgm.errors import RunError
 PROTOCOL = 3  # raised whenever what a question or an answer says changes
 HELLO = {"protocol": PROTOCOL, "ask": "hello"}  # asks a service who it is
 TEST = "test-"  # how the identity of a ledger begins whose noise keys are known
+NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"  # of a node, which goes into logs, terminals and paths
 HEADER_BYTES = 1 << 19  # a plan for a few thousand layers
 _PREFIX = struct.Struct("<IQ")
 PREFIX_BYTES = _PREFIX.size
@@ -45,9 +46,10 @@ TRANSIENT = frozenset({"busy", "slow", "unavailable"})
 
 
 def pause_after(silence: float, shortest: float, longest: float, share: float = 0.1) -> float:
-    """Seconds to wait before looking again when the last news came `silence` seconds ago: a share of that, in limits.
+    """Seconds to wait before polling again, `silence` seconds after the last news.
 
-    A look costs the asking and the answering process some milliseconds, and this bounds what waiting adds to a round.
+    This is a share of `silence`, within limits. Polling costs both processes some milliseconds, and this bounds the
+    time that waiting adds to a round.
 
     Example:
         >>> pause_after(5.0, 0.1, 3.0), pause_after(100.0, 0.1, 3.0)
@@ -57,7 +59,7 @@ def pause_after(silence: float, shortest: float, longest: float, share: float = 
 
 
 def printable(text: str, longest: int) -> str:
-    """A stranger's text, fit for a log or a terminal: one line, not endless, with a "?" for what is not printable.
+    """Untrusted text for a log or a terminal: one short line, with "?" for characters that are not printable.
 
     Example:
         >>> printable("gone" + chr(10) + "round 9: all is well" + chr(27), 30)
@@ -76,7 +78,7 @@ def encode(header: Mapping[str, Any], body: bytes | memoryview = b"") -> bytes:
 
 
 def encode_header(header: Mapping[str, Any], size: int) -> bytes:
-    """What stands before a frame's body of `size` bytes."""
+    """The bytes before a frame's body of `size` bytes."""
     text = json.dumps(header, allow_nan=False).encode()
     return _PREFIX.pack(len(text), size) + text
 
@@ -85,7 +87,7 @@ def lengths(prefix: bytes, largest_body: int) -> tuple[int, int]:
     """Lengths of header and body that a frame's first `PREFIX_BYTES` bytes announce.
 
     Raises:
-        FrameError: longer than is allowed.
+        FrameError: longer than allowed.
     """
     header, body = _PREFIX.unpack(prefix)
     if header > HEADER_BYTES:
@@ -126,17 +128,17 @@ def exchange(
     """Ask the service behind the Unix domain socket at `path` and wait for its answer.
 
     Args:
-        path: of the socket.
-        header: of the question; a string is passed on as it is.
-        body: of the question.
+        path: the socket.
+        header: the question's header; a string is sent unchanged.
+        body: the question's body.
         timeout: seconds for the whole exchange.
-        largest: most bytes of an answer's body.
+        largest: maximum size of an answer's body, in bytes.
 
     Returns:
         Header and body of the answer.
 
     Raises:
-        RunError: nobody listens there, or the answer is late or not a frame.
+        RunError: no service listens there, or the answer is late or not a frame.
     """
     deadline = time.monotonic() + timeout
     text = header.encode() if isinstance(header, str) else json.dumps(header, allow_nan=False).encode()
@@ -204,11 +206,11 @@ def vector(data: bytes | memoryview, kinds: tuple[str, ...]) -> np.ndarray:
 
 
 def masked(data: bytes | memoryview, key: int) -> memoryview:
-    """Bytes exclusive-or a 32-bit key, again and again; twice gives them back. No secret: it makes bytes unlike others.
+    """Bytes XORed with a repeated 32-bit key; masking twice restores them. This only makes equal contents differ.
 
-    Flower keeps objects by their content. A message that a node has received when its run ended leaves objects behind
-    that are announced and never fetched, and every later message with the same content then waits for them for good: a
-    resumed run asks with the very same model.
+    Flower keeps objects by their content. If a run ends after a node has received a message, announced objects stay
+    behind that are never fetched, and every later message with the same content waits for them forever: a resumed run
+    would send the same model again.
 
     Raises:
         FrameError: not a multiple of four bytes, as every array of numbers is in the .npy format.
@@ -239,19 +241,19 @@ def sha256(data: bytes | memoryview) -> str:
 
 @dataclass(frozen=True)
 class Question:
-    """What a server asks one node in one round.
+    """A server's question to one node in one round.
 
     Attributes:
-        run: label of the run, for people: anyone may invent one.
+        run: label of the run, for people; not authenticated.
         round: number, from 1.
         client: the node's client number.
         plan: JSON text of the `ReleasePlan`.
         model: SHA-256 of the frame's body, the global model.
         work: names that are installed on the node, with options: {"mechanism", "group_by", "task", "model",
             "training"}, for example {"mechanism": {"name": "dp-sgd", "style": "per-layer"}, ...}.
-        nonce: 32 hexadecimal digits; makes an answer to this question useless for any other.
+        nonce: 32 hexadecimal digits; ties an answer to this question.
         service: public key of the node's service: no other service answers this question.
-        expect: `Position.values` that the service has signed for before, and must still know.
+        expect: `Position.values` that the service signed earlier and must still know.
     """
 
     run: str
@@ -285,13 +287,13 @@ class Question:
 
 @dataclass(frozen=True)
 class Position:
-    """How far a node's ledger is, in the service's own hand.
+    """How far a node's ledger is, signed by the service.
 
     Attributes:
         ledger: the ledger's identity.
         seq: number of releases charged.
         head: head of its hash chain.
-        signature: of the three by the service.
+        signature: the service's signature of these three.
     """
 
     ledger: str
@@ -306,7 +308,7 @@ class Position:
 
     @classmethod
     def of(cls, raw: Any) -> Position | None:
-        """A position from plain values; None if they are not of its shape."""
+        """A position from plain values; None if they do not have its form."""
         types = {"ledger": str, "seq": int, "head": str, "signature": str}
         if not isinstance(raw, dict) or raw.keys() != types.keys():
             return None
@@ -314,11 +316,11 @@ class Position:
 
     @property
     def test(self) -> bool:
-        """Whether the ledger is one of tests, whose noise is known."""
+        """Whether the ledger belongs to a test, whose noise is known."""
         return self.ledger.startswith(TEST)
 
     def valid(self, key: Ed25519PublicKey) -> bool:
-        """Whether the service that owns `key` has said so."""
+        """Whether the service that owns `key` has signed it."""
         return verify(key, self.signature, "position", self.ledger, self.seq, self.head)
 
     def values(self) -> dict[str, Any]:
@@ -327,7 +329,7 @@ class Position:
 
 
 def answer_fields(question: str, client: int, seq: int, body: str, position: Position) -> tuple[str | int, ...]:
-    """What the service signs of an answer: digests of question and body, client, the release's number, its position."""
+    """The signed fields of an answer: digests of question and body, client, release number, position."""
     return ("answer", question, client, seq, body, position.ledger, position.seq, position.head)
 
 

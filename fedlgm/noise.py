@@ -51,7 +51,7 @@ def add_noise_(
     """Add independent noise to each part of a flat vector, in place.
 
     The result is rounded to a grid of 2^-10 of the part's noise scale (a power of two): the low bits of a
-    floating-point sum would otherwise tell the summand from the noise (see docs/decisions-floating-point.md).
+    floating-point sum would otherwise reveal the summand (see docs/decisions.md, section Floating point).
 
     Args:
         total: float32 or float64 vector [sum of sizes] on the CPU.
@@ -105,7 +105,7 @@ def add_scaled_(piece: Tensor, noise: Tensor, scale: float) -> None:
 
 
 def grid_step(scale: float) -> float:
-    """Step of the grid that released values lie on: the power of two in (scale / 2048, scale / 1024]."""
+    """Grid step of released values: the power of two in (scale / 2048, scale / 1024]."""
     return 2.0 ** (math.floor(math.log2(scale)) - GRID_BITS)
 
 
@@ -118,12 +118,12 @@ def _round_to_grid_(piece: Tensor, scale: float) -> None:
 
 
 def _fill(out: Tensor, family: Family, stream: torch.Generator) -> None:
-    """Unit noise in single precision, with the tail drawn anew in double precision.
+    """Unit noise in single precision, with the tail redrawn in double precision.
 
     Single-precision uniforms end a normal at 5.77 standard deviations and an exponential at 16.6, and are coarse
-    shortly before. One client's change moves many coordinates, so in a large model that edge alone would cost more
-    than a usual delta. Beyond `_TAIL` a value is therefore replaced by one of the exact conditional law: about one in
-    two or three thousand, which costs next to nothing.
+    shortly before. One client's change moves many coordinates, so in a large model that edge alone would cost more than
+    a usual delta. A value beyond `_TAIL` is therefore replaced by a draw from the exact conditional law: about one
+    value in two or three thousand, at hardly any cost.
     """
     if family == "gaussian":
         out.normal_(generator=stream)

@@ -1,7 +1,7 @@
-"""What one round releases, how it is bounded and noised, and what that costs: all in one frozen object.
+"""One round's release, its bounds, its noise and its cost, in one frozen object.
 
     plan  = mechanism.plan(layers, facts, transcript)    # pure: public configuration and past released outputs only
-    total = sum of contributions bounded as the plan says # fedlgm.aggregation
+    total = sum of contributions within the plan's bounds # fedlgm.aggregation
     ledger.charge(plan.event, ...)                        # before anything noisy leaves the process
     noisy = release(total, plan, keys, round)             # fedlgm.release
 
@@ -28,13 +28,11 @@ from fedlgm.facts import RunFacts, Sampling
 from fedlgm.layers import LayerTable
 from fedlgm.noise import Family
 from fedlgm.privacy.conditions import in_a_run
-from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR, Claim, Guarantee
+from fedlgm.privacy.guarantee import Claim, Guarantee
 from fedlgm.queries import NoisyQuery
 
 if TYPE_CHECKING:
     from dp_accounting import dp_event
-
-    from fedlgm.privacy.whole_run import WholeRun
 
 __all__ = ["NoisyQuery", "Part", "ReleasePlan", "RunFacts", "Sampling", "UnprotectedPlan"]
 
@@ -69,15 +67,15 @@ class ReleasePlan:
         clip: bound s_j of one unit's contribution to each layer (l2, or l1 for Laplace noise), [K].
         sigma: noise that one noising party adds to each layer (std, or Laplace scale b), [K]; `inf` where not
             released. Under central trust it is the noise of the SUM, under local trust each client's.
-        facts: sampling, relation, trust and whatever else is public about the run.
-        guarantee: standing of the privacy claim, in words.
+        facts: sampling, relation, trust and the other public facts of the run.
+        guarantee: status of the privacy claim, in words.
         family: "gaussian" or "laplace".
         released: which layers leave the clients; a layer that is not released is not uploaded, [K]. Default: layers
             with finite noise.
         queries: auxiliary queries of the same release.
         bounded_by: who bounds contributions: the sum ("aggregator": each client's update) or the trainer ("trainer":
-            each of its units, such as rows or examples). The sum refuses what does not fit.
-        claim: what the method's authors would charge for the round, if that differs from `event`.
+            each of its units, such as rows or examples). The sum refuses a mismatch.
+        claim: the charge that the method's authors would state for the round, if it differs from `event`.
         downlink: under local trust, std of noise that the server adds to every coordinate of the mean before it is
             broadcast. It costs nothing and proves nothing more: the uploads are released already.
         position: rounds before this one, in runs whose rounds are not charged one by one; see `Method.plan`.
@@ -85,7 +83,7 @@ class ReleasePlan:
 
     Raises:
         ConfigError: numbers outside their range, or of another shape.
-        PrivacyError: a guarantee that does not fit, or a release that costs more than its run is made for.
+        PrivacyError: a guarantee that does not fit, or a release that costs more than its run allows.
 
     Example:
         >>> layers, facts = LayerTable.from_sizes({"a": 4, "b": 1}), RunFacts(1.0, Sampling("poisson", 100, 0.1))
@@ -134,6 +132,7 @@ class ReleasePlan:
             raise PrivacyError("a released layer has infinite noise: mark it as not released")
         object.__setattr__(self, "guarantee", in_a_run(self.guarantee, self.facts, self.family))
         self._check_protection()
+        self.facts.noised_by.check_plan(self)
 
     def _check_protection(self) -> None:
         self.guarantee.require(protected=True)
@@ -145,15 +144,7 @@ class ReleasePlan:
                 "local steps sample a client's examples, which amplifies nothing where whole updates are bounded: "
                 "their plan needs bounded_by = 'trainer'"
             )
-        if facts.separate_rounds:
-            return
-        if self.family != "gaussian":
-            raise PrivacyError(f"noise of a whole run is accounted for as Gaussian: the plan has {self.family} noise")
-        if self.effective_multiplier < facts.least_multiplier:
-            raise PrivacyError(
-                "a run is one mechanism only if no round has less noise than it is made for: this plan has a "
-                f"multiplier of {self.effective_multiplier:g}, the run {facts.noise_multiplier:g}"
-            )
+        facts.process.check(self)
 
     @cached_property
     def indices(self) -> np.ndarray:
@@ -194,50 +185,36 @@ class ReleasePlan:
     def event(self) -> dp_event.DpEvent:
         """The accounting event of one round (central trust) or of one participation (local trust), all its steps.
 
-        A plan that releases nothing has that of a whole release: where it follows from earlier releases that there is
-        none, composition is proven only if the number of releases does not depend on them.
+        A plan that releases nothing is charged as a whole release: its absence follows from earlier releases, and
+        composition is proven only if the number of releases does not depend on them.
 
-        Where rounds are not charged one by one it is what this round adds to the cost of the run so far; see
+        If rounds are not charged one by one, it is the amount that this round adds to the cost of the run so far; see
         `privacy.whole_run`.
 
         Raises:
             PrivacyError: such a plan without its position.
         """
-        if not self.facts.separate_rounds:
-            return self.run.event(self._position, self.facts.least_multiplier)
-        return self._separate_event(self.facts.accounted_rate)
+        return self.facts.process.event(self)
 
     @property
     def repeated_event(self) -> dp_event.DpEvent:
-        """The accounting event of one more release of the same round: with other noise, but with the same draws.
+        """The accounting event of a repeated release of the same round, with new noise but the same participants.
 
-        Who takes part is drawn once for a round, whatever becomes of it. Two releases of one draw are not two sampled
-        mechanisms: what the first one tells of the draw is known when the second one is made, so that is not amplified.
+        Participants are drawn once for a round. Two releases of one draw are not two sampled
+        mechanisms: the first release reveals information about the draw, so the second one is not amplified.
         """
-        if self.facts.separate_rounds:
-            return self._separate_event(1.0)
-        return self.run.repeated_event(self._position, self.facts.least_multiplier)
-
-    def _separate_event(self, rate: float) -> dp_event.DpEvent:
-        """Event of a round that is charged by itself, amplified by sampling at `rate`."""
-        own = self.effective_multiplier if self.size > 0 else self.facts.noise_multiplier
-        multiplier = own / SENSITIVITY_FACTOR[self.facts.relation]
-        if self.family == "laplace":
-            loss = 1.0 / multiplier if multiplier > 0 else math.inf
-            return privacy.events.laplace_event(loss, rate, self.facts.relation)
-        steps = 1 if self.facts.steps is None else self.facts.steps.count
-        return privacy.events.repeated(privacy.events.gaussian_event(multiplier, rate), steps)
+        return self.facts.process.repeated_event(self)
 
     @property
-    def run(self) -> WholeRun:
-        """The whole run as one mechanism, where rounds are not charged one by one."""
-        return privacy.whole_run.whole_run(self.facts)
+    def place(self) -> int:
+        """`position`, checked: the cost of a round of one mechanism depends on it.
 
-    @property
-    def _position(self) -> int:
+        Raises:
+            PrivacyError: the plan does not state it, or the run has no such round.
+        """
         if self.position is None:
             raise PrivacyError(
-                "what a round of this run costs depends on its place in it, which this plan does not know: make plans "
+                "the cost of a round depends on its place in the run, which this plan does not state: make plans "
                 "by Method.plan"
             )
         if not 0 <= self.position < self.facts.rounds:
@@ -253,7 +230,7 @@ class ReleasePlan:
 
     @property
     def protected(self) -> bool:
-        """Whether the event is that of a private release; False for `UnprotectedPlan`s alone."""
+        """Whether the event is that of a private release; False only for `UnprotectedPlan`."""
         return True
 
     @property
@@ -272,7 +249,7 @@ class ReleasePlan:
 
     @property
     def snr(self) -> np.ndarray:
-        """SNR_j = s_j^2 / (d_j sigma_j^2) by the noise of this round, [K]; 0 where not released."""
+        """SNR_j = s_j^2 / (d_j sigma_j^2) for the noise of this round, [K]; 0 where not released."""
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.where(self.released, self.clip**2 / (self.layers.sizes * self.round_sigma**2), 0.0)
 
@@ -280,9 +257,10 @@ class ReleasePlan:
     def round_sigma(self) -> np.ndarray:
         """Scale of the noise that is added in this round, [K]: sigma, or sigma std(w_t) where it is correlated.
 
-        `sigma` is the scale of the independent z_t that correlated noise w_t is made of; a round's own noise is larger.
+        `sigma` is the scale of the independent z_t from which correlated noise w_t is computed; w_t is larger.
         """
-        return self.sigma if self.facts.noise is None else self.sigma * self.run.noise_std[self._position]
+        run = None if self.facts.noise is None else self.facts.run
+        return self.sigma if run is None else self.sigma * run.noise_std[self.place]
 
     @property
     def upload_sigma(self) -> np.ndarray:
@@ -299,8 +277,8 @@ class ReleasePlan:
     def party_noise_norms(self) -> np.ndarray:
         """Root mean square l2 norm of the noise that one noising party adds to each layer, [K]; 0 where not released.
 
-        That party is the server under central trust, each client under local trust. Of local steps: what the noise of
-        all of a round's steps adds to the client's update, as SGD without momentum adds it up.
+        That party is the server under central trust, each client under local trust. For local steps it is the total
+        noise of a round's steps in the client's update, for SGD without momentum.
         """
         per_coordinate = self.upload_sigma * (math.sqrt(2.0) if self.family == "laplace" else 1.0)
         with np.errstate(invalid="ignore"):
@@ -310,13 +288,13 @@ class ReleasePlan:
     def noise_norms(self) -> np.ndarray:
         """Root mean square l2 norm of each layer's noise on the MEAN update, [K]; 0 where not released.
 
-        Under local trust as many clients as are expected add theirs.
+        Under local trust the expected number of clients add noise.
         """
-        parties = self.denominator if self.facts.trust == "local" else 1.0
+        parties = self.facts.noised_by.noises_in_sum(self.denominator)
         return self.party_noise_norms * math.sqrt(parties) / self.denominator
 
     def expand(self, mean: Tensor) -> Tensor:
-        """The released layers of a released vector [size] at their places in a flat update [D]; 0 for other layers."""
+        """A flat update [D] from a released vector [size]; 0 for layers that are not released."""
         if self.released.all():
             return mean[: self.layers.size]
         update = torch.zeros(self.layers.size, dtype=mean.dtype, device=mean.device)
@@ -326,7 +304,7 @@ class ReleasePlan:
         return update
 
     def to_json(self) -> str:
-        """What a client needs to bound (and, under local trust, noise) its contribution."""
+        """The information with which a client bounds (and, under local trust, noises) its contribution."""
         return json.dumps(
             {
                 "protected": self.protected,
@@ -346,10 +324,10 @@ class ReleasePlan:
 
     @staticmethod
     def from_json(layers: LayerTable, text: str) -> ReleasePlan:
-        """Inverse of `to_json`; a plan for other layers is refused by its shapes.
+        """Inverse of `to_json`; a plan for other layers is refused because its shapes differ.
 
         Raises:
-            ConfigError, PrivacyError: not a plan, or one that cannot be.
+            ConfigError, PrivacyError: not a plan, or an inconsistent one.
         """
         try:
             raw = json.loads(text)
@@ -378,7 +356,7 @@ class ReleasePlan:
 class UnprotectedPlan(ReleasePlan):
     """A release that is not private: a published rule that is unsound, or no privacy at all.
 
-    Whatever its noise, its event is `NonPrivateDpEvent`; its guarantee must be "none" and say why.
+    For any noise its event is `NonPrivateDpEvent`; its guarantee must be "none" and say why.
 
     Example:
         >>> layers, facts = LayerTable.from_sizes({"a": 4}), RunFacts(1.0, Sampling("poisson", 100, 0.1))

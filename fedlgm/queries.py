@@ -1,9 +1,9 @@
-"""Auxiliary queries: small vectors that are computed from layer norms and that are released with the layers.
+"""Auxiliary queries: small vectors that are computed from layer norms and released with the layers.
 
 A query is one object that holds its name, its size, the l2 bound of one unit's contribution, how that contribution is
-computed and how a released mean is read. A plan adds the noise and nothing else, so it cannot state a bound that the
-query does not keep; what is added to a sum is cut to the bound all the same. The unit is whoever's layers are bounded:
-a client, or, where the trainer bounds them, an example.
+computed and how a released mean is read. A plan adds only the noise, so it cannot state a bound that the query does not
+keep; contributions are also clipped to the bound before they are added to a sum. The unit is that of the layers'
+bounds: a client or, where the trainer bounds them, an example.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ class AuxiliaryQuery(ABC):
 
     @abstractmethod
     def decode(self, mean: Tensor) -> np.ndarray:
-        """What a released, noisy mean [size] says, float64."""
+        """Estimate from a released, noisy mean [size], float64."""
 
     def contribution(self, norms: Tensor, clip: Tensor) -> Tensor:
-        """`encode`, cut to `bound` wherever it is longer, float32 [b, size]; what is not finite counts as zero.
+        """`encode`, clipped to `bound`, float32 [b, size]; rows that are not finite count as zero.
 
-        A user's query encodes one row at a time: a row that depended on the others would move all of their answers.
+        A user's query encodes one row at a time, so that no row can change the answers of the others.
 
         Raises:
             ConfigError: `encode` returns another shape.
@@ -159,9 +159,9 @@ class BelowBound(_LayerBits):
 
 @dataclass(frozen=True)
 class BelowShare(_LayerBits):
-    """Which of a client's layers take at most the share of its whole length that their bounds take of all bounds.
+    """Which of a client's layers have a share of its norm no larger than their bound's share of all bounds.
 
-    Unlike `BelowBound` it goes on telling layers apart where every layer is longer than its bound.
+    Unlike `BelowBound` it still distinguishes layers when every layer is longer than its bound.
 
     Example:
         >>> BelowShare((5, 2)).encode(torch.tensor([[3.0, 4.0]]), torch.tensor([1.0, 1.0])).tolist()
@@ -185,7 +185,7 @@ class _LayerFigures(AuxiliaryQuery):
 
     @property
     def bound(self) -> float:
-        """1, whatever the layers' norms are."""
+        """1 for all norms of the layers."""
         return 1.0
 
     def decode(self, mean: Tensor) -> np.ndarray:
@@ -215,10 +215,10 @@ class LayerMovement(_LayerFigures):
 
 @dataclass(frozen=True)
 class LayerStrength(_LayerFigures):
-    """Shares of the layers in the length of a gradient, (||g_l|| / ||g||)_l: every vector has norm 1 or 0.
+    """Each layer's share of a gradient's norm, (||g_l|| / ||g||)_l: every vector has norm 1 or 0.
 
-    What Algorithm 1 of the LM-DP-SGD paper averages over a batch, ||g_l|| / min(C, ||g||), has no bound where a
-    gradient is clipped; this is the same for gradients that are not, and its bound needs no clipping.
+    What Algorithm 1 of the LM-DP-SGD paper averages over a batch, ||g_l|| / min(C, ||g||), is unbounded for clipped
+    gradients; this query agrees with it for the others, and its bound needs no clipping.
 
     Example:
         >>> LayerStrength((5, 2)).encode(torch.tensor([[3.0, 4.0]]), torch.ones(2)).numpy().round(3)
@@ -251,7 +251,7 @@ _KINDS: dict[str, type[AuxiliaryQuery]] = {
 
 
 def register(kind: type[AuxiliaryQuery]) -> type[AuxiliaryQuery]:
-    """Make a query of one's own known to the clients of a run by its name; usable as a class decorator.
+    """Register a user's query under its name for the clients of a run; usable as a class decorator.
 
     Raises:
         ConfigError: another query has the name already.

@@ -1,8 +1,8 @@
-"""Noise correlated over a run's rounds: which keys drew it, and how the next round's follows from all so far.
+"""How a release's noise is drawn: independently, or correlated with the noise of all rounds so far.
 
-The noise of round t is w_t, row t of C^-1 z, with z_r independent and drawn by the ring of round r. So the rings of the
-rounds so far are the whole state: replaying them gives the same bits as never having stopped. Whoever holds them and
-the releases holds the sums: they are as secret as the sums themselves.
+Correlated noise of round t is w_t, row t of C^-1 z, with z_r independent and drawn by the ring of round r. So the rings
+of the rounds so far are the whole state: replaying them gives the same bits as never having stopped. Rings and releases
+together reveal the sums: the rings must stay as secret as the sums themselves.
 """
 
 from __future__ import annotations
@@ -10,16 +10,89 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fedlgm.errors import PrivacyError, RunError
-from fedlgm.keys import KeyRing
+from fedlgm.aggregation import kernels, part_offsets
+from fedlgm.errors import ConfigError, PrivacyError, RunError
+from fedlgm.keys import KeyRing, Purpose
+from fedlgm.noise import NoiseBackend, add_noise_, add_scaled_, unit_noise
+from fedlgm.plan import ReleasePlan
+from fedlgm.privacy.ledger import SERVER
 
 if TYPE_CHECKING:
     from fedlgm.correlation import CorrelatedStream, Correlation
+
+
+class NoiseSource(Protocol):
+    """Draws the noise of releases.
+
+    Example:
+        >>> isinstance(INDEPENDENT, Independent), RunNoise().following(KeyRing.from_seed(1), 2) == KeyRing.from_seed(1)
+        (True, True)
+    """
+
+    def following(self, keys: KeyRing, round: int) -> KeyRing:
+        """The ring of a round's noise, derived from the run's ring and the earlier noise that it depends on."""
+
+    def add_(
+        self, total: Tensor, plan: ReleasePlan, ring: KeyRing, round: int, party: int, backend: NoiseBackend
+    ) -> Tensor:
+        """Add a release's noise to its sum, in place; arguments as for `fedlgm.release.Noising`.
+
+        Raises:
+            ConfigError, PrivacyError, RunError: as for `fedlgm.release.release`.
+        """
+
+
+class Independent:
+    """Independent noise: the noise of every release depends only on its own ring.
+
+    Example:
+        >>> ring = KeyRing.from_seed(1)
+        >>> Independent().following(ring, round=3) is ring
+        True
+    """
+
+    def following(self, keys: KeyRing, round: int) -> KeyRing:
+        """The keys."""
+        return keys
+
+    def add_(
+        self, total: Tensor, plan: ReleasePlan, ring: KeyRing, round: int, party: int, backend: NoiseBackend
+    ) -> Tensor:
+        """See `NoiseSource.add_`."""
+        if plan.facts.noise is not None:
+            raise PrivacyError("correlated noise is made by Noising.of")
+        if backend == "cpu":
+            check_cpu(total)
+            streams = [ring.torch_generator(Purpose.NOISE, round, party + 1, place) for place in _places(plan)]
+            return add_noise_(total, [(part.size, part.sigma) for part in plan.parts], streams, plan.family)
+        if plan.size == 0:
+            return total
+        stream = kernels.SERVER_STREAM if party == SERVER else _stream(party)
+        scale = kernel_scale([part.sigma for part in plan.parts]).to(total.device)
+        key = kernels.noise_key(ring, round)
+        return kernels.add_noise_(total, part_offsets(plan), scale, plan.family, key, stream, backend=backend)
+
+
+INDEPENDENT = Independent()
+
+
+def noise_source(plan: ReleasePlan, run_noise: RunNoise | None) -> NoiseSource:
+    """The source of a plan's noise.
+
+    Raises:
+        PrivacyError: correlated noise whose past is not given.
+    """
+    if plan.facts.noise is None:
+        return plan.facts.noised_by.source()
+    if run_noise is None:
+        raise PrivacyError("this round's noise follows from that of earlier rounds: pass the run's noise (run_noise)")
+    return run_noise
 
 
 @dataclass(frozen=True)
@@ -51,7 +124,7 @@ class Draw:
 class NoiseRings:
     """The secret ring of each round's noise, in memory; a run that must survive its process keeps them in a file.
 
-    A round that is released again with other noise replaces its ring: what comes after follows from the last release.
+    A round that is released again with other noise replaces its ring: later noise depends on the last release.
 
     Example:
         >>> rings = NoiseRings()
@@ -82,7 +155,7 @@ class NoiseRings:
         return [self._rings[round] for round in range(1, rounds + 1)]
 
     def digest(self, rounds: int) -> str:
-        """Hash of the rings of the rounds 1 to `rounds`, hexadecimal; it tells nothing of them.
+        """Hash of the rings of the rounds 1 to `rounds`, hexadecimal; it reveals nothing about them.
 
         Raises:
             RunError: one of them is not known.
@@ -94,7 +167,7 @@ class NoiseRings:
 
 
 class RunNoise:
-    """Draws a run's correlated noise, one round after the other, or from any round on by drawing what came before.
+    """Draws a run's correlated noise round by round; starting at a later round, it draws the earlier noise again.
 
     Args:
         rings: where secret rings are kept; the ring of a public seed is the same in every round.
@@ -116,10 +189,10 @@ class RunNoise:
         self._done = 0
 
     def following(self, keys: KeyRing, round: int) -> KeyRing:
-        """The run's ring for a round's noise, which a secret ring makes another one after every other past.
+        """The run's ring for a round's noise; a secret ring gives a different one for every different past.
 
-        The same sum after other earlier releases is another release: with the same z, the difference of the two would
-        be that of the earlier sums, without noise.
+        The same sum after different earlier releases is a different release: with the same z, the difference of the two
+        would reveal that of the earlier sums without noise.
 
         Raises:
             RunError: the ring of an earlier round is not known.
@@ -133,11 +206,11 @@ class RunNoise:
             noise: C of the run.
             size: numbers drawn in every round.
             round: from 1.
-            ring: of this round's z.
+            ring: ring of this round's z.
             draw: draws the z of a round.
 
         Raises:
-            PrivacyError: another C or size than in the rounds before, or a round that C was not made for.
+            PrivacyError: C or size differs from that of earlier rounds, or C has no such round.
             RunError: the ring of an earlier round is not known.
         """
         if not 1 <= round <= noise.rounds:
@@ -154,13 +227,13 @@ class RunNoise:
         return w
 
     def skip(self, round: int, ring: KeyRing) -> None:
-        """Leave out a round that releases nothing; its noise is drawn when a later round's follows from it.
+        """Skip a round that releases nothing; its noise is drawn when a later round depends on it.
 
-        A round without queries, say, does not tell how many numbers the others have.
+        The size of other rounds is unknown here, for example in a round without queries.
 
         Args:
             round: from 1.
-            ring: of this round's z.
+            ring: ring of this round's z.
 
         Raises:
             RunError: the ring of an earlier round is not known.
@@ -171,8 +244,45 @@ class RunNoise:
         if round <= self._done:
             self._done = -1  # what was made after it followed from another ring
 
+    def add_(
+        self, total: Tensor, plan: ReleasePlan, ring: KeyRing, round: int, party: int, backend: NoiseBackend
+    ) -> Tensor:
+        """Add sigma_j w_t to every part; see `NoiseSource.add_`.
+
+        z is drawn in every round for all layers and queries, released or not: a layer's noise continues while the layer
+        is not released.
+        """
+        noise = plan.facts.noise
+        if noise is None or plan.position != round - 1:
+            raise PrivacyError(f"this plan is not that of round {round}: make plans by Method.plan")
+        if plan.size == 0:
+            self.skip(round, ring)
+            return total
+        if backend == "cpu":
+            check_cpu(total)
+        sizes = [*(int(size) for size in plan.layers.sizes), *(noisy.query.size for noisy in plan.queries)]
+        ends = np.cumsum([0, *sizes])
+
+        def drawn(ring: KeyRing, number: int) -> Tensor:
+            if backend == "cpu":
+                return unit_noise(
+                    sizes, [ring.torch_generator(Purpose.NOISE, number, SERVER + 1, j) for j in range(len(sizes))]
+                )
+            values = torch.zeros(sum(sizes), dtype=kernels.widest(total.device), device=total.device)
+            scale, key = torch.ones(len(sizes), device=total.device), kernels.noise_key(ring, number)
+            offsets, stream = torch.from_numpy(ends), kernels.SERVER_STREAM
+            kernels.add_noise_(values, offsets, scale, "gaussian", key, stream, grid=False, backend=backend)
+            return values.to(where)
+
+        where = torch.device("cpu") if total.device.type == "mps" else total.device  # Metal has no double precision
+        w = self.next(noise, sum(sizes), round, ring, Draw(drawn, where))
+        pieces = total.split([part.size for part in plan.parts])
+        for place, part, piece in zip(_places(plan), plan.parts, pieces, strict=True):
+            add_scaled_(piece, w[ends[place] : ends[place + 1]], part.sigma)
+        return total
+
     def _catch_up(self, noise: Correlation, size: int, round: int, ring: KeyRing, draw: Draw) -> None:
-        """Have the stream made all rounds before this one, and no other."""
+        """Bring the stream to the start of this round."""
         from fedlgm.correlation import CorrelatedStream
 
         if self._stream is None or not 0 <= self._done < round:
@@ -182,3 +292,32 @@ class RunNoise:
         past = self._rings.first(round - 1) if ring.secret else [ring] * (round - 1)
         self._done = -1
         self._stream[2].replay(lambda t: draw(past[t], t + 1), round - 1)
+
+
+def _places(plan: ReleasePlan) -> list[int]:
+    """Numbers of the streams of a plan's parts: the layers', then one for each query."""
+    return [int(j) for j in plan.indices] + [len(plan.layers) + i for i in range(len(plan.queries))]
+
+
+def check_cpu(tensor: Tensor) -> None:
+    """Refuse to draw on the CPU for a tensor elsewhere (ConfigError)."""
+    if tensor.device.type != "cpu":
+        raise ConfigError(
+            f"noise backend 'cpu' draws for tensors on the CPU only, these are on {tensor.device}: use 'torch' or "
+            "'triton'"
+        )
+
+
+def _stream(client: int) -> int:
+    if not 0 <= client < kernels.DOWNLINK_STREAM:
+        raise ConfigError(f"client numbers must lie in [0, {kernels.DOWNLINK_STREAM}), got {client}")
+    return client
+
+
+def kernel_scale(sigma: list[float]) -> Tensor:
+    """Noise scales as float32, never below what the plan says."""
+    exact = np.array(sigma)
+    if (exact[exact > 0] < 2.0**-100).any() or (exact > 2.0**100).any():
+        raise PrivacyError(f"the kernels draw noise of scale 0 or in [2^-100, 2^100], got {exact.tolist()}")
+    scale = exact.astype(np.float32)
+    return torch.from_numpy(np.where(scale < exact, np.nextafter(scale, np.float32(np.inf)), scale))

@@ -1,4 +1,4 @@
-"""Checks of objects of a user's own: call them from a test.
+"""Checks for users' objects, to be called from a test.
 
     from fedlgm.testing import check_data, check_mechanism, check_model, check_task
 
@@ -8,7 +8,7 @@
     def test_my_mechanism():
         check_mechanism(InverseSize("inverse-size"))
 
-Every check passes silently or raises a `FedlgmError` of one sentence that says what is wrong. The bundled models, data
+Every check passes silently or raises a `FedlgmError` that names the problem in one sentence. The bundled models, data
 and tasks pass the same checks.
 """
 
@@ -37,7 +37,7 @@ from fedlgm.mechanisms.method import Method
 from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.accounting import composed_epsilon
 from fedlgm.tasks import Task
-from fedlgm.tasks.base import measured, require_separate_losses, require_sums
+from fedlgm.tasks.base import SUMMED, measured, require_separate_losses, require_sums
 from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer, VectorizedTrainer
 from fedlgm.transcript import Transcript
 
@@ -51,15 +51,15 @@ def check_data(data: Loadable, task: Any = None, *, allow_empty: bool = False) -
     """Check a data set: lengths, shapes, types, finite values, targets that suit the task, clients.
 
     Args:
-        data: whatever `fedlgm.data.load` takes; it must give the same arrays every time, for runs to be resumed.
-        task: whatever `fedlgm.tasks.get` takes.
+        data: any argument of `fedlgm.data.load`; it must give the same arrays every time, so that runs can be resumed.
+        task: any argument of `fedlgm.tasks.get`.
         allow_empty: whether clients may be without examples. A run skips them, but they count as clients.
 
     Returns:
-        The set, with targets as the task has them.
+        The set, with targets of the task's type.
 
     Raises:
-        FedlgmError: what is wrong.
+        FedlgmError: a check fails.
 
     >>> x, y = np.zeros((6, 3)), np.arange(6) % 2
     >>> check_data({"train": (x, y), "test": (x, y), "clients": [[0, 1, 2], [3, 4, 5]]}).classes
@@ -75,19 +75,19 @@ def check_data(data: Loadable, task: Any = None, *, allow_empty: bool = False) -
 
 
 def check_mechanism(mechanism: Mechanism, layers: LayerTable | None = None, facts: RunFacts | None = None) -> None:
-    """Check a mechanism: pure plans, bounds kept, an event that covers the noise, a budget kept, plans that travel.
+    """Check a mechanism: pure plans, bounds, an event that covers the noise, the budget, and serialisation of plans.
 
-    Plans are made for the first and for later rounds, with made-up past releases; what a round costs must not follow
-    from them. What a mechanism says of itself is not used: the distance by which a client moves the sum is measured.
+    Plans are made for the first and for later rounds, with artificial past releases; the cost of a round must not
+    depend on them. The check measures how far a client moves the sum and ignores the mechanism's own statements.
 
     Args:
         mechanism: the mechanism.
-        layers: layers of the model it is for; by default four, from 1 to 300 coordinates.
+        layers: layers of a model; by default four, from 1 to 300 coordinates.
         facts: the run's facts, with a budget; by default central trust, epsilon 8 at 1e-5 over 6 rounds in
             which every client takes part (accounted for in closed form).
 
     Raises:
-        FedlgmError: what is wrong, in one sentence.
+        FedlgmError: the contract is violated.
 
     >>> from fedlgm import mechanisms
     >>> check_mechanism(mechanisms.get("uniform"))
@@ -113,7 +113,7 @@ def check_mechanism(mechanism: Mechanism, layers: LayerTable | None = None, fact
             _check_scaling(mechanism.name, plan, mechanism.scaling(plan))
         _check_bounds(mechanism, plan)
         events.append((plan.event, 1))
-    charged = events[: facts.releases] if facts.separate_rounds else events
+    charged = events[: facts.releases] if facts.run is None else events
     spent = composed_epsilon(charged, facts.budget()[1]) if charged else 0.0
     if spent > facts.budget()[0] * (1 + 1e-6) and (costs <= 1).all():
         raise PrivacyError(
@@ -122,7 +122,7 @@ def check_mechanism(mechanism: Mechanism, layers: LayerTable | None = None, fact
 
 
 def _transcripts(method: Method, scale: float = 0.05) -> Iterator[Transcript]:
-    """The past of every round, with made-up releases of this size."""
+    """Transcripts of every round, with artificial releases of this size."""
     generator = torch.Generator().manual_seed(1)
     transcript = Transcript.start(torch.randn(method.layers.size, generator=generator))
     for _ in range(method.facts.rounds):
@@ -134,7 +134,7 @@ def _transcripts(method: Method, scale: float = 0.05) -> Iterator[Transcript]:
 
 
 def _pure_plan(method: Method, transcript: Transcript, fresh: Mechanism) -> ReleasePlan:
-    """The plan, made twice, by a fresh mechanism, and sent once."""
+    """The plan, checked to be equal when made again, made by a copy of the mechanism, and sent as JSON."""
     mechanism, layers, facts = method.mechanism, method.layers, method.facts
     past = tuple(tensor.clone() for tensor in _tensors(transcript))
     planned = method.plan(transcript)
@@ -154,7 +154,7 @@ def _pure_plan(method: Method, transcript: Transcript, fresh: Mechanism) -> Rele
         raise PrivacyError(f"{mechanism.name}: the plan's facts are not the run's: pass `facts` on unchanged")
     received = ReleasePlan.from_json(layers, planned.to_json())
     if received.to_json() != planned.to_json() or received.event != planned.event:
-        raise ConfigError(f"{mechanism.name}: the plan does not survive its way to the clients")
+        raise ConfigError(f"{mechanism.name}: the plan changes when it is sent to the clients")
     return planned
 
 
@@ -163,7 +163,7 @@ def _tensors(transcript: Transcript) -> tuple[Tensor, ...]:
 
 
 def _check_bounds(mechanism: Mechanism, plan: ReleasePlan) -> None:
-    """No contribution moves the sum by more, in units of the noise, than the plan's event accounts for."""
+    """Check that no contribution moves the sum further, in units of the noise, than the plan's event covers."""
     size, scales = plan.layers.size, np.repeat([p.sigma for p in plan.parts], [p.size for p in plan.parts])
     generator = torch.Generator().manual_seed(2)
     tried = [scale * torch.randn(size, generator=generator) for scale in (1e-3, 1.0, 1e6)]
@@ -191,7 +191,7 @@ def _check_bounds(mechanism: Mechanism, plan: ReleasePlan) -> None:
 
 
 def _check_scaling(name: str, plan: ReleasePlan, scaling: Scaling) -> None:
-    """No example's gradient, whatever its norms, counts for more than the plan's bounds and event say."""
+    """Check that no example's gradient, for any norms, exceeds the plan's bounds and event."""
     count, generator = len(plan.layers), torch.Generator().manual_seed(3)
     rows = [torch.rand(64, count, dtype=torch.float64, generator=generator) * scale for scale in (1e-6, 1.0, 1e9)]
     norms = torch.cat([*rows, torch.zeros(1, count).double(), 1e9 * torch.eye(count).double()])
@@ -213,7 +213,7 @@ def check_task(task: Any, outputs: Tensor, targets: Tensor) -> Task:
     """Check a task on a batch: one loss per example that no other example changes, their mean, gradients, metrics.
 
     Args:
-        task: whatever `fedlgm.tasks.get` takes.
+        task: any argument of `fedlgm.tasks.get`.
         outputs: outputs of a model [n, ...], n >= 2.
         targets: targets [n, ...] of the task's type.
 
@@ -221,7 +221,7 @@ def check_task(task: Any, outputs: Tensor, targets: Tensor) -> Task:
         The task.
 
     Raises:
-        FedlgmError: what is wrong.
+        FedlgmError: a check fails.
 
     >>> check_task(torch.nn.L1Loss(reduction="none"), torch.randn(8), torch.randn(8)).headline
     'loss'
@@ -235,6 +235,7 @@ def check_task(task: Any, outputs: Tensor, targets: Tensor) -> Task:
     if losses.shape != (count,):
         raise ConfigError(
             f"{label}: losses must have shape ({count},), one per example, they have {tuple(losses.shape)}"
+            + ("" if losses.ndim else SUMMED)
         )
     require_separate_losses(found, outputs, targets)
     stacked = torch.func.vmap(torch.func.grad(found.loss))(outputs[None], targets[None])[0]
@@ -245,7 +246,7 @@ def check_task(task: Any, outputs: Tensor, targets: Tensor) -> Task:
         raise ConfigError(f"{label}: gradient_operations do not write the gradient of the mean loss")
     whole = _figures(found, label, [(outputs, targets)])
     for name in ("loss", found.headline):
-        if not np.isfinite(whole.get(name, np.nan)):
+        if name not in found.set_metrics() and not np.isfinite(whole.get(name, np.nan)):
             raise ConfigError(f"{label}: its metrics need a finite {name!r}, got {whole}")
     require_sums(found, outputs, targets)
     return found
@@ -261,18 +262,18 @@ def check_model(
 ) -> None:
     """Check a model: trainable parameters, no trained buffers, outputs that fit the task, and every trainer.
 
-    Local training must be deterministic, must not remember earlier clients, and must be the same client by client and
+    Local training must be deterministic, independent of earlier clients, and equal one client at a time and
     with many clients at once.
 
     Args:
-        model: whatever `fedlgm.models.build` takes.
-        data: whatever `fedlgm.data.load` takes; a few of its test examples are used.
-        task: whatever `fedlgm.tasks.get` takes.
+        model: any argument of `fedlgm.models.build`.
+        data: any argument of `fedlgm.data.load`; a few of its test examples are used.
+        task: any argument of `fedlgm.tasks.get`.
         vectorized: whether it must also train many clients at once (`training.vectorize`).
         **options: options of the model.
 
     Raises:
-        FedlgmError: what is wrong.
+        FedlgmError: a check fails.
 
     >>> x, y = np.random.default_rng(1).normal(size=(40, 6)), np.arange(40) % 2
     >>> check_model(nn.Linear(6, 2), {"train": (x, y), "test": (x, y)})

@@ -1,4 +1,4 @@
-"""What has been released so far: the only input of an adaptive plan besides public configuration."""
+"""Past releases: the only input of an adaptive plan besides public configuration."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ class Transcript:
 
     @classmethod
     def start(cls, model: Tensor) -> Transcript:
-        """Before the first round: the initial model is public."""
+        """The transcript before the first round; the initial model is public."""
         return cls(0, (model,))
 
     def extend(self, model: Tensor, mean: Tensor, plan: ReleasePlan) -> Transcript:
-        """After one more round."""
+        """The transcript after one more round."""
         models = (*self.models, model)[-self.DEPTH :]
         return replace(self, rounds=self.rounds + 1, models=models, mean=mean, plan=plan)
 
     def answer(self, query: str) -> np.ndarray | None:
-        """What the last released mean says of the auxiliary query of that name, decoded; None if it held no such."""
+        """The decoded answer to the named auxiliary query in the last released mean; None if it has no such query."""
         if self.mean is None or self.plan is None:
             return None
         position = sum(int(size) for size in self.plan.layers.sizes[self.plan.indices])

@@ -1,7 +1,7 @@
 """A trial of a model and a task on a few examples: before anything of a run is written, and before the first release.
 
-A sum of clipped gradients is private only where an example's gradient is a function of that example alone. The trial
-looks for what breaks that: state, random draws, and examples that influence each other on the way forward or back.
+A sum of clipped gradients is private only if an example's gradient is a function of that example alone. The trial looks
+for violations: state, random draws, and examples that influence each other in the forward or backward pass.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ def try_clients(
     y: Tensor,
     owner: Any,
 ) -> None:
-    """Refuse what carries something from one client to the next, or fails in training.
+    """Refuse a model or task that carries state from one client to the next, or fails in training.
 
     Args:
         module: the initial model.
         updates: gives the updates [D] of two clients that hold the same examples and draw the same random numbers.
-        task: what it is trained for.
+        task: its task.
         x: inputs of a few public examples [n, ...].
         y: their targets [n, ...].
-        owner: class of the user's own that is tried, whose line a message names.
+        owner: the user's class on trial; a message names its line.
 
     Raises:
-        ConfigError: what is wrong.
+        ConfigError: the message names the problem.
     """
     with prefix_key("model"):
         models.require_repeatable(module, x)
@@ -65,20 +65,20 @@ def try_clients(
 
 
 def try_examples(module: nn.Module, layers: LayerTable, task: ExampleLosses, x: Inputs, y: Tensor, owner: Any) -> None:
-    """Refuse what gives examples no gradient that is theirs alone, carries something from step to step, or fails.
+    """Refuse a model or task whose examples influence each other, that carries state over steps, or fails.
 
-    The module's weights, buffers and mode and the state of PyTorch's random numbers stay as they were.
+    The module's weights, buffers and mode and the state of PyTorch's random numbers are restored.
 
     Args:
         module: the initial model.
         layers: its layers.
-        task: what it is trained for.
+        task: its task.
         x: inputs of a few examples [n, ...], on the module's device.
         y: their targets [n, ...].
-        owner: class that is tried, whose line a message names.
+        owner: the class on trial; a message names its line.
 
     Raises:
-        ConfigError: what is wrong.
+        ConfigError: the message names the problem.
 
     Example:
         >>> class Centred(nn.Linear):
@@ -109,12 +109,12 @@ def try_examples(module: nn.Module, layers: LayerTable, task: ExampleLosses, x: 
 
 
 def try_step(module: nn.Module, layers: LayerTable, task: ExampleLosses, x: Inputs, y: Tensor) -> None:
-    """Refuse what gives examples no gradient that is theirs alone, at the weights that training has reached.
+    """Refuse a model or task whose examples influence each other's gradients, at the current weights.
 
     Args:
         module: the model.
         layers: its layers.
-        task: what it is trained for.
+        task: its task.
         x: inputs of a few examples [n, ...], on the module's device.
         y: their targets [n, ...].
 
@@ -141,7 +141,7 @@ def _check_task(module: nn.Module, task: Task | ExampleLosses, x: Inputs, y: Ten
 
 
 def moderate(values: Tensor) -> Tensor:
-    """Examples as they are tried: without NaN, infinity and values at which float32 overflows in a model.
+    """Examples for the trial: without NaN, infinity and values at which float32 overflows in a model.
 
     Example:
         >>> moderate(torch.tensor([1.0, torch.nan, 1e30])).tolist(), moderate(torch.tensor([70000])).tolist()
@@ -181,7 +181,7 @@ def _require_separate_gradients(gradients: ExampleGradients, x: Inputs, y: Tenso
 
 @contextmanager
 def _modes(module: nn.Module) -> Iterator[None]:
-    """Each part has its own mode again afterwards."""
+    """Restore each part's own mode afterwards."""
     modes = [(part, part.training) for part in module.modules()]
     try:
         yield
@@ -192,7 +192,7 @@ def _modes(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _perturbed(module: nn.Module) -> Iterator[None]:
-    """The module at weights some way from its own, none of them zero; its own again after it."""
+    """The module at perturbed, nonzero weights; its own weights are restored afterwards."""
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     before = [parameter.detach().clone() for parameter in trained]
     drawn = torch.Generator().manual_seed(0)

@@ -48,7 +48,7 @@ _HEADER = 1 << 16  # bytes that hold a header of the .npy format, version 1
 
 
 def fields(values: np.ndarray) -> dict[str, Any]:
-    """The fields of Flower's `Array` for `values`: as from `Array(values)`, with one copy of the numbers, not three."""
+    """The fields of Flower's `Array` for `values`: as from `Array(values)`, with one copy instead of three."""
     values = np.asarray(values, order="C")
     header = BytesIO()
     np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(values))
@@ -60,7 +60,7 @@ def view(data: bytes | memoryview) -> np.ndarray:
     """The numbers in the data of Flower's `Array`, read-only and without a copy.
 
     Raises:
-        RunError: not one whole array of numbers in the .npy format, version 1.
+        RunError: the data are not exactly one array of numbers in the .npy format, version 1.
     """
     head = BytesIO(memoryview(data)[:_HEADER])
     try:
@@ -69,3 +69,15 @@ def view(data: bytes | memoryview) -> np.ndarray:
         return np.frombuffer(data, dtype, offset=head.tell()).reshape(shape, order="F" if fortran else "C")
     except Exception as error:  # NumPy's parser raises what Python's tokenizer does
         raise RunError(f"an array in a message cannot be read: {error}") from error
+
+
+def in_a_simulation(population: int) -> str:
+    """The end of a message about too few nodes: what `flwr run` takes, whose simulation has two nodes by default.
+
+    >>> in_a_simulation(20)
+    '; in a simulation: --federation-config num-supernodes=20, ...'
+    """
+    return (
+        f"; in a simulation: --federation-config num-supernodes={population}, or for the app of a recipe "
+        'nodes="workers" in --run-config'
+    )

@@ -1,35 +1,45 @@
-"""Simulations from Python: one call, one result that shows itself."""
+"""Simulations from Python: one call, and one result with a notebook view."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from fedlgm import data as data_sets
+from fedlgm import inputs, models
 from fedlgm.errors import ConfigError, RunError
+from fedlgm.extension import shown_name
+from fedlgm.privacy.guarantee import caveat_of
+from fedlgm.tasks.own_figures import Evaluate
+from fedlgm.tasks.set_metrics import Metric
 from simulations import launch
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly, settled
 from simulations.config.messages import keys_like
-from simulations.config.own import Own, own_of
+from simulations.config.own import Own, few_sites, own_of
 from simulations.config.recipe import Overrides, Recipe
-from simulations.launch import Engine
+from simulations.engines import Engine
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import LayerRow, OnRound, RoundRow, RunSummary
 
 if TYPE_CHECKING:
     from fedlgm.audits import AuditResult
+    from simulations.reports.rows import Exported
 
 
-_KEYS = {"partition": "data.partition", "server_optimizer": "federation.server_optimizer"}
-"""Where a recipe names what is not a section of its own."""
+load_recipe = recipes.load
+"""Read a recipe: `simulations.config.recipe.load`."""
+
+_KEYS = {"noise": "privacy.noise", "partition": "data.partition", "server_optimizer": "federation.server_optimizer"}
+"""Keys of a recipe for arguments that have no separate section."""
 
 
 class RunResult(Mapping[str, Any]):
-    """A finished run: its summary as a mapping, its figures as attributes, its model, its history.
+    """A finished run: summary as a mapping, figures as attributes, model and history.
 
     Example:
         >>> import simulations, tempfile
@@ -62,23 +72,23 @@ class RunResult(Mapping[str, Any]):
 
     @property
     def claimed_epsilon(self) -> float:
-        """Epsilon as the method's authors would state it."""
+        """Epsilon that the method's authors would state."""
         return float(self["claimed_epsilon"])
 
     @property
     def guarantee(self) -> str:
-        """What is guaranteed, in one sentence."""
+        """The guarantee in one sentence."""
         return str(self["guarantee"])
 
     @property
     def accuracy(self) -> float | None:
-        """Accuracy on the test set; None for a task that has none."""
+        """Accuracy on the test set; None for a task without accuracy."""
         value = self.get("accuracy")
         return None if value is None else float(value)
 
     @property
     def metrics(self) -> dict[str, float]:
-        """All of the task's metrics on the test set."""
+        """All figures of the final model on the test set: the task's, and those of `simulate(metrics=...)`."""
         return dict(self["metrics"])
 
     @cached_property
@@ -96,7 +106,7 @@ class RunResult(Mapping[str, Any]):
         return RunFolder.open(self.folder)
 
     def model(self) -> nn.Module:
-        """The model with its final weights, in evaluation mode.
+        """The model with its final weights, in evaluation mode; a Hugging Face model as one.
 
         Raises:
             RunError: the run's checkpoints are gone.
@@ -106,10 +116,39 @@ class RunResult(Mapping[str, Any]):
             raise RunError(f"{self.folder} has no checkpoint any more")
         module = self._assembly.module()
         self._assembly.layers.load_(module, checkpoint.transcript.models[-1])
-        return module.eval()
+        return models.original(module.eval())
+
+    def export(self, file: Path | str, *, adapter: bool = False) -> Exported:
+        """Write the model to a file whose suffix names the format: .onnx, .safetensors or .pt; or only its adapters.
+
+        It works without further arguments, even if model and data were passed as Python objects.
+
+        Example:
+            >>> import simulations, tempfile
+            >>> folder = tempfile.mkdtemp()
+            >>> result = simulations.simulate(overrides=["federation.rounds=1"], run_dir=folder + "/run")
+            >>> result.export(folder + "/m.safetensors")["format"]
+            'safetensors'
+
+        Args:
+            file: file to write.
+            adapter: write the adapters (LoRA) in the format of `peft` instead; `file` is then a folder.
+
+        Raises:
+            ConfigError: a suffix that names no format; the packages of .onnx are missing; no adapters.
+            RunError: PyTorch cannot express the model as ONNX; the file cannot be written.
+        """
+        from simulations.reports.adapter_files import export_adapter
+        from simulations.reports.export import export, format_of
+
+        module = self._assembly.module()
+        if adapter:
+            return export_adapter(self.folder, file, module)
+        example = inputs.take(self._assembly.dataset.test_x, slice(2))
+        return export(self.folder, format_of(file), file, module, example)
 
     def audit(self, **options: Any) -> AuditResult:
-        """Audit the run: how much it leaks at least, by its canaries or by drawing its noise again from its seed.
+        """Audit the run: a lower bound on its leakage, from its canaries or from its noise, drawn again from its seed.
 
         Example:
             >>> import simulations, tempfile
@@ -142,11 +181,12 @@ class RunResult(Mapping[str, Any]):
     def __repr__(self) -> str:
         headline = self.get("headline", "accuracy")
         figure = self.metrics.get(headline, float("nan"))
-        spent = f"epsilon {self.epsilon:.3f}, {self.guarantee.partition(':')[0]}"
+        kind = f"{self.guarantee.partition(':')[0]}{caveat_of(self['noise_reproducible'])}"
+        spent = f"epsilon {self.epsilon:.3f}, {kind}"
         return f"RunResult({self['recipe']}: {headline} {figure:.4f}, {spent}; {self.folder})"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: summary, guarantee, layers, curves."""
+        """Notebook view: summary, guarantee, layers, curves."""
         from simulations.reports.notebook import summary_html
 
         correlated = self._assembly.facts.noise is not None
@@ -159,11 +199,16 @@ def simulate(
     model: Any = None,
     task: Any = None,
     data: Any = None,
+    users: Any = None,
     mechanism: Any = None,
     partition: Any = None,
     server_optimizer: Any = None,
+    trainer: Any = None,
+    noise: Any = None,
+    metrics: Mapping[str, Metric] | None = None,
+    evaluate: Evaluate | None = None,
     overrides: Overrides = (),
-    engine: Engine = "local",
+    engine: str | Engine = "local",
     run_dir: Path | str | None = None,
     progress: OnRound | None = None,
     **options: Any,
@@ -182,21 +227,37 @@ def simulate(
         True
 
     Args:
-        recipe: a bundled recipe's name, a file, or a `Recipe`; `digits` if left out. What is passed below stands in the
-            place of its model, task, data and so on.
-        model: an `nn.Module`, whose weights are the public initial ones, or a class or function that gives one. Like
-            all that follow, it may also be a bundled name or "package.module:name".
-        task: a `fedlgm.tasks.Task`, or a function (outputs [n, ...], targets [n, ...]) -> losses [n].
+        recipe: a bundled recipe's name, a file, or a `Recipe`; default `digits`. The following arguments replace
+            its model, task, data and so on.
+        model: an `nn.Module`, whose weights are the public initial ones, or a class or function that gives one; a
+            model of `transformers` or `peft` is one. Like task, data and mechanism, it may also be a bundled name or
+            "package.module:name".
+        task: a `fedlgm.tasks.Task`, or a function (outputs [n, ...], targets [n, ...]) -> losses [n]. Left out for a
+            Hugging Face model, it is what the model's head is for.
         data: a `fedlgm.data.DataSet`, or {"train": (x, y), "test": (x, y), "clients": [index arrays]} of NumPy arrays
-            x [n, ...] and y [n, ...], with "clients" or "users" [n] where the data have clients of their own; else the
-            recipe's partition divides the training set. The public seed of a bundled recipe is then left out.
+            x [n, ...] and y [n, ...], with "clients" or "users" [n] where the data have their own clients; else the
+            recipe's partition divides the training set. Both parts may also be pandas frames or `datasets.Dataset`
+            objects, see `fedlgm.data.tables`. The public seed of a bundled recipe is then left out, and of fewer than
+            20 clients all take part in every round.
+        users: the column of such tables that names each example's user, or the users of the training examples [n].
         mechanism: a `fedlgm.Mechanism`.
         partition: a Partitioner of flwr-datasets, or a function (data, clients, seed) -> indices of each client.
         server_optimizer: an object with `step(model, mean_update)`, both of shape [parameters].
-        overrides: changes of the recipe, {"section.key": value} or a list of "section.key=value"; None (or "none")
+        trainer: how clients train: "fedprox", or a class or function (module, layers, settings, *, device, task) ->
+            `fedlgm.training.Trainer`. What it returns is bounded like any update.
+        noise: how noise is correlated over the rounds: "banded", "square-root", "blt", or a
+            `fedlgm.correlation.Correlation` for as many rounds as the run has.
+        metrics: functions (outputs [n, ...], targets [n, ...]) -> number of the whole test set, by name, in addition to
+            the task's own figures; both are tensors on the CPU.
+        evaluate: a function (round, module) -> {name: number} of the released model, called wherever the test set is
+            evaluated, and once before the run on the initial model (round 0). Its figures join the metrics. They cost
+            no privacy on public data; on private data no budget covers them.
+        overrides: changes to the recipe, {"section.key": value} or a list of "section.key=value"; None (or "none")
             removes a value, such as "run.seed" for data that need protection: the noise of a run with a seed can be
             drawn again.
-        engine: "local" (this process), "ray" (resident actors) or "flower" (Flower's simulation runtime).
+        engine: "local" (this process), "processes" (forked from it), "ray" (resident actors), "flower" (Flower's
+            simulation runtime), "auto" (what suits the machine), another name or reference (`simulations.engines`), or
+            an `Engine`.
         run_dir: folder to create; by default `runs/<recipe>-<time>`.
         progress: called with each round's row.
         options: `workers`, `ray_address`, `supernodes`, `on_folder`, `trackers`, see `simulations.launch.simulate`.
@@ -208,29 +269,36 @@ def simulate(
         ConfigError, DataError, PrivacyError, RunError: with one clear message, before anything is written where
             possible.
     """
+    if users is not None:
+        data = data_sets.with_users(data, users)
+    if task is None:
+        task = models.task_of(model)
     given = {
         "task": task, "mechanism": mechanism, "model": model, "data": data, "partition": partition,
-        "server_optimizer": server_optimizer,
+        "server_optimizer": server_optimizer, "trainer": trainer, "metrics": metrics,
+        "evaluate": evaluate,
     }  # fmt: skip
-    texts = [f"{_KEYS.get(name, f'{name}.name')}={value}" for name, value in given.items() if isinstance(value, str)]
+    named = {name: value for name, value in {**given, "noise": noise}.items() if isinstance(value, str)}
+    texts = [f"{_KEYS.get(name, f'{name}.name')}={value}" for name, value in named.items()]
     objects = own_of({name: value for name, value in given.items() if not isinstance(value, str)})
-    _known(options)
-    parsed = _recipe(recipe, objects, texts, overrides)
+    refuse_unknown("simulate", options, _LAUNCHING)
+    parsed = recipe_of(recipe, objects, texts, overrides, {} if isinstance(noise, str) else _correlated(noise))
+    _require_callback(progress)
     summary = launch.simulate(parsed, engine=engine, run_dir=run_dir, progress=progress, own=objects, **options)
-    return _result(summary, objects)
+    return result_of(summary, objects)
 
 
 def resume(
     run: Path | str,
     *,
-    engine: Engine = "local",
+    engine: str | Engine = "local",
     progress: OnRound | None = None,
     workers: int | None = None,
     ray_address: str | None = None,
     supernodes: int | None = None,
     **objects: Any,
 ) -> RunResult:
-    """Continue an interrupted run to the model that an uninterrupted one would have reached, or open a finished one.
+    """Continue an interrupted run to the model of an uninterrupted one, or open a finished run.
 
     Example:
         >>> import simulations, tempfile
@@ -247,40 +315,79 @@ def resume(
         ray_address: likewise.
         supernodes: likewise.
         objects: the objects that the run was started with (model, task, data, mechanism, partition, server_optimizer);
-            others are refused.
+            others are refused. `metrics` and `evaluate` may differ.
 
     Raises:
-        RunError: no run, other objects, or other clients than the run had.
+        RunError: no run, or objects or clients that differ from those of the run.
     """
     own = own_of(objects)
     options = {"workers": workers, "ray_address": ray_address, "supernodes": supernodes}
-    return _result(launch.resume(run, engine=engine, progress=progress, own=own, **options), own)  # type: ignore[arg-type]
+    _require_callback(progress)
+    return result_of(launch.resume(run, engine=engine, progress=progress, own=own, **options), own)  # type: ignore[arg-type]
 
 
+_FIRST = ("run.seed",)  # of several sections' keys of one name, the one that is meant
 _LAUNCHING = ("workers", "ray_address", "supernodes", "on_folder", "trackers")
 
 
-def _known(options: Mapping[str, Any]) -> None:
-    """Refuse an argument that `simulate` does not have, and say where a recipe has such a key."""
+def _require_callback(progress: Any) -> None:
+    if not (progress is None or callable(progress)):
+        raise ConfigError(
+            f"progress is a function that is called with each round's row, such as print; got {progress!r}"
+        )
+
+
+def refuse_unknown(function: str, options: Mapping[str, Any], known: Sequence[str] = ()) -> None:
+    """Refuse an unknown argument of a function, and name the recipe key of that name.
+
+    Args:
+        function: its name, for the message.
+        options: arguments that are none of its own.
+        known: those among them that it passes on.
+
+    Raises:
+        ConfigError: another one.
+    """
     for name, value in options.items():
-        if name not in _LAUNCHING:
-            keys = keys_like(name, Recipe)
+        if name not in known:
+            keys = sorted(keys_like(name, Recipe), key=lambda key: key not in _FIRST)
             hint = f"; a recipe has the key {keys[0]}: overrides={{'{keys[0]}': {value!r}}}" if keys else ""
-            raise ConfigError(f"simulate has no argument {name!r}{hint}")
+            raise ConfigError(f"{function} has no argument {name!r}{hint}")
 
 
-def _recipe(recipe: str | Path | Recipe | None, own: Own, names: list[str], overrides: Overrides) -> Recipe:
+def _correlated(noise: Any) -> dict[str, Any]:
+    """Recipe keys of a correlation passed as an object; the recipe stores all of it."""
+    if noise is None:
+        return {}
+    if not callable(getattr(noise, "to_dict", None)) or not hasattr(noise, "coefficients"):
+        raise ConfigError(
+            f"noise is a name such as 'banded', or a fedlgm.correlation.Correlation, got {shown_name(noise)}"
+        )
+    return {"privacy.noise": "given", "privacy.correlation": dict(noise.to_dict())}
+
+
+def recipe_of(
+    recipe: str | Path | Recipe | None, own: Own, names: list[str], overrides: Overrides, keys: Overrides = ()
+) -> Recipe:
+    """The recipe of a run with objects: it names them, and `keys` holds those that it stores completely.
+
+    Other arguments are as for `simulate`.
+    """
     raw = recipe.model_dump(exclude_none=True) if isinstance(recipe, Recipe) else recipes.read(recipe)
     own.into(raw)
     if own.data is not None and (recipe is None or recipe in recipes.names()):
         # A bundled recipe's name and public seed belong to its public data: with the seed anybody can draw the noise.
         raw["name"] = "own-data"
         raw.get("run", {}).pop("seed", None)
+        if raw["data"]["partition"] == "natural":
+            few_sites(raw)
     recipes.override(raw, names)
+    recipes.override(raw, keys)
     recipes.override(raw, overrides)
     return recipes.validate(raw)
 
 
-def _result(summary: RunSummary, own: Own) -> RunResult:
+def result_of(summary: RunSummary, own: Own) -> RunResult:
+    """A finished run by its summary and objects."""
     recipe = RunFolder.open(Path(summary["run"])).recipe()
     return RunResult(summary, Assembly(settled(recipe), own))

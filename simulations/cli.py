@@ -12,16 +12,19 @@ import typer.core
 from click import Context, NoSuchOption, UsageError
 from rich.console import Console
 
+from simulations.advice.command import recommend
 from simulations.applications.rows import ApplicationResult
 from simulations.attacks import command as attack_command
 from simulations.audits.command import audit
 from simulations.deploy import commands, node_commands
 from simulations.ending import ending, interrupted
 from simulations.risk.command import risk
+from simulations.studies.command import study
+from simulations.tuning.command import tune
 
 
 class _Commands(typer.core.TyperGroup):
-    """Commands that say, for an option that they do not have, which key of the recipe it is."""
+    """Commands that name the recipe's key for an unknown option."""
 
     def invoke(self, ctx: Context) -> Any:
         """Run the command that the arguments name."""
@@ -51,9 +54,28 @@ app = typer.Typer(
 )
 _out = Console(emoji=False)
 
-RecipeArgument = Annotated[str | None, typer.Argument(help="Bundled recipe or TOML file; `digits` if left out.")]
+RecipeArgument = Annotated[str | None, typer.Argument(help="Bundled recipe or TOML file; default `digits`.")]
 SetOption = Annotated[list[str] | None, typer.Option("--set", help="section.key=value; repeatable.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from fedlgm import __version__
+
+        typer.echo(f"fedlgm {__version__}")
+        raise typer.Exit
+
+
+VersionOption = Annotated[
+    bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+]
+
+
+@app.callback()
+def _options(version: VersionOption = False) -> None:
+    pass
+
 
 applications = typer.Typer(help="Coordinate descent and PCA over a federation.", no_args_is_help=True)
 app.add_typer(applications, name="apply")
@@ -63,7 +85,7 @@ app.add_typer(attack_command.app, name="attack")
 SettingsArgument = Annotated[Path | None, typer.Argument(help="TOML file of settings; the options below override it.")]
 EpsilonOption = Annotated[float | None, typer.Option(help="Budget of the whole run.")]
 DeltaOption = Annotated[float | None, typer.Option(help="0 for Laplace noise; by default 1/rows^2 for Gaussian noise.")]
-ClientsOption = Annotated[int | None, typer.Option(help="Clients that the rows are dealt out to.")]
+ClientsOption = Annotated[int | None, typer.Option(help="Clients among which the rows are divided.")]
 SeedOption = Annotated[int | None, typer.Option(help="Seed of data, partition and noise.")]
 OutOption = Annotated[Path | None, typer.Option(help="Folder to create: settings, ledger, figures, picture.")]
 
@@ -71,7 +93,9 @@ OutOption = Annotated[Path | None, typer.Option(help="Folder to create: settings
 @app.command()
 def simulate(
     recipe: RecipeArgument = None,
-    engine: Annotated[str, typer.Option(help="local, ray or flower.")] = "ray",
+    engine: Annotated[
+        str, typer.Option(help="auto, processes, local, ray or flower; auto picks what suits the machine.")
+    ] = "auto",
     rounds: Annotated[int | None, typer.Option(help="Overrides federation.rounds.")] = None,
     seed: Annotated[int | None, typer.Option(help="Overrides run.seed.")] = None,
     overrides: SetOption = None,
@@ -113,7 +137,7 @@ def simulate(
         if isinstance(error, KeyboardInterrupt | SystemExit) and not folders:
             interrupted("interrupted before the run had begun: nothing was written")
         for folder in () if isinstance(error, FedlgmError) and resume is not None else folders:
-            how = "" if engine == "ray" else f" --engine {engine}"
+            how = "" if engine == "auto" else f" --engine {engine}"
             interrupted(f"interrupted; continue with: fedlgm simulate --resume {folder}{how}")
         raise
     if as_json:
@@ -128,8 +152,8 @@ def compare(
     methods: Annotated[
         str | None,
         typer.Option(
-            help="Mechanisms, by comma: NAME, NAME:VARIANT or package.module:Class. The first is the reference. Left "
-            "out: the recipe's own, then uniform and gaussian (for examples: dp-sgd and auto-s)."
+            help="Mechanisms, separated by commas: NAME, NAME:VARIANT or package.module:Class. The first is the "
+            "reference. Default: the recipe's own, uniform and gaussian (for examples: dp-sgd and auto-s)."
         ),
     ] = None,
     seeds: Annotated[int, typer.Option(help="Runs of each method.")] = 3,
@@ -138,52 +162,31 @@ def compare(
     overrides: Annotated[
         list[str] | None, typer.Option("--set", help="[METHOD/]section.key=value; repeatable.")
     ] = None,
-    engine: Annotated[str, typer.Option(help="local, ray or flower.")] = "local",
+    engine: Annotated[str, typer.Option(help="local, processes, ray, flower or auto.")] = "local",
     attacks: Annotated[
-        str | None, typer.Option(help="Attack every run: membership, inversion, gan:CLASS[:CLASS...], by comma.")
+        str | None,
+        typer.Option(help="Attack every run: membership, inversion, gan:CLASS[:CLASS...], separated by commas."),
     ] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Processes that take one run each.")] = 1,
     out: Annotated[Path | None, typer.Option(help="Folder of the runs; continued if it exists.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run mechanisms side by side and compare accuracy, noise and privacy; finished runs are not repeated."""
-    from simulations import launch
-    from simulations.compare import comparison as comparing
-    from simulations.compare import figures as comparison_figures
-    from simulations.compare.jobs import jobs
+    """Compare accuracy, noise and privacy of several mechanisms; reuses finished runs."""
+    from simulations import engines
+    from simulations.studies import command as studying
 
-    launch.check_engine(engine)
-    wanted = None
-    if attacks is not None:
-        from simulations.attacks import table as attacking
-
-        wanted = attacking.Attacks.parse(attacks)
+    engines.get(engine)
     names = None if methods is None else [name.strip() for name in methods.split(",") if name.strip()]
-    todo = jobs(recipe, names, seeds, overrides or (), epsilons or (), partitions or ())
-    folder = out or Path("runs") / f"compare-{Path(recipe or 'digits').stem}"
-    try:
-        with contextlib.redirect_stdout(sys.stderr), comparison_figures.progress(todo, not as_json) as on_row:
-            failed = comparing.run(todo, folder, engine, on_row)  # type: ignore[arg-type]
-        done = [job for job in todo if job.folder not in failed]
-        if wanted is not None:
-            with contextlib.redirect_stdout(sys.stderr), attack_command.progress("attacks", not as_json) as on_attack:
-                rows = attacking.measure(done, folder, wanted, progress=on_attack)
-    except (KeyboardInterrupt, SystemExit):
-        interrupted("interrupted; the same command goes on from here")
-        raise
-    summary = comparing.summarise(todo, folder, failed)
-    summary["pictures"] = comparison_figures.draw(done, folder)
-    if wanted is not None:
-        summary["attacks"] = attacking.cells(rows)
-    if as_json:
-        _print_json(summary)
-        return
-    _out.print(comparison_figures.tables(summary))
-    if wanted is not None:
-        _out.print(attacking.tables(summary["attacks"]))
+    values = (seeds, overrides or (), epsilons or (), partitions or ())
+    shown = studying.compare(recipe, names, *values, engine, workers, attacks, out, as_json)
+    _print_json(shown) if as_json else _out.print(shown)
 
 
+app.command()(study)
 app.command()(audit)
 app.command()(risk)
+app.command()(recommend)
+app.command()(tune)
 
 
 @app.command()
@@ -191,7 +194,7 @@ def plan(
     recipe: RecipeArgument = None,
     overrides: SetOption = None,
     sweep: Annotated[
-        bool, typer.Option("--sweep", help="Noise and SNR at epsilon 1 to 8 and 100 to 10,000 clients instead.")
+        bool, typer.Option("--sweep", help="Show noise and SNR at epsilon 1 to 8 and 100 to 10,000 clients instead.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -221,7 +224,7 @@ def calibrate(
     accountant: Annotated[str, typer.Option(help="pld or rdp.")] = "pld",
     as_json: JsonOption = False,
 ) -> None:
-    """Noise multiplier that meets a budget."""
+    """Compute the noise multiplier that meets a budget."""
     from fedlgm import privacy
 
     settings: dict[str, Any] = {
@@ -245,7 +248,7 @@ def partition(
     out: Annotated[Path, typer.Option(help="PNG to write.")] = Path("partition.png"),
     as_json: JsonOption = False,
 ) -> None:
-    """Label histogram of every client, as a picture and a table."""
+    """Show the label histogram of every client, as a picture and a table."""
     from simulations.reports import planning
     from simulations.reports import terminal as display
 
@@ -260,7 +263,7 @@ def partition(
 def report(
     run: Annotated[Path, typer.Argument(help="Run folder.")],
     private: Annotated[
-        bool, typer.Option("--private", help="Write private/report.html instead, with what only the operator may see.")
+        bool, typer.Option("--private", help="Write private/report.html instead, with figures for the operator only.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -280,13 +283,19 @@ def export(
     run: Annotated[Path, typer.Argument(help="Run folder.")],
     format: Annotated[str, typer.Option(help="safetensors, pt or onnx.")] = "safetensors",
     out: Annotated[Path | None, typer.Option(help="File or folder; by default model.FORMAT in the run folder.")] = None,
+    adapter: Annotated[bool, typer.Option(help="Write the adapters (LoRA) alone, in peft's format.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Write a finished run's model to a file, with its guarantee."""
     from simulations.reports import export as exporting
     from simulations.reports import terminal as display
 
-    written = exporting.export(run, format, out)  # type: ignore[arg-type]
+    if adapter:
+        from simulations.reports.adapter_files import export_adapter
+
+        written = export_adapter(run, out)
+    else:
+        written = exporting.export(run, format, out)  # type: ignore[arg-type]
     if as_json:
         _print_json(written)
     else:
@@ -295,7 +304,7 @@ def export(
 
 @app.command()
 def ledger(run: Annotated[Path, typer.Argument(help="Run folder.")], as_json: JsonOption = False) -> None:
-    """What a run has spent: charged and claimed, release by release. Exit status 2 if the ledger was changed."""
+    """Show the charged and claimed cost of a run, release by release. Exit status 2 if the ledger was changed."""
     from simulations.reports import report as reporting
     from simulations.reports import terminal as display
 
@@ -325,7 +334,7 @@ def apply_coordinate_descent(
     out: OutOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Regression or classification by private proximal coordinate descent."""
+    """Fit a regression or classification by private proximal coordinate descent."""
     values = {
         "data": data, "scaling": scaling, "rule": rule, "family": family, "relation": relation, "epsilon": epsilon,
         "delta": delta, "clients": clients, "passes": passes, "clip": clip, "rate": rate, "strength": strength,
@@ -354,7 +363,7 @@ def apply_pca(
     out: OutOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Principal components from one private second-moment matrix."""
+    """Compute principal components from one private second-moment matrix."""
     values = {
         "data": data, "method": method, "epsilon": epsilon, "delta": delta, "clients": clients, "rank": rank,
         "dimension": dimension, "rows": rows, "seed": seed,

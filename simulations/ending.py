@@ -1,4 +1,4 @@
-"""How a command ends: wrong input in one message and status 2, interruptions in status 130 or 143; nothing hangs."""
+"""How a command ends: wrong input gives one message and status 2, an interruption status 130 or 143."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
-from typing import Any, NoReturn
+from types import FrameType
+from typing import NoReturn
 
 from rich.console import Console
+
+from simulations.entry import end_at_once
 
 _err = Console(stderr=True, highlight=False, soft_wrap=True, markup=False, emoji=False)
 _STOPPING = (signal.SIGTERM, signal.SIGINT)
@@ -19,17 +22,17 @@ _leaving = threading.Event()
 
 
 def interrupted(text: str) -> None:
-    """Say how an interrupted command can go on."""
+    """Print how to continue an interrupted command."""
     _said.set()
     _err.print(text, style="yellow")
 
 
 class _Stopped(SystemExit):
-    """Ends the command in order, with every `finally`; a signal that something swallows is sent again.
+    """Ends the command in order, with every `finally`; a signal that is swallowed is sent again.
 
-    Python drops exceptions in `__del__` and in callbacks of weak references, and libraries drop them where they catch
-    everything. The command would go on as if nobody had stopped it. An exception that is being handled is alive, so one
-    that disappears before the command leaves was dropped.
+    Python drops exceptions in `__del__` and in callbacks of weak references, and libraries drop them if they catch
+    everything. The command would then continue as if it had not been stopped. An exception that is being handled is
+    alive, so one that disappears before the command ends was dropped.
     """
 
     def __del__(self) -> None:
@@ -40,13 +43,33 @@ class _Stopped(SystemExit):
             again.start()
 
 
-def _stop(number: int, frame: Any) -> None:
+def _stop(number: int, frame: FrameType | None) -> None:
     signal.alarm(0)  # set by a handler of Ray's, which aborts the process after three seconds
+    if _importing(frame) and _childless():  # an exception could be dropped there, or abort compiled code
+        end_at_once(number, frame)
     raise _Stopped(128 + number)
 
 
+def _importing(frame: FrameType | None) -> bool:
+    """Whether the main thread imports a module."""
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _childless() -> bool:
+    """Whether this process has no children, such as Ray's or a SuperLink's, which would be left behind."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return True
+    return False
+
+
 def _unraisable(ignored: sys.UnraisableHookArgs) -> None:
-    """Print what Python lets nothing out of, but for a signal, which is sent again."""
+    """Print an unraisable exception; a signal is sent again instead."""
     if not isinstance(ignored.exc_value, _Stopped):
         sys.__unraisablehook__(ignored)
 
@@ -85,7 +108,7 @@ def ending(command: Callable[[], object]) -> None:
 
 
 def _warner() -> Callable[..., None]:
-    """Prints each warning once, however often and wherever it is raised: a recipe is checked at several places."""
+    """Prints each warning once, because a recipe is checked in several places."""
     said: set[str] = set()
 
     def show(message: Warning | str, *_: object, **__: object) -> None:
@@ -97,7 +120,7 @@ def _warner() -> Callable[..., None]:
 
 
 def _leave(status: int) -> NoReturn:
-    """Exit; without Python's own end where Ray was left behind, since its handler there would wait for it."""
+    """Exit, without Python's cleanup if Ray was left behind, because Ray's exit handler would wait for it."""
     _leaving.set()
     if status in {128 + number for number in _STOPPING} and not _said.is_set():
         interrupted("interrupted")
@@ -110,7 +133,7 @@ def _leave(status: int) -> NoReturn:
 
 
 def _stopped_by(error: BaseException | None) -> int | None:
-    """Status of the interruption behind an error, if there is one: compiled code turns it into an error of its own."""
+    """Status of the interruption behind an error, if any: compiled code turns interruptions into other errors."""
     while error is not None:
         if isinstance(error, SystemExit):
             return int(error.code or 0)

@@ -1,4 +1,4 @@
-"""Who takes part in a round: a keyed draw over client numbers, never over Flower's random node ids."""
+"""The participants of a round: a keyed draw over client numbers, never over Flower's random node ids."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from fedlgm.plan import Sampling
 
 @dataclass(frozen=True)
 class CohortSampler:
-    """Draws cohorts: pure functions of the keys and the round, so that a restart changes none of them.
+    """Draws cohorts: pure functions of the keys and the round, so that a restart does not change them.
 
-    Where the sampling keeps rounds between participations, they count from one invitation to the next: who was drawn
-    and did not answer is not drawn again any sooner, and nobody takes their place.
+    A separation between participations counts from one invitation to the next: a client that was drawn
+    and did not answer is not drawn again sooner, and is not replaced.
 
     Attributes:
         sampling: scheme, population, rate and separation.
@@ -60,7 +60,7 @@ class CohortSampler:
         return rng.integers(0, self.sampling.separation or 1, size=self.sampling.population)
 
     def _separated(self, round: int) -> np.ndarray:
-        """Clients drawn from those who were not invited in the last b - 1 rounds; earlier rounds are drawn first."""
+        """Clients drawn from those that were not invited in the last b - 1 rounds; earlier rounds are drawn first."""
         population, size = self.sampling.population, round_half_up(self.sampling.expected)
         apart = (self.sampling.separation or 1) - 1
         while len(self._invited) < round:
@@ -95,13 +95,13 @@ def round_half_up(value: float) -> int:
 
 
 def blocks(cohort: np.ndarray, size: int, work: np.ndarray | None = None) -> list[np.ndarray]:
-    """Cut a cohort into the blocks whose sums are added up in order.
+    """Divide a cohort into the blocks whose sums are added in order.
 
     Args:
         cohort: client numbers, ascending.
         size: clients in a block.
-        work: expected effort of every client of the population (simulations only). Longest clients then come first, so
-            that a block holds equally long ones and the last blocks of a round are short.
+        work: expected effort of every client of the population (simulations only). The longest clients then come first,
+            so that a block holds clients of similar length and the last blocks of a round are short.
 
     Example:
         >>> [block.tolist() for block in blocks(np.array([1, 4, 6]), size=2)]

@@ -22,8 +22,8 @@ from torch import Tensor
 from fedlgm import wire
 from fedlgm.aggregation import BoundedSum
 from fedlgm.devices import torch_threads
-from fedlgm.errors import ConfigError, Notice, PrivacyError, RunError
-from fedlgm.mechanisms import UsesPrivateNorms, UsesPrivateUpdates
+from fedlgm.errors import ConfigError, DivergedError, Notice, PrivacyError, RunError
+from fedlgm.mechanisms import BoundsExamples, UsesPrivateNorms, UsesPrivateUpdates
 from fedlgm.mechanisms.method import Method
 from fedlgm.plan import ReleasePlan
 from fedlgm.transcript import Transcript
@@ -38,24 +38,25 @@ warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserW
 
 
 _SHOWN = 10  # clients that a notice names
+_LARGEST = 3  # contributions that are named when training has diverged
 
 
 @dataclass
 class RoundRecord:
-    """What a finished round looked like. The plan is public; everything else is the server's own knowledge.
+    """Record of a finished round. The plan is public; everything else is known only to the server.
 
-    `LayerwiseFedAvg` makes one at the end of every round and passes it to `on_round`.
+    `LayerwiseFedAvg` creates one at the end of every round and passes it to `on_round`.
 
     Attributes:
         round: number, from 1.
-        plan: what was released.
+        plan: the plan of the release.
         cohort: clients drawn (secret in a deployment: amplification needs it).
-        present: clients that took part: drawn, not dropped out, and asked for something.
+        present: clients that took part: drawn, not dropped out, and sent a message.
         discarded: contributions with NaN or Inf that counted as zero (not noised).
         seconds: wall time of the round without evaluation.
         failures: replies that are missing, failed or were rejected, each of which counted as zero.
         notes: figures that published, NOT PRIVATE variants report, each [clients, K].
-        exhausted: clients that stayed out because they have spent their own budget (local trust).
+        exhausted: clients that were not invited because they have spent their budget (local trust).
     """
 
     round: int
@@ -83,6 +84,7 @@ class _Pending:
     answered: int = 0
     failures: list[Failure] = field(default_factory=list)
     notes: dict[str, list[np.ndarray]] = field(default_factory=dict)
+    norms: dict[int, float] = field(default_factory=dict)  # of contributions that came alone, by client
 
 
 class LayerwiseFedAvg(FedAvg):
@@ -97,11 +99,11 @@ class LayerwiseFedAvg(FedAvg):
         sampler: cohorts.
         optimizer: server step.
         releaser: keys, ledger and numerics of the server's releases.
-        nodes: which nodes serve which clients.
+        nodes: assignment of nodes to clients.
         on_round: called with each finished round and the new transcript.
 
     Raises:
-        ConfigError: a public seed where the nodes are real, or cohorts drawn otherwise than the run's cost allows.
+        ConfigError: a public seed with real nodes, or cohorts that the run's accounting does not cover.
     """
 
     def __init__(
@@ -120,12 +122,7 @@ class LayerwiseFedAvg(FedAvg):
         self.fraction_evaluate, self.min_evaluate_nodes = 0.0, 0
         if method.layers.size != transcript.models[-1].numel():
             raise ValueError("the transcript's model does not fit the layer table")
-        facts = method.facts
-        if not facts.separate_rounds and sampler.sampling != facts.sampling:
-            raise ConfigError(
-                f"the run's cost rests on {facts.sampling.scheme} sampling with {facts.sampling.separation} rounds "
-                "between a client's participations: its sampler must draw by facts.sampling"
-            )
+        method.facts.process.check_cohorts(sampler.sampling)
         if not (nodes.simulated or nodes.test_mode) and not (releaser.keys.secret and sampler.keys.secret):
             raise ConfigError(
                 "run.seed: a server of real nodes refuses a public seed, with which noise and cohorts could be drawn "
@@ -138,10 +135,10 @@ class LayerwiseFedAvg(FedAvg):
         self._said: frozenset[int] = frozenset()
 
     def summary(self) -> None:
-        """Flower prints this; the run's own report says more."""
+        """Printed by Flower; the run's own report has more."""
 
     def initial_arrays(self) -> ArrayRecord:
-        """The current global model as Flower's `Strategy.start` wants it."""
+        """The current global model in the form of Flower's `Strategy.start`."""
         return _record(self.transcript.models[-1])
 
     def configure_train(
@@ -173,7 +170,7 @@ class LayerwiseFedAvg(FedAvg):
         Raises:
             RunError: no round was configured, a simulation's block failed, or too few nodes answered.
             LedgerError: the release cannot be charged.
-            DivergedError: the server step gave NaN or infinity; `transcript` stays that of the round before.
+            DivergedError: the server step gave NaN or infinity; `transcript` is still that of the previous round.
         """
         pending, self._pending = self._pending, None
         if pending is None:
@@ -183,7 +180,16 @@ class LayerwiseFedAvg(FedAvg):
         self._check_quorum(pending)
         mean = self.releaser.mean(total, plan, pending.round)
         model = self.optimizer.step(self.transcript.models[-1], plan.expand(mean))
-        require_finite(model, pending.round)
+        try:
+            require_finite(model, pending.round)
+        except DivergedError as error:
+            error.largest = tuple(sorted(pending.norms.items(), key=lambda one: -one[1])[:_LARGEST])
+            if error.largest:
+                said = ", ".join(f"client {client} ({norm:.3g})" for client, norm in error.largest)
+                warnings.warn(
+                    Notice(f"norms of the largest contributions of round {pending.round}: {said}"), stacklevel=2
+                )
+            raise
         self.transcript = self.transcript.extend(model, mean, plan)
         record = RoundRecord(
             pending.round,
@@ -203,7 +209,7 @@ class LayerwiseFedAvg(FedAvg):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """No federated evaluation: unprotected figures of private data would be one more release."""
+        """No federated evaluation: unprotected figures of private data would be another release."""
         return []
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> None:
@@ -211,7 +217,7 @@ class LayerwiseFedAvg(FedAvg):
         return None
 
     def _say_exhausted(self, exhausted: frozenset[int]) -> None:
-        """Name the clients that stay out from now on; who took part is the operator's to know, not the reports'."""
+        """Log the clients that no longer take part; reports omit them: only the operator may know who took part."""
         new, self._said = sorted(exhausted - self._said), self._said | exhausted
         if new:
             shown = ", ".join(map(str, new[:_SHOWN])) + (", ..." if len(new) > _SHOWN else "")
@@ -229,7 +235,7 @@ class LayerwiseFedAvg(FedAvg):
         sent = self._messages(grid, cut, round_, arrays, wire.TRAIN_NORMS, extra)
         messages = [one.message for one in sent if one.message is not None]
         replies = grid.send_and_receive(messages, timeout=self.nodes.round_timeout)
-        examples = mechanism.unit == "example"  # then a row is an example's
+        examples = isinstance(mechanism, BoundsExamples)  # then a row is an example's
         rows = [
             norms
             for one, reply in in_order(sent, replies, self.nodes.single, [])
@@ -281,7 +287,9 @@ class LayerwiseFedAvg(FedAvg):
         """Count one client: its contribution if it keeps the plan's bounds, else zero."""
         if reply is not None:
             try:
-                block.merge(torch.from_numpy(contribution(reply, pending.plan)), 1, 0)
+                values = contribution(reply, pending.plan)
+                block.merge(torch.from_numpy(values), 1, 0)
+                pending.norms[one.clients[0]] = float(np.linalg.norm(values))
                 self._note(reply, 1, pending)
                 pending.answered += 1
                 return
@@ -290,7 +298,7 @@ class LayerwiseFedAvg(FedAvg):
         block.skip(1)
 
     def _note(self, reply: Message, clients: int, pending: _Pending) -> None:
-        """Figures that published, NOT PRIVATE variants report; whatever else a node sends along is left out."""
+        """Figures reported by published, NOT PRIVATE variants; all other figures from a node are dropped."""
         if not isinstance(self.method.mechanism, UsesPrivateUpdates):
             return  # nothing of a protected run is published that the plan did not bound and noise
         arrays = reply.content.array_records.get(wire.ARRAYS) or ArrayRecord()
@@ -323,7 +331,7 @@ class LayerwiseFedAvg(FedAvg):
 
 
 def _norms(reply: Message, count: int | None, layers: int) -> np.ndarray | None:
-    """Raw layer norms [count, K] of a reply, or of any number of examples; None if it holds something else."""
+    """Raw layer norms [count, K] of a reply, or of any number of examples; None if the reply holds anything else."""
     try:
         rows = wire.view(reply.content.array_records[wire.ARRAYS][wire.NORMS].data)
     except (KeyError, RunError, AttributeError):

@@ -1,4 +1,4 @@
-"""Which nodes serve which clients: told to the strategy, checked against what the nodes say, never guessed."""
+"""The assignment of nodes to clients: it is given to the strategy and checked against the nodes' statements."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class AnyNode:
         """Find the workers, once.
 
         Raises:
-            RunError: none connects, one does not start, or one says that it serves a client of its own.
+            RunError: none connects, one does not start, or one states that it serves a single client.
         """
         deadline = time.monotonic() + self.wait
         while not self._nodes:
@@ -73,13 +73,13 @@ class OneNodePerClient:
 
     Attributes:
         wait: seconds to wait until the clients' nodes have connected.
-        round_timeout: seconds that nodes have to answer in a round; None waits for as long as Flower does.
+        round_timeout: seconds in which nodes must answer in a round; None uses Flower's timeout.
         quorum: share of the registered clients whose nodes must connect before the run starts, and of a round's nodes
-            that must answer; None: all to start, at least one in a round.
-        max_failures: missing, failed and rejected replies of a round beyond which the run ends; None: any number while
-            at least one node answers.
-        simulated: whether the nodes are those of a simulation, where a public seed is allowed.
-        test_mode: whether real nodes may run with a public seed, which protects nobody.
+            that must answer; None: all at the start, at least one in a round.
+        max_failures: largest number of missing, failed and rejected replies in a round before the run ends; None: any
+            number while at least one node answers.
+        simulated: whether the nodes belong to a simulation, where a public seed is allowed.
+        test_mode: whether real nodes may run with a public seed, which protects nothing.
 
     Example:
         >>> OneNodePerClient(quorum=0.5).addresses([np.array([3, 4])])  # no node has connected yet
@@ -100,11 +100,11 @@ class OneNodePerClient:
 
     @property
     def repeats(self) -> bool:
-        """Whether a round that is made again after an interruption has the same contributions, bit by bit."""
+        """Whether a round that is repeated after an interruption has the same contributions, bit by bit."""
         return self.simulated
 
     def find(self, grid: Grid, population: int) -> None:
-        """Find every client's node; later calls notice nodes that left or joined.
+        """Find every client's node; later calls update nodes that left or joined.
 
         Raises:
             RunError: at the start, a node of another population, two nodes for one client, or clients without a node.
@@ -183,7 +183,7 @@ class OneNodePerClient:
         if stated != population or not isinstance(client, int) or not 0 <= client < population:
             raise RunError(
                 f"node {node} says that it is client {client!r} of {stated!r}, the run has {population} clients: set "
-                f"its {wire.PARTITION} and {wire.PARTITIONS}={population}"
+                f"its {wire.PARTITION} and {wire.PARTITIONS}={population}{wire.in_a_simulation(population)}"
             )
         return client
 
@@ -192,7 +192,7 @@ Nodes = AnyNode | OneNodePerClient
 
 
 def ask(grid: Grid, nodes: Iterable[int], wait: float, *, tolerant: bool = False) -> dict[int, ConfigRecord]:
-    """What each node says of the client that lives there.
+    """Each node's statement of its client.
 
     Raises:
         RunError: a node answers with an error, unless `tolerant`.

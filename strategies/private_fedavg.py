@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 import numbers
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any, ParamSpec
 
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from torch import Tensor, nn
 
-from fedlgm import mechanisms
+from fedlgm import mechanisms, noised_by
 from fedlgm.errors import ConfigError, Notice
+from fedlgm.extension import misfit
 from fedlgm.facts import RunFacts, Sampling
 from fedlgm.keys import KeyRing
-from fedlgm.mechanisms import Mechanism
+from fedlgm.mechanisms import BoundsExamples, Mechanism
 from fedlgm.mechanisms.base import require_mechanism
 from fedlgm.mechanisms.method import Method
+from fedlgm.models.arrays import of_arrays
 from fedlgm.models.requirements import require_stateless
 from fedlgm.privacy.guarantee import Trust
 from fedlgm.privacy.ledger import Ledger
@@ -31,15 +36,46 @@ from strategies.nodes import OneNodePerClient
 from strategies.releaser import Releaser
 from strategies.server_optimizer import ServerStep, server_step
 
+_INSTEAD = {
+    ("fraction_train", "fraction_fit"): "rate is the probability with which a client takes part in a round",
+    ("min_train", "min_fit", "min_available"): "clients is their number, and nodes says how to wait for them",
+    ("fraction_evaluate", "min_evaluate", "evaluate_metrics", "train_metrics", "fit_metrics"): (
+        "clients' own figures are not protected and stay with them: evaluate on the server by start(evaluate_fn=...)"
+    ),
+    ("weighted_by",): "clients weigh alike, since weights by example counts would reveal the counts: leave it out",
+    ("proximal_mu",): "the term is the client's: add it to the loss under @app.train()",
+    ("eta", "server_learning_rate"): "server_lr is the rate of a named optimizer",
+    ("evaluate_fn", "on_fit_config", "on_evaluate_config"): "give evaluate_fn and train_config to start",
+    ("initial_parameters",): "the model, the first argument, has the initial weights",
+}
+"""What takes the place of arguments of Flower's strategies, by the beginnings of their names."""
+
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
+Made = ParamSpec("Made")
+
+
+def _needs_a_budget(init: Callable[Made, None]) -> Callable[Made, None]:
+    """Let a constructor name what is missing as the library does, where only the class's name was changed."""
+
+    @functools.wraps(init)
+    def checked(*args: Made.args, **options: Made.kwargs) -> None:
+        wrong = misfit(init, *args, **options)
+        if wrong:
+            raise ConfigError(
+                f"PrivateFedAvg: {wrong}; it is made with the model and its budget, such as PrivateFedAvg(Net(), "
+                "epsilon=8, delta=1e-5, clients=10, rounds=3, ledger='ledger.sqlite')"
+            )
+        init(*args, **options)
+
+    return checked
 
 
 class PrivateFedAvg(LayerwiseFedAvg):
     """Client-level private federated averaging of a torch model; the clients' apps are `clients.PrivateClientApp`s.
 
     Noise and ledger are made for `rounds` rounds at (epsilon, delta) under add-or-remove-one with Poisson sampling, or
-    replace-one under local trust. Keys come from the operating system. A ledger that exists already is continued: what
-    earlier runs of the same settings spent stays in it.
+    replace-one under local trust. Keys come from the operating system. A ledger that exists already is continued: it
+    still holds the spending of earlier runs of the same settings.
 
     Example:
         >>> import tempfile, torch
@@ -49,7 +85,8 @@ class PrivateFedAvg(LayerwiseFedAvg):
         True
 
     Args:
-        model: the model; its weights are the initial, public ones.
+        model: the model, or the list of NumPy arrays that an app without torch sends; its weights are the initial,
+            public ones.
         mechanism: a registered name, "package.module:Class", or an object.
         epsilon: budget of all rounds.
         delta: its delta; below one over the number of clients.
@@ -59,18 +96,20 @@ class PrivateFedAvg(LayerwiseFedAvg):
         ledger: SQLite file of what has been spent.
         trust: who adds the noise.
         optimizer: server step, or its name (see `ServerOptimizer`); by default the mean update is added.
-        server_lr: learning rate of a named optimizer; by default 1 for "sgd" and "momentum", 0.01 for "adam", whose
-            steps move every coordinate by about the rate.
+        server_lr: learning rate of a named optimizer; by default 1 for "sgd" and "momentum", 0.01 for "adam" and
+            "yogi", whose steps move every coordinate by about the rate.
         nodes: how to wait for nodes, and what to do when some fail.
         group_by: see `LayerTable.from_module`.
+        flowers: arguments of Flower's own strategies, which are refused with what takes their place.
 
     Raises:
         ConfigError, PrivacyError, LedgerError: with one clear message.
     """
 
+    @_needs_a_budget
     def __init__(
         self,
-        model: nn.Module,
+        model: nn.Module | Sequence[np.ndarray],
         *,
         epsilon: float,
         delta: float,
@@ -84,25 +123,27 @@ class PrivateFedAvg(LayerwiseFedAvg):
         server_lr: float | None = None,
         nodes: OneNodePerClient | None = None,
         group_by: str | Callable[[str], str] = "module",
+        **flowers: Any,
     ) -> None:
+        _refuse(flowers)
+        module: nn.Module = of_arrays(model)
         chosen = mechanisms.get(mechanism) if isinstance(mechanism, str) else require_mechanism(mechanism)
-        if chosen.unit != "client":
+        if isinstance(chosen, BoundsExamples):
             raise ConfigError(
                 f"{chosen.name} bounds examples, which only clients that train by it can do: PrivateFedAvg needs a "
                 "mechanism that bounds clients' updates"
             )
         step = _step(optimizer, server_lr)
-        relation = "replace-one" if trust == "local" else "add-remove"
-        sampling = Sampling("poisson", clients, rate)
-        facts = RunFacts(0.0, sampling, relation, trust, rounds, epsilon=epsilon, delta=delta)  # type: ignore[arg-type]
-        method, keys = Method.of(model, chosen, facts, group_by), KeyRing.from_seed(None)
-        self._module = copy.deepcopy(model)
-        _warn_of(model, delta, clients)
+        sampling, relation = Sampling("poisson", clients, rate), noised_by.get(trust).relation
+        facts = RunFacts(0.0, sampling, relation, trust, rounds, epsilon=epsilon, delta=delta)
+        method, keys = Method.of(module, chosen, facts, group_by), KeyRing.from_seed(None)
+        self._module = copy.deepcopy(module)
+        _warn_of(module, delta, clients)
         owner = hashlib.sha256(repr((chosen, method.facts, method.layers.names)).encode()).hexdigest()
         opened = Ledger(ledger, owner)
         super().__init__(
             method,
-            Transcript.start(method.layers.flatten(model)),
+            Transcript.start(method.layers.flatten(module)),
             CohortSampler(sampling, keys),
             step,
             Releaser(keys, opened, redrawn=opened.position()),
@@ -119,33 +160,38 @@ class PrivateFedAvg(LayerwiseFedAvg):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Evaluate | None = None,
     ) -> Result:
-        """Run all rounds that are left, or `num_rounds` of them at most.
+        """Run all remaining rounds, or at most `num_rounds` of them.
 
-        `result.arrays` is what the model's `load_state_dict` takes; frozen parameters and buffers are as they were
-        given to the constructor, which also gave the initial model: `initial_arrays` is taken for Flower's sake and not
-        used. `evaluate_fn(round, arrays)` gets such arrays, too, and works on released models: it costs no privacy.
+        `result.arrays` has the form of the model's `load_state_dict`; frozen parameters and buffers are those given to
+        the constructor, which also defines the initial model: `initial_arrays` is accepted for compatibility with
+        Flower and not used. `evaluate_fn(round, arrays)` gets arrays of the same form and sees only released models, so
+        it costs no privacy.
 
         Raises:
-            ConfigError: `num_rounds` is no whole number, or negative.
-            DivergedError: a round's model is NaN or infinite; `state_dict()` is that of the round before.
+            ConfigError: `num_rounds` is not a whole number, or negative.
+            DivergedError: a round's model is NaN or infinite; `state_dict()` is that of the previous round.
         """
         left = self.method.facts.rounds - self.transcript.rounds
         if num_rounds is not None and not (isinstance(num_rounds, numbers.Integral) and num_rounds >= 0):
             raise ConfigError(f"num_rounds must be a whole number of at least 0, got {num_rounds!r}")
         wanted = left if num_rounds is None else min(int(num_rounds), left)
-
-        def evaluate(round: int, arrays: ArrayRecord) -> MetricRecord | None:
-            return None if evaluate_fn is None else evaluate_fn(round, self._state())
-
-        result = super().start(
-            grid, self.initial_arrays(), wanted, timeout, train_config, evaluate_config,
-            None if evaluate_fn is None else evaluate,
-        )  # fmt: skip
+        result = super().start(grid, self._state(), wanted, timeout, train_config, evaluate_config, evaluate_fn)
         result.arrays = self._state()
         return result
 
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The round's messages. They carry the strategy's own model, which `arrays` shows as a `state_dict`."""
+        return super().configure_train(server_round, self.initial_arrays(), config, grid)
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord, MetricRecord]:
+        """The next model as its `load_state_dict` takes it; see `LayerwiseFedAvg.aggregate_train`."""
+        _, metrics = super().aggregate_train(server_round, replies)
+        return self._state(), metrics
+
     def _state(self) -> ArrayRecord:
-        """The current model as its `load_state_dict` takes it, with frozen parameters and buffers."""
+        """The current model in the form of its `load_state_dict`, with frozen parameters and buffers."""
         self.method.layers.load_(self._module, self.transcript.models[-1])
         return ArrayRecord(self._module.state_dict())
 
@@ -155,14 +201,22 @@ class PrivateFedAvg(LayerwiseFedAvg):
         return {name: value.clone() for name, value in named.items()}
 
     def epsilon(self) -> float:
-        """Epsilon spent so far at the run's delta, of everything in the ledger."""
+        """Epsilon spent so far at the run's delta, including everything in the ledger."""
         _, delta = self.method.facts.budget()
         return self.releaser.ledger.epsilon(delta, self.method.facts.accountant)
 
     def guarantee(self) -> str:
-        """What is guaranteed, in one sentence."""
+        """The guarantee in one sentence."""
         plan = self.transcript.plan or self.method.plan(self.transcript)
         return plan.guarantee.sentence(noise_reproducible=False)
+
+
+def _refuse(flowers: dict[str, Any]) -> None:
+    """Refuse an argument of Flower's strategies, and name its replacement."""
+    for name in flowers:
+        instead = next((remedy for names, remedy in _INSTEAD.items() if name.startswith(names)), None)
+        hint = instead or "its arguments are in docs/how-to/flower-app.md"
+        raise ConfigError(f"PrivateFedAvg has no argument {name!r}: {hint}")
 
 
 def _step(optimizer: str | ServerStep | None, lr: float | None) -> ServerStep:
@@ -173,12 +227,12 @@ def _step(optimizer: str | ServerStep | None, lr: float | None) -> ServerStep:
         )
     if lr is not None and not (isinstance(lr, numbers.Real) and 0 < lr < float("inf")):
         raise ConfigError(f"server_lr must be a positive number, got {lr!r}")
-    usual = 0.01 if optimizer == "adam" else 1.0
+    usual = 0.01 if optimizer in ("adam", "yogi") else 1.0
     return server_step(optimizer or "sgd", lr=usual if lr is None else lr, momentum=0.9)
 
 
 def _warn_of(model: nn.Module, delta: float, clients: int) -> None:
-    """What is allowed and probably not meant."""
+    """Warn of settings that are allowed but probably not intended."""
     if delta >= 1 / clients:
         warnings.warn(
             Notice(

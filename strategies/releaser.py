@@ -1,4 +1,4 @@
-"""The server's side of a release: charged, noised, divided by the public denominator, in this order and only here."""
+"""The server's side of a release: charge, noise and division by the public denominator, in this order and only here."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Releaser:
         keys: secret ring of the server's noise.
         ledger: charged before each release.
         numerics: device and noise backend.
-        observer: of a simulation's releases under central trust: sees every sum before and after its noise and may add
-            canaries to it.
+        observer: observer of a simulation's releases under central trust: sees every sum before and after its noise and
+            may add canaries to it.
         attempt: distinguishes attempts whose releases under local trust are not repeated bit by bit (real nodes).
-        run_noise: noise of the run so far, where it is correlated over rounds.
-        redrawn: up to which row of the ledger releases drew their participants by other keys than this process does.
+        run_noise: noise of the run so far, if it is correlated over rounds.
+        redrawn: last row of the ledger whose participants were drawn with keys of an earlier process.
 
     Example:
         >>> import tempfile
@@ -59,8 +59,8 @@ class Releaser:
     def mean(self, total: BoundedSum, plan: ReleasePlan, round: int) -> Tensor:
         """The round's released mean [plan.size] float32 on the CPU."""
         device, backend = self.numerics.device, self.numerics.noise_backend
-        values = total.total.to(device, widest(device))
-        if plan.facts.trust == "central":
+        values = plan.facts.noised_by.opened(total).to(device, widest(device))
+        if not plan.facts.noised_by.uploads_released:
             watched = self.observer if plan.size > 0 else None
             if watched is not None:
                 watched.insert(round, plan, values)
@@ -76,8 +76,8 @@ class Releaser:
         return add_downlink_(values, plan, self.keys, round, backend).cpu().float()
 
     def charge_clients(self, plan: ReleasePlan, round: int, clients: Iterable[int]) -> None:
-        """Local trust: charge clients before they are asked, since they release at once."""
-        if plan.facts.trust == "local" and self.costs(plan):
+        """Local trust: charge clients before their messages are sent, because they release immediately."""
+        if plan.facts.noised_by.uploads_released and self.costs(plan):
             for client in clients:
                 key = self._client_key(round, client)
                 self.ledger.charge(
@@ -85,8 +85,8 @@ class Releaser:
                 )
 
     def costs(self, plan: ReleasePlan) -> bool:
-        """Whether the round is charged: not if nothing is released and nothing ever was, see `ReleasePlan.event`."""
-        return plan.size > 0 or not plan.facts.separate_rounds or self.ledger.rounds() > 0
+        """Whether the round is charged; it is not if nothing has been released so far, see `ReleasePlan.event`."""
+        return plan.size > 0 or plan.facts.run is not None or self.ledger.rounds() > 0
 
     def exhausted(self, round: int, max_participations: int | None) -> frozenset[int]:
         """Clients at their cap before `round`."""

@@ -1,7 +1,7 @@
-"""A round's replies: matched to its messages, put in order, and checked where one client alone made them.
+"""A round's replies: matched to messages, ordered, and checked if they come from a single client.
 
-A single client's reply is not trusted: whatever it holds counts at most as one contribution that the plan bounds. What
-breaks a rule counts as zero and is reported with the node's name; it cannot weaken the protection of the others.
+A single client's reply is not trusted: it counts as at most one contribution within the plan's bounds. A reply that
+breaks a rule counts as zero and is reported with the node's name; it cannot weaken the protection of others.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from flwr.app import Message
 from fedlgm import wire
 from fedlgm.errors import FedlgmError, PrivacyError, RunError
 from fedlgm.node_protocol import printable
-from fedlgm.noise import grid_step
-from fedlgm.plan import Part, ReleasePlan
+from fedlgm.plan import ReleasePlan
+from fedlgm.upload_caps import upload_caps
 
-_NEGLIGIBLE = 1e-15  # probability that honest noise is longer than `largest_norm` allows
 _ROUNDING = 1 + 1e-9
 _LONGEST_REASON = 500
 _SUPERLINK = 1  # node number under which Flower reports that a node is lost
@@ -28,14 +27,14 @@ _SUPERLINK = 1  # node number under which Flower reports that a node is lost
 
 @dataclass(frozen=True)
 class Failure:
-    """One message of a round that brought no contribution.
+    """One message of a round without a contribution.
 
     Attributes:
-        kind: "missing" (no reply in time, or no node), "error" (the node says that it failed) or "rejected" (a reply
+        kind: "missing" (no reply in time, or no node), "error" (the node reports a failure) or "rejected" (a reply
             that breaks a rule).
         node: the node that was asked; None if the client has none.
         client: the client that was asked.
-        reason: what happened; parts may be the node's own words, see `printable`.
+        reason: what happened; parts may be text from the node, see `printable`.
 
     Example:
         >>> Failure("error", node=7, client=3, reason=chr(27) + "[31mred").reason.isprintable()
@@ -56,8 +55,8 @@ class Sent:
     """A message as it was sent.
 
     Attributes:
-        message: the message; None where there was no node to send it to.
-        clients: numbers of the clients that it asks.
+        message: the message; None if there was no node to send it to.
+        clients: numbers of the addressed clients.
 
     Example:
         >>> Sent(None, [3]).node is None
@@ -76,10 +75,10 @@ class Sent:
 def in_order(
     sent: Sequence[Sent], replies: Iterable[Message], single: bool, failures: list[Failure]
 ) -> Iterator[tuple[Sent, Message | None]]:
-    """(message, reply) of every message in order, as soon as its turn comes; no reply where there is a failure.
+    """Yield (message, reply) of every message in order, as soon as its turn comes; no reply if it failed.
 
-    A reply belongs to the message that it answers, whatever it says of itself; it must come from the node that was
-    asked and belong to the same run.
+    A reply is matched to the message that it answers, not by its own statements; it must come from the addressed
+    node and belong to the same run.
 
     Args:
         sent: the round's messages.
@@ -148,7 +147,7 @@ def block_sum(reply: Message, plan: ReleasePlan) -> np.ndarray:
     """The sum that a worker of a simulation returns, [plan.size]; only its form is checked.
 
     Raises:
-        PrivacyError: it is not of the plan's size or type.
+        PrivacyError: the sum does not have the plan's size or type.
         RunError: the array cannot be read.
     """
     values = wire.view(reply.content.array_records[wire.ARRAYS][wire.SUM].data)
@@ -163,31 +162,45 @@ def block_sum(reply: Message, plan: ReleasePlan) -> np.ndarray:
 def contribution(reply: Message, plan: ReleasePlan) -> np.ndarray:
     """A single client's contribution, [plan.size] float64, if it keeps the plan's bounds.
 
-    Under central trust every part's norm must stay within its bound; under local trust within what bound and noise
-    together can reach except with probability 1e-15. What a trainer bounds example by example has no bound per client:
-    it must be finite. Figures that the reply states about itself are not used.
+    Under central trust every part's norm must stay within its bound; under local trust within a limit that bound and
+    noise together exceed with probability at most 1e-15. A contribution bounded example by example must lie within the
+    public cap that clients keep (`fedlgm.upload_caps`). Figures that the reply states about itself are ignored.
 
     Raises:
-        PrivacyError: it does not; the message says how.
+        PrivacyError: the contribution exceeds them; the message says how.
     """
     try:
-        values = block_sum(reply, plan).astype(np.float64)
+        values = block_sum(reply, plan)
     except FedlgmError as error:
         raise PrivacyError(str(error)) from error
     except Exception as error:  # whatever a hostile message makes the parser raise
         raise PrivacyError(f"the reply cannot be read: {type(error).__name__}: {error}") from error
+    return bounded(values, plan)
+
+
+def bounded(values: np.ndarray, plan: ReleasePlan) -> np.ndarray:
+    """One client's numbers [plan.size] as float64, if they keep the plan's bounds; see `contribution`.
+
+    Raises:
+        PrivacyError: they exceed the bounds; the message says how.
+    """
+    values = values.astype(np.float64)
     if not np.isfinite(values).all():
         raise PrivacyError("it holds NaN or infinite values")
-    if plan.bounded_by == "trainer":
-        return values
-    order, start = 2 if plan.family == "gaussian" else 1, 0
-    for part in plan.parts:
+    order, start = 1 if plan.family == "laplace" and plan.bounded_by != "trainer" else 2, 0
+    for part, limit in zip(plan.parts, _limits(plan), strict=True):
         norm = _norm(values[start : start + part.size], order)
-        limit = part.clip if plan.facts.trust == "central" else largest_norm(part, plan.family)
         if not norm <= limit * _ROUNDING:
             raise PrivacyError(f"its part {part.name!r} has norm {norm:.4g}, the plan allows {limit:.4g}")
         start += part.size
     return values
+
+
+def _limits(plan: ReleasePlan) -> list[float]:
+    """Largest norm of every part of one client's contribution."""
+    if plan.bounded_by == "trainer":
+        return [float(cap) for cap in upload_caps(plan)]
+    return [plan.facts.noised_by.limit(part, plan.family) for part in plan.parts]
 
 
 def _norm(values: np.ndarray, order: int) -> float:
@@ -197,27 +210,3 @@ def _norm(values: np.ndarray, order: int) -> float:
             return norm
         largest = float(np.abs(values).max(initial=0.0))  # squares of huge numbers overflow, those of tiny ones vanish
         return largest * float(np.linalg.norm(values / largest, ord=order)) if largest else 0.0
-
-
-def largest_norm(part: Part, family: str) -> float:
-    """Norm that a client's noised part exceeds with probability at most 1e-15: bound, noise and grid together.
-
-    Gaussian: sqrt of the chi-square tail, l2. Laplace: tail of a sum of exponentials, l1.
-
-    Example:
-        >>> largest_norm(Part("a", 100, 1.0, 0.0), "gaussian")
-        1.0
-        >>> 15 < largest_norm(Part("a", 100, 1.0, 1.0), "gaussian") < 20
-        True
-    """
-    if part.sigma == 0 or not math.isfinite(part.clip):
-        return part.clip
-    import scipy.special  # not needed where clients train: their processes start sooner without it
-
-    if family == "gaussian":
-        noise = part.sigma * math.sqrt(2 * float(scipy.special.gammainccinv(part.size / 2, _NEGLIGIBLE)))
-        grid = grid_step(part.sigma) * math.sqrt(part.size)
-    else:
-        noise = part.sigma * float(scipy.special.gammainccinv(part.size, _NEGLIGIBLE))
-        grid = grid_step(part.sigma) * part.size
-    return part.clip + noise + grid

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from contextlib import AbstractContextManager
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
@@ -13,15 +13,16 @@ from torch import Tensor
 from fedlgm.errors import ConfigError, DivergedError, Notice
 from fedlgm.extension import is_reference, load_object, misfit, shown_name, users_code
 from fedlgm.training import FlatOptimizer
+from strategies.yogi import Yogi
 
-Name = Literal["sgd", "momentum", "adam"]
+Name = Literal["sgd", "momentum", "adam", "yogi"]
 
 
 class ServerStep(Protocol):
-    """What the strategy asks of the server's step: post-processing of released values.
+    """Interface of the server's step, which is post-processing of released values.
 
-    One of a user's own needs `step` alone; with `state` and `restore`, as `ServerOptimizer` has them, an interrupted
-    run continues where it was, without them its state starts afresh.
+    A user's step needs only `step`. With `state` and `restore`, as in `ServerOptimizer`, an interrupted
+    run continues with its state; without them the state is reset.
 
     Example:
         >>> class Halfway:
@@ -40,24 +41,26 @@ def server_step(choice: Any, lr: float, momentum: float) -> ServerStep:
     """A server step.
 
     Args:
-        choice: a name of `ServerOptimizer`; "package.module:name" of a class or function (lr, momentum) -> step, or of
-            a step; or a step itself.
+        choice: a name of `ServerOptimizer`, or "yogi" (see `Yogi`); "package.module:name" of a class or function
+            (lr, momentum) -> step, or of a step; or a step itself.
         lr: server learning rate.
-        momentum: for those that take it.
+        momentum: momentum, for steps that use it.
 
     Returns:
-        The step; one of a user's own starts afresh, whatever the given object has done before.
+        The step; a user's step starts with a fresh state, independent of earlier use of the given object.
 
     Raises:
-        ConfigError: unknown, or no step.
+        ConfigError: unknown, or not a step.
 
     Example:
         >>> server_step("sgd", lr=0.5, momentum=0.0).step(torch.tensor([1.0]), torch.tensor([2.0])).tolist()
         [2.0]
     """
+    if choice == "yogi":
+        return Yogi(lr)
     if isinstance(choice, str) and not is_reference(choice):
         return ServerOptimizer(choice, lr, momentum)  # type: ignore[arg-type]
-    if isinstance(choice, ServerOptimizer):
+    if isinstance(choice, ServerOptimizer | Yogi):
         return choice
     found = load_object(choice, "server optimizer") if isinstance(choice, str) else choice
     label = shown_name(choice)
@@ -75,7 +78,7 @@ def server_step(choice: Any, lr: float, momentum: float) -> ServerStep:
 
 
 class OwnStep:
-    """A user's own step, of which only a usable model is passed on.
+    """A user's step, whose result is checked to be a usable model.
 
     Args:
         step: as `ServerStep`.
@@ -96,7 +99,7 @@ class OwnStep:
         """Next model [D], float32.
 
         Raises:
-            ConfigError: the step fails, or gives no tensor of the model's shape.
+            ConfigError: the step fails, or does not return a tensor of the model's shape.
         """
         with self._named():
             found = self._step.step(model.clone(), mean_update)  # a past model, which later plans may read
@@ -109,12 +112,12 @@ class OwnStep:
         return found.to(torch.float32)
 
     def state(self) -> dict[str, Tensor]:
-        """Tensors that a checkpoint must hold; none of a step without `state`."""
+        """Tensors for a checkpoint; none for a step without `state`."""
         with self._named():
             return self._step.state() if hasattr(self._step, "state") else {}
 
     def restore(self, model: Tensor, state: dict[str, Tensor]) -> None:
-        """Continue from a checkpoint's state; a step without `restore` starts afresh."""
+        """Continue from a checkpoint's state; a step without `restore` starts with a fresh state."""
         if hasattr(self._step, "restore"):
             with self._named():
                 self._step.restore(model, state)
@@ -132,16 +135,16 @@ class OwnStep:
 
 
 def require_finite(model: Tensor, round: int) -> None:
-    """Refuse a model that the server step has made of NaN or infinity: no later round could train it.
+    """Refuse a model with NaN or infinity after the server step, because no later round could train it.
 
-    The model is a function of released values alone, so that a run ends here tells no more than they do.
+    The model depends only on released values, so ending the run here reveals nothing more.
 
     Args:
         model: the next model [D].
         round: the round that made it, for the message.
 
     Raises:
-        DivergedError: with the round, and what to change.
+        DivergedError: the message names the round and a remedy.
 
     Example:
         >>> require_finite(torch.tensor([1.0, float("inf")]), round=3)
@@ -159,7 +162,7 @@ def require_finite(model: Tensor, round: int) -> None:
 
 
 def state_of(step: ServerStep) -> dict[str, Tensor]:
-    """Tensors that a checkpoint must hold of a server step; none of one without `state`.
+    """State tensors of a server step for a checkpoint; none for a step without `state`.
 
     Example:
         >>> state_of(ServerOptimizer("sgd", 1.0))  # plain averaging keeps nothing
@@ -169,12 +172,12 @@ def state_of(step: ServerStep) -> dict[str, Tensor]:
 
 
 def restore(step: ServerStep, model: Tensor, state: dict[str, Tensor]) -> None:
-    """Continue from a checkpoint's state; a step without `restore` starts afresh.
+    """Continue from a checkpoint's state; a step without `restore` starts with a fresh state.
 
     Args:
         step: the server step, changed in place.
         model: the global model [D] at the checkpoint.
-        state: what `state_of` gave.
+        state: the result of `state_of`.
 
     Example:
         >>> first, model, mean = ServerOptimizer("momentum", 1.0), torch.zeros(1), torch.ones(1)
@@ -190,7 +193,7 @@ def restore(step: ServerStep, model: Tensor, state: dict[str, Tensor]) -> None:
 class ServerOptimizer:
     """An optimizer that takes the released mean update as its (negative) gradient.
 
-    Works on released values only, so it is post-processing and costs no privacy.
+    It uses only released values, so it is post-processing and costs no privacy.
 
     Args:
         name: "sgd" (FedAvg: model + lr * mean), "momentum" (FedAvgM) or "adam" (FedAdam with PyTorch's Adam: bias
@@ -210,9 +213,11 @@ class ServerOptimizer:
         [4.25]
     """
 
-    def __init__(self, name: Name, lr: float, momentum: float = 0.9, eps: float = 1e-3) -> None:
+    def __init__(
+        self, name: Literal["sgd", "momentum", "adam"], lr: float, momentum: float = 0.9, eps: float = 1e-3
+    ) -> None:
         if name not in ("sgd", "momentum", "adam"):
-            raise ConfigError(f"unknown server optimizer {name!r}; known: sgd, momentum, adam")
+            raise ConfigError(f"unknown server optimizer {name!r}; known: {', '.join(get_args(Name))}")
         self._name, self._lr, self._momentum, self._eps = name, lr, momentum, eps
         self._optimizer: FlatOptimizer | None = None
         self._weights = torch.empty(0)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import tempfile
 import urllib.request
 import warnings
 from collections.abc import Callable, Iterator
@@ -17,7 +19,9 @@ from federations import Federation, GivenUpdates, tiny_values
 from torch import Tensor
 
 from clients import AnyClient, ClientData, LayerwiseClient, LocalWork, OneClient
-from fedlgm import mechanisms
+from fedlgm import allocation, mechanisms
+from fedlgm.audits import audit
+from fedlgm.correlation import strategies
 from fedlgm.devices import Numerics
 from fedlgm.errors import LedgerError
 from fedlgm.keys import KeyRing
@@ -25,16 +29,28 @@ from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.method import Method
 from fedlgm.plan import RunFacts, Sampling
 from fedlgm.privacy.ledger import Ledger
-from fedlgm.training import LocalTraining
+from fedlgm.training import LocalTraining, kinds
 from fedlgm.transcript import Transcript
+from simulations import engines
 from simulations.config import recipe as recipes
 from simulations.config.recipe import Recipe
 from simulations.engines.local import LocalGrid
 from strategies import AnyNode, CohortSampler, LayerwiseFedAvg, OneNodePerClient, Releaser, ServerOptimizer
 
-torch.set_num_threads(1)
+torch.set_num_threads(int(os.environ.get("FEDLGM_TEST_THREADS", "1")))  # see `make test-rounding`
 hypothesis.settings.register_profile("shared cores", deadline=None)
 hypothesis.settings.load_profile("shared cores")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """One folder of kept calibrations for the tests of a run and their processes, empty at the start, gone at the end.
+
+    A third of the suite's time went into the same few calibrations; a kept one is confirmed by the accountant.
+    """
+    if not hasattr(config, "workerinput"):
+        kept = tempfile.TemporaryDirectory(prefix="fedlgm-tests-")
+        os.environ["FEDLGM_CACHE"] = kept.name
+        config.add_cleanup(kept.cleanup)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -56,6 +72,27 @@ def _signals_as_before() -> Iterator[None]:
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
+
+
+REGISTRIES = (
+    allocation._SHARES,
+    mechanisms._REGISTRY,
+    kinds._KINDS,
+    engines._ENGINES,
+    strategies._STRATEGIES,
+    audit._OWN,
+)
+"""What `register` functions fill; the modules that own them register at import, and no other module does."""
+
+
+@pytest.fixture(autouse=True)
+def _registries_as_before() -> Iterator[None]:
+    """A name that one test registers must not appear to the next one."""
+    before = [dict(registry) for registry in REGISTRIES]
+    yield
+    for registry, entries in zip(REGISTRIES, before, strict=True):
+        registry.clear()
+        registry.update(entries)  # type: ignore[arg-type]
 
 
 @pytest.fixture

@@ -79,3 +79,24 @@ def test_correlated_notebook() -> None:
     accuracy = {label: int(percent) for label, percent in found}
     assert accuracy["public cycle, correlated"] > accuracy["public cycle, independent"] + 15
     assert accuracy["public cycle, correlated"] > accuracy["Poisson sampling, independent"] - 8
+
+
+@pytest.mark.slow
+def test_study_notebook() -> None:
+    text = "".join(outputs_of("study.ipynb")).replace("\\n", "\n")
+    assert "18 of 18 runs" in text
+    assert "IProgress" not in text
+    assert "toprule" in text
+    assert "p_holm" in text
+    assert "published together, 18 runs cost epsilon" in text
+
+
+@pytest.mark.parametrize("name", ["quickstart", "example_level", "correlated", "attacks", "study"])
+def test_a_notebook_is_committed_with_small_outputs(name: str) -> None:
+    path = NOTEBOOKS / f"{name}.ipynb"
+    assert path.stat().st_size < 500_000
+    notebook = nbformat.read(path, as_version=4)
+    for cell in notebook.cells:
+        text = str(cell.get("outputs", ""))
+        assert cell.cell_type != "code" or cell.execution_count is not None, "execute the notebook and save it"
+        assert not any(word in text for word in ("IProgress", "/home/", "/root/", "Traceback", "/work/"))

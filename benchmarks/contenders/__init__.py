@@ -1,1 +1,1 @@
-"""Simulators that do the same work, each in a process of its own, one round at a time on demand."""
+"""Simulators that do the same work, each in a separate process, one round at a time on demand."""

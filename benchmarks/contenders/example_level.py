@@ -1,4 +1,4 @@
-"""One contender of `benchmarks.example_level` in a process of its own: steps on demand, CPU seconds as the answer.
+"""One contender of `benchmarks.example_level` in a separate process: steps on demand, answered with CPU seconds.
 
     python -m benchmarks.contenders.example_level NETWORK CONTENDER
 
@@ -211,7 +211,7 @@ def contender(network: str, name: str) -> Callable[[], None]:
 
 
 def code() -> float:
-    """MB of the files that are in memory because they were used: torch's kernels above all, shared by all processes."""
+    """MB of mapped files that have been used: torch's kernels above all, shared by all processes."""
     with open("/proc/self/status", encoding="ascii") as file:
         return next(int(line.split()[1]) / 1024 for line in file if line.startswith("RssFile:"))
 

@@ -1,6 +1,7 @@
-"""fedlgm's own Ray engine: plan, bounds, ledger on disk and noise of a real run, without its evaluation and files.
+"""fedlgm's own engines: plan, bounds, ledger on disk and noise of a real run, without its evaluation and files.
 
-With the argument "two-nodes" it runs on a cluster of two nodes with one core each.
+Without an argument it is the Ray engine on this machine, with "processes" workers forked from this process, and with
+"two-nodes" Ray on a cluster of two nodes with one core each. With "native" clients are trained by the compiled kernel.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from flwr.serverapp import Grid
 
 from benchmarks.contenders import work
 from benchmarks.contenders.cluster import one_core_nodes
@@ -21,8 +23,9 @@ from fedlgm.privacy import Ledger
 from fedlgm.transcript import Transcript
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
-from simulations.engines import ray as ray_engine
-from simulations.launch import prepared
+from simulations.engines import EngineOptions
+from simulations.engines.processes import ProcessEngine
+from simulations.engines.ray_engine import RayEngine
 from strategies import AnyNode, CohortSampler, LayerwiseFedAvg, Releaser, ServerOptimizer
 
 
@@ -36,7 +39,7 @@ class _Cohorts(CohortSampler):
 
 
 def serve(
-    grid: ray_engine.RayGrid,
+    grid: Grid,
     assembly: Assembly,
     keys: KeyRing,
     job: Any = work,
@@ -63,11 +66,15 @@ def serve(
 
 
 def main() -> None:
-    with one_core_nodes(2) if sys.argv[1:] == ["two-nodes"] else contextlib.nullcontext() as address:
-        assembly, keys = Assembly(recipes.load("fashion-mnist")), KeyRing.from_seed(1)
-        with prepared(assembly, "ray", work.WORKERS, address) as actors:
-            assert actors is not None
-            serve(actors.serving(assembly, keys), assembly, keys)
+    how = set(sys.argv[1:])
+    with one_core_nodes(2) if "two-nodes" in how else contextlib.nullcontext() as address:
+        kernel = "native" if "native" in how else "torch"
+        assembly = Assembly(recipes.load("fashion-mnist", [f"training.kernel={kernel}"]))
+        keys = KeyRing.from_seed(1)
+        options = EngineOptions(workers=work.WORKERS, ray_address=address)
+        engine = ProcessEngine(options) if "processes" in how else RayEngine(options)
+        with engine.grids(assembly) as grid_of:
+            serve(grid_of(assembly, keys), assembly, keys)
 
 
 if __name__ == "__main__":

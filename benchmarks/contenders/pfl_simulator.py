@@ -24,7 +24,7 @@ from benchmarks.contenders import work
 
 
 class _Model(nn.Module):
-    """The benchmark's model with the two methods that pfl asks for."""
+    """The benchmark's model with the two methods that pfl requires."""
 
     def __init__(self) -> None:
         super().__init__()

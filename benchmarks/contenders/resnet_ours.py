@@ -41,7 +41,7 @@ class _TimedAssembly(Assembly):
 
 
 class _Worker(ray_engine.Worker):
-    """A worker that tells how long it trained."""
+    """A worker that reports its training time."""
 
     def hold(self, *arguments: Any) -> None:
         ray_engine.Assembly = _TimedAssembly  # type: ignore[attr-defined]
@@ -56,7 +56,7 @@ class _Worker(ray_engine.Worker):
 
 
 class _Grid(ray_engine.RayGrid):
-    """Adds up how long the workers trained in a round."""
+    """Adds up the workers' training times in a round."""
 
     worker = _Worker
     training = 0.0

@@ -35,7 +35,7 @@ def cohort(round: int) -> np.ndarray:
 
 
 def shares(round: int) -> list[np.ndarray]:
-    """The cohort dealt out to the processes by size, so that each has the same amount of work."""
+    """The cohort divided among the processes by size, so that each has the same amount of work."""
     members = cohort(round)
     members = members[np.argsort(-clients().sizes[members], kind="stable")]
     return [members[i::WORKERS] for i in range(WORKERS)]
@@ -51,7 +51,7 @@ def examples(client: int) -> tuple[Tensor, Tensor]:
 
 
 def train(module: nn.Module, x: Tensor, y: Tensor) -> None:
-    """Local training as anybody would write it."""
+    """Local training in plain PyTorch."""
     optimizer = torch.optim.Adam(module.parameters(), lr=LR)
     for _ in range(EPOCHS):
         for batch in torch.randperm(len(y)).split(BATCH):
@@ -61,9 +61,9 @@ def train(module: nn.Module, x: Tensor, y: Tensor) -> None:
 
 
 def serve(do_round: Callable[[int], dict[str, float] | None]) -> None:
-    """Line protocol: announce readiness, then time one round for every line (its number) that comes in.
+    """Line protocol: announce readiness, then time one round for every input line (its number).
 
-    What a round returns goes into its answer.
+    The answer includes the round's result.
     """
     do_round(0)
     print(json.dumps({"ready": True}), flush=True)

@@ -1,1 +1,1 @@
-"""What the private step and whole private rounds cost on a GPU."""
+"""Cost of the private step and of whole private rounds on a GPU."""

@@ -134,6 +134,6 @@ def check_no_sync() -> dict[str, bool]:
 
 
 def bounded_step(updates: Tensor, offsets: Tensor, clip: Tensor, scale: Tensor, total: Tensor) -> None:
-    """What a round does with its only block: bound, add up, add noise."""
+    """A round's work on its only block: bound, sum, add noise."""
     kernels.clip_scale_sum(updates, offsets, kernels.clip_factors(updates, offsets, clip).factors, total)
     kernels.add_noise_(total, offsets, scale, "gaussian", KEY)

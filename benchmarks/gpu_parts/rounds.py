@@ -2,7 +2,7 @@
 
 The clients are those of the experiments: 26,010-parameter CNN, images of 28 x 28, about 120 examples per client
 (unequal, as a Dirichlet partition gives them), three epochs of Adam in batches of 32. Images are synthetic: time does
-not depend on what they show.
+not depend on their content.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TARGET = 20.0  # clients a second, vectorised over sequential on the same GPU
 
 @dataclass(frozen=True)
 class Scale:
-    """How much is measured.
+    """Amount of work to measure.
 
     Attributes:
         clients: clients of a round.
@@ -57,7 +57,7 @@ TINY = Scale(4, 6, 2, (2, 4), 1)
 
 
 class Round:
-    """One round's clients and what is done with them, on a device."""
+    """One round's clients and operations on a device."""
 
     def __init__(self, scale: Scale, device: torch.device) -> None:
         self.device = device
@@ -149,7 +149,7 @@ def check(device: torch.device, scale: Scale) -> dict[str, bool]:
 
 
 def measure(device: torch.device, scale: Scale, compile_all: bool = False) -> dict[str, Any]:
-    """Clients a second of every way to train; compiled at the fastest width only, unless all are asked for."""
+    """Clients a second of every way to train; compiled only at the fastest width, unless all are requested."""
     here, cpu = Round(scale, device), Round(scale, torch.device("cpu"))
     everyone = np.arange(scale.clients)
     few = np.linspace(0, scale.clients - 1, scale.subset).round().astype(int)

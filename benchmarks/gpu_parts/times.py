@@ -1,6 +1,6 @@
 """Times of a bounded sum with noise and of noise alone, against copies and against the obvious loop.
 
-Medians over repetitions with a flushed L2 cache. `device_ms` is what the GPU needs: a spinning kernel in front keeps it
+Medians over repetitions with a flushed L2 cache. `device_ms` is the GPU's time: a spinning kernel in front keeps it
 busy until everything is queued. `elapsed_ms` includes waiting for the host to launch.
 """
 
@@ -64,7 +64,7 @@ class Timer:
 
 
 def torch_loop(updates: Tensor, sizes: list[int], clip: Tensor, scale: Tensor) -> Tensor:
-    """The obvious way: layer by layer, all clients at once, noise from torch.randn."""
+    """The simple loop: layer by layer, all clients at once, noise from torch.randn."""
     out = torch.empty(updates.shape[1], device=updates.device)
     start = 0
     for k, size in enumerate(sizes):
@@ -76,7 +76,7 @@ def torch_loop(updates: Tensor, sizes: list[int], clip: Tensor, scale: Tensor) -
 
 
 def opacus_noise() -> tuple[str, Callable[[float, Tensor], Tensor]]:
-    """Opacus' noise for one parameter, or the same operation where Opacus is not installed."""
+    """Opacus' noise for one parameter, or the same operation if Opacus is not installed."""
     try:
         from opacus.optimizers.optimizer import _generate_noise
 
@@ -97,7 +97,7 @@ def time_copy(timer: Timer, size: int) -> float:
 
 
 def time_bounded_sum(timer: Timer, name: str, sizes: list[int], clients: int) -> dict[str, Any]:
-    """Bounding a block of clients, adding it up and adding noise, as a round does."""
+    """Bounding and summing a block of clients and adding noise, as in a round."""
     size, offsets = sum(sizes), offsets_of(sizes)
     updates = kernels.empty_block(clients, size, "cuda").normal_()
     clip = torch.full((len(sizes),), 1.0, device="cuda")

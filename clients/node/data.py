@@ -25,14 +25,14 @@ _IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", "
 def read(section: Data, folder: Path) -> ClientData:
     """Inputs float32 [n, *shape] and targets [n, ...] as the policy describes them; see `check` for the targets.
 
-    Unsigned bytes become [-1, 1]; scaling uses no figure of the data. Other numbers are taken as they are.
+    Unsigned bytes become [-1, 1] by a scale that does not depend on the data. Other numbers are unchanged.
 
     Args:
         section: [data] of the policy.
-        folder: to which relative paths refer.
+        folder: folder to which relative paths refer.
 
     Raises:
-        DataError: missing, damaged, of another shape, or NaN.
+        DataError: files are missing, damaged, of another shape, or hold NaN.
     """
     reader: Callable[[Data, Path], tuple[Any, Any]] = _READERS[section.kind]
     if section.kind != "loader":
@@ -67,7 +67,7 @@ def targets(section: Data, y: Tensor, task: Task) -> Tensor:
     """The targets in the form that a task takes.
 
     Raises:
-        DataError: it does not take them, or labels lie outside [0, classes).
+        DataError: the task does not take them, or labels lie outside [0, classes).
     """
     found = task.targets(y.numpy(), "node's")
     if task.name == "classification" and ((found < 0) | (found >= section.classes)).any():
@@ -76,7 +76,7 @@ def targets(section: Data, y: Tensor, task: Task) -> Tensor:
 
 
 def digest(data: ClientData) -> str:
-    """SHA-256 of the examples, in order: other data, other digest."""
+    """SHA-256 of the examples, in order: different data have different digests."""
     total = hashlib.sha256()
     for part in (inputs.first(data.x), data.y):
         array = part.numpy()
@@ -138,7 +138,7 @@ def _parquet(section: Data, folder: Path) -> tuple[Any, Any]:
 
 
 def _columns(table: Any, names: tuple[str, ...]) -> Iterator[np.ndarray]:
-    """Columns as [n, 1], or [n, k] where a column holds lists of k numbers."""
+    """Columns as [n, 1], or [n, k] if a column holds lists of k numbers."""
     for name in names:
         values = table[name].to_numpy()
         wide = np.stack([np.asarray(v, np.float32).reshape(-1) for v in values]) if values.dtype == object else values

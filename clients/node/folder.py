@@ -1,7 +1,8 @@
-"""A node's folder: who owns which file, and how it is made.
+"""A node's folder: the owners of its files, and their creation.
 
 DIR/policy.toml          what the operator allows
 DIR/state/               noise key, service key, ledger, kept answers: the service's user only
+                         (the noise key is made by the service itself, at its first start)
 DIR/witness/             how far the ledger is; best another disk, or another backup schedule
 DIR/run/release.sock     where questions arrive; the group of the folder may connect
 DIR/public.toml          what the server's operator needs to enrol this node
@@ -27,7 +28,7 @@ from clients.node.policy import TEMPLATE, Policy
 from fedlgm import mechanisms, models
 from fedlgm.errors import ConfigError, RunError
 from fedlgm.files import write_durably
-from fedlgm.node_protocol import public_text
+from fedlgm.node_protocol import digest, public_text
 
 DEFAULTS: dict[str, Any] = {
     "client": 0, "population": 1, "data_name": "my data", "kind": "numpy", "path": "data.npz", "shape": [1, 28, 28],
@@ -40,7 +41,7 @@ LONGEST_SOCKET = 100
 
 
 class PublicNode(TypedDict):
-    """What the server's operator needs to enrol a node."""
+    """Public data with which the server's operator enrols a node."""
 
     name: str
     client: int
@@ -79,7 +80,7 @@ class NodeFolder:
         return self.path / "run" / "release.sock"
 
     def check_length(self) -> None:
-        """Refuse a place whose socket nobody could listen on.
+        """Refuse a folder in which a socket cannot be created.
 
         Raises:
             ConfigError: the path of the socket is longer than the system allows.
@@ -93,21 +94,21 @@ class NodeFolder:
 
     @property
     def public_file(self) -> Path:
-        """What may be given away."""
+        """Public data of the node."""
         return self.path / "public.toml"
 
     @classmethod
     def create(cls, path: Path, values: Mapping[str, Any] | None = None, *, test_seed: int | None = None) -> NodeFolder:
-        """Make a node's folder with fresh keys, an empty ledger and a commented policy.
+        """Make a node's folder with a fresh service key, an empty ledger and a commented policy, and no noise key.
 
         Args:
             path: folder to make.
-            values: of the policy, by the names of `DEFAULTS`, and `name`, `labels`, `class_names`.
-            test_seed: for tests only: the node's noise will be that of a simulation with this seed.
+            values: values of the policy, by the names of `DEFAULTS`, and `name`, `labels`, `class_names`.
+            test_seed: for tests only: give the node the noise of a simulation with this seed.
 
         Raises:
-            ConfigError: a value that a policy cannot have.
-            RunError: there is something at `path`, or it cannot be made.
+            ConfigError: an invalid value of the policy.
+            RunError: `path` exists, or cannot be created.
         """
         if path.exists():
             raise RunError(f"{path} exists already: a node's keys and ledger are made once and never replaced")
@@ -122,7 +123,6 @@ class NodeFolder:
             text = policy_text(path.name, values or {})
             write_durably(folder.policy_file, text.encode())
             policy = Policy.load(folder.policy_file)
-            write_durably(draft / "state" / "noise.key", secrets.token_bytes(32))
             signer = Ed25519PrivateKey.generate()
             write_durably(draft / "state" / "service.key", signer.private_bytes_raw())
             if test_seed is not None:
@@ -155,16 +155,39 @@ class NodeFolder:
         return cls(path)
 
     def policy(self) -> Policy:
-        """The policy as it is now."""
+        """The current policy."""
         return Policy.load(self.policy_file)
 
-    def secret(self) -> bytes:
-        """The noise key, 32 bytes.
+    def secret(self, ledger: NodeLedger) -> bytes:
+        """The noise key, 32 bytes, created if the ledger has not recorded one.
+
+        Anyone else who made the key could have kept it and could subtract all noise. So the ledger records the digest
+        of the key that its service makes, and no other key is used.
+
+        Args:
+            ledger: the node's ledger, open for writing.
 
         Raises:
-            RunError: missing or damaged.
+            RunError: the key is missing, damaged, or not the one that the service made.
         """
-        return self._key("noise.key")
+        made, file = ledger.noise_key(), self.path / "state" / "noise.key"
+        if not file.exists() and (not made or ledger.seq == 0):  # a start that was interrupted has made none
+            key = secrets.token_bytes(32)
+            ledger.bind(digest("noise key", ledger.identity, key))
+            write_durably(file, key)
+            return key
+        key = self._key("noise.key")
+        if digest("noise key", ledger.identity, key) != made:
+            remedy = (
+                "restore it, or the ledger that it was made for, from a backup"
+                if made
+                else "remove it, and the service makes its own when it starts"
+            )
+            raise RunError(
+                f"the noise key {file} was not made by this node's service for this ledger: its maker can subtract "
+                f"the noise from answers; {remedy}"
+            )
+        return key
 
     def signer(self) -> Ed25519PrivateKey:
         """The service's own key.
@@ -180,7 +203,7 @@ class NodeFolder:
         return int(file.read_text()) if file.is_file() else None
 
     def public(self) -> PublicNode:
-        """What the server's operator needs to enrol this node."""
+        """Public data with which the server's operator enrols this node."""
         return cast(PublicNode, tomllib.loads(self.public_file.read_text(encoding="utf-8")))
 
     def ledger(self, *, readonly: bool = False) -> NodeLedger:

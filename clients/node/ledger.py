@@ -1,8 +1,8 @@
-"""The node's own ledger: what its data set has released, in all runs, for all servers, for good.
+"""The node's own ledger: all releases of its data set, over all runs and servers.
 
-A release is one row, charged and on disk before anything leaves. It is named by its inputs, so that the same question
-is the same release. Rows form a hash chain; a witness file in another folder knows how far the chain is, so that an
-older copy, another ledger or an edited row is noticed. The ledger may show more than was released (a crash between
+A release is one row, charged and on disk before anything leaves. Its inputs determine its name, so that the same
+question is the same release. Rows form a hash chain; a witness file in another folder records the chain's head, so that
+an older copy, another ledger or an edited row is detected. The ledger may show more than was released (a crash between
 charge and reply), never less.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import secrets
 import sqlite3
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, TypedDict, cast
+from typing import TYPE_CHECKING, TypedDict, cast
 
 from fedlgm import privacy
 from fedlgm.errors import LedgerError
@@ -39,16 +40,24 @@ CREATE TABLE releases (
     round INTEGER NOT NULL,
     data TEXT NOT NULL,
     charged_at TEXT NOT NULL,
-    head TEXT NOT NULL
+    head TEXT NOT NULL,
+    protects TEXT NOT NULL DEFAULT ''
 );
 CREATE TABLE answers (seq INTEGER PRIMARY KEY, digest TEXT NOT NULL, answered_at TEXT NOT NULL);
 """
 _QUESTIONS = "CREATE TABLE IF NOT EXISTS questions (digest TEXT PRIMARY KEY, request TEXT NOT NULL) WITHOUT ROWID"
 _COLUMNS = "seq, request, event, trust, run, round, data, charged_at, head"
+_OLD_EXAMPLES = ", examples"  # after the trust of rows of earlier versions that protect single examples
+_locked: set[tuple[int, int]] = set()  # databases that this process holds
+CLIENT, EXAMPLE = "client, replace-one", "example, add-remove"
+PROTECTED: dict[str, str] = {"client": CLIENT, "example": EXAMPLE}
+"""What a release protects: unit and neighbouring relation of its cost."""
+_COVERS = {CLIENT: (CLIENT, EXAMPLE), EXAMPLE: (EXAMPLE,)}
+"""What each also protects at the same cost: one example more or less is one way to replace all of the data."""
 
 
 class _Seen(TypedDict):
-    """What the witness has seen of a ledger: which one, its rows and their last hash."""
+    """The witness's record of a ledger: its identity, its number of rows and their last hash."""
 
     ledger: str
     seq: int
@@ -64,11 +73,13 @@ class Row:
         request: name of the release: a digest of all its inputs.
         event: its cost, JSON of `fedlgm.privacy.events.encode`.
         trust: who added the noise.
-        run: label of the run that asked first.
-        round: of that run.
-        data: digest of the data it was made of.
+        run: label of the first run that asked.
+        round: round of that run.
+        data: digest of its data.
         charged_at: time of the charge, UTC.
         head: head of the chain with this row.
+        stated: the protected unit, `CLIENT` or `EXAMPLE`; empty in rows of earlier versions, in which `trust` implies
+            it.
     """
 
     seq: int
@@ -80,11 +91,17 @@ class Row:
     data: str
     charged_at: str
     head: str
+    stated: str = ""
+
+    @property
+    def protects(self) -> str:
+        """Unit and neighbouring relation of the event."""
+        return _protects(self.stated, self.trust)
 
     def chained(self, before: str) -> str:
-        """Head that follows from the head before and this row's columns."""
+        """Head computed from the previous head and this row's columns."""
         columns = (self.request, self.event, self.trust, self.run, str(self.round), self.data, self.charged_at)
-        return next_head(before, str(self.seq), *columns)
+        return next_head(before, str(self.seq), *columns, *((self.stated,) if self.stated else ()))
 
 
 class NodeLedger:
@@ -93,33 +110,31 @@ class NodeLedger:
     Args:
         path: SQLite file made by `create`.
         witness: JSON file made by `create`, best on another disk or backup schedule.
-        dataset: name of the data set that it must belong to.
-        readonly: read beside the process that charges; nothing is locked or repaired.
+        dataset: name of the data set to which it must belong.
+        readonly: read while another process charges; nothing is locked or repaired.
 
     Raises:
-        LedgerError: missing, damaged, edited, rolled back, held by another process, or of another data set.
+        LedgerError: the ledger is missing, damaged, edited, rolled back, held by another process, or belongs to another
+            data set.
     """
 
     def __init__(self, path: Path, witness: Path, dataset: str | None = None, *, readonly: bool = False) -> None:
         self.path, self.witness, self._readonly = path, witness, readonly
         self.identity, self.dataset, self.seq, self.head = "", "", 0, ""
-        self._lock: IO[bytes] | None = None
+        self._lock: int | None = None
+        self._columns = _COLUMNS
         seen = self._seen()  # before the database is opened: SQLite may change what lies beside it
         if not path.is_file():
             raise LedgerError(f"the ledger {path} is gone; its witness says that it had {seen['seq']} releases")
         if not readonly:
-            self._lock = path.with_name("ledger.lock").open("wb")
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                self._lock.close()
-                raise LedgerError(f"another process holds the ledger {path}: is the service running already?") from None
+            self._hold()
         try:
             with self._translated():
                 mode = "ro" if readonly else "rw"
                 self._db = sqlite3.connect(f"file:{path}?mode={mode}", uri=True, isolation_level=None, timeout=30,
                                            check_same_thread=False)  # fmt: skip
                 self._db.execute("PRAGMA synchronous = FULL")
+                self._extend()
                 self._verify(seen, dataset)
                 if not readonly:
                     self._db.execute(_QUESTIONS)  # ledgers of earlier versions have none
@@ -134,8 +149,8 @@ class NodeLedger:
         Args:
             path: SQLite file to make.
             witness: JSON file to make.
-            dataset: name of the data set that it belongs to.
-            test: its releases will have known noise keys; such a ledger can never be used for private releases.
+            dataset: name of its data set.
+            test: whether its releases have known noise keys; such a ledger can never be used for private releases.
 
         Raises:
             LedgerError: one of them exists.
@@ -164,16 +179,16 @@ class NodeLedger:
     def rows(self) -> list[Row]:
         """All releases, oldest first."""
         with self._translated():
-            return [Row(*row) for row in self._db.execute(f"SELECT {_COLUMNS} FROM releases ORDER BY seq")]
+            return [Row(*row) for row in self._db.execute(f"SELECT {self._columns} FROM releases ORDER BY seq")]
 
     def find(self, request: str) -> Row | None:
-        """The release of that name, if it has been charged."""
+        """The release with that name, if it has been charged."""
         with self._translated():
-            row = self._db.execute(f"SELECT {_COLUMNS} FROM releases WHERE request = ?", (request,)).fetchone()
+            row = self._db.execute(f"SELECT {self._columns} FROM releases WHERE request = ?", (request,)).fetchone()
         return None if row is None else Row(*row)
 
     def head_at(self, seq: int) -> str | None:
-        """Head of the chain after `seq` releases; None if there have not been as many."""
+        """Head of the chain after `seq` releases; None if there are fewer."""
         if seq == 0:
             return self.identity
         with self._translated():
@@ -181,7 +196,7 @@ class NodeLedger:
         return None if row is None else str(row[0])
 
     def answered(self, seq: int) -> str | None:
-        """Digest of the answer that release `seq` may have left with; None if nothing can have left."""
+        """Digest of the answer that release `seq` may have sent; None if nothing can have been sent."""
         with self._translated():
             row = self._db.execute("SELECT digest FROM answers WHERE seq = ?", (seq,)).fetchone()
         return None if row is None else str(row[0])
@@ -197,25 +212,53 @@ class NodeLedger:
             return int(self._db.execute(query, values).fetchone()[0])
 
     def nearest(self, run: str, round: int) -> int | None:
-        """The round of a run that was released and is nearest to `round`; None if none was."""
+        """The released round of a run that is nearest to `round`; None if there is none."""
         query = "SELECT round FROM releases WHERE run = ? ORDER BY ABS(round - ?), round LIMIT 1"
         with self._translated():
             row = self._db.execute(query, (run, round)).fetchone()
         return None if row is None else int(row[0])
 
-    def epsilon(self, delta: float, further: dp_event.DpEvent | None = None) -> float:
-        """Epsilon at `delta` of everything charged, and of a further release if one is given; replace-one, by PLD."""
+    def epsilon(self, delta: float, protected: str, further: dp_event.DpEvent | None = None) -> float:
+        """Epsilon at `delta` of all charges, and of one further release if given, by PLD.
+
+        Args:
+            delta: its delta.
+            protected: the protected unit, `CLIENT` or `EXAMPLE`.
+            further: cost of one more release.
+
+        Raises:
+            LedgerError: charged releases protect less than this.
+        """
         with self._translated():
+            stated = self._columns.rpartition(", ")[2]
+            kinds = self._db.execute(f"SELECT DISTINCT {stated}, trust FROM releases").fetchall()
+            unlike = {_protects(*kind) for kind in kinds} - {one for one in _COVERS if protected in _COVERS[one]}
             counts = self._db.execute("SELECT event, COUNT(*) FROM releases GROUP BY event").fetchall()
+        if unlike:
+            raise LedgerError(
+                f"this ledger holds releases that protect ({unlike.pop()}), so its epsilon cannot be one that protects "
+                f"({protected}): privacy.unit stays 'example' for this data set"
+            )
         events = [(privacy.events.decode(json.loads(event)), int(count)) for event, count in counts]
         if further is not None:
             events.append((further, 1))
         return privacy.composed_epsilon(events, delta) if events else 0.0
 
+    def noise_key(self) -> str:
+        """Digest of the noise key that the service has made for this ledger; empty if it has made none yet."""
+        with self._translated():
+            row = self._db.execute("SELECT value FROM meta WHERE key = 'noise_key'").fetchone()
+        return "" if row is None else str(row[0])
+
     # -- charging ------------------------------------------------------------------------------------------------------
 
+    def bind(self, noise_key: str) -> None:
+        """Record the digest of the noise key that the service is about to make; returns once it is on disk."""
+        with self._translated():
+            self._db.execute("INSERT OR REPLACE INTO meta VALUES ('noise_key', ?)", (noise_key,))
+
     def asked(self, question: str) -> str | None:
-        """Name of the release that answered a question; None if none has."""
+        """Name of the release that answered a question; None if there is none."""
         with self._translated():
             row = self._db.execute("SELECT request FROM questions WHERE digest = ?", (question,)).fetchone()
         return None if row is None else str(row[0])
@@ -227,7 +270,7 @@ class NodeLedger:
 
     def charge(
         self, request: str, event: dp_event.DpEvent, *,
-        trust: str, run: str, round: int, data: str, question: str = "",
+        trust: str, run: str, round: int, data: str, protects: str, question: str = "",
     ) -> Row:  # fmt: skip
         """Record a release; returns only after row and witness are on disk.
 
@@ -236,21 +279,24 @@ class NodeLedger:
             event: its cost.
             trust: who adds the noise.
             run: label of the run that asks.
-            round: of that run.
+            round: round of that run.
             data: digest of the data.
-            question: digest of the question that it answers, which no other release will.
+            protects: unit and relation of the cost, `CLIENT` or `EXAMPLE`.
+            question: digest of the question that only this release answers.
 
         Raises:
-            LedgerError: it cannot be written.
+            LedgerError: the ledger cannot be written.
         """
         cost = json.dumps(privacy.events.encode(event), sort_keys=True)
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
-        draft = Row(self.seq + 1, request, cost, trust, run, round, data, now, "")
+        if protects not in _COVERS:
+            raise LedgerError(f"a release that protects ({protects}); known: {', '.join(_COVERS)}")
+        draft = Row(self.seq + 1, request, cost, trust, run, round, data, now, "", protects)
         row = replace(draft, head=draft.chained(self.head))
         with self._translated():
             self._db.execute("BEGIN IMMEDIATE")
             try:
-                self._db.execute(f"INSERT INTO releases ({_COLUMNS}) VALUES (?,?,?,?,?,?,?,?,?)", astuple(row))
+                self._db.execute(f"INSERT INTO releases ({self._columns}) VALUES (?,?,?,?,?,?,?,?,?,?)", astuple(row))
                 if question:
                     self._db.execute("INSERT INTO questions VALUES (?, ?)", (question, request))
                 self._db.execute("COMMIT")
@@ -262,7 +308,7 @@ class NodeLedger:
         return row
 
     def answer(self, seq: int, digest: str) -> None:
-        """Record that the answer with this digest may leave now; returns only after that is on disk."""
+        """Record that the answer with this digest may be sent; returns only after that is on disk."""
         with self._translated():
             now = datetime.now(UTC).isoformat(timespec="milliseconds")
             self._db.execute("INSERT INTO answers VALUES (?, ?, ?)", (seq, digest, now))
@@ -270,23 +316,50 @@ class NodeLedger:
     def rolled_back(self, signed: Position) -> None:
         """Keep proof that this ledger is not the one that its service has signed for: it will not open again.
 
-        Nor if it has grown since, and is now longer than what was signed.
+        It does not open even if it has since grown longer than the signed one.
         """
         self.identity, self.seq, self.head = signed.ledger, signed.seq, signed.head
         self._witness()
 
     def close(self) -> None:
-        """Close the file and let go of it."""
+        """Close the file and release its lock."""
         if hasattr(self, "_db"):
             self._db.close()
         if self._lock is not None:
-            self._lock.close()
+            _locked.discard(_identity(os.fstat(self._lock)))
+            os.close(self._lock)
+            self._lock = None
 
     def __enter__(self) -> NodeLedger:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+    def _hold(self) -> None:
+        """Lock the database itself: a lock file could be removed, and two services would then spend one budget.
+
+        Raises:
+            LedgerError: another process, or another object of this one, has locked it.
+        """
+        held = LedgerError(f"another process holds the ledger {self.path}: is the service running already?")
+        if _identity(self.path.stat()) in _locked:
+            raise held  # before it is opened: closed again, that would end SQLite's own locks in this process
+        self._lock = os.open(self.path, os.O_RDWR)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock)
+            raise held from None
+        _locked.add(_identity(os.fstat(self._lock)))
+
+    def _extend(self) -> None:
+        """Read a ledger of an earlier version and, if it is writable, extend it."""
+        present = {row[1] for row in self._db.execute("PRAGMA table_info(releases)")}
+        if "protects" not in present and not self._readonly:
+            self._db.execute("ALTER TABLE releases ADD COLUMN protects TEXT NOT NULL DEFAULT ''")
+            present.add("protects")
+        self._columns = f"{_COLUMNS}, {'protects' if 'protects' in present else repr('')}"
 
     # -- integrity -----------------------------------------------------------------------------------------------------
 
@@ -303,7 +376,7 @@ class NodeLedger:
         if dataset is not None and dataset != self.dataset:
             raise LedgerError(
                 f"the ledger belongs to the data set {self.dataset!r}, the policy's data.name is {dataset!r}: another "
-                "data set needs a node folder of its own"
+                "data set needs its own node folder"
             )
         self.seq, self.head = 0, self.identity
         passed = seen["seq"] == 0 and seen["head"] == self.head
@@ -327,7 +400,7 @@ class NodeLedger:
             if {name: type(value) for name, value in seen.items()} != {"ledger": str, "seq": int, "head": str}:
                 raise ValueError("not a witness")
         except FileNotFoundError:
-            raise LedgerError(f"the witness {self.witness} is gone: nobody knows how far the ledger was") from None
+            raise LedgerError(f"the witness {self.witness} is gone: the ledger's last position is unknown") from None
         except (OSError, ValueError, AttributeError) as error:
             raise LedgerError(f"the witness {self.witness} cannot be read: {error}") from error
         return cast(_Seen, seen)
@@ -347,6 +420,14 @@ class NodeLedger:
             raise LedgerError(f"the ledger {self.path} cannot be used: {error!r}") from error
 
 
+def _protects(stated: str, trust: str) -> str:
+    return stated or (EXAMPLE if trust.endswith(_OLD_EXAMPLES) else CLIENT)
+
+
+def _identity(found: os.stat_result) -> tuple[int, int]:
+    return found.st_dev, found.st_ino
+
+
 def _named(dataset: str) -> str:
-    """End of a ledger's identity, with which its chain begins."""
+    """Suffix of a ledger's identity, from which its chain starts."""
     return "." + digest("data set", dataset)[:16]

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import grp
 import logging
+import math
 import os
 import signal
 import socket
@@ -29,7 +30,7 @@ _log = logging.getLogger("fedlgm.node")
 
 
 class Listener:
-    """Takes questions for a service, whoever they come from, and sends what it answers.
+    """Takes questions for a service from any sender, and sends its answers.
 
     Args:
         service: closed at the end.
@@ -76,6 +77,8 @@ class Listener:
             answer = await self._answer(ask, body, began)
         except Refusal as refusal:
             code = refusal.code
+            if code == "slow":
+                began = None  # it leaves at a time that the policy has set, whatever has not ended by then
             _log.info("refused (%s): %s [user %d, process %d]", refusal.code, refusal.why, uid, pid)
             answer = Answer({"ok": False, "protocol": protocol.PROTOCOL, "code": refusal.code, "why": refusal.why})
         except (ConnectionError, asyncio.IncompleteReadError):
@@ -113,7 +116,7 @@ class Listener:
                     raise Refusal(
                         "protocol",
                         f"this service speaks protocol {protocol.PROTOCOL}, the question protocol "
-                        f"{header.get('protocol')!r:.20}: server and nodes need versions of fedlgm that fit",
+                        f"{header.get('protocol')!r:.20}: server and nodes need compatible versions of fedlgm",
                     )
                 ask = Ask.model_validate(header)
                 return ask, await reader.readexactly(size)
@@ -126,7 +129,7 @@ class Listener:
             raise Refusal("malformed", f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
 
     async def _turn(self) -> None:
-        """Wait until no other question is worked on; whoever calls it ends this with `_busy.release`."""
+        """Wait until no other question is being processed; the caller then calls `_busy.release`."""
         try:
             async with asyncio.timeout(self._policy.limits.queue_seconds):
                 await self._busy.acquire()
@@ -151,16 +154,32 @@ class Listener:
             raise Refusal("slow", why) from None
 
     def _left(self, began: float) -> float:
-        """Seconds until the next moment at which what began then may show."""
-        every = self._policy.limits.reply_every_seconds
-        return -(time.monotonic() - began) % every if every else 0.0
+        """Seconds until the next moment at which a result may be sent, for work that began at `began`."""
+        limits, elapsed = self._policy.limits, time.monotonic() - began
+        return moment(elapsed, limits.reply_every_seconds, limits.release_seconds) - elapsed
+
+
+def moment(elapsed: float, every: float, longest: float) -> float:
+    """Moment at which the result of `elapsed` seconds of work is sent: `every`, twice, four times ...
+
+    as long, or `longest`. The time of training depends on the number of examples. So few moments reveal little of it;
+    if `every` is `longest` there is only one.
+
+    Example:
+        >>> [moment(seconds, 0.5, 10.0) for seconds in (0.1, 0.5, 0.6, 1.9, 9.0)]
+        [0.5, 0.5, 1.0, 2.0, 10.0]
+    """
+    if not every:
+        return elapsed
+    bucket = every * 2.0 ** max(0, math.ceil(math.log2(elapsed / every))) if elapsed > 0 else every
+    return longest if elapsed <= longest < bucket else bucket
 
 
 def run(folder: Path) -> None:
     """Serve a node's folder until SIGTERM or SIGINT.
 
     Raises:
-        FedlgmError: it cannot be served.
+        FedlgmError: the folder cannot be served.
     """
     np.seterr(all="ignore")
 
@@ -200,5 +219,5 @@ def _listen(path: Path, group: str) -> socket.socket:
 
 
 def _peer(link: Any) -> tuple[int, int, int]:
-    """(process, user, group) on the other side, by the kernel's word."""
+    """(process, user, group) of the peer, as reported by the kernel."""
     return struct.unpack("3i", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))  # type: ignore[return-value]

@@ -1,6 +1,6 @@
 """What a node's operator allows: one TOML file that no message can change.
 
-Everything is checked in numbers, on the plan as it will be carried out. Labels in a plan or a run grant nothing.
+All checks use the numbers of the plan as it will be executed. Labels in a plan or a run have no effect.
 """
 
 from __future__ import annotations
@@ -9,21 +9,23 @@ import math
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fedlgm.clipping import LEAST_CLIP
 from fedlgm.errors import ConfigError, explained
 from fedlgm.extension import is_reference
-from fedlgm.node_protocol import printable, public_key
+from fedlgm.node_protocol import NAME, printable, public_key
 from fedlgm.plan import ReleasePlan
 
 _ROUNDING = 1 + 1e-6
 _LARGEST_SCALE = 2.0**100  # of noise; beyond it float64 sums overflow
 MOST_STEPS = 10_000  # example-level steps of one release
 MIB = 1 << 20
+LISTED = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
+"""For tuples in strict sections: TOML has lists."""
 
 
 class Refusal(Exception):
@@ -31,7 +33,7 @@ class Refusal(Exception):
 
     Attributes:
         code: one of a fixed set, for programs.
-        why: one sentence, for people, that no data of the node go into. Parts may be a stranger's, and it is written
+        why: one sentence for people, independent of the node's data. Parts may come from a stranger, and it is written
             to the node's log: see `printable`.
     """
 
@@ -45,9 +47,9 @@ class _Section(BaseModel):
 
 
 class Node(_Section):
-    """[node]: which client of the federation this node is."""
+    """[node]: this node's client number in the federation."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
+    name: str = Field(pattern=NAME)
     client: int = Field(ge=0, lt=2**31)
     population: int = Field(ge=1, le=2**31)
 
@@ -65,17 +67,12 @@ class Data(_Section):
     kind: Literal["numpy", "images", "idx", "parquet", "loader"]
     path: str = ""
     labels: str = ""  # numpy, idx: a file of its own; parquet: the column
-    features: tuple[str, ...] = ()  # parquet: columns; by default all but the labels
+    features: Annotated[tuple[str, ...], LISTED] = ()  # parquet: columns; by default all but the labels
     loader: str = Field(default="", pattern=r"^([A-Za-z_][\w.]*:[A-Za-z_]\w*)?$")
     options: dict[str, Any] = {}  # of the loader
-    shape: tuple[int, ...] = Field(min_length=1)  # of one input
+    shape: Annotated[tuple[int, ...], Field(min_length=1), LISTED]  # of one input
     classes: int = Field(ge=1)  # outputs of a model: classes, or numbers per example
-    class_names: tuple[str, ...] = ()  # images: folders, in the order of their numbers
-
-    @field_validator("shape", "features", "class_names", mode="before")
-    @classmethod
-    def _lists(cls, value: Any) -> Any:
-        return tuple(value) if isinstance(value, list) else value
+    class_names: Annotated[tuple[str, ...], LISTED] = ()  # images: folders, in the order of their numbers
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -98,15 +95,10 @@ class Privacy(_Section):
     epsilon: float = Field(gt=0)
     delta: float = Field(gt=0, lt=1)
     unit: Literal["client", "example"] = "client"  # what the budget protects: all of the node's data, or one example
-    trust: tuple[Literal["local", "central"], ...] = ("local",)
+    trust: Annotated[tuple[Literal["local", "central"], ...], LISTED] = ("local",)
     min_noise_multiplier: float = Field(default=0.0, ge=0)
     largest_clip: float = Field(default=1.0, gt=0, le=1e6)
     exact_sums: bool = False  # example-level steps add up in float64, asked for or not
-
-    @field_validator("trust", mode="before")
-    @classmethod
-    def _trust(cls, value: Any) -> Any:
-        return tuple(value) if isinstance(value, list) else value
 
     @model_validator(mode="after")
     def _some_trust(self) -> Self:
@@ -116,19 +108,14 @@ class Privacy(_Section):
 
 
 class Allow(_Section):
-    """[allow]: names that are installed on the node and that a server may ask for."""
+    """[allow]: names that are installed on the node and that a server may request."""
 
-    mechanisms: tuple[str, ...]
-    models: tuple[str, ...]
-    tasks: tuple[str, ...] = ("classification",)
+    mechanisms: Annotated[tuple[str, ...], LISTED]
+    models: Annotated[tuple[str, ...], LISTED]
+    tasks: Annotated[tuple[str, ...], LISTED] = ("classification",)
     options: dict[str, dict[str, list[Any]]] = {}  # of mechanisms: the values that may be asked for
     largest_model: int = Field(default=20_000_000, ge=1)  # parameters
     most_epochs: int = Field(default=20, ge=1)
-
-    @field_validator("mechanisms", "models", "tasks", mode="before")
-    @classmethod
-    def _names(cls, value: Any) -> Any:
-        return tuple(value) if isinstance(value, list) else value
 
     @model_validator(mode="after")
     def _options_of_listed_mechanisms(self) -> Self:
@@ -140,11 +127,11 @@ class Allow(_Section):
     def check_options(self, mechanism: str, options: Mapping[str, Any]) -> None:
         """Refuse options of a mechanism that this node's operator does not allow.
 
-        What the bundled ones do is known, and none makes a release cost more than its plan says. What those of the
-        operator's own do is not: they may be asked for by the values that he lists, and no others.
+        Bundled mechanisms are known, and none makes a release cost more than its plan says. The operator's own
+        mechanisms are not known, so only the listed values of their options may be requested.
 
         Raises:
-            Refusal: a value that is not listed, where the policy lists values or the mechanism is not a bundled one.
+            Refusal: a value that is not listed, if the policy lists values or the mechanism is not bundled.
         """
         if mechanism not in self.options and not is_reference(mechanism):
             return
@@ -160,16 +147,11 @@ class Ask(_Section):
     """[ask]: who may ask, and how often."""
 
     server_key: str = ""  # Ed25519 public key; questions that it has not signed are refused
-    runs: tuple[str, ...] = ()  # labels; empty: any
+    runs: Annotated[tuple[str, ...], LISTED] = ()  # labels; empty: any
     releases: int = Field(default=1000, ge=1)
     releases_per_run: int = Field(default=1000, ge=1)
     releases_per_day: int = Field(default=1000, ge=1)
     min_separation: int = Field(default=1, ge=1)  # rounds of a run from one answered question to the next
-
-    @field_validator("runs", mode="before")
-    @classmethod
-    def _runs(cls, value: Any) -> Any:
-        return tuple(value) if isinstance(value, list) else value
 
     @field_validator("server_key")
     @classmethod
@@ -199,12 +181,7 @@ class Socket(_Section):
     """[socket]: who may connect, besides the permissions of its folder."""
 
     group: str = ""
-    uids: tuple[int, ...] = ()
-
-    @field_validator("uids", mode="before")
-    @classmethod
-    def _uids(cls, value: Any) -> Any:
-        return tuple(value) if isinstance(value, list) else value
+    uids: Annotated[tuple[int, ...], LISTED] = ()
 
 
 class Policy(_Section):
@@ -223,7 +200,8 @@ class Policy(_Section):
         """Read a policy file.
 
         Raises:
-            ConfigError: missing, not TOML, an unknown key, a wrong type or value: with the key and the reason.
+            ConfigError: the file is missing or not TOML, or a key is unknown or has a wrong type or value; the message
+                gives key and reason.
         """
         try:
             raw = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -237,10 +215,10 @@ class Policy(_Section):
             raise ConfigError("\n".join(f"{path}: {explained(item)}" for item in error.errors())) from error
 
     def admit(self, plan: ReleasePlan) -> None:
-        """Refuse a plan that this node does not carry out, whatever its budget.
+        """Refuse a plan that this node does not execute, independently of its budget.
 
         Raises:
-            Refusal: another trust, no noise or too little, bounds that are not kept or too large.
+            Refusal: another trust, too little noise, or bounds that are too large or not enforced.
         """
         privacy = self.privacy
         if plan.facts.trust not in privacy.trust:
@@ -251,24 +229,24 @@ class Policy(_Section):
             raise Refusal("privacy", "a plan without a guarantee")
         names = [noisy.query.name for noisy in plan.queries]
         if len(set(names)) < len(names):  # each is cheap, and is computed in every step
-            raise Refusal("plan", "an auxiliary query that is asked twice")
+            raise Refusal("plan", "a duplicate auxiliary query")
         if plan.bounded_by == "trainer":
             self._admit_steps(plan)
         elif plan.bounded_by != "aggregator":
-            raise Refusal("privacy", "a plan whose contributions nobody bounds")
+            raise Refusal("privacy", "a plan without bounds on contributions")
         noise, apart = plan.facts.noise, plan.facts.sampling.separation or 1
         if noise is not None and (noise.bands is None or noise.bands > apart):
             raise Refusal(
                 "privacy",
                 "noise correlated over more rounds than lie between two of this node's participations: it charges each "
-                "of them by itself",
+                "of them separately",
             )
         clip = plan.clip[plan.released]
         sigma = np.array([part.sigma for part in plan.parts])
         if (clip > privacy.largest_clip * _ROUNDING).any():
             raise Refusal("privacy", f"a bound of {clip.max():g}; at most {privacy.largest_clip:g} is allowed")
         if ((clip > 0) & (clip < LEAST_CLIP)).any():
-            raise Refusal("privacy", f"a bound of {clip[clip > 0].min():g}; norms in float32 are not known that well")
+            raise Refusal("privacy", f"a bound of {clip[clip > 0].min():g}; norms in float32 are not accurate enough")
         if not ((sigma > 0) & (sigma <= _LARGEST_SCALE)).all():
             raise Refusal("privacy", "a released part without noise, or with more than can be represented")
         multiplier = plan.effective_multiplier
@@ -278,7 +256,7 @@ class Policy(_Section):
             )
 
     def _admit_steps(self, plan: ReleasePlan) -> None:
-        """Refuse example-level steps that this node does not make: it noises every one of them itself."""
+        """Refuse example-level steps that this node does not make; it adds the noise to every step itself."""
         if self.privacy.unit != "example":
             raise Refusal(
                 "privacy",
@@ -286,10 +264,10 @@ class Policy(_Section):
                 "its data at once, so it answers plans with bounds on its whole update",
             )
         steps = plan.facts.steps
-        if steps is None or plan.facts.trust != "local":
+        if steps is None:  # with them, the facts themselves refuse another trust than local
             raise Refusal("privacy", "example-level steps whose noise the server adds")
         if plan.family != "gaussian":
-            raise Refusal("plan", "example-level steps with other noise than Gaussian")
+            raise Refusal("plan", "example-level steps with noise other than Gaussian")
         if type(steps.count) is not int or not all(math.isfinite(value) for value in (steps.rate, steps.batch)):
             raise Refusal("plan", "example-level steps are a whole number, their rate and batch finite numbers")
         most = self.allow.most_epochs
@@ -344,7 +322,7 @@ most_epochs = 20 # of local training in one round
 [ask]
 server_key = {server_key} # public key of the server; with it nobody else can spend the budget. Empty: anybody may ask
 runs = [] # labels of runs; they protect nothing, since anybody may invent one. Empty: any
-releases = 1000 # over the data set's life
+releases = 1000 # over the data set's life; each costs that part of the budget or more, however much noise it has
 releases_per_run = 1000
 releases_per_day = 1000
 min_separation = 1 # rounds of a run from one answered question to the next; a plan that states more is kept to it
@@ -353,9 +331,11 @@ min_separation = 1 # rounds of a run from one answered question to the next; a p
 message_mib = 96
 receive_seconds = 60.0 # for a whole question to arrive
 queue_seconds = 120.0 # that a question waits for another one's release
-release_seconds = 600.0 # of training; after it the question is given up, charged
+release_seconds = 600.0 # of training; after it the question is refused, charged
 connections = 8
-reply_every_seconds = 0.5 # everything leaves at multiples of it: the time of training tells how many examples there are
+# Training takes as long as there are examples. Answers leave after reply_every_seconds, twice, four times ... as long,
+# and what is not ready after release_seconds is refused. Equal values leave one moment for all answers.
+reply_every_seconds = 0.5
 threads = 1
 kept_replies = 4 # answers kept on disk, so that the same question after a lost connection costs nothing
 

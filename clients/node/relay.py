@@ -1,8 +1,8 @@
-"""Between Flower and a node's release service: bytes in, bytes out. Holds nothing private and imports no torch.
+"""Forwards bytes between Flower and a node's release service. Holds nothing private and imports no torch.
 
 The header of the service's frame travels as text in the message's config record, the model and the answer as Flower
-arrays. Whoever runs this code can lose or spoil messages; it cannot read data, nor make the service release more than
-its policy allows.
+arrays. A malicious relay can lose or damage messages; it cannot read data or make the service release more than its
+policy allows.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _TIMEOUT = 3600.0
 
 
 def forward(content: RecordDict, socket: str | Path, timeout: float = _TIMEOUT) -> RecordDict:
-    """Ask the service what a Flower message asks, and put its answer into records.
+    """Pass a Flower message's question to the service, and return its answer as records.
 
     Args:
-        content: of a message of `strategies.node.link`.
-        socket: of the node's service.
+        content: content of a message of `strategies.node.link`.
+        socket: socket of the node's service.
         timeout: seconds for the exchange.
 
     Raises:
@@ -37,7 +37,7 @@ def forward(content: RecordDict, socket: str | Path, timeout: float = _TIMEOUT) 
     config = content.config_records.get(wire.CONFIG, ConfigRecord())
     header = config.get(HEADER)
     if not isinstance(header, str):
-        raise RunError("this node answers fedlgm's questions only: the message holds none")
+        raise RunError("this node answers only fedlgm's questions, and the message holds none")
     arrays = content.array_records.get(wire.ARRAYS, ArrayRecord())
     key = config.get(MASK, 0)
     if not isinstance(key, int):
@@ -53,7 +53,7 @@ def forward(content: RecordDict, socket: str | Path, timeout: float = _TIMEOUT) 
 
 
 def make_client_app() -> ClientApp:
-    """ClientApp for stock Flower: asks the service whose socket the SuperNode's `--node-config` names.
+    """ClientApp for stock Flower: it asks the service whose socket the SuperNode's `--node-config` names.
 
         flower-supernode ... --node-config 'release-socket="/srv/node/run/release.sock"'
 

@@ -6,43 +6,47 @@ import hashlib
 import hmac
 import logging
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 import fedlgm
+from clients.example_level import ExampleSteps
 from clients.node import data as node_data
+from clients.node.ledger import PROTECTED
 from clients.node.policy import Policy, Refusal
 from clients.node.work import Work, options_of
 from clients.source import ClientData
+from clients.updates import ClientUpdates, LocalWork
 from fedlgm import inputs, models, privacy, tasks
-from fedlgm.aggregation import BoundedSum
+from fedlgm.client_release import Asked, Contributions, Keys, Noised, client_release
 from fedlgm.contributions import Updates
-from fedlgm.devices import torch_threads
-from fedlgm.example_level.trainer import ExampleTrainer, digest_of, local_steps
+from fedlgm.devices import Numerics, torch_threads
+from fedlgm.example_level.trainer import ExampleTrainer
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.base import BoundsExamples
 from fedlgm.node_protocol import canonical, digest, sha256
 from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.guarantee import Unit
-from fedlgm.release import local_release
 from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer
 
 _log = logging.getLogger("fedlgm.node")
+T = TypeVar("T")
 REPLACED = privacy.guarantee.SENSITIVITY_FACTOR["replace-one"]
 
 
 @dataclass(frozen=True)
 class Request:
-    """A question that has been understood and admitted; nothing has been charged or computed for it.
+    """A parsed and admitted question; nothing has been charged or computed for it.
 
     Attributes:
-        round: of the run that asks.
-        plan: what to release.
+        round: round of the run that asks.
+        plan: plan of the release.
         text: the plan as it was received.
         model: the global model, float32 [D].
         work: names and settings.
@@ -56,16 +60,22 @@ class Request:
 
     @property
     def unit(self) -> Unit:
-        """What the release protects: all of the node's data, or one example."""
+        """The protected unit: all of the node's data, or one example."""
         return "example" if self.plan.bounded_by == "trainer" else "client"
 
     @property
-    def event(self) -> Any:
-        """Cost of the release, from the bounds and the noise that this node carries out.
+    def protects(self) -> str:
+        """Unit and neighbouring relation of the cost."""
+        return PROTECTED[self.unit]
 
-        For the whole data: under replace-one, without amplification, since whoever reads the reply knows that this node
-        took part. Correlated noise spreads a participation over the rounds after it: it costs as its column of C is
-        long. For one example: of its steps under add-or-remove-one; which examples a step samples stays here.
+    @property
+    def event(self) -> Any:
+        """Cost of the release, from the bounds and the noise that this node applies.
+
+        For the whole data: under replace-one, without amplification, since a reader of the reply knows that this node
+        took part. Correlated noise spreads a participation over later rounds, so its cost follows from the norm of its
+        column of C. For one example: the cost of its steps under add-or-remove-one; the node keeps secret which
+        examples a step samples.
         """
         steps = self.plan.facts.steps
         if self.unit == "example" and steps is not None:
@@ -79,7 +89,7 @@ class Request:
         return privacy.events.gaussian_event(multiplier, 1.0)
 
     def least_epsilon(self, delta: float) -> float:
-        """An epsilon that the release costs at least, in closed form; 0 where the composition is quick for any noise.
+        """A lower bound on the release's epsilon, in closed form; 0 if composition is fast for any noise.
 
         Laplace noise with a total shift of a scales has delta(epsilon) = 1 - exp((epsilon - a) / 2).
         """
@@ -89,14 +99,49 @@ class Request:
         return max(0.0, REPLACED / multiplier + 2 * math.log1p(-delta)) if multiplier > 0 else math.inf
 
 
+@dataclass(frozen=True)
+class Charged:
+    """The budget of a release that was charged to the ledger, by its name, before training.
+
+    Attributes:
+        keys: rings that follow from the name.
+    """
+
+    keys: Keys
+
+    def admit(self, asked: Asked) -> Keys:
+        """See `Budget.admit`."""
+        return self.keys
+
+    def charge(self, noised: Noised) -> None:
+        """Nothing more to charge."""
+
+
+class NodeUpdates(ClientUpdates):
+    """A node's whole update; a failure of training counts as no data.
+
+    An artificial example has already been trained on, so a failure depends on this node's data: an error instead of an
+    answer would reveal that without noise. The operator finds the error in the log.
+    """
+
+    def updates(self, asked: Asked, order: KeyRing) -> Iterator[tuple[list[int], Updates | None]]:
+        """See `Contributions.updates`."""
+        try:
+            made = list(super().updates(asked, order))
+        except Exception:
+            _log.exception("training on this node's data failed: the release holds noise alone")
+            made = [(asked.clients, None)]
+        yield from made
+
+
 class Releaser:
     """The node's data and its trainer, both resident.
 
     Args:
         policy: the node's policy.
         data: its examples.
-        data_digest: of the examples.
-        secret: the node's noise key, 32 bytes of the operating system.
+        data_digest: digest of the examples.
+        secret: the node's noise key, 32 bytes from the operating system.
         test_seed: for tests only: noise of a simulation with this seed, which protects nothing.
     """
 
@@ -108,7 +153,7 @@ class Releaser:
             node_data.targets(policy.data, data.y, tasks.get(name))  # refused now, not in the middle of a run
         self._test_seed = test_seed
         self._layers: dict[str, LayerTable] = {}
-        self._trainer: tuple[str, SequentialTrainer | ExampleTrainer] | None = None
+        self._trainer: tuple[str, Any] | None = None
         self._tried: tuple[str, str] | None = None  # by `prepare`
 
     @property
@@ -127,16 +172,17 @@ class Releaser:
             task = ClientTask(inputs.take(self._data.x, slice(0, 1)), label, order, 1)
             next(iter(SequentialTrainer(module, layers, LocalTraining()).updates(model, [task])))
 
-    def understand(self, round: int, plan: str, work: Any, model: np.ndarray) -> Request:
-        """The request of a question, admitted by the policy.
+    def understand(self, round: int, plan: str, work: Any, model: np.ndarray | None = None) -> Request:
+        """Parse a question into a request that the policy admits; without a model, for any model of that work.
 
         Raises:
-            Refusal: it cannot be understood or is not allowed; the reason does not depend on the data.
+            Refusal: the question is malformed or not allowed; the reason does not depend on the data.
         """
         asked = Work.parse(work, self._policy)
-        if not np.isfinite(model).all():
+        if model is not None and not np.isfinite(model).all():
             raise Refusal("model", "the model holds NaN or Inf")
         layers = self._table(asked)
+        model = np.zeros(layers.size, np.float32) if model is None else model
         try:
             asked.target()
         except Exception as error:  # its options are the server's
@@ -156,12 +202,12 @@ class Releaser:
         return request
 
     def name(self, request: Request, run: str) -> str:
-        """Name of the release: a keyed digest of all that its numbers depend on.
+        """Name of the release: a keyed digest of everything that its numbers depend on.
 
-        The data are among them: were they not, one more record would be released with the same noise as before, and the
-        difference of the two answers would show it bare. The run's label is not under local trust: the same question
-        costs once. Under central trust every run adds noise of its own to what it is answered, and invites this node
-        by a schedule of its own: an answer to another run is another participation.
+        The data are included: otherwise an additional record would be released with the same noise as before, and the
+        difference of the two answers would reveal it. Under local trust the run's label is not included: the same
+        question costs once. Under central trust every run adds its own noise to its answers and invites this node by
+        its own schedule, so an answer to another run is another participation.
         """
         versions = (fedlgm.__version__, torch.__version__, self._policy.limits.threads)
         parts: tuple[str | int, ...] = (
@@ -172,21 +218,20 @@ class Releaser:
             sha256(request.model.data),
         )
         work = request.work.model_dump() | {"exact_sums": self._exact(request.work)}
-        if request.plan.facts.trust == "central":
+        if not request.plan.facts.noised_by.uploads_released:
             parts += (run,)
         named = digest("release", *parts, canonical(work), *versions)
         return hmac.new(self._secret, named.encode(), hashlib.sha256).hexdigest()
 
     def prepare(self, request: Request) -> None:
-        """Build what a release needs and try it on a made-up example, before anything is charged.
+        """Build the objects of a release and try them on an artificial example, before anything is charged.
 
         Raises:
-            Refusal: it fails whatever this node's data are, for example a model that takes other inputs.
+            Refusal: they fail for any data of this node, for example because the model takes other inputs.
         """
         tried = request.unit, canonical(request.work.model_dump())
         if tried == self._tried:
             return
-        plan, settings = request.plan, request.work.local()
         model, own = torch.from_numpy(request.model.copy()), self._data.y
         order = KeyRing.from_seed(0).torch_generator(Purpose.TRAIN, 0, 0)
         try:
@@ -198,104 +243,82 @@ class Releaser:
                 if request.unit == "example":
                     trainer = self._example_trainer(request.work)
                     trainer.weights.copy_(model)
-                    trainer.sum(x, y, torch.zeros(1, dtype=torch.int64), plan)
+                    trainer.sum(x, y, torch.zeros(1, dtype=torch.int64), request.plan)
                 else:
-                    next(iter(self._resident(request.work, settings).updates(model, [ClientTask(x, y, order, 1)])))
+                    next(iter(self._resident(request.work).updates(model, [ClientTask(x, y, order, 1)])))
         except Exception as error:  # of the server's names and options, or of the operator's own model
             raise Refusal("work", f"training fails on any data: {error}"[:300]) from error
         self._tried = tried
 
     def make(self, request: Request, name: str) -> np.ndarray:
-        """The numbers of a release that has been charged: bounded and, under local trust, noised; float64 [plan.size].
+        """The numbers of a charged release: bounded and, under local trust, noised, [plan.size].
 
-        float32 where that holds the same numbers: released values lie on a grid, so it usually does.
+        The dtype is float32 if that is exact (usual, since released values lie on a grid), else float64.
         """
         with torch_threads(self._policy.limits.threads):  # threads of services that share cores would wait for another
             return self._made(request, name)
 
     def _made(self, request: Request, name: str) -> np.ndarray:
-        plan, client = request.plan, self._policy.node.client
         model = torch.from_numpy(request.model.copy())
         if self._test_seed is None:
-            order, noise = self._keys("order", name), self._keys("noise", name)
+            keys = Keys(self._keys("order", name), self._keys("noise", name))
         else:  # as `clients.LayerwiseClient` in a simulation
-            order = KeyRing.from_seed(self._test_seed)
-            noise = order.derive(model.numpy().tobytes(), plan.to_json().encode())
+            seeded = KeyRing.from_seed(self._test_seed)
+            keys = Keys(seeded, seeded.derive(model.numpy().tobytes(), request.plan.to_json().encode()))
+        asked = Asked(request.plan, model, request.round, [self._policy.node.client])
+        return _narrow(client_release(self._contributions(request), Charged(keys), asked)[0].total)
+
+    def _contributions(self, request: Request) -> Contributions:
+        """The node's contribution; None without data, or if training fails on them."""
+        work, numerics = request.work, Numerics(self._policy.limits.threads)
+
+        def own(client: int) -> ClientData:  # called where an error of this node's data is caught
+            return ClientData(self._data.x, node_data.targets(self._policy.data, self._data.y, work.target()))
+
         if request.unit == "example":
-            return _narrow(self._steps(request, model, noise))
-        update = self._update(request, model, order)
-        if plan.facts.trust == "local":
-            return _narrow(local_release(update, plan, noise, request.round, client)[0].total)
-        total = BoundedSum.empty(plan)
-        if update is None:
-            total.skip(1)
-        else:
-            total.add(update)
-        return total.total.numpy()
+            return ExampleSteps(LocalWork(self._example_trainer(work), work.local(), own), numerics)
+        return NodeUpdates(LocalWork(self._resident(work), work.local(), own), work.built(), numerics)
 
     def _keys(self, purpose: str, name: str) -> KeyRing:
         digest = hmac.new(self._secret, f"{purpose} {name}".encode(), hashlib.sha256).digest()
         return KeyRing(int.from_bytes(digest[:16], "little"), secret=True)
 
-    def _update(self, request: Request, model: Tensor, order: KeyRing) -> Updates | None:
-        """The raw update, [1, D]; None where there is none, which counts as zero: no data, or training that fails.
-
-        A made-up example has been trained on, so it is this node's data on which training fails: an error in place of
-        an answer would tell so, without noise. The operator finds it in the log.
-        """
-        if not len(self._data):
-            return None
-        try:
-            return self._trained(request, model, order)
-        except Exception:
-            _log.exception("training on this node's data failed: the release holds noise alone")
-            return None
-
-    def _trained(self, request: Request, model: Tensor, order: KeyRing) -> Updates:
-        settings = request.work.local()
-        stream = order.torch_generator(Purpose.TRAIN, request.round, self._policy.node.client)
-        targets = node_data.targets(self._policy.data, self._data.y, request.work.target())
-        task = ClientTask(self._data.x, targets, stream, settings.epochs)
-        return next(iter(self._resident(request.work, settings).updates(model, [task])))
-
     def _check_steps(self, work: Work, plan: ReleasePlan) -> None:
-        """Refuse, before anything is charged, a model or mechanism that bounds no examples, or not as the plan says."""
+        """Refuse, before anything is charged, a model or mechanism that does not bound examples as the plan says."""
         try:
             self._example_trainer(work)
             kept = cast(BoundsExamples, work.built()).scaling(plan).bounds(len(plan.layers))
         except Exception as error:  # of the server's names and options; nothing of it depends on the data
             raise Refusal("work", f"example-level training: {error}"[:300]) from error
         if not (kept <= plan.clip * (1 + 1e-9)).all():
-            raise Refusal("plan", "the plan counts on smaller bounds than its mechanism keeps")
+            raise Refusal("plan", "the plan states smaller bounds than its mechanism keeps")
 
-    def _steps(self, request: Request, model: Tensor, keys: KeyRing) -> Tensor:
-        """The private update of a round of example-level steps, each noised by itself, [plan.size]."""
-        targets = node_data.targets(self._policy.data, self._data.y, request.work.target())
-        examples = (self._data.x, targets, digest_of(self._data.x, targets))
-        trainer, settings = self._example_trainer(request.work), request.work.local()
-        client = self._policy.node.client
-        return local_steps(trainer, settings, model, examples, request.plan, keys, request.round, client)[0]
-
-    def _resident(self, work: Work, settings: LocalTraining) -> SequentialTrainer:
-        key = "updates " + canonical(work.model_dump())
-        if self._trainer is None or self._trainer[0] != key:
-            self._trainer = None  # two large models need not fit
-            made = SequentialTrainer(self._module(work), self._table(work), settings, task=work.target())
-            self._trainer = key, made
-        return cast(SequentialTrainer, self._trainer[1])
+    def _resident(self, work: Work) -> SequentialTrainer:
+        return self._kept(
+            "updates",
+            work,
+            lambda: SequentialTrainer(self._module(work), self._table(work), work.local(), task=work.target()),
+        )
 
     def _example_trainer(self, work: Work) -> ExampleTrainer:
-        key = "steps " + canonical(work.model_dump())
+        exact = self._exact(work)
+        return self._kept(
+            "steps", work,
+            lambda: ExampleTrainer(
+                self._module(work), self._table(work), work.built(), task=work.target(), exact_sums=exact
+            ),
+        )  # fmt: skip
+
+    def _kept(self, kind: str, work: Work, make: Callable[[], T]) -> T:
+        """The trainer of a work, made once; it replaces the previous one, since two large models may not fit."""
+        key = f"{kind} {canonical(work.model_dump())}"
         if self._trainer is None or self._trainer[0] != key:
             self._trainer = None
-            made = ExampleTrainer(
-                self._module(work), self._table(work), work.built(), task=work.target(), exact_sums=self._exact(work)
-            )
-            self._trainer = key, made
-        return cast(ExampleTrainer, self._trainer[1])
+            self._trainer = key, make()
+        return cast(T, self._trainer[1])
 
     def _exact(self, work: Work) -> bool:
-        """Whether gradients of examples add up in float64: the server asks for it, or this node's policy does."""
+        """Whether examples' gradients are summed in float64, as the server or this node's policy requests."""
         return work.exact_sums or self._policy.privacy.exact_sums
 
     def _table(self, work: Work) -> LayerTable:
@@ -324,7 +347,7 @@ class Releaser:
 
 
 def _narrow(total: Tensor) -> np.ndarray:
-    """The numbers as float32 where that holds the same ones: released values lie on a grid, so it usually does."""
+    """The numbers as float32 if that is exact, as it usually is: released values lie on a grid."""
     wide = total.numpy()
     narrow = np.empty(wide.shape, np.float32)
     with np.errstate(over="ignore"):

@@ -1,10 +1,10 @@
-"""The release service: answers questions about the node's data, by policy and on account; `listener` has the process.
+"""The release service: answers questions about the node's data within the policy and charges them; `listener` runs it.
 
     parse -> policy -> price -> trial -> charge, on disk -> train, bound, noise -> keep the answer -> send it
 
-One release at a time. Whoever connects is believed nothing: not the run, not the round, not who asks; the kernel's word
-for the user is the only fact. There is no question that is answered with figures that were not noised, but for the
-bounded update of central trust, where the policy allows it.
+It makes one release at a time. It trusts no statement of a client process: not the run, the round or the sender; only
+the user that the kernel reports. It answers no question with figures without noise, except for the bounded update of
+central trust if the policy allows it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from clients.node import data as node_data
 from clients.node.folder import NodeFolder
-from clients.node.ledger import Row
+from clients.node.ledger import PROTECTED, Row
 from clients.node.policy import Refusal
 from clients.node.release import Releaser, Request
 from fedlgm import node_protocol as protocol
@@ -29,13 +29,13 @@ from fedlgm import privacy
 from fedlgm.errors import LedgerError
 from fedlgm.files import write_durably
 from fedlgm.node_protocol import FrameError, Position, Question
+from fedlgm.privacy import calibrate
 
 _log = logging.getLogger("fedlgm.node")
-EXAMPLES = ", examples"  # after a row's trust: the release protects single examples, not all of the node's data
 
 
 class Ask(BaseModel):
-    """Header of a question, as it may arrive from anybody."""
+    """Header of a question from an untrusted sender."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     protocol: int
@@ -52,7 +52,7 @@ class Ask(BaseModel):
 
 @dataclass
 class Answer:
-    """What goes back: a header, and the released numbers."""
+    """An answer: a header and the released numbers."""
 
     header: dict[str, Any]
     body: bytes = b""
@@ -76,37 +76,33 @@ class Service:
             seed = folder.test_seed()
             if (seed is not None) != self._ledger.test:
                 raise LedgerError("a ledger of private releases cannot be used in a test, nor one of tests afterwards")
-            if self.policy.privacy.unit == "client" and any(
-                row.trust.endswith(EXAMPLES) for row in self._ledger.rows()
-            ):
-                raise LedgerError(
-                    "this ledger holds releases that protect single examples, so its epsilon cannot be one for all "
-                    "of the data: privacy.unit stays 'example' for this data set"
-                )
+            self._spent()  # refused if rows protect less than the budget does
             data = node_data.read(self.policy.data, folder.path)
             self._examples = len(data)
-            self._releaser = Releaser(self.policy, data, node_data.digest(data), folder.secret(), seed)
+            self._releaser = Releaser(self.policy, data, node_data.digest(data), folder.secret(self._ledger), seed)
         except BaseException:
             self._ledger.close()
             raise
+        budget = self.policy.privacy
+        self._least = calibrate(budget.epsilon, budget.delta, steps=self.policy.ask.releases) * (1 + 1e-4)
         self._server_key = protocol.public_key(self.policy.ask.server_key) if self.policy.ask.server_key else None
         self._failed: str | None = None
 
     def warm(self) -> None:
-        """Load what the first release needs, which takes seconds, and throw its result away."""
-        self._ledger.epsilon(self.policy.privacy.delta, privacy.events.gaussian_event(1.0))
+        """Make a trial release, so that the modules of the first release, which take seconds, are loaded."""
+        self._spent(privacy.events.gaussian_event(1.0))
         self._releaser.warm()
 
     # -- questions -----------------------------------------------------------------------------------------------------
 
     def hello(self, ask: Ask) -> Answer:
-        """Who this node is and what is left.
+        """The node's identity and remaining budget.
 
         Raises:
-            Refusal: what was released costs more than can be said.
+            Refusal: the releases have no finite epsilon.
         """
         budget, ask_limits = self.policy.privacy, self.policy.ask
-        spent = self._ledger.epsilon(budget.delta)
+        spent = self._spent()
         if not math.isfinite(spent):  # JSON has no word for it
             raise Refusal("budget-spent", f"what was released has no finite epsilon at delta {budget.delta:g}")
         header = {
@@ -150,23 +146,23 @@ class Service:
         return self._releaser.understand(ask.round, ask.plan, ask.work, model), question
 
     def release(self, ask: Ask, request: Request, question: str) -> Answer:
-        """Charge, make, keep and sign one release; the same question again gives the kept answer.
+        """Charge, make, keep and sign one release; a repeated question gets the kept answer.
 
         Raises:
             Refusal: the budget is spent, a cap is reached, nothing can be trained, the question was answered by another
-                release, or the answer has left already and is no longer kept.
+                release, or the answer has already been sent and is no longer kept.
         """
         name = self._releaser.name(request, ask.run)
         row = self._ledger.find(name)
         replayed = row is not None
         if self._server_key and self._ledger.asked(question) not in (None, name):
             # Else whoever recorded it could have it charged again after every change of the data or of this software.
-            raise Refusal("replayed", "this very question was answered by another release: ask anew")
+            raise Refusal("replayed", "another release has answered this question: send a new one")
         if row is None:
             self._afford(ask, request)
             self._releaser.prepare(request)
             row = self._ledger.charge(
-                name, request.event, trust=request.plan.facts.trust + EXAMPLES * (request.unit == "example"),
+                name, self._price(request), trust=request.plan.facts.trust, protects=request.protects,
                 run=ask.run, round=ask.round, data=self._releaser.data_digest,
                 question=question if self._server_key else "",
             )  # fmt: skip
@@ -181,7 +177,7 @@ class Service:
         _log.info(
             "round %d of run %r: %s release %d, epsilon %.4g of %g spent",
             ask.round, protocol.printable(ask.run, 80), "again" if replayed else "new", row.seq,
-            self._ledger.epsilon(self.policy.privacy.delta), self.policy.privacy.epsilon,
+            self._spent(), self.policy.privacy.epsilon,
         )  # fmt: skip
         position = self._position()
         header = {
@@ -192,13 +188,8 @@ class Service:
         return Answer(header | {"signature": protocol.sign(self._signer, *signed)}, body)
 
     def _afford(self, ask: Ask, request: Request) -> None:
-        limits, budget, ledger = self.policy.ask, self.policy.privacy, self._ledger
-        today = datetime.now(UTC).date().isoformat()
-        for count, most, per in (
-            (ledger.count(), limits.releases, "over its data set's life"),
-            (ledger.count(run=ask.run), limits.releases_per_run, "per run"),
-            (ledger.count(since=today), limits.releases_per_day, "per day"),
-        ):
+        budget = self.policy.privacy
+        for count, most, per in self._caps(ask.run):
             if count >= most:
                 raise Refusal("budget-spent", f"this node makes {most} releases {per}, and has made them")
         self._check_separation(ask, request)
@@ -209,7 +200,7 @@ class Service:
                 f"this release alone has an epsilon of {alone:.4g} or more; the policy of this node allows "
                 f"{budget.epsilon:g} at delta {budget.delta:g} over its data set's life",
             )
-        after = ledger.epsilon(budget.delta, request.event)
+        after = self._spent(self._price(request))
         if not after <= budget.epsilon * (1 + 1e-6):
             raise Refusal(
                 "budget-spent",
@@ -217,10 +208,33 @@ class Service:
                 f"delta {budget.delta:g} over its data set's life",
             )
 
-    def _check_separation(self, ask: Ask, request: Request) -> None:
-        """Refuse a round nearer to an answered one of its run than policy or plan allow.
+    def _price(self, request: Request) -> Any:
+        """The charge of a release: its cost, but at least that of one of as many as the policy allows.
 
-        Where noise is correlated over rounds, a participation too soon costs more than the plan says.
+        The time of an answer and a refusal reveal something that no noise covers, so no release may be almost free.
+        """
+        event, delta = request.event, self.policy.privacy.delta
+        least = privacy.events.gaussian_event(self._least)
+        if type(event) is type(least):
+            return least if event.noise_multiplier > self._least else event
+        floor, record = privacy.composed_epsilon([(least, 1)], delta), privacy.events.encode(event)
+        inner = record
+        while "event" in inner:
+            inner = inner["event"]
+        while privacy.composed_epsilon([(event, 1)], delta) < floor:  # less noise costs no less
+            inner["noise_multiplier"] = min(0.8 * inner["noise_multiplier"], 1e3 * self._least)
+            event = privacy.events.decode(record)
+        return event
+
+    def _spent(self, further: Any = None) -> float:
+        """Epsilon of all charges for the protected unit, including one further release if given."""
+        budget = self.policy.privacy
+        return self._ledger.epsilon(budget.delta, PROTECTED[budget.unit], further)
+
+    def _check_separation(self, ask: Ask, request: Request) -> None:
+        """Refuse a round that is closer to an answered round of its run than policy or plan allow.
+
+        If noise is correlated over rounds, a participation too soon costs more than the plan says.
         """
         apart = max(self.policy.ask.min_separation, request.plan.facts.sampling.separation or 1)
         near = self._ledger.nearest(ask.run, ask.round) if apart > 1 else None
@@ -232,7 +246,7 @@ class Service:
             )
 
     def _check_expectation(self, raw: dict[str, Any] | None) -> None:
-        """Refuse to go on with a ledger that is older than one this service has signed for."""
+        """Refuse to continue with a ledger that is older than one this service has signed."""
         if raw is None:
             return
         expected = Position.of(raw)
@@ -248,7 +262,7 @@ class Service:
         return Position.signed(self._ledger.identity, self._ledger.seq, self._ledger.head, self._signer)
 
     def _kept(self, row: Row) -> bytes | None:
-        """The answer that release `row` left with; None if nothing can have left and it must be made."""
+        """The answer that release `row` sent; None if nothing can have been sent and it must be made."""
         digest = self._ledger.answered(row.seq)
         if digest is None:
             return None
@@ -260,7 +274,7 @@ class Service:
         raise Refusal("gone", f"release {row.seq} was answered before, and its answer is no longer kept")
 
     def _keep(self, row: Row, body: bytes) -> str:
-        """Keep an answer, which may leave only when the ledger says so, on disk; returns its digest."""
+        """Keep an answer on disk, which may be sent only when the ledger allows it; returns its digest."""
         digest = protocol.sha256(body)
         kept = self.policy.limits.kept_replies
         if kept:
@@ -274,21 +288,63 @@ class Service:
     def _reply_file(self, row: Row) -> Path:
         return self.folder.replies / f"{row.seq:09d}.npy"
 
+    def afford(self, ask: Ask) -> Answer:
+        """Number of further releases like the requested one that this node's budget and caps allow; nothing is charged.
+
+        The run's own label counts for the cap per run. `round` of the question is the requested number; a node does not
+        reveal how many more it could make.
+
+        Raises:
+            Refusal: this node does not make such a release.
+        """
+        if ask.client != self.policy.node.client:
+            raise Refusal("client", f"this node is client {self.policy.node.client}, not {ask.client}")
+        request = self._releaser.understand(1, ask.plan, ask.work)
+        fits = min([ask.round, *(most - made for made, most, _ in self._caps(ask.run))])
+        if not self._within(request, 1):
+            fits = 0
+        low, high = 0, max(fits, 0)  # `low` releases fit, `high` + 1 do not
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self._within(request, middle) else (low, middle - 1)
+        header = {"ok": True, "protocol": protocol.PROTOCOL, "client": ask.client, "releases": low}
+        facts = protocol.canonical(header)
+        return Answer(header | {"signature": protocol.sign(self._signer, "afford", ask.nonce, facts)})
+
+    def _within(self, request: Request, count: int) -> bool:
+        """Whether `count` more of these releases stay within the budget."""
+        budget = self.policy.privacy
+        if not request.least_epsilon(budget.delta) <= budget.epsilon * (1 + 1e-6):
+            return False
+        event = privacy.events.repeated(self._price(request), count)
+        return self._spent(event) <= budget.epsilon * (1 + 1e-6)
+
+    def _caps(self, run: str) -> tuple[tuple[int, int, str], ...]:
+        """(made, allowed, per what) of the caps on the number of releases."""
+        limits, ledger, today = self.policy.ask, self._ledger, datetime.now(UTC).date().isoformat()
+        return (
+            (ledger.count(), limits.releases, "over its data set's life"),
+            (ledger.count(run=run), limits.releases_per_run, "per run"),
+            (ledger.count(since=today), limits.releases_per_day, "per day"),
+        )
+
     # -- all of them ---------------------------------------------------------------------------------------------------
 
     def answer(self, ask: Ask, body: bytes) -> Answer:
-        """Answer one question; the caller sees to it that there is only one at a time.
+        """Answer one question; the caller must ensure that there is only one at a time.
 
         Raises:
-            Refusal: what becomes of it instead.
+            Refusal: the question is refused.
         """
         if self._failed is not None:  # perhaps by the question before this one
             raise Refusal("rolled-back", self._failed)
-        if ask.ask not in ("hello", "release"):
-            raise Refusal("malformed", "a service is asked for hello or release; there is nothing else")
+        if ask.ask not in ("hello", "afford", "release"):
+            raise Refusal("malformed", "a service answers only hello, afford and release")
         if ask.ask == "hello":
             return self.hello(ask)
         try:
+            if ask.ask == "afford":
+                return self.afford(ask)
             return self.release(ask, *self.admit(ask, body))
         except LedgerError as error:
             self._failed = "its ledger cannot be used; its operator's log says why"
@@ -296,15 +352,15 @@ class Service:
             raise Refusal("ledger", self._failed) from error
 
     def describe(self) -> None:
-        """Write into the log who is served from here, and what is spent."""
+        """Log the served node and its spent budget."""
         node, budget = self.policy.node, self.policy.privacy
         _log.info(
             "client %d of %d, %d examples, epsilon %.4g of %g spent, listening on %s", node.client, node.population,
-            self._examples, self._ledger.epsilon(budget.delta), budget.epsilon, self.folder.socket,
+            self._examples, self._spent(), budget.epsilon, self.folder.socket,
         )  # fmt: skip
         if self._ledger.test:
             _log.warning("TEST: the noise of this node is known to whoever knows its seed. NOT PRIVATE.")
 
     def close(self) -> None:
-        """Let go of the ledger."""
+        """Close the ledger."""
         self._ledger.close()

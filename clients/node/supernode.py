@@ -1,9 +1,9 @@
-"""Flower's SuperNode, asking the SuperLink more often while a run is going on.
+"""Flower's SuperNode with more frequent polling while a run is active.
 
-`flower-supernode` pauses three seconds after every question that brings no message, and a second where a message is
-announced a moment before its parts are there, so that a round of a small model is little else. Nothing but these
-pauses is changed: connection, authentication and messages are Flower's, and it takes the arguments of
-`flower-supernode`. The pause between questions is a tenth of the time since the last message, between 0.1 and 3 s.
+`flower-supernode` pauses three seconds after every poll without a message, and one second if a message is announced
+before its parts have arrived, so that a round of a small model consists mostly of pauses. Only these pauses are
+changed: connection, authentication and messages are Flower's, and it takes the arguments of `flower-supernode`. The
+pause between questions is a tenth of the time since the last message, between 0.1 and 3 s.
 
 The names that are replaced are private to Flower and may change with any version, so any other is refused.
 
@@ -15,20 +15,20 @@ from __future__ import annotations
 import sys
 import time
 
-from clients.flower_private import SOON_S, look_again_soon, unsupported
+from clients.flower_private import SOON_S, run_supernode, unsupported
 from fedlgm.node_protocol import pause_after
 
 LONGEST_S = 3.0
 
 
 class Pauses:
-    """Takes the place of `time` in Flower's loop, which asks it for nothing but `sleep`."""
+    """Replaces `time` in Flower's loop, which uses only `sleep`."""
 
     def __init__(self) -> None:
         self._last = time.monotonic()
 
     def sleep(self, seconds: float) -> None:
-        """Pause: three seconds are asked for when there was no message, less while one is being worked on."""
+        """Pause: Flower requests three seconds if there was no message, less while one is being processed."""
         now = time.monotonic()
         if seconds < LONGEST_S:
             self._last = now
@@ -42,12 +42,7 @@ def main() -> int:
     if why := unsupported("use flower-supernode, which only asks less often"):
         print(f"error: {why}", file=sys.stderr)
         return 2
-    from flwr.supernode import start_client_internal
-    from flwr.supernode.cli import flower_supernode
-
-    vars(start_client_internal)["time"] = Pauses()
-    look_again_soon(start_client_internal)
-    flower_supernode()
+    run_supernode(Pauses())
     return 0
 
 

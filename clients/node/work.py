@@ -1,4 +1,4 @@
-"""What a question asks a node to do: names that are installed there, with options, as its policy allows them."""
+"""The work that a question requests: names that are installed on the node, with options that its policy allows."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _LONGEST_MECHANISM = 16_384  # three numbers for each of two hundred layers
 
 
 class Work(BaseModel):
-    """What a question asks for by name, each with its options: {"name": "dp-sgd", "style": "per-layer"}.
+    """The names that a question requests, each with its options: {"name": "dp-sgd", "style": "per-layer"}.
 
-    Every name must be installed on the node and listed in its policy. Options are public: they belong to the question
-    and so to what its server signs, and to the release's name. They state how a plan is carried out; what it costs, and
-    whether the node carries it out at all, is decided by the plan's own numbers.
+    Every name must be installed on the node and listed in its policy. Options are public: they are part of the
+    question, and so of the server's signature and the release's name. They state how a plan is executed; its cost, and
+    whether the node executes it at all, depend on the plan's own numbers.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
     mechanism: dict[str, Any]
-    group_by: str = Field(default="module", pattern="^(module|tensor)$")
+    group_by: str = Field(default="module", pattern="^(module|tensor|adapter|factor|kind)$")
     task: dict[str, Any] = {"name": "classification"}
     model: dict[str, Any]
     training: dict[str, Any] = {}
@@ -37,10 +37,10 @@ class Work(BaseModel):
 
     @classmethod
     def parse(cls, raw: Any, policy: Policy) -> Work:
-        """The work that a question asks for.
+        """Parse the work that a question requests.
 
         Raises:
-            Refusal: not of this form, or not what the policy allows.
+            Refusal: malformed, or not allowed by the policy.
         """
         try:
             work = cls.model_validate(raw)
@@ -68,11 +68,11 @@ class Work(BaseModel):
         """The mechanism with its options, in its sound variant: a node runs no other.
 
         Raises:
-            Refusal: an option that it does not have, or a value outside its range.
+            Refusal: an unknown option, or a value outside its range.
         """
         options = options_of(self.mechanism)
         if "variant" in options:
-            raise Refusal("work", "mechanism.variant is not asked of nodes: they make sound releases only")
+            raise Refusal("work", "mechanism.variant does not apply to nodes: they make only sound releases")
         try:
             return mechanisms.get(self.mechanism["name"], **options)
         except Exception as error:  # options are the server's: anything may be wrong with them

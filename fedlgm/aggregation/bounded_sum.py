@@ -1,4 +1,4 @@
-"""Sums of bounded contributions on the CPU, added up in float64 in the order they are given."""
+"""Sums of bounded contributions on the CPU, in float64 and in the given order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CHUNK = 1 << 15
 
 @dataclass
 class BoundedSum:
-    """Running sum of bounded contributions, always added up in the order they are given.
+    """Running sum of bounded contributions, added in the given order.
 
     In float64: rounding moves the difference of two sums of n contributions by at most n^2 2^-52 of their bound, which
     up to 100,000 clients is less than half of what contributions are cut short by (`fedlgm.layers.SAFETY`).
@@ -58,15 +58,15 @@ class BoundedSum:
 
     @classmethod
     def empty(cls, plan: ReleasePlan) -> BoundedSum:
-        """The sum of nothing."""
+        """A sum without contributions."""
         return cls(plan, torch.zeros(plan.size, dtype=torch.float64))
 
     def add(self, updates: Updates) -> None:
         """Add clients' flat updates [b, D], one after another.
 
         Raises:
-            PrivacyError: updates that the trainer has bounded where the plan bounds clients, or the reverse, bounds
-                above the plan's, or answers to other queries than the plan's.
+            PrivacyError: the trainer has bounded updates of a plan that bounds clients, or the reverse; bounds exceed
+                the plan's; or answers do not belong to the plan's queries.
         """
         if self.plan.bounded_by == "trainer":
             for row in self._bounded(updates):
@@ -101,7 +101,7 @@ class BoundedSum:
         return torch.atleast_2d(bounded(updates, tuple(self.plan.clip.tolist()), queries))
 
     def _add_bounded(self, row: Tensor) -> None:
-        """Add one row that the trainer has bounded, in float64 to the end."""
+        """Add one row that the trainer has bounded, in float64 throughout."""
         self.count += 1
         if not (math.isfinite(float(row.sum())) or row.isfinite().all()):  # the sum of finite numbers may overflow
             self.discarded += 1
@@ -138,7 +138,7 @@ def _add_scaled_(total: Tensor, part: Tensor, factor: float) -> None:
 def clip_factors(norms: np.ndarray, clip: np.ndarray) -> np.ndarray:
     """min(1, s_j / ||g_j||), times 1 - 2^-16 where it cuts, [K]; 1 for an infinite bound, 0 for a bound of 0.
 
-    For one client's update; `fedlgm.example_level.scaling.clip_factors` is that of examples' gradients.
+    This is for one client's update; for examples' gradients see `fedlgm.example_level.scaling.clip_factors`.
 
     Args:
         norms: ||g_j||, [K], finite.

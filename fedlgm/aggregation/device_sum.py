@@ -15,7 +15,7 @@ from fedlgm.plan import ReleasePlan
 
 
 class DeviceSum(BoundedSum):
-    """A `BoundedSum` over the kernels: sum and counts stay on the device until they are asked for.
+    """A `BoundedSum` over the kernels: sum and counts stay on the device until they are read.
 
     Factors and products are float32, so they differ from the CPU's in the last bits; on Metal the sum is, too.
 
@@ -67,7 +67,7 @@ class DeviceSum(BoundedSum):
         kernels.clip_scale_sum(rows, self._parts, factors, self.total, backend=self._backend)
 
     def _kept(self, updates: Tensor) -> list[Tensor]:
-        """Views of the released layers' columns, neighbours in one piece."""
+        """Views of the released layers' columns; adjacent layers share one view."""
         offsets, pieces = self.plan.layers.offsets, []
         for released, run in itertools.groupby(range(len(self.plan.layers)), key=lambda j: self.plan.released[j]):
             layers = list(run)
@@ -82,5 +82,5 @@ def part_offsets(plan: ReleasePlan) -> Tensor:
 
 
 def sum_on(plan: ReleasePlan, device: torch.device, backend: kernels.Backend | None = None) -> BoundedSum:
-    """The sum of nothing, for updates on `device`."""
+    """A sum without contributions, for updates on `device`."""
     return BoundedSum.empty(plan) if device.type == "cpu" else DeviceSum(plan, device, backend)

@@ -1,7 +1,7 @@
-"""Attacks that measure what a federation gives away: inversion, membership inference, class reconstruction.
+"""Attacks that measure what a federation reveals: inversion, membership inference, class reconstruction.
 
-Every attack states what its attacker knows and sees. They measure leakage on simulations, where the private data are at
-hand to compare with; a failed attack proves nothing, only an accountant does.
+Every attack states what its attacker knows and sees. They measure leakage on simulations, where the private data are
+available for comparison. A failed attack proves nothing; only an accountant gives an upper bound.
 """
 
 from fedlgm.attacks.frechet import PublicClassifier, frechet_distance
@@ -13,6 +13,7 @@ from fedlgm.attacks.lira import confidence_logits, leave_one_out, likelihood_rat
 from fedlgm.attacks.membership import MembershipResult, evaluate_scores
 from fedlgm.attacks.mia import LayerAdversary, ShadowModel, attack_outputs, output_scores, representations
 from fedlgm.attacks.observation import Observation
+from fedlgm.attacks.rmia import relative_ratios
 
 __all__ = [
     "ClassReconstruction",
@@ -35,6 +36,7 @@ __all__ = [
     "output_scores",
     "psnr",
     "random_halves",
+    "relative_ratios",
     "representations",
     "ssim",
 ]

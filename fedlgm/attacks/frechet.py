@@ -1,9 +1,9 @@
 """Frechet distance between sets of images, in the features of a small classifier trained on public data.
 
-The usual Frechet Inception Distance needs the weights of an Inception network, and 2,048 features, which small grey
-images do not support. This is the same formula in the last hidden layer of a classifier that is trained here, on public
-images of the same kind. Values are comparable only where they come from the same classifier and the same number of
-images: never with an Inception distance.
+The usual Frechet Inception Distance needs the weights of an Inception network and uses 2,048 features, too many for
+small grey images. This module applies the same formula to the last hidden layer of a classifier that it trains on
+public images of the same kind. Values are comparable only if they come from the same classifier and the same number of
+images, and never with an Inception distance.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class PublicClassifier:
     Attributes:
         body: images [n, C, H, W] to features [n, 32].
         head: features to logits.
-        accuracy: share of the images kept from training that it classifies correctly.
+        accuracy: share of the held-out images that it classifies correctly.
 
     Example:
         >>> x = torch.cat([torch.full((20, 1, 8, 8), -0.5), torch.full((20, 1, 8, 8), 0.5)])
@@ -77,7 +77,7 @@ class PublicClassifier:
 
     @classmethod
     def train(cls, x: Tensor, y: Tensor, classes: int, *, epochs: int = 15, seed: int = 0) -> PublicClassifier:
-        """Train on public images; every fifth is kept to measure the accuracy.
+        """Train on public images; every fifth is held out to measure the accuracy.
 
         Args:
             x: images [n, C, H, W] of at least 8x8 pixels; the attacked federation must not train on them.
@@ -87,7 +87,7 @@ class PublicClassifier:
             seed: seed of weights and batches. Global generators are left as they are.
 
         Raises:
-            ConfigError: fewer than ten images, smaller ones, or not as many labels.
+            ConfigError: fewer than ten images, images below 8x8 pixels, or a different number of labels.
         """
         if min(x.shape[-2:]) < 8 or len(x) < 10 or len(x) != len(y):
             raise ConfigError(
@@ -119,7 +119,7 @@ class PublicClassifier:
 
     @torch.no_grad()
     def agreement(self, x: Tensor, y: Tensor | int) -> float:
-        """Share of images [n, C, H, W] that it puts into the classes `y` ([n], or one class for all)."""
+        """Share of images [n, C, H, W] that are classified as `y` ([n], or one class for all)."""
         predicted = torch.cat([self.head(self.body(part)).argmax(dim=1) for part in x.split(1000)])
         return float((predicted == torch.as_tensor(y)).float().mean())
 

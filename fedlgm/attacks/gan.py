@@ -1,6 +1,6 @@
 """Class reconstruction with a generative adversarial network, by a curious participant of a federation.
 
-The released global models serve as discriminator: a generator learns images that they put into a class which the
+The released global models serve as discriminator: a generator learns images that they assign to a class which the
 attacker does not hold (Hitaj, Ateniese and Perez-Cruz, CCS 2017). The *active* attacker also labels generated images as
 another class and trains on them, so that the victims' next updates sharpen the class. The *passive* one follows the
 protocol, as in the LaDP-FL paper's threat model: beside the global model it trains a real-or-generated discriminator on
@@ -45,7 +45,7 @@ class GanSettings:
         seed: seed of weights and inputs.
 
     Raises:
-        ConfigError: another kind, or a number outside its range.
+        ConfigError: unknown kind, or a number outside its range.
 
     Example:
         >>> x, y, active = torch.zeros(20, 1, 8, 8), torch.arange(20) % 2, GanSettings("dcgan", active=True, injected=5)
@@ -86,7 +86,7 @@ class ClassReconstruction:
         settings: how it trains.
 
     Raises:
-        ConfigError: a class out of range, one that the attacker holds, or no images of its own.
+        ConfigError: a class out of range, one that the attacker holds, or an attacker without images.
 
     Example:
         >>> x, y = torch.rand(20, 1, 8, 8) * 2 - 1, torch.arange(20) % 2
@@ -127,7 +127,7 @@ class ClassReconstruction:
         self._judge = torch.optim.Adam(self._critic.parameters(), lr=self.settings.lr, betas=betas)
 
     def observe(self, model: Tensor) -> float:
-        """Learn from one released global model [D]; returns how sure that model is of the generated class."""
+        """Learn from one released global model [D]; returns that model's confidence in the generated class."""
         self._layers.load_(self._module, model)
         count = self.settings.batch
         for _ in range(self.settings.steps):

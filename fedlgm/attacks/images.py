@@ -73,7 +73,7 @@ def psnr(first: np.ndarray, second: np.ndarray, *, data_range: float = PIXEL_RAN
 
 
 def match(reconstructed: np.ndarray, private: np.ndarray) -> np.ndarray:
-    """For every private image the reconstruction that is assigned to it, so that the sum of SSIM is largest.
+    """Assign a reconstruction to every private image so that the sum of SSIM is largest.
 
     An update does not say in which order a client holds its images, so neither does a reconstruction.
 

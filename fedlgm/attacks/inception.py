@@ -1,4 +1,4 @@
-"""Frechet Inception distances, for whoever has the weights at hand; nothing is ever downloaded.
+"""Frechet Inception distances for users who have the weights; nothing is downloaded.
 
 The network and its preprocessing are torch-fidelity's, the distance is `fedlgm.attacks.frechet.frechet_distance`, so
 that values compare with those of papers that use the same weights, and only with them. Inception has 2,048 features: a
@@ -28,8 +28,8 @@ class InceptionFeatures:
     The weights are not shipped, so no example can run here: see docs/how-to/attack.md for its use.
 
     Args:
-        weights: file with the weights as torch-fidelity publishes them (`WEIGHTS`); it is read, never executed. Left
-            out: the file of that name in torch's own cache (`torch.hub.get_dir()`), if it is there.
+        weights: file with the weights as torch-fidelity publishes them (`WEIGHTS`); it is read, never executed.
+            Default: the file of that name in torch's own cache (`torch.hub.get_dir()`), if it is there.
 
     Raises:
         ConfigError: torch-fidelity is not installed, there is no such file, or it holds other weights.

@@ -1,10 +1,12 @@
 """Gradient inversion: a client's images from its update.
 
-Two attacks work together. Where the first layer is linear with a bias, the update of a client with one image is a
-multiple of that image in every row, and division gives the image exactly (Zhu and Blaschko, 2021, Section 3); with
-noise that is only a start. In every other case candidate images are optimised until local training on them moves each
-layer in the observed direction, with cosine similarity and total variation (Geiping et al., NeurIPS 2020, equation 4),
-summed over layers that are weighted by how much of them is not noise.
+Two attacks work together. If the first layer is linear with a bias, every row of the update of a client with one image
+is a multiple of that image, and division gives the image exactly (Zhu and Blaschko, 2021, Section 3); with noise this
+is only a starting point. In every other case candidate images are optimised until local training on them moves the
+weights in the observed direction, with cosine similarity and total variation (Geiping et al., NeurIPS 2020, equation
+4). Without noise the objective is one cosine over everything visible, and Adam follows the signs of the gradient, as in
+that paper. With noise the objective is a sum of one cosine per layer, weighted by the layer's share of signal: the
+noisiest large layer would dominate a single cosine.
 
     observation = Observation.released(update, plan, keys)
     found = invert(module, observation, training, images=1, shape=(1, 28, 28))
@@ -34,7 +36,7 @@ _UNROLLED = 10  # local steps that are simulated; longer training is simulated i
 
 @dataclass(frozen=True)
 class InversionSettings:
-    """How hard the attacker tries.
+    """Effort of the attacker.
 
     Attributes:
         iterations: steps of Adam for each start.
@@ -72,7 +74,7 @@ class InversionSettings:
 
 @dataclass(frozen=True, eq=False)
 class Reconstruction:
-    """What an inversion found.
+    """Result of an inversion.
 
     Attributes:
         images: float32 [n, C, H, W] in [-1, 1].
@@ -126,11 +128,11 @@ def invert(
         images: number of the client's images.
         shape: shape (C, H, W) of one of them.
         labels: their labels, if the attacker knows them.
-        settings: how hard it tries.
+        settings: the attacker's effort.
         progress: called with (iterations done, iterations in all).
 
     Raises:
-        ConfigError: an optimizer other than "sgd", a number of images below 1 or labels of another number.
+        ConfigError: an optimizer other than "sgd", fewer than one image, or a number of labels other than `images`.
 
     Example:
         >>> from fedlgm import data, models
@@ -185,7 +187,7 @@ def infer_labels(module: nn.Module, observation: Observation, images: int, shape
         shape: shape (C, H, W) of one image.
 
     Raises:
-        ConfigError: the model's last parameter is no bias of its logits.
+        ConfigError: the model's last parameter is not the bias of its logits.
 
     Example:
         >>> from fedlgm.layers import LayerTable
@@ -211,9 +213,9 @@ def infer_labels(module: nn.Module, observation: Observation, images: int, shape
 
 
 def analytic(module: nn.Module, observation: Observation, shape: tuple[int, int, int]) -> Tensor | None:
-    """The only image of a client, from the update of a first linear layer with a bias; None where it does not apply.
+    """The only image of a client, from the update of a first linear layer with a bias; None if not applicable.
 
-    Each row of the weights moved by the row's bias movement times the image, whatever the number of local steps. Rows
+    Each row of the weights moved by the row's bias movement times the image, for any number of local steps. Rows
     are combined by least squares: sum_i b_i W_i / sum_i b_i^2, whose denominator is corrected for the known noise.
 
     Args:
@@ -250,7 +252,7 @@ def analytic(module: nn.Module, observation: Observation, shape: tuple[int, int,
 
 
 def _entering(module: nn.Module, image: Tensor) -> Tensor:
-    """What the first layer with parameters is given, flat."""
+    """The flat input of the first layer with parameters."""
     given: list[Tensor] = []
     first = _first_layer(module)
     assert first is not None
@@ -286,7 +288,7 @@ def _first_linear(module: nn.Module, observation: Observation, shape: tuple[int,
 
 
 def _first_layer(module: nn.Module) -> nn.Module | None:
-    """The first module with parameters of its own, if nothing but a flattening comes before it."""
+    """The first module with parameters, if only flattening comes before it."""
     for child in module.modules():
         if any(True for _ in child.parameters(recurse=False)):
             return child
@@ -316,15 +318,19 @@ class _Matching:
         share = observation.signal_share
         # An attacker without any signal still tries: it cannot know that the estimate is right.
         share = share if share.any() else observation.visible.astype(np.float64)
-        self._targets = [
-            (layer.slots, weight / share.sum(), part)
-            for layer, weight, part in zip(
-                observation.layers.layers, share, observation.layers.split(observation.update), strict=True
-            )
+        parts = observation.layers.split(observation.update)
+        seen = [
+            (layer.slots, float(weight), part)
+            for layer, weight, part in zip(observation.layers.layers, share, parts, strict=True)
             if weight > 0
         ]
-        if not self._targets:
+        if not seen:
             raise ConfigError("the attacker sees no layer: there is nothing to invert")
+        self._clear = not observation.sigma[observation.visible].any()
+        if self._clear:
+            seen = [(tuple(slot for slots, *_ in seen for slot in slots), 1.0, torch.cat([part for *_, part in seen]))]
+        total = sum(weight for _, weight, _ in seen)
+        self._targets = [(slots, weight / total, part) for slots, weight, part in seen]
 
     def best(self, first: Tensor | None, progress: OnStep | None) -> Reconstruction:
         """The reconstruction that matches best, from the images `first` (or random ones), then from random ones."""
@@ -340,6 +346,8 @@ class _Matching:
                 loss = self._loss(x) + self._settings.total_variation * _total_variation(x)
                 (x.grad,) = torch.autograd.grad(loss, [x])
                 x.grad.nan_to_num_()
+                if self._clear:
+                    x.grad.sign_()
                 optimizer.step()
                 schedule.step()
                 with torch.no_grad():

@@ -1,7 +1,8 @@
 """LiRA: the likelihood-ratio membership attack (Carlini, Chien, Nasr, Song, Terzis and Tramer, S&P 2022).
 
 Shadow models are trained with and without every example. The attacked model's confidence on an example is compared with
-the normal law of the confidences of the models that saw it (online) and of those that did not (online and offline).
+the normal law of the confidences of the models that saw it (online only) and of those that did not (online and
+offline).
 
     membership = random_halves(len(y), models=16, seed=0)
     scores = np.stack([confidence_logits(train(np.flatnonzero(row)), x, y) for row in membership])
@@ -9,6 +10,9 @@ the normal law of the confidences of the models that saw it (online) and of thos
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -48,11 +52,17 @@ def confidence_logits(module: nn.Module, x: Tensor, y: Tensor, batch_size: int =
     return np.concatenate(found)
 
 
-def random_halves(examples: int, models: int, seed: int = 0) -> np.ndarray:
-    """Which examples each model trains on, bool [models, examples].
+def random_halves(examples: int, models: int, seed: int = 0, *, equal: bool = False) -> np.ndarray:
+    """Which examples (or clients) each model trains on, bool [models, examples].
 
     Models come in pairs that divide the examples between them, so that every example is in exactly half of the models,
-    also when a pair is set aside.
+    even if a pair is left out.
+
+    Args:
+        examples: their number.
+        models: number of models.
+        seed: seed of the draws.
+        equal: whether all models train on equally many, as federations of a given number of clients do.
 
     Raises:
         ConfigError: an odd number of models, or fewer than four.
@@ -63,7 +73,9 @@ def random_halves(examples: int, models: int, seed: int = 0) -> np.ndarray:
     """
     if models < 4 or models % 2:
         raise ConfigError(f"membership attacks train an even number of models, at least 4, got {models}")
-    first = np.random.default_rng(seed).random((models // 2, examples)) < 0.5
+    rng = np.random.default_rng(seed)
+    drawn = rng.random((models // 2, examples))
+    first = drawn.argsort(axis=1).argsort(axis=1) < examples // 2 if equal else drawn < 0.5
     return np.stack([first, ~first], axis=1).reshape(models, examples)
 
 
@@ -117,11 +129,7 @@ def leave_one_out(
     shared_variance: bool | None = None,
     **options: object,
 ) -> MembershipResult:
-    """Every model is attacked in turn with the other pairs as shadow models; the decisions are pooled.
-
-    The model's own partner is set aside with it: otherwise a member would have one shadow model less that saw it than
-    models that did not, and the scores would show that. Decisions about one example in different models are not
-    independent, so the intervals are somewhat too narrow.
+    """Run LiRA against every model in turn with the other pairs as shadow models; see `pooled`.
 
     Args:
         scores: confidence logits, [M, n].
@@ -139,21 +147,42 @@ def leave_one_out(
         >>> leave_one_out(scores, membership).auc
         1.0
     """
-    if len(membership) < 6 or len(membership) % 2 or (membership[::2] == membership[1::2]).any():
+    if len(membership) < 6:
         raise ConfigError(f"pooled LiRA takes at least 6 models of `random_halves`, got {len(membership)} models")
+    attack = partial(likelihood_ratios, online=online, shared_variance=shared_variance)
+    return pooled(scores, membership, attack, **options)
+
+
+def pooled(
+    scores: np.ndarray,
+    membership: np.ndarray,
+    attack: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray],
+    **options: object,
+) -> MembershipResult:
+    """Every model is attacked in turn with the other pairs as shadow models; the decisions are pooled.
+
+    The model's own partner is set aside with it: otherwise fewer of a member's shadow models would have seen it than
+    not, and the scores would show that. Decisions about one example in different models are not independent, so the
+    intervals are somewhat too narrow.
+
+    Args:
+        scores: confidence logits, [M, n].
+        membership: which example each model was trained on, from `random_halves`, bool [M, n].
+        attack: (scores of the target [n], those of its shadow models [S, n], their membership) -> scores of membership.
+        **options: of `fedlgm.attacks.membership.evaluate_scores`.
+
+    Raises:
+        ConfigError: models that do not come in pairs, or fewer than four.
+
+    Example:
+        >>> membership = random_halves(examples=20, models=4)
+        >>> pooled(1.0 * membership, membership, lambda target, shadows, inside: target).auc
+        1.0
+    """
+    if len(membership) < 4 or len(membership) % 2 or (membership[::2] == membership[1::2]).any():
+        raise ConfigError(f"pooled attacks take at least 4 models of `random_halves`, got {len(membership)} models")
     rows = np.arange(len(scores))
-    ratios = np.stack(
-        [
-            likelihood_ratios(
-                scores[i],
-                scores[rows // 2 != i // 2],
-                membership[rows // 2 != i // 2],
-                online=online,
-                shared_variance=shared_variance,
-            )
-            for i in rows
-        ]
-    )
+    ratios = np.stack([attack(scores[i], scores[rows // 2 != i // 2], membership[rows // 2 != i // 2]) for i in rows])
     return evaluate_scores(ratios[membership], ratios[~membership], **options)  # type: ignore[arg-type]
 
 

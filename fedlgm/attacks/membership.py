@@ -1,4 +1,4 @@
-"""How well scores tell members of a training set from others: AUC and true-positive rates at low false-positive rates.
+"""Separation of members and non-members by scores: AUC and true-positive rates at low false-positive rates.
 
 An average hides what matters: an attack that is sure of a few members has an AUC near one half and still breaks their
 privacy (Carlini et al., S&P 2022, Section III). Every figure comes with an interval.
@@ -25,7 +25,7 @@ class Rate:
     """True-positive rate at a false-positive rate.
 
     Attributes:
-        fpr: the rate asked for.
+        fpr: the requested rate.
         tpr: share of members above the threshold.
         low: lower end of the Clopper-Pearson interval of `tpr`, for the threshold taken as given.
         high: its upper end.
@@ -65,7 +65,7 @@ class MembershipRecord(TypedDict):
 
 @dataclass(frozen=True)
 class MembershipResult:
-    """How well one attack tells members from non-members.
+    """Separation of members and non-members by one attack.
 
     Attributes:
         members: number of members.
@@ -75,8 +75,8 @@ class MembershipResult:
         auc_high: upper end.
         rates: true-positive rates at low false-positive rates.
         accuracy: largest mean of the true-positive and true-negative rates over all thresholds. The threshold is the
-            best in hindsight, so that it lies above one half by chance.
-        confidence: of every interval.
+            best in hindsight, so this exceeds one half by chance.
+        confidence: confidence of every interval.
         roc: false- and true-positive rates of every threshold, for pictures, each [points].
     """
 
@@ -101,13 +101,14 @@ def evaluate_scores(
     """Figures of an attack from its scores; higher means "member".
 
     The interval of the AUC is DeLong's (Biometrics, 1988) on the logit scale; where every member scores above every
-    non-member, or below, it is the Clopper-Pearson interval of as many successes as the smaller set has examples.
+    non-member, or below, it is the Clopper-Pearson interval for that many successes in as many trials as the smaller
+    set has examples.
 
     Args:
         members: scores of members, [n].
         nonmembers: scores of non-members, [m].
         fprs: false-positive rates to report.
-        confidence: of the intervals, two-sided.
+        confidence: confidence of the intervals, two-sided.
 
     Raises:
         ConfigError: fewer than two members or non-members, scores that are NaN, or rates outside (0, 1).

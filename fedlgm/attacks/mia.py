@@ -53,7 +53,7 @@ def output_scores(module: nn.Module, x: Tensor, y: Tensor, batch_size: int = 100
     """Scores of examples from the model's outputs, by attack; higher means "member", float64 [n] each.
 
     "loss": minus the cross-entropy. "confidence": the largest probability; needs no label. "entropy": minus the entropy
-    of the prediction; needs no label. "modified-entropy": minus the entropy that knows the label (Song and Mittal,
+    of the prediction; needs no label. "modified-entropy": minus the entropy that uses the label (Song and Mittal,
     equation 8).
 
     Args:
@@ -83,7 +83,7 @@ def output_scores(module: nn.Module, x: Tensor, y: Tensor, batch_size: int = 100
 
 @torch.no_grad()
 def representations(module: nn.Module, x: Tensor, batch_size: int = 500) -> dict[str, np.ndarray]:
-    """Output of every module that holds parameters of its own, by the module's name, float32 [n, features] each.
+    """Output of every module that holds its own parameters, by the module's name, float32 [n, features] each.
 
     The names are those of the layers of `LayerTable.from_module`. Feature maps larger than 4x4 are averaged to 4x4.
 
@@ -193,7 +193,7 @@ class LayerAdversary:
         """Share of its own training examples that each layer's classifier gets wrong (Algorithm 2), by layer.
 
         These are the risk estimates ER of LM-DP-SGD, which the paper measures on the classifiers' training set; a
-        classifier that overfits has too low a rate. `attack` on a held-out model does not share that fault.
+        classifier that overfits has too low a rate. `attack` on a held-out model avoids this.
         """
         return {
             name: float((self._classifiers[name].predict(_finite(x)) != y).mean())
@@ -222,5 +222,5 @@ def attack_outputs(
 
 
 def _finite(values: np.ndarray) -> np.ndarray:
-    """Representations of a model drowned in noise may overflow."""
+    """Replace values that overflowed, as they may in a model of mostly noise."""
     return np.clip(np.nan_to_num(values.astype(np.float64), nan=0.0), -1e12, 1e12)

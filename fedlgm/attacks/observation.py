@@ -52,9 +52,9 @@ class Observation:
 
         Under local trust this is what the client sends. Under central trust it is what an attacker gets from the
         released sum when it knows every other contribution: the adversary that differential privacy is defined against.
-        Where noise is correlated over rounds that adversary knows the noise of earlier rounds and sees in later ones
-        what this round's has left there: all rounds of the run together have noise sigma / ||C[:, t]|| on the update.
-        Released for measurement only: nothing is charged.
+        If noise is correlated over rounds, that adversary knows the noise of earlier rounds and sees this round's noise
+        again in later ones: all rounds of the run together leave noise sigma / ||C[:, t]|| on the update. Released for
+        measurement only: nothing is charged.
         """
         bounded, sigma = bound_update(update, plan), plan.round_sigma
         if plan.facts.noise is None:
@@ -88,7 +88,7 @@ class Observation:
         return np.where(self.visible & (energy > 0), np.clip(share, 0.0, 1.0), 0.0)
 
     def only(self, names: Sequence[str]) -> Observation:
-        """The same observation with all layers hidden but those called `names`.
+        """The same observation with only the layers `names` visible.
 
         Raises:
             ConfigError: a name that no layer has.
@@ -105,7 +105,7 @@ class Observation:
 
 
 def _by_all_rounds(contribution: Tensor, plan: ReleasePlan, keys: KeyRing, round: int) -> Tensor:
-    """A contribution [plan.size] by the releases of all rounds that it moves, nobody else having contributed, float64.
+    """Estimate a contribution, float64 [plan.size], from the releases of all rounds that it moves.
 
     In C y, whose noise is independent, row i is moved by C[i, t] times the contribution: the least-squares estimate.
     """

@@ -1,15 +1,15 @@
-"""Audits: lower bounds on the epsilon that releases really have, beside what is claimed and proven.
+"""Audits: lower bounds on the true epsilon of releases, beside the claimed and proven values.
 
     from fedlgm.audits import Audit, Subject, audit_release
 
     Audit().mechanism(Subject.of("snr-consistent"))      # a registered mechanism, through the public release path
     audit_release(release, epsilon=1.0, delta=1e-5)      # any function that releases one of two neighbouring inputs
-    Canaries(layers, count, keys)                        # canaries for a run of your own
+    Canaries(layers, count, keys)                        # canaries for your own run
 
-What each bound assumes: `fedlgm.audits.bounds` (guesses counted), `fedlgm.audits.gaussian_scores`.
+Each bound's assumptions are stated in `fedlgm.audits.bounds` (guesses counted) and `fedlgm.audits.gaussian_scores`.
 """
 
-from fedlgm.audits.audit import Audit, watch
+from fedlgm.audits.audit import Audit, OwnAudit, register, watch
 from fedlgm.audits.canaries import Canaries, ReleaseObserver
 from fedlgm.audits.distinguisher import audit_release
 from fedlgm.audits.one_run import audit_record
@@ -27,11 +27,13 @@ __all__ = [
     "Check",
     "LayerRow",
     "Method",
+    "OwnAudit",
     "ReleaseObserver",
     "Reported",
     "Scores",
     "Subject",
     "audit_record",
     "audit_release",
+    "register",
     "watch",
 ]

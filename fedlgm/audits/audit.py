@@ -6,7 +6,7 @@ import dataclasses
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import get_args
+from typing import Any, cast, get_args
 
 import torch
 
@@ -20,6 +20,7 @@ from fedlgm.audits.result import AuditResult, Method, Reported
 from fedlgm.audits.scores import CONFIDENCE
 from fedlgm.audits.subject import Subject
 from fedlgm.errors import ConfigError
+from fedlgm.extension import is_reference, load_object, misfit, users_code
 from fedlgm.keys import KeyRing
 from fedlgm.plan import ReleasePlan
 from fedlgm.release import release
@@ -33,22 +34,24 @@ _COORDINATES = 1 << 25  # of all rounds together, up to which a run that is one 
 
 @dataclass(frozen=True)
 class Audit:
-    """How to audit a mechanism.
+    """Settings for the audit of a mechanism.
 
     Attributes:
         method: "auto" takes the strongest method that fits: canary-aligned sums for Gaussian noise under central trust,
             a distinguisher for everything else. "probe" is deterministic; "distinguisher" tries one release many times;
-            "one-run-gaussian", "one-run", "one-run-fdp" and the estimate "one-shot" put canaries into one run.
-        confidence: of the whole audit: what is as reported passes with at least this probability, see `audits.level`.
+            "one-run-gaussian", "one-run", "one-run-fdp" and the estimate "one-shot" put canaries into one run. A
+            method of your own is registered (`register`) or named as "package.module:name".
+        confidence: confidence of the whole audit: releases as reported pass with at least this probability; see
+            `audits.level`.
         trials: releases of each population, for the distinguisher.
-        canaries: for methods of one run; None for as many as make the bound tight.
-        seed: of the audit's randomness, the noise included; None takes the operating system's.
+        canaries: number of canaries for one-run methods; None for as many as make the bound tight.
+        seed: seed of the audit, including its noise; None draws it from the operating system.
 
     Raises:
         ConfigError: an unknown method, or a confidence out of range.
     """
 
-    method: Method = "auto"
+    method: str = "auto"
     confidence: float = CONFIDENCE
     trials: int = TRIALS
     canaries: int | None = None
@@ -56,20 +59,20 @@ class Audit:
 
     def __post_init__(self) -> None:
         if self.method not in get_args(Method):
-            raise ConfigError(f"unknown audit method {self.method!r}; known: {', '.join(get_args(Method))}")
+            _own(self.method)
         if not 0.5 < self.confidence < 1:
             raise ConfigError(f"confidence must lie in (0.5, 1), got {self.confidence}")
 
     def mechanism(self, subject: Subject, progress: Progress | None = None) -> AuditResult:
-        """Audit a mechanism on made-up updates; every method also checks whitened sensitivity and plan purity.
+        """Audit a mechanism on artificial updates; every method also checks whitened sensitivity and plan purity.
 
         Args:
-            subject: what to audit.
+            subject: mechanism to audit.
             progress: called with (done, all).
 
         Raises:
-            ConfigError: too few trials or canaries, a mechanism that releases nothing, a method of single releases for
-                a run whose rounds are one mechanism, or one of one run for releases that canaries do not fit.
+            ConfigError: too few trials or canaries, a mechanism that releases nothing, a single-release method for a
+                run whose rounds are one mechanism, or a one-run method for releases that cannot hold canaries.
 
         Example:
             >>> Audit(method="probe").mechanism(Subject.of("snr-consistent")).passed
@@ -80,13 +83,19 @@ class Audit:
             result = audit_by_probe(subject)
         else:
             reading = probe(subject)
+            own = None if self.method in get_args(Method) else _own(self.method)
             method = self._settled(subject)
-            if method != "one-run-gaussian" and not subject.facts.separate_rounds:
+            if own is None and method != "one-run-gaussian" and subject.facts.run is not None:
                 raise ConfigError(
-                    f"{method} looks at separate releases, and the rounds of this run are one mechanism (correlated "
+                    f"{method}audits separate releases, but the rounds of this run are one mechanism (correlated "
                     "noise, or restricted participation): use 'one-run-gaussian' or 'probe'"
                 )
-            if method == "distinguisher":
+            if own is not None:
+                with users_code(f"audit {self.method!r}", own):
+                    result = own(subject, self, progress)
+                if not isinstance(result, AuditResult):
+                    raise ConfigError(f"audit {self.method!r} must return an AuditResult, got {result!r}")
+            elif method == "distinguisher":
                 result = audit_mechanism_by_trials(
                     subject, trials=self.trials, confidence=self.confidence, seed=self.seed, on_trial=progress
                 )
@@ -97,7 +106,7 @@ class Audit:
 
     def _settled(self, subject: Subject) -> Method:
         if self.method != "auto":
-            return self.method
+            return cast(Method, self.method)
         return "one-run-gaussian" if subject.alignable else "distinguisher"
 
     def _one_run(
@@ -105,7 +114,7 @@ class Audit:
     ) -> AuditResult:
         if subject.private_plan:
             check_auditable(reading.plan)
-            raise ConfigError(f"the plans of {subject.name} hang on private data: use method = 'distinguisher'")
+            raise ConfigError(f"the plans of {subject.name} depend on private data: use method = 'distinguisher'")
         presence: Presence = "release" if method == "one-run-gaussian" else "run"
         reported = reported_of(subject, reading.plan)
         record = watch(subject, self._count(subject, presence), presence, self.seed, progress)
@@ -120,8 +129,51 @@ class Audit:
         return plenty(subject.layers.size, -(-watched_rounds(subject) // separation))
 
 
+OwnAudit = Callable[[Subject, Audit, Progress | None], AuditResult]
+"""(subject, settings, progress) -> what the audit found; `Reported.audited` makes the result."""
+_OWN: dict[str, OwnAudit] = {}
+
+
+def register(name: str, audit: OwnAudit) -> None:
+    """Make an audit known by a name, for `Audit(method=name)` and `fedlgm audit --method NAME`.
+
+    Whitened sensitivity and plan purity are checked besides, as for every method.
+
+    Args:
+        name: a new name.
+        audit: (subject, settings, progress) -> `AuditResult`.
+
+    Raises:
+        ConfigError: the name is taken.
+
+    Example:
+        >>> def nothing_found(subject, settings, progress):
+        ...     reported = reported_of(subject, subject.method.plan(subject.start))
+        ...     return reported.audited(settings.method, 0.0, settings.confidence, {}, 0)
+        >>> register("blind", nothing_found)
+        >>> Audit(method="blind").mechanism(Subject.of("uniform")).epsilon_lower
+        0.0
+    """
+    if name in get_args(Method) or _OWN.setdefault(name, audit) is not audit:
+        raise ConfigError(f"there is an audit {name!r} already: choose another name")
+
+
+def _own(name: str) -> OwnAudit:
+    """A registered audit, or the one that a reference names."""
+    if name in _OWN:
+        return _OWN[name]
+    if not is_reference(name):
+        known = ", ".join((*get_args(Method), *_OWN))
+        raise ConfigError(f"unknown audit method {name!r}; known: {known}, or your own as 'package.module:name'")
+    found: Any = load_object(name, "audit")
+    wrong = misfit(found, None, None, None) if callable(found) else "it is no function"
+    if wrong:
+        raise ConfigError(f"audit {name!r} must be a function (subject, settings, progress) -> AuditResult: {wrong}")
+    return cast(OwnAudit, found)
+
+
 def reported_of(subject: Subject, plan: ReleasePlan) -> Reported:
-    """What is reported about releases by a plan of the subject.
+    """Reported figures of releases that follow a plan of the subject.
 
     Example:
         >>> subject = Subject.of("snr-consistent", epsilon=1.0)
@@ -137,16 +189,16 @@ def reported_of(subject: Subject, plan: ReleasePlan) -> Reported:
         subject.facts.sampling.rate,
         subject.facts.relation,
         plan.guarantee.sentence(noise_reproducible=False),
-        None if subject.facts.separate_rounds else plan.run,
+        subject.facts.run,
     )
 
 
 def plenty(size: int, rounds: int) -> int:
-    """Canaries for a tight bound where nothing has to be trained.
+    """Number of canaries for a tight bound if nothing has to be trained.
 
     Args:
         size: coordinates of a release.
-        rounds: that a canary takes part in.
+        rounds: rounds that a canary takes part in.
 
     Example:
         >>> plenty(size=100, rounds=4)  # two per coordinate
@@ -156,16 +208,16 @@ def plenty(size: int, rounds: int) -> int:
 
 
 def watched_rounds(subject: Subject) -> int:
-    """Rounds that an audit of single releases goes through: all of a short run, the first ones of a long one.
+    """Number of rounds that an audit of single releases runs: all of a short run, the first ones of a long one.
 
-    All of a run whose rounds are one mechanism, unless drawing them takes too long.
+    If the rounds are one mechanism, it runs all of them, unless drawing them takes too long.
 
     Example:
         >>> watched_rounds(Subject.of("snr-consistent", rounds=300))
         20
     """
     rounds = subject.facts.rounds
-    if not subject.facts.separate_rounds and rounds * subject.layers.size <= _COORDINATES:
+    if subject.facts.run is not None and rounds * subject.layers.size <= _COORDINATES:
         return rounds
     return min(rounds, 20)
 
@@ -176,10 +228,10 @@ def watch(
     """Run a mechanism with canaries through the public release path: plan, bounded sum, noise, transcript.
 
     Args:
-        subject: what to run; its clients' updates are made up.
-        count: canaries.
+        subject: mechanism to run, on artificial client updates.
+        count: number of canaries.
         presence: see `Canaries`.
-        seed: of canaries and noise, which have rings of their own; None takes the operating system's.
+        seed: seed of canaries and noise, which have separate rings; None draws it from the operating system.
         progress: called with (round, all).
 
     Example:
@@ -216,4 +268,4 @@ def watch(
     return canaries.record()
 
 
-__all__ = ["Audit", "watch", "watched_rounds"]
+__all__ = ["Audit", "OwnAudit", "register", "watch", "watched_rounds"]

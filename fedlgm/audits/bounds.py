@@ -2,14 +2,14 @@
 
 A score is any number that tends to be higher for canaries that were in than for those that were left out. Every bound
 holds with probability `confidence` over the canaries' fair coins and the mechanism's noise, under the neighbouring
-relation by which in and out differ. What each of them assumes:
+relation by which in and out differ. Assumptions:
 
     epsilon_clopper_pearson   many independent trials; any (epsilon, delta)-DP release
     epsilon_one_run           one run, canaries in by independent fair coins; any (epsilon, delta)-DP release
     epsilon_one_run_fdp       the same, for releases that are Gaussian-DP
     epsilon_from_rates        many independent trials of a Gaussian-DP release
 
-Scores whose noise is Gaussian show more: `fedlgm.audits.gaussian_scores`.
+Scores with Gaussian noise allow tighter bounds: `fedlgm.audits.gaussian_scores`.
 
 A bound is taken at one threshold. "split" chooses it on one half of the scores and evaluates it on the other;
 "frontier" corrects for as many thresholds as the scores' concave hull has corners, as jax_privacy does.
@@ -42,7 +42,7 @@ def clopper_pearson_upper(count: npt.ArrayLike, trials: npt.ArrayLike, significa
 
     Args:
         count: successes, any shape.
-        trials: of each, of the same shape or one that broadcasts with it.
+        trials: number of trials, of the same shape or one that broadcasts with it.
         significance: largest probability with which a limit lies below the truth.
 
     Source: Clopper and Pearson, Biometrika 1934.
@@ -65,12 +65,12 @@ def _rates(missed: Array, false_alarms: Array, delta: float) -> Array:
 
 
 def one_run_p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
-    """Bound on the probability of that many correct guesses under (epsilon, delta)-DP.
+    """Bound on the probability of at least `correct` correct guesses under (epsilon, delta)-DP.
 
     Args:
-        canaries: m, each in by a fair coin of its own.
-        guesses: r <= m canaries that a guess is made for.
-        correct: v correct guesses.
+        canaries: m, each in by its own fair coin.
+        guesses: number r <= m of canaries guessed.
+        correct: number v of correct guesses.
         epsilon: epsilon >= 0 of the hypothesis.
         delta: its delta.
 
@@ -144,12 +144,12 @@ def epsilon_clopper_pearson(
     """Lower bound on epsilon from many independent trials: max of ln((TPR - delta) / FPR) at Clopper-Pearson limits.
 
     Args:
-        scores: of trials with and without the canary.
+        scores: scores of trials with and without the canary.
         delta: delta in [0, 1).
         confidence: in (0.5, 1).
         rule: how the threshold is chosen (see the module), or the threshold itself.
-        two_sided: whether ln((TNR - delta) / FNR) counts, too.
-        seed: of the split.
+        two_sided: whether ln((TNR - delta) / FNR) also counts.
+        seed: seed of the split.
 
     Raises:
         ConfigError: an argument outside its range, or too few scores.
@@ -193,11 +193,11 @@ def epsilon_one_run(
     """Lower bound on epsilon from one run: canaries that score at least the threshold are guessed to be in.
 
     Args:
-        scores: of m canaries, each in by a fair coin of its own; a score is a function of the release alone.
+        scores: scores of m canaries, each in by its own fair coin; a score depends only on the release.
         delta: delta in [0, 1).
         confidence: in (0.5, 1).
         rule: how the threshold is chosen (see the module), or the threshold itself.
-        seed: of the split.
+        seed: seed of the split.
 
     Raises:
         ConfigError: an argument outside its range, or too few scores.
@@ -224,8 +224,8 @@ def epsilon_one_run_fdp(
 ) -> float:
     """Lower bound on epsilon from one run of a release that is Gaussian-DP; see `epsilon_one_run` for the arguments.
 
-    Nearer to the truth than `epsilon_one_run`, which allows for every (epsilon, delta)-DP release. Releases sampled
-    with a rate below 1 are not Gaussian-DP: for them it is no bound.
+    It is tighter than `epsilon_one_run`, which allows for every (epsilon, delta)-DP release. Releases sampled with a
+    rate below 1 are not Gaussian-DP, so the bound does not hold for them.
 
     Raises:
         ConfigError: an argument outside its range (delta must be positive), or too few scores.
@@ -277,7 +277,7 @@ def epsilon_from_rates(scores: Scores, delta: float, confidence: float = CONFIDE
     """Lower bound on epsilon from many trials of a Gaussian-DP release, by mu at each threshold's error rates.
 
     Args:
-        scores: of independent trials with and without the canary.
+        scores: scores of independent trials with and without the canary.
         delta: delta in (0, 1).
         confidence: in (0.5, 1), shared among all thresholds of the frontier.
 
@@ -285,8 +285,8 @@ def epsilon_from_rates(scores: Scores, delta: float, confidence: float = CONFIDE
         ConfigError: an argument outside its range.
 
     Source: Nasr, Hayes, Steinke, Balle, Tramer, Jagielski, Carlini and Terzis, "Tight Auditing of Differentially
-        Private Machine Learning" (USENIX Security 2023), Section 4. Error rates whose limits add up to more than 1
-        count for nothing here; jax_privacy takes the absolute value of the mu that they would give.
+        Private Machine Learning" (USENIX Security 2023), Section 4. Error rates whose limits add up to more than 1 are
+        ignored; jax_privacy takes the absolute value of the resulting mu.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -315,12 +315,12 @@ _BOUNDS: dict[Counting, Callable[..., float]] = {
 
 
 def largest_epsilon(method: Counting, canaries: int, delta: float, confidence: float = CONFIDENCE) -> float:
-    """Epsilon that so many canaries (half in, half out), told apart without an error, would show.
+    """Bound on epsilon if all of `canaries` canaries (half in, half out) were guessed correctly.
 
     Args:
-        method: whose bound, "clopper-pearson", "one-run" or "one-run-fdp".
-        canaries: number of them, or of trials.
-        delta: as the bound takes it.
+        method: bound to use: "clopper-pearson", "one-run" or "one-run-fdp".
+        canaries: number of canaries, or of trials.
+        delta: delta of the bound.
         confidence: in (0.5, 1).
 
     Example:

@@ -1,21 +1,20 @@
-"""Canaries in a run: known contributions that are added to some of its sums and looked for in what is released.
+"""Canaries in a run: known contributions, added to some of its sums and searched for in the releases.
 
 A canary contributes as much as a client may, in a random direction: in layer j its update is a vector of random signs
 whose norm is far above the bound s_j, so that the release's own clipping brings it there. The auditor is the adversary
-of the definition: it knows every client's contribution and every direction, and not whether a canary was in; once that
-is worked out, it knows the noise as a whole. What it sees of canary i in a round is the *canary-aligned sum*
-<u_i, (release - clients' sum) / sigma>, with u_i the canary's unit direction in units of the noise: signal
-mu = 1 / sigma_eff if the canary was in, and exactly Gaussian noise of standard deviation 1 if the release is as
-planned.
+of the definition: it knows every client's contribution and every direction, but not whether a canary was in; once it
+has inferred that, it knows all of the noise. What it sees of canary i in a round is the *canary-aligned sum* <u_i,
+(release - clients' sum) / sigma>, with u_i the canary's unit direction in units of the noise: signal mu = 1 / sigma_eff
+if the canary was in, and exactly Gaussian noise of standard deviation 1 if the release is as planned.
 
     canaries.insert(round, plan, total)    # before the noise; total [plan.size] is changed in place
     noisy = release(total, plan, keys, round)
     canaries.observe(round, plan, noisy)   # after it
     record = canaries.record()             # everything that the bounds of a run are computed from
 
-Where the rounds of a run are one mechanism (correlated noise, restricted participation) a canary takes part as a client
-may: in every b-th round from one of the first b on, each time with the same contribution, whose sign is a coin. What is
-checked of the noise is then z = C w, which whitening makes of the noise of the rounds so far.
+If the rounds of a run are one mechanism (correlated noise, restricted participation), a canary takes part as a client
+may: in every b-th round from one of the first b on, each time with the same contribution, whose sign is a fair coin.
+The checks of the noise then use z = C w, which whitening computes from the noise of the rounds so far.
 """
 
 from __future__ import annotations
@@ -30,10 +29,12 @@ from torch import Tensor
 
 from fedlgm.aggregation import BoundedSum
 from fedlgm.audits.correlations import Correlations
+from fedlgm.audits.law import CELLS, counted
 from fedlgm.audits.record import CanaryRecord, Presence
+from fedlgm.audits.repeats import Sketches, Windows
 from fedlgm.audits.whitening import Whitening
 from fedlgm.contributions import BoundedAnswer, BoundedUpdates
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, check_count
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.layers import LayerTable
 from fedlgm.plan import ReleasePlan
@@ -42,18 +43,18 @@ Array = npt.NDArray[np.float64]
 _REPEATED = 1 << 22  # numbers of the sums of canaries that take turns, up to which they are kept
 _ABOVE = 8.0  # a canary's raw update over its bound: clipping must bring it down
 _IN = 0.9  # of the canaries with a coin per round; what is learnt grows with those that are in
-_PARTICIPATION, _SIGNS, _BITS = 0, 1, 2  # paths of the auditor's streams
+_PARTICIPATION, _SIGNS, _BITS, _SKETCHES = 0, 1, 2, 3  # paths of the auditor's streams
 
 
 class ReleaseObserver(Protocol):
-    """Someone who looks at a simulation's sums on their way to release. Never part of a deployment."""
+    """An observer of a simulation's sums before and after noise. Never part of a deployment."""
 
     def insert(self, round: int, plan: ReleasePlan, total: Tensor) -> None:
         """Called with the bounded sum [plan.size] before noise is added; may add to it in place."""
         ...
 
     def observe(self, round: int, plan: ReleasePlan, noisy: Tensor) -> None:
-        """Called with the noisy sum [plan.size] before anything else is done with it."""
+        """Called with the noisy sum [plan.size] before it is used."""
         ...
 
 
@@ -63,12 +64,12 @@ class Canaries:
     Args:
         layers: the layers that are released (as the mechanism sees them).
         count: number m of canaries.
-        keys: the auditor's own ring; never that of the noise.
+        keys: the auditor's own ring, never that of the noise.
         presence: "release": each canary takes part in nine rounds of ten, each time in its direction or the opposite
             one by a fair coin, for bounds on single releases;
             "run": a fair coin decides for the whole run, and a canary that is in takes part with probability `rate`,
-            as a client does, for bounds on the run as a whole. Of a run whose rounds are one mechanism (see the module)
-            either is the same.
+            as a client does, for bounds on the run as a whole. In a run whose rounds are one mechanism (see the module)
+            both are the same.
         rate: the run's sampling rate q.
 
     Raises:
@@ -78,8 +79,7 @@ class Canaries:
     def __init__(
         self, layers: LayerTable, count: int, keys: KeyRing, *, presence: Presence = "release", rate: float = 1.0
     ) -> None:
-        if count < 2:
-            raise ConfigError(f"an audit needs at least 2 canaries, got {count}")
+        check_count("the number of canaries", count, least=2)
         self._layers, self._keys, self._presence, self._rate = layers, keys, presence, rate
         # Signs of norm 1 in every layer: bounded by s_j in l2 norm, whatever the layer's size.
         random = keys.numpy_generator(Purpose.PROBE, _SIGNS).bytes((count * layers.size + 7) // 8)
@@ -95,6 +95,8 @@ class Canaries:
         self._last: Array | None = None  # noise of the round before
         self._whitening: Whitening | None = None
         self._correlations = Correlations()
+        signs = keys.numpy_generator(Purpose.PROBE, _SKETCHES).bytes((layers.size + 7) // 8)
+        self._sketches, self._windows = Sketches(layers.sizes, signs), Windows()
         self._whole = np.zeros(layers.size)  # sum of all releases in units of their noise
         self._measured: _Measured | None = None
 
@@ -105,7 +107,7 @@ class Canaries:
         """Add this round's canaries to a bounded sum [plan.size], in place, through the release's own bounding.
 
         Raises:
-            ConfigError: a plan whose releases canaries cannot be looked for in: Laplace or no noise, local trust.
+            ConfigError: the plan's releases cannot be audited by canaries: Laplace or no noise, local trust.
         """
         measured, part = self._measure(plan), self._part(round, plan)
         released = [part.directions[start : start + high - low] for low, high, start in measured.columns.values()]
@@ -115,7 +117,7 @@ class Canaries:
         total += contributed
 
     def _measure(self, plan: ReleasePlan) -> _Measured:
-        """What a plan does with a canary; of the plan before, where bounds and noise are the same."""
+        """A plan's effect on a canary; reused from the previous plan if bounds and noise are equal."""
         key = (plan.clip.tobytes(), plan.sigma.tobytes(), plan.released.tobytes())
         if self._measured is None or self._measured.key != key or plan.queries:
             check_auditable(plan)
@@ -123,12 +125,13 @@ class Canaries:
         return self._measured
 
     def _part(self, round: int, plan: ReleasePlan) -> _Part:
-        """Who takes part in a round, and how."""
-        if not plan.facts.separate_rounds:
-            turn = (round - 1) % plan.run.separation
+        """The canaries of a round, with their signs."""
+        run = plan.facts.run
+        if run is not None:
+            turn = (round - 1) % run.separation
             if turn in self._turns:
                 return self._turns[turn]
-            orientation = np.where(np.arange(len(self)) % plan.run.separation == turn, self._turning, 0.0)
+            orientation = np.where(np.arange(len(self)) % run.separation == turn, self._turning, 0.0)
             part = _Part.of(orientation, orientation, self._unit)
             if (len(self._turns) + 1) * self._layers.size <= _REPEATED:
                 self._turns[turn] = part
@@ -177,7 +180,7 @@ class Canaries:
         )
 
     def _raw(self, released: Array, share: Array, columns: dict[int, tuple[int, int, int]]) -> tuple[Array, Array]:
-        """Sums of the release alone, and the length of all releases so far; of canaries of a run as a whole."""
+        """Sums of the release alone, and the length of all releases so far, for canaries of a whole run."""
         if self._presence == "release":
             return np.zeros(0), np.zeros(0)
         weights, seen = share / np.linalg.norm(share), np.zeros(self._layers.size)
@@ -197,14 +200,15 @@ class Canaries:
     def _noise(
         self, round: int, plan: ReleasePlan, noise: Array, columns: dict[int, tuple[int, int, int]]
     ) -> dict[str, Array]:
-        """Energy and correlation of a round's independent noise, which is z = C w where the noise w is correlated."""
+        """Figures of a round's independent noise for the checks; z = C w if the noise w is correlated."""
         spans = {j: (low, high) for j, (low, high, _) in columns.items()}
-        if plan.facts.separate_rounds:
+        run = plan.facts.run
+        if run is None:
             past = [] if self._last is None or len(self._last) != len(noise) else [self._last]
             self._last = noise
         else:
             if self._whitening is None:
-                self._whitening = Whitening(plan.run.noise, self._layers.size)
+                self._whitening = Whitening(run.noise, self._layers.size)
             w = np.full(self._layers.size, np.nan)
             for low, high, start in columns.values():
                 w[start : start + high - low] = noise[low:high]
@@ -215,7 +219,19 @@ class Canaries:
         for j, (low, high) in spans.items():
             energy[j] = float(np.mean(noise[low:high] ** 2))
         parts = [noise[low:high] for low, high in spans.values()]
-        return {"energy": energy, "correlation": self._correlations.of(noise, past, parts)}
+        return {
+            "energy": energy,
+            "correlation": self._correlations.of(noise, past, parts),
+            "sketch": self._sketches.of(noise, spans),
+            "found": self._windows.of(noise, list(spans.values())),
+            "cells": self._cells(noise, spans),
+        }
+
+    def _cells(self, noise: Array, spans: dict[int, tuple[int, int]]) -> Array:
+        cells = np.zeros((len(self._layers), CELLS))
+        for j, (low, high) in spans.items():
+            cells[j] = counted(noise[low:high])
+        return cells
 
 
 @dataclass(frozen=True)
@@ -226,7 +242,7 @@ class _Part:
         orientation: sign of every canary's direction in that round, [m]; 0 where it cannot take part.
         signs: the same with 0 for canaries that are not in, [m].
         directions: sum of the signed directions of those that are in, [D].
-        count: how many they are.
+        count: number of those that are in.
     """
 
     orientation: Array
@@ -244,7 +260,7 @@ class _Part:
 
 @dataclass(frozen=True)
 class _Measured:
-    """What a plan does with a canary.
+    """A plan's effect on a canary.
 
     Attributes:
         key: bounds, noise and released layers.
@@ -252,8 +268,8 @@ class _Measured:
         scale: noise scale of every released coordinate of a layer.
         share: s_j / sigma_j of each layer, [K]; 0 where not released.
         multiplier: the plan's effective multiplier.
-        lengths: a canary's length in the layer of each released coordinate, once it is bounded.
-        answers: of a canary to auxiliary queries.
+        lengths: a canary's norm in the layer of each released coordinate, after bounding.
+        answers: a canary's answers to auxiliary queries.
     """
 
     key: tuple[bytes, ...]
@@ -266,7 +282,7 @@ class _Measured:
 
     @classmethod
     def of(cls, plan: ReleasePlan, layers: LayerTable, unit: Tensor, key: tuple[bytes, ...]) -> _Measured:
-        """Bound one canary for all of them: bounding looks at the layers' norms alone, which are the same for all.
+        """Bound one canary for all of them: bounding depends only on the layers' norms, which are equal.
 
         Args:
             plan: the plan.
@@ -298,10 +314,10 @@ _INSTEAD = "`fedlgm audit` with --method distinguisher instead of canaries"
 
 
 def check_auditable(plan: ReleasePlan) -> None:
-    """Refuse a plan whose releases canaries cannot be looked for in.
+    """Refuse a plan whose releases canaries cannot audit.
 
     Raises:
-        ConfigError: the message says which and what to do instead.
+        ConfigError: the message gives the reason and an alternative.
     """
     if plan.size == 0:
         raise ConfigError("the plan releases nothing: there is no release to audit")
@@ -309,12 +325,12 @@ def check_auditable(plan: ReleasePlan) -> None:
         raise ConfigError(f"canary-aligned sums need Gaussian noise, the plan has {plan.family}: use {_INSTEAD}")
     if plan.effective_multiplier == 0:
         raise ConfigError(f"the plan adds no noise to a released layer: use {_INSTEAD}")
-    if plan.facts.trust == "local":
-        raise ConfigError(f"under local trust every client's own upload is a release: use {_INSTEAD}")
+    if plan.facts.noised_by.uploads_released:
+        raise ConfigError(f"under {plan.facts.trust} trust clients' own uploads are noised: use {_INSTEAD}")
 
 
 def _bounded(updates: Tensor, plan: ReleasePlan) -> BoundedUpdates:
-    """Canaries that are at the plan's bounds already, as a trainer hands them over; they answer its queries with 0."""
+    """Canaries already at the plan's bounds, as from a trainer; their answers to its queries are 0."""
     zeros = [torch.zeros(len(updates), noisy.query.size) for noisy in plan.queries]
     answers = [BoundedAnswer(noisy.query.name, z, 0.0) for noisy, z in zip(plan.queries, zeros, strict=True)]
     return BoundedUpdates(updates, tuple(plan.clip.tolist()), tuple(answers))
@@ -331,15 +347,15 @@ def _columns(plan: ReleasePlan, layers: LayerTable) -> dict[int, tuple[int, int,
 
 
 def canary_count(size: int, rounds: int, groups: int = 1) -> int:
-    """How many canaries a run can carry at little cost in which each of them takes part in `rounds` rounds.
+    """Number of canaries that a run can hold at little cost if each takes part in `rounds` rounds.
 
-    Enough for 3,000 participations in all, as long as they stay few beside the coordinates and do not take up much
+    This is enough for 3,000 participations in all, unless the canaries would be too many for the coordinates or the
     memory.
 
     Args:
         size: coordinates.
-        rounds: that a canary takes part in.
-        groups: of canaries that take turns; one of them is in a round.
+        rounds: rounds that a canary takes part in.
+        groups: number of groups of canaries that take turns, one per round.
     """
     apart, elements = (16, 1 << 21) if groups == 1 else (10, 1 << 23)
     return int(max(2, min(-(-3000 // rounds), 128 * groups, size // apart, elements // size)))

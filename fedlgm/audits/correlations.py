@@ -1,4 +1,4 @@
-"""How conspicuous the correlations of a run's noise are, with earlier rounds' and among its layers."""
+"""Significance of the correlations of a run's noise with earlier rounds and among its layers."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ _FEWEST = 8  # coordinates of which a correlation says something
 
 
 def correlations(layers: int, kept: int = 1) -> int:
-    """Most correlations that are looked at in a round of so many layers, whose noise leaves `kept` vectors behind."""
+    """Largest number of correlations examined in a round of so many layers, with `kept` earlier vectors."""
     return 2 * kept + max(0, 2 * layers - 3)
 
 
 class Correlations:
-    """The most conspicuous correlation of each round's noise.
+    """The most significant correlation of each round's noise.
 
-    Looked at are a round's noise with each of the vectors that earlier rounds left behind, in this round and in all so
-    far together, and the noise of its layers with that of their neighbours and of the first. Of independent Gaussian
-    noise every cosine has exactly a t law, whose normal quantiles z are added up over the rounds.
+    It compares a round's noise with each of the vectors that earlier rounds left behind, in this round and in all so
+    far together, and each layer's noise with that of its neighbour and of the first layer. For independent Gaussian
+    noise every cosine has exactly a t law, whose normal quantiles z are summed over the rounds.
     """
 
     def __init__(self) -> None:
         self._sums = np.zeros((3, 0))  # by place in the past: sum of z, rounds, coordinates
 
     def of(self, noise: Array, past: list[Array], parts: list[Array]) -> Array:
-        """(|z|, correlation) of the most conspicuous one; (0, 0) where there is nothing to look at.
+        """(|z|, correlation) of the most significant one; (0, 0) if there is nothing to compare.
 
         Args:
-            noise: of the round, NaN where not known.
+            noise: the round's noise, NaN where not known.
             past: vectors of the same size that it should be independent of, the latest last.
             parts: its layers.
         """
@@ -56,7 +56,7 @@ class Correlations:
 
 
 def _cosine(a: Array, b: Array) -> tuple[float, int]:
-    """Cosine of two vectors where both are known, and of how many coordinates it is; zeros for too few."""
+    """Cosine of two vectors where both are known, and its number of coordinates; zeros for too few."""
     product = float(a @ b)
     if math.isnan(product):  # layers that were not released
         both = np.isfinite(a) & np.isfinite(b)

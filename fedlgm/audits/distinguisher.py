@@ -1,8 +1,8 @@
-"""Many-trial distinguishers: release two neighbouring populations again and again and try to tell them apart.
+"""Many-trial distinguishers: release two neighbouring populations repeatedly and try to distinguish them.
 
 `audit_mechanism_by_trials` knows the plans and scores a release by its exact log-likelihood ratio. `audit_release`
-knows nothing: it takes any function that releases one of two neighbouring inputs, of this library or of another,
-learns from half of the trials what tells them apart, and counts errors on the other half.
+assumes nothing: it takes any function, of this library or another, that releases one of two neighbouring inputs, learns
+to distinguish them on half of the trials, and counts errors on the other half.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fedlgm.audits.gaussian_scores import gaussian_shift
 from fedlgm.audits.result import AuditResult
 from fedlgm.audits.scores import CONFIDENCE, Scores
 from fedlgm.audits.subject import Subject, World
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, check_count
 from fedlgm.keys import KeyRing
 from fedlgm.noise import Family
 
@@ -31,7 +31,7 @@ Release = Callable[[int, np.random.Generator], npt.ArrayLike]
 OnTrial = Callable[[int, int], None]
 TRIALS = 4000
 _CERTAIN = 1e6  # log-likelihood ratio of what only one population can release
-_MOST_COORDINATES = 64  # up to which the covariance of everything released is estimated
+_PER_COORDINATE = 16  # trials from which a row of the covariance of everything released is estimated
 
 
 # -- mechanisms --------------------------------------------------------------------------------------------------------
@@ -50,12 +50,12 @@ def audit_mechanism_by_trials(
     Args:
         subject: what to audit.
         trials: releases of each of the two populations.
-        confidence: of the Clopper-Pearson bound.
-        seed: of noise and split; None draws both from the operating system.
+        confidence: confidence of the Clopper-Pearson bound.
+        seed: seed of noise and split; None draws both from the operating system.
         on_trial: called with (done, all).
 
     Raises:
-        ConfigError: too few trials to show anything at this confidence.
+        ConfigError: too few trials for any bound at this confidence.
     """
     check_trials(trials, subject.delta, confidence)
     later = subject.start if subject.private_plan else subject.later()
@@ -84,7 +84,7 @@ def audit_mechanism_by_trials(
 
 
 def log_likelihood_ratio(noisy: Array, one: World, other: World) -> float:
-    """Of a release, ln p(noisy | one) - ln p(noisy | other); a large number where only one can have released it."""
+    """Log-likelihood ratio of a release, one over other; a large number if only one can have released it."""
     if one.plan.size != other.plan.size:
         return _CERTAIN if len(noisy) == one.plan.size else -_CERTAIN
     ratio = _log_density(noisy, one) - _log_density(noisy, other)
@@ -92,7 +92,7 @@ def log_likelihood_ratio(noisy: Array, one: World, other: World) -> float:
 
 
 def divergence(one: World, other: World) -> float:
-    """How telling a pair of neighbours is: Kullback-Leibler divergence as if all noise were Gaussian."""
+    """Distinguishability of a pair of neighbours: Kullback-Leibler divergence as if all noise were Gaussian."""
     if one.plan.size != other.plan.size:
         return math.inf
     a, b = _noise(one), _noise(other)
@@ -133,18 +133,18 @@ def audit_release(
     name: str = "release",
     on_trial: OnTrial | None = None,
 ) -> AuditResult:
-    """Audit any release by what it does: code of your own, or of another framework.
+    """Audit any release by its outputs, in your own code or another framework's.
 
     Args:
         release: called with 0 or 1 (which of two neighbouring inputs) and a source of randomness, which it need not
-            use; returns what it releases, always of one length (several rounds: one after another).
-        epsilon: that it is reported to have, for these neighbours.
+            use; returns the released vector, always of the same length (several rounds are concatenated).
+        epsilon: its reported epsilon, for these neighbours.
         delta: its delta.
-        noise: "gaussian" where the release is known to be linear with Gaussian noise: the distance of the populations
-            then bounds epsilons of any size. Otherwise errors are counted, which shows at most about ln(trials).
+        noise: "gaussian" if the release is known to be linear with Gaussian noise: the distance of the populations then
+            bounds epsilons of any size. Otherwise errors are counted, which shows at most about ln(trials).
         trials: releases of each input.
-        confidence: of the bound.
-        seed: of the randomness handed to `release` and of the split.
+        confidence: confidence of the bound.
+        seed: seed of the randomness given to `release` and of the split.
         name: for reports.
         on_trial: called with (done, all).
 
@@ -197,14 +197,23 @@ def audit_release(
 class Discriminant:
     """A linear discriminant of features of a release.
 
-    Features are the released numbers themselves if there are few, else their projection on the difference of the two
-    means; and, unless it has to be linear, the logarithm of the mean square of their deviations, which shows noise
-    scales.
+    Features are the released numbers themselves, as long as there are 16 trials for each of them; else their projection
+    on the difference of the two means, each number in units of its own variance, so that a number without noise
+    outweighs all others. Correlations among many numbers are then not learnt. Unless the discriminant has to be linear,
+    features of the noise scales are added: the log-likelihood ratio of the numbers' own variances, and the logarithm of
+    the mean square of all deviations.
+
+    Attributes:
+        direction: direction of the projection, [n]; None if the numbers themselves are the features.
+        centre: midway between the two means, [n].
+        precision: half the difference of the numbers' precisions without and with the target, [n]; None for a linear
+            discriminant.
+        weights: weights of the features.
     """
 
     direction: Array | None
     centre: Array
-    pieces: int
+    precision: Array | None
     weights: Array
 
     @classmethod
@@ -213,16 +222,17 @@ class Discriminant:
         size = without.shape[1]
         centre = (without.mean(axis=0) + with_.mean(axis=0)) / 2
         direction = None
-        if size > _MOST_COORDINATES:
-            direction = with_.mean(axis=0) - without.mean(axis=0)
+        spreads = [_variances(part) for part in (without, with_)]
+        if size * _PER_COORDINATE > 2 * len(without):
+            direction = (with_.mean(axis=0) - without.mean(axis=0)) / sum(spreads)
             direction = direction / max(float(np.linalg.norm(direction)), 1e-300)
-        draft = cls(direction, centre, 0 if linear else 1, np.zeros(0))
+        draft = cls(direction, centre, None if linear else (1 / spreads[0] - 1 / spreads[1]) / 2, np.zeros(0))
         a, b = draft._features(without), draft._features(with_)
         pooled = np.atleast_2d(np.cov(np.concatenate([a - a.mean(axis=0), b - b.mean(axis=0)]), rowvar=False))
         values, vectors = np.linalg.eigh(pooled)
         values = np.maximum(values, 1e-14 * max(float(values.max()), 1e-300))
         weights = vectors @ ((vectors.T @ (b.mean(axis=0) - a.mean(axis=0))) / values)
-        return cls(direction, centre, draft.pieces, weights)
+        return cls(direction, centre, draft.precision, weights)
 
     def __call__(self, released: Array) -> Array:
         """Scores of releases [trials, n]: higher with the target."""
@@ -231,13 +241,21 @@ class Discriminant:
     def _features(self, released: Array) -> Array:
         moved = released - self.centre
         columns = [moved if self.direction is None else (moved @ self.direction)[:, None]]
-        if self.pieces:
-            columns.append(np.log(np.maximum(np.mean(moved**2, axis=1), 1e-300))[:, None])
+        if self.precision is not None:
+            squares = moved**2
+            columns.append((squares @ self.precision)[:, None])
+            columns.append(np.log(np.maximum(np.mean(squares, axis=1), 1e-300))[:, None])
         return np.concatenate(columns, axis=1)
 
 
+def _variances(rows: Array) -> Array:
+    """Variance of each number over the trials, [n]; never negligible relative to the largest."""
+    found = rows.var(axis=0)
+    return np.asarray(np.maximum(found, 1e-14 * max(float(found.max()), 1e-300)))
+
+
 def best_threshold(scores: Scores, delta: float, confidence: float) -> float:
-    """Threshold at which these scores show most; for use on other scores."""
+    """Threshold at which these scores give the largest bound; for use on other scores."""
     thresholds, rejected, missed = scores.frontier()
     significance = 1 - confidence
     fnr = bounds.clopper_pearson_upper(missed, scores.inside.size, significance / 2)
@@ -248,11 +266,12 @@ def best_threshold(scores: Scores, delta: float, confidence: float) -> float:
 
 
 def check_trials(trials: int, delta: float, confidence: float) -> None:
-    """Refuse a number of trials that can show nothing.
+    """Refuse a number of trials that is too small for any bound.
 
     Raises:
-        ConfigError: with the number that is needed.
+        ConfigError: the message gives the required number.
     """
+    check_count("trials", trials)
     if trials < 2 or bounds.largest_epsilon("clopper-pearson", 2 * trials, delta, confidence) <= 0:
         needed = bounds.canaries_needed("clopper-pearson", 0.0, delta, confidence) // 2
         raise ConfigError(

@@ -1,7 +1,7 @@
-"""Lower bounds on epsilon from canary scores with Gaussian noise: what counting guesses gives away is kept.
+"""Lower bounds on epsilon from canary scores with Gaussian noise, tighter than counting guesses.
 
-`noise_ratio` and `gaussian_shift` are bounds, for scores whose noise is Gaussian; `epsilon_one_shot` is an ESTIMATE,
-which nothing could be held to.
+`noise_ratio` and `gaussian_shift` are bounds, for scores whose noise is Gaussian; `epsilon_one_shot` is an ESTIMATE
+without a guarantee.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from fedlgm.errors import ConfigError
 
 @dataclass(frozen=True)
 class NoiseSeen:
-    """What is known of the noise of canary-aligned sums besides the sums themselves.
+    """Knowledge of the noise in canary-aligned sums, besides the sums themselves.
 
     Attributes:
         degrees: degrees of freedom of its variance.
-        variance: its variance over the planned one, where it was measured by itself; None: that of the sums.
-        length: length of the sum of all planned contributions in units of the noise; None: as of orthogonal canaries.
+        variance: its variance over the planned one, if measured separately; None: the sums' variance.
+        length: length of the sum of all planned contributions in units of the noise; None: the value for orthogonal
+            canaries.
     """
 
     degrees: float
@@ -41,15 +42,16 @@ class NoiseSeen:
         sizes: npt.NDArray[np.int64],
         length: float | None = None,
     ) -> NoiseSeen:
-        """Noise that was seen as a whole in T rounds: the variance of what a canary over several layers sees of it.
+        """Noise observed completely in T rounds: its variance along a canary over several layers.
 
-        The mean of chi-square variables with different weights is taken to have the chi-square law of the same mean
-        and variance (Satterthwaite), whose lower tail is heavier: bounds err on the low side.
+        The mean of chi-square variables with different weights is
+        taken to have the chi-square law of the same mean and variance (Satterthwaite), whose lower tail is heavier:
+        bounds err on the low side.
 
         Args:
             energy: mean square of the noise in each layer over the planned one, [T, K].
-            weights: of each layer in a canary-aligned sum, whose squares add up to 1 in a round, [T, K]; a layer of
-                weight 0 does not count.
+            weights: weight of each layer in a canary-aligned sum, with squares that add up to 1 in a round, [T, K]; a
+                layer of weight 0 does not count.
             sizes: coordinates of the layers, [K].
             length: see `NoiseSeen`.
 
@@ -71,26 +73,26 @@ def noise_ratio(
 
     Observation i is ratio * planned_i + Gaussian noise of one common, unknown variance, which is part of what is
     tested; the planned signals are in units of the planned noise, so a release exactly as planned has the ratio 1. A
-    release in which the ratio is r costs what the planned one with its noise divided by r costs.
+    release with ratio r costs as much as the planned one with its noise divided by r.
 
     The least-squares slope over its standard error has a noncentral t law, which is inverted: exact for independent
-    Gaussian noise, in all coordinates where it was seen as a whole.
+    Gaussian noise, and in all coordinates if the noise was observed completely.
 
     Args:
         observed: canary-aligned sums in units of the planned noise, [n].
         planned: signal of each by the plan, 0 for a canary that is out, [n].
         confidence: in (0.5, 1).
-        noise: what else is known of the noise; by default the sums are taken to be independent.
+        noise: further knowledge of the noise; by default the sums are assumed to be independent.
 
     Returns:
-        The bound, at least 0; `inf` where there is no noise at all.
+        The bound, at least 0; `inf` if there is no noise at all.
 
     Raises:
         ConfigError: too few observations, or no canary that is in.
 
     Source: canary-aligned sums as Gaussian scores: Agrawal, Wei, Singh, Magdon-Ismail and Zikas, "Let's Ask Gauss:
         Improved One-Run Privacy Auditing" (2026). The paper's bound compares two fitted Gaussians; this one is exact in
-        finite samples, and follows the sums to where they are exactly Gaussian, a round's release.
+        finite samples and applies to single rounds, whose sums are exactly Gaussian.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -118,11 +120,11 @@ def noise_ratio(
 
 
 def seen_degrees(overlap: Array, canaries: int) -> float:
-    """Degrees of freedom of the noise variance that canaries see whose directions are not orthogonal.
+    """Degrees of freedom of the noise variance as seen by canaries whose directions are not orthogonal.
 
     Args:
         overlap: mean square of the cosine of two canaries in each round, [T].
-        canaries: number m of them.
+        canaries: number m of canaries.
 
     Example:
         >>> seen_degrees(np.zeros(3), canaries=10)  # three rounds, orthogonal directions
@@ -138,7 +140,7 @@ def gaussian_shift(scores: Scores, confidence: float = CONFIDENCE) -> float:
     with such a mu has epsilon = `privacy.gaussian_epsilon(mu, delta)`.
 
     Args:
-        scores: independent, with Gaussian noise.
+        scores: independent scores with Gaussian noise.
         confidence: in (0.5, 1).
 
     Returns:
@@ -167,7 +169,7 @@ def gaussian_shift(scores: Scores, confidence: float = CONFIDENCE) -> float:
 
 
 def noncentral_t_lower(t: float, degrees: float, confidence: float) -> float:
-    """Lower confidence limit of the noncentrality of an observed t statistic with that many degrees of freedom.
+    """Lower confidence limit of the noncentrality of an observed t statistic.
 
     Example:
         >>> round(noncentral_t_lower(3.0, degrees=1e6, confidence=0.95), 2)  # that of a normal law: 3 - 1.645
@@ -193,9 +195,9 @@ def epsilon_two_gaussians(mean: float, std: float, other_mean: float, other_std:
     """Smallest epsilon for which two normal laws are (epsilon, delta)-indistinguishable in both directions.
 
     Args:
-        mean: of the first law.
+        mean: mean of the first law.
         std: its standard deviation, > 0.
-        other_mean: of the second law.
+        other_mean: mean of the second law.
         other_std: its standard deviation, > 0.
         delta: delta in (0, 1).
 

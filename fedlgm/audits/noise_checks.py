@@ -1,4 +1,4 @@
-"""Checks of the noise of a run itself, from what its canaries saw: its scale in every layer, and its independence."""
+"""Checks of a run's noise from the canaries' observations: scale, independence, repetition, law."""
 
 from __future__ import annotations
 
@@ -7,17 +7,56 @@ import math
 import numpy as np
 import scipy.stats
 
+from fedlgm.audits.correlations import correlations
+from fedlgm.audits.law import STATISTICS, described, least_likely
 from fedlgm.audits.level import Shares
 from fedlgm.audits.record import CanaryRecord
+from fedlgm.audits.repeats import compared, most_alike
 from fedlgm.audits.result import Check
 from fedlgm.layers import LayerTable
 
 
-def noise_checks(record: CanaryRecord, layers: LayerTable, shares: Shares) -> tuple[Check, ...]:
-    """Whether the noise is as large as planned in every layer, and independent over layers and rounds.
+def shares_of(record: CanaryRecord, confidence: float, *, kept: int = 1, per_layer: bool = True) -> Shares:
+    """Levels of an audit of a record; the number of statements depends only on rounds, layers and sizes.
 
-    The mean square has a chi-square law and a correlation a t law, both exact for independent Gaussian noise.
+    Args:
+        record: the canaries' observations.
+        confidence: confidence of the audit.
+        kept: vectors that a round's noise leaves behind, see `whitening.kept`.
+        per_layer: whether single layers are bounded.
     """
+    rounds, layers = record.energy.shape
+    return Shares.of(
+        confidence,
+        layers,
+        rounds * correlations(layers, kept),
+        pairs=compared(layers, rounds),
+        places=int(record.found[:, 2].sum()),
+        cells=(layers + 1) * STATISTICS,
+        per_layer=per_layer,
+    )
+
+
+def noise_checks(record: CanaryRecord, layers: LayerTable, shares: Shares) -> tuple[Check, ...]:
+    """Check that the noise has its planned scale in every layer, is independent, new and Gaussian.
+
+    The mean square has a chi-square law, a correlation a t law and the count of a cell a binomial law: all of them are
+    exact for independent Gaussian noise.
+    """
+    z, value = _most_correlated(record)
+    return (
+        _scale(record, layers, shares),
+        Check(
+            "noise independence",
+            bool(z <= _limit(shares.correlation)),
+            f"largest correlation over rounds or layers {value:.4f} ({z:.2f} standard errors)",
+        ),
+        _repetition(record, layers, shares),
+        _law(record, layers, shares),
+    )
+
+
+def _scale(record: CanaryRecord, layers: LayerTable, shares: Shares) -> Check:
     energy, sizes = record.energy, layers.sizes
     least, worst = math.inf, "no layer: no round's noise was seen as a whole"
     for j in range(len(layers)):
@@ -30,33 +69,59 @@ def noise_checks(record: CanaryRecord, layers: LayerTable, shares: Shares) -> tu
         if measured / limit < least:
             least = measured / limit
             worst = f"{layers.names[j]}: {math.sqrt(measured):.4f} of the planned standard deviation"
-    z, value = _most_correlated(record)
-    return (
-        Check("noise scale", least >= 1, f"least in {worst}"),
-        Check(
-            "noise independence",
-            bool(z <= _correlation_limit(shares)),
-            f"largest correlation over rounds or layers {value:.4f} ({z:.2f} standard errors)",
-        ),
-    )
+    return Check("noise scale", least >= 1, f"least in {worst}")
+
+
+def _repetition(record: CanaryRecord, layers: LayerTable, shares: Shares) -> Check:
+    z, value, (layer, one, other) = most_alike(record.sketch)
+    rounds = record.round.astype(int)
+    if z > _limit(shares.alike):
+        seen = f"{layers.names[layer]}: rounds {rounds[one]} and {rounds[other]}"
+        return Check("noise repetition", False, f"{seen} have a correlation of {value:.4f} ({z:.2f} standard errors)")
+    at = int(np.argmax(record.found[:, 0]))
+    moved, cosine, _ = record.found[at]
+    if moved > _limit(shares.found):
+        where = f"the noise of round {rounds[at]} has been there before, in another place"
+        return Check("noise repetition", False, f"{where}: correlation {cosine:.4f} ({moved:.2f} standard errors)")
+    return Check("noise repetition", True, f"rounds and layers differ: at most {max(z, moved):.2f} standard errors")
+
+
+def _law(record: CanaryRecord, layers: LayerTable, shares: Shares) -> Check:
+    by_layer = record.cells.sum(axis=0)
+    counts = np.concatenate([by_layer, by_layer.sum(axis=0, keepdims=True)])
+    values = [(*least_likely(row), j) for j, row in enumerate(counts) if row.sum()]
+    if not values:
+        return Check("noise law", True, "no round's noise was seen as a whole")
+    least, number, j = min(values)
+    name = (*layers.names, "all layers")[j]
+    return Check("noise law", least >= shares.cell, f"least likely in {name}: {described(counts[j], number)}")
 
 
 def _most_correlated(record: CanaryRecord) -> np.ndarray:
-    """(z, correlation) of the most conspicuous correlation of all rounds."""
+    """(z, correlation) of the most significant correlation of all rounds."""
     return np.asarray(record.correlation[int(np.argmax(record.correlation[:, 0]))])
 
 
-def _correlation_limit(shares: Shares) -> float:
-    return float(scipy.stats.norm.isf(shares.correlation / 2))
+def _limit(share: float) -> float:
+    return float(scipy.stats.norm.isf(share / 2))
 
 
 def cancelled_by(record: CanaryRecord, shares: Shares) -> float:
-    """By how much correlated noise can be made smaller by whoever sees the noise that it is correlated with.
+    """Factor by which an observer of the earlier noise can reduce noise that is correlated with it.
 
-    Above 1 only where the check of the noise's independence fails, so it takes no share of the level.
+    It exceeds 1 only if the check of the noise's independence or repetition fails, so it takes no share of the level.
     """
-    z, value = _most_correlated(record)
-    limit = _correlation_limit(shares)
+    alike = most_alike(record.sketch)
+    found = record.found[int(np.argmax(record.found[:, 0]))]
+    seen = (
+        (*_most_correlated(record), shares.correlation),
+        (*alike[:2], shares.alike),
+        (*found[:2], shares.found),
+    )
+    return max(_cancelled(float(z), float(value), _limit(share)) for z, value, share in seen)
+
+
+def _cancelled(z: float, value: float, limit: float) -> float:
     if z <= limit or value == 0:
         return 1.0
     certain = math.tanh(abs(math.atanh(min(abs(value), 1 - 1e-15))) * (1 - limit / z))

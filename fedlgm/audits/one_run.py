@@ -1,4 +1,4 @@
-"""Bounds from the canaries of one run: whole releases, single layers, and what the noise itself gives away.
+"""Bounds from the canaries of one run: whole releases, single layers, and checks of the noise.
 
 Everything that can make such an audit fail shares its level, see `level`.
 """
@@ -12,10 +12,8 @@ import numpy as np
 
 from fedlgm import privacy
 from fedlgm.audits import bounds
-from fedlgm.audits.correlations import correlations
 from fedlgm.audits.gaussian_scores import NoiseSeen, epsilon_one_shot, noise_ratio
-from fedlgm.audits.level import Shares
-from fedlgm.audits.noise_checks import cancelled_by, noise_checks
+from fedlgm.audits.noise_checks import cancelled_by, noise_checks, shares_of
 from fedlgm.audits.record import CanaryRecord
 from fedlgm.audits.result import AuditResult, LayerRow, Method, Reported
 from fedlgm.audits.scores import CONFIDENCE, Scores
@@ -36,22 +34,22 @@ def audit_record(
     confidence: float = CONFIDENCE,
     per_layer: bool = True,
 ) -> AuditResult:
-    """Audit a run from what its canaries saw.
+    """Audit a run from its canaries' observations.
 
     Args:
         record: see `Canaries.record`. Bounds on single releases ("one-run-gaussian") and on whole runs (the other
             methods) need records with presence = "release" and "run".
         layers: the layers that were released.
-        reported: what is reported about the run.
+        reported: the run's reported figures.
         method: "one-run-gaussian": canary-aligned sums give the noise ratio of single releases, and the accountant
             composes them; "one-run", "one-run-fdp" and the estimate "one-shot": scores of the run as a whole.
-        confidence: of the whole audit: releases that are as reported pass with at least this probability, and
-            `epsilon_lower` is no more than the truth. Bounds and checks share the level, see `level.Shares`.
-        per_layer: whether layers are looked at by themselves. Without them the accountant is quicker, too, and the
-            bound a thousandth smaller.
+        confidence: confidence of the whole audit: releases that are as reported pass with at least this probability,
+            and `epsilon_lower` is no more than the truth. Bounds and checks share the level, see `level.Shares`.
+        per_layer: whether single layers are examined. Without them the accountant is also faster, and the bound a
+            thousandth smaller.
 
     Raises:
-        ConfigError: a method that the record does not fit, or too few canaries.
+        ConfigError: the record does not fit the method, or there are too few canaries.
     """
     if reported.run is not None:
         if method not in ("one-run-gaussian", "auto"):
@@ -73,7 +71,7 @@ def epsilon_at_ratio(reported: Reported, signals: np.ndarray, ratio: float, *, q
         reported: rate, relation, delta.
         signals: mu of each release by the plan, [T]; 0 where nothing was released.
         ratio: signal-to-noise over the planned one.
-        quick: at a tenth of the cost, on a grid ten times as coarse, and a thousandth less: its epsilon is
+        quick: compute at a tenth of the cost, on a grid ten times as coarse, and subtract a thousandth: its epsilon is
             at most 1e-4 too large.
     """
     if ratio <= 0 or not (signals > 0).any():
@@ -94,7 +92,7 @@ def epsilon_at_ratio(reported: Reported, signals: np.ndarray, ratio: float, *, q
 
 
 def _layer_signals(record: CanaryRecord, reported: Reported, layer: int) -> np.ndarray:
-    """s_j / sigma_j in every release; the layer's share of those that were not watched is that of the last one."""
+    """s_j / sigma_j in every release; for releases that were not watched, the layer's share in the last watched one."""
     share = record.layer_signal[:, layer] * record.multipliers
     later = len(reported.multipliers) - len(share)
     return (
@@ -113,7 +111,7 @@ def release_ratio(record: CanaryRecord, layers: LayerTable, confidence: float = 
 
 
 def layer_ratio(record: CanaryRecord, layer: int, size: int, confidence: float = CONFIDENCE) -> float:
-    """The same for one layer by itself, of `size` coordinates; 0 where it was never released."""
+    """The same for one layer alone, of `size` coordinates; 0 if it was never released."""
     seen = np.flatnonzero(record.layer_signal[:, layer] > 0)
     if len(seen) == 0:
         return 0.0
@@ -132,8 +130,7 @@ def _audit_releases(
     record: CanaryRecord, layers: LayerTable, reported: Reported, confidence: float, per_layer: bool
 ) -> AuditResult:
     count = len(layers) if per_layer else 0
-    pairs = len(record.signal) * correlations(len(layers))
-    shares = Shares.of(confidence, len(layers), pairs, per_layer=per_layer)
+    shares = shares_of(record, confidence, per_layer=per_layer)
     cancelled = cancelled_by(record, shares)
     signals = 1.0 / reported.multipliers
     ratio = release_ratio(record, layers, 1 - shares.whole)

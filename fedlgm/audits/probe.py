@@ -1,7 +1,6 @@
 """Deterministic checks with the noise off: how far one client moves the whitened sum, and whether it moves the plan.
 
-They need no statistics and take milliseconds, and they take the noise to be what the plan says; whether it is, the
-other audits show.
+They need no statistics and take milliseconds. They assume that the noise follows the plan; the other audits test that.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ _ROUNDING = 1 + 1e-6
 
 @dataclass(frozen=True)
 class ProbeReading:
-    """What the probe found over all neighbours tried.
+    """The probe's findings over all neighbours tried.
 
     Attributes:
-        ratio: largest distance of two neighbouring sums, in units of the noise, over what the plan accounts for.
+        ratio: largest distance of two neighbouring sums, in units of the noise, over the accounted distance.
         pure: whether no neighbour changed a plan.
-        changed: what changed, if anything did.
-        plan: the first round's.
+        changed: the changed figures, if any.
+        plan: the first round's plan.
 
     Example:
         >>> reading: ProbeReading = probe(Subject.of("snr-consistent", variant="published"))
@@ -109,7 +108,7 @@ def checks(reading: ProbeReading) -> tuple[Check, ...]:
 
 
 def audit_by_probe(subject: Subject) -> AuditResult:
-    """Lower bound from the probe alone: exact, for noise that is as planned.
+    """Lower bound from the probe alone; exact if the noise is as planned.
 
     Example:
         >>> result = audit_by_probe(Subject.of("snr-consistent", epsilon=1.0))
@@ -137,15 +136,14 @@ def _epsilon(subject: Subject, reading: ProbeReading) -> float:
         return 0.0
     if math.isinf(ratio) or plan.effective_multiplier == 0:
         return math.inf
-    if not subject.facts.separate_rounds:
-        return run_epsilon(plan.run, 1.0 / subject.multipliers(plan), ratio, subject.delta)
-    levels, counts = np.unique(subject.multipliers(plan), return_counts=True)
-    events = [(subject.event(plan, float(m) / ratio), int(n)) for m, n in zip(levels, counts, strict=True)]
-    return privacy.accounting.composed_epsilon(events, subject.delta)
+    run, multipliers = subject.facts.run, subject.multipliers(plan)
+    if run is not None:
+        return run_epsilon(run, 1.0 / multipliers, ratio, subject.delta)
+    return privacy.accounting.composed_epsilon(subject.facts.process.events(plan, multipliers / ratio), subject.delta)
 
 
 def _accounted(plan: ReleasePlan) -> float:
-    """1 / distance that the plan accounts for; 1 where it accounts for nothing (then any distance is too far)."""
+    """1 / accounted distance; 1 if the plan accounts for nothing (then any distance is too large)."""
     factor = SENSITIVITY_FACTOR[plan.facts.relation]
     multiplier = plan.effective_multiplier
     if multiplier == 0 and not plan.protected:
@@ -154,7 +152,7 @@ def _accounted(plan: ReleasePlan) -> float:
 
 
 def _difference(one: ReleasePlan, other: ReleasePlan) -> str:
-    """Which of the plan's figures differ, in words; empty where the plans are equal bit by bit."""
+    """Which of the plan's figures differ, in words; empty if the plans are equal bit by bit."""
     if one.to_json() == other.to_json() and one.denominator == other.denominator:
         return ""
     names = {

@@ -1,4 +1,4 @@
-"""What canaries saw of a run: everything that its bounds are computed from."""
+"""The canaries' observations of a run, from which its bounds are computed."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from fedlgm.audits.law import CELLS
 from fedlgm.errors import ConfigError
 
 Array = npt.NDArray[np.float64]
@@ -18,15 +19,15 @@ Presence = Literal["release", "run"]
 
 @dataclass(frozen=True)
 class CanaryRecord:
-    """What canaries saw over T rounds with m canaries and K layers.
+    """Observations over T rounds with m canaries and K layers.
 
     A layer's *canary-aligned sum* is <u_ij, (release - clients' sum) / sigma_j>, u_ij the canary's unit direction in
     that layer.
 
     Attributes:
         round: number of each round, from 1, [T].
-        layer_aligned: canary-aligned sums of each layer, the other canaries' known contributions taken off, [T, m, K];
-            NaN where not released.
+        layer_aligned: canary-aligned sums of each layer, with the other canaries' known contributions subtracted, [T,
+            m, K]; NaN where not released.
         layer_signal: s_j / sigma_j of each layer, [T, K]; 0 where not released.
         signs: +1 or -1 where the canary was in (times its direction), 0 where not, [T, m].
         orientation: the direction's sign in that round, whether the canary was in or not, [T, m]; 0 where a canary of
@@ -36,9 +37,12 @@ class CanaryRecord:
             [T, K]; NaN where not released.
         correlation: largest significance |z| of a correlation of that noise with earlier rounds' and with other
             layers', and the correlation itself, [T, 2].
+        sketch: sketch of that noise in each layer, see `repeats.Sketches`, [T, K, width]; NaN where not released.
+        found: most significant |z| of a window of earlier noise in it, the cosine, and how many were tried, [T, 3].
+        cells: number of its values in each cell of the normal law, [T, K, cells].
         multipliers: the plan's effective multiplier of each round, [T].
-        raw: sums of all layers without taking anything off: functions of the release alone, [T, m]. Here and in
-            `whole`, nothing where canaries have a coin per round.
+        raw: sums of all layers with nothing subtracted: functions of the release alone, [T, m]. Here and in `whole`,
+            empty if canaries have a coin per round.
         whole: length of the sum of all releases so far in units of their noise, [T].
         member: whether the canary's coin put it into the run, bool [m].
         rate: probability that a canary that is in takes part in a round.
@@ -53,6 +57,9 @@ class CanaryRecord:
     length: Array
     energy: Array
     correlation: Array
+    sketch: Array
+    found: Array
+    cells: Array
     multipliers: Array
     raw: Array
     whole: Array
@@ -68,7 +75,7 @@ class CanaryRecord:
         rate: float = 1.0,
         presence: Presence = "release",
     ) -> CanaryRecord:
-        """Record of rounds, as `Canaries.rows` holds them or as they were stored.
+        """Record of rounds, from `Canaries.rows` or stored ones.
 
         Raises:
             ConfigError: no rows, or rows that are incomplete.
@@ -77,19 +84,23 @@ class CanaryRecord:
             raise ConfigError("nothing was released while the canaries watched: there is nothing to audit")
         names = [field.name for field in fields(cls) if field.name not in ("member", "rate", "presence")]
         try:
-            values = {name: np.stack([np.asarray(row[name], dtype=np.float64) for row in rows]) for name in names}
+            layers = len(np.asarray(rows[0]["layer_signal"]))
+            unseen = {"sketch": np.zeros((layers, 0)), "found": np.zeros(3), "cells": np.zeros((layers, CELLS))}
+            # Rows of earlier versions do not have what says whether noise comes back, and its law.
+            complete = rows if all("sketch" in row for row in rows) else [{**row, **unseen} for row in rows]
+            values = {name: np.stack([np.asarray(row[name], dtype=np.float64) for row in complete]) for name in names}
         except (KeyError, ValueError) as error:
             raise ConfigError(f"the canaries' record is damaged: {error}") from error
         return cls(**values, member=member, rate=rate, presence=presence)
 
     @cached_property
     def signal(self) -> Array:
-        """Mu of each round by the plan, [T]."""
+        """Planned mu of each round, [T]."""
         return np.asarray(np.linalg.norm(self.layer_signal, axis=1))
 
     @cached_property
     def weights(self) -> Array:
-        """Weight of each layer in a whole canary-aligned sum, of squares that add up to 1, [T, K]."""
+        """Weight of each layer in a whole canary-aligned sum, with squares that add up to 1, [T, K]."""
         return np.asarray(self.layer_signal / self.signal[:, None])
 
     @cached_property

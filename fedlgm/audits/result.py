@@ -1,4 +1,4 @@
-"""What an audit found, in one frozen object: figures, checks, rows per layer.
+"""Result of an audit in one frozen object: figures, checks, rows per layer.
 
 >>> reported = Reported("a release", epsilon=1.0, delta=1e-5, multipliers=np.array([4.0]))
 >>> row = LayerRow("last", 100, epsilon_lower=1.2, epsilon_planned=0.7)
@@ -26,17 +26,17 @@ Method = Literal[
 
 @dataclass(frozen=True)
 class Reported:
-    """What is reported about the audited releases.
+    """Reported figures of the audited releases.
 
     Attributes:
-        subject: what they are, in words.
-        epsilon: proven, or claimed where nothing is proven; `inf` where nothing is claimed.
-        delta: at which it is stated.
-        multipliers: effective noise multiplier of every release by its plan, [T]; watched ones come first.
+        subject: description in words.
+        epsilon: the proven epsilon, or the claimed one if none is proven; `inf` if none is claimed.
+        delta: delta at which it is stated.
+        multipliers: planned effective noise multiplier of every release, [T]; watched releases come first.
         rate: sampling rate q of each.
         relation: neighbouring relation.
-        guarantee: in one line.
-        run: the run as one mechanism, where its rounds are not charged one by one; None elsewhere.
+        guarantee: the guarantee in one line.
+        run: the run as one mechanism; None if its rounds are charged one by one.
     """
 
     subject: str
@@ -50,7 +50,7 @@ class Reported:
 
     def audited(
         self,
-        method: Method,
+        method: str,
         lower: float,
         confidence: float,
         scores: dict[str, np.ndarray],
@@ -59,9 +59,9 @@ class Reported:
         layers: Sequence[LayerRow] = (),
         checks: tuple[Check, ...] = (),
     ) -> AuditResult:
-        """The outcome of an audit of it; arguments as the attributes of `AuditResult`.
+        """The result of an audit of it; arguments as the attributes of `AuditResult`.
 
-        Bounds from single layers bound the whole, too: the largest of all is what the audit shows.
+        Bounds from single layers also bound the whole, so the audit reports the largest.
         """
         return AuditResult(
             subject=self.subject,
@@ -80,12 +80,12 @@ class Reported:
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that must hold whatever the scores say.
+    """One condition that must hold independently of the scores.
 
     Attributes:
         name: what was checked.
         passed: whether it holds.
-        detail: the figure behind the answer, in words.
+        detail: the supporting figure, in words.
     """
 
     name: str
@@ -95,7 +95,7 @@ class Check:
 
 @dataclass(frozen=True)
 class LayerRow:
-    """What a layer's share of the releases shows by itself.
+    """Lower bound from one layer of the releases alone.
 
     Attributes:
         layer: name.
@@ -116,16 +116,16 @@ class AuditResult:
 
     Attributes:
         subject: what was audited.
-        method: how.
-        epsilon_lower: epsilon that the releases are shown to have at least; an estimate for method "one-shot".
-        epsilon_reported: what is reported: proven, or claimed where nothing is proven; `inf` where nothing is claimed.
-        delta: at which both are stated.
-        confidence: probability, at least, with which an audit of releases that are as reported passes and
-            `epsilon_lower` is no more than the truth; 1 for what needs no statistics.
+        method: the audit's method.
+        epsilon_lower: lower bound on the epsilon of the releases; an estimate for method "one-shot".
+        epsilon_reported: the proven epsilon, or the claimed one if none is proven; `inf` if none is claimed.
+        delta: delta at which both are stated.
+        confidence: smallest probability with which an audit of releases that are as reported passes and `epsilon_lower`
+            does not exceed the truth; 1 for methods without statistics.
         guarantee: the releases' guarantee, in one line.
         observations: scores behind the bound.
-        layers: one row per layer, where the method looks at layers.
-        checks: what must hold besides.
+        layers: one row per layer, if the method examines layers.
+        checks: further conditions that must hold.
         scores: canaries' or trials' scores ("inside", "outside"), for pictures.
         seconds: wall time.
     """
@@ -150,12 +150,12 @@ class AuditResult:
 
     @property
     def exceeded(self) -> bool:
-        """Whether the bound lies above what is reported."""
+        """Whether the bound exceeds the reported epsilon."""
         return not self.estimate and self.epsilon_lower > self.epsilon_reported * (1 + 1e-9)
 
     @property
     def passed(self) -> bool:
-        """Whether nothing contradicts what is reported."""
+        """Whether nothing contradicts the reported figures."""
         return not self.exceeded and all(check.passed for check in self.checks)
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Scores of canaries, and what every bound asks of its arguments."""
+"""Scores of canaries, and the checks that every bound makes of its arguments."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Scores:
     """Scores of canaries.
 
     Attributes:
-        inside: of those that were in, [n].
-        outside: of those that were left out, [k].
+        inside: scores of canaries that were in, [n].
+        outside: scores of canaries that were left out, [k].
 
     Raises:
-        ConfigError: scores that are no list of numbers, none, or NaN.
+        ConfigError: scores that are not a list of numbers, no scores, or NaN.
 
     Example:
         >>> scores = Scores(inside=[2.0, 3.0, 4.0], outside=[1.0, 2.5])
@@ -77,7 +77,7 @@ class Scores:
 
 
 def _hull(x: npt.NDArray[np.int64], y: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Indices of points that lie on no segment, or below one, between two others; x ascending."""
+    """Indices of points that do not lie on or below a segment between two others; x ascending."""
     indices = np.arange(len(x))
     while len(indices) > 2:
         dx, dy = np.diff(x[indices]), np.diff(y[indices])
@@ -92,7 +92,7 @@ def check(delta: float, confidence: float) -> None:
     """Refuse a delta or a confidence outside its range.
 
     Raises:
-        ConfigError: it says which.
+        ConfigError: the message names it.
     """
     if not 0 <= delta < 1:
         raise ConfigError(f"delta must lie in [0, 1), got {delta}")

@@ -1,7 +1,7 @@
-"""What is audited: a mechanism in a run's public setting, and neighbouring populations on which it is tried.
+"""The subject of an audit: a mechanism in a run's public setting, and neighbouring populations to try it on.
 
 Everything goes through the library's own path: the mechanism's plan, `BoundedSum`, `release`. Only the clients' updates
-are made up, since an audit looks for the worst that a client's data could do. Where the unit is an example, an "update"
+are artificial, since an audit searches for the worst case of a client's data. Where the unit is an example, an "update"
 is an example's gradient, and it is the mechanism's scaling that bounds it.
 """
 
@@ -31,12 +31,10 @@ from fedlgm.mechanisms.base import BoundsExamples
 from fedlgm.mechanisms.method import Method
 from fedlgm.noise import NoiseBackend
 from fedlgm.plan import ReleasePlan
-from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR
-from fedlgm.release import SERVER, release
 from fedlgm.transcript import Transcript
 
 if TYPE_CHECKING:
-    from dp_accounting import dp_event
+    pass
 
 LAYERS = {"first": 400, "second": 1600, "last": 100}
 """Sizes of the model on which mechanisms are tried by default."""
@@ -51,7 +49,7 @@ class World:
     """One of two neighbouring populations in one round.
 
     Attributes:
-        plan: by which it is released.
+        plan: the plan of its release.
         total: its exact bounded sum (under local trust the target's own contribution), [plan.size].
     """
 
@@ -59,9 +57,8 @@ class World:
     total: Tensor
 
     def released(self, keys: KeyRing, round: int = 1, backend: NoiseBackend = "cpu") -> Tensor:
-        """One release of it, through the public path, [plan.size]."""
-        party = SERVER if self.plan.facts.trust == "central" else 0
-        return release(self.total.clone(), self.plan, keys, round, party, backend)
+        """One release of its sum, through the public path, [plan.size]."""
+        return self.plan.facts.noised_by.observed(self.total, self.plan, keys, round, backend)
 
 
 @dataclass(frozen=True)
@@ -69,9 +66,9 @@ class Subject:
     """A mechanism to audit, in the run that it is made for.
 
     Attributes:
-        name: how it is called in reports.
+        name: its name in reports.
         method: mechanism, layers and facts.
-        seed: of the made-up updates.
+        seed: seed of the artificial updates.
 
     Example:
         >>> subject = Subject.of("snr-consistent", epsilon=1.0)
@@ -99,15 +96,15 @@ class Subject:
         """A registered mechanism, calibrated for a small run.
 
         Args:
-            name: of the mechanism.
-            variant: "sound" or "published"; those that plan from a client's own update run under local trust.
+            name: name of the mechanism.
+            variant: "sound" or "published"; variants that plan from a client's own update run under local trust.
             epsilon: budget of the run.
             delta: its delta.
-            rounds: its rounds; None for a few, or for one where single releases are what can be audited (Laplace
-                noise, no noise, variants that are not private).
+            rounds: its rounds; None for a few, or for one if only single releases can be audited (Laplace noise, no
+                noise, variants that are not private).
             rate: Poisson sampling rate.
-            layers: of the model; by default three of very different sizes.
-            options: of the mechanism.
+            layers: layers of the model; by default three of very different sizes.
+            options: options of the mechanism.
 
         Raises:
             ConfigError: unknown name, variant or option, or a value outside its range.
@@ -152,7 +149,7 @@ class Subject:
 
     @property
     def private_plan(self) -> bool:
-        """Whether the plan itself is made of private data: published variants that are not private."""
+        """Whether the plan itself depends on private data, as in published variants that are not private."""
         return isinstance(self.method.mechanism, (UsesPrivateNorms, UsesPrivateUpdates))
 
     @property
@@ -163,7 +160,7 @@ class Subject:
     @cached_property
     def alignable(self) -> bool:
         """Whether canary-aligned sums fit the releases: public plans, Gaussian noise, central trust."""
-        if self.private_plan or self.facts.trust == "local":
+        if self.private_plan or self.facts.noised_by.uploads_released:
             return False
         plan = self.method.plan(self.start)
         return plan.family == "gaussian" and plan.effective_multiplier > 0 and plan.size > 0
@@ -172,11 +169,11 @@ class Subject:
 
     @cached_property
     def start(self) -> Transcript:
-        """Before the first round: a random public model."""
+        """Transcript before the first round: a random public model."""
         return Transcript.start(torch.randn(self.layers.size, generator=self._generator(1)))
 
     def later(self) -> Transcript:
-        """After one round, as an adaptive mechanism could find it."""
+        """Transcript after one round, as an adaptive mechanism could meet it."""
         start = self.start
         if self.private_plan:
             return start
@@ -202,11 +199,11 @@ class Subject:
         return plan
 
     def world(self, transcript: Transcript, updates: list[Tensor], base: World | None = None) -> World:
-        """A population with these updates, the target's last; `base` has the same without it, if that is known."""
+        """A population with these updates, the target's last; `base` is the same without the target, if known."""
         plan = self.plan(transcript, updates)
         if plan.size == 0:
             raise ConfigError(f"{self.name} releases nothing here: there is no release to audit")
-        alone = plan.facts.trust == "local"
+        alone = plan.facts.noised_by.uploads_released
         block = BoundedSum.empty(plan)
         if base is not None and not alone and plan.to_json() == base.plan.to_json():
             block.total.copy_(base.total)
@@ -215,7 +212,7 @@ class Subject:
         return World(plan, block.total)
 
     def add(self, block: BoundedSum, updates: list[Tensor]) -> None:
-        """Add raw updates to a sum by the plan that it was made for; gradients of examples as one batch."""
+        """Add raw updates to a sum under the plan that it was made for; gradients of examples as one batch."""
         mechanism = self.method.mechanism
         if isinstance(mechanism, BoundsExamples):
             block.add(bound_gradients(torch.stack(updates), mechanism.scaling(block.plan), block.plan))
@@ -241,11 +238,11 @@ class Subject:
         return np.asarray(plan.effective_multiplier * np.sqrt(costs[0] / costs))
 
     def reported(self, plan: ReleasePlan, whole: bool = True) -> float:
-        """Epsilon that is reported: proven, else claimed, else `inf`.
+        """Reported epsilon: proven, else claimed, else `inf`.
 
         Args:
-            plan: the first round's.
-            whole: all rounds, with the run's sampling; otherwise one release that everyone takes part in.
+            plan: the first round's plan.
+            whole: all rounds, with the run's sampling; otherwise one release in which every client takes part.
         """
         rounds = self.facts.rounds if whole else 1
         if not plan.protected:
@@ -255,20 +252,8 @@ class Subject:
                 return rounds * float(plan.claim["epsilon"])
             event = privacy.events.decode(plan.claim["event"])
             return privacy.accounting.composed_epsilon([(event, rounds)], self.delta, self.facts.accountant)
-        if not self.facts.separate_rounds:
-            events = plan.run.events(self.facts.least_multiplier, rounds)
-            return privacy.accounting.composed_epsilon(events, self.delta, self.facts.accountant)
-        levels, counts = np.unique(self.multipliers(plan)[:rounds], return_counts=True)
-        events = [(self.event(plan, float(m), whole), int(n)) for m, n in zip(levels, counts, strict=True)]
+        events = self.facts.process.events(plan, self.multipliers(plan)[:rounds], whole)
         return privacy.accounting.composed_epsilon(events, self.delta, self.facts.accountant)
-
-    def event(self, plan: ReleasePlan, multiplier: float, sampled: bool = True) -> dp_event.DpEvent:
-        """Event of a release like `plan` with another effective multiplier (under add-or-remove-one)."""
-        own = multiplier / SENSITIVITY_FACTOR[plan.facts.relation]
-        rate = plan.facts.accounted_rate if sampled else 1.0
-        if plan.family == "laplace":
-            return privacy.events.laplace_event(1.0 / own if own > 0 else math.inf, rate, plan.facts.relation)
-        return privacy.events.gaussian_event(own, rate)
 
     # -- made-up updates -----------------------------------------------------------------------------------------------
 
@@ -276,7 +261,7 @@ class Subject:
         return torch.Generator().manual_seed(1000 * self.seed + number)
 
     def _reach(self) -> np.ndarray:
-        """Norm of each layer in an update that its bound cuts; where nothing is bounded, what training can do."""
+        """Norm of each layer in an update that its bound clips; without bounds, a norm that training can reach."""
         clip = np.full(len(self.layers), np.inf)
         if self.examples or not isinstance(self.method.mechanism, UsesPrivateNorms):
             clip = self.method.plan(self.start).clip
@@ -308,7 +293,7 @@ class Subject:
         return update
 
     def _populations(self) -> Iterator[list[Tensor]]:
-        """The other clients: alike, and in two halves that differ in their first layer (medians hang on one client)."""
+        """The other clients: similar, or in two halves that differ in their first layer (one client sets medians)."""
         reach, widths = self._reach() / _ABOVE, self.layers.sizes
         generator = self._generator(4)
         scale = torch.from_numpy(np.repeat(reach / np.sqrt(widths), widths)).float()

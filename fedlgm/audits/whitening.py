@@ -1,9 +1,8 @@
 """The independent noise z behind noise that is correlated over rounds: z = C w, round by round or afterwards.
 
-Under the plan the noise of round t is sigma_j w_t with C w = z and z independent N(0, 1). Multiplying what is released
-by C gives back a release with independent noise, in which a client that takes part in the rounds pi contributes
-C 1_pi times its bound (`privacy.whole_run`). C is lower triangular, so the first rounds can be whitened without the
-later ones.
+Under the plan the noise of round t is sigma_j w_t with C w = z and z independent N(0, 1). Multiplying the releases by C
+gives a release with independent noise, in which a client that takes part in the rounds pi contributes C 1_pi times its
+bound (`privacy.whole_run`). C is lower triangular, so the first rounds can be whitened without the later ones.
 """
 
 from __future__ import annotations
@@ -32,24 +31,24 @@ def whitened(correlation: Correlation, rows: Array) -> Array:
 
 
 def whitenable(correlation: Correlation, seen: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Rounds whose whitened row is made of rounds that were seen, all of them, bool [T]."""
+    """Rounds whose whitened row depends only on observed rounds, bool [T]."""
     reach = np.ones(len(correlation.coefficients[: len(seen)]))
     return np.convolve(~seen, reach)[: len(seen)] == 0
 
 
 def kept(correlation: Correlation | None) -> int:
-    """Vectors that noise leaves behind for later rounds, as `Whitening` keeps them; 1 for independent noise."""
+    """Number of vectors that `Whitening` keeps for later rounds; 1 for independent noise."""
     if correlation is None or correlation.is_independent:
         return 1
     return len(correlation.decays) if correlation.bands is None else correlation.bands - 1
 
 
 class Whitening:
-    """C w of one round after the other, from the vectors w (or the buffers) that came before.
+    """Computes C w round by round, from the earlier vectors w (or the buffers).
 
     Args:
         correlation: C.
-        size: numbers n of a round.
+        size: number n of values per round.
     """
 
     def __init__(self, correlation: Correlation, size: int) -> None:
@@ -59,11 +58,11 @@ class Whitening:
         self._buffers = np.zeros((len(correlation.decays), size))
 
     def next(self, round: int, w: Array) -> tuple[Array, list[Array]]:
-        """Whitened noise of a round (from 1), and what earlier rounds left behind, which it is independent of.
+        """Whitened noise of a round (from 1), and the vectors of earlier rounds that it is independent of.
 
         Args:
-            round: its number; rounds that were left out in between count as not seen.
-            w: its noise, [n]; NaN where it was not seen. What depends on that is NaN, too.
+            round: its number; skipped rounds count as not observed.
+            w: its noise, [n]; NaN where it was not observed. Values that depend on these are also NaN.
         """
         for _ in range(min(round - 1 - self._done, len(self._correlation.coefficients))):
             self._step(np.full(self._size, np.nan))

@@ -1,17 +1,18 @@
 """Bounds from canaries in a run whose rounds are one mechanism: correlated noise, restricted participation, or both.
 
-What canary i sees of the whitened releases in round t is its contribution (C s_i)_t times the bound, s_i its signs over
+Along canary i the whitened releases of round t show its contribution (C s_i)_t times the bound, s_i its signs over
 the rounds, and Gaussian noise of standard deviation 1 that is independent over rounds, layers and orthogonal
 directions, if the releases are as planned. One of two bounds on the noise follows:
 
-* over all rounds and canaries, as if each was a release of its own: sharp, and right for noise that is white once it is
-  whitened. Whether it is, a check says;
-* where that check fails, over the canaries' sums, each along all that a canary does to the run: the adversary's own
-  best test, right for any Gaussian noise. A sound run comes here only if its check failed by chance, so this bound
-  takes no share of the level.
+* over all rounds and canaries, as if each were a separate release: sharp, and valid if whitening makes the noise white,
+  which a check tests;
+* if that check fails, over the canaries' sums, each along a canary's whole effect on the run: the adversary's own best
+  test, valid for any Gaussian noise. A sound run gets here only if its check failed by chance, so this bound takes no
+  share of the level.
 
-Either is a lower bound on the signal-to-noise ratio over the planned one; the run with its noise divided by that ratio
-has the epsilon that is reported as shown. Participation and sampling are taken to be as the schema says.
+Each is a lower bound on the signal-to-noise ratio over the planned one; the
+audit reports the epsilon of the run with its noise divided by that ratio. Participation and sampling are assumed to
+follow the schema.
 """
 
 from __future__ import annotations
@@ -23,10 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedlgm import privacy
-from fedlgm.audits.correlations import correlations
 from fedlgm.audits.gaussian_scores import NoiseSeen, noise_ratio, seen_degrees
-from fedlgm.audits.level import Shares
-from fedlgm.audits.noise_checks import noise_checks
+from fedlgm.audits.noise_checks import noise_checks, shares_of
 from fedlgm.audits.record import CanaryRecord
 from fedlgm.audits.result import AuditResult, LayerRow, Reported
 from fedlgm.audits.whitening import kept, whitenable, whitened
@@ -44,12 +43,10 @@ def audit_whole_run(
     """Audit a run as one mechanism; see `one_run.audit_record`, and docs/how-to/audit.md for audits of whole runs.
 
     Raises:
-        ConfigError: nothing was released in as many rounds on end as whitening needs, or too few canaries.
+        ConfigError: fewer consecutive releases than whitening needs, or too few canaries.
     """
     view = View.of(record, run)
-    count = len(layers)
-    pairs = len(record.round) * correlations(count, kept(run.noise))
-    shares = Shares.of(confidence, count, pairs, per_layer=per_layer)
+    count, shares = len(layers), shares_of(record, confidence, kept=kept(run.noise), per_layer=per_layer)
     checks = noise_checks(record, layers, shares)
     white = next(check.passed for check in checks if check.name == "noise independence")
     ratio = (view.ratio if white else view.sums_ratio)(layers, 1 - shares.whole)
@@ -74,14 +71,14 @@ def audit_whole_run(
 
 
 def run_epsilon(run: WholeRun, signals: Array, ratio: float, delta: float, *, quick: bool = False) -> float:
-    """Epsilon of a run whose noise is that of the plan divided by `ratio`, to a client in the worst of the groups.
+    """Epsilon of a run whose noise is the plan's divided by `ratio`, for a client in the worst group.
 
     Args:
         run: the run.
-        signals: a client's bound in units of the noise z in each round, [T] or less (the last one then goes on).
+        signals: a client's bound in units of the noise z in each round, [T] or fewer (the last one is then repeated).
         ratio: signal-to-noise over the planned one.
         delta: delta.
-        quick: where sampled releases are composed at a tenth of the cost, and a thousandth less.
+        quick: compose sampled releases at a tenth of the cost, and subtract a thousandth.
 
     Example:
         >>> from fedlgm import correlation
@@ -114,27 +111,28 @@ def run_epsilon(run: WholeRun, signals: Array, ratio: float, delta: float, *, qu
 
 @dataclass(frozen=True)
 class View:
-    """What canaries see of the whitened releases, over the rounds from the first on.
+    """The canaries' view of the whitened releases, from the first round on.
 
     Attributes:
         seen: canary-aligned sums of each layer, [T, m, K]; 0 where they cannot be whitened.
         planned: their means by the plan, [T, m, K].
-        orientation: sign of each canary's contributions, 0 of one that never takes part, [m].
+        orientation: sign of each canary's contributions, 0 for one that never takes part, [m].
         shares: bound over noise scale, [T, K]; 0 where not released.
         known: where `seen` is known, bool [T, K].
-        energy: mean square of the whitened noise over the planned one, [T, K]; NaN where it was not seen as a whole, as
-            in the first rounds after a run was resumed.
+        energy: mean square of the whitened noise over the planned one, [T, K]; NaN where it was not observed
+            completely, as in the first rounds after a resumption.
 
     Example:
         >>> from fedlgm import LayerTable, RunFacts, Sampling, correlation, mechanisms
         >>> from fedlgm.audits.audit import reported_of, watch
         >>> from fedlgm.audits.subject import Subject
         >>> from fedlgm.mechanisms.method import Method
+        >>> from fedlgm.privacy.whole_run import whole_run
         >>> sampling, noise = Sampling("cyclic", 40, 0.5, 2), correlation.get("banded", 4, bands=2)
         >>> facts = RunFacts(0.0, sampling, rounds=4, epsilon=4.0, delta=1e-5, noise=noise)
         >>> layers = LayerTable.from_sizes({"all": 200})
         >>> subject = Subject("run", Method.calibrated(mechanisms.get("gaussian"), layers, facts))
-        >>> run = subject.method.plan(subject.start).run
+        >>> run = subject.facts.run
         >>> View.of(watch(subject, 50, "release", seed=1), run).observations  # rounds, times canaries
         200
     """
@@ -148,10 +146,10 @@ class View:
 
     @classmethod
     def of(cls, record: CanaryRecord, run: WholeRun) -> View:
-        """What the canaries of a record saw, whitened over its rounds.
+        """The observations of a record, whitened over its rounds.
 
         Raises:
-            ConfigError: nothing was released in as many rounds on end as whitening needs.
+            ConfigError: fewer consecutive releases than whitening needs.
         """
         at = record.round.astype(int) - 1
         rounds, (count, layers) = int(at.max()) + 1, record.layer_aligned.shape[1:]
@@ -177,7 +175,7 @@ class View:
 
     @property
     def observations(self) -> int:
-        """Rounds, times canaries, that something is known of."""
+        """Number of known observations: rounds times canaries."""
         return int(np.any(self.known, axis=1).sum()) * self.seen.shape[1]
 
     def signals(self, layer: int) -> Array:
@@ -185,7 +183,7 @@ class View:
         return self.shares[:, layer]
 
     def layer_ratio(self, layer: int, size: int, confidence: float) -> float:
-        """Lower bound on one layer's signal-to-noise over the planned one; 0 where it was never seen."""
+        """Lower bound on one layer's signal-to-noise over the planned one; 0 if it was never observed."""
         at = self.known[:, layer]
         seen, planned = self.seen[at, :, layer], self.planned[at, :, layer]
         if not (planned != 0).any():
@@ -203,7 +201,7 @@ class View:
 
     @property
     def sums(self) -> Array:
-        """What is seen of each canary along all that it does to the run, of noise N(0, 1); [m] or fewer."""
+        """Sum along each canary's whole effect on the run, with noise N(0, 1); [m] or fewer."""
         return np.asarray(np.sum(self.planned * self.seen, axis=(0, 2))[self._taking_part] / self.planned_sums)
 
     @property
@@ -213,7 +211,7 @@ class View:
 
     @property
     def signs(self) -> Array:
-        """Signs of the contributions that these sums turn to the positive side."""
+        """Signs of the contributions, by which these sums become positive."""
         return self.orientation[self._taking_part]
 
     @cached_property
@@ -235,7 +233,7 @@ class View:
 
 
 def _noise_seen(energy: Array, weights: Array, sizes: npt.NDArray[np.int64], canaries: int) -> NoiseSeen:
-    """The noise of the rounds in which it was seen as a whole; where there is none, that of the canaries' sums."""
+    """The noise of the rounds in which it was observed completely; without such rounds, that of the canaries' sums."""
     whole = np.all((weights == 0) | ~np.isnan(energy), axis=1)
     if whole.any():
         return NoiseSeen.of_layers(energy[whole], weights[whole], sizes)

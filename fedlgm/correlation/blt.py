@@ -33,9 +33,9 @@ def optimal(
     """Decays and scales that minimise sensitivity times error, each [buffers], the largest decay first.
 
     Args:
-        workload: whose error; Toeplitz only.
+        workload: workload of the error; Toeplitz only.
         rounds: T.
-        buffers: m >= 1. Under minimum separation a second one gains about one per cent, a third nothing.
+        buffers: m >= 1. Under minimum separation a second buffer gains about one per cent, a third nothing.
         separation: fewest rounds between a client's participations.
         most: most participations of a client.
         reduce: "mean" or "max" of the outputs' errors.

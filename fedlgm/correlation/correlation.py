@@ -1,4 +1,4 @@
-"""How noise is correlated over a run's rounds: a lower-triangular Toeplitz matrix C and what it costs and buys.
+"""Correlation of noise over a run's rounds: a lower-triangular Toeplitz matrix C, its sensitivity and its error.
 
 A release of round t is y_t = x_t + s w_t with C w = z, z independent N(0, 1), and x_t the sum of bounded contributions.
 C is public and invertible, so publishing y is publishing C x + s z: a Gaussian mechanism, also for contributions and
@@ -59,11 +59,11 @@ class Correlation:
         (1.414214, 1.3993)
 
     Attributes:
-        name: "identity", "square-root", "banded", "blt", or a name of your own for coefficients of your own.
+        name: "identity", "square-root", "banded", "blt", or your own name for your own coefficients.
         rounds: T, planned number of releases. Fewer are covered, more are not.
         coefficients: first column of C, float64: c_0 > 0, then the other bands (all T of them for "blt").
-        decays: of the buffers of "blt", in (0, 1); empty for everything else.
-        scales: of those buffers, positive, with a sum of at most 1.
+        decays: decays of the buffers of "blt", in (0, 1); empty for other strategies.
+        scales: scales of those buffers, positive, with a sum of at most 1.
 
     Raises:
         ConfigError: coefficients that are not finite, extreme or too many (more than T, or than 1e9 / T), c_0 <= 0, or
@@ -91,7 +91,8 @@ class Correlation:
         if c[0] < 1 / _LARGEST or np.abs(c).max() > _LARGEST:
             raise ConfigError(
                 f"coefficients must lie within {_LARGEST:g} and the first one be at least {1 / _LARGEST:g}, got "
-                f"{c[np.abs(c).argmax()]:g} and {c[0]:g}: noise is calibrated to them, so scale them all alike"
+                f"{c[np.abs(c).argmax()]:g} and {c[0]:g}: noise is calibrated to them, so "
+                "scale them all by the same factor"
             )
         decays, scales = np.array(self.decays), np.array(self.scales)
         if decays.shape != scales.shape or not ((decays > 0) & (decays < 1)).all() or not (scales > 0).all():
@@ -138,7 +139,7 @@ class Correlation:
         return toeplitz(self._padded(self.coefficients), np.zeros(self.rounds))
 
     def inverse(self) -> np.ndarray:
-        """C^-1, float64 [T, T]: row t says how the noise of round t is made of z."""
+        """C^-1, float64 [T, T]: row t gives the noise of round t as a combination of z."""
         return toeplitz(self._noising, np.zeros(self.rounds))
 
     def leading(self, rounds: int) -> Correlation:
@@ -158,11 +159,11 @@ class Correlation:
 
         With noise std s of z and a client's bound c on each contribution, the whole run is one Gaussian mechanism of
         noise multiplier s / (c sens(C)) under zero-out (same schedule, the client's contributions become zero). It is
-        also one under add-or-remove-one if nobody else's participation depends on whether this client is there, and
+        also one under add-or-remove-one if no other client's participation depends on whether this client is there, and
         one of half the multiplier under replace-one.
 
         Args:
-            min_separation: b >= 1; a client that took part in round t is back in round t + b at the earliest.
+            min_separation: b >= 1; a client that took part in round t takes part again in round t + b at the earliest.
             max_participations: most participations of one client; None: ceil(T / b).
 
         Returns:
@@ -191,7 +192,7 @@ class Correlation:
         return self._rounded_up(squared)
 
     def round_sensitivities(self, min_separation: int, max_participations: int | None = None) -> np.ndarray:
-        """What each round adds: (sens_{t+1}^2 - sens_t^2)^(1/2), float64 [T].
+        """Sensitivity that each round adds: (sens_{t+1}^2 - sens_t^2)^(1/2), float64 [T].
 
         Charging round t as a Gaussian mechanism of noise multiplier s / (c times this) composes to the cost of the
         rounds released so far; 0 where a round adds nothing. Arguments and errors as in `sensitivity`.
@@ -225,7 +226,7 @@ class Correlation:
         return np.sqrt(sensitivities.squared_column_norms(self.coefficients, self.rounds))
 
     def amplified_column_norm(self) -> float:
-        """Largest column norm of C, rounded up: what one participation moves under amplification by sampling.
+        """Largest column norm of C, rounded up: the largest move by one participation under amplification by sampling.
 
         If every client belongs to one of at least `bands` groups and takes part in its group's rounds by a secret coin
         of probability p, the run costs ceil(T / groups) Poisson-sampled Gaussians of rate p and noise multiplier
@@ -234,7 +235,7 @@ class Correlation:
         return self._rounded_up(float(sensitivities.squared_column_norms(self.coefficients, self.rounds).max()))
 
     def row_bound(self, t: int, min_separation: int, max_participations: int | None = None) -> float:
-        """Most that one client moves row t of C x: the largest sum of |C[t, r]| over its rounds r <= t.
+        """Largest move of row t of C x by one client: the largest sum of |C[t, r]| over its rounds r <= t.
 
         That is the shift of one repeated row, counted from 0; rounded up.
 
@@ -271,8 +272,8 @@ class Correlation:
     def noise_std(self) -> np.ndarray:
         """Standard deviation of each round's noise w_t for z of standard deviation 1, float64 [T].
 
-        A single round is noisier than with independent noise; only sums over rounds are less so. Whatever squares the
-        noise of one round (signal-to-noise ratios, norms with the noise taken off) must use this.
+        A single round is noisier than with independent noise; only sums over rounds are less so. Figures that square
+        the noise of one round (signal-to-noise ratios, norms after subtracting noise) must use this.
         """
         return np.sqrt(np.cumsum(self._noising**2))
 
@@ -280,7 +281,7 @@ class Correlation:
         """Refuse a C so close to singular that noise grows from round to round until it cannot be represented.
 
         Raises:
-            ConfigError: with the round in which it is too large.
+            ConfigError: the message names the round in which it is too large.
         """
         if self.decays:
             return  # their scales sum to at most 1
@@ -341,7 +342,7 @@ class Correlation:
 
 
 def _check_rounds(rounds: int) -> None:
-    """Refuse no rounds, and so many that a message of a few bytes would fill the memory."""
+    """Refuse zero rounds, and so many that a message of a few bytes would fill the memory."""
     if not (isinstance(rounds, int | np.integer) and 1 <= rounds <= _MOST_ROUNDS):
         raise ConfigError(f"rounds must be a whole number, 1 to {_MOST_ROUNDS}, got {rounds}")
 

@@ -1,9 +1,10 @@
-"""Layers with correlations of their own: how one budget is split between them.
+"""Layers with their own correlations: how one budget is split between them.
 
 Layer l is bounded by c_l and has noise s_l C_l^-1 z_l. One client moves the whole by at most
 (sum_l (c_l sens(C_l) / s_l)^2)^(1/2), exactly so where one participation pattern is the worst for every layer
 (decreasing coefficients, for example). A layer enters through sens(C_l) times the error of C_l alone, so layers with
-the same workload and schema want the same C; different ones are for learning rates, momentum or decay of their own.
+the same workload and schema want the same C; different ones serve layers with different learning rates, momentum or
+decay.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import numpy as np
 
 
 def participations(rounds: int, separation: int, limit: int | None = None) -> int:
-    """Most participations in so many rounds, k = min(limit, ceil(T / b)).
+    """Largest number of participations in `rounds` rounds, k = min(limit, ceil(T / b)).
 
     Example:
         >>> participations(10, 4), participations(10, 4, limit=2)
@@ -34,7 +34,7 @@ def best(values: np.ndarray, separation: int, most: int) -> np.ndarray:
         most: k >= 0.
 
     Returns:
-        [...], by dynamic programming in O(T) where k does not bind and in O(T k) where it does.
+        [...], by dynamic programming in O(T) if k does not bind, else in O(T k).
 
     Example:
         >>> float(best(np.array([3.0, 4.0, 2.0, 5.0]), separation=2, most=2))
@@ -98,10 +98,10 @@ def earliest_pattern(coefficients: np.ndarray, rounds: int, separation: int, mos
 
 
 def squared_sensitivity(coefficients: np.ndarray, rounds: int, separation: int, most: int) -> float:
-    """sens(C)^2 by the exact formula that applies, or an upper bound where none does; not rounded.
+    """sens(C)^2 by an exact formula if one applies, else an upper bound; not rounded.
 
     Exact: decreasing coefficients; at most `separation` of them (columns of different participations are then
-    orthogonal, whatever the signs); one participation. Otherwise the row-wise bound of Choquette-Choo et al. 2023
+    orthogonal for any signs); one participation. Otherwise the row-wise bound of Choquette-Choo et al. 2023
     (arXiv 2306.08153, Algorithm 4).
 
     Example:
@@ -134,7 +134,7 @@ def squared_cyclic_sensitivity(coefficients: np.ndarray, rounds: int, period: in
 
 
 def magnitudes(coefficients: np.ndarray, rounds: int) -> np.ndarray:
-    """|C^T C|, [T, T], no entry below the true one by rounding.
+    """|C^T C|, [T, T], with no entry rounded below its true value.
 
     Example:
         >>> magnitudes(np.array([1.0, 0.5]), rounds=2).round(12).tolist()

@@ -1,6 +1,6 @@
-"""The noise of one round after another: w_t with C w = z, from independent z_t and what earlier rounds left behind.
+"""The noise of one round after another: w_t with C w = z, from independent z_t and the state of earlier rounds.
 
-What is kept is as secret as the noise itself: whoever has it and the releases has the exact sums.
+The kept state is as secret as the noise: together with the releases it reveals the exact sums.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _PIECE = 1 << 15  # coordinates of a thread at a time, which stay in its cache; 
 
 
 class StreamState(TypedDict):
-    """Where a stream stands, as secret as the noise itself.
+    """State of a stream, as secret as the noise.
 
     Attributes:
-        round: rounds that are over.
-        kept: what later rounds need of them.
+        round: number of finished rounds.
+        kept: state of these rounds that later rounds need.
     """
 
     round: int
@@ -33,10 +33,10 @@ class CorrelatedStream:
     """Turns independent noise into correlated noise, round by round and in place.
 
     Banded strategies keep the last b - 1 vectors w in one float32 buffer: [b - 1, n], 4 (b - 1) n bytes. A round's
-    noise is rounded to float32 before it is used, so what is kept is what was added and the rounding of one round does
-    not reach the next. "blt" keeps its buffers, [m, n], in float64: their roundings would add up and are added nowhere.
-    Arithmetic is in double precision, one coordinate like every other: the bits depend neither on the number of threads
-    nor on how a vector is cut into pieces.
+    noise is rounded to float32 before it is used, so the kept values are the added ones, and rounding does not
+    accumulate over rounds. "blt" keeps its buffers, [m, n], in float64: they are not added themselves, and their
+    rounding errors would accumulate. Arithmetic is in double precision and the same for every coordinate: the bits
+    depend neither on the number of threads nor on how a vector is cut into pieces.
 
     Example:
         >>> import fedlgm.correlation as correlation
@@ -67,7 +67,7 @@ class CorrelatedStream:
 
     @property
     def memory(self) -> int:
-        """Bytes of what is kept, once as many rounds are over as it holds."""
+        """Bytes of the kept state when it is full."""
         return self._kept.numel() * self._kept.element_size()
 
     def next(self, z: Tensor) -> Tensor:
@@ -89,7 +89,7 @@ class CorrelatedStream:
             raise ConfigError(f"z is on {z.device}, the noise of earlier rounds on {self._kept.device}")
         if self.round >= self.correlation.rounds:
             raise PrivacyError(
-                f"noise was planned for {self.correlation.rounds} rounds and sensitivities count no more"
+                f"noise was planned for {self.correlation.rounds} rounds and sensitivities cover no more"
             )
         if not self.correlation.is_independent:
             step = self._buffered if self.correlation.decays else self._banded
@@ -100,16 +100,16 @@ class CorrelatedStream:
         return z
 
     def replay(self, draw: Callable[[int], Tensor], rounds: int) -> None:
-        """Go on to round `rounds` by drawing the noise of the rounds before it again.
+        """Advance to round `rounds` by drawing the noise of the rounds before it again.
 
-        A key and a round number are therefore a complete state; what is kept between rounds only saves time.
+        A key and a round number are therefore a complete state; the state kept between rounds only saves time.
 
         Args:
             draw: z of round t, counted from 0: the same bits as when the round was made.
-            rounds: rounds that are over.
+            rounds: number of finished rounds.
 
         Raises:
-            ConfigError: the stream is further already.
+            ConfigError: the stream is already further.
             PrivacyError: more rounds than were planned.
         """
         if rounds < self.round:
@@ -122,10 +122,10 @@ class CorrelatedStream:
         return {"round": self.round, "kept": self._kept}
 
     def restore(self, state: StreamState) -> None:
-        """Go on from a state.
+        """Continue from a state.
 
         Raises:
-            ConfigError: the state of another stream.
+            ConfigError: the state belongs to another stream.
         """
         kept, over = state["kept"], int(state["round"])
         if kept.shape != self._kept.shape or kept.dtype != self._kept.dtype or over > self.correlation.rounds:

@@ -1,7 +1,7 @@
 """Coefficients of banded Toeplitz strategies: the square root in closed form, the optimum by L-BFGS.
 
-With as many bands as rounds between participations, the sensitivity is sqrt(k) times the coefficients' norm: the
-schema drops out of the optimisation, and one C serves minimum separation, fixed cycles and amplification.
+If bands equal the rounds between participations, the sensitivity is sqrt(k) times the coefficients' norm: the optimum
+does not depend on the schema, and one C serves minimum separation, fixed cycles and amplification.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def optimal(workload: Workload, rounds: int, bands: int, reduce: Reduce) -> np.n
     """Normalised coefficients that minimise norm times error, [bands].
 
     Args:
-        workload: whose error.
+        workload: workload of the error.
         rounds: T.
         bands: number of coefficients, at most T.
         reduce: "mean" minimises the root mean square over the outputs, "max" the largest (with a schedule of learning

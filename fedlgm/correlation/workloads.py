@@ -1,6 +1,7 @@
-"""What a run does with its releases: the linear map A from released vectors to models, output t = sum_r A[t, r] y_r.
+"""A run's use of its releases: the linear map A from released vectors to models, output t = sum_r A[t, r] y_r.
 
-Only the error depends on it. The privacy claim never does: everything after a release is post-processing.
+Only the error depends on it, never the
+privacy claim: everything after a release is post-processing.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Workload:
             object.__setattr__(self, "rates", rates)
 
     def check(self, rounds: int) -> None:
-        """Raise ConfigError if the schedule is not that of a run of so many rounds."""
+        """Raise ConfigError if the schedule does not match the number of rounds."""
         if self.rates is not None and len(self.rates) != rounds:
             raise ConfigError(f"rates must have one entry for each of {rounds} rounds, got {len(self.rates)}")
 

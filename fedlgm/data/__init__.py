@@ -10,10 +10,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from fedlgm import inputs
-from fedlgm.data.bundled import digits, synthetic
+from fedlgm.data.bundled import breast_cancer, digits, synthetic
 from fedlgm.data.dataset import DataSet
 from fedlgm.data.division import divide
 from fedlgm.data.images import NAME as IMAGE_FOLDER
@@ -29,7 +29,9 @@ from fedlgm.data.images import SIZE as IMAGE_SIZE
 from fedlgm.data.images import load_folder
 from fedlgm.data.partition import Partition, partition, schemes
 from fedlgm.data.partition import options as scheme_options
+from fedlgm.data.pixels import Pixels, moved
 from fedlgm.data.sources import FILE_SETS, FileSet, locate, read
+from fedlgm.data.tables import is_table
 from fedlgm.errors import ConfigError, DataError, alternatives
 from fedlgm.extension import is_reference, load_object, users_code
 
@@ -47,20 +49,22 @@ __all__ = [
     "schemes",
     "synthetic",
     "twin",
+    "with_users",
 ]
 
 _synthetic = cache(synthetic)
+_MADE_HERE: dict[str, Callable[[], DataSet]] = {"digits": digits, "breast-cancer": breast_cancer}
 _HALF = re.compile(r"([^:/]+)/(public|private)")
 
 
 def names() -> tuple[str, ...]:
-    """Names that `load` knows.
+    """Names of the sets that `load` knows.
 
     Example:
         >>> "digits" in names()
         True
     """
-    return ("digits", *FILE_SETS, "synthetic", IMAGE_FOLDER)
+    return (*_MADE_HERE, *FILE_SETS, "synthetic", IMAGE_FOLDER)
 
 
 Loadable = str | DataSet | Mapping[str, Any] | Callable[[], Any]
@@ -81,9 +85,9 @@ def load(
     forbids downloads.
 
     Args:
-        name: one of `names()`; "synthetic-N" is synthetic data with N training samples. With "/private" or "/public"
-            after it, that half of its training examples, dealt out at random once and for all: for runs that need
-            public examples of the same kind. Or your own: a `DataSet`, a mapping as `DataSet.from_mapping` takes it, a
+        name: one of `names()`; "synthetic-N" is synthetic data with N training samples. A suffix "/private" or
+            "/public" selects one half of its training examples, by a fixed random division: for runs that need public
+            examples of the same kind. Or your own data: a `DataSet`, a mapping for `DataSet.from_mapping`, a
             function without arguments that gives one of these, or "package.module:name" of any of them.
         data_dir: directory of the files: bare, in a folder of the set's name, or in torchvision's (LEAF's) layout.
         download: whether to download a missing set.
@@ -97,8 +101,8 @@ def load(
 
     Raises:
         ConfigError: if the name is unknown or does not import.
-        DataError: if the files are missing (the message says where to put them) or damaged (it names the file), or your
-            own data are not as `DataSet.from_arrays` wants them, or your function raised something.
+        DataError: if the files are missing (the message says where to put them) or damaged (it names the file), if
+            `DataSet.from_arrays` refuses your own data, or if your function raised an exception.
 
     >>> x, y = np.zeros((6, 3)), np.arange(6) % 2
     >>> load({"train": (x, y), "test": (x, y)}).shape, load("synthetic-10").train_x.shape[0]
@@ -117,11 +121,16 @@ def load(
         return _own(load_object(name, "data set"), repr(name))
     if (half := _HALF.fullmatch(name)) is not None:
         return _part(load(half[1], data_dir, download=download, **images), name, half[2] == "public")
-    if name == "digits":
-        return digits()
+    if name in _MADE_HERE:
+        return _MADE_HERE[name]()
     if name in FILE_SETS:
         return read(name, locate(name, data_dir, download=download))
     size = re.fullmatch(r"synthetic(?:-(\d+))?", name)
+    if size is None and name.endswith((".csv", ".parquet", ".tsv", ".npz", ".npy", ".json", ".xlsx")):
+        raise ConfigError(
+            f"{name!r} is a file: read it and pass the tables or arrays, for example data={{'train': "
+            "pandas.read_csv(...), 'test': pandas.read_csv(...), 'target': column}"
+        )
     if size is None:
         raise ConfigError(
             f"unknown data set {name!r}; "
@@ -133,14 +142,14 @@ def load(
 def outline(
     name: str, *, image_classes: int | None = None, image_size: int = IMAGE_SIZE, channels: int = 3, **images: Any
 ) -> DataSet | None:
-    """A bundled set without its examples: shapes and classes, as a model needs them; None where only the files say.
+    """A bundled set without its examples: shapes and classes, as a model needs them; None if only the files tell.
 
     Args:
         name: as for `load`.
-        image_classes: stated number of classes of an "image-folder", of which nothing is known otherwise.
+        image_classes: stated number of classes of an "image-folder", which is unknown otherwise.
         image_size: height and width of its images.
-        channels: of them.
-        images: further options of `load`, which change nothing here.
+        channels: channels of its images.
+        images: further options of `load`, which have no effect here.
 
     >>> outline("fashion-mnist").shape, outline("fashion-mnist").classes
     ((1, 28, 28), 10)
@@ -161,11 +170,11 @@ def outline(
 
 
 def published_examples(name: str, train_images: int | None = None) -> int | None:
-    """Number of training examples of a bundled set, or of its half, without its files; None where only they say.
+    """Number of training examples of a bundled set, or of its half, without its files; None if only they tell.
 
     Args:
         name: as for `load`.
-        train_images: stated number of an "image-folder", of which nothing is known otherwise.
+        train_images: stated number of an "image-folder", which is unknown otherwise.
 
     >>> published_examples("cifar10"), published_examples("mnist/public"), published_examples("femnist")
     (50000, 30000, None)
@@ -177,6 +186,39 @@ def published_examples(name: str, train_images: int | None = None) -> int | None
     if whole is None or half is None:
         return whole
     return len(range(whole)[_rows(whole, half[2] == "public")])
+
+
+def with_users(data: Any, users: Any) -> Any:
+    """Add the user of each training example to a user's own data.
+
+    Args:
+        data: own data, as for `load`.
+        users: a column of tables, or the user of each training example [n].
+
+    Raises:
+        DataError: a bundled set, or a function.
+
+    >>> x, y = np.zeros((4, 3)), np.arange(4) % 2
+    >>> load(with_users({"train": (x, y), "test": (x, y)}, ["ann", "ann", "ben", "cleo"])).train_user.tolist()
+    [0, 0, 1, 2]
+    """
+    if isinstance(data, DataSet):
+        named = DataSet.from_arrays(
+            (data.train_x, data.train_y), (data.test_x, data.test_y), users=users, classes=data.classes, name=data.name
+        )
+        return named
+    if isinstance(data, Mapping):
+        return {**_two_parts(data), "users": users}
+    if is_table(data):
+        return data  # which `load` refuses
+    raise DataError("users: names the users of data of your own, pass data={'train': ..., 'test': ...} with it")
+
+
+def _two_parts(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A mapping without other splits of a `datasets.DatasetDict`."""
+    if not hasattr(data, "push_to_hub"):
+        return data
+    return {part: data[part] for part in ("train", "test") if part in data}
 
 
 def _base(name: str) -> str:
@@ -201,7 +243,7 @@ def _files_of(name: str) -> FileSet | None:
 
 
 def _rows(examples: int, public: bool) -> slice:
-    """Which of so many shuffled training examples are in a half."""
+    """Indices of the training examples in one half."""
     return slice(examples // 2, None) if public else slice(examples // 2)
 
 
@@ -210,20 +252,25 @@ def _part(whole: DataSet, name: str, public: bool) -> DataSet:
     order = np.random.default_rng(0).permutation(len(whole.train_y))
     rows = np.sort(order[_rows(len(order), public)])
     users = None if whole.train_user is None else np.unique(whole.train_user[rows], return_inverse=True)[1]
-    x, y = inputs.take(whole.train_x, rows), whole.train_y[rows]
-    return DataSet(name, x, y, whole.test_x, whole.test_y, whole.classes, users)
+    held, test_x, y = whole.held("train_x"), whole.held("test_x"), whole.train_y[rows]
+    x = held.keep(rows) if isinstance(held, Pixels) else inputs.take(held, rows)
+    return DataSet(name, x, y, test_x, whole.test_y, whole.classes, users)  # type: ignore[arg-type]
 
 
 def _between(found: DataSet, pixels: tuple[float, ...]) -> DataSet:
-    """A bundled set of images in [-1, 1], its values moved to [low, high]."""
+    """A bundled set of images in [-1, 1], rescaled to [low, high]."""
     base = found.name.partition("/")[0]
     if base not in ("digits", IMAGE_FOLDER) and not (base in FILE_SETS and len(FILE_SETS[base].shape) == 3):
         raise ConfigError(f"pixels is for bundled sets of images: the values of {found.name!r} are taken as they are")
     if len(pixels) != 2 or not all(map(math.isfinite, pixels)) or not pixels[0] < pixels[1]:
         raise ConfigError(f"pixels must be two numbers, the lower one first, such as [0, 1]; got {list(pixels)}")
-    low, half = np.float32(pixels[0]), np.float32((pixels[1] - pixels[0]) / 2)
-    train_x, test_x = (low + half * (np.asarray(x) + np.float32(1)) for x in (found.train_x, found.test_x))
-    return replace(found, train_x=train_x, test_x=test_x)
+    low, high = pixels
+    train_x, test_x = (
+        x.between(low, high) if isinstance(x, Pixels) else moved(x, low, high)  # type: ignore[arg-type]
+        for x in (found.held("train_x"), found.held("test_x"))
+    )
+    fields = {field.name: found.__dict__.get(field.name) for field in dataclasses.fields(found)}
+    return DataSet(**fields | {"train_x": train_x, "test_x": test_x})
 
 
 def _own(found: Any, label: str) -> DataSet:
@@ -234,7 +281,12 @@ def _own(found: Any, label: str) -> DataSet:
     if isinstance(found, DataSet):
         return found.checked()
     if isinstance(found, Mapping):
-        return DataSet.from_mapping(found)
+        return DataSet.from_mapping(_two_parts(found))
+    if is_table(found):
+        raise DataError(
+            "data: one table has no test part, whose examples are public: pass {'train': table, 'test': table}, for "
+            "datasets.Dataset as dataset.train_test_split(test_size=0.1) makes it"
+        )
     raise DataError(
         f"data set {label} must be a fedlgm.data.DataSet or {{'train': (x, y), 'test': (x, y)}}, or a function that "
         f"gives one; it is of type {type(found).__name__}"

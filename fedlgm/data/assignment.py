@@ -1,6 +1,6 @@
 """Partition schemes that `flwr-datasets` lacks, and its Dirichlet scheme for very many clients.
 
-Each function maps (labels [n], clients, ring) to the owner of each sample (int64 [n], -1: nobody's). All work on whole
+Each function maps (labels [n], clients, ring) to the owner of each sample (int64 [n], -1: no client). All work on whole
 arrays, so that a hundred thousand clients take seconds.
 """
 
@@ -39,18 +39,18 @@ def dirichlet_large(
     min_size: int = 0,
     self_balancing: bool = False,
 ) -> np.ndarray:
-    """The law of the scheme "dirichlet", in arrays: for 100,000 clients or millions of samples.
+    """The scheme "dirichlet" on whole arrays, for 100,000 clients or millions of samples.
 
-    Each class is cut by proportions p ~ Dirichlet(alpha, ..., alpha) over the clients. The same seed gives another
-    division than with "dirichlet".
+    Each class is cut by proportions p ~ Dirichlet(alpha, ..., alpha) over the clients. The same seed gives a different
+    division from "dirichlet".
 
     Args:
         labels: labels, int [n].
         clients: number of clients; may exceed n.
         ring: source of randomness.
-        alpha: concentration, > 0; small: few clients share a class.
-        min_size: redraw until each client has so many samples; given up after ten draws.
-        self_balancing: give nothing more to clients that already hold n / clients (as FedLab and NIID-Bench do).
+        alpha: concentration, > 0; if small, few clients share a class.
+        min_size: redraw until each client has at least this many samples, at most ten times.
+        self_balancing: give no more samples to clients that already hold n / clients (as FedLab and NIID-Bench do).
 
     Returns:
         Owner of each sample.
@@ -73,7 +73,7 @@ def dirichlet_large(
 
 
 def smaller_size(min_size: int) -> str:
-    """The part of a remedy that is open only where clients need examples at all."""
+    """The part of a remedy that applies only if clients need examples."""
     return "min_size=0 (empty clients are skipped), " if min_size > 0 else ""
 
 
@@ -81,7 +81,7 @@ def hsu(labels: np.ndarray, clients: int, ring: KeyRing, *, alpha: float) -> np.
     """Clients of equal size (give or take one), each with its own mixture of classes (Hsu, Qi and Brown, 2019).
 
     Client i draws q_i ~ Dirichlet(alpha * prior) over the classes, then its labels from q_i without replacement; q_i is
-    renormalised over the classes that are left when one runs out. The last clients therefore get what is left over.
+    renormalised over the classes that are left when one runs out. The last clients therefore get the remaining samples.
 
     Args:
         labels: labels, int [n].
@@ -166,7 +166,7 @@ def isolation_i(
         labels_per_client: labels of each client but the last, at least 2, at most the number of classes.
 
     Returns:
-        Owner of each sample; what exceeds the equal shares is nobody's.
+        Owner of each sample; samples beyond the equal shares belong to no client.
 
     Raises:
         ConfigError: if an option is out of range or there are too few samples.
@@ -239,13 +239,13 @@ def isolation_ii(
 
 
 def natural(labels: np.ndarray, clients: int, ring: KeyRing, *, users: np.ndarray) -> np.ndarray:
-    """Samples go by the person they come from; nobody's samples are split.
+    """Divide samples by the user they come from; no user's samples are split.
 
     Args:
         labels: labels, int [n]; only their number matters.
         clients: number of clients, at most the number of users. With as many clients as users, client i is the user
-            with the i-th smallest id; with fewer, users are dealt out at random, equally many a client give or take
-            one.
+            with the i-th smallest id; with fewer, users are dealt out at random, in equal numbers per client, give or
+            take one.
         ring: source of randomness.
         users: user of each sample, int [n], such as `DataSet.train_user`.
 
@@ -305,8 +305,8 @@ def _hetero_dirichlet(
 ) -> None:
     """Cut each class by Dirichlet proportions over the first `clients` clients, or those of them below average size.
 
-    The proportions of a part of the clients, renormalised, are Dirichlet again: drawing them for that part directly is
-    the same law and cannot divide zero by zero. Some client is below average until the last sample is given.
+    The proportions of a part of the clients, renormalised, are Dirichlet again: drawing them for that part directly has
+    the same law and avoids dividing zero by zero. Until the last sample is given, some client is below average.
     """
     sizes = np.zeros(clients, dtype=np.int64)
     average = sum(len(index) for index in members) / clients

@@ -4,35 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from fedlgm import inputs
+from fedlgm.data import tables
 from fedlgm.data.partition import Partition
+from fedlgm.data.pixels import Pixels
 from fedlgm.errors import DataError
 from fedlgm.inputs import Arrays
 
+_BYTES = "bytes of "
 _KEYS = ("train", "test", "clients", "users", "classes", "name")
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """Training and test examples as contiguous arrays, shared by every user in the process: read, never write.
+    """Training and test examples as contiguous arrays, shared by all users in the process and never to be written.
 
-    Bundled image sets hold float32 [n, C, H, W], scaled by constants that do not depend on the data, and classes.
+    Bundled image sets hold float32 [n, C, H, W], scaled by constants that do not depend on the data, and classes. Sets
+    of bytes stay bytes in memory (`Pixels`) until `train_x` or `test_x` is read; `examples` decodes some of them.
 
     Attributes:
         name: name under which `fedlgm.data.load` knows the set.
         train_x: inputs [n, ...], float32 or int64 (tokens); a tuple of such arrays for a model of several inputs.
         train_y: targets [n, ...] of any type that the run's task takes.
-        test_x: inputs [m, ...], as the training inputs.
+        test_x: inputs [m, ...], like the training inputs.
         test_y: targets [m, ...].
         classes: number of classes, or of tokens in the vocabulary (some may be absent from the examples); None for
             other targets.
         train_user: for sets with natural clients, the user of each training example, int64 [n], in [0, users).
-        clients: the set's own division among clients, where it has one; users are then ignored.
+        clients: the set's own division among clients, if it has one; users are then ignored.
     """
 
     name: str
@@ -43,6 +47,29 @@ class DataSet:
     classes: int | None = None
     train_user: np.ndarray | None = None
     clients: Partition | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("train_x", "test_x"):
+            if isinstance(self.__dict__[name], Pixels):
+                self.__dict__[_BYTES + name] = self.__dict__.pop(name)
+
+    if not TYPE_CHECKING:  # it would allow any name
+
+        def __getattr__(self, name: str) -> np.ndarray:
+            """Decode inputs held as bytes to floats, once."""
+            if _BYTES + name not in self.__dict__:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            self.__dict__[name] = self.__dict__[_BYTES + name][:]
+            return self.__dict__[name]
+
+    def held(self, name: str) -> Arrays | Pixels:
+        """`train_x` or `test_x` as held in memory."""
+        found: Arrays | Pixels = self.__dict__[_BYTES + name if _BYTES + name in self.__dict__ else name]
+        return found
+
+    def examples(self, rows: Any) -> Arrays:
+        """Inputs of the training examples `rows`: `train_x[rows]`, without decoding all of them."""
+        return inputs.take(self.__dict__.get("train_x", self.held("train_x")), rows)
 
     @classmethod
     def from_arrays(
@@ -55,12 +82,12 @@ class DataSet:
         classes: int | None = None,
         name: str = "own",
     ) -> DataSet:
-        """A set of a user's own arrays, checked. Floats become float32, integers int64.
+        """A checked set of a user's arrays. Floats become float32, integers int64.
 
         Args:
-            train: (inputs [n, ...], targets [n, ...]), anything that NumPy makes arrays of; a tuple of arrays as inputs
-                is for a model of several inputs.
-            test: (inputs [m, ...], targets [m, ...]), m >= 1, public: they are evaluated without protection.
+            train: (inputs [n, ...], targets [n, ...]), array-likes; a tuple of arrays as inputs is for a model with
+                several inputs.
+            test: (inputs [m, ...], targets [m, ...]), m >= 1; public, since they are evaluated without protection.
             clients: for each client the indices of its training examples; some may be empty. Examples that no client
                 holds are not used.
             users: instead of `clients`, the user of each training example [n], numbers or names.
@@ -69,8 +96,8 @@ class DataSet:
             name: for reports.
 
         Raises:
-            DataError: arrays of unequal lengths, of other shapes in test than in training, empty, without numbers, with
-                NaN or infinity; an index that is out of range or given to two clients.
+            DataError: arrays that are empty, not numeric, of unequal lengths, of different shapes in training and test,
+                or with NaN or infinity; an index that is out of range or given to two clients.
 
         >>> x, y = np.zeros((6, 3)), np.arange(6) % 2
         >>> own = DataSet.from_arrays((x, y), (x, y), clients=[[0, 1, 2], [3, 4, 5]])
@@ -100,25 +127,33 @@ class DataSet:
 
     @classmethod
     def from_mapping(cls, arrays: Mapping[str, Any]) -> DataSet:
-        """A set of {"train": (x, y), "test": (x, y), ...}; further keys are options of `from_arrays`, see there.
+        """A set of {"train": (x, y), "test": (x, y), ...}; further keys are options of `from_arrays`.
+
+        Both parts may be tables instead of pairs of arrays; see `fedlgm.data.tables.as_arrays`.
 
         Raises:
             DataError: a key is missing or unknown, or see `from_arrays`.
         """
-        unknown = [key for key in arrays if key not in _KEYS]
+        of_tables = tables.holds_tables(arrays)
+        known = (*_KEYS, *tables.OPTIONS) if of_tables else _KEYS
+        unknown = [key for key in arrays if key not in known]
         missing = [key for key in ("train", "test") if key not in arrays]
         if unknown or missing:
             problem = f"unknown key {unknown[0]!r}" if unknown else f"key {missing[0]!r} is missing"
-            raise DataError(f"data: {problem}; its keys: {', '.join(_KEYS)}")
+            raise DataError(f"data: {problem}; its keys: {', '.join(dict.fromkeys(known))}")
+        if of_tables:
+            arrays = tables.as_arrays(arrays)
         options = {key: value for key, value in arrays.items() if key not in ("train", "test")}
         return cls.from_arrays(arrays["train"], arrays["test"], **options)
 
     def checked(self) -> DataSet:
-        """The set with arrays as `from_arrays` has them; the same object where nothing changes.
+        """The set with arrays as from `from_arrays`; the same object if nothing changes.
 
         Raises:
             DataError: see `from_arrays`.
         """
+        if isinstance(self.held("train_x"), Pixels):
+            return self  # a bundled set
         alike = DataSet.from_arrays(
             (self.train_x, self.train_y), (self.test_x, self.test_y), users=self.train_user, classes=self.classes
         )
@@ -136,20 +171,29 @@ class DataSet:
     @property
     def shape(self) -> tuple[Any, ...]:
         """Shape of one input, such as (C, H, W); with several inputs a tuple of their shapes."""
-        return tuple(inputs.each(lambda part: tuple(int(size) for size in part.shape[1:]), self.train_x))
+        return tuple(inputs.each(lambda part: tuple(int(size) for size in part.shape[1:]), self.held("train_x")))
 
     def parts(self) -> dict[str, np.ndarray]:
-        """Inputs and targets by name, "train_x" or "train_x.0", "train_x.1" and so on, to be shipped one by one."""
+        """Inputs and targets by name, "train_x" or "train_x.0", "train_x.1" and so on, to be sent one by one.
+
+        Inputs held as bytes are "train_x" and their table "train_x:values".
+        """
         named: dict[str, np.ndarray] = {"train_y": self.train_y, "test_y": self.test_y}
-        for name, x in (("train_x", self.train_x), ("test_x", self.test_x)):
-            named |= {f"{name}.{i}": part for i, part in enumerate(x)} if isinstance(x, tuple) else {name: x}
+        for name in ("train_x", "test_x"):
+            x = self.held(name)
+            if isinstance(x, Pixels):
+                named |= {name: x.codes, f"{name}:values": x.values}
+            else:
+                named |= {f"{name}.{i}": part for i, part in enumerate(x)} if isinstance(x, tuple) else {name: x}
         return named
 
     @classmethod
     def from_parts(cls, name: str, parts: Mapping[str, np.ndarray], classes: int | None) -> DataSet:
         """Inverse of `parts`: the set of those arrays, without users or clients."""
 
-        def joined(key: str) -> Arrays:
+        def joined(key: str) -> Any:
+            if f"{key}:values" in parts:
+                return Pixels(parts[key], parts[f"{key}:values"])
             count = sum(part.startswith(f"{key}.") for part in parts)
             return tuple(parts[f"{key}.{i}"] for i in range(count)) if count else parts[key]
 
@@ -158,9 +202,12 @@ class DataSet:
     @property
     def nbytes(self) -> int:
         """Bytes held by all arrays."""
-        arrays = [self.train_y, self.test_y]
-        for x in (self.train_x, self.test_x):
+        arrays: list[Any] = [self.train_y, self.test_y]
+        for name in ("train_x", "test_x"):
+            x = self.held(name)
             arrays += x if isinstance(x, tuple) else (x,)
+            if isinstance(x, Pixels) and name in self.__dict__:
+                arrays.append(self.__dict__[name])
         if self.train_user is not None:
             arrays.append(self.train_user)
         return sum(array.nbytes for array in arrays)
@@ -189,14 +236,14 @@ def _pair(pair: Sequence[Any], part: str) -> tuple[Arrays, np.ndarray]:
 
 
 def as_numbers(values: Any, what: str) -> np.ndarray:
-    """An array as data sets hold it: integers as int64, floats and truth values as float32.
+    """An array for a data set: integers as int64, floats and Booleans as float32.
 
     Args:
-        values: anything that NumPy makes an array [n, ...] of.
-        what: what it is, for the message.
+        values: array-like [n, ...].
+        what: description of the array, for the message.
 
     Raises:
-        DataError: no numbers, complex ones, NaN or infinity.
+        DataError: not numeric, complex, NaN or infinity.
 
     Example:
         >>> as_numbers([0.5, 1], "targets").dtype, as_numbers([True, False], "targets").dtype
@@ -205,10 +252,16 @@ def as_numbers(values: Any, what: str) -> np.ndarray:
     try:
         array = np.asarray(_dense(values) if isinstance(values, torch.Tensor) else values)
     except (ValueError, TypeError, RuntimeError) as error:
-        raise DataError(f"{what}: no array of numbers: {error}") from error
+        raise DataError(f"{what}: not an array of numbers: {error}") from error
     if array.ndim == 0 or not (np.issubdtype(array.dtype, np.number) or array.dtype == np.bool_):
         text = array.dtype.kind in "US" or (array.dtype == object and array.size > 0 and isinstance(array.flat[0], str))
-        remedy = "; number the labels first: np.unique(labels, return_inverse=True)[1]" if text else ""
+        remedy = ""
+        if text and "targets" in what:
+            remedy = "; number the labels first: np.unique(labels, return_inverse=True)[1]"
+        elif hasattr(values, "toarray"):
+            remedy = "; give a sparse matrix as x.toarray()"
+        elif array.dtype == object and array.ndim:
+            remedy = "; give it as array.astype(float), or astype(int) for classes"
         raise DataError(
             f"{what} must be an array of numbers [n, ...], got {array.dtype} of shape {array.shape}{remedy}"
         )
@@ -227,7 +280,7 @@ def as_numbers(values: Any, what: str) -> np.ndarray:
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor of any device, layout and type as one that NumPy can read."""
+    """A tensor of any device, layout and type, converted so that NumPy can read it."""
     tensor = tensor.detach().cpu().to_dense() if tensor.layout != torch.strided else tensor.detach().cpu()
     return tensor.float() if tensor.is_floating_point() and tensor.itemsize <= 2 else tensor
 
@@ -239,6 +292,10 @@ def _identical(left: Arrays, right: Arrays) -> bool:
 
 
 def _users(users: Any, count: int) -> np.ndarray:
+    if isinstance(users, str):
+        raise DataError(
+            f"users = {users!r} names a column, which arrays do not have: give the user of each training example [n]"
+        )
     ids = np.asarray(users)
     if ids.shape != (count,):
         raise DataError(f"users must name the user of each of the {count} training examples, got shape {ids.shape}")

@@ -1,4 +1,4 @@
-"""Division of a data set among clients, by whatever a recipe or a user names."""
+"""Division of a data set among clients, by the scheme that a recipe or a user names."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def divide(data: DataSet, clients: int, scheme: Any, *, seed: int = 0, **values:
     Args:
         data: the set. Schemes by label need integer targets [n].
         clients: number of clients, at least 1.
-        scheme: one of `schemes()`, "natural" being the set's own clients or users; the name of a class of
-            `flwr_datasets.partitioner`; such a class, or an object of one; or a function of your own, (data, clients,
-            seed, **options) -> the training examples' numbers of each client. Your own class, object or function may
-            be given as "package.module:name".
+        scheme: one of `schemes()`, where "natural" is the set's own clients or users; the name of a class of
+            `flwr_datasets.partitioner`; such a class or object; or your own function (data, clients, seed, **options)
+            -> the indices of each client's training examples. Your own class, object or function may be given as
+            "package.module:name".
         seed: public seed, 0 <= seed < 2**128.
         **values: options of the scheme.
 
     Raises:
-        ConfigError: an unknown scheme or option, a value out of range, or a demand that the data cannot meet.
-        DataError: a function of your own names examples that do not exist, or one twice.
+        ConfigError: an unknown scheme or option, a value out of range, or a requirement that the data cannot meet.
+        DataError: your own function names examples that do not exist, or one twice.
 
     >>> x, y = np.zeros((8, 2)), np.arange(8) % 2
     >>> divide(DataSet.from_arrays((x, y), (x, y)), 4, "iid").sizes.tolist()
@@ -69,14 +69,15 @@ def divide(data: DataSet, clients: int, scheme: Any, *, seed: int = 0, **values:
 
 
 def _labels(data: DataSet, scheme: str) -> np.ndarray:
-    """Integer labels [n]; for schemes that need none, of whatever targets."""
+    """Integer labels [n]; for schemes that need no labels, targets of any kind."""
     y = data.train_y
     if y.ndim == 1 and np.issubdtype(y.dtype, np.integer):
         return y
     if scheme not in _WITHOUT_LABELS and scheme in schemes():
         raise ConfigError(
             f"partition scheme {scheme!r} divides by integer labels [n], the targets of {data.name!r} are {y.dtype} "
-            f"{y.shape}: use 'iid', 'natural' (with users or clients of the set's own), or a scheme of your own"
+            f"{y.shape}: use 'iid', 'natural' (with users or clients of the set's own), or a scheme of your own; "
+            "one column of classes is y.ravel(), one-hot rows are y.argmax(1)"
         )
     return np.zeros(len(y), dtype=np.int64)
 

@@ -1,7 +1,7 @@
 """Partition schemes of `flwr-datasets`, run over the label column only.
 
-Each function maps (labels [n], clients, ring) to the owner of each sample (int64 [n], -1: nobody's). `flwr-datasets` is
-imported on the first call.
+Each function maps (labels [n], clients, ring) to the owner of each sample (int64 [n], -1: no client). `flwr-datasets`
+is imported on the first call.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def dirichlet(
         labels: labels, int [n].
         clients: number of clients, at most n.
         ring: source of randomness.
-        alpha: concentration, > 0; small: few clients share a class.
-        min_size: redraw until each client has so many samples; given up after eleven draws.
-        self_balancing: give nothing more to clients that already hold more than n / clients.
+        alpha: concentration, > 0; if small, few clients share a class.
+        min_size: redraw until each client has at least this many samples, at most eleven times.
+        self_balancing: give no more samples to clients that already hold more than n / clients.
 
     Returns:
         Owner of each sample.
@@ -100,11 +100,11 @@ def pathological(
         clients: number of clients.
         ring: source of randomness.
         classes_per_client: number of classes of each client, at most the number of classes present.
-        assignment: "first-deterministic" (client i surely gets class i modulo their number: with at least as many
-            clients as classes nothing is left over), "deterministic" or "random".
+        assignment: "first-deterministic" (client i always gets class i modulo the number of classes, so with at least
+            as many clients as classes no sample is left over), "deterministic" or "random".
 
     Returns:
-        Owner of each sample; samples of a class that no client drew are nobody's.
+        Owner of each sample; samples of a class that no client drew belong to no client.
 
     Raises:
         ConfigError: if an option is out of range, or a class has fewer samples than clients that need it.
@@ -140,7 +140,7 @@ def shard(labels: np.ndarray, clients: int, ring: KeyRing, *, shards_per_client:
         shards_per_client: shards of each client; a shard has floor(n / (clients * shards_per_client)) samples.
 
     Returns:
-        Owner of each sample; the rest of the division is nobody's.
+        Owner of each sample; the remainder belongs to no client.
 
     Raises:
         ConfigError: if there are fewer samples than shards.
@@ -177,12 +177,12 @@ def _owners(partitioner: Partitioner, labels: np.ndarray, ring: KeyRing) -> np.n
 
 
 def is_partitioner_name(scheme: str) -> bool:
-    """Whether a scheme is called as a class of `flwr_datasets.partitioner` is."""
+    """Whether a scheme is named like a class of `flwr_datasets.partitioner`."""
     return scheme.isidentifier() and scheme.endswith("Partitioner")
 
 
 def find(scheme: str) -> Any:
-    """The class of `flwr_datasets.partitioner` of that name, or what "package.module:name" names.
+    """The class of `flwr_datasets.partitioner` with that name, or the object that "package.module:name" names.
 
     Raises:
         ConfigError: there is none.
@@ -194,7 +194,7 @@ def find(scheme: str) -> Any:
 
 
 def partitioner_options(found: Any) -> dict[str, bool]:
-    """Arguments of a partitioner or a user's function that a run does not fill in, each with whether it is needed."""
+    """Arguments of a partitioner or a user's function that a run does not fill in: name -> whether it is required."""
     if not callable(found):
         return {}
     parameters = parameters_of(found).values()
@@ -209,8 +209,8 @@ def by_partitioner(
     """Run any partitioner of `flwr-datasets`.
 
     Args:
-        found: a `Partitioner`, which is copied and left as it is, or a class of them.
-        columns: what it may divide by: "label" [n], and "user" [n] where the data have users.
+        found: a `Partitioner`, which is copied and not changed, or its class.
+        columns: columns to divide by: "label" [n], and "user" [n] if the data have users.
         clients: number of clients that it must give.
         ring: source of randomness, for the order of the rows and for `seed` where the class takes one.
         values: options for a class; `num_partitions`, `partition_by` ("label") and `seed` are filled in.
@@ -219,7 +219,7 @@ def by_partitioner(
         Owner of each sample.
 
     Raises:
-        ConfigError: it refuses its options or the data, or gives another number of clients.
+        ConfigError: the partitioner refuses its options or the data, or gives another number of clients.
     """
     from datasets import Dataset
 
@@ -242,7 +242,7 @@ def by_partitioner(
 
 
 def _filled(found: type, clients: int, ring: KeyRing, values: dict[str, Any]) -> dict[str, Any]:
-    """Options of a class with those that a run knows."""
+    """Options of a class, completed by those that a run knows."""
     known = parameters_of(found)
     own = {"num_partitions": clients, "partition_by": "label", "seed": _seed(ring, 0)}
     # Tables (of a DistributionPartitioner) must be arrays; TOML has lists of lists.

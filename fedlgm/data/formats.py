@@ -1,4 +1,4 @@
-"""Readers of the files in which the public sets are published; every damage becomes a `DataError` naming the file.
+"""Readers of the published files of public sets; any damage raises a `DataError` that names the file.
 
 They read what torchvision reads, but also compressed or partial copies: torchvision insists on unpacked files whose MD5
 sums are those of the original release, and unpickles CIFAR without restriction.
@@ -71,7 +71,7 @@ class _ArrayUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module.split(".")[0] == "numpy" and name in self._ALLOWED) or (module, name) == ("_codecs", "encode"):
             return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"it refers to {module}.{name}, which is no part of the CIFAR format")
+        raise pickle.UnpicklingError(f"it refers to {module}.{name}, which is not part of the CIFAR format")
 
 
 def _load_cifar_batch(file: BinaryIO, label_key: str) -> Samples:

@@ -7,7 +7,7 @@
                                                               validation (1) are left out; without it every fifth
                                                               image is a test image
 
-What was resized is kept beside the other data (`$FEDLGM_DATA`) and mapped into memory when it is needed, so that a set
+Resized images are kept beside the other data (`$FEDLGM_DATA`) and mapped into memory when needed, so that a set
 larger than memory can be used; a changed folder is read again.
 """
 
@@ -50,15 +50,15 @@ def load_folder(
         folder: see the module.
         image_size: height and width; the largest centred square of an image is resized bilinearly.
         channels: 3 (RGB) or 1 (grey).
-        attribute: column of the attribute file that says the class: a number above 0 is class 1, otherwise class 0;
+        attribute: column of the attribute file that gives the class: a number above 0 is class 1, otherwise class 0;
             words are classes in alphabetical order. None takes subfolders as classes.
-        train_images: number of training images that the folder must have, as published or agreed upon; None takes what
-            is there.
-        image_classes: number of classes, likewise.
+        train_images: number of training images that the folder must have, as published or agreed; None accepts any
+            number.
+        image_classes: likewise the number of classes.
 
     Raises:
-        DataError: no such folder, no images, an image that cannot be read, or a label that is missing, with its name;
-            or other numbers of images or classes than stated.
+        DataError: no such folder, no images, an image that cannot be read, or a missing label, each with its name; or
+            numbers of images or classes other than stated.
     """
     if folder is None or not Path(folder).is_dir():
         problem = "it is not set" if folder is None else f"{str(folder)!r} is none"
@@ -105,7 +105,7 @@ def _resized(
 
 
 def _read_all(files: Sequence[Path], kept: Path, size: int, channels: int) -> np.ndarray:
-    """All images, written to `kept` where that can be, and mapped from there."""
+    """All images, written to `kept` if possible, and mapped from there."""
     shape, part = (len(files), channels, size, size), kept.with_suffix(f".{os.getpid()}.part")
     try:
         kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # they are as private as the images
@@ -144,7 +144,7 @@ def _read(path: Path, size: int, channels: int) -> np.ndarray:
             )
             pixels = np.asarray(fitted, dtype=np.float32)
     except (OSError, ValueError, SyntaxError) as error:
-        raise DataError(f"{path} is no image that can be read: {error}") from error
+        raise DataError(f"{path} is not a readable image: {error}") from error
     return pixels.reshape(size, size, channels).transpose(2, 0, 1) * np.float32(2 / 255) - np.float32(1)
 
 

@@ -5,13 +5,16 @@ Schemes of `flwr-datasets` run on its own partitioners; the others are in `assig
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedlgm import keys, remembered
 from fedlgm.data import assignment, flower
 from fedlgm.errors import ConfigError, DataError, alternatives
 from fedlgm.extension import is_reference
@@ -39,7 +42,7 @@ class Partition:
 
     @classmethod
     def from_owner(cls, owner: np.ndarray, clients: int) -> Partition:
-        """Partition in which sample s belongs to client `owner[s]` (int [n], -1: to nobody)."""
+        """Partition in which sample s belongs to client `owner[s]` (int [n], -1: no client)."""
         order = np.argsort(owner, kind="stable").astype(np.int32)
         counts = np.bincount(owner[owner >= 0], minlength=clients)
         offsets = np.concatenate([[0], np.cumsum(counts)])
@@ -50,7 +53,7 @@ class Partition:
         """Partition in which client i holds the samples `clients[i]`, integers in [0, samples).
 
         Raises:
-            DataError: no clients or examples, or indices that are no integers, out of range or given twice.
+            DataError: no clients or examples, or indices that are not integers, out of range or given twice.
         """
         if isinstance(clients, Mapping) or not hasattr(clients, "__len__"):
             raise DataError(f"clients: give a list of sample numbers for each client, not a {type(clients).__name__}")
@@ -110,6 +113,8 @@ class Partition:
         return cells.reshape(len(self), classes)
 
 
+_OF_FLOWER = ("iid", "dirichlet", "pathological", "shard")
+"""Schemes whose divisions are kept on disk: `flwr-datasets` takes a second to import."""
 _SCHEMES: dict[str, Callable[..., np.ndarray]] = {
     "iid": flower.iid,
     "dirichlet": flower.dirichlet,
@@ -130,9 +135,10 @@ def schemes() -> tuple[str, ...]:
 
 
 def options(scheme: str) -> dict[str, bool]:
-    """Options of a scheme, each with whether it must be given.
+    """Options of a scheme: name -> whether it is required.
 
-    For a partitioner of `flwr-datasets` or of a user's own these are the arguments that a run does not fill in itself.
+    For a partitioner of `flwr-datasets` or of a user these are the arguments that a run
+    does not fill in itself.
 
     Raises:
         ConfigError: for an unknown scheme, or one that cannot be imported.
@@ -174,7 +180,7 @@ def partition(labels: np.ndarray, clients: int, scheme: str, *, seed: int = 0, *
         The partition.
 
     Raises:
-        ConfigError: for an unknown scheme or option, a value out of range, or a demand that the data cannot meet.
+        ConfigError: for an unknown scheme or option, a value out of range, or a requirement that the data cannot meet.
 
     Example:
         >>> clients = partition(np.arange(100) % 10, 5, "iid", seed=1)
@@ -191,5 +197,33 @@ def partition(labels: np.ndarray, clients: int, scheme: str, *, seed: int = 0, *
     if missing or unknown:
         problem = f"unknown option {unknown[0]!r}" if unknown else f"option {missing[0]!r} is missing"
         raise ConfigError(f"partition scheme {scheme!r}: {problem}; its options: {', '.join(known) or 'none'}")
-    owner = _SCHEMES[scheme](labels, clients, KeyRing.from_seed(seed), **values)
+    if scheme not in _OF_FLOWER:
+        return Partition.from_owner(_SCHEMES[scheme](labels, clients, KeyRing.from_seed(seed), **values), clients)
+    inputs = {
+        "request": [scheme, clients, seed, repr(sorted(values.items()))],
+        "labels": hashlib.sha256(labels.astype(np.int64).tobytes()).hexdigest(),
+        "code": remembered.code_of(*Path(__file__).parent.glob("*.py"), Path(keys.__file__)),
+        "versions": [remembered.version_of(package) for package in ("flwr-datasets", "datasets", "numpy")],
+    }
+    kept = _restored(remembered.load("division", inputs), len(labels), clients)
+    if kept is None:
+        kept = Partition.from_owner(_SCHEMES[scheme](labels, clients, KeyRing.from_seed(seed), **values), clients)
+        remembered.save("division", inputs, _owners(kept, len(labels)).tobytes())
+    return kept
+
+
+def _owners(division: Partition, samples: int) -> np.ndarray:
+    """Owner of each sample, int32 [samples], -1 for no client: in this form no sample has two owners."""
+    owner = np.full(samples, -1, dtype=np.int32)
+    owner[division.order] = np.repeat(np.arange(len(division)), division.sizes)
+    return owner
+
+
+def _restored(kept: bytes | None, samples: int, clients: int) -> Partition | None:
+    """The kept division, if it is valid."""
+    if kept is None or len(kept) != 4 * samples:
+        return None
+    owner = np.frombuffer(kept, dtype=np.int32).astype(np.int64)
+    if len(owner) and (owner.min() < -1 or owner.max() >= clients):
+        return None
     return Partition.from_owner(owner, clients)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 from datasets import Dataset
-from flwr_datasets.partitioner import Partitioner
+
+with warnings.catch_warnings():  # in a notebook without ipywidgets it warns of bars that nobody shows
+    warnings.filterwarnings("ignore", message="IProgress not found")
+    from flwr_datasets.partitioner import Partitioner
 
 from fedlgm.data.partition import Partition, partition
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+import warnings
 from types import ModuleType
 from typing import Any
 
@@ -14,7 +15,7 @@ _PACKAGE = "flwr_datasets"
 
 
 class _Unfinished(ModuleType):
-    """A package whose own code runs when something of it is asked for; its modules can be imported before."""
+    """A package whose own code runs on first access to its attributes; its modules can be imported before that."""
 
     def __getattr__(self, name: str) -> Any:
         spec = self.__spec__
@@ -38,4 +39,6 @@ def partitioners() -> Any:
         package = importlib.util.module_from_spec(spec)
         package.__class__ = _Unfinished
         sys.modules[_PACKAGE] = package
-    return importlib.import_module(f"{_PACKAGE}.partitioner")
+    with warnings.catch_warnings():  # in a notebook without ipywidgets it warns of bars that nobody will show
+        warnings.filterwarnings("ignore", message="IProgress not found")
+        return importlib.import_module(f"{_PACKAGE}.partitioner")

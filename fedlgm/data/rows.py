@@ -1,4 +1,4 @@
-"""Labels as the partitioners of `flwr-datasets` want them."""
+"""Labels in the form that the partitioners of `flwr-datasets` take."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from datasets import Dataset
 class LabelledRows(Dataset):
     """Rows with labels whose selections are plain arrays of row numbers.
 
-    A view of a `Dataset` takes two milliseconds to make: ten seconds for 5,000 clients of whom only the rows are asked.
+    A view of a `Dataset` takes two milliseconds to make: ten seconds for 5,000 clients if only their rows are needed.
     """
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Sets that live in files: where they are looked for, how they are downloaded, how they become a `DataSet`."""
+"""Sets in files: where to look for them, how to download them, and how to make a `DataSet` of them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fedlgm.data import formats, text
 from fedlgm.data.dataset import DataSet
 from fedlgm.data.formats import Samples
+from fedlgm.data.pixels import Pixels
 from fedlgm.errors import DataError
 
 _DEBIAN = Path("/usr/share/datasets")
@@ -231,12 +233,14 @@ def read(name: str, folder: Path) -> DataSet:
     return DataSet(name, _scaled(train.x), train.y, _scaled(test.x), test.y, spec.classes, users)
 
 
-def _scaled(x: np.ndarray) -> np.ndarray:
+def _scaled(x: np.ndarray) -> Any:
     """Bytes, or numbers in [0, 1], as float32 in [-1, 1]; characters stay as they are."""
     if x.dtype == np.int64:
         return x
+    if x.dtype == np.uint8:
+        return Pixels.scaled(x)
     scaled = x.astype(np.float32)
-    scaled *= 2.0 / 255.0 if x.dtype == np.uint8 else 2.0
+    scaled *= 2.0
     scaled -= 1.0
     return scaled
 
@@ -249,7 +253,7 @@ def _first_complete(folders: list[Path], spec: FileSet) -> Path | None:
 
 
 def _download(name: str, spec: FileSet, store: Path, allowed: bool) -> str:
-    """Try to download the set into `store`; a sentence says what went wrong, "" if nothing did."""
+    """Try to download the set into `store`; returns a sentence about the failure, or ""."""
     if spec.torchvision is None:
         return "No ready-made files of it are published."
     if not allowed or os.environ.get("FEDLGM_OFFLINE", "") not in ("", "0"):
@@ -271,7 +275,7 @@ def _download(name: str, spec: FileSet, store: Path, allowed: bool) -> str:
 
 @contextmanager
 def _socket_timeout(seconds: float) -> Iterator[None]:
-    """Give up connections that stay silent: torchvision sets no limit of its own."""
+    """Close connections that stay silent, because torchvision sets no timeout."""
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(seconds)
     try:

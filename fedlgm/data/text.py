@@ -23,7 +23,7 @@ _LZW = b"\x1f\x9d\x90"  # header of compress(1): codes of up to 16 bits, table m
 
 
 def encode(text: str, alphabet: str = ALPHABET) -> np.ndarray:
-    """Numbers of a text's characters, int64 [characters]; those outside the alphabet are left out.
+    """Numbers of a text's characters, int64 [characters]; characters outside the alphabet are dropped.
 
     >>> decode(encode("In the beginning § God"))
     'In the beginning  God'
@@ -50,7 +50,7 @@ def windows(texts: Mapping[object, str], length: int = LENGTH, alphabet: str = A
     """Training and test examples: a window of `length` characters, and as targets the character after each of them.
 
     Windows of a text do not overlap. Every tenth window, counted through all texts, is a test example: a fixed, public
-    rule. What is left at a text's end is not used.
+    rule. The remainder at a text's end is not used.
 
     Args:
         texts: text of each user; users in the mapping's order get the numbers 0, 1, ...
@@ -58,7 +58,7 @@ def windows(texts: Mapping[object, str], length: int = LENGTH, alphabet: str = A
         alphabet: distinct characters.
 
     Raises:
-        DataError: fewer than two windows in all, or a character that is in the alphabet twice.
+        DataError: fewer than two windows in all, or a character that occurs twice in the alphabet.
 
     Example:
         >>> train, test = windows({"mary": "ab" * 25}, length=4)  # 12 windows, one of them for the test
@@ -90,7 +90,7 @@ def windows(texts: Mapping[object, str], length: int = LENGTH, alphabet: str = A
 def next_character(
     texts: Mapping[object, str], length: int = LENGTH, alphabet: str = ALPHABET, name: str = "text"
 ) -> DataSet:
-    """A set of a user's own texts, by user, for the task "next-token"; arguments and errors as for `windows`.
+    """A set of users' texts, by user, for the task "next-token"; arguments and errors as for `windows`.
 
     Example:
         >>> data = next_character({"mary": "to be or not", "percy": "to be a bee"}, length=5)
@@ -102,10 +102,11 @@ def next_character(
 
 
 def read_bible(path: Path) -> list[tuple[str, int, str]]:
-    """Chapters (book, number, text) of Debian's bible.data, verses on lines of their own.
+    """Chapters (book, number, text) of Debian's bible.data, verses on their own lines.
 
-    The file (Chip Chapin's "Bible Retrieval System") holds 84 bytes of title, big-endian the size of a window and the
-    number of windows, where each begins, and the windows: text packed by compress(1), without its header. It is not
+    The file (Chip Chapin's "Bible Retrieval System") holds 84 bytes of title, the size of a window and the number of
+    windows (big-endian), the start of each window, and the windows: text packed by compress(1), without its header. It
+    is not
     shipped: `data.load("bible-kjv")` finds it, see docs/how-to/text.md.
 
     Raises:

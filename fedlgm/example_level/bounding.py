@@ -1,4 +1,4 @@
-"""What a step hands to the sum: bounded per-example gradients, and the same examples' answers to the plan's queries."""
+"""A step's contribution to the sum: bounded per-example gradients and the examples' answers to the plan's queries."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ def bounded_updates(batch: ClippedSum, scaling: Scaling, plan: ReleasePlan) -> B
     """One row for a whole batch, against the gradient: every example's share keeps the scaling's and queries' bounds.
 
     Args:
-        batch: the batch's scaled sum, which is taken over (its sign changes), and the norms that it was scaled by.
+        batch: the batch's scaled sum, which is changed in place (its sign), and the norms used for scaling.
         scaling: the scaling.
-        plan: whose auxiliary queries are answered, each example's answer cut to the query's bound.
+        plan: the plan whose auxiliary queries are answered; each example's answer is clipped to the query's bound.
     """
     return BoundedUpdates(batch.total.neg_()[None], _bounds(scaling, plan), _answers(batch.norms, plan))
 
 
 def bound_gradients(gradients: Tensor, scaling: Scaling, plan: ReleasePlan) -> BoundedUpdates:
-    """The same of given per-example gradients [B, D]: for audits and tests, where no model is trained.
+    """The same for given per-example gradients [B, D], for audits and tests without a model.
 
     An example with NaN or Inf counts as zero.
     """
@@ -37,7 +37,7 @@ def bound_gradients(gradients: Tensor, scaling: Scaling, plan: ReleasePlan) -> B
 
 
 def scaled_sum(gradients: Tensor, scaling: Scaling, layers: LayerTable) -> tuple[Tensor, Tensor]:
-    """Sum [D] of given per-example gradients [B, D] as they are counted, and their norms [B, K], both in float64.
+    """Scaled sum [D] of given per-example gradients [B, D], and their norms [B, K], both in float64.
 
     An example with NaN or Inf counts as zero.
     """

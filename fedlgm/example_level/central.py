@@ -28,7 +28,7 @@ from fedlgm.inputs import Inputs
 from fedlgm.keys import KeyRing
 from fedlgm.mechanisms.base import UsesPrivateNorms
 from fedlgm.mechanisms.method import Method
-from fedlgm.privacy.guarantee import Guarantee
+from fedlgm.privacy.guarantee import Guarantee, caveat_of
 from fedlgm.privacy.ledger import Ledger
 from fedlgm.release import Noising, release
 from fedlgm.transcript import Transcript
@@ -40,15 +40,22 @@ class Trained:
 
     Attributes:
         model: the final weights in the order of the layer table, [D].
-        epsilon: what the ledger proves at the facts' delta, together with everything charged to it before.
-        guarantee: what that epsilon means.
-        steps: releases made.
+        epsilon: the ledger's proven epsilon at the facts' delta, including earlier charges.
+        guarantee: meaning of that epsilon.
+        steps: number of releases.
+        noise_reproducible: whether the noise came from a public seed, with which it can be drawn again.
     """
 
     model: Tensor
     epsilon: float
     guarantee: Guarantee
     steps: int
+    noise_reproducible: bool = False
+
+    def __repr__(self) -> str:
+        standing = f"{self.guarantee.status}{caveat_of(self.noise_reproducible)}"
+        spent = f"epsilon {self.epsilon:.3f} of an {self.guarantee.unit}, {standing}"
+        return f"Trained({self.model.numel()} weights, {self.steps} steps: {spent})"
 
 
 def train(
@@ -67,15 +74,16 @@ def train(
     """Train a model with example-level privacy; its weights are changed in place.
 
     Every step draws a Poisson batch at the rate of the facts, sums the batch's bounded gradients, charges the ledger,
-    adds the plan's noise, divides by the public q N and steps against the result. An empty batch is a step like any
-    other: its release is noise. (epsilon, delta) holds for adding or removing one example, given the ledger's total.
+    adds the plan's noise, divides by the public q N and steps against the result. An empty batch also makes a step, and
+    its release is pure noise. (epsilon, delta) holds for adding or removing one example, given the ledger's total.
 
     Args:
         module: float32 model without state between batches.
         x: inputs [N, ...].
         y: targets [N, ...].
         method: the mechanism on the module's layers, with facts whose population is N and whose rounds are the steps.
-        keys: batches and noise come from here; a seeded ring makes the noise reproducible, which is a simulation.
+        keys: source of batches and noise; with a seeded ring the noise is reproducible, and the run is only a
+            simulation.
         ledger: charged before every release.
         lr: learning rate.
         task: losses per example; None is classification.
@@ -83,8 +91,8 @@ def train(
         progress: called with the number of every finished step.
 
     Raises:
-        ConfigError: a mechanism that bounds clients, a population that is not the data's, or a module without gradients
-            per example.
+        ConfigError: a mechanism that bounds clients, a population that does not match the data, or a module without
+            gradients per example.
     """
     mechanism, facts = method.mechanism, method.facts
     trainer = ExampleTrainer(module, method.layers, mechanism, task=task, exact_sums=exact_sums)
@@ -114,4 +122,6 @@ def train(
         if progress is not None:
             progress(step)
     _, delta = facts.budget()
-    return Trained(trainer.weights, ledger.epsilon(delta, facts.accountant), plan.guarantee, facts.rounds)
+    return Trained(
+        trainer.weights, ledger.epsilon(delta, facts.accountant), plan.guarantee, facts.rounds, not keys.secret
+    )

@@ -22,7 +22,7 @@ from fedlgm.example_level.passes import Pass, Place, Site, Total
 from fedlgm.example_level.pooling import max_pool, suits
 from fedlgm.example_level.rules import rule_for
 from fedlgm.example_level.rules.base import all_finite
-from fedlgm.example_level.scaling import Scaling, of_style, one_by_one
+from fedlgm.example_level.scaling import FlatClip, Scaling, of_style, one_by_one
 from fedlgm.layers import LayerTable
 from fedlgm.training.stack.tape import Memory
 
@@ -33,10 +33,11 @@ PASS_BYTES = 320 << 20
 scaled one by one, so that they also keep what their sums need."""
 STORED_BYTES = 128 << 20
 """Per-example gradients of a micro-batch that may be kept at a time."""
+_BOTH, _EACH = slice(2), (slice(1), slice(1, 2))
 
 
 class ExampleLosses(Protocol):
-    """What the engine needs of a task.
+    """The part of a task that the engine uses.
 
     Example:
         >>> class Squares:
@@ -83,16 +84,16 @@ class ExampleGradients:
     """Per-example gradients of a module, clipped and summed without being kept.
 
     Linear, Conv1d, Conv2d, Embedding, LayerNorm and GroupNorm are fused into the backward pass, parameters shared
-    between layers are added up per example, and every other module with parameters of its own gets per-example
-    gradients from `torch.func`, which is slower and announced once.
+    between layers are summed per example, and every other module with parameters gets per-example gradients from
+    `torch.func`, which is slower; a notice says so once.
 
     Args:
         module: any module whose first dimension is the example and whose examples do not influence each other.
         layers: its layer table; layers may be of any grouping.
         task: losses per example; None is classification.
-        micro_batch: most examples of a pass; None chooses by the size of the activations. It changes the result by
-            rounding only.
-        exact_sums: add the gradients up in float64, which takes longer. The difference of two sums of n examples that
+        micro_batch: maximum number of examples per pass; None chooses by the size of the activations. It affects only
+            rounding.
+        exact_sums: sum the gradients in float64, which takes longer. The difference of two sums of n examples that
             differ in one then moves by at most n^2 2^-52 bounds beyond that example's contribution; in float32 by up to
             n^2 2^-23. Gradients themselves stay in the precision of the parameters.
 
@@ -136,6 +137,7 @@ class ExampleGradients:
         self._places = {key: Place(slot.offset, slot.size, column[slot.offset]) for key, slot in trained.items()}
         _refuse_batch_norm(module)
         self._memory = Memory(self._dtype, next(iter(self._parameters.values())).device)
+        self._shared: set[str] = set()
         self._sites: list[Site | GenericSite] = []
         self._pools: list[Any] = [child for child in module.modules() if suits(child)]
         self._find(module, "")
@@ -173,7 +175,7 @@ class ExampleGradients:
                 most = self._micro_batch or self._choose(inputs, scaling.per_layer)
                 step = math.ceil(batch / math.ceil(batch / most))
                 if not self._probed:
-                    self._probe(inputs)
+                    self._probe(inputs, y)
                 for low in range(0, batch, step):
                     rows = slice(low, min(low + step, batch))
                     self._pass(tuple(value[rows] for value in inputs), y[rows], scaling, total, squares[rows])
@@ -245,7 +247,7 @@ class ExampleGradients:
                 vars(module).pop("forward", None)
 
     def _choose(self, inputs: tuple[Tensor, ...], per_layer: bool) -> int:
-        """Micro-batch by the largest activation of one example, and by what is kept per example."""
+        """Micro-batch size from the largest activation and the kept memory of one example."""
         shapes = (per_layer, *(value.shape[1:] for value in inputs))
         if getattr(self, "_chosen", (None, 0))[0] != shapes:
             seen: list[int] = []
@@ -261,7 +263,7 @@ class ExampleGradients:
             self._chosen = (shapes, step)
         return self._chosen[1]
 
-    def _probe(self, inputs: tuple[Tensor, ...]) -> None:
+    def _probe(self, inputs: tuple[Tensor, ...], y: Tensor) -> None:
         """Refuse modules whose first dimension is not the example, or whose examples influence each other."""
         if len(inputs[0]) < 2:
             return
@@ -269,7 +271,7 @@ class ExampleGradients:
         both = [self._observe(tuple(value[[0, second]] for value in inputs)) for second in (1, 0)]
         assert before == [site.module.training for site in self._sites]
         for (name, one), (_, other) in zip(*both, strict=True):
-            if len(one) != 2:
+            if len(one) != 2 and name not in self._shared:
                 raise ConfigError(
                     f"{name} got {len(one)} rows for a batch of 2: the first dimension must be the example throughout"
                 )
@@ -277,7 +279,31 @@ class ExampleGradients:
                 raise ConfigError(
                     f"examples influence each other before or in {name}: a clipped gradient per example does not exist"
                 )
+        if self._shared:
+            self._require_own_gradients(tuple(value[:2] for value in inputs), y[:2])
         self._probed = True
+
+    def _require_own_gradients(self, inputs: tuple[Tensor, ...], y: Tensor) -> None:
+        """Refuse a model that treats the rows of a shared input differently, such as one that uses only the first.
+
+        The rows hold the same numbers in the forward pass, but each carries the gradient of its own example.
+        """
+        together, *alone = (self._norms(tuple(v[rows] for v in inputs), y[rows]) for rows in (_BOTH, *_EACH))
+        apart = torch.cat(alone)
+        tolerance = 1e-2 * apart.nan_to_num(0.0, 0.0, 0.0).norm(dim=1, keepdim=True)
+        if bool(((together - apart).abs() > tolerance).any()):
+            raise ConfigError(
+                f"the one row that {', '.join(sorted(self._shared))} gets for the whole batch does not reach every "
+                "example alike: give each example a row, as in positions.expand(len(x), -1)"
+            )
+
+    def _norms(self, inputs: tuple[Tensor, ...], y: Tensor) -> Tensor:
+        """Norms of the examples' gradients [n, K], without a sum."""
+        device = next(iter(self._parameters.values())).device
+        squares = torch.zeros(len(y), len(self._layers), dtype=torch.float64, device=device)
+        total = Total(self._layers.size, self._dtype, device)
+        self._pass(inputs, y, one_by_one(FlatClip(1.0)), total, squares)
+        return squares.sqrt()
 
     def _observe(self, inputs: tuple[Tensor, ...]) -> list[tuple[str, Tensor]]:
         """Inputs of the sites and output of the module for a batch, in the order of the calls."""
@@ -287,6 +313,8 @@ class ExampleGradients:
             if isinstance(site, GenericSite):
                 site.observe(2, arguments, named)
             first = (*arguments, *named.values())[:1]
+            if isinstance(site, Site) and isinstance(first[0], Tensor) and site.rule.shares(first[0]):
+                self._shared.add(site.name or "the module")
             seen.extend((site.name or "the module", value) for value in first if isinstance(value, Tensor))
 
         with torch.no_grad(), seeded(0, inputs[0].device), self._patched(_observer([], look)):
@@ -300,7 +328,7 @@ def _bound(call: Callable[..., Any], site: Any) -> Callable[..., Any]:
 
 
 def _observer(sizes: list[int], look: Callable[[Any, tuple[Any, ...], dict[str, Any]], None]) -> Callable[..., Any]:
-    """A forward pass that notes the largest tensors per example and shows the arguments."""
+    """A forward pass that records the largest tensors per example and passes on the arguments."""
 
     def call(site: Any, *arguments: Any, **named: Any) -> Any:
         out = type(site.module).forward(site.module, *arguments, **named)
@@ -344,9 +372,9 @@ def clipped_sum(
     """Sum over examples of clipped gradients, and the per-example norms of every layer.
 
     With `style="per-layer"` layer j of example i is multiplied by min(1, c_j / ||g_ij||), with "flat" the whole
-    gradient by min(1, C / ||g_i||). Where that cuts, the factor is 2^-19 smaller, so that rounding carries no
-    contribution above its bound. One example's contribution has at most the l2 norm sqrt(sum_j c_j^2), or C: the
-    sensitivity of the sum under add-or-remove-one example.
+    gradient by min(1, C / ||g_i||). A factor below 1 is reduced by 2^-19, so that rounding carries no contribution
+    above its bound. One example's contribution has at most the l2 norm sqrt(sum_j c_j^2), or C: the sensitivity of the
+    sum under add-or-remove-one example.
 
     Args:
         module: any module whose first dimension is the example and whose examples do not influence each other.
@@ -362,8 +390,8 @@ def clipped_sum(
         not finite counts as zero.
 
     Raises:
-        ConfigError: bounds out of range, not one target for each input, or a module without gradients per example
-            (BatchNorm in training mode).
+        ConfigError: bounds out of range, unequal numbers of inputs and targets, or a module without gradients per
+            example (BatchNorm in training mode).
 
     Source: Abadi et al. (CCS 2016), Algorithm 1; Lee and Kifer (PoPETs 2021) and Li et al. (ICLR 2022) for ghost norms.
 

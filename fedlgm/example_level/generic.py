@@ -16,8 +16,8 @@ from fedlgm.errors import ConfigError
 class GenericSite:
     """A module without a rule, with everything inside it.
 
-    The parameters are expanded to [n, ...] leaves of the graph, so that autograd itself finds a gradient per example. A
-    module that `torch.func.vmap` cannot take, such as a recurrent one, is called example by example.
+    The parameters are expanded to [n, ...] leaves of the graph, so that autograd computes a gradient per example. A
+    module that `torch.func.vmap` does not support, such as a recurrent one, is called example by example.
 
     Args:
         module: maps tensors whose first dimension is the example to tensors with such a dimension anywhere.
@@ -43,7 +43,7 @@ class GenericSite:
         self._leaves = {}
 
     def observe(self, examples: int, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """Learn which arguments have an example dimension, from a call with a telling number of examples."""
+        """Find which arguments have an example dimension, from a call with a distinctive number of examples."""
         self._batched = self._of_examples(examples, pytree.tree_leaves((arguments, named)))
 
     def call(self, examples: int, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:

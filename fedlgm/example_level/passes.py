@@ -19,7 +19,7 @@ from fedlgm.example_level.scaling import Scaling
 
 @dataclass(frozen=True)
 class Place:
-    """Where a parameter lies: offset and size in the flat vector, and its layer."""
+    """Place of a parameter: offset and size in the flat vector, and its layer."""
 
     offset: int
     size: int
@@ -37,14 +37,14 @@ class Site:
 
 
 class Total:
-    """Sum of the scaled gradients, a flat vector whose parts become zero when they are first added to.
+    """Sum of the scaled gradients, a flat vector whose parts are allocated on first use.
 
-    Until then they take no memory, while the activations of a backward pass still do.
+    Until then they take no memory, while the activations of the backward pass still do.
 
     Args:
         size: D.
-        dtype: of the sums.
-        device: where the parameters are.
+        dtype: dtype of the sums.
+        device: device of the parameters.
     """
 
     def __init__(self, size: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -107,6 +107,8 @@ class Pass:
         if isinstance(site, GenericSite):
             return site.call(len(self._squares), arguments, named)
         (x,) = (*arguments, *named.values())
+        if site.rule.shares(x):
+            x = x.expand(len(self._squares), *x.shape[1:])
         if len(x) != len(self._squares):
             raise ConfigError(
                 f"{site.name} got {len(x)} rows for {len(self._squares)} examples: the first dimension must be the "
@@ -115,7 +117,7 @@ class Pass:
         return _Fused.apply(site.rule.prepare(x), self.anchor, site, self)
 
     def start(self) -> None:
-        """The forward pass is over: how often every parameter is used is known."""
+        """End the forward pass: the number of uses of every parameter is now known."""
         self._started = True
 
     def backward(self, site: Site, use: Use) -> None:
@@ -144,7 +146,7 @@ class Pass:
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Scale and add what had to wait for the end of the backward pass."""
+        """Scale and add the gradients that had to wait for the end of the backward pass."""
         for place, gradients in self._whole.values():
             self._squares[:, place.column] += row_squares(gradients)
         if not self._waiting and not self._whole:
@@ -177,7 +179,7 @@ class Pass:
 
 
 class _PerLayer:
-    """Factors of one site's gradients, each layer by itself; writes the norms down."""
+    """Factors of one site's gradients, layer by layer; records the norms."""
 
     def __init__(self, site: Site, scaling: Scaling, squares: Tensor, dtype: torch.dtype) -> None:
         self._columns, self._scaling, self._squares = [p.column for p in site.places], scaling, squares
@@ -201,12 +203,12 @@ class _PerLayer:
 
 
 def _cast(factors: Tensor, dtype: torch.dtype) -> Tensor:
-    """Factors in the gradients' precision; 0 below its normal numbers, where rounding could double one."""
+    """Factors in the gradients' precision; 0 for subnormal numbers, because rounding could double them."""
     return torch.where(factors < torch.finfo(dtype).tiny, 0.0, factors).to(dtype)
 
 
 class _Fused(torch.autograd.Function):
-    """A layer whose backward pass hands on the input's gradient and keeps the weights' to itself."""
+    """A layer whose backward pass returns the input's gradient and does not expose the weights'."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, anchor: Tensor, site: Site, work: Pass) -> Tensor:  # type: ignore[override]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 def suits(module: nn.Module) -> bool:
-    """Whether a module is such a pooling, in steps of 1 or 2, and nothing else."""
+    """Whether a module is such a pooling, with steps of 1 or 2 and no other options."""
     if type(module) is not nn.MaxPool2d or module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
         return False
     sizes = [value if isinstance(value, tuple) else (value, value) for value in (module.kernel_size, module.stride)]
@@ -69,7 +69,7 @@ def _pairs(x: Tensor, axis: int, step: int) -> tuple[Tensor, Tensor]:
 
 
 def _route(gradient: Tensor, x: Tensor, axis: int, step: int, routed: Tensor) -> Tensor:
-    """The gradient goes to the greater of each pair; written to `routed`, which is like `x`."""
+    """Write the gradient of each pair to the greater element, in `routed`, which is like `x`."""
     first, second = _pairs(x, axis, step)
     to_first, to_second = _pairs(routed, axis, step)
     # The kernel of a threshold is one pass: the gradient where the second is greater.

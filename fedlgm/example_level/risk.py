@@ -1,10 +1,11 @@
-"""Layer risk: how well an adversary tells members by a layer's output, measured on public data alone.
+"""Layer risk: how well an adversary detects members from a layer's output, measured only on public data.
 
 A shadow model of the target's architecture is trained on one part of a public data set. Its layers' outputs for that
-part (members) and for the rest (non-members) train one adversary per layer, whose error rate ER_l says how much the
-layer gives away: 0.5 is a coin toss. `layer_risk` takes no private data, and no model that was trained on it.
+part (members) and for the rest (non-members) train one adversary per layer, whose error rate ER_l measures the layer's
+leakage: 0.5 is a coin toss. These adversaries see only outputs; another one uses the norm of an example's gradient in
+the layer, the quantity that is bounded and noised. `layer_risk` takes no private data and no model trained on it.
 
-Source: LM-DP-SGD paper, Section 4.1 and Algorithm 2; the adversary's layers are not given there.
+Source: LM-DP-SGD paper, Section 4.1 and Algorithm 2; the paper does not give the adversary's layers.
 
 >>> x, y = torch.linspace(-1, 1, 60)[:, None].expand(60, 4), torch.arange(60) // 30
 >>> model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
@@ -53,17 +54,20 @@ class LayerRisk:
         held_out_error: error rate on members and non-members that the adversary has not seen.
         strength: mean of ||g_l|| / ||g|| over public examples' gradients, over the shadow model's training; see
             `fedlgm.queries.LayerStrength`.
+        gradient_error: error rate, on examples that it has not seen, of a threshold on the norm of an example's
+            gradient in the layer: members have smaller ones, because the model fits them.
     """
 
     layer: str
     training_error: float
     held_out_error: float
     strength: float = 1.0
+    gradient_error: float = 0.5
 
 
 @dataclass(frozen=True)
 class ShadowTraining:
-    """How the shadow model and the adversaries are trained.
+    """Training of the shadow model and the adversaries.
 
     Attributes:
         members: share of the public set that the shadow model is trained on.
@@ -99,7 +103,7 @@ def layer_risk(
 ) -> list[LayerRisk]:
     """Error rates of the layers of an architecture, in the order of its layer table.
 
-    A layer without an output of its own (parameters that another module uses) has no adversary: 0.5.
+    A layer without its own output (parameters that another module uses) has no adversary: 0.5.
 
     Args:
         shadow: a freshly initialised model of the target's architecture; it is trained in place on public data.
@@ -108,7 +112,7 @@ def layer_risk(
         keys: splits and batches; initial weights of the adversaries.
         training: how shadow model and adversaries are trained.
         task: a task, its name, or losses per example; None is classification.
-        progress: called with (done, in all, what has been done): passes of the shadow model, then layers.
+        progress: called with (done, total, description): passes of the shadow model, then layers.
 
     Raises:
         ConfigError: too few examples, settings out of range, or a module without gradients per example.
@@ -145,7 +149,44 @@ def layer_risk(
         progress=None if progress is None else lambda done, layer: progress(settings.epochs + done, steps, layer),
     )
     rates = {layer: (min(seen, 0.5), min(unseen, 0.5)) for layer, (seen, unseen) in errors.items()}
-    return [LayerRisk(layer, *rates.get(layer, (0.5, 0.5)), strengths[layer]) for layer in table.names]
+    equal = min(len(inside), len(outside))
+    norms = [_norms(gradients, public_x, public_y, rows[:equal]) for rows in (inside, outside)]
+    by_norm = gradient_errors(norms[0], norms[1], keys.torch_generator(Purpose.PROBE, 4))
+    return [
+        LayerRisk(layer, *rates.get(layer, (0.5, 0.5)), strengths[layer], found)
+        for layer, found in zip(table.names, by_norm, strict=True)
+    ]
+
+
+def gradient_errors(members: Tensor, others: Tensor, stream: torch.Generator) -> list[float]:
+    """Error rate of a threshold on gradient norms for each layer, chosen on one half of the examples for the other.
+
+    Args:
+        members: norms of members' gradients in each layer, [n, L].
+        others: the same for as many non-members, [n, L].
+        stream: random stream of the split.
+
+    Example:
+        >>> members, others = torch.rand(100, 1), torch.rand(100, 1) + 0.9
+        >>> gradient_errors(members, others, torch.Generator().manual_seed(0))[0] < 0.2
+        True
+    """
+    order = torch.randperm(len(members), generator=stream)
+    seen, unseen = order[: len(order) // 2], order[len(order) // 2 :]
+    found = []
+    for j in range(members.shape[1]):
+        places = torch.cat([members[seen, j], others[seen, j]]).sort().values
+        inside, outside = members[seen, j].sort().values, others[seen, j].sort().values
+        below = torch.searchsorted(inside, places, right=True) - torch.searchsorted(outside, places, right=True)
+        threshold = places[below.argmax()]
+        wrong = (members[unseen, j] > threshold).double().mean() + (others[unseen, j] <= threshold).double().mean()
+        found.append(min(float(wrong) / 2, 0.5))
+    return found
+
+
+def _norms(gradients: ExampleGradients, x: Tensor, y: Tensor, rows: Tensor) -> Tensor:
+    """Norms of single examples' gradients in each layer, [n, L]."""
+    return torch.cat([gradients.sum(x[part], y[part], FlatClip(1.0)).norms for part in rows.split(_LOOKED_AT)])
 
 
 def layer_errors(
@@ -167,10 +208,10 @@ def layer_errors(
     Args:
         module: the model.
         x: inputs [N, ...].
-        inside: rows of examples that it was trained on.
-        outside: rows of others.
+        inside: rows of its training examples.
+        outside: rows of other examples.
         keys: splits, batches, projections and initial weights of the adversaries.
-        training: of the adversaries.
+        training: settings of the adversaries.
         progress: called with (layers done, layer).
 
     Example:
@@ -201,14 +242,14 @@ def public_bias_weights(
     "lm-dp-sgd" without error rates they are the paper's weights for convergence, but public.
 
     Args:
-        module: a model of the architecture, at weights that owe nothing to private data.
+        module: a model of the architecture, at weights independent of private data.
         layers: its layers.
         public_x: public inputs [n, ...].
         public_y: public targets [n, ...].
         clip: C.
         task: see `layer_risk`.
 
-    Source: LM-DP-SGD paper, Appendix D.2, where they come from the private batch.
+    Source: LM-DP-SGD paper, Appendix D.2, which computes them from the private batch.
 
     Example:
         >>> x, y = torch.linspace(-1, 1, 20)[:, None], torch.arange(20) // 10

@@ -1,7 +1,7 @@
-"""How much of each example's gradient is counted: clipping, normalisation and reweighting as factors per layer.
+"""Scaling of each example's gradient: clipping, normalisation and reweighting as factors per layer.
 
 An example i with layer gradients g_1 .. g_K contributes sum_j f_ij g_ij. A `Scaling` turns the norms ||g_ij|| into the
-factors f_ij and states the bound that the contribution then keeps, whatever the norms are.
+factors f_ij and states a bound of the contribution that holds for all norms.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Scaling(Protocol):
 
 
 class _OneByOne:
-    """A scaling that is given one example at a time."""
+    """A scaling called with one example at a time."""
 
     def __init__(self, scaling: Scaling) -> None:
         self.scaling, self.per_layer = scaling, scaling.per_layer
@@ -98,13 +98,13 @@ def _rows(made: Callable[[Tensor], Tensor], norms: Tensor) -> Tensor:
 
 
 def one_by_one(scaling: Scaling) -> Scaling:
-    """The scaling as gradients are counted by it: a user's own sees one example at a time, this package's see batches.
+    """The scaling to apply: a user's is called with one example at a time, this package's with batches.
 
-    A factor that depends on other examples' norms (clipping to the batch's median) has no bound that one example
-    keeps: adding it would move the other examples' factors, too.
+    A factor that depends on other examples' norms (clipping to the batch's median) has no per-example bound: adding one
+    example would also move the other examples' factors.
 
     Args:
-        scaling: of a mechanism.
+        scaling: a mechanism's scaling.
 
     Example:
         >>> class Median(PerLayerClip):
@@ -120,10 +120,10 @@ def one_by_one(scaling: Scaling) -> Scaling:
 
 
 def clip_factors(norms: Tensor, bound: float | Tensor) -> Tensor:
-    """min(1, c / norm), times 1 - 2^-19 where it cuts; 1 for an infinite bound, 0 for a bound of 0.
+    """min(1, c / norm), times 1 - 2^-19 if it clips; 1 for an infinite bound, 0 for a bound of 0.
 
-    For gradients of examples, in tensors on any device; `fedlgm.aggregation.clip_factors` is that of clients' updates,
-    whose sums are longer and so need a larger margin.
+    This is for gradients of examples, in tensors on any device; for clients' updates see
+    `fedlgm.aggregation.clip_factors`, whose sums have more terms and need a larger margin.
 
     Args:
         norms: l2 norms, of any shape.
@@ -144,7 +144,7 @@ def check_bounds(bounds: Sequence[float] | np.ndarray, layers: int | None = None
 
     Args:
         bounds: one per layer.
-        layers: K, where it is known.
+        layers: K, if known.
 
     Raises:
         ConfigError: a bound that is negative, NaN or too small for norms in float32, or not one bound per layer.
@@ -164,7 +164,7 @@ def check_bounds(bounds: Sequence[float] | np.ndarray, layers: int | None = None
 
 @dataclass(frozen=True)
 class PerLayerClip:
-    """f_ij = min(1, c_j / ||g_ij||): every layer is clipped to a bound of its own.
+    """f_ij = min(1, c_j / ||g_ij||): every layer is clipped to its own bound.
 
     Attributes:
         clip: one bound c_j per layer.
@@ -206,7 +206,7 @@ class PerLayerClip:
 
 
 class _Whole:
-    """A scaling that looks at the norm of the whole gradient; its bound C holds for each layer, too."""
+    """A scaling by the norm of the whole gradient; its bound C also holds for each layer."""
 
     per_layer = False
     clip: float
@@ -263,7 +263,7 @@ class AutoS(_Whole):
     """f_i = C / (||g_i|| + gamma): Auto-S (Bu et al., NeurIPS 2023), equal to NSGD (Yang et al., 2022).
 
     Attributes:
-        clip: C, the bound that the contribution stays below; the papers put it into the learning rate.
+        clip: C, the bound that the contribution stays below; the papers absorb it into the learning rate.
         gamma: stabiliser, 0.01 in the paper.
 
     Raises:
@@ -327,7 +327,7 @@ class Reweighted:
 
     Attributes:
         clip: C.
-        weights: w_j >= 0 with sum_j w_j^2 = 1 (at most: no layer is then counted more).
+        weights: w_j >= 0 with sum_j w_j^2 = 1 (or below 1).
 
     Raises:
         ConfigError: C out of range or infinite, or other weights.

@@ -1,4 +1,4 @@
-"""Steps of example-level training: Poisson batches, bounded sums of gradients, and local steps that clients noise."""
+"""Steps of example-level training: Poisson batches, bounded gradient sums, and local steps with clients' own noise."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ from fedlgm.plan import ReleasePlan
 from fedlgm.release import local_release
 from fedlgm.training import FlatOptimizer
 from fedlgm.trial import TRIED, moderate, try_examples, try_step
+from fedlgm.upload_caps import within_caps
 
 
 class ExampleTrainer:
     """Bounds and adds up examples' gradients as a mechanism's plan says, in one resident model.
 
-    Before its first sum it tries model and task on a few of the examples (`fedlgm.trial`), whatever they are trained
-    by, and again at some later steps: a model whose examples influence each other has no gradient that clipping bounds.
+    Before its first sum and at some later steps it tests model and task on a few of the examples (`fedlgm.trial`): if
+    examples influence each other, clipping bounds no example's effect.
 
     Args:
         module: float32 model without state between batches; taken over by the trainer.
@@ -80,7 +81,7 @@ class ExampleTrainer:
         self._random = random.Random()  # not the run's: what a run draws does not depend on when it is tried
 
     def sum(self, x: Inputs, y: Tensor, rows: Tensor, plan: ReleasePlan) -> BoundedUpdates:
-        """What a batch contributes to the step's sum at the current `weights`: against the gradient, [1, D].
+        """A batch's contribution to the step's sum at the current `weights`, the negative gradient, [1, D].
 
         One example changes it by at most the plan's bounds in l2 norm, and the auxiliary queries' answers by theirs.
 
@@ -103,7 +104,7 @@ class ExampleTrainer:
         return private_figures(self._gradients, self._mechanism, self.layers, *self._batch(x, y, rows))
 
     def _try(self, x: Inputs, y: Tensor) -> None:
-        """Try model and task: at once, and in the n-th sum with probability 1/n, some ten times in ten thousand."""
+        """Test model and task: in the first sum, and in the n-th with probability 1/n, about ten times in 10,000."""
         self._sums += 1
         if self._tried < min(len(y), 2):  # one example shows less than two
             self._tried = min(len(y), TRIED)
@@ -124,13 +125,13 @@ class ExampleTrainer:
 def private_figures(
     gradients: ExampleGradients, mechanism: Mechanism, layers: LayerTable, x: Inputs, y: Tensor
 ) -> np.ndarray:
-    """What a published, NOT PRIVATE variant plans by, float64 [rows, K]. PRIVATE.
+    """The figures from which a published, NOT PRIVATE variant plans, float64 [rows, K].
 
-    The raw layer norms of the examples' gradients [n, K] without those that are not finite, or the mechanism's own
-    figures (`UsesPrivateSums`).
+    PRIVATE. They are the raw layer norms of the examples' gradients [n, K] without those that are not finite, or the
+    mechanism's own figures (`UsesPrivateSums`).
 
     Args:
-        gradients: of the model.
+        gradients: the model's per-example gradients.
         mechanism: the published variant.
         layers: its table.
         x: inputs [n, ...].
@@ -163,8 +164,8 @@ def poisson_rows(keys: KeyRing, examples: int, rate: float, *path: int) -> Tenso
 def batch_keys(keys: KeyRing, digest: bytes) -> KeyRing:
     """Ring of the batches drawn from data with this digest.
 
-    Of a secret ring it depends on the data: a step that is made again with other data is another release, whose batch
-    must be drawn independently for sampling to amplify it. The ring of a public seed stays as it is.
+    For a secret ring it depends on the data: repeating a step with other data is another release, whose batch must be
+    drawn independently for sampling to amplify it. The ring of a public seed is unchanged.
 
     Example:
         >>> seeded, secret = KeyRing.from_seed(1), KeyRing.from_seed(None)
@@ -202,24 +203,24 @@ def local_steps(
 ) -> tuple[Tensor, str]:
     """A client's round of private steps: each samples a Poisson batch, bounds, adds its own noise and moves the model.
 
-    What it returns is a function of the steps' noisy sums alone, so it is private for the client's examples by the
+    The result is a function of the steps' noisy sums alone, so it is private for the client's examples by the
     composition of `plan.event`, under adding or removing one of them. A client without data makes the same steps.
-    `clients.ExampleClient` calls it; docs/how-to/example-level.md has a run.
+    `clients.example_level.ExampleSteps` calls it; docs/how-to/example-level.md has a run.
 
     Args:
-        trainer: of the plan's layers.
+        trainer: trainer for the plan's layers.
         settings: optimizer, learning rate and momentum of the steps.
         model: the global model [D].
         data: the client's inputs [n, ...], targets [n, ...] and `digest_of` them.
         plan: the round's plan, with `facts.steps`.
-        keys: the client's ring, derived from all that the release depends on besides its data.
+        keys: the client's ring, derived from everything but the data that the release depends on.
         round: round number.
         client: the client's number.
         backend: see `release`.
 
     Returns:
         The private update [plan.size] float64 (the released layers' change, then the mean answer to each auxiliary
-        query), and the name of its noise for the client's record of releases.
+        query) within the public caps of `upload_caps`, and the name of its noise for the client's record of releases.
 
     Raises:
         ConfigError: a plan without local steps.
@@ -245,7 +246,7 @@ def local_steps(
         answers -= against[released:].cpu().double() / steps.count
         names.update(name.encode())
     change = (trainer.weights - model).cpu().double()
-    if plan.released.all() and not len(answers):
-        return change, names.hexdigest()[:32]
-    views = plan.layers.split(change)
-    return torch.cat([*(views[j] for j in plan.indices), answers]), names.hexdigest()[:32]
+    if not plan.released.all() or len(answers):
+        views = plan.layers.split(change)
+        change = torch.cat([*(views[j] for j in plan.indices), answers])
+    return within_caps(change, plan), names.hexdigest()[:32]

@@ -1,13 +1,14 @@
 """Every mechanism under one registry: `get(name, **options)`, `names()`, `register(name, kind)`.
 
-A mechanism is a frozen dataclass derived from `Mechanism` whose fields are its options. One of your own needs no change
-here: pass it as an object, call `register`, or name it in a recipe as "package.module:Class". If its plans have another
-multiplier than the run's, it overrides `costs`, too. `fedlgm.testing.check_mechanism` checks it. The papers' names:
-docs/references.md.
+A mechanism is a frozen dataclass derived from `Mechanism` whose fields are its options. To use your own, pass it as an
+object, call `register`, or name it in a recipe as "package.module:Class". If its plans use multipliers other than the
+run's, also override `costs`. `fedlgm.testing.check_mechanism` checks it. docs/references.md lists the papers.
 """
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Mapping
 from typing import Any
 
 from fedlgm import allocation
@@ -15,7 +16,6 @@ from fedlgm.errors import ConfigError, alternatives
 from fedlgm.extension import load_object
 from fedlgm.mechanisms import group_noise
 from fedlgm.mechanisms import options as _options
-from fedlgm.mechanisms.adapldp import AdapLDP
 from fedlgm.mechanisms.adaptive import AdaptiveAllocation
 from fedlgm.mechanisms.base import (
     BoundsExamples,
@@ -26,30 +26,33 @@ from fedlgm.mechanisms.base import (
     code_of,
 )
 from fedlgm.mechanisms.dp_sgd import DPSGD, PSACSGD, NormalisedSGD, PlainSGD, PublishedDPSGD
-from fedlgm.mechanisms.dpa import DynamicPrivacyAllocation
-from fedlgm.mechanisms.full_dp import FullDP
 from fedlgm.mechanisms.inid import gaussian_inid, laplace_inid
 from fedlgm.mechanisms.ladp import LaDP
-from fedlgm.mechanisms.ladp_published import PublishedLaDP
 from fedlgm.mechanisms.layerwise_gaussian import FlatGaussian, LayerwiseGaussian, NoPrivacy, PublishedMedClip
 from fedlgm.mechanisms.risk_aware import LMDPSGD, PublishedLMDPSGD
-from fedlgm.mechanisms.sensitive import SensitiveDP
-from fedlgm.mechanisms.time_varying import TimeVaryingDP
 from fedlgm.privacy.guarantee import Unit
 
-_REGISTRY: dict[str, dict[str, type[Mechanism]]] = {}
+_PAPERS = {
+    "full-dp": "fedlgm.papers.ladp.full_dp:FullDP",
+    "time-varying": "fedlgm.papers.ladp.time_varying:TimeVaryingDP",
+    "sensitive": "fedlgm.papers.ladp.sensitive:SensitiveDP",
+    "dpa": "fedlgm.papers.ladp.dpa:DynamicPrivacyAllocation",
+    "adapldp": "fedlgm.papers.ladp.adapldp:AdapLDP",
+}
+"""Mechanisms that one paper's tables alone need, imported on first use; all of them protect clients."""
+_REGISTRY: dict[str, Mapping[str, type[Mechanism] | str]] = {}
 
 
 def register(name: str, kind: type[Mechanism], published: type[Mechanism] | None = None) -> None:
-    """Make a mechanism known by a name, for recipes, `fedlgm compare` and `get`.
+    """Register a mechanism under a name, for recipes, `fedlgm compare` and `get`.
 
     Args:
         name: the name in recipes.
         kind: class of its sound variant, a frozen dataclass derived from `Mechanism`.
-        published: class of the variant that runs a paper's text literally where that is not private.
+        published: class of the variant that runs a paper's algorithm literally, if that is not private.
 
     Raises:
-        ConfigError: the name is taken by another class, or `kind` is no mechanism.
+        ConfigError: another class has the name, or `kind` is not a mechanism.
 
     Example:
         >>> register("gaussian", FlatGaussian)  # as it is registered already
@@ -62,25 +65,26 @@ def register(name: str, kind: type[Mechanism], published: type[Mechanism] | None
         if not (isinstance(known, type) and issubclass(known, Mechanism)):
             raise ConfigError(f"a mechanism is a class derived from fedlgm.Mechanism, got {known!r}")
         if known.unit == "example" and not issubclass(known, BoundsExamples):
-            raise ConfigError(f"a mechanism of unit 'example' is derived from BoundsExamples, too, got {known!r}")
-    entry = {"sound": kind} | ({"published": published} if published else {})
+            raise ConfigError(f"a mechanism of unit 'example' must also be derived from BoundsExamples, got {known!r}")
+    entry: Mapping[str, type[Mechanism] | str] = {"sound": kind, **({"published": published} if published else {})}
     if _REGISTRY.setdefault(name, entry) != entry:
         raise ConfigError(f"there is a mechanism {name!r} already: choose another name")
 
 
+def register_rule(name: str) -> None:
+    """Register an allocation rule as a mechanism of the same name; `fedlgm.allocation.register` calls this."""
+    register(name, LayerwiseGaussian, PublishedMedClip)
+
+
 for _name in allocation.names():
-    register(_name, LayerwiseGaussian, PublishedMedClip)
+    register_rule(_name)
 for _name in group_noise.names():
     register(_name, group_noise.GroupNoise)
 register("gaussian", FlatGaussian)
 register("adaptive", AdaptiveAllocation)
 register("none", NoPrivacy)
-register("ladp", LaDP, PublishedLaDP)
-register("full-dp", FullDP)
-register("time-varying", TimeVaryingDP)
-register("sensitive", SensitiveDP)
-register("dpa", DynamicPrivacyAllocation)
-register("adapldp", AdapLDP)
+_REGISTRY["ladp"] = {"sound": LaDP, "published": "fedlgm.papers.ladp.published:PublishedLaDP"}
+_REGISTRY |= {name: {"sound": reference} for name, reference in _PAPERS.items()}
 register("dp-sgd", DPSGD, PublishedDPSGD)
 register("auto-s", NormalisedSGD)
 register("dp-psac", PSACSGD)
@@ -92,17 +96,17 @@ def names(unit: Unit | None = "client") -> tuple[str, ...]:
     """Registered mechanism names.
 
     Args:
-        unit: "client" or "example": those that protect that unit; None: all.
+        unit: only mechanisms that protect this unit, "client" or "example"; None: all.
 
     Example:
         >>> "dp-sgd" in names(), "dp-sgd" in names("example")
         (False, True)
     """
-    return tuple(name for name in _REGISTRY if unit in (None, unit_of(name)))
+    return tuple(name for name in _REGISTRY if unit in (None, "client" if name in _PAPERS else unit_of(name)))
 
 
 def is_private(name: str) -> bool:
-    """Whether the mechanism `name` has a budget at all: False for `none` and `sgd`, which no epsilon changes.
+    """Whether the mechanism `name` has a budget: False for `none` and `sgd`, which ignore epsilon.
 
     Raises:
         ConfigError: unknown name.
@@ -111,11 +115,11 @@ def is_private(name: str) -> bool:
         >>> is_private("gaussian"), is_private("none")
         (True, False)
     """
-    return not issubclass(next(iter(_variants(name).values())), NoPrivacy)
+    return not issubclass(_kind(name, "sound"), NoPrivacy)
 
 
 def unit_of(name: str) -> Unit:
-    """Whose data a neighbour changes for the mechanism `name`.
+    """Unit of privacy of the mechanism `name`.
 
     Raises:
         ConfigError: unknown name.
@@ -124,11 +128,11 @@ def unit_of(name: str) -> Unit:
         >>> unit_of("gaussian"), unit_of("dp-sgd")
         ('client', 'example')
     """
-    return next(iter(_variants(name).values())).unit
+    return _kind(name, "sound").unit
 
 
 def options(name: str, variant: str | None = None) -> tuple[str, ...]:
-    """Option names that `get(name, ...)` takes, besides `variant`: those of one variant, or of any.
+    """Option names of `get(name, ...)` besides `variant`, for one variant or all of them.
 
     Raises:
         ConfigError: unknown name or variant.
@@ -137,7 +141,7 @@ def options(name: str, variant: str | None = None) -> tuple[str, ...]:
         >>> options("gaussian"), "weights" in options("lm-dp-sgd", "published")
         (('bound',), True)
     """
-    kinds = _variants(name).values() if variant is None else (_kind(name, variant),)
+    kinds = [_kind(name, known) for known in (_variants(name) if variant is None else (variant,))]
     return tuple(dict.fromkeys(option for kind in kinds for option in _options.names(kind)))
 
 
@@ -146,8 +150,8 @@ def get(name: str, *, variant: str = "sound", **values: Any) -> Mechanism:
 
     Args:
         name: a registered name, or "package.module:Class" for one that is not.
-        variant: "sound", or "published" where a paper's text is not private.
-        values: its options.
+        variant: "sound", or "published" if a paper's algorithm is not private.
+        values: options of the mechanism.
 
     Example:
         >>> get("snr-consistent", bound=0.5).bound
@@ -166,15 +170,22 @@ def _kind(name: str, variant: str) -> type[Mechanism]:
     variants = _variants(name)
     if variant not in variants:
         raise ConfigError(f"{name} has no variant {variant!r}; known: {', '.join(variants)}")
-    return variants[variant]
+    kind = variants[variant]
+    if isinstance(kind, str):
+        kind = load_object(kind, what="mechanism")
+    if inspect.isfunction(kind):  # an allocation rule, which `allocation.shares` finds by the same reference
+        kind = LayerwiseGaussian
+    if not (isinstance(kind, type) and issubclass(kind, Mechanism)):
+        raise ConfigError(
+            f"mechanism {name!r} is neither a class derived from fedlgm.Mechanism nor an allocation rule, a function "
+            "(bounds, sizes) -> shares"
+        )
+    return kind
 
 
-def _variants(name: str) -> dict[str, type[Mechanism]]:
+def _variants(name: str) -> Mapping[str, type[Mechanism] | str]:
     if ":" in name:
-        kind = load_object(name, what="mechanism")
-        if not (isinstance(kind, type) and issubclass(kind, Mechanism)):
-            raise ConfigError(f"mechanism {name!r} is not a class derived from fedlgm.Mechanism")
-        return {"sound": kind}
+        return {"sound": name}
     if name not in _REGISTRY:
         raise ConfigError(
             f"unknown mechanism {name!r}; {alternatives(name, _REGISTRY, 'your own as package.module:Class')}"

@@ -1,10 +1,10 @@
-"""Noise in proportion to the released model's weights: a split over the layers that follows what was released.
+"""Noise in proportion to the released model's weights: an allocation that follows past releases.
 
-sum_j s_j^2 / sigma_j^2 = 1 / sigma_*^2 in every round, whatever the shares are, so a round costs exactly one Gaussian
+sum_j s_j^2 / sigma_j^2 = 1 / sigma_*^2 in every round for all shares, so a round costs exactly one Gaussian
 mechanism of the run's multiplier. Shares are functions of released models: post-processing, which costs nothing, and
 ordinary adaptive composition of releases of one fixed multiplier applies (docs/guarantees.md).
 
-What it is worth, measured, and what else was tried: docs/results/adaptive.md.
+docs/results/adaptive.md has measurements and other attempts.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ class AdaptiveAllocation(Mechanism):
 
         t_j ~ s_j^2 d_j / ||x_j||^2,    that is sigma_j in proportion to ||x_j|| / sqrt(d_j),
 
-    so that noise is equally large in relation to every layer's weights. Let p be the last round's shares: the next ones
-    are p_j^memory t_j^(1 - memory), normalised, and sigma_j = sigma_* s_j / sqrt(p_j). The first round takes the
+    so that the noise is equally large relative to every layer's weights. If p are the last round's shares, the next
+    ones are p_j^memory t_j^(1 - memory), normalised, and sigma_j = sigma_* s_j / sqrt(p_j). The first round takes the
     target of the initial model, which is public; for equal weights that is the "uniform" rule. Shares are slow because
-    noise that is correlated over rounds cancels only between equal scales, and because a split that jumps from round to
-    round costs accuracy. Noise makes weights larger, yet cannot run away: were there nothing else in the layers, the
-    target would be the present split.
+    correlated noise cancels only between equal scales, and because a split that jumps from round to round costs
+    accuracy. Noise enlarges weights without a runaway effect: if the layers held only noise, the target would be the
+    present split.
 
     Neighbouring relation, unit and trust are the run's, as for every rule of `fedlgm.allocation`.
 
     Attributes:
         bound: l2 bound S > 0 of one client's update.
         memory: weight of the last round's shares in [0, 1]; 1 keeps the first round's.
-        span: >= 1; a target is cut to within this factor of the targets' geometric mean before it is averaged. With 8
+        span: >= 1; a target is cut to within this factor of the targets' geometric mean before it is averaged. With 8,
             small layers get so little of the budget that accuracy falls behind fixed rules.
 
     Example:
@@ -82,7 +82,7 @@ class AdaptiveAllocation(Mechanism):
         return ReleasePlan(layers, clip, sigma, facts, Guarantee("proven", _PROVEN))
 
     def _target(self, layers: LayerTable, clip: np.ndarray, transcript: Transcript) -> np.ndarray:
-        """Shares that the last released model asks for, positive, [K]."""
+        """Target shares from the last released model, positive, [K]."""
         weights = layers.squared_norms(transcript.models[-1]).numpy() / layers.sizes
         target = within(clip**2, weights, self.span)
         return np.asarray(target / target.sum())

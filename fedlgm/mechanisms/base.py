@@ -1,4 +1,4 @@
-"""What every mechanism is: a pure plan made of public configuration and past released outputs."""
+"""The interface of mechanisms: a pure plan from public configuration and past releases."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 from torch import Tensor
 
-from fedlgm import privacy
 from fedlgm.errors import ConfigError
 from fedlgm.extension import users_code
 from fedlgm.facts import RunFacts
@@ -31,7 +30,7 @@ class Mechanism:
     """Base of all mechanisms.
 
     Subclasses are frozen dataclasses whose fields are the options a recipe may set. `plan` must be pure: equal
-    arguments give equal plans, and no client's data is among them. Neighbouring relation and trust are those of the
+    arguments give equal plans, and no argument holds a client's data. Neighbouring relation and trust are those of the
     run's facts.
 
     Example:
@@ -67,7 +66,7 @@ class Mechanism:
         """Subclasses check their options here."""
 
     def table(self, layers: LayerTable) -> LayerTable:
-        """The layers as this mechanism sees them (the flat mechanism sees one)."""
+        """The layers that this mechanism uses (the flat mechanism merges them into one)."""
         return layers
 
     def calibrate(self, facts: RunFacts) -> float:
@@ -79,25 +78,15 @@ class Mechanism:
             facts: the run's facts, their `noise_multiplier` not yet known.
 
         Raises:
-            ConfigError: facts that the mechanism cannot work with; this is where it says so, before anything runs.
+            ConfigError: facts that the mechanism does not support, reported before anything runs.
             PrivacyError: no finite noise meets the budget.
         """
-        epsilon, delta = facts.budget()
-        if not facts.separate_rounds:
-            return privacy.whole_run.whole_run(facts).calibrate(epsilon, delta, facts.accountant)
-        return privacy.accounting.calibrate(
-            epsilon,
-            delta,
-            steps=facts.noisy_sums,
-            sampling_rate=facts.accounted_rate,
-            relation=facts.relation,
-            accountant=facts.accountant,
-        )
+        return facts.process.calibrate()
 
     def costs(self, layers: LayerTable, rounds: int) -> np.ndarray:
         """(sigma_* / sigma_eff)^2 of each round: its cost relative to a release at the run's multiplier, [rounds].
 
-        To be given by mechanisms whose plans differ from that multiplier; clients under local trust go by it.
+        Mechanisms whose plans use other multipliers override this; clients under local trust rely on it.
 
         Args:
             layers: `self.table(...)` of the model's layers.
@@ -106,7 +95,7 @@ class Mechanism:
         return np.ones(rounds)
 
     def check_run(self, layers: LayerTable, facts: RunFacts) -> None:
-        """Refuse a run that is one mechanism as a whole if this mechanism's rounds do not make one.
+        """Refuse a run that is charged as one mechanism if this mechanism does not support that.
 
         Args:
             layers: `self.table(...)` of the model's layers.
@@ -127,8 +116,8 @@ class Mechanism:
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
         """The next round's release.
 
-        Past releases may change how noise is spread, not how much of it there is (`effective_multiplier`): composition
-        is proven for costs that are fixed beforehand.
+        Past releases may change the allocation of the noise, but not its total (`effective_multiplier`): composition
+        is proven for costs that are fixed in advance.
 
         Args:
             layers: `self.table(...)` of the model's layers.
@@ -139,7 +128,7 @@ class Mechanism:
 
 
 class BoundsExamples(ABC):
-    """What a mechanism of unit "example" has besides its plans, which say `bounded_by = "trainer"`.
+    """Interface of mechanisms of unit "example", whose plans have `bounded_by = "trainer"`.
 
     Example:
         >>> from fedlgm import Sampling, mechanisms
@@ -151,14 +140,14 @@ class BoundsExamples(ABC):
 
     @abstractmethod
     def scaling(self, plan: ReleasePlan) -> Scaling:
-        """How the gradients of a step's examples are counted, within the plan's bounds; pure, like the plan.
+        """Scaling of the gradients of a step's examples, within the plan's bounds; pure, like the plan.
 
-        A layer that the plan does not release counts 0.
+        A layer that the plan does not release gets the factor 0.
         """
 
 
 class UsesPrivateNorms:
-    """A published variant whose plan looks at the cohort's private layer norms first. NOT PRIVATE.
+    """A published variant whose plan depends on the cohort's private layer norms. NOT PRIVATE.
 
     Example:
         >>> from fedlgm import Sampling, mechanisms
@@ -175,9 +164,9 @@ class UsesPrivateNorms:
 
 
 class UsesPrivateSums(UsesPrivateNorms):
-    """A published variant whose plan looks at sums of the batch's gradients, in the place of norms. NOT PRIVATE.
+    """A published variant whose plan depends on sums of the batch's gradients instead of norms. NOT PRIVATE.
 
-    All examples must be one party's: figures of parts of a batch do not add up.
+    One party must hold all examples, because figures of partial batches cannot be combined.
 
     Example:
         >>> from fedlgm import mechanisms
@@ -187,11 +176,11 @@ class UsesPrivateSums(UsesPrivateNorms):
     """
 
     def looks(self, layers: int) -> tuple[Scaling, ...]:
-        """How the gradients are counted in the sums that it looks at."""
+        """Scalings of the gradient sums that it uses."""
         raise NotImplementedError
 
     def figures(self, layers: LayerTable, sums: Sequence[Tensor], examples: int) -> np.ndarray:
-        """What `plan_from_private_norms` takes, [rows, K].
+        """Argument of `plan_from_private_norms`, [rows, K].
 
         Args:
             layers: the mechanism's table.
@@ -202,7 +191,7 @@ class UsesPrivateSums(UsesPrivateNorms):
 
 
 class UsesPrivateUpdates:
-    """A published variant by which every client plans from its own raw update. NOT PRIVATE.
+    """A published variant in which every client plans from its own raw update. NOT PRIVATE.
 
     Example:
         >>> import torch
@@ -228,17 +217,16 @@ class UsesPrivateUpdates:
             model: the global model that it started from [D].
 
         Returns:
-            The plan by which this client bounds and noises, an `UnprotectedPlan`, and figures by name, each [K], which
-            are logged as diagnostics.
+            This client's plan, an `UnprotectedPlan`, and figures by name, each [K], which are logged as diagnostics.
         """
         raise NotImplementedError
 
 
 def require_mechanism(found: Any) -> Mechanism:
-    """What a user passed as a mechanism, if it is one.
+    """The user's object, checked to be a mechanism.
 
     Raises:
-        ConfigError: it is something else, such as the class itself.
+        ConfigError: it is not a mechanism, for example the class instead of an object.
     """
     if not isinstance(found, Mechanism) or not isinstance(getattr(found, "name", None), str):
         what = f"the class {found.__name__}" if isinstance(found, type) else type(found).__name__
@@ -254,7 +242,7 @@ def code_of(kind: type[Mechanism], name: str) -> AbstractContextManager[None]:
 
     Args:
         kind: the mechanism's class.
-        name: the mechanism's, for the message.
+        name: the mechanism's name, for the message.
     """
     if kind.__module__.startswith("fedlgm."):
         return nullcontext()
@@ -265,7 +253,7 @@ def check_positive(owner: str, **values: float) -> None:
     """Refuse options that are not finite and positive.
 
     Raises:
-        ConfigError: it names the option.
+        ConfigError: the message names the option.
     """
     for option, value in values.items():
         if not (np.isfinite(value) and value > 0):
@@ -276,7 +264,7 @@ def check_share(owner: str, **values: float) -> None:
     """Refuse options outside (0, 1).
 
     Raises:
-        ConfigError: it names the option.
+        ConfigError: the message names the option.
     """
     for option, value in values.items():
         if not 0 < value < 1:

@@ -1,8 +1,8 @@
 """DP-SGD: one step is one release of clipped per-example gradients; the unit of privacy is an example.
 
-Where the server adds the noise, a round of the facts is a step, the population is the number of examples and the
-sampling rate is that of a step's batch. Where clients add it (`facts.steps`), a round is a client's local steps. Either
-way a plan says what one step's sum is bounded and noised by.
+If the server adds the noise, a round of the facts is a step, the population is the number of examples and the
+sampling rate is that of a step's batch. If clients add it (`facts.steps`), a round consists of a client's local steps.
+In both cases the plan gives the bounds and the noise of one step's sum.
 
 Source: Abadi et al. (CCS 2016); Bu et al. (NeurIPS 2023) for Auto-S, equal to NSGD (Yang et al., 2022); Xia et al.
 (AAAI 2023) for DP-PSAC; SNR-consistent allocation paper, Table 2, for the allocations.
@@ -46,7 +46,7 @@ def example_plan(layers: LayerTable, facts: RunFacts, reason: str = _PROVEN, **r
         release: `clip`, `sigma` and, if there are any, `queries` and `notes` of `ReleasePlan`.
 
     Raises:
-        ConfigError: facts by which a step does not sample its examples by Poisson.
+        ConfigError: facts without Poisson sampling of the examples of a step.
 
     Example:
         >>> from fedlgm import Sampling
@@ -55,10 +55,10 @@ def example_plan(layers: LayerTable, facts: RunFacts, reason: str = _PROVEN, **r
         >>> plan.bounded_by, plan.guarantee.unit, plan.effective_multiplier
         ('trainer', 'example', 2.0)
     """
-    if facts.steps is None and (facts.trust != "central" or facts.sampling.scheme != "poisson"):
+    if not facts.steps and (facts.noised_by.uploads_released or facts.sampling.scheme != "poisson"):
         raise ConfigError(
             "an example-level step samples its examples by Poisson, and the server (trust = 'central') or each client "
-            "by itself (facts.steps) adds the noise"
+            "(facts.steps) adds the noise"
         )
     guarantee = Guarantee("proven", f"{reason}, {_EXACT}", unit="example")
     return ReleasePlan(layers, facts=facts, guarantee=guarantee, bounded_by="trainer", **release)
@@ -79,7 +79,7 @@ class DPSGD(LayerwiseGaussian, BoundsExamples):
 
     Attributes:
         bound: l2 bound C of one example's contribution.
-        style: "flat" (the whole gradient is clipped) or "per-layer" (every layer to a bound of its own).
+        style: "flat" (the whole gradient is clipped) or "per-layer" (every layer to its own bound).
         allocation: for "per-layer", how the noise is spread over the layers; see `fedlgm.allocation`.
         clip: for "per-layer", how C is spread over the layers; this and what follows as in `LayerwiseGaussian`, with
             examples in the place of clients.
@@ -94,7 +94,7 @@ class DPSGD(LayerwiseGaussian, BoundsExamples):
         super().__post_init__()
         if self.style in ("auto-s", "nsgd", "dp-psac"):
             name = "auto-s" if self.style == "nsgd" else self.style
-            raise ConfigError(f"{self.name}: {self.style!r} is a mechanism of its own: mechanism.name = {name!r}")
+            raise ConfigError(f"{self.name}: {self.style!r} is a separate mechanism: mechanism.name = {name!r}")
         if self.style not in _STYLES:
             raise ConfigError(f"{self.name}: unknown style {self.style!r}; known: {', '.join(_STYLES)}")
         if self.allocation not in allocations():
@@ -106,7 +106,7 @@ class DPSGD(LayerwiseGaussian, BoundsExamples):
             )
 
     def table(self, layers: LayerTable) -> LayerTable:
-        """The layers, or all merged into one where the gradient is bounded as a whole."""
+        """The layers, merged into one if the gradient is bounded as a whole."""
         return layers if self.style == "per-layer" else layers.merged()
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
@@ -125,10 +125,10 @@ class DPSGD(LayerwiseGaussian, BoundsExamples):
 
 
 def check_batch_is_seen(name: str, facts: RunFacts) -> None:
-    """Refuse steps that clients noise themselves for a variant that plans every step from its batch.
+    """Refuse clients' own noisy steps for a variant that plans every step from its batch.
 
     Raises:
-        ConfigError: there are such steps.
+        ConfigError: the facts have such steps.
     """
     if facts.steps is not None:
         raise ConfigError(f"{name}: variant = 'published' plans every step from its batch: use trust = 'central'")
@@ -140,7 +140,7 @@ class PublishedDPSGD(DPSGD, PublishedMedClip):
 
     The paper takes the medians "across the dataset" and does not say at which weights; here they are those of the
     batch's examples at the weights of the step, as for the cohort of a federation (`PublishedMedClip`). The batch is
-    passed twice: its bounds must be known before anything is cut.
+    processed twice, because its bounds must be known before clipping.
 
     Example:
         >>> from fedlgm import Sampling
@@ -154,12 +154,12 @@ class PublishedDPSGD(DPSGD, PublishedMedClip):
     clip: Literal["eq", "med"] = "med"
 
     def calibrate(self, facts: RunFacts) -> float:
-        """As for DP-SGD; steps that clients noise themselves have no batch that the server plans by."""
+        """As for DP-SGD; the server sees no batch of clients' own noisy steps to plan from."""
         check_batch_is_seen(self.name, facts)
         return super().calibrate(facts)
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
-        """What the rule would do with examples whose layers all have the same norm; steps plan from the real ones."""
+        """The rule's plan for examples whose layers all have the same norm; steps plan from the real ones."""
         return PublishedMedClip.plan(self, layers, facts, transcript)
 
     def plan_from_private_norms(self, layers: LayerTable, facts: RunFacts, norms: np.ndarray) -> ReleasePlan:
@@ -172,7 +172,7 @@ class PublishedDPSGD(DPSGD, PublishedMedClip):
 
 @dataclass(frozen=True)
 class PlainSGD(NoPrivacy, BoundsExamples):
-    """SGD on Poisson batches without any protection: nothing bounded, nothing noised. For comparisons.
+    """SGD on Poisson batches without bounds or noise, for comparisons.
 
     Example:
         >>> from fedlgm import Sampling
@@ -194,17 +194,17 @@ class PlainSGD(NoPrivacy, BoundsExamples):
         return replace(plan, guarantee=replace(plan.guarantee, unit="example"), bounded_by="trainer")
 
     def scaling(self, plan: ReleasePlan) -> Scaling:
-        """Every gradient counts as it is."""
+        """Gradients are not scaled."""
         return FlatClip(math.inf)
 
 
 @dataclass(frozen=True)
 class _Normalised(Mechanism, BoundsExamples):
-    """The whole gradient of an example is scaled to a length below C, whatever it was; one noise scale.
+    """The whole gradient of an example is scaled to a length below C; one noise scale.
 
     Attributes:
-        bound: C. The papers put it into the learning rate.
-        stabiliser: what keeps short gradients from being scaled up without limit, at least 1e-6.
+        bound: C. The papers absorb it into the learning rate.
+        stabiliser: limits the scaling of short gradients, at least 1e-6.
     """
 
     bound: float = 1.0
@@ -230,7 +230,7 @@ class _Normalised(Mechanism, BoundsExamples):
 
 @dataclass(frozen=True)
 class NormalisedSGD(_Normalised):
-    """Auto-S, equal to NSGD: g_i is counted C / (||g_i|| + gamma) times.
+    """Auto-S, equal to NSGD: g_i is multiplied by C / (||g_i|| + gamma).
 
     Attributes:
         stabiliser: gamma.
@@ -253,7 +253,7 @@ class NormalisedSGD(_Normalised):
 
 @dataclass(frozen=True)
 class PSACSGD(_Normalised):
-    """DP-PSAC: g_i is counted C / (||g_i|| + r / (||g_i|| + r)) times.
+    """DP-PSAC: g_i is multiplied by C / (||g_i|| + r / (||g_i|| + r)).
 
     Attributes:
         stabiliser: r.

@@ -23,7 +23,7 @@ import numpy as np
 import scipy
 
 from fedlgm import privacy
-from fedlgm.errors import ConfigError, PrivacyError
+from fedlgm.errors import ConfigError, PrivacyError, check_count, check_epsilon
 from fedlgm.facts import RunFacts
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import inid
@@ -94,7 +94,7 @@ class GroupNoise(Mechanism):
         if self.family == "laplace":
             raise ConfigError(
                 f"{self.name}: a run is accounted for as one mechanism by the rotational symmetry of Gaussian noise, "
-                "which Laplace noise has not: use a Gaussian mechanism, or independent noise with Poisson sampling"
+                "which Laplace noise lacks: use a Gaussian mechanism, or independent noise with Poisson sampling"
             )
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
@@ -152,8 +152,8 @@ def calibrate_laplace(
 
     The counterpart of `privacy.calibrate`: a release whose layers have l1 bounds C_m and scales b_m has the multiplier
     1 / sum_m C_m / b_m, the reciprocal of its pure-DP epsilon under add-or-remove-one (replace-one doubles the bounds).
-    With delta = 0 the releases are epsilon-DP by basic composition of what each costs after amplification by sampling,
-    and no accountant is involved; with delta > 0 the accountant composes them, see `privacy.events.laplace_event`.
+    With delta = 0 the releases are epsilon-DP by basic composition of their amplified costs, without an accountant;
+    with delta > 0 the accountant composes them, see `privacy.events.laplace_event`.
 
     Args:
         epsilon: target, > 0.
@@ -174,12 +174,10 @@ def calibrate_laplace(
         >>> round(calibrate_laplace(1.0, 0.0, steps=4), 6)  # four releases of pure epsilon 1/4
         4.0
     """
-    if not (math.isfinite(epsilon) and epsilon > 0):
-        raise ConfigError(f"epsilon must be finite and positive, got {epsilon}")
+    check_epsilon(epsilon)
     if not 0 <= delta < 1:
         raise ConfigError(f"delta must lie in [0, 1) for Laplace noise, got {delta}")
-    if steps < 1 or int(steps) != steps:
-        raise ConfigError(f"steps must be a whole number of at least 1, got {steps}")
+    check_count("steps", steps)
     if not 0 < sampling_rate <= 1:
         raise ConfigError(f"sampling_rate must lie in (0, 1], got {sampling_rate}")
     for what, value, known in (
@@ -199,7 +197,7 @@ def calibrate_laplace(
 def _largest_loss(
     target: float, delta: float, steps: int, rate: float, relation: Relation, accountant: str, pure: float
 ) -> float:
-    """Largest pure epsilon of one unsampled release that the budget allows; `pure` is what basic composition allows."""
+    """Largest pure epsilon of one unsampled release that the budget allows; `pure` is that of basic composition."""
 
     def excess(log_loss: float) -> float:
         # Slightly more than is returned: plans round their multiplier down to nine digits.

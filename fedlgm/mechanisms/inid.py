@@ -10,7 +10,7 @@ and all rules below meet it with equality. The "i.n.i.d." rule minimises the exp
 budget; "i.i.d." gives all coordinates one scale; "scale-perturb-rescale" (SPR) gives each an equal share of the budget.
 Source: i.n.i.d. noise paper, Theorems 4 and 5, equations 9 and 12, Table I. The neighbouring relation is the profile's.
 
-Profiles are vectors (shape [K]) or `Profile` objects (runs of equal coordinates). The scales have one entry a
+Profiles are vectors (shape [K]) or `Profile` objects (runs of equal coordinates). The scales have one entry per
 coordinate for a vector and one per run for a `Profile`. A coordinate of zero sensitivity gets zero noise under the
 i.n.i.d. and SPR rules; an all-zero profile gives all-zero scales, with a warning.
 """
@@ -136,7 +136,7 @@ def gaussian_iid(profile: ProfileLike, mu: float, *, sensitivity: float | None =
     Args:
         profile: sensitivities lambda, shape [K], or a `Profile`.
         mu: budget of mu-Gaussian DP, > 0.
-        sensitivity: l2 sensitivity D2 of the query where it is known to be smaller than ||lambda||_2, its default.
+        sensitivity: l2 sensitivity D2 of the query, if known to be smaller than the default ||lambda||_2.
 
     Returns:
         sigma, one entry per coordinate (a run for a `Profile`), all equal, zero-sensitivity coordinates included.
@@ -172,9 +172,9 @@ def gaussian_groups(
 ) -> Array:
     """Optimal standard deviation of each layer when layers are clipped in l2 norm.
 
-    Noise is i.i.d. within a layer, so an l2 clip to C costs what a clip of each of its K coordinates to C / sqrt(K)
-    costs and destroys less. For p = 2 and no weights, sigma_m^2 = (C_m / sqrt K_m) sum_k C_k sqrt(K_k) / mu^2, which
-    is the "min total noise" allocation of the layer-wise Gaussian mechanism paper at noise multiplier 1/mu.
+    Noise is i.i.d. within a layer, so an l2 clip to C costs as much as clipping each of its K coordinates to C /
+    sqrt(K), and preserves more. For p = 2 and no weights, sigma_m^2 = (C_m / sqrt K_m) sum_k C_k sqrt(K_k) / mu^2,
+    which is the "min total noise" allocation of the layer-wise Gaussian mechanism paper at noise multiplier 1/mu.
 
     Args:
         clip: l2 bound C_m of each layer's contribution, shape [layers].
@@ -247,7 +247,7 @@ def expected_error(family: Family, scales: npt.ArrayLike, p: float = 2, counts: 
 def _prepare(
     profile: ProfileLike, budget: float, budget_name: str, p: float = 2, weights: npt.ArrayLike | None = None
 ) -> tuple[Profile, Array, Array]:
-    """Checked runs, sensitivities relative to the largest (no power of them then overflows), relative weights."""
+    """Checked runs, sensitivities relative to the largest (so that no power overflows), relative weights."""
     runs = as_profile(profile)
     if not (math.isfinite(budget) and budget > 0):
         raise ConfigError(f"{budget_name} must be finite and > 0, got {budget}")

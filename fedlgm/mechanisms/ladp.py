@@ -1,7 +1,7 @@
-"""LaDP-FL in a sound form: noise by layer, in selected layers only, less of it where a layer has moved more.
+"""LaDP-FL in a sound form: per-layer noise in selected layers only, with less noise in layers that have moved more.
 
-The idea is kept (selection by norm, noise in proportion to 1 / score); both are taken from released models, so that
-nothing private shapes the release. The paper's text itself is in `ladp_published`.
+The paper's idea is kept (selection by norm, noise in proportion to 1 / score), but norms and scores come from released
+models, so that nothing private shapes the release. The paper's text itself is in `ladp_published`.
 
 Source: LaDP-FL paper, Sections V and VI.
 """
@@ -39,13 +39,13 @@ class LaDP(Mechanism):
 
         sigma_j = sigma_* sqrt(sum_(k in A) (s_k P_k)^2) / P_j,
 
-    so sum_j s_j^2 / sigma_j^2 = 1 / sigma_*^2 whatever the scores are. Only ratios of scores matter; unless `relative`
-    is off they are taken over their geometric mean in A before they are cut to [score_floor, score_cap]. Layers outside
-    A are not uploaded. If A is empty nothing is released in that round; it is charged all the same once anything
-    has been released, since its being skipped may then follow from that.
+    so sum_j s_j^2 / sigma_j^2 = 1 / sigma_*^2 for all scores. Only ratios of scores matter; unless `relative` is off,
+    they are divided by their geometric mean in A before they are clipped to [score_floor, score_cap]. Layers outside A
+    are not uploaded. If A is empty nothing is released in that round. The round is still charged once anything has been
+    released, because the decision to skip may depend on that.
 
-    Scores are slow: P_j is the last round's to the power of `memory` times the round's own to that of 1 - memory. One
-    release says little of a layer, and noise scales that jump cost accuracy (docs/results/ladp.md).
+    Scores change slowly: P_j is the last round's score to the power of `memory` times the round's own to the power of 1
+    - memory. One release says little about a layer, and noise scales that jump cost accuracy (docs/results/ladp.md).
 
     Attributes:
         bound: l2 bound S of one client's update.
@@ -57,10 +57,10 @@ class LaDP(Mechanism):
         relative: whether scores are measured in units of their geometric mean.
         denoise: whether a score keeps only the share of the last released update's energy that is not noise. Without it
             noisier layers seem to move more, get less noise next time, and the scales oscillate.
-        memory: weight in [0, 1) of the last round's scores; 0 is the paper's, which scores every round anew.
+        memory: weight in [0, 1) of the last round's scores; 0 is the paper's rule, which scores every round anew.
         estimate: False is the paper's ablation: every selected layer's score is 1.
-        local_share: share of the budget in [0, 1) spent on a noisy sum of the clients' own layer movements, which then
-            is the score of the next round; 0 uses released models.
+        local_share: share of the budget in [0, 1) spent on a noisy sum of the clients' own layer movements, which gives
+            the next round's scores; 0 uses released models.
 
     Example:
         >>> import torch
@@ -138,7 +138,7 @@ class LaDP(Mechanism):
 
 
 def _last_scores(transcript: Transcript, layers: int) -> np.ndarray:
-    """The last round's scores over their geometric mean, read off its plan; 1 for what it did not release, [K]."""
+    """The last round's scores over their geometric mean, from its plan; 1 for layers that it did not release, [K]."""
     scores, plan = np.ones(layers), transcript.plan
     if plan is not None and plan.released.any():
         inverse = 1 / plan.sigma[plan.released]
@@ -150,7 +150,7 @@ def check_threshold(owner: str, threshold: float) -> None:
     """Refuse a threshold R that is negative or infinite.
 
     Raises:
-        ConfigError: it is.
+        ConfigError: the threshold is out of range.
     """
     if not (math.isfinite(threshold) and threshold >= 0):
         raise ConfigError(f"{owner}: threshold must be finite and at least 0, got {threshold}")

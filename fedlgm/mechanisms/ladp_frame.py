@@ -1,6 +1,6 @@
-"""The frame in which the LaDP-FL paper compares mechanisms: its noise constant, its sensitivity, its way of charging.
+"""The frame in which the LaDP-FL paper compares mechanisms: its noise constant, its sensitivity and its accounting.
 
-Nothing here is taken for granted by the rest of the library: whoever uses the frame is charged twice, once as the paper
+The rest of the library does not rely on this frame: a mechanism that uses it is charged twice, once as the paper
 would (the claim) and once as proven.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from fedlgm.errors import ConfigError, PrivacyError
+from fedlgm.errors import ConfigError, PrivacyError, check_epsilon
 from fedlgm.facts import LocalTraining, RunFacts
 from fedlgm.privacy.gaussian import gaussian_delta
 
@@ -20,7 +20,8 @@ def theorem3_constant(epsilon: float, delta: float) -> float:
     """c/B of the noise sigma = c Delta_f / (epsilon P) where P reaches its cap B: sigma / Delta_f = (c/B) / epsilon.
 
     The theorem claims that a release with this noise is (epsilon, delta)-DP. That is false for small delta: its proof
-    solves t >= sqrt(L) / 2 where t >= sqrt(L) is needed; `theorem3_delta` gives what the noise really reaches.
+    solves t >= sqrt(L) / 2 where t >= sqrt(L) is needed; `theorem3_delta` gives the delta that the noise really
+    achieves.
 
     Args:
         epsilon: budget of one release, > 0.
@@ -39,7 +40,7 @@ def theorem3_constant(epsilon: float, delta: float) -> float:
 
 
 def theorem3_delta(epsilon: float, delta: float) -> float:
-    """Exact delta at `epsilon` of the noise that Theorem 3 asks for at (epsilon, delta)."""
+    """Exact delta at `epsilon` of the noise that Theorem 3 prescribes for (epsilon, delta)."""
     return gaussian_delta(epsilon / theorem3_constant(epsilon, delta), epsilon)
 
 
@@ -63,9 +64,9 @@ def noise_constant(kind: Constant, epsilon: float, delta: float) -> float:
 def bound_by_training(training: LocalTraining, steps: int | None = None) -> float:
     """Half of the paper's sensitivity Delta_f: how far a client's model can move from the global one.
 
-    Every step moves the weights by at most eta G_c. The paper counts one step an epoch, Delta_f = 2 eta E G_c (Theorem
-    2); with `steps` all optimizer steps of a round are counted, Delta_f = 2 eta steps G_c, which is what
-    oppositely directed gradients reach.
+    Every step moves the weights by at most eta G_c. The paper counts one step per epoch, Delta_f = 2 eta E G_c (Theorem
+    2); with `steps` all optimizer steps of a round are counted, Delta_f = 2 eta steps G_c, which oppositely directed
+    gradients attain.
 
     Args:
         training: local training: plain SGD with clipped gradients.
@@ -94,7 +95,6 @@ def require(facts: RunFacts, owner: str) -> RunFacts:
 
 
 def _check(epsilon: float, delta: float) -> None:
-    if not (math.isfinite(epsilon) and epsilon > 0):
-        raise ConfigError(f"epsilon must be finite and positive, got {epsilon}")
+    check_epsilon(epsilon)
     if not 0 < delta < 1:
         raise ConfigError(f"delta must lie in (0, 1), got {delta}")

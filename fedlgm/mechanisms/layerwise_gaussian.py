@@ -39,12 +39,12 @@ class LayerwiseGaussian(Mechanism):
 
     Attributes:
         bound: total l2 bound S of one client's update.
-        clip: how S is spread over the layers: "eq" (s_j = S / sqrt(K)) or "med" (proportional to layer norms m_j).
-        norms: where the m_j of clip = "med" come from: "public" (`public_norms`), "stale" (last released update, noise
-            taken off), "quantile" (noisy bits that say which layers stay within their bounds, paid from the budget) or
-            "shares" (the same of the layers' shares of the whole length, which do not depend on S).
+        clip: rule that spreads S over the layers: "eq" (s_j = S / sqrt(K)) or "med" (proportional to layer norms m_j).
+        norms: source of the m_j of clip = "med": "public" (`public_norms`), "stale" (last released update, denoised),
+            "quantile" (noisy bits for the layers that stay within their bounds, paid from the budget) or "shares" (the
+            same for the layers' shares of the total norm, which do not depend on S).
         public_norms: m_j for "public" and for the first round of "stale"; sqrt(d_j) when empty.
-        floor: for "stale", the least share of S / sqrt(K) that a layer's bound may fall to.
+        floor: for "stale", the lowest share of S / sqrt(K) to which a layer's bound may fall.
         quantile: for "quantile" and "shares", the share of clients that should stay below their bound.
         quantile_rate: for "quantile" and "shares", learning rate of the geometric update.
         quantile_share: for "quantile" and "shares", share of the budget spent on the bits.
@@ -117,7 +117,7 @@ class LayerwiseGaussian(Mechanism):
 
 @dataclass(frozen=True)
 class PublishedMedClip(LayerwiseGaussian, UsesPrivateNorms):
-    """MedClip as printed: bounds and noise from the cohort's own layer norms. NOT PRIVATE; charged as such.
+    """MedClip as printed: bounds and noise from the cohort's private layer norms. NOT PRIVATE; charged as such.
 
     Source: SNR-consistent allocation paper, Section 5.1, rule (2).
 
@@ -138,7 +138,7 @@ class PublishedMedClip(LayerwiseGaussian, UsesPrivateNorms):
             raise ConfigError(f"{self.name}: only clip = 'med' has a published variant; EqClip is sound as published")
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
-        """What the rule would do with a cohort whose layers all have the same norm; rounds plan from the real ones."""
+        """The rule's plan for a cohort whose layers all have the same norm; rounds plan from the real ones."""
         return self.plan_from_private_norms(layers, facts, np.ones((1, len(layers))))
 
     def plan_from_private_norms(self, layers: LayerTable, facts: RunFacts, norms: np.ndarray) -> ReleasePlan:
@@ -189,7 +189,7 @@ class FlatGaussian(Mechanism):
 
 @dataclass(frozen=True)
 class NoPrivacy(Mechanism):
-    """FedAvg without any protection: nothing bounded, nothing noised.
+    """FedAvg without any protection: no bounds, no noise.
 
     Example:
         >>> from fedlgm import Sampling
@@ -200,11 +200,11 @@ class NoPrivacy(Mechanism):
     """
 
     def calibrate(self, facts: RunFacts) -> float:
-        """No noise, whatever the budget says."""
+        """No noise, for any budget."""
         return 0.0
 
     def check_run(self, layers: LayerTable, facts: RunFacts) -> None:
-        """Anybody may take part at any time; there is only no noise to correlate."""
+        """Accept any participation, but no correlated noise, since there is no noise."""
         if facts.noise is not None:
             raise ConfigError(f"{self.name}: this mechanism adds no noise that could be correlated over rounds")
 
@@ -216,7 +216,7 @@ class NoPrivacy(Mechanism):
 
 
 def claim_of(plan: ReleasePlan) -> Claim:
-    """Ledger claim that charges `plan`'s event, for a published path that is charged as not private.
+    """Ledger claim with `plan`'s event, for a published path that is charged as not private.
 
     Example:
         >>> from fedlgm import Sampling

@@ -3,9 +3,9 @@
     g_hat_il = w_l min(C, ||g_i||) g_il / ||g_il||,   sum_l w_l^2 = 1
 
 For fixed weights one example moves the sum by at most C. The paper takes the weights from the batch itself, so that an
-example moves every other example's contribution, too: up to C sqrt(B^2 + (B + 1)^2), which is why `published` is not
-private. The sound variants take them from public data, from past releases, or from a noisy query that is paid for:
-`fedlgm.mechanisms.risk_aware` plans with them, this module holds the formulas.
+example also moves every other example's contribution, by up to C sqrt(B^2 + (B + 1)^2), which is why `published` is not
+private. The sound variants take them from public data, from past releases, or from a noisy, charged query.
+`fedlgm.mechanisms.risk_aware` plans with them; this module holds the formulas.
 
 Source: LM-DP-SGD paper, equation 1, Algorithm 1 and Appendix D.2; docs/guarantees.md for why the published form fails.
 """
@@ -47,7 +47,7 @@ def aggregate(
     Args:
         grads: one tensor [B, d_l] per layer, l = 1 .. L; B may be 0.
         clip: C > 0.
-        error_rates: ER_l in [0, 0.5] of the layers' membership adversaries; None counts all layers alike.
+        error_rates: ER_l in [0, 0.5] of the layers' membership adversaries; None weights all layers equally.
         emphasis: r >= 1, exponent of the error rates.
         weights: w_l >= 0 with sum_l w_l^2 = 1; None is the published rule. Error rates then play no part.
 
@@ -55,7 +55,7 @@ def aggregate(
         One tensor [d_l] per layer. An example with NaN or Inf counts as zero.
 
     Raises:
-        ConfigError: arguments out of range or that do not fit.
+        ConfigError: arguments out of range or of different sizes.
 
     >>> ones = [torch.ones(2, 3), torch.ones(2, 1)]
     >>> tuple(round(float(part.norm()), 4) for part in aggregate(ones, 1.0, weights=(0.6, 0.8)))
@@ -79,7 +79,7 @@ def aggregate(
 
 
 def check_risk(error_rates: Sequence[float] | np.ndarray | None, emphasis: float, layers: int) -> np.ndarray:
-    """The error rates as float64 [L]; ones where there are none.
+    """The error rates as float64 [L]; ones if there are none.
 
     Args:
         error_rates: ER_l of each layer, or None.
@@ -87,7 +87,7 @@ def check_risk(error_rates: Sequence[float] | np.ndarray | None, emphasis: float
         layers: L.
 
     Raises:
-        ConfigError: a rate outside [0, 0.5] (a worse adversary than a coin), r < 1, or another number of layers.
+        ConfigError: a rate outside [0, 0.5] (worse than a coin toss), r < 1, or another number of layers.
 
     Example:
         >>> check_risk([0.5, 0.25], emphasis=2.0, layers=2).tolist(), check_risk(None, 1.0, layers=2).tolist()
@@ -141,7 +141,7 @@ def risk_weights(
     w_l is proportional to strength_l ER_l^r; no layer falls below floor / sqrt(L) before the last normalisation.
 
     Args:
-        strengths: how large each layer's gradients are, [L]; negative ones (noise) count as 0.
+        strengths: size of each layer's gradients, [L]; negative ones (noise) count as 0.
         error_rates: ER_l in [0, 0.5].
         emphasis: r >= 1.
         floor: in [0, 1].
@@ -173,10 +173,10 @@ def bias_minimising_weights(
         products: B_l = <u_l, gradient of layer l>.
         root: "least" for the minimiser, "greatest" for the maximiser, whose weights have the signs of -B.
 
-    Source: LM-DP-SGD paper, Appendix D.2, equations 10 and 11, which calls the multiplier unique; it is not.
+    Source: LM-DP-SGD paper, Appendix D.2, equations 10 and 11, which wrongly calls the multiplier unique.
 
     Raises:
-        ConfigError: lists that do not fit or are not finite, or another root.
+        ConfigError: lists of different lengths or with values that are not finite, or an unknown root.
 
     >>> bias_minimising_weights([4.0, 1.0], [1.0, 2.0]).round(5).tolist()
     [0.19839, 0.98012]
@@ -208,14 +208,13 @@ def bias_minimising_weights(
             rest[int(np.argmax(flat))] = math.sqrt(1 - length)
             return rest
     low, high = 0.0, size  # lambda = min A - gap; the sum of squares falls with the gap and is at most 1 at ||B||
-    for _ in range(200):
-        middle = (low + high) / 2
-        low, high = (middle, high) if middle == 0 or excess(middle) > 0 else (low, middle)
+    while low < (middle := (low + high) / 2) < high:  # to neighbouring floats: the gap may be as small as they are
+        low, high = (middle, high) if excess(middle) > 0 else (low, middle)
     return as_weights(b / (a - least + high))
 
 
 def as_weights(values: np.ndarray) -> np.ndarray:
-    """The vector [L] at length 1; all entries alike for the zero vector.
+    """The vector [L] scaled to norm 1; equal entries for the zero vector.
 
     Example:
         >>> as_weights(np.array([3.0, 4.0])).tolist(), as_weights(np.zeros(4)).tolist()

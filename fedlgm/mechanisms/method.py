@@ -1,4 +1,4 @@
-"""A mechanism applied to one model in one run: what server and clients agree on."""
+"""A mechanism applied to one model in one run: the agreement between server and clients."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedlgm.transcript import Transcript
 
 @dataclass(frozen=True)
 class Method:
-    """What is released in every round.
+    """Defines the release of every round.
 
     Attributes:
         mechanism: source of each round's plan.
@@ -61,24 +61,37 @@ class Method:
         return cls.calibrated(mechanism, mechanism.table(LayerTable.from_module(module, group_by)), facts)
 
     @classmethod
-    def calibrated(cls, mechanism: Mechanism, layers: LayerTable, facts: RunFacts) -> Method:
-        """The mechanism on layers as it sees them, its noise calibrated to the budget of `facts`.
+    def calibrated(
+        cls,
+        mechanism: Mechanism,
+        layers: LayerTable,
+        facts: RunFacts,
+        by: Callable[[Mechanism, RunFacts], RunFacts] | None = None,
+    ) -> Method:
+        """The mechanism on its own layer table, its noise calibrated to the budget of `facts`.
+
+        Args:
+            mechanism: the mechanism.
+            layers: `mechanism.table(...)` of the model's layers.
+            facts: the run's facts.
+            by: function that gives the calibrated facts; default: `Mechanism.calibrate`.
 
         Raises:
             ConfigError, PrivacyError: see `Mechanism.calibrate` and `Mechanism.check_run`.
         """
         with code_of(type(mechanism), mechanism.name):
-            if not facts.separate_rounds:
-                mechanism.check_run(layers, facts)
+            facts.process.check_mechanism(mechanism, layers)
+            if by is not None:
+                return cls(mechanism, layers, by(mechanism, facts))
             return cls(mechanism, layers, facts.with_multiplier(mechanism.calibrate(facts)))
 
     def plan(self, transcript: Transcript) -> ReleasePlan:
-        """The next round's release; pure. It knows its place in the run where its cost and noise depend on that.
+        """The next round's release; pure. It states its position in the run if its cost and noise depend on it.
 
         Raises:
-            ConfigError: a mechanism of a user's own fails, or gives something else than a plan.
-            PrivacyError: the plan's facts or layers are not the run's; a mechanism whose plans are made of private data
-                calls one protected; or the plan does not cost what the mechanism's `costs` say.
+            ConfigError: a user's mechanism fails, or does not return a plan.
+            PrivacyError: the plan's facts or layers are not the run's; a mechanism that plans from private data calls a
+                plan protected; or the plan's cost differs from the mechanism's `costs`.
         """
         with code_of(type(self.mechanism), self.mechanism.name):
             made: object = self.mechanism.plan(self.layers, self.facts, transcript)
@@ -86,17 +99,17 @@ class Method:
         if isinstance(self.mechanism, (UsesPrivateNorms, UsesPrivateUpdates)):
             self._refuse_protected(plan)
         self._refuse_other_cost(plan, transcript.rounds)
-        return plan if self.facts.separate_rounds else replace(plan, position=transcript.rounds)
+        return replace(plan, position=self.facts.process.position(transcript.rounds))
 
     def plan_from_private_norms(self, norms: np.ndarray) -> ReleasePlan:
-        """The round's plan of a published variant that looks at private layer norms (`UsesPrivateNorms`).
+        """The round's plan of a published variant that uses private layer norms (`UsesPrivateNorms`).
 
         Args:
-            norms: as the mechanism takes them.
+            norms: private figures in the mechanism's format.
 
         Raises:
-            PrivacyError: the mechanism calls a plan that is made of private data protected, or the plan's facts or
-                layers are not the run's.
+            PrivacyError: the mechanism calls a plan from private data protected, or the plan's facts or layers are not
+                the run's.
         """
         assert isinstance(self.mechanism, UsesPrivateNorms)
         with code_of(type(self.mechanism), self.mechanism.name):
@@ -106,7 +119,7 @@ class Method:
         return plan
 
     def _checked(self, plan: object) -> ReleasePlan:
-        """What a mechanism made, if it is a plan of this run: a plan is charged by the facts that it carries."""
+        """Check that a mechanism returned a plan of this run: a plan is charged by the facts that it carries."""
         name = self.mechanism.name
         if type(plan) not in (ReleasePlan, UnprotectedPlan):  # a class derived from them could state another event
             raise ConfigError(f"{name}: plan() must return a ReleasePlan, got {type(plan).__name__}")
@@ -140,5 +153,5 @@ class Method:
         if plan.protected:
             raise PrivacyError(
                 f"{self.mechanism.name}: its plans are made of private data (UsesPrivateNorms, UsesPrivateUpdates), "
-                "which no noise of theirs makes private: they must be of the type UnprotectedPlan"
+                "which their noise cannot make private: they must be of the type UnprotectedPlan"
             )

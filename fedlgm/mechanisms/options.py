@@ -19,7 +19,7 @@ def names(kind: type) -> tuple[str, ...]:
 
 
 def checked(owner: str, kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values, each of the type that the class says.
+    """The values, each of the type that the class declares.
 
     Raises:
         ConfigError: an unknown option or a value of another type; the message names option and type.
@@ -40,7 +40,7 @@ def checked(owner: str, kind: type, values: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _problem(value: Any, hint: Any) -> str | None:
-    """What a value of type `hint` would be, where `value` is none."""
+    """Description of type `hint` if `value` does not match it."""
     origin, arguments = get_origin(hint), get_args(hint)
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     number = number and (isinstance(value, float) or abs(value) <= sys.float_info.max)

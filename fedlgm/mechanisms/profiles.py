@@ -1,8 +1,8 @@
-"""Sensitivity profiles: by how much one neighbour can move each coordinate of a query.
+"""Sensitivity profiles: the largest change of each coordinate of a query between neighbours.
 
 A profile is a vector lambda with |[f(D) - f(D')]_i| <= lambda_i for all neighbouring D, D' (i.n.i.d. noise paper,
-Definition 4). Whether neighbours differ by a replacement or by an addition or removal is decided by whoever computes
-the profile. It must be public: a function of the configuration, never of the private data.
+Definition 4). The code that computes the profile decides whether neighbours differ by a replacement or by an addition
+or removal. It must be public: a function of the configuration, never of the private data.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Counts = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Profile:
-    """A sensitivity profile as runs of equal coordinates, so that a layer costs one number whatever its size.
+    """A sensitivity profile as runs of equal coordinates, so that a layer of any size takes one number.
 
     Attributes:
         values: sensitivity of each run's coordinates, finite and >= 0, shape [runs].
@@ -116,7 +116,7 @@ def shaped(name: str, dimension: int, *, norm: float = 2.0) -> Array:
     Args:
         name: "uniform" (lambda_i constant), "linear" (i), "quadratic" (i^2), "exponential" (e^i) or "one-hot".
         dimension: number of coordinates K >= 1.
-        norm: order of the norm that is set to one, >= 1; the paper takes 2 for Gaussian and 1 for Laplace noise.
+        norm: order of the norm that is scaled to one, >= 1; the paper takes 2 for Gaussian and 1 for Laplace noise.
 
     Returns:
         Sensitivities, shape [K], in ascending order.

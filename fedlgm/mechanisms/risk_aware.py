@@ -1,10 +1,10 @@
-"""LM-DP-SGD as a mechanism: the share of every layer in an example's gradient follows the layer's membership risk.
+"""LM-DP-SGD as a mechanism: each layer's share of an example's gradient follows the layer's membership risk.
 
 For weights that do not depend on the batch a step is one Gaussian release with bounds s_l = C w_l and the same noise
-C sigma_* in every layer. Where the weights come from:
+C sigma_* in every layer. Sources of the weights:
 
     weights = "public"       error rates of public adversaries times the layers' strength in public gradients
-    weights = "stale"        error rates times what the last release says of the layers, noise taken off: free
+    weights = "stale"        error rates times the layers' strength in the last release, with the noise subtracted: free
     weights = "privatised"   error rates times a noisy query of the batch before, part of the release: 1 % of the budget
     variant = "published"    Algorithm 1: strengths of the batch itself; or the batch's weights of least bias (Appendix
                              D.2). Not private, and charged so
@@ -57,12 +57,12 @@ _JUST_BELOW = 1 - 2.0**-40
 
 @dataclass(frozen=True)
 class _Reweighting(Mechanism, BoundsExamples):
-    """What all variants share.
+    """Options and scaling that all variants share.
 
     Attributes:
         bound: l2 bound C of one example's contribution.
         error_rates: ER_l in [0, 0.5] of each layer's membership adversary on public data (`fedlgm risk`), in the order
-            of the layers; none counts all layers alike.
+            of the layers; if empty, all layers have equal weight.
         emphasis: r >= 1, exponent of the error rates.
     """
 
@@ -107,14 +107,14 @@ class LMDPSGD(_Reweighting):
     """Layer-wise MIA-risk-aware DP-SGD with weights that no example of the batch can change.
 
     (epsilon, delta) holds for adding or removing one example. The weights of a step are proportional to strength_l
-    ER_l^r with squares adding up to 1.
+    ER_l^r with squares summing to 1.
 
     Attributes:
         bound: see `_Reweighting`, as are `error_rates` and `emphasis`.
         weights: where the strengths come from: "public" (the option `strengths`), "stale" (the last released mean
-            gradient: length of each layer's mean direction, noise taken off) or "privatised" (noisy mean of (||g_il|| /
-            ||g_i||)_l over the last batch, released with its gradients). The first step takes `strengths`.
-        strengths: public strengths of the layers, in their order (`fedlgm risk`); none counts all layers alike.
+            gradient: norm of each layer's mean direction, with the noise subtracted) or "privatised" (noisy mean of
+            (||g_il|| / ||g_i||)_l over the last batch, released with its gradients). The first step takes `strengths`.
+        strengths: public strengths of the layers, in their order (`fedlgm risk`); if empty, all are equal.
         floor: no layer's weight falls below this share of 1 / sqrt(L) before they are normalised.
         share: part of the budget that the query of "privatised" takes.
 
@@ -176,7 +176,7 @@ class LMDPSGD(_Reweighting):
 class PublishedLMDPSGD(_Reweighting, UsesPrivateSums):
     """LM-DP-SGD as printed: weights from the batch's own gradients. NOT PRIVATE; charged as such.
 
-    Sums are divided by the public q N, where the paper divides by the batch's size: that would give away more.
+    Sums are divided by the public q N; the paper divides by the batch's size, which would leak more.
 
     Attributes:
         bound: see `_Reweighting`, as are `error_rates` and `emphasis`.
@@ -203,12 +203,12 @@ class PublishedLMDPSGD(_Reweighting, UsesPrivateSums):
             raise ConfigError(f"{self.name}: unknown weights {self.weights!r}; known: risk, bias, bias-greatest-root")
 
     def calibrate(self, facts: RunFacts) -> float:
-        """As for DP-SGD, by Theorem 5.1; steps that clients noise themselves have no batch that the server plans by."""
+        """As for DP-SGD, by Theorem 5.1; the server sees no batch of clients' own noisy steps to plan from."""
         check_batch_is_seen(self.name, facts)
         return super().calibrate(facts)
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
-        """What the rule would do with examples whose layers are all alike; steps plan from the real ones."""
+        """The rule's plan for examples with equal layers; steps plan from the real ones."""
         return self.plan_from_private_norms(layers, facts, np.ones((1 if self.weights == "risk" else 2, len(layers))))
 
     def looks(self, layers: int) -> tuple[Scaling, ...]:

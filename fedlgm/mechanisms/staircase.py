@@ -1,9 +1,9 @@
 """Staircase noise in one and two dimensions: the epsilon-DP noise of least mean absolute (l1) error.
 
 Its density is constant on shells of the l1 norm and drops by e^-epsilon once in every interval of one sensitivity, at
-a fraction gamma of it. Both classes draw from a generator of `fedlgm.keys` passed by the caller. They know the query's
-global l1 sensitivity only, where i.n.i.d. Laplace noise knows one sensitivity a coordinate: that is why the latter can
-win (i.n.i.d. noise paper, section V-D and Table II).
+a fraction gamma of it. Both classes draw from a generator of `fedlgm.keys` passed by the caller. They use only the
+query's global l1 sensitivity; i.n.i.d. Laplace noise uses one sensitivity per coordinate, which is why it can win
+(i.n.i.d. noise paper, section V-D and Table II).
 
 Sources: Geng and Viswanath, "The Optimal Noise-Adding Mechanism in Differential Privacy" (one dimension); Geng,
 Kairouz, Oh and Viswanath, "The Staircase Mechanism in Differential Privacy" (two dimensions, l1). The closed form of
@@ -47,7 +47,7 @@ class _Steps:
         return -math.expm1(-self.epsilon)
 
     def _fall(self, radius: Array) -> Array:
-        """Density relative to that at the origin: down by e^-epsilon in every step, at its fraction gamma."""
+        """Density relative to the origin; it falls by e^-epsilon in every step, at its fraction gamma."""
         step = np.floor(radius / self.sensitivity)
         dropped = radius / self.sensitivity - step >= self.gamma
         return np.exp(-self.epsilon * (step + dropped))

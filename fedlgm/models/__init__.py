@@ -1,7 +1,8 @@
-"""The papers' models and two small models of text, by name; and models of a user's own.
+"""The papers' models and two small text models by name, and users' models.
 
 No bundled model has BatchNorm or another buffer, in-place activations or data-dependent control flow: all state can be
-bounded and noised alike, and `torch.func.vmap` over stacked parameters gives the same results as a loop over clients.
+bounded and noised in the same way, and `torch.func.vmap` over stacked parameters gives the same results as a loop over
+clients.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from fedlgm.extension import is_reference, load_object, misfit, parameters_of, u
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.models.convolutional import cifar_cnn, cnn, cnn_small, d_cnn
 from fedlgm.models.dense import logistic, mlp
+from fedlgm.models.huggingface import HuggingFace, original, plain, task_of
 from fedlgm.models.requirements import (
     draws_at_random,
     require_drawing_nothing,
@@ -28,16 +30,23 @@ from fedlgm.models.requirements import (
 )
 from fedlgm.models.residual import resnet18, resnet20, resnet152, to_groupnorm, vgg16
 from fedlgm.models.text import gru, transformer
+from fedlgm.models.weights import digest_of_file, load_weights_
 
 __all__ = [
+    "HuggingFace",
     "build",
+    "digest_of_file",
     "draws_at_random",
+    "load_weights_",
     "names",
     "options",
+    "original",
+    "plain",
     "require_drawing_nothing",
     "require_repeatable",
     "require_separate",
     "require_trainable",
+    "task_of",
     "to_groupnorm",
 ]
 
@@ -66,7 +75,7 @@ _NAMED = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWOR
 
 
 def names() -> tuple[str, ...]:
-    """Names that `build` knows.
+    """Names of the bundled models.
 
     Example:
         >>> {"mlp", "cnn", "transformer"} <= set(names())
@@ -94,16 +103,17 @@ def options(name: str) -> tuple[str, ...]:
 def build(model: Model, *, in_shape: tuple[Any, ...], classes: int | None, seed: int = 0, **values: Any) -> nn.Module:
     """Build a model whose initial weights depend on `seed` only.
 
-    Global random generators are neither read nor changed. Weights are drawn on the CPU whatever the default device, and
-    then moved there; under `with torch.device("meta")` nothing is drawn at all.
+    Global random generators are neither read nor changed. Weights are drawn on the CPU and then moved to the default
+    device; under `with torch.device("meta")` nothing is drawn at all.
 
     Args:
         model: one of `names()`, whose functions describe the layers, the options and the sources; or your own: a class
             or function that gives an `nn.Module`, "package.module:name" of one, or a module, which is copied with its
             weights. A parameter of yours that is called `in_shape` or `classes` gets the values below
-            (`classes` keeps its default where nobody says how many).
+            (`classes` keeps its default if the data do not give it). A model of `transformers` or `peft` is wrapped in
+            a `HuggingFace`.
         in_shape: shape of one input, such as (C, H, W) of images or (length,) of text; a tuple of several.
-        classes: number of outputs per example (`Task.outputs`); None where the data do not say.
+        classes: number of outputs per example (`Task.outputs`); None if the data do not give it.
         seed: public seed, 0 <= seed < 2**128.
         **values: options of the model.
 
@@ -112,9 +122,9 @@ def build(model: Model, *, in_shape: tuple[Any, ...], classes: int | None, seed:
         length] to logits [batch, length, classes].
 
     Raises:
-        ConfigError: an unknown name or option, a value out of range, inputs too small for the layers; something that is
-            no model, has no trainable parameters, or keeps state that cannot be protected (see `require_trainable`);
-            whatever a function of yours raises.
+        ConfigError: an unknown name or option, a value out of range, inputs too small for the layers; an object that is
+            not a model, has no trainable parameters, or keeps state that cannot be protected (see `require_trainable`);
+            any error that your own function raises.
 
     >>> [tuple(p.shape) for p in build("mlp", in_shape=(4,), classes=2, hidden=[3]).parameters()]
     [(3, 4), (3,), (2, 3), (2,)]
@@ -127,6 +137,7 @@ def build(model: Model, *, in_shape: tuple[Any, ...], classes: int | None, seed:
         made: Any = copy.deepcopy(found)
     else:
         made = _made(found, label, in_shape, classes, seed, values)
+    made = plain(made)
     if not (isinstance(model, str) and model in _MODELS):
         require_trainable(made, label)
     unmade = [name for name, parameter in made.named_parameters() if parameter.is_meta]
@@ -138,7 +149,7 @@ def build(model: Model, *, in_shape: tuple[Any, ...], classes: int | None, seed:
 def _made(
     found: Any, label: str, in_shape: tuple[Any, ...], classes: int | None, seed: int, values: dict[str, Any]
 ) -> Any:
-    """What a function or class gives, with random numbers of the seed."""
+    """Result of a function or class, called with the seed's random numbers."""
     if not callable(found):
         raise ConfigError(f"model {label} is neither an nn.Module nor a class or function that gives one")
     name = next((name for name, function in _MODELS.items() if function is found), None)
@@ -169,7 +180,7 @@ def _made(
 
 
 def _require_inputs(name: str, in_shape: tuple[Any, ...], classes: int | None) -> None:
-    """Refuse inputs that a bundled model is not made for."""
+    """Refuse inputs that a bundled model does not support."""
     axes = _AXES.get(name, 3)
     fits = len(in_shape) == (axes or len(in_shape)) and all(isinstance(size, int) and size >= 1 for size in in_shape)
     if not fits or classes is None or classes < 1:
@@ -181,6 +192,11 @@ def _require_inputs(name: str, in_shape: tuple[Any, ...], classes: int | None) -
 def _find(name: str) -> Any:
     if is_reference(name):
         return load_object(name, "model")
+    if name.endswith((".pt", ".pth", ".ckpt", ".safetensors", ".bin", ".onnx")):
+        raise ConfigError(
+            f"model {name!r} is the name of a file: pass the nn.Module; the weights of a public base in a safetensors "
+            "file are model.weights"
+        )
     if name not in _MODELS:
         raise ConfigError(f"unknown model {name!r}; {alternatives(name, _MODELS, 'your own as package.module:name')}")
     return _MODELS[name]

@@ -1,7 +1,7 @@
-"""What a model must be like to be trained privately, and the same way in every process.
+"""Requirements on a model for private and reproducible training.
 
-Nothing may be kept between clients: what a model remembers of one client would reach the next one's update. Buffers
-that stay as they are (a causal mask, position codes) are welcome.
+A model must keep nothing between clients, because state from one client would reach the next one's update. Constant
+buffers (a causal mask, position codes) are allowed.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _ADVICE = (
 def require_stateless(module: nn.Module) -> None:
     """Refuse a module with buffers that training is known to change: running statistics.
 
-    What clients keep in them is neither bounded nor noised, and never aggregated. A module that changes a buffer in
-    other ways is refused by `Unchanged` when it does.
+    Clients' values in them are not bounded, noised or aggregated. `Unchanged` refuses a module that changes a buffer in
+    other ways.
 
     Raises:
         ConfigError: the message names the first such buffer.
@@ -38,15 +38,15 @@ def require_stateless(module: nn.Module) -> None:
 
 
 def require_trainable(module: object, label: str = "'custom'") -> None:
-    """Refuse what cannot be trained as a model.
+    """Refuse an object that cannot be trained as a model.
 
     Args:
-        module: the would-be model.
-        label: what it is called, for the message.
+        module: the object.
+        label: its name, for the message.
 
     Raises:
-        ConfigError: no `nn.Module`, without trainable parameters or with some that are lazy, empty, not float32 or not
-            finite, or see `require_stateless`.
+        ConfigError: not an `nn.Module`, no trainable parameters, or parameters that are lazy, empty, not float32 or not
+            finite; or see `require_stateless`.
     """
     if not isinstance(module, nn.Module):
         raise ConfigError(f"model {label} must be an nn.Module, it is of type {type(module).__name__}")
@@ -62,7 +62,10 @@ def require_trainable(module: object, label: str = "'custom'") -> None:
         if parameter.numel() == 0:
             raise ConfigError(f"model {label}: parameter {name!r} is empty, there is nothing to release: freeze it")
         if parameter.dtype != torch.float32:
-            raise ConfigError(f"model {label}: parameter {name!r} is {parameter.dtype}, trained parameters are float32")
+            raise ConfigError(
+                f"model {label}: parameter {name!r} is {parameter.dtype}, trained parameters are float32: "
+                "model.float() converts them"
+            )
         if not (parameter.is_meta or torch.isfinite(parameter).all()):
             raise ConfigError(f"model {label}: parameter {name!r} holds NaN or infinity before training")
     require_stateless(module)
@@ -70,17 +73,17 @@ def require_trainable(module: object, label: str = "'custom'") -> None:
 
 @torch.no_grad()
 def require_repeatable(module: nn.Module, x: Inputs) -> None:
-    """Refuse a module that remembers what it has seen, or draws random numbers that a run could not draw again.
+    """Refuse a module that keeps state between calls, or draws random numbers that a run could not draw again.
 
-    What a module keeps of one client would reach the next one's update and so the sum, beyond every bound. What it
-    draws by PyTorch in training (dropout) is seeded for every client and round; nothing else is.
+    State from one client would reach the next one's update and so the sum, beyond every bound. PyTorch's random numbers
+    in training (dropout) are seeded for every client and round; no others are.
 
     Args:
-        module: called in both modes; its mode stays as it was.
+        module: called in both modes; its mode is restored.
         x: inputs of a few public examples.
 
     Raises:
-        ConfigError: the same inputs give other outputs when it is called again, it writes a buffer, or it fails.
+        ConfigError: the same inputs give different outputs in a second call, the module writes a buffer, or it fails.
     """
     buffers, training = Unchanged(module), module.training
     outputs = []
@@ -103,10 +106,10 @@ def require_repeatable(module: nn.Module, x: Inputs) -> None:
 
 @torch.no_grad()
 def draws_at_random(module: nn.Module, x: Inputs) -> bool:
-    """Whether a module's outputs in training mode are drawn at random, as those with dropout are.
+    """Whether a module's outputs in training mode are random, for example because of dropout.
 
     Args:
-        module: repeatable, see `require_repeatable`; its mode stays as it was.
+        module: repeatable, see `require_repeatable`; its mode is restored.
         x: inputs of a few public examples.
     """
     training, outputs = module.training, []
@@ -120,21 +123,22 @@ def draws_at_random(module: nn.Module, x: Inputs) -> bool:
 
 
 def require_drawing_nothing(module: nn.Module, x: Inputs | None = None) -> None:
-    """Refuse a module that draws at random in training: an example's gradient would depend on the batch it is in.
+    """Refuse a module that draws at random in training: an example's gradient would depend on its batch.
 
     Args:
-        module: its mode stays as it was.
-        x: inputs of a few public examples, by which functional dropout is seen; None looks for layers with dropout.
+        module: its mode is restored.
+        x: inputs of a few public examples, to detect functional dropout; None looks only for dropout layers.
 
     Raises:
-        ConfigError: it does.
+        ConfigError: the module draws at random.
     """
     for name, child in module.named_modules():
         rate = child.p if isinstance(child, _DropoutNd) else getattr(child, "dropout", 0.0)
         if isinstance(rate, float) and rate > 0:
             raise ConfigError(
                 f"{name or type(child).__name__!r} drops units at random, which is not supported where single examples "
-                "are protected: set its dropout to 0"
+                "are protected: set its dropout to 0 (for module in model.modules(): if isinstance(module, "
+                "torch.nn.Dropout): module.p = 0.0)"
             )
     if x is not None and draws_at_random(module, x):
         raise ConfigError(
@@ -148,11 +152,11 @@ def require_separate(module: nn.Module, x: Inputs) -> None:
     """Refuse a module whose outputs for an example depend on the other examples of its batch, in training mode.
 
     Args:
-        module: its mode stays as it was.
+        module: its mode is restored.
         x: inputs of a few public examples.
 
     Raises:
-        ConfigError: they do, or it fails on a single example.
+        ConfigError: outputs depend on other examples, or the module fails on a single example.
     """
     training = module.training
     outputs = inputs.call(module.train(), x)
@@ -166,7 +170,7 @@ def require_separate(module: nn.Module, x: Inputs) -> None:
 
 
 class Unchanged:
-    """The buffers of a module as they were.
+    """Snapshot of a module's buffers and frozen parameters.
 
     Args:
         module: the module.
@@ -177,21 +181,23 @@ class Unchanged:
         self._buffers = self._versions()
 
     def check(self) -> None:
-        """Refuse a module that has written or replaced a buffer since.
+        """Refuse a module that has written or replaced a buffer or a frozen parameter since.
 
         Raises:
-            ConfigError: the message names the first such buffer.
+            ConfigError: the message names the first of them.
         """
         if not self._buffers:
             return
         now = self._versions()
         for name, (buffer, version) in self._buffers.items():
             if name not in now or now[name][0] is not buffer or now[name][1] != version:
-                raise _trained(name)
+                raise _trained(name, "frozen parameter" if isinstance(buffer, nn.Parameter) else "buffer")
 
     def _versions(self) -> dict[str, tuple[Tensor, int]]:
-        return {name: (buffer, buffer._version) for name, buffer in self._module.named_buffers()}
+        fixed = dict(self._module.named_buffers())
+        fixed |= {name: value for name, value in self._module.named_parameters() if not value.requires_grad}
+        return {name: (value, value._version) for name, value in fixed.items()}
 
 
-def _trained(name: str) -> ConfigError:
-    return ConfigError(f"the model's buffer {name!r} would follow private data unbounded: {_ADVICE}")
+def _trained(name: str, kind: str = "buffer") -> ConfigError:
+    return ConfigError(f"the model's {kind} {name!r} would follow private data unbounded: {_ADVICE}")

@@ -130,11 +130,11 @@ def vgg16(in_shape: tuple[int, int, int], classes: int, *, groups: int = 32, hea
 def to_groupnorm(module: nn.Module, groups: int = 32) -> nn.Module:
     """A copy of a model with GroupNorm in place of every BatchNorm: no statistics over examples, no buffers.
 
-    Weights and biases of the normalisation are taken over; running statistics are dropped, so a trained model must be
-    trained on.
+    Weights and biases of the normalisation are taken over; running statistics are dropped, so a trained model needs
+    further training.
 
     Args:
-        module: any model; it stays as it is.
+        module: any model; it is not changed.
         groups: groups of each GroupNorm; where it does not divide the channels, their greatest common divisor.
 
     Returns:

@@ -1,7 +1,7 @@
 """Small models of text: tokens int64 [n, length] to logits of the next token [n, length, vocabulary].
 
-Both are written in plain tensor operations, so that `torch.func` can stack them over clients: for the fused kernels
-that torch's own `nn.GRU` and `nn.MultiheadAttention` choose it has no rule, and runs one client after another.
+Both are written in plain tensor operations, so that `torch.func` can stack them over clients: it has no rule for the
+fused kernels of torch's `nn.GRU` and `nn.MultiheadAttention`, and would train one client after another.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class GatedUnit(nn.Module):
     """Gated recurrent unit (Cho et al., EMNLP 2014), with the gates of torch's `nn.GRU`.
 
     Args:
-        width: of the inputs.
-        hidden: of the state.
+        width: width of the inputs.
+        hidden: width of the state.
     """
 
     def __init__(self, width: int, hidden: int) -> None:
@@ -58,10 +58,10 @@ class RecurrentText(nn.Module):
 
 
 class CausalAttention(nn.Module):
-    """Multi-head self-attention (Vaswani et al., NeurIPS 2017) that looks back only.
+    """Multi-head self-attention (Vaswani et al., NeurIPS 2017) to earlier positions only.
 
     Args:
-        width: of inputs and outputs.
+        width: width of inputs and outputs.
         heads: heads, a divisor of the width.
     """
 
@@ -128,8 +128,8 @@ def gru(in_shape: tuple[int, ...], classes: int, *, width: int = 16, hidden: int
     Args:
         in_shape: shape (length,) of one input.
         classes: size of the vocabulary.
-        width: of the token embedding.
-        hidden: of the recurrent state.
+        width: width of the token embedding.
+        hidden: width of the recurrent state.
         layers: recurrent layers.
 
     Returns:
@@ -150,7 +150,7 @@ def transformer(
     Args:
         in_shape: shape (length,) of one input.
         classes: size of the vocabulary.
-        width: of the embeddings; the perceptrons are twice as wide.
+        width: width of the embeddings; the perceptrons are twice as wide.
         heads: attention heads, a divisor of the width.
         layers: blocks.
 

@@ -1,6 +1,6 @@
 """Accounting, guarantees and the durable ledger.
 
-Names load when they are first used: processes that only train need no accountant, which takes a second to import.
+Names load on first use: processes that only train need no accountant, which takes a second to import.
 """
 
 from __future__ import annotations

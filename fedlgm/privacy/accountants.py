@@ -1,4 +1,4 @@
-"""Google's PLD and RDP accountants, which remember what a single release costs: runs repeat it."""
+"""Google's PLD and RDP accountants with a cache for single releases, which runs repeat."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from dp_accounting.pld import PLDAccountant, privacy_loss_distribution
 from dp_accounting.rdp import RdpAccountant
 
 from fedlgm.privacy.events import gaussian_event
+from fedlgm.privacy.repetition import repeatable
 
 ACCOUNTANTS = ("pld", "rdp")
 COARSE = "coarse pld"
@@ -26,16 +27,18 @@ _LITTLE_NOISE = 0.3  # below it, grids would grow with the inverse square of the
 
 @lru_cache(maxsize=32)
 def _one_sampled_gaussian(multiplier: float, rate: float, interval: float) -> Any:
-    """Privacy loss distribution of one release; nearly all the time that composing many takes."""
-    return privacy_loss_distribution.from_gaussian_mechanism(
-        standard_deviation=multiplier, value_discretization_interval=interval, sampling_prob=rate
+    """Privacy loss distribution of one release, which takes nearly all of the time of a composition."""
+    return repeatable(
+        privacy_loss_distribution.from_gaussian_mechanism(
+            standard_deviation=multiplier, value_discretization_interval=interval, sampling_prob=rate
+        )
     )
 
 
 class PldAccountant(PLDAccountant):
     """Google's PLD accountant, which also composes `pure_event`s among events of add-or-remove-one.
 
-    It remembers single sampled Gaussian releases: a run asks for the sum of ever more of the same.
+    It caches single sampled Gaussian releases, because a run composes more and more of the same release.
 
     Example:
         >>> accountant = PldAccountant().compose(gaussian_event(1.0, 0.1), 10)
@@ -65,12 +68,12 @@ class PldAccountant(PLDAccountant):
 
 @lru_cache(maxsize=128)
 def _renyi_curve(multiplier: float, rate: float) -> Any:
-    """Renyi divergences of one release at all orders; nearly all the time that composing takes."""
+    """Renyi divergences of one release at all orders, which take nearly all of the time of a composition."""
     return RdpAccountant().compose(gaussian_event(multiplier, rate)).rdp
 
 
 class RenyiAccountant(RdpAccountant):
-    """Google's RDP accountant, which remembers single sampled Gaussian releases likewise.
+    """Google's RDP accountant; it caches single sampled Gaussian releases in the same way.
 
     Example:
         >>> accountant = RenyiAccountant().compose(gaussian_event(2.0), 4)
@@ -103,7 +106,7 @@ def accountant_of(name: str, events: Iterable[dp_event.DpEvent]) -> dp_accountin
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """dp_accounting logs every Renyi order that it leaves out; leaving some out is routine and safe."""
+    """Silence dp_accounting's log of omitted Renyi orders; omitting some is routine and safe."""
     before = absl.logging.get_verbosity()
     absl.logging.set_verbosity(absl.logging.ERROR)
     try:

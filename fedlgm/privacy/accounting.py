@@ -13,11 +13,13 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from pathlib import Path
 
 import scipy.optimize
 from dp_accounting import dp_event
 
-from fedlgm.errors import ConfigError, PrivacyError
+from fedlgm import remembered
+from fedlgm.errors import ConfigError, PrivacyError, check_count, check_epsilon
 from fedlgm.privacy.accountants import ACCOUNTANTS, COARSE, SEARCHES, RenyiAccountant, accountant_of, quiet
 from fedlgm.privacy.events import decode, encode, gaussian_event, is_private, pure_epsilon, unfolded
 from fedlgm.privacy.gaussian import gaussian_epsilon
@@ -31,6 +33,7 @@ _LARGEST_MULTIPLIER = 1e7
 _SMALLEST_MULTIPLIER = 0.05  # a budget that allows less noise than this gets this
 _TOLERANCE = 1e-6  # relative, on the calibrated multiplier
 _KEPT = 1e-8  # relative; a plan keeps nine digits of its multiplier, rounded down
+_CONFIRMED = 1e-4  # of the target, how much of it a kept multiplier may leave unspent
 
 
 def epsilon(
@@ -53,7 +56,7 @@ def epsilon(
         accountant: "pld" or "rdp".
 
     Raises:
-        ConfigError: an argument outside its range; the message says which.
+        ConfigError: an argument outside its range; the message names it.
 
     >>> round(epsilon(1.0, 1e-5, steps=10, sampling_rate=0.1), 2)
     2.85
@@ -112,7 +115,7 @@ def calibrate_levels(
     relation: Relation = "add-remove",
     accountant: str = "pld",
 ) -> float:
-    """Smallest a such that releases whose noise multipliers are a times given levels stay within (epsilon, delta).
+    """Smallest factor a such that releases with noise multipliers a times `levels` stay within (epsilon, delta).
 
     Args:
         levels: number of releases at each relative noise level; levels are positive, numbers at least 1.
@@ -134,12 +137,13 @@ def calibrate_levels(
         >>> round(a / calibrate(1.0, 1e-5, steps=2), 4)
         1.0
     """
+    for level, count in levels.items():
+        check_count(f"the number of releases at level {level:g}", count)
     _check(
         delta=delta, steps=sum(levels.values()), sampling_rate=sampling_rate, relation=relation, accountant=accountant
     )
-    if not (math.isfinite(epsilon) and epsilon > 0):
-        raise ConfigError(f"epsilon must be finite and positive, got {epsilon}")
-    if not levels or not all(math.isfinite(level) and level > 0 and count >= 1 for level, count in levels.items()):
+    check_epsilon(epsilon)
+    if not levels or not all(math.isfinite(level) and level > 0 for level in levels):
         raise ConfigError(f"levels must be positive, with at least one release each, got {dict(levels)}")
     least = min(levels)
     over_least = tuple(sorted((float(level / least), int(count)) for level, count in levels.items()))
@@ -147,15 +151,54 @@ def calibrate_levels(
     return unit / least * SENSITIVITY_FACTOR[relation]
 
 
+_Levels = tuple[tuple[float, int], ...]
+
+
 @lru_cache(maxsize=256)
-def _calibrate(
-    target: float, delta: float, levels: tuple[tuple[float, int], ...], rate: float, accountant: str
-) -> float:
+def _calibrate(target: float, delta: float, levels: _Levels, rate: float, accountant: str) -> float:
+    """See `calibrate_levels`; an earlier process's result is used if the accountant confirms it."""
+    inputs = {
+        "request": [target, delta, levels, rate, accountant],
+        "code": remembered.code_of(*Path(__file__).parent.glob("*.py")),
+        "versions": [remembered.version_of(package) for package in ("dp-accounting", "numpy", "scipy")],
+    }
+    root = _confirmed(remembered.load("calibration", inputs), target, delta, levels, rate, accountant)
+    if root is None:
+        root = _root(target, delta, levels, rate, accountant)
+        remembered.save("calibration", inputs, root.hex().encode())
+    return math.exp(root)
+
+
+def _confirmed(
+    kept: bytes | None, target: float, delta: float, levels: _Levels, rate: float, accountant: str
+) -> float | None:
+    """A kept root, if the accountant finds that it meets the budget exactly.
+
+    An edited file is only a wrong guess: it can neither weaken nor increase the noise.
+    """
+    try:
+        root = float.fromhex((kept or b"").decode())
+    except ValueError:
+        return None
+    if not math.log(_SMALLEST_MULTIPLIER) <= root <= math.log(_LARGEST_MULTIPLIER):
+        return None
+    above = _excess(root - _KEPT, accountant, target, delta, levels, rate)
+    return root if -_CONFIRMED * target <= above <= 0 else None
+
+
+def _excess(log_multiplier: float, accountant: str, target: float, delta: float, levels: _Levels, rate: float) -> float:
+    """Epsilon over the target."""
+    multiplier = math.exp(log_multiplier)
+    events = [(gaussian_event(multiplier * level, rate), count) for level, count in levels]
+    # PLD may report infinity for very little noise; any large number keeps the bracket's sign.
+    return min(composed_epsilon(events, delta, accountant), 1e6) - target
+
+
+def _root(target: float, delta: float, levels: _Levels, rate: float, accountant: str) -> float:
+    """Logarithm of the multiplier."""
+
     def excess(log_multiplier: float, kind: str) -> float:
-        multiplier = math.exp(log_multiplier)
-        events = [(gaussian_event(multiplier * level, rate), count) for level, count in levels]
-        # PLD may report infinity for very little noise; any large number keeps the bracket's sign.
-        return min(composed_epsilon(events, delta, kind), 1e6) - target
+        return _excess(log_multiplier, kind, target, delta, levels, rate)
 
     def solve(low: float, high: float, kind: str, xtol: float) -> float:
         while excess(high, kind) > 0:
@@ -174,7 +217,7 @@ def _calibrate(
         return float(scipy.optimize.brentq(excess, low, high, args=(kind,), xtol=xtol))
 
     def polish(root: float) -> float | None:
-        """A root nearby by Newton steps, with the slope that the cheap accountant sees; None if that leads nowhere."""
+        """A nearby root by Newton steps, with the slope of the cheap accountant; None if they do not converge."""
         slope = (excess(root + 1e-3, COARSE) - excess(root - 1e-3, COARSE)) / 2e-3
         for _ in range(4):
             above = excess(root, accountant) / slope if slope < 0 else math.inf
@@ -200,28 +243,29 @@ def _calibrate(
         root = solve(start - 0.2, start + 0.05, accountant, _TOLERANCE / 4)
         while max(excess(root, accountant), excess(root - _KEPT, accountant)) > 0:
             root += _TOLERANCE / 2
-    return math.exp(root)
+    return root
 
 
 def composed_epsilon(events: Iterable[tuple[dp_event.DpEvent, int]], delta: float, accountant: str = "pld") -> float:
     """Epsilon at `delta` of events composed the given numbers of times; `inf` if one of them is not private.
 
-    delta = 0 asks for pure differential privacy. No accountant is involved then: the events' own pure epsilons add up,
-    and one event that has none (Gaussian noise) makes the answer `inf`. The relation is that of the events.
+    delta = 0 means pure differential privacy. No accountant is involved: the pure epsilons of the events are summed,
+    and an event without one (Gaussian noise) makes the result `inf`. The relation is that of the events.
 
-    Grids of privacy losses resolve no delta near the rounding of doubles. Where that counts (from about 2^-52 times the
-    number of releases, over 1e-6, downwards) "pld" is asked for delta less its rounding, and Renyi orders, which have
-    none of it, are asked, too: the answer is the smaller one of two upper bounds.
+    Grids of privacy losses cannot resolve a delta near the rounding of doubles. Where this matters (for delta below
+    about 2^-52 times the number of releases, over 1e-6) "pld" is evaluated at delta minus its rounding, and also
+    Renyi orders, which have no such rounding: the result is the smaller of two upper bounds.
 
-    Where a search (`selection_event`) is among the events, all of them are composed by RDP at `selection.ORDERS`,
-    whatever `accountant` is: no privacy loss distribution of a search is known.
+    If a search (`selection_event`) is among the events, all of them are composed by RDP at `selection.ORDERS`
+    for every `accountant`, because no privacy loss distribution of a search is known.
 
     Args:
-        events: (event, how often it is composed) each.
+        events: pairs (event, number of compositions).
         delta: in [0, 1).
         accountant: "pld" or "rdp".
 
     Raises:
+        ConfigError: a number of times that is not a whole number of at least 0.
         PrivacyError: the accountant cannot handle one of the events.
 
     Example:
@@ -244,9 +288,9 @@ def composed_epsilon(events: Iterable[tuple[dp_event.DpEvent, int]], delta: floa
 
 
 def quick_epsilon(events: Iterable[tuple[dp_event.DpEvent, int]], delta: float) -> float:
-    """An epsilon for lower bounds, at a tenth of the cost of `composed_epsilon`.
+    """A slightly smaller epsilon for lower bounds, at a tenth of the cost of `composed_epsilon`.
 
-    It is that of a grid ten times as coarse, which is at most 1e-3 of it too large, less a thousandth.
+    A grid ten times as coarse overestimates epsilon by at most a relative 1e-3, which is subtracted.
 
     Example:
         >>> events = [(gaussian_event(1.0, 0.1), 10)]
@@ -281,7 +325,10 @@ def _accounted(events: list[tuple[dp_event.DpEvent, int]], delta: float, account
         ledger = accountant_of(accountant, [event for event, _ in events])
         for event, count in events:
             if not ledger.supports(event):
-                raise PrivacyError(f"the {accountant} accountant cannot account for {event}; use accountant = 'pld'")
+                other = "pld" if accountant == "rdp" else "rdp"
+                raise PrivacyError(
+                    f"the {accountant} accountant cannot account for {event}; use accountant = {other!r}"
+                )
             with quiet():
                 ledger.compose(event, count)
         with quiet():
@@ -293,8 +340,7 @@ def _accounted(events: list[tuple[dp_event.DpEvent, int]], delta: float, account
 def _check(*, delta: float, steps: int, sampling_rate: float, relation: str, accountant: str) -> None:
     if not 0 < delta < 1:
         raise ConfigError(f"delta must lie in (0, 1), got {delta}")
-    if steps < 0 or int(steps) != steps:
-        raise ConfigError(f"steps must be a whole number of at least 0, got {steps}")
+    check_count("steps", steps, least=0)
     if not 0 < sampling_rate <= 1:
         raise ConfigError(f"sampling_rate must lie in (0, 1], got {sampling_rate}")
     if relation not in SENSITIVITY_FACTOR:

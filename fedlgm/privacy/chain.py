@@ -1,4 +1,4 @@
-"""Hash chain of a ledger's rows: a row's head covers the row and, through the head before it, every earlier row."""
+"""Hash chain of a ledger's rows: a row's head covers the row and, through the previous head, every earlier row."""
 
 from __future__ import annotations
 

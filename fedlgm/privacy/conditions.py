@@ -1,4 +1,4 @@
-"""What a guarantee rests on beside bounds and noise: who takes part, what stays secret, what is not proven."""
+"""Conditions of a guarantee besides bounds and noise: participation, secrecy, and unproven assumptions."""
 
 from __future__ import annotations
 
@@ -8,17 +8,6 @@ from fedlgm.facts import RunFacts
 from fedlgm.noise import Family
 from fedlgm.privacy.guarantee import Guarantee
 
-_PARTICIPATION = {
-    True: "every client is in one of {b} groups for the whole run, and who takes part in a group's round stays secret",
-    False: "nobody takes part twice within {b} rounds; who takes part when may be known",
-}
-"""Of a run whose rounds are not charged one by one, by whether draws amplify it."""
-_SECRET = {
-    "client": "who takes part in a round stays secret",
-    "example": "which examples a round draws stays secret",
-    "step": "which of its examples a client's step draws stays secret",
-}
-"""What amplification by sampling rests on."""
 _SAMPLED_REPLACE_ONE = (
     "conditional on the composition of sampled releases under replace-one costing no more than that of the sampled "
     "Gaussian mechanism at twice the sensitivity, which is proven for one release only (docs/guarantees.md, section "
@@ -27,12 +16,12 @@ _SAMPLED_REPLACE_ONE = (
 
 
 def in_a_run(guarantee: Guarantee, facts: RunFacts, family: Family) -> Guarantee:
-    """A mechanism's guarantee in a run's own terms: relation, trust, what it needs of who takes part, its condition.
+    """A mechanism's guarantee within a run: relation, trust, requirements on participation, and its condition.
 
     Args:
-        guarantee: of the mechanism; once in these terms, it stays as it is.
-        facts: of the run.
-        family: of the noise.
+        guarantee: the mechanism's guarantee; a second call has no effect.
+        facts: the run's facts.
+        family: the noise's family.
 
     Example:
         >>> from fedlgm.facts import Sampling
@@ -41,14 +30,11 @@ def in_a_run(guarantee: Guarantee, facts: RunFacts, family: Family) -> Guarantee
         'bounded, then noised; who takes part in a round stays secret'
     """
     given = replace(guarantee, relation=facts.relation, trust=facts.trust)
-    amplified = facts.accounted_rate < 1
-    needs = ""
-    if not facts.separate_rounds:
-        needs = _PARTICIPATION[amplified].format(b=facts.sampling.separation)
-    elif amplified:
-        needs = _SECRET[given.unit] if facts.steps is None else _SECRET["step"]
-    if given.status != "none" and needs not in given.reason:
-        given = replace(given, reason=f"{given.reason}; {needs}")
-    if family != "gaussian" or facts.relation != "replace-one" or not amplified:
+    if facts.sampling.of:
+        given = replace(given, unit=facts.sampling.of)
+    for needs in (facts.process.needs(given.unit), facts.noised_by.against(facts)):
+        if given.status != "none" and needs not in given.reason:
+            given = replace(given, reason=f"{given.reason}; {needs}")
+    if family != "gaussian" or facts.relation != "replace-one" or facts.accounted_rate == 1:
         return given
     return given.conditional_on(_SAMPLED_REPLACE_ONE)

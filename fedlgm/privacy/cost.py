@@ -1,4 +1,4 @@
-"""What a release costs, in words: an accounting event for people."""
+"""The cost of a release in words, from its accounting event."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Cost:
     """One release as the accountant sees it.
 
     Attributes:
-        law: of its noise: "gaussian", "laplace", "pure" (some release of a known pure epsilon), "none" (no protection,
-            so no bound) or "free" (the release adds nothing to the cost of those before it).
-        figure: noise multiplier of Gaussian noise, pure epsilon of the others; 0 where there is none.
-        rate: probability with which a unit takes part, as far as it is counted on; 1 where sampling amplifies nothing.
-        steps: how many such mechanisms the release consists of.
+        law: law of its noise: "gaussian", "laplace", "pure" (some release of a known pure epsilon), "none" (no
+            protection, so no bound) or "free" (the release adds nothing to the cost of those before it).
+        figure: noise multiplier of Gaussian noise, pure epsilon of the others; 0 if there is none.
+        rate: probability of a unit's participation that the cost relies on; 1 if sampling does not amplify.
+        steps: number of such mechanisms in the release.
     """
 
     law: Law
@@ -48,6 +48,8 @@ class Cost:
         match event:
             case dp_event.GaussianDpEvent():
                 return cls("gaussian", float(event.noise_multiplier), rate, steps)
+            case dp_event.ZCDpEvent():  # what Gaussian noise of this multiplier costs by Renyi orders
+                return cls("gaussian", (2 * event.rho) ** -0.5, rate, steps)
             case dp_event.LaplaceDpEvent():
                 return cls("laplace", pure_epsilon(event), rate, steps)
             case dp_event.RandomizedResponseDpEvent():
@@ -73,7 +75,7 @@ class Cost:
 
     @property
     def sampling(self) -> str:
-        """Sampling that the cost counts on, in words.
+        """Sampling that the cost relies on, in words.
 
         >>> Cost("gaussian", 1.0, rate=0.1).sampling, Cost("gaussian", 1.0).sampling
         ('probability 0.1', 'none counted on')
@@ -86,7 +88,7 @@ class Cost:
         """All of it in one line.
 
         Args:
-            unit: what is sampled.
+            unit: the sampled unit.
 
         >>> Cost("gaussian", 0.6, 0.1, 5).sentence("example")
         'Gaussian, multiplier 0.6; each example with probability 0.1; 5 steps'
@@ -105,7 +107,7 @@ _MOVED: dict[Relation, str] = {
 
 
 def multiplier_explained(unit: Unit, relation: Relation) -> str:
-    """What the noise multiplier of a ledger's row is relative to.
+    """The meaning of the noise multiplier in a row of the ledger.
 
     >>> multiplier_explained("client", "add-remove")
     'multiplier: the noise over the most that one client more or less moves what is released, all layers together'

@@ -1,7 +1,7 @@
 """Accounting of integer noise that several parties add in shares and a server sees only as a sum.
 
 Every party adds its share to integers before they are summed under secure aggregation, so the release is the sum of the
-honest parties' shares. Only those count: a party that colludes with the server, or drops out, brings no noise.
+honest parties' shares. Only these count: a party that colludes with the server, or drops out, contributes no noise.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Literal, get_args
 import numpy as np
 from dp_accounting.rdp import compute_epsilon
 
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, check_count
 from fedlgm.privacy.accountants import quiet
 
 IntegerNoise = Literal["discrete-gaussian", "skellam"]
@@ -22,7 +22,7 @@ _ORDERS = np.concatenate([1 + np.arange(1, 100) / 10, np.arange(11, 64), [80, 96
 
 
 def discrete_gaussian_tau(deviation: float, parties: int) -> float:
-    """Distance of a sum of discrete Gaussians from one: the largest absolute log ratio of the two laws is at most this.
+    """Bound on the largest absolute log ratio between a sum of discrete Gaussians and one discrete Gaussian.
 
     Args:
         deviation: standard deviation parameter of each party's discrete Gaussian.
@@ -53,10 +53,10 @@ def distributed_epsilon(
     rounds: int,
     delta: float,
 ) -> float:
-    """Epsilon against a server that sees every round's noised integer sum and who took part in it.
+    """Epsilon against a server that sees every round's noised integer sum and its participants.
 
-    There is no amplification by sampling: the server knows the cohort. A move of l2 norm d2 in integers has l1 norm of
-    at most d2 min(sqrt(d), d2).
+    There is no amplification by sampling: the server knows the cohort. An integer vector of l2 norm d2 has l1 norm at
+    most d2 min(sqrt(d), d2).
 
     Args:
         noise: "discrete-gaussian" or "skellam".
@@ -84,8 +84,7 @@ def distributed_epsilon(
     if not (math.isfinite(sensitivity) and sensitivity > 0):
         raise ConfigError(f"sensitivity must be finite and positive, got {sensitivity}")
     for name, value in (("dimension", dimension), ("rounds", rounds)):
-        if value < 1 or int(value) != value:
-            raise ConfigError(f"{name} must be a whole number of at least 1, got {value}")
+        check_count(name, value)
     if not 0 < delta < 1:
         raise ConfigError(f"delta must lie in (0, 1), got {delta}")
     l1 = sensitivity * min(math.sqrt(dimension), sensitivity)
@@ -120,5 +119,4 @@ def _skellam(deviation: float, l2: float, l1: float) -> np.ndarray:
 def _check_noise(deviation: float, parties: int) -> None:
     if not (math.isfinite(deviation) and deviation > 0):
         raise ConfigError(f"deviation must be finite and positive, got {deviation}")
-    if parties < 1 or int(parties) != parties:
-        raise ConfigError(f"parties must be a whole number of at least 1, got {parties}")
+    check_count("parties", parties)

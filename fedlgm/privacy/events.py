@@ -1,4 +1,4 @@
-"""Events of releases: what the accountant composes, and how the ledger stores it."""
+"""Accounting events of releases, and their form in the ledger."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from dp_accounting import dp_event
 
+from fedlgm.errors import check_count
 from fedlgm.privacy.guarantee import Relation
 
 LARGEST_PURE = 700.0
@@ -14,10 +15,10 @@ LARGEST_PURE = 700.0
 
 
 def gaussian_event(multiplier: float, sampling_rate: float = 1.0) -> dp_event.DpEvent:
-    """Event of one (Poisson-sampled) Gaussian release; a multiplier of 0 is not private at all.
+    """Event of one (Poisson-sampled) Gaussian release; a multiplier of 0 is not private.
 
     Args:
-        multiplier: noise std over the distance by which a neighbour moves the release; infinite: it costs nothing.
+        multiplier: noise std over the largest change of the release by a neighbour; infinite: no cost.
         sampling_rate: probability q of a unit's participation.
 
     Example:
@@ -53,7 +54,7 @@ def laplace_event(epsilon: float, sampling_rate: float = 1.0, relation: Relation
     and Wang 2022, Theorems 10 and 11).
 
     Args:
-        epsilon: sum over coordinates of what a neighbour may move, over the scale b: l1 sensitivity in noise units.
+        epsilon: sum over coordinates of a neighbour's largest change over the scale b: l1 sensitivity in noise units.
         sampling_rate: probability q of a unit's participation.
         relation: neighbouring relation. Sampling under "replace-one" is amplified in closed form, as a pure
             ln(1 + q (exp(epsilon) - 1)): no direction of the add-or-remove pair dominates a replacement at every e.
@@ -98,24 +99,34 @@ def sampled(event: dp_event.DpEvent, sampling_rate: float) -> dp_event.DpEvent:
 def repeated(event: dp_event.DpEvent, count: int) -> dp_event.DpEvent:
     """`count` releases of one event as one event; the event itself for a single one.
 
+    Raises:
+        ConfigError: a count that is not a whole number of at least 1.
+
     Example:
         >>> from fedlgm.privacy import composed_epsilon
         >>> event = repeated(gaussian_event(2.0), 4)
         >>> round(composed_epsilon([(event, 1)], 1e-5), 4)
         4.3772
     """
-    return event if count == 1 else dp_event.SelfComposedDpEvent(event, count)
+    check_count("count", count)
+    return event if count == 1 else dp_event.SelfComposedDpEvent(event, int(count))
 
 
 def unfolded(event: dp_event.DpEvent, count: int) -> tuple[dp_event.DpEvent, int]:
-    """`count` releases of an event as more releases of one that is not itself repeated."""
+    """`count` releases of an event as more releases of one that is not itself repeated.
+
+    Raises:
+        ConfigError: a number of releases that is not a whole number of at least 0.
+    """
+    check_count("count", count, least=0)
     while isinstance(event, dp_event.SelfComposedDpEvent):
+        check_count("count", event.count, least=0)
         event, count = event.event, count * event.count
     return event, count
 
 
 def is_private(event: dp_event.DpEvent) -> bool:
-    """Whether any bound holds for an event: False for releases that are not private.
+    """Whether an event has any privacy bound; False for releases that are not private.
 
     Example:
         >>> is_private(gaussian_event(1.0)), is_private(repeated(gaussian_event(0.0), 3))
@@ -127,7 +138,7 @@ def is_private(event: dp_event.DpEvent) -> bool:
 
 
 def pure_epsilon(event: dp_event.DpEvent) -> float:
-    """Epsilon of pure DP of one event; `inf` where there is none."""
+    """Epsilon of pure DP of one event; `inf` if there is none."""
     if isinstance(event, dp_event.NoOpDpEvent):
         return 0.0
     if isinstance(event, dp_event.RandomizedResponseDpEvent):
@@ -145,7 +156,7 @@ def encode(event: dp_event.DpEvent) -> dict[str, Any]:
     """JSON form of an event, for the ledger and for messages.
 
     Raises:
-        ValueError: an event of a type that the library does not make.
+        ValueError: an event of a type that the library does not use.
 
     Example:
         >>> encode(gaussian_event(1.5))
@@ -154,6 +165,8 @@ def encode(event: dp_event.DpEvent) -> dict[str, Any]:
     name = type(event).__name__
     if name not in _FIELDS:
         raise ValueError(f"cannot store {name}")
+    if isinstance(event, dp_event.SelfComposedDpEvent):
+        check_count("count", event.count)
     fields = {field: getattr(event, field) for field in _FIELDS[name]}
     return {"type": name} | {k: encode(v) if isinstance(v, dp_event.DpEvent) else v for k, v in fields.items()}
 
@@ -172,6 +185,8 @@ def decode(record: dict[str, Any]) -> dp_event.DpEvent:
     name = fields.pop("type", None)
     if name not in _FIELDS or set(fields) != set(_FIELDS[name]):
         raise ValueError(f"not a stored privacy event: {record}")
+    if name == "SelfComposedDpEvent":
+        check_count("count", fields["count"])
     return getattr(dp_event, name)(**{k: decode(v) if isinstance(v, dict) else v for k, v in fields.items()})
 
 
@@ -179,6 +194,7 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "NoOpDpEvent": (),
     "NonPrivateDpEvent": (),
     "GaussianDpEvent": ("noise_multiplier",),
+    "ZCDpEvent": ("rho", "xi"),
     "LaplaceDpEvent": ("noise_multiplier",),
     "RandomizedResponseDpEvent": ("noise_parameter", "num_buckets"),
     "PoissonSampledDpEvent": ("sampling_probability", "event"),

@@ -1,4 +1,4 @@
-"""What is proven about a release, in words that can be printed beside every epsilon."""
+"""The statement about a release that is printed beside every epsilon."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from fedlgm.errors import PrivacyError
 
 Status = Literal["proven", "conditional", "none"]
 Relation = Literal["add-remove", "replace-one", "zero-out"]
-Trust = Literal["central", "local"]
-Unit = Literal["client", "example"]
+Trust = Literal["central", "local", "distributed"]
+Unit = Literal["client", "example", "user"]
 
 SENSITIVITY_FACTOR: dict[str, float] = {"add-remove": 1.0, "replace-one": 2.0, "zero-out": 1.0}
 """By how many of one unit's bounds a sum moves, by neighbouring relation.
@@ -18,14 +18,19 @@ SENSITIVITY_FACTOR: dict[str, float] = {"add-remove": 1.0, "replace-one": 2.0, "
 "zero-out": the same schedule of participations, the unit's contributions become zero."""
 
 _REPRODUCIBLE = "simulation: the seed is public, and with it the noise can be drawn again"
+_WHO: dict[Trust, str] = {
+    "central": "a trusted server adds the noise",
+    "local": "each client adds its own noise",
+    "distributed": "clients add the noise in shares and the server sees their sum alone",
+}
 _FITS = {True: "is accounted for", False: "is not private"}
 
 
 class Claim(TypedDict, total=False):
-    """What a method's authors would charge for a release, where that differs from what is proven: one of the two.
+    """The charge that a method's authors would state for a release, if it differs from the proven one; one key only.
 
     Attributes:
-        epsilon: adds up over a participant's rows.
+        epsilon: summed over the rows of a participant.
         event: JSON form of an event, see `fedlgm.privacy.events.encode`; composed by the accountant.
 
     Example:
@@ -38,16 +43,30 @@ class Claim(TypedDict, total=False):
     event: dict[str, Any]
 
 
+def caveat_of(noise_reproducible: bool) -> str:
+    """What follows every guarantee, in full or in short, where noise came from a public seed; empty elsewhere.
+
+    Args:
+        noise_reproducible: whether it did.
+
+    Example:
+        >>> f"proven{caveat_of(True)}"
+        'proven; simulation: the seed is public, and with it the noise can be drawn again'
+    """
+    return f"; {_REPRODUCIBLE}" if noise_reproducible else ""
+
+
 @dataclass(frozen=True)
 class Guarantee:
     """Standing of a privacy claim.
 
     Attributes:
-        status: "proven", "conditional" (the reason says on what) or "none" (the reason says why not).
+        status: "proven", "conditional" (the reason gives the condition) or "none" (the reason says why).
         reason: one sentence, citing `docs/guarantees.md` by section where the claim fails.
-        unit: whose data a neighbour changes.
-        relation: how it changes.
-        trust: "central" (the server sees bounded contributions and adds the noise) or "local" (clients add it).
+        unit: the unit by which neighbouring data sets differ.
+        relation: the neighbouring relation.
+        trust: "central" (the server sees bounded contributions and adds the noise), "local" (clients add it, each for
+            itself) or "distributed" (clients add it in shares, and the server sees the sum alone).
     """
 
     status: Status
@@ -66,15 +85,14 @@ class Guarantee:
             >>> Guarantee("proven", "bounded, then noised").sentence(noise_reproducible=False)
             'proven (client-level, add-remove, a trusted server adds the noise): bounded, then noised'
         """
-        who = {"central": "a trusted server adds the noise", "local": "each client adds its own noise"}[self.trust]
-        frame = f"{self.unit}-level, {self.relation}, {who}"
-        caveat = f"; {_REPRODUCIBLE}" if noise_reproducible else ""
+        frame = f"{self.unit}-level, {self.relation}, {_WHO[self.trust]}"
+        caveat = caveat_of(noise_reproducible)
         if self.status == "none":
             return f"NOT PRIVATE: {self.reason} [{frame}]{caveat}"
         return f"{self.status} ({frame}): {self.reason}{caveat}"
 
     def require(self, *, protected: bool) -> None:
-        """Check that the words fit the kind of plan they stand beside.
+        """Check that the status fits the kind of plan.
 
         Raises:
             PrivacyError: "none" beside a protected release, or a claim beside one that is not.
@@ -83,7 +101,7 @@ class Guarantee:
             raise PrivacyError(f"a guarantee {self.status!r} does not fit a plan that {_FITS[protected]}")
 
     def conditional_on(self, condition: str) -> Guarantee:
-        """What is proven becomes conditional on what `condition` says; anything else stays as it is."""
+        """A proven guarantee becomes conditional on `condition`; other guarantees do not change."""
         if self.status != "proven":
             return self
         return replace(self, status="conditional", reason=f"{self.reason}; {condition}")

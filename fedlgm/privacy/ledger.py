@@ -1,18 +1,18 @@
 """The durable privacy ledger: an SQLite file that is charged before anything noisy leaves the process.
 
-Every row is one release. A release that is repeated after a crash with the very same noise key and inputs gives the
-same bits, so it is one row; repeated with fresh noise it is a second row. The ledger may show more than was released
-(a crash between charge and release), never less.
+Every row is one release. A release repeated after a crash with the same noise key and inputs gives the same bits, so it
+is one row; repeated with fresh noise, it is a second row. The ledger may show more than was released (a crash between
+charge and release), never less.
 
 In a run whose rounds are not charged one by one (`fedlgm.privacy.whole_run`) a row's round is its position in the run,
-and its event what the round adds to the cost of the rounds before it.
+and its event is the cost that the round adds to that of the rounds before it.
 
-All rows of a ledger protect the same unit under the same neighbouring relation: epsilons of unlike releases do not add
-up. A row that states another protection than the rows before it is refused.
+All rows of a ledger protect the same unit under the same neighbouring relation: epsilons of different units or
+relations do not add up. The ledger refuses a row that states a different protection.
 
-Rows are chained by hash: a row's head covers all rows before it and the run that owns the ledger. Whoever kept a head
-(checkpoints, results and terminals do) can tell that a row below it was edited, deleted or reordered. A chain has no
-secret: who replaces the ledger and everything that holds its heads is not detected.
+Rows are chained by hash: a row's head covers all rows before it and the run that owns the ledger. Anyone who has kept a
+head (checkpoints, results and terminals do) can detect that an earlier row was edited, deleted or reordered. The chain
+has no secret: it cannot detect an attacker who replaces the ledger and every copy of its heads.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ SERVER = -1  # the releasing party under central trust; clients are numbered fro
 
 @dataclass(frozen=True)
 class Charge:
-    """One row: what was charged for which round and participant.
+    """One row: the charge for a round and participant.
 
     Attributes:
         round: its number, from 1.
         client: the releasing client under local trust, `SERVER` under central trust.
-        event: what the release costs, as proven.
-        claim: what the method's authors would charge, where that differs; empty elsewhere.
-        protects: unit and neighbouring relation of the event, as in "client, add-remove"; "" where they are not stated.
+        event: the proven cost of the release.
+        claim: the charge that the method's authors would state, if it differs; otherwise empty.
+        protects: unit and neighbouring relation of the event, as in "client, add-remove"; "" if not stated.
 
     Example:
         >>> import tempfile
@@ -67,7 +67,7 @@ class Charge:
 
 
 class Head(NamedTuple):
-    """Where a ledger stands: whoever keeps it can tell later whether rows up to it were changed.
+    """A position in a ledger: anyone who keeps it can check later whether rows up to it were changed.
 
     Attributes:
         rows: number of rows.
@@ -113,7 +113,7 @@ class Ledger:
     Args:
         path: SQLite file, created if missing (write-ahead log, full synchronisation).
         owner: identity of the run that charges (for example a hash of its recipe); opening the ledger of another owner
-            is refused. `None` opens for reading whatever it belongs to.
+            is refused. `None` opens any ledger for reading.
 
     Raises:
         LedgerError: not a ledger, damaged, or owned by another run.
@@ -179,12 +179,12 @@ class Ledger:
         """Record one release; returns only after the row is on disk.
 
         Args:
-            event: what it costs, as proven.
+            event: its proven cost.
             round: round number, from 1.
             key: fingerprint of the noise key: the same key on the same round is the same release.
             client: the releasing client under local trust, `SERVER` under central trust.
-            claim: what the method's authors would charge, if that differs: {"epsilon": e} adds up naively.
-            protects: unit and relation of the event (`ReleasePlan.protects`); "" does not state them.
+            claim: the charge that the method's authors would state, if it differs: {"epsilon": e} is summed.
+            protects: unit and relation of the event (`ReleasePlan.protects`); "" if not stated.
 
         Raises:
             LedgerError: the row cannot be written, the key has been charged for this round at another cost, or earlier
@@ -238,7 +238,7 @@ class Ledger:
         return str(row[0]) if row else ""
 
     def head(self) -> Head:
-        """Where the ledger stands."""
+        """The ledger's current head."""
         with self._translated():
             row = self._db.execute("SELECT number, head FROM charges ORDER BY number DESC LIMIT 1").fetchone()
         return Head(int(row[0]), str(row[1])) if row else Head(0, next_head("", self.owner()))
@@ -248,8 +248,8 @@ class Ledger:
 
         Args:
             anchors: heads kept in checkpoints, results or by people.
-            owner: identity that the run has by its recipe; None does not check it.
-            contiguous: whether every round between the first and the last that were charged must be there.
+            owner: the run's identity by its recipe; None does not check it.
+            contiguous: whether every round between the first and the last charged one must be present.
 
         Returns:
             The head, when all is well.
@@ -300,27 +300,26 @@ class Ledger:
                 yield Charge(round_, client, privacy.events.decode(json.loads(event)), json.loads(claim), protects)
 
     def protects(self) -> str:
-        """Unit and relation that the rows state, as in "client, add-remove"; "" where none does."""
+        """Unit and relation that the rows state, as in "client, add-remove"; "" if none does."""
         with self._translated():
             row = self._db.execute(f"SELECT MAX({self._protects}) FROM charges").fetchone()
         return str(row[0] or "")
 
     def epsilon(self, delta: float, accountant: str = "pld", through: int | None = None, abandoned: int = 0) -> float:
-        """Proven epsilon at `delta` of everything charged: of the worst-off participant under local trust.
+        """Proven epsilon at `delta` of all charges; under local trust, of the participant with the largest.
 
         Args:
             delta: target delta.
-            accountant: "pld" or "rdp"; RDP at `selection.ORDERS` where a search (`selection_event`) was charged.
-            through: last round to count; all if left out.
-            abandoned: `position()` up to which rows count whatever their round: those of attempts that later ones do
-                not repeat.
+            accountant: "pld" or "rdp"; RDP at `selection.ORDERS` if a search (`selection_event`) was charged.
+            through: last round to count; default: all.
+            abandoned: `position()` up to which rows of any round count, for attempts that later ones do not repeat.
         """
         spending = self._spending(through, abandoned)
         with self._translated():
             return spending.epsilon(delta, accountant)
 
     def client_epsilons(self, delta: float, accountant: str = "pld") -> dict[int, float]:
-        """Proven epsilon at `delta` of each client that was charged, by its number; empty under central trust."""
+        """Proven epsilon at `delta` of each charged client, by number; empty under central trust."""
         spending = self._spending(None, 0)
         with self._translated():
             return spending.client_epsilons(delta, accountant)
@@ -334,9 +333,9 @@ class Ledger:
         return Spending.of(rows, SERVER)
 
     def worst_profile(self) -> list[tuple[dp_event.DpEvent, int]]:
-        """Events charged, with how often: of all participants together, event by event the most that one has.
+        """Charged events with counts, each the maximum over participants.
 
-        An upper bound of every participant's own events, for composition with other ledgers.
+        This bounds every participant's own events from above, for composition with other ledgers.
         """
         most: dict[tuple[bool, str], int] = {}
         with self._translated():
@@ -348,7 +347,7 @@ class Ledger:
     def claimed_epsilon(
         self, delta: float, accountant: str = "pld", through: int | None = None, abandoned: int = 0
     ) -> float:
-        """Epsilon as the methods' authors would state it: naive sums where they sum naively, else as charged.
+        """Epsilon as the methods' authors would state it: naive sums if the authors sum naively, else as charged.
 
         A claim is {"epsilon": e} (adds up over a participant's rows) or {"event": ...} (composed by the accountant).
         Arguments as for `epsilon`.
@@ -361,13 +360,13 @@ class Ledger:
             return claimed_epsilon(rows, delta, accountant)
 
     def rounds(self, through: int | None = None) -> int:
-        """Last round that was charged, in the first `through` rows (default: in all); 0 for an empty ledger."""
+        """Last charged round in the first `through` rows (default: in all); 0 for an empty ledger."""
         with self._translated():
             query = "SELECT COALESCE(MAX(round), 0) FROM charges WHERE number <= ?"
             return int(self._db.execute(query, (_last(through),)).fetchone()[0])
 
     def position(self) -> int:
-        """Number of rows: later rows have greater numbers."""
+        """Number of rows; later rows have larger numbers."""
         return self.head().rows
 
     def participations(self) -> dict[int, int]:
@@ -382,14 +381,14 @@ class Ledger:
             return set(self._db.execute("SELECT round, client, key FROM charges").fetchall())
 
     def first_key(self, round: int, client: int = SERVER, after: int = 0) -> str | None:
-        """Name of the noise key with which a round was released first after row `after`; None if it was not."""
+        """Name of the noise key of a round's first release after row `after`; None if there was none."""
         query = "SELECT key FROM charges WHERE round = ? AND client = ? AND number > ? ORDER BY number LIMIT 1"
         with self._translated():
             row = self._db.execute(query, (round, client, after)).fetchone()
         return None if row is None else str(row[0])
 
     def since(self, round: int) -> list[tuple[int, int, str]]:
-        """(round, client, key) of all clients' rows from `round` on: what an interrupted run had got ahead to."""
+        """(round, client, key) of all clients' rows from `round` on, which an interrupted run had already released."""
         with self._translated():
             query = "SELECT round, client, key FROM charges WHERE round >= ? AND client >= 0"
             return self._db.execute(query, (round,)).fetchall()
@@ -408,7 +407,7 @@ class Ledger:
 
 
 def _head(before: str, row: Sequence[object]) -> str:
-    """Head after a row whose last field is what it protects; rows of earlier versions have none in their hash."""
+    """Head after a row whose last field is its protection; rows of earlier versions omit it from their hash."""
     return next_head(before, *map(str, row if row[-1] else row[:-1]))
 
 

@@ -1,4 +1,4 @@
-"""The ledger's SQLite file: its tables, how it is made and opened, and what helps where it cannot be used."""
+"""The ledger's SQLite file: its tables, its creation and opening, and remedies for errors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _REMEDIES = {
 
 
 def create(path: Path, owner: str) -> None:
-    """Make an empty ledger that is there whole or not at all: one cut short could not be told from an emptied one."""
+    """Create an empty ledger completely or not at all: a truncated ledger would look like an emptied one."""
     with closing(sqlite3.connect(":memory:")) as db:
         db.executescript(SCHEMA)
         db.execute("INSERT INTO meta VALUES ('owner', ?)", (owner,))
@@ -44,7 +44,7 @@ def create(path: Path, owner: str) -> None:
 
 
 def connect(path: Path, *, reading: bool) -> sqlite3.Connection:
-    """Open a ledger, for reading alone or for charges too."""
+    """Open a ledger, read-only or for charges."""
     if not reading:
         return sqlite3.connect(path, isolation_level=None, timeout=30)
     # A ledger that nobody writes is read as it lies: opened otherwise, SQLite would leave files beside it, or fail in a
@@ -55,6 +55,6 @@ def connect(path: Path, *, reading: bool) -> sqlite3.Connection:
 
 
 def remedy(error: Exception) -> str:
-    """What helps against an error of SQLite's, as a part of a sentence."""
+    """Remedy for an SQLite error, as part of a sentence."""
     code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF  # extended codes keep the primary one there
     return _REMEDIES.get(code, "restore it from a backup or start a new run")

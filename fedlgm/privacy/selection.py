@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Literal, get_args
 
 import numpy as np
 from dp_accounting import dp_event
 from dp_accounting.rdp import RdpAccountant
 
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, check_count
 from fedlgm.privacy.accountants import quiet
 from fedlgm.privacy.events import gaussian_event, repeated
 
@@ -24,7 +25,7 @@ ORDERS = tuple(
 
 
 def selection_event(run: dp_event.DpEvent, expected_runs: float, law: Law = "logarithmic") -> dp_event.DpEvent:
-    """Event of a search that draws the number of runs by `law` and publishes the best run alone.
+    """Event of a search that draws the number of runs by `law` and publishes only the best run.
 
     Args:
         run: event of one whole run; every candidate costs the same.
@@ -46,6 +47,38 @@ def selection_event(run: dp_event.DpEvent, expected_runs: float, law: Law = "log
     return dp_event.RepeatAndSelectDpEvent(run, float(expected_runs), _SHAPES[law])
 
 
+def draw_runs(expected_runs: float, law: Law, generator: np.random.Generator) -> int:
+    """Draw a search's secret number of runs. Logarithmic: P(k) ~ (1 - gamma)^k / k, k >= 1 (Definition 1 at eta = 0).
+
+    Args:
+        expected_runs: mean of the number of runs, as for `selection_event`, which also refuses invalid ones.
+        law: as for `selection_event`.
+        generator: a secret stream.
+
+    Example:
+        >>> draws = [draw_runs(10, "logarithmic", np.random.default_rng(seed)) for seed in range(2000)]
+        >>> min(draws), 9 < sum(draws) / 2000 < 11
+        (1, True)
+    """
+    selection_event(dp_event.NoOpDpEvent(), expected_runs, law)
+    if law == "poisson":
+        return int(generator.poisson(expected_runs))
+    if law == "geometric":
+        return int(generator.geometric(1 / expected_runs))
+    return int(generator.logseries(1 - _gamma(expected_runs)))
+
+
+@lru_cache(maxsize=16)
+def _gamma(expected_runs: float) -> float:
+    """The gamma of the logarithmic law of this mean, by bisection: the mean falls with it."""
+    low, high = -700.0, -1e-12  # of log(gamma)
+    for _ in range(200):
+        middle = (low + high) / 2
+        mean = math.expm1(-middle) / -middle
+        low, high = (middle, high) if mean > expected_runs else (low, middle)
+    return math.exp(high)
+
+
 def selection_epsilon(
     noise_multiplier: float,
     sampling_rate: float,
@@ -54,10 +87,10 @@ def selection_epsilon(
     expected_runs: float,
     law: Law = "logarithmic",
 ) -> float:
-    """Epsilon of a search over runs of a sampled Gaussian mechanism, of which the best run alone is published.
+    """Epsilon of a search over runs of a sampled Gaussian mechanism, of which only the best run is published.
 
     The number of runs is drawn by `law` and stays secret, as do all other runs. The settings of each run are drawn from
-    a list that was fixed before the search, and the score looks at released values and public data only. The figure
+    a list that was fixed before the search, and the score uses only released values and public data. The figure
     protects readers of the one published model; a party that sees every run sees their composition.
 
     Args:
@@ -82,8 +115,7 @@ def selection_epsilon(
         raise ConfigError(f"noise_multiplier must be finite and positive, got {noise_multiplier}")
     if not 0 < sampling_rate <= 1:
         raise ConfigError(f"sampling_rate must lie in (0, 1], got {sampling_rate}")
-    if steps < 1 or int(steps) != steps:
-        raise ConfigError(f"steps must be a whole number of at least 1, got {steps}")
+    check_count("steps", steps)
     if not 0 < delta < 1:
         raise ConfigError(f"delta must lie in (0, 1), got {delta}")
     run = repeated(gaussian_event(noise_multiplier, sampling_rate), int(steps))

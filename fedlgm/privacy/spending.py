@@ -1,6 +1,6 @@
-"""What the participants of a ledger have spent: events with how often each was charged, composed to epsilon.
+"""Spending of a ledger's participants: charged events with counts, composed to epsilon.
 
-Events are in the JSON text that the ledger keeps, so that equal ones are counted together before any is composed.
+Events are the ledger's JSON text, so that equal ones are counted before composition.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class Spending:
     """Charges, counted.
 
     Attributes:
-        shared: event -> how often the server's releases charge it to everybody.
-        own: client -> the same of its own releases, under local trust.
+        shared: event -> number of times that the server's releases charge it to every participant.
+        own: client -> the same for the client's releases, under local trust.
 
     Example:
         >>> from fedlgm.privacy.events import encode, gaussian_event
@@ -42,18 +42,18 @@ class Spending:
         return cls(own.pop(server, {}), own)
 
     def epsilon(self, delta: float, accountant: str) -> float:
-        """Proven epsilon at `delta` of the worst-off participant."""
+        """Largest proven epsilon at `delta` of any participant."""
         profiles = set(self._profiles().values()) or {frozenset(self.shared.items())}
         return max((_composed(profile, delta, accountant) for profile in _undominated(profiles)), default=0.0)
 
     def client_epsilons(self, delta: float, accountant: str) -> dict[int, float]:
-        """Proven epsilon at `delta` of each client with releases of its own."""
+        """Proven epsilon at `delta` of each client with its own releases."""
         spent = self._profiles()
         known = {profile: _composed(profile, delta, accountant) for profile in set(spent.values())}
         return {client: known[profile] for client, profile in sorted(spent.items())}
 
     def _profiles(self) -> dict[int, _Profile]:
-        """What each client has spent, the server's releases included."""
+        """Each client's spending, including the server's releases."""
         return {client: frozenset(_sum(self.shared, events).items()) for client, events in self.own.items()}
 
 
@@ -63,7 +63,7 @@ def claimed_epsilon(rows: Iterable[tuple[int, str, str, int]], delta: float, acc
     Args:
         rows: (participant, event, claim, count).
         delta: delta of claims that are composed.
-        accountant: which composes them.
+        accountant: accountant that composes them.
     """
     naive: dict[int, float] = {}
     events: dict[int, _Counts] = {}

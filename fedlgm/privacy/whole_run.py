@@ -10,7 +10,7 @@ be one client's largest contribution in units of s, layers and auxiliary queries
   Poisson-sampled Gaussian mechanisms of multiplier sigma_eff / (largest column norm of C). One is charged at the rounds
   0, b, 2b, ..., which is ahead of every group, and nothing in between.
 
-Proofs: docs/guarantees.md, section Noise correlated over rounds. Rounds count from 0 here.
+Proofs: docs/guarantees-proofs.md, section Noise correlated over rounds. Rounds count from 0 here.
 
 Sources: Denisov et al. 2022 (adaptive streams); Choquette-Choo et al. 2023 (arXiv 2306.08153, Theorem 4).
 """
@@ -55,7 +55,7 @@ class WholeRun:
 
     Attributes:
         noise: C; the identity for independent noise.
-        sampling: who takes part when; a scheme that keeps rounds between participations.
+        sampling: a scheme with a minimum separation between participations.
         relation: neighbouring relation.
 
     Raises:
@@ -74,7 +74,7 @@ class WholeRun:
 
     @property
     def separation(self) -> int:
-        """b, rounds from a client's participation to its next one at the earliest."""
+        """b, smallest number of rounds between a client's participations."""
         return self.sampling.separation or 1
 
     @property
@@ -84,12 +84,12 @@ class WholeRun:
 
     @cached_property
     def sensitivity(self) -> float:
-        """sens(C) under the schema: the run moves by this many of one client's bounds."""
+        """sens(C) under the schema: one client moves the run by at most this many times its bound."""
         return self.noise.sensitivity(self.separation)
 
     @cached_property
     def growth(self) -> float:
-        """sigma_eff of a round over the multiplier of the mechanism that is accounted for, relation left aside."""
+        """sigma_eff of a round over the accounted mechanism's multiplier, apart from the relation."""
         return self.noise.amplified_column_norm() if self.sampling.amplifies else self.sensitivity
 
     def calibrate(self, epsilon: float, delta: float, accountant: str) -> float:
@@ -110,7 +110,7 @@ class WholeRun:
         return one * self.growth * (1 + _MARGIN)
 
     def event(self, position: int, multiplier: float) -> dp_event.DpEvent:
-        """What round `position` adds to the cost of the rounds before it.
+        """Cost that round `position` adds to that of the rounds before it.
 
         Args:
             position: rounds before this one, 0 to T - 1.
@@ -127,10 +127,11 @@ class WholeRun:
         return self._gaussian(float(self._increments[position]), multiplier)
 
     def repeated_event(self, position: int, multiplier: float) -> dp_event.DpEvent:
-        """What one more release of round `position` costs, with noise of its own for that round.
+        """Cost of one more release of round `position` with independent noise for that round.
 
         It is a further row of C: the same coefficients on the past, an independent z. A client moves it by at most the
-        row's bound, however its coins fell, so it is charged without amplification. Arguments and errors as in `event`.
+        row's bound, for any outcome of its coins, so it is charged without amplification. Arguments and errors as in
+        `event`.
         """
         self._check(position)
         return self._gaussian(self.noise.row_bound(position, self.separation), multiplier)
@@ -166,7 +167,7 @@ def _whole_run(noise: Correlation, sampling: Sampling, relation: Relation) -> Wh
 
 
 def whole_run(facts: RunFacts) -> WholeRun:
-    """The run of `facts` as one mechanism; for facts with `separate_rounds` there is none.
+    """The run of `facts` as one mechanism; see `RunFacts.run`.
 
     Example:
         >>> from fedlgm.facts import RunFacts, Sampling

@@ -1,4 +1,4 @@
-"""Tasks: what a model is trained for. Nothing else in the library assumes a loss, a target type or a metric.
+"""Tasks: the loss, targets and metrics of a model. No other module assumes a loss, a target type or a metric.
 
     task = tasks.get("regression", loss="huber")
     task = tasks.get("mypackage.tasks:Ranking", margin=0.2)
@@ -18,15 +18,19 @@ from fedlgm.errors import ConfigError, alternatives
 from fedlgm.extension import is_reference, load_object, misfit, parameters_of, users_code
 from fedlgm.tasks.base import Task
 from fedlgm.tasks.binary import Binary
+from fedlgm.tasks.causal_lm import CausalLM
 from fedlgm.tasks.classification import Classification
 from fedlgm.tasks.evaluation import evaluate
 from fedlgm.tasks.next_token import PADDING, NextToken
 from fedlgm.tasks.regression import Regression
+from fedlgm.tasks.set_metrics import Metric
 
 __all__ = [
     "PADDING",
     "Binary",
+    "CausalLM",
     "Classification",
+    "Metric",
     "NextToken",
     "Regression",
     "Task",
@@ -42,12 +46,13 @@ _TASKS: dict[str, type[Task]] = {
     "binary": Binary,
     "multi-label": Binary,
     "next-token": NextToken,
+    "causal-lm": CausalLM,
 }
 _Losses = Callable[[Tensor, Tensor], Tensor]
 
 
 class _OfFunction(Task):
-    """A task of which only the loss per example is given."""
+    """A task made of a loss per example alone."""
 
     def __init__(self, function: _Losses) -> None:
         self._function = function
@@ -61,7 +66,7 @@ def names() -> tuple[str, ...]:
 
     Example:
         >>> names()
-        ('classification', 'regression', 'binary', 'multi-label', 'next-token')
+        ('classification', 'regression', 'binary', 'multi-label', 'next-token', 'causal-lm')
     """
     return tuple(_TASKS)
 
@@ -84,13 +89,13 @@ def get(task: str | Task | type[Task] | _Losses | None = None, **values: Any) ->
     """A task.
 
     Args:
-        task: one of `names()`; "package.module:name" of a user's own; a `Task`, or a class of them; or a function
+        task: one of `names()`; "package.module:name" of a user's task; a `Task`, or a class of them; or a function
             (outputs [n, ...], targets [n, ...]) -> loss of each example [n], such as
             `torch.nn.L1Loss(reduction="none")` for targets [n]. None is "classification".
         **values: options of the task.
 
     Raises:
-        ConfigError: unknown, cannot be imported, no task, or an option that the task does not take.
+        ConfigError: unknown, cannot be imported, not a task, or an option that the task does not take.
 
     >>> import torch
     >>> get("regression", loss="huber").losses(torch.zeros(2, 1), torch.tensor([0.5, 3.0])).tolist()

@@ -1,9 +1,9 @@
-"""What a model is trained for: the loss, the targets it is measured against, and the figures that are reported."""
+"""Interface of tasks: the loss, the targets and the reported metrics."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -18,19 +18,24 @@ from fedlgm.extension import users_code
 
 if TYPE_CHECKING:
     from fedlgm.example_level.engine import ExampleLosses
+    from fedlgm.tasks.set_metrics import Metric
 
 _PROBED = 2  # examples that show the shape of a model's outputs
 
 
+SUMMED = "; a loss of torch gives them with reduction='none'"
+"""What a task that adds its losses up may have left out."""
+
+
 class Task(ABC):
-    """Loss, targets and metrics. Only `losses` must be given; everything else has a meaning that suits most losses.
+    """Loss, targets and metrics. Only `losses` is required; the defaults of the rest suit most losses.
 
     Losses are taken under `torch.func` transforms: use tensor operations, without branches on values, `.item()` or
     in-place changes of the arguments.
 
     Attributes:
         name: shown in reports.
-        headline: the metric that one figure of a run stands for.
+        headline: the metric that summarises a run.
         better: whether a "higher" or a "lower" headline is better.
 
     Example:
@@ -54,10 +59,10 @@ class Task(ABC):
         return self.losses(outputs, targets).mean()
 
     def prepare(self, data: DataSet) -> DataSet:
-        """The set with targets of the task's type; the same object where nothing changes.
+        """The set with targets of the task's type; the same object if nothing changes.
 
         Raises:
-            DataError: targets that the task cannot be trained with; the message says which task suits them.
+            DataError: targets that do not fit the task; the message names a task that fits.
         """
         train, test = (self.targets(y, part) for part, y in (("training", data.train_y), ("test", data.test_y)))
         if train is data.train_y and test is data.test_y:
@@ -65,25 +70,25 @@ class Task(ABC):
         return replace(data, train_y=train, test_y=test)
 
     def targets(self, y: np.ndarray, part: str) -> np.ndarray:
-        """Targets [n, ...] of the task's type, unchanged where they are; see `prepare` for the errors.
+        """Targets [n, ...] of the task's type, unchanged if they already are; see `prepare` for the errors.
 
         Args:
-            y: targets as the data set has them.
+            y: targets of the data set.
             part: "training" or "test", for the message.
         """
         require_finite(y, part)
         return y
 
     def outputs(self, data: DataSet) -> int | None:
-        """Number of outputs per example that a model needs; None where the data do not say."""
+        """Number of outputs per example that a model needs; None if the data do not give it."""
         return data.classes
 
     def check(self, module: nn.Module, data: DataSet) -> None:
-        """Refuse a model whose outputs the task cannot compare with the targets: looks at two test examples.
+        """Refuse a model whose outputs the task cannot compare with the targets, using two test examples.
 
         Raises:
-            ConfigError: the model does not take such inputs, or gives other outputs; or the task's loss has no
-                gradient, or its metrics no "loss" and headline.
+            ConfigError: the model refuses the inputs or gives unsuitable outputs, the task's loss has no gradient, or
+                its metrics lack "loss" or the headline.
         """
         count = min(_PROBED, len(data.test_y))
         x, y = inputs.tensors(inputs.take(data.test_x, slice(count))), torch.from_numpy(data.test_y[:count])
@@ -99,7 +104,10 @@ class Task(ABC):
             finally:
                 module.train(training)
             if not isinstance(outputs, Tensor):
-                raise ConfigError(f"the model must give one tensor, it gives {type(outputs).__name__}")
+                raise ConfigError(
+                    f"the model must give one tensor, it gives {type(outputs).__name__}: wrap it in a module that "
+                    "returns the one which the loss is computed on"
+                )
             self.check_outputs(outputs, y.to(device), data)
         self._check_figures(outputs.detach(), y.to(device))
 
@@ -115,11 +123,11 @@ class Task(ABC):
         if shape != (len(targets),):
             raise ConfigError(
                 f"{self._no_fit(outputs, targets)}: its losses must have shape ({len(targets)},), one per example, "
-                f"they have {shape}"
+                f"they have {shape}{SUMMED if shape == () else ''}"
             )
 
     def _check_figures(self, outputs: Tensor, targets: Tensor) -> None:
-        """Refuse a loss that nothing can be learnt from, and figures that no report could show."""
+        """Refuse a loss without a gradient, and metrics that a report cannot show."""
         label = f"task {self.name!r}"
         if self.better not in ("higher", "lower"):
             raise ConfigError(f"{label}: better must be 'higher' or 'lower', it is {self.better!r}")
@@ -128,26 +136,41 @@ class Task(ABC):
             found = measured(self, [(outputs, targets)])
         if not learnt:
             raise ConfigError(f"{label}: its loss has no gradient with respect to the outputs: is something detached?")
+        known = [*found, *self.set_metrics()]
         for name in ("loss", self.headline):
-            if name not in found:
-                raise ConfigError(f"{label}: its metrics must hold {name!r}, they are {', '.join(map(repr, found))}")
+            if name not in known:
+                raise ConfigError(f"{label}: its metrics must hold {name!r}, they are {', '.join(map(repr, known))}")
 
     def sums(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """Sums over a batch from which `metrics` are made, by name; "loss" must be among them."""
+        """Sums over a batch, by name, from which `metrics` are computed; "loss" must be among them."""
         return {"loss": self.losses(outputs, targets).sum()}
 
     def count(self, targets: Tensor) -> int:
-        """How many terms the sums of a batch have: examples, or labels where an example has several."""
+        """Number of terms in the sums of a batch: examples, or labels if an example has several."""
         return len(targets)
 
     def metrics(self, means: dict[str, float]) -> dict[str, float]:
-        """The reported figures, made of the means of `sums` over the whole set."""
+        """The reported metrics, computed from the means of `sums` over the whole set."""
         return means
+
+    def set_metrics(self) -> Mapping[str, Metric]:
+        """Further metrics that are not means: functions (outputs [n, ...], targets [n, ...]) of the whole set, by name.
+
+        Example:
+            >>> from sklearn.metrics import roc_auc_score
+            >>> class Ranked(Task):
+            ...     headline, better = "auc", "higher"
+            ...     def losses(self, outputs, targets):
+            ...         return nn.functional.softplus((1 - 2 * targets) * outputs[:, 0])
+            ...     def set_metrics(self):
+            ...         return {"auc": lambda outputs, targets: roc_auc_score(targets, outputs[:, 0])}
+        """
+        return {}
 
     def gradient_operations(self, outputs: Tensor, targets: Tensor, gradient: Tensor) -> list[Callable[[], Any]]:
         """Operations that write the gradient of the mean loss with respect to the outputs.
 
-        They are called in order at every step, when `outputs` and `targets` hold other values. By default autograd
+        They are called in order at every step, when `outputs` and `targets` hold new values. By default autograd
         differentiates the loss; a task with a closed form saves its cost.
 
         Args:
@@ -186,7 +209,7 @@ def measured(task: Task, batches: Iterable[tuple[Tensor, Tensor]]) -> dict[str, 
 
 
 def require_separate_losses(task: Task | ExampleLosses, outputs: Tensor, targets: Tensor) -> None:
-    """Refuse losses that mix examples, where clients are protected, too: batches are padded, and figures are means.
+    """Refuse losses that mix examples, even if clients are the unit, because batches are padded and metrics are means.
 
     Raises:
         ConfigError: the loss of an example depends on the other examples of its batch, or `loss` is not their mean.
@@ -205,7 +228,7 @@ def require_separate_losses(task: Task | ExampleLosses, outputs: Tensor, targets
 
 
 def require_sums(task: Task, outputs: Tensor, targets: Tensor) -> None:
-    """Raise ConfigError if figures depend on how examples are divided into batches, as those of an AUC would."""
+    """Raise ConfigError if figures depend on how examples are divided into batches, as an AUC would."""
     label = f"task {task.name!r}"
     with users_code(f"{label}: its figures cannot be computed", task):
         whole = measured(task, [(outputs, targets)])
@@ -215,12 +238,12 @@ def require_sums(task: Task, outputs: Tensor, targets: Tensor) -> None:
             raise ConfigError(
                 f"{label}: metric {name!r} is {value:.6g} over one batch and {parts[name]:.6g} over two of the same "
                 "examples: `sums` must give sums over examples, and `count` how many terms they have; a figure of the "
-                "whole set, such as AUC, is no such mean: compute it from the released model"
+                "whole set, such as AUC, is no such mean: return it from `set_metrics`"
             )
 
 
 def require_finite(y: np.ndarray, part: str) -> None:
-    """Raise DataError if targets hold NaN or infinity; the message says how many and where the first is.
+    """Raise DataError if targets hold NaN or infinity; the message gives their number and the first position.
 
     Example:
         >>> require_finite(np.array([1.0, np.nan]), "training")

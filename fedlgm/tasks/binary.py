@@ -17,8 +17,8 @@ from fedlgm.tasks.regression import real_targets, require_matching
 class Binary(Task):
     """Binary cross-entropy of one label [n] or of several [n, labels] that are present (1) or absent (0).
 
-    Outputs are logits of the targets' shape (for targets [n] also [n, 1]). An example with several labels counts with
-    the mean of their losses. Reported: loss and accuracy per label, and the F1 score over all labels (micro average).
+    Outputs are logits of the targets' shape (for targets [n] also [n, 1]). The loss of an example with several labels
+    is the mean over them. Reported: loss and accuracy per label, and the F1 score over all labels (micro average).
     """
 
     name = "binary"
@@ -67,7 +67,7 @@ class Binary(Task):
         return targets.numel()
 
     def metrics(self, means: dict[str, float]) -> dict[str, float]:
-        """See `Task`; F1 is 0 where no label is present and none is found."""
+        """See `Task`; F1 is 0 if no label is present and none is predicted."""
         either = means["found"] + means["present"]
         f1 = 2 * means["hits"] / either if either else 0.0
         return {"loss": means["loss"], "accuracy": means["accuracy"], "f1": f1}

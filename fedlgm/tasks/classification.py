@@ -74,18 +74,30 @@ def class_targets(y: np.ndarray, part: str, task: str, what: str) -> np.ndarray:
     if not (np.issubdtype(y.dtype, np.integer) or y.dtype == np.bool_):
         raise DataError(
             f"task {task!r} needs integer targets (the number of a {what}), the {part} targets are {y.dtype}: for "
-            "real-valued targets use the task 'regression', of classes in floats or truth values give y.astype(int)"
+            "real-valued targets use the task 'regression', for classes in floats or truth values give y.astype(int)"
         )
     if y.size and y.min() < 0:
-        raise DataError(f"task {task!r} needs targets of at least 0, the {part} targets begin at {y.min()}")
+        raise DataError(
+            f"task {task!r} needs targets of at least 0, the {part} targets begin at {y.min()}: "
+            "np.unique(y, return_inverse=True)[1] numbers the classes"
+        )
     return y.astype(np.int64, copy=False)
 
 
 def require_classes(task: str, outputs: int, data: DataSet, what: str) -> None:
-    """Raise ConfigError if a target of the set has no output of its own."""
+    """Raise ConfigError if the model has no output for a target of the set."""
     largest = max((int(y.max()) for y in (data.train_y, data.test_y) if y.size), default=0)
     if largest >= outputs:
         raise ConfigError(
             f"task {task!r}: the model has {outputs} outputs, the targets of {data.name!r} go up to {what} {largest}: "
-            f"it needs at least {largest + 1}"
+            f"it needs at least {largest + 1}{_instead(outputs, largest, data)}"
         )
+
+
+def _instead(outputs: int, largest: int, data: DataSet) -> str:
+    """What else may have been meant by targets that go beyond the outputs."""
+    if outputs == largest == 1:
+        return "; a single output for two classes is the task 'binary'"
+    if largest == outputs and min(int(y.min()) for y in (data.train_y, data.test_y) if y.size) == 1:
+        return ", or targets that begin at 0: y - 1"
+    return ""

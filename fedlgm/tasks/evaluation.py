@@ -2,20 +2,58 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
 import torch
 from torch import Tensor, nn
 
 from fedlgm import inputs
+from fedlgm.errors import ConfigError
 from fedlgm.inputs import Inputs
 from fedlgm.tasks.base import Task, measured
+from fedlgm.tasks.set_metrics import Metric, over_the_set
 
 
 @torch.no_grad()
-def evaluate(task: Task, module: nn.Module, x: Inputs, y: Tensor, batch_size: int = 1000) -> dict[str, float]:
+def evaluate(
+    task: Task,
+    module: nn.Module,
+    x: Inputs,
+    y: Tensor,
+    batch_size: int = 1000,
+    metrics: Mapping[str, Metric] | None = None,
+    *,
+    finite: bool = False,
+) -> dict[str, float]:
     """The task's metrics of `module` on inputs `x` [n, ...] and targets `y` [n, ...], n >= 1; "loss" is among them.
 
     The module is left in evaluation mode.
+
+    Args:
+        task: the model's task; its `set_metrics` are also computed.
+        module: the model.
+        x: inputs [n, ...].
+        y: targets [n, ...].
+        batch_size: examples at a time.
+        metrics: further functions (outputs [n, ...], targets [n, ...]) of the whole set, by name.
+        finite: whether to refuse metrics of the whole set that are NaN or infinite.
+
+    Raises:
+        ConfigError: a metric of the whole set fails, or has the same name as another.
     """
+    whole = {**task.set_metrics(), **(metrics or {})}
+    kept: list[tuple[Tensor, Tensor]] = []
+
+    def outputs() -> Iterator[tuple[Tensor, Tensor]]:
+        for batch, targets in zip(inputs.split(x, batch_size), y.split(batch_size), strict=True):
+            made = inputs.call(module, batch)
+            if whole:
+                kept.append((made.cpu(), targets))
+            yield made, targets
+
     module.eval()
-    batches = zip(inputs.split(x, batch_size), y.split(batch_size), strict=True)
-    return measured(task, ((inputs.call(module, batch), targets) for batch, targets in batches))
+    found = measured(task, outputs())
+    taken = sorted(whole.keys() & found.keys())
+    if taken:
+        raise ConfigError(f"metric {taken[0]!r}: task {task.name!r} reports one of that name: give it another name")
+    return found | over_the_set(whole, kept, finite=finite) if whole else found

@@ -20,9 +20,9 @@ PADDING = -100
 class NextToken(Task):
     """Cross-entropy of the next token at every position; perplexity, and accuracy per token.
 
-    Outputs are logits [n, length, vocabulary], targets tokens int64 [n, length] in [0, vocabulary), or -100 where a
-    position does not count (padding). A sequence counts with the mean over its positions in training: its length does
-    not weigh. Reported figures are means over all tokens. Perplexity is exp(loss), with the loss in nats per token.
+    Outputs are logits [n, length, vocabulary], targets tokens int64 [n, length] in [0, vocabulary), or -100 for
+    positions that do not count (padding). In training the loss of a sequence is the mean over its positions, whatever
+    its length. Reported figures are means over all tokens. Perplexity is exp(loss), with the loss in nats per token.
     """
 
     name = "next-token"

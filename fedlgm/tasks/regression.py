@@ -24,8 +24,8 @@ _LOSSES: dict[str, Callable[..., Tensor]] = {
 class Regression(Task):
     """Squared, absolute or Huber loss of real-valued outputs; root mean squared and mean absolute error.
 
-    Targets are float32 [n] or [n, ...]; outputs have their shape (for targets [n] also [n, 1]). An example with several
-    targets counts with their mean.
+    Targets are float32 [n] or [n, ...]; outputs have their shape (for targets [n] also [n, 1]). The loss of an example
+    with several targets is the mean over them.
 
     Args:
         loss: "squared", "absolute", or "huber" (with delta = 1).

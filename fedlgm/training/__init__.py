@@ -2,16 +2,21 @@
 
 from fedlgm.training.base import ClientTask, LocalTraining, Trainer
 from fedlgm.training.choice import fastest
+from fedlgm.training.fedprox import FedProx, VectorizedFedProx
+from fedlgm.training.native import NativeTrainer
 from fedlgm.training.optimizers import FlatOptimizer
 from fedlgm.training.sequential import SequentialTrainer
 from fedlgm.training.vectorized import VectorizedTrainer
 
 __all__ = [
     "ClientTask",
+    "FedProx",
     "FlatOptimizer",
     "LocalTraining",
+    "NativeTrainer",
     "SequentialTrainer",
     "Trainer",
+    "VectorizedFedProx",
     "VectorizedTrainer",
     "fastest",
 ]

@@ -1,4 +1,4 @@
-"""Local training: what a client does with the global model and its own data before anything is bounded."""
+"""Local training of the global model on a client's data, before bounding."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class ClientTask:
     Attributes:
         x: inputs [n, ...] with n >= 1: one array, or a tuple of several.
         y: targets [n, ...] of the run's task.
-        order: the client's stream of the round: it shuffles the batches, and seeds what else the model draws.
-        epochs: passes to make; fewer than usual for a straggler.
+        order: the client's stream of the round: it shuffles the batches and seeds the model's random numbers.
+        epochs: number of passes; fewer than usual for a straggler.
 
     Example:
         >>> task = ClientTask(torch.zeros(3, 2), torch.zeros(3), torch.Generator().manual_seed(1), epochs=2)
@@ -42,7 +42,7 @@ class ClientTask:
         return torch.stack([torch.randperm(len(self.y), generator=self.order) for _ in range(self.epochs)])
 
     def seed(self) -> int:
-        """Seed of what the model draws by itself in training, such as dropout; asked for after `permutations`."""
+        """Seed of the model's own random numbers in training, such as dropout; requested after `permutations`."""
         return int(torch.randint(2**63 - 1, (), generator=self.order))
 
 
@@ -63,6 +63,6 @@ class Trainer(Protocol):
     def updates(self, model: Tensor, tasks: Iterable[ClientTask]) -> Iterator[Updates]:
         """Yield `local model - model` of the tasks in order, in blocks of consecutive tasks: float32 [b, D], b >= 1.
 
-        Updates lie on the trainer's device. A yielded tensor may be overwritten when the next one is asked for.
+        Updates lie on the trainer's device. A yielded tensor may be overwritten when the next one is requested.
         """
         ...

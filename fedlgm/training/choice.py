@@ -1,4 +1,4 @@
-"""Which trainer is faster here: measured, not guessed."""
+"""Choose the fastest trainer on this machine by measurement."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def fastest(
 
     Args:
         trainers: makers of the trainers, by name; the first is preferred unless another is at least a tenth faster.
-            One that refuses the model, as the vectorised trainer may, drops out.
+            A trainer that refuses the model, as the vectorised one may, is skipped.
         model: the global model [D].
-        tasks: makes a typical block of clients afresh for each run.
-        repeats: timed runs of each, in turn, after one that warms up (and compiles).
-        blocks: such blocks ahead; what a trainer takes to warm up is shared among them.
+        tasks: makes a new typical block of clients for each run.
+        repeats: timed runs of each trainer, in turn, after a warm-up run (which also compiles).
+        blocks: number of blocks to come, among which the warm-up time is divided.
         clock: seconds, from any start.
 
     Returns:

@@ -2,21 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from fedlgm import inputs
+from fedlgm.inputs import Inputs
 
 
 def prefer_channels_last_(module: nn.Module) -> None:
-    """Make a model's convolutions hand on channels-last activations, in place.
+    """Make a model's convolutions return channels-last activations, in place.
 
-    torch's max-pooling and normalisation kernels are vectorised in that layout only. Weights keep their layout, so they
-    can stay views of a flat vector, and what the model computes stays the same.
+    torch's max-pooling is vectorised in that layout only; models without it are slower in it. Weights keep their
+    layout, so they can stay views of a flat vector, and the model's results are equal up to rounding.
     """
     for child in module.modules():
         if isinstance(child, nn.Conv2d):
             child.register_forward_hook(_channels_last)
+
+
+def pools_maxima(module: nn.Module, like: Inputs) -> bool:
+    """Whether a model with convolutions takes maxima over windows, as a layer or by a function.
+
+    Args:
+        module: the model.
+        like: inputs [n, ...]; only their shape matters, so the answer is the same for every client and worker.
+
+    Example:
+        >>> conv = nn.Conv2d(1, 2, 3)
+        >>> x = torch.zeros(2, 1, 8, 8)
+        >>> pools_maxima(nn.Sequential(conv, nn.MaxPool2d(2)), x), pools_maxima(nn.Sequential(conv, nn.AvgPool2d(2)), x)
+        (True, False)
+    """
+    if not any(isinstance(child, nn.Conv2d) for child in module.modules()):
+        return False
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), _Watch() as watch:
+        inputs.call(module, inputs.each(lambda part: torch.zeros_like(part[:2]), like))
+    return watch.pooled
+
+
+class _Watch(TorchFunctionMode):  # type: ignore[no-untyped-call,misc]
+    """Detects max-pooling."""
+
+    pooled = False
+
+    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.pooled |= func.__name__.startswith("max_pool2d")
+        return func(*args, **(kwargs or {}))
 
 
 def _channels_last(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:

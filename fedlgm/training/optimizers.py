@@ -1,7 +1,7 @@
 """SGD and Adam over one flat vector, by torch's functional interface.
 
-torch's optimizer objects do the same steps at twice the cost for a small model, and importing what they need
-(`torch._dynamo`) takes every process two seconds.
+torch's optimizer objects make the same steps at twice the cost for a small model, and their import of `torch._dynamo`
+takes every process two seconds.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class FlatOptimizer:
             self._step(gradient)
 
     def state(self) -> dict[str, Tensor]:
-        """Copies of the tensors that a checkpoint must hold."""
+        """Copies of the tensors for a checkpoint."""
         return {name: value.clone() for name, value in self._state.items()}
 
     def restore(self, state: dict[str, Tensor]) -> None:

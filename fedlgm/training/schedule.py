@@ -1,4 +1,4 @@
-"""Which examples every client of a vectorised batch sees in every step."""
+"""The examples of every client of a vectorised batch in every step."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from fedlgm.training.base import ClientTask
 class Schedule:
     """Batches of unequal clients, padded to one shape: `rows` clients of `size` examples in every step.
 
-    The shape must not depend on who is in the batch: torch picks its kernels by shape, and rounding that depends on the
-    other clients grows over the steps until one client changes another's contribution, which no clip bound covers.
+    The shape must not depend on the clients in the batch: torch picks its kernels by shape, and rounding that depends
+    on other clients would grow over the steps until one client changes another's contribution, which no clip bound
+    covers.
 
     The examples go to the device once, unpadded; every step gathers its own. Nothing waits for the device.
 
@@ -65,7 +66,7 @@ class Schedule:
         return inputs.take(self._x, index), self._y[index], self._mask[step]
 
     def finished(self, step: int) -> Tensor:
-        """Rows whose last step this is."""
+        """Rows for which this is the last step."""
         return self._order[self._ends[step] : self._ends[step + 1]]
 
 

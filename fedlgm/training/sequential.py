@@ -15,7 +15,7 @@ from fedlgm.layers import LayerTable
 from fedlgm.models.requirements import Unchanged, require_stateless
 from fedlgm.tasks import Classification, Task
 from fedlgm.training.base import ClientTask, LocalTraining
-from fedlgm.training.layout import prefer_channels_last_
+from fedlgm.training.layout import pools_maxima, prefer_channels_last_
 from fedlgm.training.optimizers import FlatOptimizer
 from fedlgm.training.stack import Stack
 
@@ -24,10 +24,10 @@ class SequentialTrainer:
     """Trains clients one by one in one resident model.
 
     Parameters and gradients live in two flat vectors that the model shares, so that setting the model, stepping and
-    taking the difference are single operations however many tensors it has.
+    taking the difference are single operations for any number of tensors.
 
     Args:
-        module: the model, float32; it is taken over by the trainer.
+        module: the model, float32; it is changed by the trainer.
         layers: its layer table.
         settings: local training.
         device: where to train; updates stay there.
@@ -73,11 +73,15 @@ class SequentialTrainer:
         with nullcontext() if stack else seeded(task.seed(), self._device):
             for rows in (rows for order in orders for rows in order.split(settings.batch_size)):
                 differentiate(x, y, rows)
+                self._adjust_(self._gradient, self._weights, model)
                 if settings.gradient_clip is not None:
                     norm = torch.linalg.vector_norm(self._gradient)
                     self._gradient.mul_(torch.clamp(settings.gradient_clip / norm, max=1.0))
                 optimizer.step(self._gradient)
         self._state.check()
+
+    def _adjust_(self, gradient: Tensor, weights: Tensor, model: Tensor) -> None:
+        """Change a step's gradient in place, for local objectives other than the loss, such as FedProx."""
 
 
 class Autograd:
@@ -113,15 +117,19 @@ class Gradients:
     """
 
     def __init__(self, module: nn.Module, gradients: Mapping[str, Tensor], task: Task, device: torch.device) -> None:
-        on_cpu = device.type == "cpu"
-        self._stack = Stack.of(module, gradients, task) if on_cpu else None
+        self._module, self._unsettled = module, device.type == "cpu"
+        self._stack = Stack.of(module, gradients, task) if device.type == "cpu" else None
         self.autograd = Autograd(module, gradients, task)
-        if on_cpu:
-            prefer_channels_last_(module)
 
     def stack(self, x: Inputs) -> Stack | None:
-        """What differentiates the module without autograd, if there is such for inputs like `x`."""
-        return self._stack if self._stack is not None and self._stack.takes(x) else None
+        """The stack that differentiates the module without autograd, if there is one for inputs like `x`."""
+        if self._stack is not None and self._stack.takes(x):
+            return self._stack
+        if self._unsettled:
+            self._unsettled = False
+            if pools_maxima(self._module, x):
+                prefer_channels_last_(self._module)
+        return None
 
 
 def optimizer_of(settings: LocalTraining, weights: Tensor) -> FlatOptimizer:

@@ -1,4 +1,4 @@
-"""The vectorised cohort trainer: many clients in one go with `torch.func`.
+"""The vectorised cohort trainer: many clients at once with `torch.func`.
 
 Every step computes the gradients of all clients of a batch by one vmapped backward pass over stacked parameters.
 Clients of unequal size are padded and masked.
@@ -37,8 +37,8 @@ class VectorizedTrainer:
         module: the model, float32; only its structure is used.
         layers: its layer table.
         settings: local training.
-        width: clients trained at once; halved for good when a batch does not fit into memory.
-        compile: compile the step with `torch.compile`; without a working compiler it runs as it is and says so once.
+        width: clients trained at once; halved permanently when a batch does not fit into memory.
+        compile: compile the step with `torch.compile`; without a working compiler it runs uncompiled, with one warning.
         device: where to train; updates stay there.
         task: owns the loss; None is classification.
     """
@@ -118,6 +118,7 @@ class VectorizedTrainer:
         for step in range(schedule.steps):
             gradients = self._call(parameters, *schedule.batch(step))
             torch.cat([gradients[name].flatten(1) for name in parameters], dim=1, out=gradient)
+            self._adjust_(gradient, weights, model)
             self._clip_(gradient)
             optimizer.step(gradient)
             # Rows that are finished keep being stepped with the rest; their result is the copy made here.
@@ -144,10 +145,15 @@ class VectorizedTrainer:
                 raise
             raise ConfigError(
                 "training.vectorize: this model and task cannot be trained many clients at once, use "
-                f"training.vectorize = 'off': {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+                "training.vectorize = 'off' (a model of transformers may need attn_implementation=\"eager\", "
+                "use_cache=False and inputs without an attention mask): "
+                f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
             ) from error
         self._proven = True
         return gradients
+
+    def _adjust_(self, gradient: Tensor, weights: Tensor, model: Tensor) -> None:
+        """Change the gradients [width, D] of a step in place; see `SequentialTrainer`."""
 
     def _clip_(self, gradient: Tensor) -> None:
         bound = self._settings.gradient_clip

@@ -1,4 +1,4 @@
-"""What applications write down: what was spent, and what a simulation may compare with the data themselves."""
+"""Rows that applications write: the spent budget, and figures that a simulation may compare with the data."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ class Diagnostics(TypedDict, total=False):
     """Figures that compare with the data themselves: not released, not private.
 
     Attributes:
-        objective, optimum, relative_error, objective_by_pass: of a descent.
-        recovery_error, variance_kept, spectrum: of principal components.
+        objective, optimum, relative_error, objective_by_pass: figures of a descent.
+        recovery_error, variance_kept, spectrum: figures of principal components.
     """
 
     objective: float
@@ -23,7 +23,7 @@ class Diagnostics(TypedDict, total=False):
 
 
 class Spent(TypedDict):
-    """What an application has spent of its budget, and what is guaranteed."""
+    """An application's spent budget and guarantee."""
 
     budget: float
     delta: float
@@ -35,17 +35,17 @@ class Spent(TypedDict):
 
 
 class Found(TypedDict, total=False):
-    """What an application ran on and what it found.
+    """Inputs and findings of an application.
 
     Attributes:
         application: "coordinate-descent" or "pca".
-        data, rows, clients: what it ran on, over how many row holders.
-        method: of principal components.
-        rule, family: of a descent.
-        coordinates, theta: of a descent: their number, and the released vector.
-        dimension, spectrum: of principal components: features, and the released eigenvalues.
-        diagnostics: see there.
-        run: folder, where one was asked for.
+        data, rows, clients: data set, and its numbers of rows and of clients.
+        method: method of principal components.
+        rule, family: rule and noise of a descent.
+        coordinates, theta: a descent's number of coordinates and released vector.
+        dimension, spectrum: principal components' number of features and released eigenvalues.
+        diagnostics: see `Diagnostics`.
+        run: the run's folder, if requested.
     """
 
     application: str

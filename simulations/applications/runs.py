@@ -19,19 +19,19 @@ import torch
 from torch import Tensor
 
 from clients import AnyClient, ClientData, LayerwiseClient, LocalWork
-from fedlgm.applications import coordinate_descent as cd
-from fedlgm.applications import pca
-from fedlgm.applications.datasets import load_tabular
-from fedlgm.applications.federated_descent import CoordinateRelease, CoordinateSums, ProximalStep, coordinate_table
-from fedlgm.applications.federated_pca import CovarianceRelease, CovarianceSums, covariance_table, unpack
-from fedlgm.applications.objectives import Array, Lasso, Logistic, Objective
-from fedlgm.applications.pca_trials import fully_random_rows
-from fedlgm.applications.smoothness import smoothness
 from fedlgm.errors import ConfigError, RunError
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import Mechanism
 from fedlgm.mechanisms.method import Method
+from fedlgm.papers.inid import coordinate_descent as cd
+from fedlgm.papers.inid import pca
+from fedlgm.papers.inid.datasets import load_tabular
+from fedlgm.papers.inid.federated_descent import CoordinateRelease, CoordinateSums, ProximalStep, coordinate_table
+from fedlgm.papers.inid.federated_pca import CovarianceRelease, CovarianceSums, covariance_table, unpack
+from fedlgm.papers.inid.objectives import Array, Lasso, Logistic, Objective
+from fedlgm.papers.inid.pca_trials import fully_random_rows
+from fedlgm.papers.inid.smoothness import smoothness
 from fedlgm.plan import ReleasePlan, RunFacts, Sampling
 from fedlgm.privacy.guarantee import Relation
 from fedlgm.privacy.ledger import Ledger
@@ -67,7 +67,7 @@ class RowSource:
 
     @classmethod
     def deal(cls, x: Array, y: Array, clients: int, keys: KeyRing) -> RowSource:
-        """Deal the rows out to `clients` clients at random, as evenly as possible; some get none if rows are few."""
+        """Deal the rows out to `clients` clients at random, as evenly as possible; some may get none."""
         order = keys.numpy_generator(Purpose.PARTITION).permutation(len(y))
         return cls(torch.from_numpy(x), torch.from_numpy(y), tuple(np.array_split(order, clients)))
 
@@ -94,7 +94,7 @@ def federate(
 
     Args:
         mechanism: the plans.
-        trainer: what clients compute.
+        trainer: the clients' computation.
         layers: the released vector's layers.
         source: the clients' rows.
         optimizer: the server's step.
@@ -131,8 +131,8 @@ def coordinate_descent(settings: DescentSettings, out: Path | None = None) -> Ap
     """Private coordinate descent over a federation of row holders.
 
     Args:
-        settings: what to run.
-        out: folder to create for the run; nothing is kept without one.
+        settings: settings of the descent.
+        out: folder to create for the run; without it nothing is kept.
 
     Returns:
         The summary: budget spent, guarantee, errors, and the objective after each pass.
@@ -256,7 +256,7 @@ def principal_components(settings: PcaSettings, out: Path | None = None) -> Appl
 
 
 def _result(settings: Settings, spent: Spent, found: Found) -> ApplicationResult:
-    """All of it beside the settings, which what was found replaces."""
+    """The findings merged over the settings."""
     return cast(ApplicationResult, {**settings.model_dump(exclude={"delta", "epsilon"}), **spent, **found})
 
 

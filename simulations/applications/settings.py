@@ -1,4 +1,4 @@
-"""Settings of the applications: small TOML files of their own, checked like recipes."""
+"""Settings of the applications: separate small TOML files, checked like recipes."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any, Literal, Self
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from fedlgm.applications import pca
 from fedlgm.errors import ConfigError, explained
 from fedlgm.noise import Family
+from fedlgm.papers.inid import pca
 from fedlgm.privacy.guarantee import Relation
 
 _BUNDLED = Path(__file__).parents[1] / "recipes" / "applications"
 
 
 class Settings(BaseModel):
-    """What both applications share.
+    """Settings that both applications share.
 
     Attributes:
         epsilon: budget of the whole run.
-        delta: its delta; left out, 0 for Laplace noise and 1/N^2 of N rows for Gaussian noise.
-        clients: number of clients that the rows are dealt out to.
+        delta: its delta; default: 0 for Laplace noise and 1/N^2 of N rows for Gaussian noise.
+        clients: number of clients among which the rows are divided.
         seed: public seed of a simulation.
     """
 
@@ -80,13 +80,13 @@ class DescentSettings(Settings):
     Attributes:
         data: set of `applications.datasets`.
         scaling: its scaling.
-        rule: how a pass's budget is spread over the coordinates.
+        rule: allocation of a pass's budget to the coordinates.
         family: law of the noise.
-        relation: how a neighbour's row differs.
+        relation: neighbouring relation of a row.
         passes: number of passes over the coordinates.
         clip: l2 bound of a row's gradient.
         rate: learning rate relative to 1 / M_i.
-        strength: of the regulariser: l1 (regression) or squared l2 (two classes).
+        strength: strength of the regulariser: l1 (regression) or squared l2 (two classes).
     """
 
     data: Literal["diabetes", "breast-cancer", "california", "electricity"]

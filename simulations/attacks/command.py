@@ -1,4 +1,4 @@
-"""`fedlgm attack`: what a federation gives away. Heavy imports happen inside the commands."""
+"""`fedlgm attack`: attacks that measure what a federation leaks. Heavy imports happen inside the commands."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from simulations.attacks.membership import Population
 
 app = typer.Typer(
-    help="Measure what a federation gives away: membership, images of single clients, whole classes.",
+    help="Measure what a federation reveals: membership, images of single clients, whole classes.",
     no_args_is_help=True,
 )
 _out = Console(emoji=False)
@@ -31,8 +31,10 @@ SetOption = Annotated[list[str] | None, typer.Option("--set", help="section.key=
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 PictureOption = Annotated[Path | None, typer.Option(help="PNG to write; by default attack-<name>.png.")]
 ExamplesOption = Annotated[
-    int | None, typer.Option(help="Attack a recipe on so many of its examples (fewer: more overfitted).")
+    int | None, typer.Option(help="Number of examples for the attacked recipe (fewer: more overfitted).")
 ]
+UnitOption = Annotated[str, typer.Option(help="Unit of membership: example, or client (all of its examples).")]
+UNITS = ("example", "client")
 OnProgress = Callable[[int, int, str], None]
 
 
@@ -43,14 +45,15 @@ def mia(
         int, typer.Option(help="Federations to train, even and at least 4: shadow models, and a recipe's target.")
     ] = 4,
     examples: ExamplesOption = None,
+    unit: UnitOption = "example",
     overrides: SetOption = None,
     picture: PictureOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Membership inference from the model's outputs and from the representation in each layer."""
+    """Infer membership from the model's outputs and from the representation in each layer."""
     from simulations.attacks import membership
 
-    people = _population(target, shadows, examples, overrides, as_json)
+    people = _population(target, shadows, examples, unit, overrides, as_json)
     found = membership.mia(people)
     results = {f"output: {name}": result for name, result in found.outputs.items()}
     results |= {f"layer: {name}": result for name, result in found.layers.items()}
@@ -64,14 +67,15 @@ def lira(
         int, typer.Option(help="Federations to train, even and at least 4; more make the attack stronger.")
     ] = 16,
     examples: ExamplesOption = None,
+    unit: UnitOption = "example",
     overrides: SetOption = None,
     picture: PictureOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Membership inference by likelihood ratios, online and offline (LiRA)."""
+    """Infer membership by likelihood ratios, online and offline: LiRA, and RMIA for few shadow models."""
     from simulations.attacks import membership
 
-    people = _population(target, shadows, examples, overrides, as_json, pooled=True)
+    people = _population(target, shadows, examples, unit, overrides, as_json, pooled=True)
     _report_membership("lira", people, membership.lira(people), {}, picture, as_json)
 
 
@@ -79,19 +83,19 @@ def lira(
 def inversion(
     target: TargetArgument = None,
     victims: Annotated[int, typer.Option(help="Clients to attack.")] = 3,
-    images: Annotated[int, typer.Option(help="Images of each; clients are cut to so many.")] = 1,
+    images: Annotated[int, typer.Option(help="Images per client; clients are reduced to this number.")] = 1,
     epsilons: Annotated[
         list[float] | None, typer.Option("--epsilon", help="Budget of the mechanism; repeatable.")
     ] = None,
-    published: Annotated[bool, typer.Option(help="Also the mechanism's published variant.")] = False,
-    per_layer: Annotated[bool, typer.Option(help="Also each released layer alone.")] = False,
+    published: Annotated[bool, typer.Option(help="Attack the mechanism's published variant as well.")] = False,
+    per_layer: Annotated[bool, typer.Option(help="Attack each released layer alone as well.")] = False,
     iterations: Annotated[int, typer.Option(help="Steps of the optimisation.")] = 400,
     restarts: Annotated[int, typer.Option(help="Random starts of the optimisation.")] = 1,
     overrides: SetOption = None,
     picture: PictureOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Images of single clients from their updates: without protection, and as the mechanism releases them."""
+    """Reconstruct images of single clients from their updates, raw and as the mechanism releases them."""
     from fedlgm.attacks.inversion import InversionSettings
     from simulations.attacks import figures
     from simulations.attacks import inversion as attacks
@@ -136,13 +140,13 @@ def gan(
     steps: Annotated[int, typer.Option(help="Generator steps for each released model.")] = 20,
     inception: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Also the Inception distance, with torch-fidelity's weights in FILE."),
+        typer.Option(metavar="FILE", help="Add the Inception distance, with torch-fidelity's weights in FILE."),
     ] = None,
     overrides: SetOption = None,
     picture: PictureOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Images of a class that the curious last client does not hold, from the released global models."""
+    """Reconstruct a class that the attacker, the last client, does not hold, from the released models."""
     from fedlgm.attacks.gan import GanSettings
     from fedlgm.attacks.inception import InceptionFeatures
     from simulations.attacks import figures
@@ -177,18 +181,22 @@ def _population(
     target: str | None,
     shadows: int,
     examples: int | None,
+    unit: str,
     overrides: list[str] | None,
     as_json: bool,
     pooled: bool = False,
 ) -> Population:
+    from fedlgm.errors import ConfigError
     from simulations.attacks import membership
     from simulations.attacks.target import Target
 
+    if unit not in UNITS:
+        raise ConfigError(f"--unit: unknown {unit!r}; known: {', '.join(UNITS)}")
     opened = Target.open(target, overrides or ())
     if pooled:
         membership.require_pooled(opened, shadows)
     with progress("membership", not as_json) as on_progress, contextlib.redirect_stdout(sys.stderr):
-        return membership.population(opened, shadows, examples=examples, progress=on_progress)
+        return membership.population(opened, shadows, examples=examples, unit=unit, progress=on_progress)  # type: ignore[arg-type]
 
 
 def _report_membership(
@@ -205,12 +213,14 @@ def _report_membership(
     inside, outside = membership.overfit(people.modules[0], people)
     attacked = people.results[0]
     if as_json:
-        known = ("epsilon", "claimed_epsilon", "delta", "guarantee", "guarantee_status")
+        known = {"epsilon": "epsilon", "claimed_epsilon": "claimed_epsilon", "delta": "delta", "guarantee": "guarantee",
+                 "guarantee_status": "guarantee_status", "unit": "epsilon_unit"}  # fmt: skip
         values = dict(attacked)
-        figures_of_run = {name: values[name] for name in known if name in values}
+        figures_of_run = {shown: values[name] for name, shown in known.items() if name in values}
         _print_json(
             {
                 "attack": attack,
+                "unit": people.pool.unit,
                 "models": len(people.modules),
                 "accuracy_members": inside,
                 "accuracy_others": outside,
@@ -223,7 +233,7 @@ def _report_membership(
         return
     first = next(iter(results.values()))
     rates = [f"TPR at FPR {rate.fpr:g}" for rate in first.rates]
-    title = f"membership inference: {first.members} members, {first.nonmembers} others"
+    title = f"membership inference: {first.members} members, {first.nonmembers} others ({people.pool.unit}s)"
     table = _table(title, "attack", f"AUC ({first.confidence:.0%} interval)", *rates)
     for name, result in results.items():
         cells = [f"{rate.tpr:.4f} ({rate.low:.4f}-{rate.high:.4f})" for rate in result.rates]
@@ -231,8 +241,17 @@ def _report_membership(
     _out.print(table)
     _out.print(
         f"accuracy of the attacked model: {inside:.1%} on members, {outside:.1%} on others", _spent(attacked),
-        f"picture: {path}", sep="\n", markup=False,
+        *_other_unit(people), f"picture: {path}", sep="\n", markup=False,
     )  # fmt: skip
+
+
+def _other_unit(people: Population) -> list[str]:
+    """Note for figures about another unit than that of the epsilon beside them."""
+    attacked, protected = people.pool.unit, people.results[0].get("unit", people.pool.unit)
+    if attacked == protected:
+        return []
+    remedy = f": --unit {protected} attacks those" if protected in UNITS else ""
+    return [f"the epsilon protects {protected}s, these figures are about {attacked}s{remedy}"]
 
 
 def _spent(result: Mapping[str, Any]) -> str:
@@ -257,7 +276,7 @@ def _table(title: str, *columns: str) -> Table:
 
 @contextlib.contextmanager
 def progress(name: str, shown: bool) -> Iterator[OnProgress]:
-    """Progress bar on standard error, called with (done, in all, what is being done)."""
+    """Progress bar on standard error, called with (done, total, description)."""
     if not shown:
         yield lambda done, total, what: None
         return

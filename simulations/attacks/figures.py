@@ -1,4 +1,4 @@
-"""Pictures of attacks: figures that need no display and no state of pyplot's, for notebooks and PNG files alike."""
+"""Pictures of attacks: figures without a display or pyplot state, for notebooks and PNG files."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def classes(findings: Sequence[tuple[str, ClassFinding]]) -> Figure:
 
 
 def curves(results: Mapping[str, MembershipResult], title: str) -> Figure:
-    """Receiver operating characteristics on logarithmic axes: what an attack achieves at low false-positive rates."""
+    """Receiver operating characteristics on logarithmic axes: the success of an attack at low false-positive rates."""
     figure = Figure(figsize=(5.6, 4.6), layout="constrained")
     axes = figure.subplots()
     least = 0.5 / max(max(r.nonmembers, r.members) for r in results.values())

@@ -31,24 +31,24 @@ OnProgress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True, eq=False)
 class ClassFinding:
-    """What a reconstruction of one class achieved.
+    """Success of the reconstruction of one class.
 
     Attributes:
         target: the class.
         kind: "acgan" or "dcgan".
         active: whether the attacker trained on generated images.
         distance: Frechet distance of reconstructions and private images of the class, in the features of a classifier
-            trained on the test set, which the federation does not train on: comparable under one such classifier only.
-        floor: the same between two halves of the private images: what a perfect reconstruction would have.
-        nearest_class: the least distance of another class's images to them: a reconstruction above it is no better
-            than showing another class.
-        agreement: share of reconstructions that the public classifier puts into the class.
-        classifier_accuracy: accuracy of that classifier on public images kept from its training.
+            trained on the test set, which the federation does not train on; comparable only under the same classifier.
+        floor: the same between two halves of the private images, as a perfect reconstruction would have.
+        nearest_class: the least distance of another class's images to them; a reconstruction above it is no better than
+            another class.
+        agreement: share of reconstructions that the public classifier assigns to the class.
+        classifier_accuracy: accuracy of that classifier on held-out public images.
         images: number of reconstructions, that of the private images of the class.
         samples: reconstructions [n, C, H, W].
         private: private images of the class [n, C, H, W].
         result: summary of the attacked run.
-        inception_distance: Frechet Inception distance of reconstructions and private images; None if not asked for.
+        inception_distance: Frechet Inception distance of reconstructions and private images; None if not requested.
         inception_floor: the same between two halves of the private images.
     """
 
@@ -121,12 +121,12 @@ def attack(
     """Run the recipe's federation with a curious last client, which watches every released model.
 
     Args:
-        target: a recipe, or a seeded run, whose federation is run again.
+        target: a recipe or a seeded run; its federation is run again.
         label: class to reconstruct; by default the largest that other clients hold and the last client does not.
         settings: how the attacker trains.
         classifier: measures distances; by default one is trained on the test set.
         inception: measures Inception distances too.
-        progress: called with (rounds done, rounds in all, what is being done).
+        progress: called with (rounds done, total, description).
 
     Raises:
         ConfigError: the curious client holds the class, or no client does.
@@ -195,7 +195,7 @@ def attack(
 
 
 def _isolated(labels: np.ndarray, own: np.ndarray, classes: int) -> int:
-    """The largest class that only the others hold."""
+    """The largest class that only the other clients hold."""
     missing = np.setdiff1d(np.unique(labels), np.unique(labels[own]))
     if not len(own) or not len(missing):
         raise ConfigError(
@@ -206,7 +206,7 @@ def _isolated(labels: np.ndarray, own: np.ndarray, classes: int) -> int:
 
 
 def _with_room(recipe: Recipe, data: Images, partition: Partition, rows: int) -> tuple[Assembly, slice]:
-    """The federation with room for generated images among the last client's, and where that is."""
+    """The federation with empty places for generated images among the last client's, and their positions."""
     count, last = len(data.train_y), len(partition) - 1
     first = partition[last][:1]
     x = np.concatenate([data.train_x, np.repeat(data.train_x[first], rows, axis=0)])

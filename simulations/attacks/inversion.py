@@ -103,10 +103,10 @@ def protections(recipe: Recipe, epsilons: Sequence[float], published: bool = Fal
         ConfigError: a mechanism without noise, or without a published variant.
     """
     made = [Protection(UNPROTECTED, None)]
-    if recipe.unit == "example":
+    if recipe.unit != "client":
         raise ConfigError(
-            "inversion attacks what a client's whole update is bounded and noised to: the recipe protects examples "
-            "(privacy.unit)"
+            "inversion attacks a client's whole bounded and noised update, but the recipe protects "
+            f"{recipe.unit}s (privacy.unit)"
         )
     if recipe.mechanism.name == "none":
         if epsilons:
@@ -122,7 +122,7 @@ def protections(recipe: Recipe, epsilons: Sequence[float], published: bool = Fal
 
 
 def victims(target: Target, count: int, images: int) -> tuple[Assembly, nn.Module, list[Victim]]:
-    """Clients that hold `images` images or more, cut to so many, with their raw updates.
+    """Clients that hold at least `images` images, reduced to that many, with their raw updates.
 
     A recipe is attacked in its first round; a run in the round after its last.
 
@@ -194,15 +194,15 @@ def attack(
     """Invert the updates of several clients under every protection.
 
     Args:
-        target: what is attacked.
+        target: the attacked recipe or run.
         count: number of victims.
-        images: images of each.
+        images: images of each victim.
         epsilons: budgets of the mechanism; see `protections`.
         published: see `protections`.
         per_layer: also invert each layer of each victim's protected updates alone.
-        labels_known: whether the attacker is told the labels.
-        settings: how hard it tries.
-        progress: called with (steps done, steps in all, what is being done).
+        labels_known: whether the attacker knows the labels.
+        settings: the attacker's effort.
+        progress: called with (steps done, total, description).
     """
     settings = settings or InversionSettings()
     require_sgd(target.recipe.training.local)
@@ -236,7 +236,7 @@ def attack(
 
 
 def _changed(recipe: Recipe, epsilon: float | None = None, variant: str | None = None) -> Recipe:
-    """The recipe with another budget or variant, checked like one that was written so."""
+    """The recipe with another budget or variant, validated again."""
     raw = recipe.model_dump(exclude_none=True)
     if epsilon is not None:
         raw["privacy"]["epsilon"] = epsilon

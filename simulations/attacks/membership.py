@@ -1,21 +1,24 @@
-"""`fedlgm attack mia` and `fedlgm attack lira`: who was in the training set of a federation."""
+"""`fedlgm attack mia` and `fedlgm attack lira`: membership in the training set of a federation."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import nn
 
-from fedlgm.attacks.lira import confidence_logits, leave_one_out, likelihood_ratios, random_halves
+from fedlgm.attacks.lira import confidence_logits, likelihood_ratios, pooled
 from fedlgm.attacks.membership import MembershipResult, evaluate_scores
-from fedlgm.attacks.mia import LayerAdversary, ShadowModel, attack_outputs
+from fedlgm.attacks.mia import LayerAdversary, ShadowModel, output_scores
+from fedlgm.attacks.rmia import relative_ratios
 from fedlgm.errors import ConfigError
-from simulations.attacks.target import Images, Pool, Target, module_of, train
+from fedlgm.privacy.guarantee import Unit
+from simulations.attacks.target import ClientPool, Images, Pool, Target, module_of, train
 from simulations.runs.rows import FullRow, RunSummary
 
 _POOLED = 6  # two shadow models with and two without every example remain when one is attacked
@@ -24,12 +27,12 @@ OnProgress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True, eq=False)
 class Population:
-    """Models and who was in their training sets.
+    """Models and the members of their training sets.
 
     Attributes:
-        pool: the examples.
+        pool: the examples, and the units that are members or not.
         modules: the models; with a run, the run's own comes first.
-        membership: which example each model was trained on, bool [models, n].
+        membership: which unit each model was trained on, bool [models, units].
         results: summaries of the federations, in the order of the models.
         run: whether the first model is a finished run's.
     """
@@ -42,18 +45,25 @@ class Population:
 
 
 def population(
-    target: Target, models: int, *, examples: int | None = None, progress: OnProgress | None = None
+    target: Target,
+    models: int,
+    *,
+    examples: int | None = None,
+    unit: Unit = "example",
+    progress: OnProgress | None = None,
 ) -> Population:
-    """Train federations of the target's recipe on random halves of its examples.
+    """Train federations of the target's recipe on random halves of its examples, or of clients that divide them.
 
     Against a run, `models` shadow federations are trained beside it, on halves of its training and test sets; against a
-    recipe, `models` federations are trained in all. Cohorts, batches and noise differ from one to the next.
+    recipe, `models` federations are trained in all. Each has its own cohorts, batches and noise.
 
     Args:
-        target: what is attacked.
+        target: the attacked recipe or run.
         models: number of federations, even and at least 4.
-        examples: at most so many of the set's examples are used; all by default. Not with a run.
-        progress: called with (rounds done, rounds in all, what is being done).
+        examples: largest number of the set's examples to use; default: all. Not for a run.
+        unit: unit of membership. For a recipe there are twice its number of clients, each with half of the examples;
+            for a run its own clients, and others that hold the test set.
+        progress: called with (rounds done, total, description).
 
     Raises:
         ConfigError: a number of models that is odd or too small, or a limit on a finished run's examples.
@@ -65,8 +75,14 @@ def population(
     if examples is not None and examples < 20:
         raise ConfigError(f"--examples must be at least 20, got {examples}")
     assembly = target.assembly()
-    pool = Pool.of(Images.of(assembly.dataset), examples)
-    membership = random_halves(len(pool.y), models, seed=target.recipe.run.seed or 0)
+    images = Images.of(assembly.dataset)
+    if unit == "example":
+        pool = Pool.of(images, examples)
+    elif target.folder is None:
+        pool = ClientPool.of_recipe(images, target.recipe, examples)
+    else:
+        pool = ClientPool.of_run(images, target.recipe, assembly.partition)
+    membership = pool.halves(models, target.recipe.run.seed or 0)
     rounds = target.recipe.federation.rounds
     modules, results = [], []
     with tempfile.TemporaryDirectory() as scratch:
@@ -82,14 +98,14 @@ def population(
             results.append(trained.result)
     if target.folder is not None:
         modules.insert(0, module_of(assembly, target.folder))
-        results.insert(0, target.folder.result() or {})
+        results.insert(0, target.folder.finished())
         membership = np.concatenate([pool.trained[None], membership])
     return Population(pool, modules, membership, results, target.folder is not None)
 
 
 @dataclass(frozen=True)
 class MiaFindings:
-    """What the attacks of `mia` found.
+    """Findings of the attacks of `mia`.
 
     Attributes:
         outputs: results by attack on the model's outputs.
@@ -104,19 +120,20 @@ class MiaFindings:
 
 def mia(people: Population) -> MiaFindings:
     """Output and layer attacks on the first model; the others fit the layer adversaries."""
-    members, victim = people.membership[0], people.modules[0]
-    inside, outside = people.pool.tensors(members), people.pool.tensors(~members)
+    members, victim, pool = people.membership[0], people.modules[0], people.pool
+    x, y = pool.tensors()
     adversary = LayerAdversary(
         [
-            ShadowModel(module, people.pool.tensors(row)[0], people.pool.tensors(~row)[0])
+            ShadowModel(module, pool.tensors(row)[0], pool.tensors(~row)[0])
             for module, row in zip(people.modules[1:], people.membership[1:], strict=True)
         ]
     )
-    return MiaFindings(
-        attack_outputs(victim, inside, outside),
-        adversary.attack(victim, inside[0], outside[0]),
-        adversary.error_rates(),
-    )
+
+    def found(scores: Mapping[str, np.ndarray]) -> dict[str, MembershipResult]:
+        own = {name: pool.by_unit(values) for name, values in scores.items()}
+        return {name: evaluate_scores(values[members], values[~members]) for name, values in own.items()}
+
+    return MiaFindings(found(output_scores(victim, x, y)), found(adversary.scores(victim, x)), adversary.error_rates())
 
 
 def require_pooled(target: Target, models: int) -> None:
@@ -126,25 +143,30 @@ def require_pooled(target: Target, models: int) -> None:
 
 
 def lira(people: Population) -> dict[str, MembershipResult]:
-    """LiRA, "online" and "offline": on the run, or on every federation of a recipe in turn, pooled."""
+    """LiRA and RMIA, "online" and "offline": on the run, or pooled over the attacked federations of a recipe.
+
+    A client's confidence is the mean over its examples.
+    """
     x, y = people.pool.tensors()
     scores = np.stack([confidence_logits(module, x, y) for module in people.modules])
     if not np.isfinite(scores).all():
         scores = np.nan_to_num(scores, nan=0.0, posinf=1e6, neginf=-1e6)  # models drowned in noise overflow
+    scores, members = people.pool.by_unit(scores), people.membership[0]
     found = {}
-    for name, online in (("online", True), ("offline", False)):
-        if not people.run:
-            found[name] = leave_one_out(scores, people.membership, online=online)
-            continue
-        ratios = likelihood_ratios(scores[0], scores[1:], people.membership[1:], online=online)
-        members = people.membership[0]
-        found[name] = evaluate_scores(ratios[members], ratios[~members])
+    for name, attack in (("", likelihood_ratios), ("rmia ", relative_ratios)):
+        for side in ("online", "offline"):
+            own = partial(attack, online=side == "online")
+            if not people.run:
+                found[name + side] = pooled(scores, people.membership, own)
+                continue
+            ratios = own(scores[0], scores[1:], people.membership[1:])
+            found[name + side] = evaluate_scores(ratios[members], ratios[~members])
     return found
 
 
 def overfit(module: nn.Module, people: Population) -> tuple[float, float]:
-    """Accuracy of a model of the population on its members and on the others: their gap is what outputs leak."""
+    """Accuracy of a model of the population on its members and on the others: outputs leak their difference."""
     with torch.no_grad():
-        (x, y), members = people.pool.tensors(), people.membership[0]
+        (x, y), members = people.pool.tensors(), people.membership[0][people.pool.unit_of]
         right = (module(x).argmax(dim=1) == y).numpy()
     return float(right[members].mean()), float(right[~members].mean())

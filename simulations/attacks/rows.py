@@ -1,4 +1,4 @@
-"""What attacks write down: figures of attacked runs, and of the cells of a comparison."""
+"""Rows that attacks write: figures of attacked runs, and of the cells of a comparison."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TypedDict
 
 
 class Attacked(TypedDict, total=False):
-    """What is known of an attacked run, as its summary has it; empty for a recipe."""
+    """Figures from an attacked run's summary; empty for a recipe."""
 
     accuracy: float
     epsilon: float
@@ -22,7 +22,7 @@ class ClassFigures(TypedDict):
 
     Attributes:
         distance, agreement, nearest_class, floor: see `simulations.attacks.gan.ClassFinding`.
-        accuracy: of the attacked model.
+        accuracy: accuracy of the attacked model.
     """
 
     distance: float
@@ -46,7 +46,7 @@ class RepeatedClass(ClassFigures):
 
 
 class ClassRow(TypedDict):
-    """`simulations.attacks.gan.ClassFinding` without its images, and what is known of the attacked run."""
+    """`simulations.attacks.gan.ClassFinding` without its images, and the attacked run's figures."""
 
     target: int
     kind: str
@@ -68,7 +68,7 @@ class ClassRow(TypedDict):
 
 
 class InversionRow(TypedDict):
-    """One inversion: which protection, client and layer (None: all), how well it succeeded on so many images."""
+    """One inversion: protection, client, layer (None: all), number of images, and success."""
 
     protection: str
     client: int
@@ -90,7 +90,7 @@ class MembershipFigures(TypedDict, total=False):
 
 
 class InversionFigures(TypedDict, total=False):
-    """Images recovered from single updates: mean SSIM, and of how many clients it is."""
+    """Images recovered from single updates: mean SSIM and its number of clients."""
 
     inversion_ssim: float
     inversion_clients: int
@@ -100,8 +100,8 @@ class AttackedRun(Attacked, MembershipFigures, InversionFigures, total=False):
     """One attacked run of a comparison.
 
     Attributes:
-        method, epsilon_budget, partition, repetition: which run, see `simulations.compare.rows`.
-        gan: by class, where classes were reconstructed.
+        method, epsilon_budget, partition, repetition: which run, see `simulations.studies.rows`.
+        gan: figures by class, if classes were reconstructed.
     """
 
     method: str
@@ -117,8 +117,8 @@ class AttackedCell(TypedDict, total=False):
     Attributes:
         method, epsilon_budget, partition, seeds: which cell, and its number of repetitions.
         accuracy, membership_auc, membership_tpr, inversion_ssim: means, each with a standard deviation, where known.
-        epsilon, claimed_epsilon, audited_epsilon: the largest; None where no run was audited.
-        delta, guarantee, guarantee_status: of the first run.
+        epsilon, claimed_epsilon, audited_epsilon: the largest; None if no run was audited. delta, guarantee,
+        guarantee_status: those of the first run.
         gan: means and spread by class.
     """
 

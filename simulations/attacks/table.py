@@ -1,4 +1,4 @@
-"""The privacy-utility-attack table: what mechanisms give away at equal proven epsilon.
+"""The privacy-utility-attack table: leakage of mechanisms at equal proven epsilon.
 
 Every finished run of a comparison is attacked; the table shows its accuracy, its claimed, proven and audited epsilon
 and the attacks' success side by side, and the LaDP-FL paper's Table X: the distance of reconstructed classes, by
@@ -35,12 +35,12 @@ from simulations.attacks.rows import (
     RepeatedClass,
 )
 from simulations.attacks.target import Images, Target, module_of
-from simulations.compare.jobs import Job
-from simulations.compare.rows import by_cell
 from simulations.config import recipe as recipes
 from simulations.reports.terminal import number
 from simulations.runs import strict_json
 from simulations.runs.folder import RunFolder
+from simulations.studies.jobs import Job
+from simulations.studies.rows import by_cell
 
 Attack = Literal["membership", "inversion", "gan"]
 OnProgress = Callable[[int, int, str], None]
@@ -52,14 +52,14 @@ TPR_AT = 0.01
 
 @dataclass(frozen=True)
 class Attacks:
-    """What every run of a comparison is attacked with.
+    """Attacks on every run of a comparison.
 
     Attributes:
-        names: which attacks.
+        names: names of the attacks.
         labels: classes that "gan" reconstructs.
         victims: clients of the inversion.
-        inversion: how hard the inversion tries.
-        gan: how the reconstruction trains.
+        inversion: effort of the inversion.
+        gan: training of the reconstruction.
     """
 
     names: tuple[Attack, ...] = ("membership", "inversion")
@@ -77,7 +77,7 @@ class Attacks:
         """The attacks of "membership,inversion,gan:3:9".
 
         Raises:
-            ConfigError: an attack that is not there, a class that is no number, or "gan" without a class.
+            ConfigError: an unknown attack, a class that is not a number, or "gan" without a class.
         """
         names: list[Attack] = []
         labels: list[int] = []
@@ -101,8 +101,8 @@ def measure(
 ) -> list[AttackedRun]:
     """Attack every finished run of a comparison.
 
-    Figures compare private data with what was released, so they are kept with the run's private files; they are not
-    measured again under the same settings.
+    Figures compare private data with releases, so they are kept with the run's private files; they are not measured
+    again under the same settings.
 
     Membership is inferred from the outputs of the final model, training set against test set (the modified-entropy
     attack, which needs no shadow models; `fedlgm attack lira` is stronger). Inversion attacks the updates of some
@@ -112,8 +112,8 @@ def measure(
     Args:
         jobs: the comparison's runs, finished.
         out: folder of their run folders.
-        attacks: which attacks to run, and how.
-        progress: called with (runs done, runs in all, what is being done).
+        attacks: attacks to run, with settings.
+        progress: called with (runs done, total, description).
 
     Returns:
         One row per job.
@@ -167,7 +167,7 @@ class _Kept:
             self._values = strict_json.loads((folder.path / "private" / _FILE).read_text(encoding="utf-8"))
 
     def get(self, name: str, settings: object, measured: Callable[[], _FiguresT]) -> _FiguresT:
-        """The figures called `name` under these settings, measured now if they are not there."""
+        """The figures `name` under these settings, measured now if missing."""
         known = self._values.get(name)
         if not isinstance(known, dict) or known.get("settings") != settings:
             self._values[name] = known = {"settings": settings, "figures": measured()}
@@ -214,7 +214,7 @@ def _cell(runs: list[AttackedRun]) -> AttackedCell:
 
 
 def _values(runs: list[AttackedRun], name: str) -> list[float]:
-    """What the runs say of a figure, as far as they do."""
+    """A figure's values over the runs that have it."""
     found = (cast(Mapping[str, float | None], run).get(name) for run in runs)
     return [value for value in found if value is not None]
 
@@ -233,7 +233,7 @@ def _repeated(found: list[ClassFigures]) -> RepeatedClass:
 
 
 def tables(made: Sequence[AttackedCell]) -> Group:
-    """The privacy-utility-attack table, the reconstruction table where there is one, and what the figures mean."""
+    """The privacy-utility-attack table, the reconstruction table if there is one, and an explanation of the figures."""
     header, body = main_table(made)
     parts: list[Any] = [_rich("Privacy, utility, attacks", header, body)]
     if any(cell["gan"] for cell in made):
@@ -344,7 +344,7 @@ _classifiers: dict[tuple[str, str | None], PublicClassifier] = {}
 
 
 def _classifier(raw: dict[str, Any]) -> PublicClassifier:
-    """One classifier per data set: distances are comparable under the same one only."""
+    """One classifier per data set: distances are comparable only under the same one."""
     key = raw["data"]["name"], raw["data"].get("dir")
     if key not in _classifiers:
         from fedlgm import data

@@ -1,11 +1,11 @@
-"""What is attacked: a recipe or a run folder, and federations that differ from it in their data only."""
+"""The target of an attack: a recipe or a run folder, and federations that differ from it only in their data."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -13,9 +13,11 @@ from torch import Tensor, nn
 
 from clients import AnyClient
 from fedlgm import data
-from fedlgm.data import DataSet
+from fedlgm.attacks.lira import random_halves
+from fedlgm.data import DataSet, Partition
 from fedlgm.errors import ConfigError, RunError
 from fedlgm.keys import KeyRing
+from fedlgm.privacy.guarantee import Unit
 from fedlgm.tasks import Classification
 from simulations.attacks.rows import Attacked
 from simulations.config import recipe as recipes
@@ -29,7 +31,7 @@ from simulations.runs.server import serve
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """Labelled images, which is what the attacks work on.
+    """Labelled images, the data of the attacks.
 
     Attributes:
         train_x: images that clients train on, float32 [n, C, H, W].
@@ -75,8 +77,8 @@ class Target:
     """A recipe, or a finished run with the recipe it was made of.
 
     Attributes:
-        recipe: the recipe; every "auto" in it is settled.
-        folder: the run, or None.
+        recipe: the recipe, with every "auto" resolved.
+        folder: the run's folder, or None.
     """
 
     recipe: Recipe
@@ -87,8 +89,8 @@ class Target:
         """The run folder or recipe called `name`.
 
         Raises:
-            ConfigError: no such recipe, or overrides for a run, which is finished as it is.
-            RunError: a folder that is no run, or a run that has not finished.
+            ConfigError: no such recipe, or overrides for a finished run.
+            RunError: a folder that is not a run, or a run that has not finished.
         """
         overrides = list(overrides)
         if name is None or not Path(name).is_dir():
@@ -103,14 +105,14 @@ class Target:
 
     @property
     def name(self) -> str:
-        """For titles."""
+        """Name for titles."""
         return self.recipe.name if self.folder is None else str(self.folder.path)
 
     def assembly(self, *, reconstructs: bool = False) -> Assembly:
         """The objects of its recipe.
 
         Args:
-            reconstructs: whether the attack makes images, which it looks for in [-1, 1]: see `in_usual_pixels`.
+            reconstructs: whether the attack makes images, which lie in [-1, 1]; see `in_usual_pixels`.
 
         Raises:
             ConfigError: another task than classification, or data that are not labelled images.
@@ -122,11 +124,11 @@ class Target:
         return assembly
 
     def twin(self, *facts: str, **run: Any) -> Recipe:
-        """The recipe of a simulation of the attacker's own: the same public initial model, other randomness.
+        """The recipe of the attacker's own simulation: the same public initial model, different randomness.
 
         Args:
-            *facts: what tells it from the attacker's other simulations.
-            **run: values of [run] that it changes.
+            *facts: what distinguishes it from the attacker's other simulations.
+            **run: values of [run] to change.
         """
         seed, model = self.recipe.run.seed, self.recipe.model
         own = None if seed is None else self.keys(*facts).root
@@ -139,18 +141,22 @@ class Target:
         )
 
     def keys(self, *facts: str) -> KeyRing:
-        """Keys of the attack's own simulations: never those of the attacked run, whose noise nobody knows."""
+        """Keys of the attack's own simulations: never those of the attacked run, whose noise is unknown."""
         return KeyRing.from_seed(self.recipe.run.seed).derive(b"attack", *(fact.encode() for fact in facts))
 
     def figures(self) -> Attacked:
-        """What is known of a finished run: accuracy, epsilon proven and claimed, guarantee; empty for a recipe."""
-        return excerpt(Attacked, (self.folder.result() if self.folder is not None else None) or {})
+        """Accuracy, guarantee, and epsilon proven, claimed and audited of a finished run; empty for a recipe."""
+        if self.folder is None:
+            return {}
+        known = self.folder.finished()
+        known.update(self.folder.audited())
+        return excerpt(Attacked, known)
 
 
 def in_usual_pixels(recipe: Recipe) -> Assembly:
-    """The recipe's federation with images in [-1, 1], which its model takes to the interval `data.pixels` first.
+    """The recipe's federation with images in [-1, 1], which its model first maps to the interval `data.pixels`.
 
-    It is the same federation up to rounding; reconstructions are looked for, shown and compared in [-1, 1].
+    It is the same federation up to rounding; reconstructions are made, shown and compared in [-1, 1].
     """
     pixels = recipe.data.pixels
     if pixels is None:
@@ -161,7 +167,7 @@ def in_usual_pixels(recipe: Recipe) -> Assembly:
 
 @dataclass(frozen=True)
 class _Moved(Assembly):
-    """A federation whose model moves images in [-1, 1] to [low, high].
+    """A federation whose model rescales images from [-1, 1] to [low, high].
 
     Attributes:
         pixels: low and high.
@@ -170,23 +176,23 @@ class _Moved(Assembly):
     pixels: tuple[float, float] = (-1.0, 1.0)
 
     def module(self) -> nn.Module:
-        """The recipe's model behind the move, with the same parameters."""
+        """The recipe's model after the rescaling, with the same parameters."""
         made, (low, high) = super().module(), self.pixels
         made.register_forward_pre_hook(lambda _, given: (low + (given[0] + 1) * ((high - low) / 2), *given[1:]))
         return made
 
 
 def _sequential(recipe: Recipe) -> Recipe:
-    """The recipe with the sequential trainer where it leaves the choice open: attacks train few clients at a time."""
-    if recipe.training.vectorize == "auto" or recipe.training.compile == "auto":
-        training = recipe.training.model_copy(update={"vectorize": "off", "compile": False})
+    """The recipe with the sequential trainer if it leaves the choice open: attacks train few clients at a time."""
+    if recipe.training.undecided:
+        training = recipe.training.model_copy(update={"vectorize": "off", "compile": False, "kernel": None})
         return recipe.model_copy(update={"training": training})
     return recipe
 
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """A model, and what it was trained on.
+    """A trained model and its run.
 
     Attributes:
         module: the model with its final weights.
@@ -209,7 +215,7 @@ def train(
     Args:
         assembly: the federation; `with_data` gives it other data than its recipe's.
         run_dir: folder to create.
-        grid: what carries the messages.
+        grid: grid that delivers the messages.
         progress: called with each round's metrics row.
     """
     folder = RunFolder.create(run_dir, assembly.recipe)
@@ -230,36 +236,51 @@ def module_of(assembly: Assembly, folder: RunFolder) -> nn.Module:
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """All examples of a data set, training and test, of which federations train on any part.
+    """All examples of a data set, training and test, on any part of which federations train.
+
+    Members are units: single examples, or clients (`client_pool`) with all of their examples.
 
     Attributes:
         x: inputs [n, C, H, W].
         y: labels [n].
-        trained: whether an example belongs to the recipe's own training set, bool [n].
+        unit_of: which unit an example belongs to, int64 [n].
+        trained: whether a unit belongs to the recipe's own training set, bool [units].
         classes: number of classes.
     """
 
+    unit: ClassVar[Unit] = "example"
+    equal: ClassVar[bool] = False
+
     x: np.ndarray
     y: np.ndarray
+    unit_of: np.ndarray
     trained: np.ndarray
     classes: int
 
     @classmethod
     def of(cls, dataset: Images, limit: int | None = None, seed: int = 0) -> Pool:
         """The set's examples; at most `limit`, chosen at random."""
-        x, y = np.concatenate([dataset.train_x, dataset.test_x]), np.concatenate([dataset.train_y, dataset.test_y])
-        trained = np.arange(len(y)) < len(dataset.train_y)
+        x, y, trained = _together(dataset)
         if limit is not None and limit < len(y):
             rows = np.sort(np.random.default_rng(seed).permutation(len(y))[:limit])
             x, y, trained = x[rows], y[rows], trained[rows]
-        return cls(x, y, trained, dataset.classes)
+        return cls(x, y, np.arange(len(y)), trained, dataset.classes)
 
-    def tensors(self, rows: np.ndarray | slice = slice(None)) -> tuple[Tensor, Tensor]:
-        """Inputs and labels of some examples."""
+    def halves(self, models: int, seed: int) -> np.ndarray:
+        """Units on which each federation is trained, bool [models, units]."""
+        return random_halves(len(self.trained), models, seed=seed, equal=self.equal)
+
+    def by_unit(self, values: np.ndarray) -> np.ndarray:
+        """Mean over the examples of each unit: [..., n] to [..., units]."""
+        return values
+
+    def tensors(self, units: np.ndarray | None = None) -> tuple[Tensor, Tensor]:
+        """Inputs and labels of some units' examples (bool [units]), or of all."""
+        rows = slice(None) if units is None else units[self.unit_of]
         return torch.from_numpy(self.x[rows]), torch.from_numpy(self.y[rows])
 
     def federation(self, recipe: Recipe, members: np.ndarray) -> Assembly:
-        """The recipe's federation on the examples in `members` (bool [n]); the others are its test set.
+        """The recipe's federation on the units in `members` (bool [units]); the others are its test set.
 
         Raises:
             ConfigError: a partition that needs the data set's own users.
@@ -269,11 +290,93 @@ class Pool:
                 "data.partition = 'natural' divides by the set's own users, which shadow federations on other examples "
                 "do not have: use another partition"
             )
-        own = DataSet(
-            recipe.data.name, self.x[members], self.y[members], self.x[~members], self.y[~members], self.classes
-        )
-        section = recipe.data
+        section, own = recipe.data, self._divided(recipe, members)
         divided = data.divide(
             own, recipe.federation.clients, section.partition, seed=section.partition_seed, **section.options
         )
         return Assembly(recipe).with_data(own, divided)
+
+    def _divided(self, recipe: Recipe, members: np.ndarray) -> DataSet:
+        """The members' examples as training set, the others' as test set."""
+        rows = members[self.unit_of]
+        return DataSet(recipe.data.name, self.x[rows], self.y[rows], self.x[~rows], self.y[~rows], self.classes)
+
+
+@dataclass(frozen=True, eq=False)
+class ClientPool(Pool):
+    """The same for clients: a client is in a federation with all of its examples, or not at all."""
+
+    unit: ClassVar[Unit] = "client"
+    equal: ClassVar[bool] = True
+
+    def by_unit(self, values: np.ndarray) -> np.ndarray:
+        """See `Pool.by_unit`."""
+        rows = np.atleast_2d(values)
+        counts = np.bincount(self.unit_of, minlength=len(self.trained))
+        means = np.stack([np.bincount(self.unit_of, row, len(self.trained)) / counts for row in rows])
+        return means.reshape(*values.shape[:-1], -1)
+
+    @classmethod
+    def of_recipe(cls, dataset: Images, recipe: Recipe, limit: int | None = None) -> ClientPool:
+        """Twice as many clients as the recipe has, among whom its partition divides all examples of the set."""
+        whole = Pool.of(dataset, limit)
+        owner = _owners(whole.x, whole.y, recipe, whole.classes, 2 * recipe.federation.clients)
+        return cls._of(whole, owner, np.zeros(2 * recipe.federation.clients, dtype=bool))
+
+    @classmethod
+    def of_run(cls, dataset: Images, recipe: Recipe, partition: Partition) -> ClientPool:
+        """The clients of a run, and others of the same size who hold the test examples."""
+        whole, clients = Pool.of(dataset), recipe.federation.clients
+        others = max(2, round(clients * len(dataset.test_y) / len(dataset.train_y)))
+        owner = np.full(len(whole.y), -1)
+        for client in range(clients):
+            owner[partition[client]] = client
+        tested = ~whole.trained
+        owner[tested] = clients + _owners(whole.x[tested], whole.y[tested], recipe, whole.classes, others)
+        return cls._of(whole, owner, np.arange(clients + others) < clients)
+
+    @classmethod
+    def _of(cls, whole: Pool, owner: np.ndarray, trained: np.ndarray) -> ClientPool:
+        """Clients without examples are left out: a model can remember nothing of them."""
+        held = owner >= 0
+        present, unit_of = np.unique(owner[held], return_inverse=True)
+        return cls(whole.x[held], whole.y[held], unit_of, trained[present], whole.classes)
+
+    def federation(self, recipe: Recipe, members: np.ndarray) -> Assembly:
+        """The recipe's federation of the clients in `members` (bool [clients]); the others hold its test set.
+
+        Raises:
+            ConfigError: a fixed cohort size that is not a whole number for this many clients.
+        """
+        raw = recipe.model_dump(exclude_none=True)
+        raw["federation"]["clients"] = int(members.sum())
+        own, units = self._divided(recipe, members), self.unit_of[members[self.unit_of]]
+        numbers = np.cumsum(members) - 1
+        divided = Partition.from_owner(numbers[units], int(members.sum()))
+        return Assembly(recipes.validate(raw)).with_data(own, divided)
+
+
+def _together(dataset: Images) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Inputs and labels of all examples, and whether they are training examples."""
+    x, y = np.concatenate([dataset.train_x, dataset.test_x]), np.concatenate([dataset.train_y, dataset.test_y])
+    return x, y, np.arange(len(y)) < len(dataset.train_y)
+
+
+def _owners(x: np.ndarray, y: np.ndarray, recipe: Recipe, classes: int, clients: int) -> np.ndarray:
+    """Client that holds each example under the recipe's partition, -1 for none, [n].
+
+    Raises:
+        ConfigError: a partition that needs the data set's own users.
+    """
+    section = recipe.data
+    if section.partition == "natural":
+        raise ConfigError(
+            "data.partition = 'natural' divides by the set's own users, of whom there are no others: use another "
+            "partition"
+        )
+    whole = DataSet(section.name, x, y, x[:1], y[:1], classes)
+    divided = data.divide(whole, clients, section.partition, seed=section.partition_seed, **section.options)
+    owner = np.full(len(y), -1)
+    for client in range(clients):
+        owner[divided[client]] = client
+    return owner

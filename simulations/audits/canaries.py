@@ -1,4 +1,4 @@
-"""Canaries in a simulated run: put in by the server, seen again in what it releases, stored with the run."""
+"""Canaries in a simulated run: inserted by the server, observed in its releases, and stored with the run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from fedlgm.audits.probe import checks, probe
 from fedlgm.errors import ConfigError, RunError
 from fedlgm.keys import KeyRing
 from fedlgm.plan import ReleasePlan
-from fedlgm.privacy.whole_run import whole_run
 from simulations.config.assembly import Assembly
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import RunSummary
@@ -30,8 +29,8 @@ class LoggedCanaries:
 
     Args:
         canaries: the canaries.
-        folder: the run's.
-        every: canaries take part in every so many rounds, from the first on.
+        folder: the run's folder.
+        every: canaries take part in every `every`-th round, from the first on.
     """
 
     def __init__(self, canaries: Canaries, folder: RunFolder, every: int = 1) -> None:
@@ -53,21 +52,21 @@ class LoggedCanaries:
 
 
 def run_canaries(assembly: Assembly, folder: RunFolder, keys: KeyRing, simulated: bool) -> LoggedCanaries:
-    """Canaries for the rounds that are still to come.
+    """Canaries for the remaining rounds.
 
     Args:
         assembly: the run's objects.
-        folder: the run's.
-        keys: the run's ring; the canaries have one of their own, derived from it.
-        simulated: whether the clients are.
+        folder: the run's folder.
+        keys: the run's ring, from which the canaries' own ring is derived.
+        simulated: whether the clients are simulated.
 
     Raises:
-        ConfigError: real nodes: made-up contributions have no place beside real ones.
+        ConfigError: real nodes, among which artificial contributions are not allowed.
     """
     if not simulated:
         raise ConfigError("run.audit: canaries are for simulations, this run has real nodes: set run.audit = false")
     rounds, facts = assembly.recipe.federation.rounds, assembly.facts
-    if facts.separate_rounds:
+    if facts.run is None:
         every = -(-rounds // _WATCHED)  # much of what canaries cost is the same for few and for many
         count = canary_count(assembly.layers.size, -(-rounds // every))
     else:  # what a round's noise follows from are all rounds before it
@@ -84,10 +83,10 @@ def audit_stored(
     confidence: float = CONFIDENCE,
     per_layer: bool = True,
 ) -> AuditResult:
-    """Audit a run from what its canaries saw.
+    """Audit a run from its canaries' observations.
 
     Raises:
-        RunError: there were none, or their file is damaged.
+        RunError: the run had no canaries, or their file is damaged.
     """
     rows = folder.canaries()
     if not rows:
@@ -101,7 +100,7 @@ def audit_stored(
 
 
 def run_reported(assembly: Assembly, subject: str, result: RunSummary) -> Reported:
-    """What a finished run reports: its proven epsilon, or the claimed one where nothing is proven."""
+    """A finished run's reported epsilon: the proven one, or the claimed one if none is proven."""
     epsilon = float(result["epsilon"])
     if math.isinf(epsilon):
         epsilon = float(result["claimed_epsilon"])
@@ -113,7 +112,7 @@ def run_reported(assembly: Assembly, subject: str, result: RunSummary) -> Report
         assembly.facts.sampling.rate,
         assembly.facts.relation,
         str(result["guarantee"]),
-        None if assembly.facts.separate_rounds else whole_run(assembly.facts),
+        assembly.facts.run,
     )
 
 
@@ -131,7 +130,7 @@ def audited_figures(assembly: Assembly, folder: RunFolder, result: RunSummary) -
 
 
 def _stored(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A round's observations as JSON: arrays as float32 in base64, since decimal numbers take their time."""
+    """A round's observations as JSON: arrays as float32 in base64, since decimal numbers are slow."""
     packed: dict[str, Any] = {"round": int(row["round"])}
     for name in (key for key in row if key != "round"):
         array = np.asarray(row[name], dtype=np.float32)

@@ -1,4 +1,4 @@
-"""`fedlgm audit`: table, picture, JSON; exit status 1 when something is not as reported."""
+"""`fedlgm audit`: table, picture, JSON; exit status 1 if a check fails."""
 
 from __future__ import annotations
 
@@ -28,25 +28,27 @@ def audit(
     variant: Annotated[str | None, typer.Option(help="sound or published.")] = None,
     method: Annotated[
         str,
-        typer.Option(help="auto, probe, distinguisher, one-run-gaussian, one-run, one-run-fdp or one-shot."),
+        typer.Option(
+            help="auto, probe, distinguisher, one-run-gaussian, one-run, one-run-fdp, one-shot, or package.module:name."
+        ),
     ] = "auto",
-    epsilon: Annotated[float, typer.Option(help="Mechanisms: budget that the audited noise is made for.")] = 4.0,
+    epsilon: Annotated[float, typer.Option(help="Mechanisms: budget of the audited noise.")] = 4.0,
     delta: Annotated[float, typer.Option(help="Mechanisms: its delta.")] = 1e-5,
     rounds: Annotated[int | None, typer.Option(min=1, help="Mechanisms: rounds of the audited run.")] = None,
     rate: Annotated[float, typer.Option(help="Mechanisms: sampling rate of the audited run.")] = 1.0,
     trials: Annotated[int | None, typer.Option(min=1, help="Releases of each population (distinguisher).")] = None,
-    canaries: Annotated[int | None, typer.Option(min=1, help="Canaries (methods of one run).")] = None,
+    canaries: Annotated[int | None, typer.Option(min=1, help="Canaries (methods with one run).")] = None,
     confidence: Annotated[float | None, typer.Option(help="Confidence of the whole audit.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of the audit; by default none.")] = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", help="Recipes: section.key=value; mechanisms: option=value.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Picture to write; `audit.png` of a run's folder by default.")
+        Path | None, typer.Option(help="Picture to write; by default `audit.png` in the folder of a run.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Measure what a mechanism, a recipe or a finished run really gives away; status 1 if more than is reported."""
+    """Bound from below what a mechanism, a recipe or a finished run leaks; status 1 if more than reported."""
     from fedlgm.audits import CONFIDENCE, Audit
     from fedlgm.audits.distinguisher import TRIALS
     from fedlgm.errors import ConfigError

@@ -1,4 +1,4 @@
-"""Picture of an audit: what it shows beside what is reported, and the scores behind it."""
+"""Picture of an audit: its bounds beside the reported epsilon, and the scores behind them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `fedlgm audit` takes: a mechanism's name, a recipe, or the folder of a finished run."""
+"""Targets of `fedlgm audit`: a mechanism's name, a recipe, or the folder of a finished run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Kind = Literal["mechanism", "recipe", "run"]
 
 
 def kind_of(target: str) -> Kind:
-    """What a target is.
+    """Kind of a target.
 
     Raises:
         ConfigError: none of the three.
@@ -62,18 +62,18 @@ def audit_mechanism(
     progress: Progress | None = None,
     **facts: Any,
 ) -> AuditResult:
-    """Audit a registered mechanism on a small model and made-up updates.
+    """Audit a registered mechanism on a small model and artificial updates.
 
     Args:
-        name: of the mechanism.
-        audit: how.
-        variant: "sound" or "published"; sound if left out.
+        name: name of the mechanism.
+        audit: settings of the audit.
+        variant: "sound" or "published"; default: sound.
         overrides: its options as "option=value" (TOML values), with or without "mechanism." in front.
         progress: called with (done, all).
         facts: epsilon, delta, rounds and rate of the run that it is calibrated for, see `Subject.of`.
 
     Raises:
-        ConfigError: an unknown variant or option, or a variant that the mechanism has not.
+        ConfigError: an unknown variant or option, or a variant that the mechanism lacks.
     """
     raw: dict[str, Any] = {"mechanism": {"name": name}}
     recipes.override(raw, [text if text.startswith("mechanism.") else f"mechanism.{text}" for text in overrides])
@@ -94,7 +94,7 @@ def audit_recipe(
 
     Args:
         recipe: bundled name or path.
-        audit: how.
+        audit: settings of the audit.
         variant: overrides mechanism.variant.
         overrides: "section.key=value".
         progress: called with (done, all).
@@ -106,10 +106,11 @@ def audit_recipe(
 
 
 def _refuse_own_steps(recipe: recipes.Recipe) -> None:
-    if recipe.unit == "example" and recipe.privacy.trust == "local":
+    if recipe.training.sampling_rate is not None:  # which only local steps have
         raise ConfigError(
-            f"{recipe.name}: its clients noise every local step themselves, and only what the steps add up to leaves "
-            "them: there is no single release to audit; audit the mechanism, or a recipe with privacy.trust = 'central'"
+            f"{recipe.name}: its clients add noise to every local step and send only the sum of the "
+            "steps: there is no single release to audit; audit the mechanism, or a recipe with "
+            "privacy.trust = 'central'"
         )
 
 
@@ -122,21 +123,22 @@ def subject_of(assembly: Assembly, name: str) -> Subject:
 def audit_run(
     run: Path | str, audit: Audit, *, progress: Progress | None = None, own: Own | None = None
 ) -> AuditResult:
-    """Audit a finished run: by the canaries that were in it, or by drawing its noise again from its seed.
+    """Audit a finished run: by its canaries, or by drawing its noise again from its seed.
 
-    A seeded run's noise is drawn again for every round by the plans that it recorded, and canaries are put into what
-    it is added to; the ledger shows whether it is the noise that was charged for. Releases that canaries cannot be
-    looked for in (Laplace noise, local trust, plans made of private data) are audited by the recipe's mechanism.
+    A seeded run's noise is drawn again for every round from the recorded plans, and canaries are added to the sums; the
+    ledger shows whether it is the noise that was charged. If canaries do not fit the releases (Laplace noise, local
+    trust, plans from private data), the recipe's mechanism is audited.
 
     Args:
         run: the run's folder.
-        audit: how; "auto" or "one-run-gaussian" for the run's own noise, any other method for its recipe's mechanism.
+        audit: settings of the audit; "auto" or "one-run-gaussian" for the run's own noise, any other method for its
+            recipe's mechanism.
         progress: called with (done, all).
         own: the objects that the run was given in Python.
 
     Raises:
         RunError: the run is not finished, has neither canaries nor a seed, or was given objects that are not passed
-            again: it says what to do.
+            again; the message gives the remedy.
     """
     started = time.perf_counter()
     folder = RunFolder.open(Path(run))
@@ -160,7 +162,7 @@ def audit_run(
         return audit.mechanism(subject, progress)
     elif assembly.recipe.run.seed is None:
         raise RunError(
-            f"{run} drew its noise from the operating system and had no canaries: nothing of it can be drawn again. "
+            f"{run} drew its noise from the operating system and had no canaries, so it cannot be drawn again. "
             "Run it again with --set run.audit=true (canaries in the run) or with --seed N (noise that can be drawn "
             "again), then audit that run"
         )
@@ -213,7 +215,7 @@ def _replayed(
 
 
 def _recorded_plan(first: ReleasePlan, row: FullRow) -> ReleasePlan:
-    """The plan of a finished round, from its row of metrics; what rows do not hold does not change over rounds."""
+    """The plan of a finished round, from its row of metrics; other values are the same in all rounds."""
     scales = [float("inf") if value is None else float(value) for value in row["sigma"]]
     return dataclasses.replace(
         first,

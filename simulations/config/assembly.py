@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from clients import Consent, ExampleClient, LayerwiseClient, LocalWork, PartitionedSource
+from clients import Consent, LayerwiseClient, LocalWork, PartitionedSource
 from clients.serving import Serving
 from fedlgm import data, devices, inputs, models, tasks
 from fedlgm.contributions import unbounded
@@ -24,22 +23,25 @@ from fedlgm.facts import RunFacts, Sampling
 from fedlgm.inputs import Inputs
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.layers import LayerTable
-from fedlgm.mechanisms import Mechanism, UsesPrivateNorms
+from fedlgm.mechanisms import BoundsExamples, Mechanism, UsesPrivateNorms
 from fedlgm.mechanisms.method import Method
 from fedlgm.noise import NoiseBackend
 from fedlgm.plan import ReleasePlan
 from fedlgm.tasks import Task
-from fedlgm.training import ClientTask, SequentialTrainer, Trainer, VectorizedTrainer, fastest
+from fedlgm.tasks.own_figures import own_figures
+from fedlgm.training import ClientTask, Trainer, fastest, kinds
+from fedlgm.training.kinds import TrainerKind
+from fedlgm.training.native import Program
 from fedlgm.transcript import Transcript
 from fedlgm.trial import try_clients, try_examples
-from simulations.config import example_level
 from simulations.config.facts import facts_of
 from simulations.config.messages import in_section
 from simulations.config.own import Own
 from simulations.config.recipe import Recipe
 from simulations.config.sections import Training
 from strategies import ServerStep
-from strategies.server_optimizer import OwnStep, server_step
+from strategies.schedule import Scheduled, factors
+from strategies.server_optimizer import OwnStep
 
 _PROBED = 8  # public examples on which a user's own model is tried before anything is written
 
@@ -50,8 +52,8 @@ class Assembly:
 
     Attributes:
         recipe: the recipe.
-        own: objects of a user's own that stand for names in it.
-        planned: whether nothing will be trained: then no file of a bundled set is needed.
+        own: a user's objects that replace names in it.
+        planned: whether nothing will be trained, so that no file of a bundled set is needed.
     """
 
     recipe: Recipe
@@ -59,7 +61,7 @@ class Assembly:
     planned: bool = False
 
     def with_data(self, dataset: DataSet, partition: Partition) -> Assembly:
-        """Use these instead of loading and dividing again, as a worker does that is handed both; returns `self`."""
+        """Use this data and partition instead of loading and dividing again, as a worker does; returns `self`."""
         self.__dict__.update(dataset=dataset, partition=partition)
         return self
 
@@ -76,7 +78,7 @@ class Assembly:
 
     @cached_property
     def task(self) -> Task:
-        """What the model is trained for: loss, targets and metrics."""
+        """The model's task: loss, targets and metrics."""
         if self.own.task is None:
             return self.recipe.task.build()
         with prefix_key("task"):
@@ -84,7 +86,7 @@ class Assembly:
 
     @cached_property
     def partition(self) -> Partition:
-        """Whose data is whose; it depends on the recipe only."""
+        """The division of the data among clients; it depends only on the recipe."""
         dataset, section = self.dataset, self.recipe.data
         clients, seed = self.recipe.federation.clients, section.partition_seed
         with in_section("data", section.partition, "data.partition"):
@@ -98,6 +100,11 @@ class Assembly:
         """Examples of each client, [clients]."""
         return self.partition.sizes
 
+    @property
+    def efforts(self) -> np.ndarray:
+        """Expected effort of each participant of the sampling, [population]."""
+        return self.recipe.protects.efforts(self.recipe, self.sizes)
+
     @cached_property
     def device(self) -> torch.device:
         """Where clients train, and where sums lie while they are bounded and noised."""
@@ -105,7 +112,7 @@ class Assembly:
 
     @cached_property
     def noise_backend(self) -> NoiseBackend:
-        """Who draws the noise."""
+        """Generator of the noise."""
         return devices.resolve_noise(self.recipe.privacy.noise_backend, self.device)
 
     def module(self) -> nn.Module:
@@ -114,17 +121,18 @@ class Assembly:
         with in_section("model", section.name):
             if self.own.model is None and is_object(section.name):
                 raise missing_object(section.name, "model")
-            return models.build(
+            module = models.build(
                 section.name if self.own.model is None else self.own.model,
                 in_shape=self._outline.shape,
                 classes=self.task.outputs(self._outline),
                 seed=(self.recipe.run.seed or 0) if section.seed is None else section.seed,
                 **section.options,
             )
+            return module if section.weights is None else models.load_weights_(module, section.weights)
 
     @property
     def _outline(self) -> DataSet:
-        """What the model needs to know of the data: shapes and classes, without loading a bundled set for it."""
+        """The shapes and classes that the model needs, without loading a bundled set."""
         if "dataset" not in self.__dict__ and self.own.data is None:
             section = self.recipe.data
             known = data.outline(section.name, **section.images)
@@ -137,7 +145,7 @@ class Assembly:
         """The mechanism."""
         if self.own.mechanism is None:
             return self.recipe.mechanism.build()
-        example_level.check_unit(self.recipe, self.own.mechanism.unit)
+        self.recipe.check_mechanism(self.own.mechanism.unit)
         return self.own.mechanism
 
     @cached_property
@@ -148,22 +156,20 @@ class Assembly:
     @cached_property
     def method(self) -> Method:
         """Mechanism, layers and facts, the noise calibrated so that the run stays within the recipe's budget."""
-        if self.recipe.unit == "example":
-            facts = facts_of(self.recipe, self._examples)
-            return Method(self.mechanism, self.layers, example_level.calibrated(self.mechanism, facts))
-        return Method.calibrated(self.mechanism, self.layers, facts_of(self.recipe))
+        facts = facts_of(self.recipe, self._examples)
+        return Method.calibrated(self.mechanism, self.layers, facts, self.recipe.protects.calibrated)
 
     @property
     def _examples(self) -> int:
-        """Training examples of all clients together, where the server noises steps: their number is public."""
-        if self.recipe.privacy.trust == "local":
+        """Number of training examples of all clients together, if the server adds noise to steps; it is then public."""
+        if not self.recipe.protects.counts_examples(self.recipe):
             return 0
         known = self._published_examples if self.planned else None
         return int(self.sizes.sum()) if known is None else known
 
     @property
     def _published_examples(self) -> int | None:
-        """The number of training examples as published, or as the recipe states it; None where only the data say."""
+        """The number of training examples as published, or as the recipe states it; None if only the data tell."""
         section = self.recipe.data
         if self.own.data is not None or section.partition != "iid":
             return None
@@ -171,7 +177,7 @@ class Assembly:
 
     @property
     def stated(self) -> str:
-        """What a plan believes of data that it has not read, and a run checks; empty where there is none."""
+        """A plan's assumptions about data that it has not read, which a run checks; empty if there are none."""
         section, examples = self.recipe.data, self._published_examples
         if not self.planned or examples is None or section.train_images is None or "dataset" in self.__dict__:
             return ""
@@ -192,21 +198,20 @@ class Assembly:
 
     @property
     def numerics(self) -> Numerics:
-        """What the result's bits depend on besides seed and data."""
+        """Numerical settings that the result's bits depend on, besides seed and data."""
         run = self.recipe.run
         return Numerics(run.threads, self.device, self.noise_backend, run.block_size)
 
     def check(self) -> None:
-        """Refuse what can be refused without training: a division, model or plan that does not fit.
+        """Run all checks that need no training: division, model and plan.
 
         Raises:
-            FedlgmError: what is wrong, and what would be right.
+            FedlgmError: the message gives the problem and the remedy.
         """
         self.partition  # noqa: B018
         module = self.check_model()
         plan = self.first_plan()
-        if self.recipe.unit == "example":
-            self._check_examples(module)
+        self.recipe.protects.check_data(self, module)
         if self.recipe.run.audit and not isinstance(self.mechanism, UsesPrivateNorms):
             from fedlgm.audits.canaries import check_auditable  # the driver's alone: half a second of imports
 
@@ -214,21 +219,35 @@ class Assembly:
                 check_auditable(plan)
 
     def check_model(self) -> nn.Module:
-        """Refuse a model, task or server optimizer that does not work; needs nothing but the public test examples.
+        """Refuse a model, task or server optimizer that does not work; needs only the public test examples.
 
-        Returns:
-            The initial model.
+        Returns: The initial model.
 
         Raises:
-            FedlgmError: what is wrong, and what would be right.
+            FedlgmError: the message gives the problem and the remedy.
         """
         module = self.module()
         with prefix_key("task"):
             self.task.check(module, self.dataset)
+        training = module.training
+        if self.own.metrics or self.task.set_metrics():
+            x, y = inputs.tensors(self.dataset.test_x), torch.from_numpy(self.dataset.test_y)
+            tasks.evaluate(self.task, module, x, y, metrics=self.own.metrics, finite=True)
+        if self.own.evaluate is not None:
+            own_figures(self.own.evaluate, 0, self.module())
+        module.train(training)
+        if self.recipe.training.kernel == "native":
+            self.trainer(vectorized=False, compiled=False)
         own_model = self.own.model is not None or is_reference(self.recipe.model.name)
-        if own_model or self.own.task is not None or is_reference(self.recipe.task.name):
+        if (
+            own_model
+            or self.recipe.trainer is not None
+            or self.own.task is not None
+            or is_reference(self.recipe.task.name)
+        ):
             self._try_training(module, own_model)
         step = self.server_optimizer()
+        step = step.inner if isinstance(step, Scheduled) else step
         if isinstance(step, OwnStep):
             start = self.layers.flatten(module)
             tried = step.step(start, torch.full_like(start, 1e-3))
@@ -240,7 +259,7 @@ class Assembly:
         return module
 
     def _try_training(self, module: nn.Module, own_model: bool) -> None:
-        """Refuse a user's own model or task that a few public examples show cannot be trained."""
+        """Refuse a user's model or task that cannot be trained on a few public examples."""
 
         def updates(x: Inputs, y: Tensor) -> list[Tensor]:
             trainer = self.trainer(self.recipe.training.vectorize == "on", compiled=False)
@@ -252,48 +271,26 @@ class Assembly:
         rows = np.linspace(0, count - 1, min(_PROBED, count)).astype(np.int64)
         x, y = inputs.tensors(inputs.take(self.dataset.test_x, rows)), torch.from_numpy(self.dataset.test_y[rows])
         owner = type(module if own_model else self.task)
-        if self.recipe.unit == "example":
+        if isinstance(self.mechanism, BoundsExamples):
             try_examples(module, self.layers, self.task, x, y, owner)
         else:
             try_clients(module, updates, self.task, x, y, owner)
 
-    def _check_examples(self, module: nn.Module) -> None:
-        """Refuse a model without gradients per example, and batches larger than anybody's data."""
-        with prefix_key("model"):
-            ExampleTrainer(module, self.layers, self.mechanism, task=self.task)
-        training, largest = self.recipe.training, int(self.sizes.max())
-        own = self.facts.steps is not None
-        if own and training.batch_size > largest:
-            raise ConfigError(
-                f"training.batch_size = {training.batch_size} is more than the {largest} examples of the largest client"
-            )
-        examples = largest if own else int(self.sizes.sum())
-        if self.recipe.privacy.delta >= 1 / examples:
-            warnings.warn(
-                f"privacy.delta = {self.recipe.privacy.delta:g} is not below 1/{examples}, one over the number of "
-                "examples: such a guarantee allows one example to be given away entirely",
-                stacklevel=2,
-            )
-
     def server_optimizer(self) -> ServerStep:
         """The server's step, afresh."""
+        federation = self.recipe.federation
         with prefix_key("federation.server_optimizer"):
-            return self._server_optimizer()
+            step = self._server_optimizer()
+        if federation.server_schedule is None:
+            return step
+        with prefix_key("federation.server_schedule"):
+            return Scheduled(step, factors(federation.server_schedule, federation.rounds))
 
     def _server_optimizer(self) -> ServerStep:
-        federation = self.recipe.federation
-        own, name = self.own.server_optimizer, federation.server_optimizer
+        own, name = self.own.server_optimizer, self.recipe.federation.server_optimizer
         if own is None and is_object(name):
             raise missing_object(name, "server_optimizer")
-        if self.recipe.unit == "example" and self.recipe.privacy.trust == "central":
-            # A round is one step on the noisy mean gradient.
-            training, named = self.recipe.training, own or is_reference(name)
-            return (
-                server_step(own or name, training.lr, training.momentum)
-                if named
-                else example_level.step_of(self.recipe)
-            )
-        return server_step(own or name, federation.server_lr, federation.server_momentum)
+        return self.recipe.protects.server_step(self.recipe, own)
 
     def initial_model(self) -> Tensor:
         """The initial global model [D]."""
@@ -309,12 +306,22 @@ class Assembly:
         with in_section("mechanism", self.recipe.mechanism.name):
             return method.plan(self.start())
 
+    @cached_property
+    def trainer_kind(self) -> TrainerKind:
+        """How clients train."""
+        section, own = self.recipe.trainer, self.own.trainer
+        with prefix_key("trainer"):
+            return kinds.get(own) if own is not None else section.build() if section is not None else kinds.PLAIN
+
     def trainer(self, vectorized: bool, compiled: bool) -> Trainer:
-        """A trainer of its own: sequential (the reference) or vectorised, perhaps compiled."""
-        section = self.recipe.training
+        """A new trainer: sequential (the reference) or vectorised, perhaps compiled."""
+        section, kind = self.recipe.training, self.trainer_kind
         if not vectorized:
-            return SequentialTrainer(self.module(), self.layers, section.local, self.device, self.task)
-        return VectorizedTrainer(
+            make = self._native if section.kernel == "native" else kind.sequential
+            return make(self.module(), self.layers, section.local, device=self.device, task=self.task)
+        if kind.vectorized is None:
+            raise ConfigError("training.vectorize: this trainer has no vectorised form: use training.vectorize = 'off'")
+        return kind.vectorized(
             self.module(),
             self.layers,
             section.local,
@@ -324,12 +331,33 @@ class Assembly:
             task=self.task,
         )
 
+    def _native(self, module: nn.Module, *arguments: Any, **keywords: Any) -> Trainer:
+        """The compiled kernel's trainer; ConfigError where there is no kernel, or not for this model or trainer."""
+        if self.trainer_kind.native is None:
+            raise ConfigError("training.kernel: this trainer has no native form: use training.kernel = 'torch'")
+        Program.of(module, self.layers, tuple(self._outline.shape), self.task)
+        return self.trainer_kind.native(module, *arguments, **keywords)
+
+    def _kernel(self) -> Literal["native"] | None:
+        """[training] kernel, "auto" settled: the compiled one where this machine has it and it knows the model."""
+        section = self.recipe.training
+        if section.kernel != "auto":
+            return "native" if section.kernel else None
+        if section.vectorize != "off":
+            return None
+        try:
+            self._native(self.module(), self.layers, section.local, device=self.device, task=self.task)
+        except ConfigError:
+            return None
+        return "native"
+
     def faster_training(self, workers: int) -> Training:
-        """[training] with every "auto" of its trainer settled by a short measurement on a typical block of clients."""
+        """[training] with every "auto" of its trainer resolved by a short measurement on a typical block of clients."""
         section, run, federation = self.recipe.training, self.recipe.run, self.recipe.federation
         compiling = (False, True) if section.compile == "auto" else (section.compile,)
         choices = {f"vectorised, compiled: {c}": (True, c) for c in compiling}
         if section.vectorize != "on":
+            choices = choices if self.trainer_kind.vectorized is not None else {}
             choices = {"sequential": (False, False)} | (choices if section.vectorize == "auto" else {})
         winner = next(iter(choices))
         if len(choices) > 1:
@@ -348,11 +376,12 @@ class Assembly:
                 blocks = max(1.0, clients / run.block_size / workers)
                 winner, _ = fastest(makers, self.initial_model(), tasks, blocks=blocks)
         vectorized, compiled = choices[winner]
-        return section.model_copy(update={"vectorize": "on" if vectorized else "off", "compile": compiled})
+        how = {"vectorize": "on" if vectorized else "off", "compile": compiled, "kernel": self._kernel()}
+        return section.model_copy(update=how)
 
     def consent(self) -> Consent | None:
-        """What clients under local trust agree to."""
-        if self.recipe.privacy.trust == "central":
+        """The consent of clients under local trust."""
+        if not self.recipe.noised_by.uploads_released:
             return None
         first = self.first_plan()
         costs = np.sort(self.mechanism.costs(self.layers, self.facts.rounds))
@@ -365,27 +394,23 @@ class Assembly:
 
         Args:
             keys: key ring of the clients.
-            serves: which clients it answers for.
+            serves: clients that it represents.
         """
         section = self.recipe.training
         source = PartitionedSource(self.dataset, self.partition)
         options: dict[str, Any] = {"consent": self.consent(), "numerics": self.numerics}
-        if self.recipe.unit == "example":
+        if isinstance(self.mechanism, BoundsExamples):
             exact = bool(section.exact_sums)
-            trainer = ExampleTrainer(self.module(), self.layers, self.mechanism, self.device, self.task, exact)
-            own = LocalWork(trainer, section.local, source)
-            return ExampleClient(own, self.mechanism, self.layers, keys, serves, **options)
-        work = LocalWork(
-            self.trainer(section.vectorize == "on", section.compile is True),
-            section.local,
-            source,
-            self.recipe.federation.stragglers,
-        )
+            trainer: Any = ExampleTrainer(self.module(), self.layers, self.mechanism, self.device, self.task, exact)
+        else:
+            trainer = self.trainer(section.vectorize == "on", section.compile is True)
+        own = LocalWork(trainer, section.local, source, self.recipe.federation.stragglers)
+        work = self.recipe.protects.work(self.recipe, own)
         return LayerwiseClient(work, self.mechanism, self.layers, keys, serves, **options)
 
 
 def settled(recipe: Recipe) -> Recipe:
-    """The recipe with device and noise backend as they are on this machine: a run's own recipe says who drew its noise.
+    """The recipe with this machine's device and noise backend, so that a run's own recipe names its noise generator.
 
     Raises:
         ConfigError: a device or backend that is not available here.

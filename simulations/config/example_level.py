@@ -1,144 +1,176 @@
-"""What a recipe with privacy.unit = "example" may say, and what its runs sample."""
+"""Rules for recipes with privacy.unit = "example", and the sampled unit of their runs."""
 
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from fedlgm import mechanisms, privacy
-from fedlgm.errors import ConfigError, PrivacyError
+from torch import nn
+
+from fedlgm import privacy
+from fedlgm.errors import ConfigError, PrivacyError, prefix_key
+from fedlgm.extension import is_reference
 from fedlgm.facts import LocalSteps, RunFacts, Sampling
 from fedlgm.mechanisms import Mechanism
-from fedlgm.privacy.guarantee import Unit
+from fedlgm.privacy.guarantee import Relation, Unit
+from simulations.config.unit import UnitKind
 from strategies import ServerStep
-from strategies.server_optimizer import ServerOptimizer
+from strategies.server_optimizer import ServerOptimizer, server_step
 
 if TYPE_CHECKING:
+    from simulations.config.assembly import Assembly
     from simulations.config.recipe import Recipe
 
 
 _HUGE = 1e6  # noise multiplier beyond which epsilon does not fall any more
 
 
-def check_unit(recipe: Recipe, unit: Unit) -> None:
-    """Refuse a mechanism that protects another unit than the recipe says.
+class ExampleLevel(UnitKind):
+    """One example: the trainer bounds every example's gradient."""
 
-    Args:
-        recipe: the recipe.
-        unit: the mechanism's.
+    verb, flat = "bounds examples", "dp-sgd"
+    mechanisms: Unit = "example"
+    redraws = divided = False
 
-    Raises:
-        ConfigError: with the mechanisms that fit.
-    """
-    if unit == recipe.unit:
-        return
-    verb = {"client": "bounds whole clients", "example": "bounds examples"}[unit]
-    known = ", ".join(name for name in mechanisms.names(recipe.unit) if mechanisms.is_private(name))
-    raise ConfigError(
-        f"mechanism.name: {recipe.mechanism.name} {verb}, but privacy.unit is {recipe.unit!r}: set privacy.unit = "
-        f"{unit!r}, or use one of {known}"
-    )
-
-
-def check_example_level(recipe: Recipe) -> None:
-    """Refuse settings that do not fit example-level training.
-
-    Raises:
-        ConfigError: the first of them, by its key, and what would be right.
-    """
-    federation, training, budget, run = recipe.federation, recipe.training, recipe.privacy, recipe.run
-    own = budget.trust == "local"
-    if federation.sampling not in ("poisson", "fixed"):
-        raise ConfigError(
-            f"federation.sampling = {federation.sampling!r} keeps rounds between a client's participations, which "
-            "protects clients: with privacy.unit = 'example' use 'poisson'"
-        )
-    for key, value, usual, why in (
-        ("training.gradient_clip", training.gradient_clip, None, "the mechanism bounds every example's gradient"),
-        ("training.vectorize", training.vectorize, "off", "a client's examples are already trained together"),
-        ("training.compile", training.compile, False, "the example-level engine is not compiled"),
-        ("federation.stragglers", federation.stragglers, 0.0, "every client makes all steps that are accounted for"),
-        ("run.audit", run.audit, False, "canaries stand for clients"),
-        (
-            "privacy.noise",
-            budget.noise,
-            "independent",
-            "steps sample examples by Poisson, which correlated noise cannot use",
-        ),
-        ("federation.sampling", federation.sampling, "poisson", "cohorts of a fixed size protect clients alone"),
-    ):
-        if value != usual:
-            raise ConfigError(f"{key} cannot be {value!r} with privacy.unit = 'example': {why}; leave it out")
-    if own:
-        _check_own_noise(recipe)
-        return
-    if budget.max_participations is not None:
-        raise ConfigError("privacy.max_participations is for privacy.trust = 'local': leave it out here")
-    if federation.sampling != "poisson" or recipe.sampling.rate < 1 or federation.dropout:
-        raise ConfigError(
-            "federation.rate: with privacy.unit = 'example' and trust = 'central' every client takes part in every "
-            "step, and examples are sampled within it: set rate = 1, sampling = 'poisson' and no dropout"
-        )
-    for key in ("sampling_rate", "steps"):
-        if getattr(training, key) is not None:
+    def check(self, recipe: Recipe) -> None:
+        """See `UnitKind.check`."""
+        federation, training, budget, run = recipe.federation, recipe.training, recipe.privacy, recipe.run
+        if federation.sampling not in ("poisson", "fixed"):
             raise ConfigError(
-                f"training.{key} is for clients that noise their own steps (privacy.trust = 'local'): here a round is "
-                "one step, and its rate is training.batch_size over the number of examples"
+                f"federation.sampling = {federation.sampling!r} keeps rounds between a client's participations, which "
+                "protects clients: with privacy.unit = 'example' use 'poisson'"
             )
-    if training.epochs != 1:
-        raise ConfigError(
-            "training.epochs: a round is one step here: leave epochs out and set federation.rounds to the number of "
-            "steps; an epoch is (number of examples) / training.batch_size of them"
+        for key, value, usual, why in (
+            ("training.gradient_clip", training.gradient_clip, None, "the mechanism bounds every example's gradient"),
+            ("training.vectorize", training.vectorize, "off", "a client's examples are already trained together"),
+            ("trainer", recipe.trainer and recipe.trainer.name, None, "the example-level engine trains"),
+            ("training.compile", training.compile, False, "the example-level engine is not compiled"),
+            ("training.kernel", training.kernel, None, "the example-level engine trains"),
+            (
+                "federation.stragglers",
+                federation.stragglers,
+                0.0,
+                "every client makes all steps that are accounted for",
+            ),
+            ("run.audit", run.audit, False, "canaries stand for clients"),
+            (
+                "privacy.noise",
+                budget.noise,
+                "independent",
+                "steps sample examples by Poisson, which correlated noise cannot use",
+            ),
+            ("federation.sampling", federation.sampling, "poisson", "cohorts of a fixed size protect clients alone"),
+        ):
+            if value != usual:
+                raise ConfigError(f"{key} cannot be {value!r} with privacy.unit = 'example': {why}; leave it out")
+        if recipe.noised_by.uploads_released:
+            if training.sampling_rate is None:
+                raise ConfigError(
+                    "training.sampling_rate is needed where clients noise their own steps: the public probability with "
+                    "which each of a client's examples is in a step's batch, the same for every client (how many "
+                    "examples a client has is private)"
+                )
+            return
+        if budget.max_participations is not None:
+            raise ConfigError("privacy.max_participations is for privacy.trust = 'local': leave it out here")
+        if federation.sampling != "poisson" or recipe.sampling.rate < 1 or federation.dropout:
+            raise ConfigError(
+                "federation.rate: with privacy.unit = 'example' and trust = 'central' every client takes part in every "
+                "step, and examples are sampled within it: set rate = 1, sampling = 'poisson' and no dropout"
+            )
+        for key in ("sampling_rate", "steps"):
+            if getattr(training, key) is not None:
+                raise ConfigError(
+                    f"training.{key} is for clients that noise their own steps (privacy.trust = 'local'): here a round "
+                    "is one step, and its rate is training.batch_size over the number of examples"
+                )
+        if training.epochs != 1:
+            raise ConfigError(
+                "training.epochs: a round is one step here: leave epochs out and set federation.rounds to the number "
+                "of steps; an epoch is (number of examples) / training.batch_size of them"
+            )
+        if federation.server_optimizer in ("momentum", "adam", "yogi") or federation.server_lr != 1:
+            raise ConfigError(
+                "federation.server_optimizer and server_lr: a round is one step here, and [training] says how it is "
+                "made (optimizer, lr, momentum): leave them out"
+            )
+
+    def relation(self, recipe: Recipe) -> Relation:
+        """See `UnitKind.relation`."""
+        return "add-remove"
+
+    def sampled(self, recipe: Recipe, examples: int) -> tuple[Sampling, LocalSteps | None]:
+        """See `UnitKind.sampled`: examples, by the server's count of them or within each client."""
+        training = recipe.training
+        if not self.counts_examples(recipe):
+            assert training.sampling_rate is not None
+            count = training.steps or math.ceil(training.epochs / training.sampling_rate - 1e-9)
+            return recipe.sampling, LocalSteps(count, training.sampling_rate, float(training.batch_size))
+        if training.batch_size > examples:
+            raise ConfigError(
+                f"training.batch_size = {training.batch_size} is more than the {examples} training examples there are"
+            )
+        return Sampling("poisson", examples, training.batch_size / examples), None
+
+    def counts_examples(self, recipe: Recipe) -> bool:
+        """Whether the server adds the noise."""
+        return not recipe.noised_by.uploads_released
+
+    def calibrated(self, mechanism: Mechanism, facts: RunFacts) -> RunFacts:
+        """See `UnitKind.calibrated`; if there is none, the message gives the possible number of steps."""
+        try:
+            return super().calibrated(mechanism, facts)
+        except PrivacyError as error:
+            raise PrivacyError(f"{error}; {_remedy(mechanism, facts)}") from error
+
+    def server_step(self, recipe: Recipe, own: Any) -> ServerStep:
+        """A step on the noisy mean gradient with the settings of [training], if a round is a step."""
+        training, named = recipe.training, own
+        if not self.counts_examples(recipe):
+            return super().server_step(recipe, own)
+        if is_reference(recipe.federation.server_optimizer):
+            named = own or recipe.federation.server_optimizer
+        if named:
+            return server_step(named, training.lr, training.momentum)
+        name = training.optimizer if training.optimizer == "adam" or not training.momentum else "momentum"
+        return ServerOptimizer(name, training.lr, training.momentum, eps=1e-8)
+
+    def check_data(self, assembly: Assembly, module: nn.Module) -> None:
+        """Refuse a model without gradients per example, and batches larger than any client's data."""
+        from fedlgm.example_level.trainer import ExampleTrainer
+
+        with prefix_key("model"):
+            ExampleTrainer(module, assembly.layers, assembly.mechanism, task=assembly.task)
+        recipe, largest, examples = assembly.recipe, int(assembly.sizes.max()), int(assembly.sizes.sum())
+        if not self.counts_examples(recipe):
+            examples = largest
+            if recipe.training.batch_size > largest:
+                raise ConfigError(
+                    f"training.batch_size = {recipe.training.batch_size} is more than the {largest} examples of the "
+                    "largest client"
+                )
+        if recipe.privacy.delta >= 1 / examples:
+            warnings.warn(
+                f"privacy.delta = {recipe.privacy.delta:g} is not below 1/{examples}, one over the number of "
+                "examples: such a guarantee allows one example to be given away entirely",
+                stacklevel=2,
+            )
+
+    def words(self, assembly: Assembly) -> str:
+        """See `UnitKind.words`."""
+        facts, sampling, cohorts = assembly.facts, assembly.facts.sampling, assembly.cohorts
+        if facts.steps:
+            return (
+                f"{cohorts.scheme} {cohorts.rate:g} of {cohorts.population} clients, each at most {facts.releases} "
+                f"times; {facts.steps.count} steps per round, each on {facts.steps.rate:g} of a client's examples, "
+                f"divided by {facts.steps.batch:g}, {facts.relation}"
+            )
+        return (
+            f"each a step on {sampling.rate:g} of {sampling.population} examples (expected batch "
+            f"{sampling.expected:g}, {facts.rounds * sampling.rate:.3g} epochs), {facts.relation}"
         )
-    if federation.server_optimizer in ("momentum", "adam") or federation.server_lr != 1:
-        raise ConfigError(
-            "federation.server_optimizer and server_lr: a round is one step here, and [training] says how it is made "
-            "(optimizer, lr, momentum): leave them out"
-        )
-
-
-def _check_own_noise(recipe: Recipe) -> None:
-    if recipe.training.sampling_rate is None:
-        raise ConfigError(
-            "training.sampling_rate is needed where clients noise their own steps: the public probability with which "
-            "each of a client's examples is in a step's batch, the same for every client (how many examples a client "
-            "has is private)"
-        )
-
-
-def sampled(recipe: Recipe, examples: int) -> tuple[Sampling, LocalSteps | None]:
-    """What is sampled in a round of an example-level run, and the steps that clients noise themselves.
-
-    Args:
-        recipe: a recipe with unit "example".
-        examples: number N of training examples of all clients together; used, and so public, under central trust only.
-
-    Raises:
-        ConfigError: a batch larger than the data.
-    """
-    training = recipe.training
-    if recipe.privacy.trust == "local":
-        assert training.sampling_rate is not None
-        count = training.steps or math.ceil(training.epochs / training.sampling_rate - 1e-9)
-        return recipe.sampling, LocalSteps(count, training.sampling_rate, float(training.batch_size))
-    if training.batch_size > examples:
-        raise ConfigError(
-            f"training.batch_size = {training.batch_size} is more than the {examples} training examples there are"
-        )
-    return Sampling("poisson", examples, training.batch_size / examples), None
-
-
-def calibrated(mechanism: Mechanism, facts: RunFacts) -> RunFacts:
-    """The facts with the noise multiplier that meets their budget.
-
-    Raises:
-        PrivacyError: none does; the message says how many steps would be possible.
-    """
-    try:
-        return facts.with_multiplier(mechanism.calibrate(facts))
-    except PrivacyError as error:
-        raise PrivacyError(f"{error}; {_remedy(mechanism, facts)}") from error
 
 
 def _remedy(mechanism: Mechanism, facts: RunFacts) -> str:
@@ -158,10 +190,3 @@ def _remedy(mechanism: Mechanism, facts: RunFacts) -> str:
         f"no number of steps would do: the least epsilon that the {kind} accountant shows at this delta is {least:.4g}"
         "; raise privacy.epsilon or privacy.delta" + (", or use privacy.accountant = 'pld'" if kind == "rdp" else "")
     )
-
-
-def step_of(recipe: Recipe) -> ServerStep:
-    """The step of a run whose rounds are steps, by [training]."""
-    training = recipe.training
-    name = training.optimizer if training.optimizer == "adam" or not training.momentum else "momentum"
-    return ServerOptimizer(name, training.lr, training.momentum, eps=1e-8)

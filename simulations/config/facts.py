@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fedlgm.facts import RunFacts
-from simulations.config import example_level
 from simulations.config.recipe import Recipe
 
 
@@ -15,11 +14,9 @@ def facts_of(recipe: Recipe, examples: int = 0) -> RunFacts:
         examples: number of training examples of all clients together, for unit "example" under central trust.
 
     Raises:
-        ConfigError: a batch larger than the data, where the server noises steps.
+        ConfigError: a batch larger than the data, if the server adds noise to steps.
     """
-    privacy, sampling, steps = recipe.privacy, recipe.sampling, None
-    if recipe.unit == "example":
-        sampling, steps = example_level.sampled(recipe, examples)
+    privacy, (sampling, steps) = recipe.privacy, recipe.protects.sampled(recipe, examples)
     return RunFacts(
         0.0,
         sampling,
@@ -33,4 +30,5 @@ def facts_of(recipe: Recipe, examples: int = 0) -> RunFacts:
         training=recipe.training.local,
         steps=steps,
         noise=recipe.noise,
+        shares=recipe.shares,
     )

@@ -1,6 +1,6 @@
-"""Hashes by which a run recognises the Python objects that it was given, in whatever process they were made.
+"""Hashes by which a run recognises its Python objects in any process.
 
-The text of an object often holds its address, which is another one in every process: it says nothing of the object.
+An object's text often contains its address, which differs between processes, so it cannot serve as a hash.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def array_digest(*arrays: Any) -> str:
 
 
 def object_digest(value: Any, *, state: bool = True) -> str:
-    """SHA-256 of a function or object: its name, its code and the values that it holds.
+    """SHA-256 of a function or object: its name, code and values.
 
     >>> object_digest(lambda x: x + 1) == object_digest(lambda x: x + 2)
     False
@@ -46,9 +46,9 @@ def object_digest(value: Any, *, state: bool = True) -> str:
 
 
 def module_digest(module: nn.Module) -> str:
-    """SHA-256 of a model's structure: its modules by name, their settings, and the code of those of a user's own.
+    """SHA-256 of a model's structure: its modules by name, their settings, and the code of users' modules.
 
-    No values of tensors are part of it, see `fixed_digest`.
+    It does not include values of tensors; see `fixed_digest`.
 
     >>> from torch import nn
     >>> module_digest(nn.Sequential(nn.Tanh())) == module_digest(nn.Sequential(nn.ReLU()))
@@ -71,14 +71,14 @@ def module_digest(module: nn.Module) -> str:
 
 
 def fixed_digest(module: nn.Module) -> str:
-    """SHA-256 of what a model holds besides its trained parameters: frozen ones and buffers. Empty without any."""
+    """SHA-256 of a model's frozen parameters and buffers; empty without any."""
     fixed = {name: p.detach() for name, p in module.named_parameters() if not p.requires_grad}
     fixed |= dict(module.named_buffers())
     return _hashed([f"{name} {array_digest(value.cpu())}" for name, value in fixed.items()]) if fixed else ""
 
 
 def _is_known(value: Any) -> bool:
-    """Whether a class or function is of a package whose version a run records."""
+    """Whether a class or function belongs to a package whose version a run records."""
     return str(getattr(value, "__module__", "")).partition(".")[0] in _KNOWN
 
 
@@ -91,7 +91,7 @@ def _hashed(words: Iterable[str]) -> str:
 
 
 def _words(value: Any, state: bool, above: frozenset[int]) -> Iterator[str]:
-    """What tells `value` from other objects; `above` are the objects that it lies in."""
+    """Text that distinguishes `value` from other objects; `above` are the objects that contain it."""
     if isinstance(value, _PLAIN):
         yield f"{type(value).__name__} {value!r}"
         return
@@ -146,7 +146,7 @@ def _words(value: Any, state: bool, above: frozenset[int]) -> Iterator[str]:
 
 
 def _class_words(kind: type) -> Iterator[str]:
-    """Name of a class, and the methods that it and the user's own classes below it define."""
+    """Name of a class, and the methods that it and the user's base classes define."""
     yield f"{kind.__module__.partition('.')[0]}.{kind.__qualname__}"
     for base in kind.__mro__:
         if _is_known(base):
@@ -158,7 +158,7 @@ def _class_words(kind: type) -> Iterator[str]:
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    """What an object holds, without what it has computed from that and keeps."""
+    """Attributes of an object without cached values."""
     kept = {
         name
         for base in type(value).__mro__
@@ -176,7 +176,7 @@ def _source(function: FunctionType) -> str | None:
 
 
 def _code(code: CodeType) -> str:
-    """Text of compiled code that no process changes, for functions without a source."""
+    """Text of compiled code that is the same in all processes, for functions without source."""
     constants = [_code(part) if isinstance(part, CodeType) else repr(part) for part in code.co_consts]
     if any(isinstance(part, frozenset) for part in code.co_consts):
         constants = ["".join(sorted(text)) for text in constants]

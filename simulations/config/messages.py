@@ -1,4 +1,4 @@
-"""What is said of a wrong value in a recipe: its key, what is wrong, what would be right."""
+"""Messages for wrong values in a recipe: key, problem, remedy."""
 
 from __future__ import annotations
 
@@ -11,30 +11,33 @@ from pydantic.fields import FieldInfo
 
 from fedlgm import data, mechanisms, models, tasks
 from fedlgm.errors import ConfigError, explained, prefix_key
-from simulations.config.sections import Data, MechanismSection, Model, TaskSection
+from fedlgm.training import kinds
+from simulations.config.sections import Data, MechanismSection, Model, TaskSection, TrainerSection
 
 SECTIONS: dict[str, type[BaseModel]] = {
     "mechanism": MechanismSection,
     "model": Model,
     "task": TaskSection,
+    "trainer": TrainerSection,
     "data": Data,
 }
 OPTIONS: dict[str, Callable[[str], Iterable[str]]] = {
     "mechanism": mechanisms.options,
     "model": models.options,
     "task": tasks.options,
+    "trainer": kinds.options_of,
     "data": data.scheme_options,
 }
 
 
 @contextmanager
 def in_section(section: str, name: str, path: str = "") -> Iterator[None]:
-    """Say in the message of a ConfigError which key of a section that names something it is about.
+    """Prefix a ConfigError's message with the key, of a section that names an object, that it concerns.
 
     Args:
-        section: "mechanism", "model", "task" or "data".
-        name: what it names; for "data" the partition scheme, which the section's options belong to.
-        path: what a message is about that does not begin with a key; left out, the section.
+        section: "mechanism", "model", "task", "trainer" or "data".
+        name: the named object; for "data" the partition scheme, to which the section's options belong.
+        path: key for a message that does not begin with one; default: the section.
     """
 
     def keys() -> set[str]:
@@ -48,7 +51,7 @@ def in_section(section: str, name: str, path: str = "") -> Iterator[None]:
 
 
 def section_kind(field: FieldInfo) -> type[BaseModel] | None:
-    """The model of a recipe's section, which may be left out; None for plain keys."""
+    """The model of a recipe's section, which may be missing; None for plain keys."""
     kinds = (field.annotation, *get_args(field.annotation))
     return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
 
@@ -61,7 +64,7 @@ _SAID = {  # where the checker has more than one complaint, or one that names no
 
 
 def explain(raw: dict[str, Any], problems: Iterable[Any], whole: type[BaseModel]) -> str:
-    """All that is wrong with a recipe, one line each.
+    """All mistakes in a recipe, one line each.
 
     Args:
         raw: its plain values.
@@ -87,7 +90,7 @@ def keys_like(name: str, whole: type[BaseModel]) -> list[str]:
     """Keys "section.key" of a recipe that a bare name may stand for: `key`, or `section_key`.
 
     Args:
-        name: as somebody wrote it.
+        name: the name as written.
         whole: the model of a recipe.
     """
     kinds = {section: section_kind(field) for section, field in whole.model_fields.items()}

@@ -1,4 +1,4 @@
-"""Objects of a user's own, passed in Python instead of being named in a recipe."""
+"""Users' objects, passed in Python instead of being named in a recipe."""
 
 from __future__ import annotations
 
@@ -18,11 +18,19 @@ from fedlgm.extension import object_name
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import Mechanism
 from fedlgm.mechanisms.base import require_mechanism
+from fedlgm.tasks.own_figures import Evaluate
+from fedlgm.tasks.set_metrics import Metric, checked
 from simulations.config.fingerprints import array_digest, fixed_digest, module_digest, object_digest
 from simulations.config.sections import IMAGES
 
 _OF_BUNDLED = ("dir", *IMAGES)
 """Keys of [data] about a bundled set's examples, whoever holds them."""
+
+_MEASURE = ("metrics", "evaluate")
+"""What measures a run and changes nothing in it."""
+
+FEW_SITES = 20
+"""Clients of own data below which a bundled recipe has all of them in every round: a tenth would be one or two."""
 
 FIXED = "frozen part of the model"
 """Under which a run's provenance holds the hash of what its model does not train."""
@@ -30,7 +38,7 @@ FIXED = "frozen part of the model"
 
 @dataclass(frozen=True)
 class Own:
-    """What stands in the place of names in a recipe; None leaves the recipe's own.
+    """Objects that replace names in a recipe; None keeps the recipe's.
 
     Attributes:
         model: an `nn.Module`, which every client starts from, or a class or function that gives one.
@@ -39,6 +47,10 @@ class Own:
         mechanism: a `Mechanism`.
         partition: a Partitioner of flwr-datasets, or a function (data, clients, seed) -> indices per client.
         server_optimizer: an object with `step(model, mean_update)`.
+        trainer: a class or function (module, layers, settings, *, device, task) -> `fedlgm.training.Trainer`.
+        metrics: functions (outputs, targets) of the whole test set, by name. They measure a run without changing it, so
+            a resumed run may have others.
+        evaluate: (round, module) -> figures of the released model by name; likewise.
     """
 
     model: Any = None
@@ -47,13 +59,16 @@ class Own:
     mechanism: Mechanism | None = None
     partition: Any = None
     server_optimizer: Any = None
+    trainer: Any = None
+    metrics: Mapping[str, Metric] | None = None
+    evaluate: Evaluate | None = None
 
     def __bool__(self) -> bool:
-        return bool(self.given())
+        return any(value is not None for value in vars(self).values())
 
     def given(self) -> list[str]:
-        """What is given, by name."""
-        return [name for name, value in vars(self).items() if value is not None]
+        """The objects that replace a recipe's names, by name."""
+        return [name for name, value in vars(self).items() if value is not None and name not in _MEASURE]
 
     def loaded(self) -> Own:
         """The same with the data made into a `DataSet`, once."""
@@ -62,15 +77,15 @@ class Own:
         return dataclasses.replace(self, data=data_sets.load(self.data))
 
     def without_data(self) -> Own:
-        """The same for a worker that is handed the arrays themselves."""
+        """The same for a worker that gets the arrays themselves."""
         return dataclasses.replace(self, data=None, partition=None)
 
     def into(self, raw: dict[str, Any]) -> None:
-        """Write into a recipe's plain values what stands in for what: "<Net>" for an object of class Net.
+        """Write the objects' names into a recipe's plain values: "<Net>" for an object of class Net.
 
-        A registered mechanism is written out with its options, so that nothing but the recipe is needed to make it.
+        A registered mechanism is written with its options, so that the recipe alone defines it.
         """
-        if self:
+        if self.given():
             raw.pop("title", None)  # it described the recipe as it was written
         if self.model is not None:
             raw["model"] = {"name": object_name(self.model)} | _kept(raw, "model", "seed")
@@ -83,7 +98,7 @@ class Own:
             own_clients = _clients_of(self.data)
             if own_clients is not None:
                 section["partition"] = "natural"
-                raw["federation"]["clients"] = own_clients
+                raw["federation"] |= _everyone(raw, own_clients) | {"clients": own_clients}
             else:
                 section |= {k: v for k, v in raw["data"].items() if k not in ("name", *_OF_BUNDLED)}
             raw["data"] = section
@@ -92,16 +107,18 @@ class Own:
             raw["data"]["partition"] = object_name(self.partition)
         if self.server_optimizer is not None:
             raw["federation"]["server_optimizer"] = object_name(self.server_optimizer)
+        if self.trainer is not None:
+            raw["trainer"] = {"name": object_name(self.trainer)}
 
     def fingerprints(self, initial: nn.Module, division: Partition) -> dict[str, str]:
         """Hash of each object, by which a resumed run recognises it, also in another process.
 
-        A model is known by its initial weights, its code and what it does not train; data by their arrays and by whose
-        they are in the run; a partition by the division that it makes.
+        The hash covers a model's initial weights, code and frozen values; data's arrays and division; and the division
+        that a partition makes.
 
         Args:
             initial: the run's model with its initial weights.
-            division: whose examples are whose in the run.
+            division: the run's division of examples among clients.
         """
         table = LayerTable.from_module(initial)
         prints = {
@@ -111,6 +128,7 @@ class Own:
             "mechanism": lambda: object_digest(self.mechanism),
             "partition": lambda: array_digest(division.order, division.offsets),
             "server_optimizer": lambda: object_digest(self.server_optimizer, state=False),
+            "trainer": lambda: object_digest(self.trainer, state=False),
         }
         found = {name: prints[name]() for name in self.given()}
         if self.model is not None:
@@ -121,8 +139,22 @@ class Own:
         return found
 
 
+def _everyone(raw: dict[str, Any], clients: int) -> dict[str, Any]:
+    """Set a rate of 1 if a recipe for one client has none."""
+    federation = raw["federation"]
+    return {"rate": 1.0} if clients > 1 and "rate" not in federation and "cohort" not in federation else {}
+
+
+def few_sites(raw: dict[str, Any]) -> None:
+    """Let all clients take part in every round if there are few, in the plain values of a bundled recipe."""
+    federation = raw["federation"]
+    if 1 < federation["clients"] < FEW_SITES and federation.get("sampling", "poisson") == "poisson":
+        federation.pop("cohort", None)
+        federation["rate"] = 1.0
+
+
 def _clients_of(data: Any) -> int | None:
-    """How many clients, or users, a data set has of its own; None where a partition has to divide it."""
+    """Number of clients, or users, that a data set names; None if a partition must divide it."""
     if not isinstance(data, DataSet):
         return None
     if data.clients is not None:
@@ -136,7 +168,7 @@ def _kept(raw: dict[str, Any], section: str, key: str) -> dict[str, Any]:
 
 
 def _written(mechanism: Mechanism) -> dict[str, Any]:
-    """A mechanism as a recipe's section: all of it where it is registered, else the name that it was given."""
+    """A mechanism as a recipe's section: with its options if it is registered, else only its name."""
     require_mechanism(mechanism)
     values = {
         field.name: value
@@ -155,4 +187,7 @@ def _written(mechanism: Mechanism) -> dict[str, Any]:
 
 def own_of(values: Mapping[str, Any]) -> Own:
     """The objects among the keyword arguments of `simulate`."""
-    return Own(**values).loaded()
+    own = Own(**values).loaded()
+    if own.evaluate is not None and not callable(own.evaluate):
+        raise ConfigError(f"evaluate must be a function (round, module) -> {{name: number}}, got {own.evaluate!r}")
+    return own if own.metrics is None else dataclasses.replace(own, metrics=checked(own.metrics))

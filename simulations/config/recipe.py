@@ -1,29 +1,33 @@
-"""The recipe: one TOML file that says everything about a run, for CLI, notebooks and the Flower app alike."""
+"""The recipe: one TOML file that fully specifies a run, for the CLI, notebooks and the Flower app."""
 
 from __future__ import annotations
 
 import tomllib
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import tomli_w
-from pydantic import ValidationError, model_validator
+from pydantic import BaseModel, ValidationError, model_validator
 
 from fedlgm import mechanisms
 from fedlgm.errors import ConfigError, alternatives, prefix_key
 from fedlgm.extension import is_object
 from fedlgm.facts import Sampling
+from fedlgm.noised_by import NoisedBy
+from fedlgm.noised_by import get as noised_by
+from fedlgm.noised_in_shares import Shares
 from fedlgm.privacy.guarantee import Relation, Unit
-from simulations.config import messages
-from simulations.config.example_level import check_example_level, check_unit
+from simulations.config import extends, messages
+from simulations.config.client_level import ClientLevel
+from simulations.config.example_level import ExampleLevel
 from simulations.config.messages import OPTIONS, SECTIONS
 from simulations.config.sections import (
     IMAGES,
     Data,
     Deployment,
+    Distributed,
     Federation,
     MechanismSection,
     Model,
@@ -32,12 +36,16 @@ from simulations.config.sections import (
     Run,
     Section,
     TaskSection,
+    TrainerSection,
     Training,
 )
+from simulations.config.unit import UnitKind
+from simulations.config.user_level import UserLevel
 
 if TYPE_CHECKING:
     from fedlgm.correlation import Correlation, Workload
 
+UNITS: dict[Unit, UnitKind] = {"client": ClientLevel(), "example": ExampleLevel(), "user": UserLevel()}
 BUNDLED = Path(__file__).parents[1] / "recipes"
 DEFAULT = "digits"
 _DEEPEST = 8
@@ -47,9 +55,9 @@ Overrides = Iterable[str] | Mapping[str, Any]
 
 
 class Recipe(Section):
-    """A validated recipe; docs/how-to/recipe.md says what each section may hold.
+    """A validated recipe; docs/how-to/recipe.md documents all sections.
 
-    Sections that do not fit each other are refused: `load` and `validate` raise a `ConfigError`.
+    Inconsistent sections are refused: `load` and `validate` raise a `ConfigError`.
 
     Example:
         >>> recipe = load("digits", ["federation.sampling='fixed'"])
@@ -62,132 +70,111 @@ class Recipe(Section):
     data: Data
     model: Model
     task: TaskSection = TaskSection()
+    trainer: TrainerSection | None = None
     federation: Federation
     training: Training = Training()
     mechanism: MechanismSection
     privacy: Privacy
     run: Run = Run()
+    distributed: Distributed | None = None
     deployment: Deployment | None = None
     risk: Risk | None = None
 
     @model_validator(mode="after")
     def _fits(self) -> Recipe:
-        for key, section in (("mechanism", self.mechanism), ("task", self.task)):
-            if not is_object(section.name):
+        for key, section in (("mechanism", self.mechanism), ("task", self.task), ("trainer", self.trainer)):
+            if section is not None and not is_object(section.name):
                 with messages.in_section(key, section.name):
                     section.build()
         if not is_object(self.mechanism.name):
-            check_unit(self, mechanisms.unit_of(self.mechanism.name))
-        if self.unit == "example":
-            check_example_level(self)
-        else:
-            self._fits_clients()
+            self.check_mechanism(mechanisms.unit_of(self.mechanism.name))
+        if self.federation.users is not None and self.unit != "user":
+            raise ConfigError("federation.users is for privacy.unit = 'user': set it, or leave federation.users out")
+        self.protects.check(self)
         return self
 
-    def _fits_clients(self) -> None:
-        """Refuse settings that do not fit each other where clients are protected."""
-        federation, privacy = self.federation, self.privacy
-        for key in ("sampling_rate", "steps", "exact_sums"):
-            if getattr(self.training, key) is not None:
-                raise ValueError(f"training.{key} is for privacy.unit = 'example': leave it out here")
-        self._check_noise()
-        if privacy.trust == "local" and privacy.max_participations is None:
-            raise ValueError("privacy.max_participations is needed under local trust: every participation costs")
-        if privacy.trust == "central" and privacy.max_participations is not None:
-            raise ValueError("privacy.max_participations is for privacy.trust = 'local': leave it out here")
-        if self.relation != "replace-one" and privacy.trust == "local":
-            raise ValueError("privacy.relation must be 'replace-one' under local trust: participation is visible")
-        if self.relation != "replace-one" and federation.sampling == "fixed":
-            raise ValueError("privacy.relation must be 'replace-one' for fixed-size sampling")
+    def check_mechanism(self, unit: Unit) -> None:
+        """Refuse a mechanism for another unit of protection.
+
+        Args:
+            unit: the mechanism's unit.
+
+        Raises:
+            ConfigError: the message lists the mechanisms that fit.
+        """
+        if unit == self.protects.mechanisms:
+            return
+        known = ", ".join(name for name in mechanisms.names(self.protects.mechanisms) if mechanisms.is_private(name))
+        raise ConfigError(
+            f"mechanism.name: {self.mechanism.name} {UNITS[unit].verb}, but privacy.unit is {self.unit!r}: set "
+            f"privacy.unit = {unit!r}, or use one of {known}"
+        )
 
     @property
     def unit(self) -> Unit:
-        """Whose data a neighbour changes."""
+        """The unit whose data a neighbour changes."""
         return self.privacy.unit or "client"
 
-    def _check_noise(self) -> None:
-        """Refuse correlated noise that nobody can account for, and a schema that nobody can keep."""
-        privacy, sampling = self.privacy, self.federation.sampling
-        if privacy.noise != "independent":
-            if privacy.trust == "local":
-                raise ValueError(
-                    f"privacy.noise = {privacy.noise!r} needs trust = 'central': under local trust every upload is "
-                    "seen alone, so noise could only be correlated along one client's own uploads, where independent "
-                    "noise has the least last and largest error already"
-                )
-            if sampling in ("poisson", "fixed"):
-                raise ValueError(
-                    f"privacy.noise = {privacy.noise!r} needs to know how many rounds lie between a client's "
-                    "participations: set federation.sampling to 'cyclic' (fixed groups take turns), 'min-separation' "
-                    "(a fixed cohort, nobody again too soon) or 'grouped-poisson' (secret draws within groups), not "
-                    f"{sampling!r}"
-                )
-        wrong = {"bands": ("banded", "square-root"), "buffers": ("blt",)}
-        for key, kinds in wrong.items():
-            if getattr(privacy, key) is not None and privacy.noise not in kinds:
-                raise ValueError(
-                    f"privacy.{key} is for privacy.noise = {' or '.join(map(repr, kinds))}: leave it out here"
-                )
-        if sampling in ("poisson", "fixed"):
-            if privacy.min_separation is not None:
-                raise ValueError(
-                    f"privacy.min_separation: {sampling!r} sampling lets a client take part in any round: set "
-                    "federation.sampling to 'cyclic', 'min-separation' or 'grouped-poisson'"
-                )
-            return
-        if privacy.trust == "local":
-            raise ValueError(f"federation.sampling = {sampling!r} needs privacy.trust = 'central'")
-        if sampling == "grouped-poisson" and privacy.min_separation is None and privacy.bands is None:
-            raise ValueError(
-                "federation.sampling = 'grouped-poisson' needs privacy.bands or privacy.min_separation, the number of "
-                "groups"
-            )
-        with prefix_key("federation"):
-            separation = self.sampling.separation
-        rounds = self.federation.rounds
-        for name, most in (("federation.rounds", rounds), ("the rounds between participations", separation)):
-            if privacy.bands is not None and most is not None and privacy.bands > most:
-                raise ValueError(f"privacy.bands = {privacy.bands} is more than {name}, {most}")
+    @property
+    def noised_by(self) -> NoisedBy:
+        """Who adds the noise."""
+        with prefix_key("privacy.trust"):
+            return noised_by(self.privacy.trust, self.shares)
+
+    @property
+    def shares(self) -> Shares | None:
+        """Whose noise is counted on, as a library object."""
+        return None if self.distributed is None else self.distributed.shares
+
+    @property
+    def protects(self) -> UnitKind:
+        """The rules of the unit."""
+        return UNITS[self.unit]
 
     @property
     def sampling(self) -> Sampling:
-        """Who takes part when, as the library sees it.
+        """Sampling of the participants, as a library object.
 
         Raises:
             ConfigError: a separation that the population cannot keep.
         """
         federation, privacy = self.federation, self.privacy
         scheme, share = federation.sampling, federation.share
+        of: Literal["user"] | None = None if federation.users is None else "user"
         if scheme in ("poisson", "fixed"):
-            return Sampling(scheme, federation.clients, share)
+            return Sampling(scheme, federation.participants, share, of=of)
         separation = privacy.min_separation
         if separation is None and scheme == "grouped-poisson":
             separation = privacy.bands
         if separation is None:
             separation = max(1, int(1 / share + 1e-6))
-        return Sampling(scheme, federation.clients, share, separation)
+        return Sampling(scheme, federation.participants, share, separation, of)
 
     @property
     def noise(self) -> Correlation | None:
-        """How noise is correlated over the rounds; None for independent noise."""
+        """Correlation of the noise over the rounds; None for independent noise."""
         privacy, rounds = self.privacy, self.federation.rounds
         if privacy.noise == "independent":
             return None
         from fedlgm import correlation  # SciPy's optimisers
 
-        separation, workload = self.sampling.separation or 1, self.workload
-        if privacy.noise == "blt":
-            buffers = {} if privacy.buffers is None else {"buffers": privacy.buffers}
-            return correlation.get("blt", rounds, min_separation=separation, workload=workload, **buffers)
-        bands = separation if privacy.bands is None else privacy.bands
-        return correlation.get(privacy.noise, rounds, bands=min(bands, rounds), workload=workload)
+        if privacy.noise == "given":
+            with prefix_key("privacy.correlation"):
+                made = correlation.Correlation.from_dict(privacy.correlation or {})
+                if made.rounds != rounds:
+                    raise ConfigError(f"it is for {made.rounds} rounds, the run has federation.rounds = {rounds}")
+            return made
+        separation, takes = self.sampling.separation or 1, correlation.options_of(privacy.noise)
+        bands = min(separation if privacy.bands is None else privacy.bands, rounds)
+        offered = {"workload": self.workload, "bands": bands, "min_separation": separation, "buffers": privacy.buffers}
+        given = {name: value for name, value in offered.items() if name in takes and value is not None}
+        return correlation.get(privacy.noise, rounds, **given)
 
     @property
     def workload(self) -> Workload:
-        """What the server's optimizer makes of the releases, for which noise is correlated: averaging, or momentum.
+        """The server's linear map of the releases, for which noise is optimised: averaging, or momentum.
 
-        Plain averaging also stands in for optimizers that are not linear, and for users' own. No figure of privacy
-        depends on it.
+        Plain averaging also replaces optimizers that are not linear, and users' own. No privacy figure depends on it.
         """
         from fedlgm.correlation import Workload
 
@@ -196,14 +183,10 @@ class Recipe(Section):
 
     @property
     def relation(self) -> Relation:
-        """The neighbouring relation: as written, else what sampling and trust call for."""
+        """The neighbouring relation: the written one, or the one implied by sampling and trust."""
         if self.privacy.relation is not None:
             return self.privacy.relation
-        if self.unit == "example":
-            return "add-remove"
-        if self.federation.sampling == "min-separation":
-            return "zero-out"
-        return "replace-one" if self.privacy.trust == "local" or self.federation.sampling == "fixed" else "add-remove"
+        return self.protects.relation(self)
 
     def to_toml(self) -> str:
         """The whole recipe, defaults included."""
@@ -211,7 +194,7 @@ class Recipe(Section):
 
 
 _SIZES = frozenset({"rate", "cohort"})
-_NAMING = {"mechanism": "name", "model": "name", "task": "name", "data": "partition"}
+_NAMING = {"mechanism": "name", "model": "name", "task": "name", "trainer": "name", "data": "partition"}
 
 
 def names() -> tuple[str, ...]:
@@ -224,6 +207,17 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in BUNDLED.glob("*.toml")))
 
 
+def sections() -> dict[str, type[BaseModel]]:
+    """The sections of a recipe, by name.
+
+    Example:
+        >>> "epsilon" in sections()["privacy"].model_fields
+        True
+    """
+    kinds = {name: messages.section_kind(field) for name, field in Recipe.model_fields.items()}
+    return {name: kind for name, kind in kinds.items() if kind is not None}
+
+
 def load(recipe: str | Path | None = None, overrides: Overrides = ()) -> Recipe:
     """Read a recipe.
 
@@ -232,8 +226,8 @@ def load(recipe: str | Path | None = None, overrides: Overrides = ()) -> Recipe:
         overrides: see `override`.
 
     Raises:
-        ConfigError: no such recipe, not TOML, an unknown key, a wrong type or value: with the key's path and the
-            reason.
+        ConfigError: no such recipe, not TOML, or an unknown key or wrong value; the message gives the key's path and
+            the reason.
 
     Example:
         >>> load("digits", ["federation.rounds=3", "privacy.epsilon=2"]).federation.rounds
@@ -269,24 +263,13 @@ def validate(raw: dict[str, Any]) -> Recipe:
         recipe = Recipe.model_validate(raw)
     except ValidationError as error:
         raise ConfigError(messages.explain(raw, error.errors(), Recipe)) from error
-    clients = recipe.unit == "client"  # how many examples there are is known when the data are
-    if clients and recipe.privacy.delta >= 1 / recipe.federation.clients and recipe.mechanism.name != "none":
-        warnings.warn(
-            f"privacy.delta = {recipe.privacy.delta:g} is not below 1/{recipe.federation.clients}, one over the number "
-            "of clients: such a guarantee allows one client to be given away entirely",
-            stacklevel=2,
-        )
+    recipe.protects.warn_of_delta(recipe)
     return recipe
 
 
 def _read(path: Path, depth: int) -> dict[str, Any]:
     """Raw values of a recipe file on top of those of the recipe that it `extends`."""
-    if depth > _DEEPEST:
-        raise ConfigError(f"{path}: `extends` goes deeper than {_DEEPEST} recipes; does one extend itself?")
-    try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    raw = extends.read(path, depth, _DEEPEST, "recipes")
     base = raw.pop("extends", None)
     merged = {} if base is None else _read(_locate(str(base)), depth + 1)
     if raw.keys() - {"name", "run"}:
@@ -297,12 +280,23 @@ def _read(path: Path, depth: int) -> dict[str, Any]:
     return merged | {"name": raw.get("name", path.stem)}
 
 
-def _settings(overrides: Overrides) -> Iterator[tuple[str, Any]]:
-    """(path, value) of each override; the value None removes."""
+def settings(overrides: Overrides) -> Iterator[tuple[str, Any]]:
+    """(path, value) of each override; the value None removes.
+
+    Raises:
+        ConfigError: no path, or no text.
+
+    Example:
+        >>> list(settings(["privacy.epsilon=2", "run.seed=none"]))
+        [('privacy.epsilon', 2), ('run.seed', None)]
+    """
     if isinstance(overrides, Mapping):
         for path, value in overrides.items():
             if not isinstance(path, str):
                 raise ConfigError(f"overrides map 'section.key' to a value, got the key {path!r}")
+            if isinstance(value, Mapping) and "." not in path:
+                keys = ", ".join(f"'{path}.{key}': {own!r}" for key, own in value.items())
+                raise ConfigError(f"overrides name a key by its section, without nesting: {{{keys}}}")
             yield path.strip(), value
         return
     if isinstance(overrides, str):
@@ -312,7 +306,7 @@ def _settings(overrides: Overrides) -> Iterator[tuple[str, Any]]:
             raise ConfigError(f"overrides are a list of 'section.key=value' or a mapping, got {text!r} in it")
         path, equals, value = (part.strip() for part in text.partition("="))
         if not equals or not path:
-            raise ConfigError(f"--set takes section.key=value, got {text!r}")
+            raise ConfigError(f"--set and overrides take section.key=value, got {text!r}")
         section, _, key = path.partition(".")
         if value == "none" and not (key and _NAMING.get(section) == key):
             yield path, None
@@ -324,7 +318,7 @@ def _settings(overrides: Overrides) -> Iterator[tuple[str, Any]]:
 
 
 def _laid_over(section: str, below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """A section's values over those it had: whatever only the thing named before could use is left behind."""
+    """A section's values merged over its previous ones; options of the previously named object alone are dropped."""
     kept = dict(below)
     if section == "federation" and above.keys() & _SIZES:
         kept = {key: value for key, value in kept.items() if key not in _SIZES}
@@ -353,7 +347,7 @@ def _locate(recipe: str) -> Path:
 
 
 def bundled_like(name: str) -> str:
-    """Bundled recipes of a similar name, else how to see all of them; for messages.
+    """Bundled recipes with a similar name, or else the command that lists all; for messages.
 
     Example:
         >>> bundled_like("digit")
@@ -366,9 +360,9 @@ def bundled_like(name: str) -> str:
 def override(raw: dict[str, Any], texts: Overrides) -> None:
     """Set values in a recipe's plain values.
 
-    With another mechanism, variant, model or partition scheme, options that it does not know fall away; `rate` and
-    `cohort` of [federation] replace each other. The title described the recipe as it was written: where more
-    than [run] changes, it falls away.
+    With another mechanism, variant, model or partition scheme, options that it does not know are removed; `rate` and
+    `cohort` of [federation] replace each other. The title is removed if more than [run] changes, because it describes
+    the recipe as written.
 
     Args:
         raw: changed in place.
@@ -377,7 +371,7 @@ def override(raw: dict[str, Any], texts: Overrides) -> None:
             Or a mapping {"section.key": value}, in which None removes a value.
 
     Raises:
-        ConfigError: not of that form, or a section that is none.
+        ConfigError: a text of another form, or a value in place of a section.
 
     Example:
         >>> raw = read("digits")
@@ -387,10 +381,10 @@ def override(raw: dict[str, Any], texts: Overrides) -> None:
     """
     sections: dict[str, dict[str, Any]] = {}
     changed: set[str] = set()
-    for path, parsed in _settings(texts):
+    for path, parsed in settings(texts):
         section, *keys = path.split(".")
         if not section or len(keys) > 1 or not all(keys):
-            raise ConfigError(f"--set takes section.key=value, got {path!r}")
+            raise ConfigError(f"--set and overrides take section.key=value, got {path!r}")
         removed = parsed is None
         if not keys:
             changed.add(section)

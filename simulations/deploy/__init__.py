@@ -1,1 +1,1 @@
-"""Federations of real nodes on Flower: made, started, used and stopped."""
+"""Federations of real nodes on Flower: create, start, use and stop them."""

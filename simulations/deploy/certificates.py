@@ -32,7 +32,7 @@ def write_private(path: Path, content: bytes) -> None:
 
 
 def make_authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
-    """A certificate authority of the deployment's own: `ca.crt` and `ca.key` in `folder`."""
+    """Create the deployment's own certificate authority: `ca.crt` and `ca.key` in `folder`."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedlgm deployment")])
     usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)

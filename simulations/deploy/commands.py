@@ -14,16 +14,17 @@ app = typer.Typer(help="Federations of real nodes: make, start, run, stop.", no_
 _out = Console(highlight=False, soft_wrap=True, emoji=False)
 _err = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
-FolderArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The deployment's folder.")]
+# The users of a deployment's processes may pass through its folder, and need not be able to list it.
+FolderArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The deployment's folder.", readable=False)]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 @app.command()
 def init(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to make.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to create.")],
     nodes: Annotated[int, typer.Option(help="Number of nodes.")] = 3,
     example: Annotated[
-        str, typer.Option(help="Recipe whose data the nodes get, each its share; 'none': fill in their policies.")
+        str, typer.Option(help="Recipe whose data are divided among the nodes; 'none': edit their policies yourself.")
     ] = "nodes",
     hosts: Annotated[
         list[str] | None, typer.Option("--host", help="Name or address under which nodes reach the server; repeatable.")
@@ -31,14 +32,14 @@ def init(
     port: Annotated[int | None, typer.Option(help="Port of the SuperLink; by default a free one.")] = None,
     epsilon: Annotated[float | None, typer.Option(help="Budget in every node's policy.")] = None,
     unit: Annotated[
-        str | None, typer.Option(help="What the budgets protect: client (all of a node's data) or example.")
+        str | None, typer.Option(help="Unit that the budgets protect: client (all of a node's data) or example.")
     ] = None,
     test_seed: Annotated[
-        int | None, typer.Option(help="FOR TESTS: nodes whose noise whoever knows the seed can take off. NOT PRIVATE.")
+        int | None, typer.Option(help="FOR TESTS: anyone who knows the seed can subtract the noise. NOT PRIVATE.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a deployment: certificates, keys, Flower configuration, scripts, systemd units, nodes."""
+    """Create a deployment: certificates, keys, Flower configuration, scripts, systemd units, nodes."""
     from simulations.config import recipe as recipes
     from simulations.deploy.create import create
 
@@ -59,14 +60,17 @@ def enrol(
     folder: FolderArgument,
     public: Annotated[Path, typer.Argument(metavar="PUBLIC", help="The node's public.toml.")],
     key: Annotated[
-        Path, typer.Argument(metavar="KEY.pub", help="Public key of its SuperNode, as ssh-keygen writes it.")
+        Path, typer.Argument(metavar="KEY.pub", help="Public key of its SuperNode, in the format of ssh-keygen.")
     ],
+    replace: Annotated[
+        bool, typer.Option("--replace", help="In the place of the node that is this client now.")
+    ] = False,
 ) -> None:
-    """Enrol a node that has made its own keys, or replace the one with its client number."""
+    """Enrol a node that created its own keys."""
     from simulations.deploy.create import enrol as add
     from simulations.deploy.layout import DeploymentFolder
 
-    entry = add(DeploymentFolder.open(folder), public, key)
+    entry = add(DeploymentFolder.open(folder), public, key, replace=replace)
     _out.print(
         f"client {entry['client']} is {entry['name']}; register its SuperNode with flwr supernode register",
         markup=False,
@@ -84,7 +88,7 @@ def up(folder: FolderArgument) -> None:
 
 @app.command()
 def status(folder: FolderArgument, as_json: JsonOption = False) -> None:
-    """What runs, who is connected, what every node has left."""
+    """Show the processes, the connected nodes and the remaining budget of every node."""
     from simulations.deploy import processes
     from simulations.deploy.layout import DeploymentFolder
 
@@ -107,6 +111,22 @@ def status(folder: FolderArgument, as_json: JsonOption = False) -> None:
 
 
 @app.command()
+def register(
+    recipe: Annotated[str, typer.Argument(help="Bundled recipe or TOML file.")],
+    folder: FolderArgument,
+    overrides: Annotated[list[str] | None, typer.Option("--set", help="section.key=value; repeatable.")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Another run of this recipe.")] = False,
+) -> None:
+    """As the signer's user: register a recipe's run, so that its questions are signed; `run` does this if it may."""
+    from simulations.config import recipe as recipes
+    from simulations.deploy import submit
+    from simulations.deploy.layout import DeploymentFolder
+
+    name = submit.register(DeploymentFolder.open(folder), recipes.load(recipe, overrides or ()), fresh=fresh)
+    _out.print(f"registered {name}", markup=False)
+
+
+@app.command()
 def run(
     recipe: Annotated[str, typer.Argument(help="Bundled recipe or TOML file.")],
     folder: FolderArgument,
@@ -114,7 +134,7 @@ def run(
     fresh: Annotated[bool, typer.Option("--fresh", help="Start another run of this recipe.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a recipe on the nodes; the same command goes on with a run that was interrupted."""
+    """Run a recipe on the nodes; repeat the command to continue an interrupted run."""
     from simulations.config import recipe as recipes
     from simulations.deploy import submit
     from simulations.deploy.layout import DeploymentFolder
@@ -129,7 +149,7 @@ def run(
 
 @app.command()
 def down(folder: FolderArgument) -> None:
-    """Stop everything that `up` has started on this machine."""
+    """Stop all processes that `up` started on this machine."""
     from simulations.deploy import processes
     from simulations.deploy.layout import DeploymentFolder
 

@@ -1,4 +1,4 @@
-"""Making a deployment: keys, certificates, nodes, scripts."""
+"""Creation of a deployment: keys, certificates, nodes, scripts."""
 
 from __future__ import annotations
 
@@ -26,6 +26,11 @@ from simulations.deploy.rows import EnrolmentEntry
 from strategies.node.enrolment import Enrolment, key_digest
 
 _LOCAL = ("localhost", "127.0.0.1", "::1")
+_FLEET = (
+    "activate-node", "deactivate-node", "send-node-heartbeat", "pull-messages", "push-messages", "get-run", "get-fab",
+    "push-object", "pull-object", "confirm-message-received",
+)  # fmt: skip
+"""What a SuperNode calls of Flower's fleet API; nothing else of a SuperLink is shown to other machines."""
 _QUIET = "export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1"
 
 
@@ -44,15 +49,16 @@ def create(
     Args:
         path: folder to make.
         nodes: number of nodes, called node0, node1, ...
-        example: give every node its share of this recipe's data; without it the policies are to be filled in.
-        hosts: names and addresses under which nodes reach the SuperLink, besides this machine's own.
-        port: of the SuperLink; by default one that is free here.
+        example: give every node its share of this recipe's data; without it the operator must fill in the policies.
+        hosts: names and addresses under which nodes on other machines reach this one; a proxy is then placed before the
+            SuperLink, which listens only on this machine's own address.
+        port: port to which nodes connect; default: a free one.
         policy: values for every node's policy, see `clients.node.folder`.
         test_seed: make nodes for tests, whose noise is that of a simulation with this seed.
 
     Raises:
-        ConfigError: a number of nodes that cannot be.
-        RunError: there is something at `path`, or it cannot be made.
+        ConfigError: an invalid number of nodes.
+        RunError: `path` exists, or cannot be created.
     """
     if nodes < 1:
         raise ConfigError(f"--nodes must be at least 1, got {nodes}")
@@ -81,27 +87,39 @@ def _fill(
     policy: dict[str, Any],
     test_seed: int | None,
 ) -> None:
-    for folder in (draft.server, draft.flower_home, draft.runs):
+    proxied = any(host not in _LOCAL for host in hosts)
+    closed = [draft.server, draft.flower_home, draft.runs, draft.authority, draft.signer.path, draft.signer.runs]
+    for folder in closed + [draft.proxy] * proxied:
         folder.mkdir(mode=0o700, parents=True)
     draft.logs.mkdir(mode=0o700)
     (draft.path / "nodes").mkdir()
-    for folder in (draft.path, draft.path / "nodes"):
-        folder.chmod(0o711)  # whatever the operator's umask: the users of a node's processes have to get there
-    host = hosts[0] if hosts else "127.0.0.1"
-    ports = free_ports(nodes + 1)
-    port = port or ports[0]
+    draft.signer.socket.parent.mkdir()
+    for folder, mode in (
+        (draft.path, 0o711), (draft.path / "nodes", 0o711), (draft.signer.path, 0o711),
+        (draft.signer.socket.parent, 0o750),
+    ):  # fmt: skip
+        folder.chmod(mode)  # whatever the operator's umask: the users of a deployment's processes have to get there
+    ports = free_ports(nodes + 2)
     settings = Settings(
-        host=host, port=port, test=test_seed is not None,
-        nodes=[DeployedNode(name=f"node{i}", port=ports[i + 1]) for i in range(nodes)],
+        host=hosts[0] if hosts else "127.0.0.1", port=port or ports[0], superlink=ports[-1] if proxied else None,
+        test=test_seed is not None, nodes=[DeployedNode(name=f"node{i}", port=ports[i + 1]) for i in range(nodes)],
     )  # fmt: skip
     draft.write_settings(settings)
-    certificates.make_server_certificate(
-        draft.server, certificates.make_authority(draft.server), [*hosts, *(h for h in _LOCAL if h not in hosts)]
-    )
+    authority = certificates.make_authority(draft.authority)
+    certificates.make_server_certificate(draft.server, authority, _LOCAL)
+    shutil.copyfile(draft.authority / "ca.crt", draft.server / "ca.crt")
     signer = Ed25519PrivateKey.generate()
-    certificates.write_private(draft.server / "question.key", signer.private_bytes_raw())
+    certificates.write_private(draft.signer.key_file, signer.private_bytes_raw())
     _write_flower_configuration(draft, final, settings)
     _script(draft.server / "start-superlink.sh", _superlink(settings))
+    _script(draft.signer.script, ['exec "$BIN/python" -m simulations.deploy.signer .'])
+    if proxied:
+        certificates.make_server_certificate(
+            draft.proxy, authority, [*hosts, *(host for host in _LOCAL if host not in hosts)]
+        )
+        shutil.copyfile(draft.authority / "ca.crt", draft.proxy / "ca.crt")
+        (draft.proxy / "Caddyfile").write_text(_caddyfile(settings), encoding="utf-8")
+        _script(draft.proxy / "start-proxy.sh", ['exec "${CADDY:-caddy}" run --config Caddyfile --adapter caddyfile'])
     shares = _shares(example, nodes)
     enrolled: list[EnrolmentEntry] = []
     for client, one in enumerate(settings.nodes):
@@ -119,7 +137,7 @@ def _fill(
         shared = secrets.token_hex(32).encode()
         for role in ("supernode", "executor"):  # two users, and neither can read what is the other's
             certificates.write_private(node.secret(role), shared)
-        shutil.copyfile(draft.server / "ca.crt", node.ca)
+        shutil.copyfile(draft.authority / "ca.crt", node.ca)
         node.ca.chmod(0o644)
         for role, lines in _node_scripts(settings, one).items():
             _script(node.script(role), lines)
@@ -133,19 +151,23 @@ def _fill(
             }
         )
     draft.enrolment_file.write_text(_enrolment(enrolled), encoding="utf-8")
+    for file in (draft.settings_file, draft.enrolment_file):
+        file.chmod(0o644)  # the signer's user reads them, too
     _write_units(draft, final, settings)
 
 
-def enrol(folder: DeploymentFolder, public: Path, key: Path) -> EnrolmentEntry:
-    """Add a node to the enrolment, or replace the one with its client number; returns its entry.
+def enrol(folder: DeploymentFolder, public: Path, key: Path, *, replace: bool = False) -> EnrolmentEntry:
+    """Add a node to the enrolment; returns its entry.
 
     Args:
         folder: the deployment's folder.
         public: the node's `public.toml`.
         key: public key of its SuperNode, OpenSSH form.
+        replace: take the place of another node that is enrolled as this client.
 
     Raises:
-        ConfigError: a file that cannot be used, or an entry that does not fit the others.
+        ConfigError: an unusable file, an entry that does not fit the others, or another node that already is this
+            client.
     """
     try:
         given = tomllib.loads(public.read_text(encoding="utf-8"))
@@ -155,6 +177,12 @@ def enrol(folder: DeploymentFolder, public: Path, key: Path) -> EnrolmentEntry:
     written = {"flower_key": flower_key} | {name: given.get(name) for name in ("client", "name", "service_key")}
     entry = cast(EnrolmentEntry, {name: value for name, value in written.items() if value is not None})
     enrolled = Enrolment.load(folder.enrolment_file).node
+    before = next((node for node in enrolled if node.client == entry.get("client")), None)
+    if before is not None and before.model_dump() != entry and not replace:
+        raise ConfigError(
+            f"client {before.client} is {before.name} already, with other keys or under another name; to put the node "
+            f"of {public} in its place: --replace"
+        )
     others = [cast(EnrolmentEntry, node.model_dump()) for node in enrolled if node.client != entry.get("client")]
     draft = folder.enrolment_file.with_suffix(".draft")
     draft.write_text(_enrolment([*others, entry]), encoding="utf-8")
@@ -195,18 +223,57 @@ def _write_share(node: DeployedNodeFolder, x: np.ndarray, y: np.ndarray, classes
 
 
 def _write_flower_configuration(draft: DeploymentFolder, final: DeploymentFolder, settings: Settings) -> None:
-    connection = {"address": f"{settings.host}:{settings.port}", "root-certificates": str(final.server / "ca.crt")}
+    connection = {"address": settings.local, "root-certificates": str(final.server / "ca.crt")}
     text = tomli_w.dumps({"superlink": {"default": CONNECTION, CONNECTION: connection}})
     (draft.flower_home / "config.toml").write_text(text, encoding="utf-8")
 
 
 def _superlink(settings: Settings) -> list[str]:
-    bound = "127.0.0.1" if settings.host in _LOCAL else "0.0.0.0"
+    """The SuperLink's control API has no password, so it always listens on this machine's own address."""
+    host, _, port = settings.local.rpartition(":")
     return [
         'export FLWR_HOME="$PWD/flower"',
-        f'exec "$BIN/flower-superlink" --host {bound} --port {settings.port} --database superlink.db \\',
+        f'exec "$BIN/flower-superlink" --host {host} --port {port} --database superlink.db \\',
         "    --ssl-certfile tls.crt --ssl-keyfile tls.key --ssl-ca-certfile ca.crt --enable-supernode-auth",
     ]
+
+
+def _caddyfile(settings: Settings) -> str:
+    """Configuration of a Caddy proxy that exposes only the SuperLink's API for SuperNodes to other machines."""
+    paths = " ".join(f"/v1/fleet/{name}" for name in _FLEET)
+    return f"""\
+# Before the SuperLink, whose control and runtime APIs run code for whoever reaches them. Another proxy than Caddy has
+# to do the same: pass on POST to these paths, written exactly so, and refuse everything else.
+{{
+    admin off
+    auto_https off
+    persist_config off
+    storage file_system state
+    servers {{
+        protocols h1 h2
+    }}
+}}
+https://:{settings.port} {{
+    tls tls.crt tls.key
+    @fleet {{
+        method POST
+        expression `{{http.request.orig_uri}} in {list(paths.split())}`
+    }}
+    handle @fleet {{
+        request_body {{
+            max_size 64MB
+        }}
+        reverse_proxy https://{settings.local} {{
+            transport http {{
+                tls_trust_pool file ca.crt
+            }}
+        }}
+    }}
+    handle {{
+        respond 403
+    }}
+}}
+"""
 
 
 def _node_scripts(settings: Settings, node: DeployedNode) -> dict[str, list[str]]:
@@ -238,14 +305,20 @@ def _script(path: Path, lines: Sequence[str]) -> None:
 
 
 def _write_units(draft: DeploymentFolder, final: DeploymentFolder, settings: Settings) -> None:
-    """Units for systemd: the SuperLink's, and of each node three under three users; docs say how to make these.
+    """Units for systemd: the server's, and three per node under three users; the docs explain how to create them.
 
-    `ProtectProc` hides other users' processes from a unit: SuperNode and executor do not see the service, whose size
-    tells how much data there is.
+    `ProtectProc` hides other users' processes from a unit: SuperNode and executor do not see the service, whose memory
+    size reveals the amount of data.
     """
     folder = draft.path / "systemd"
     folder.mkdir()
-    units = {"fedlgm-superlink": ("fl-server", final.server / "start-superlink.sh", "", "")}
+    units = {
+        "fedlgm-superlink": ("fl-server", final.server / "start-superlink.sh", "After=fedlgm-signer.service\n", ""),
+        "fedlgm-signer": ("fl-sign", final.signer.script, "", "PrivateNetwork=yes\nUMask=0077\n"),
+    }
+    if settings.superlink is not None:
+        may_bind = "AmbientCapabilities=CAP_NET_BIND_SERVICE\n"
+        units["fedlgm-proxy"] = ("fl-proxy", final.proxy / "start-proxy.sh", "", may_bind)
     for node in settings.nodes:
         files = final.node(node.name)
         hidden = "ProtectProc=invisible\n"
@@ -272,7 +345,7 @@ def _quoted(path: Path) -> str:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of this machine that nobody listens on, all different."""
+    """Different free ports of this machine."""
     probes = [socket.socket() for _ in range(count)]
     try:
         for probe in probes:

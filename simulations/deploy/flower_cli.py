@@ -1,4 +1,4 @@
-"""Flower's own commands against a deployment's SuperLink."""
+"""Flower's own commands for a deployment's SuperLink."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Flower(FlwrCommand):
         """Register a node's public key.
 
         Raises:
-            RunError: the SuperLink refuses it for another reason than that it knows it.
+            RunError: the SuperLink refuses the key, other than because it is already registered.
         """
         public = self._folder.node(name).flower_key
         try:
@@ -47,7 +47,7 @@ class Flower(FlwrCommand):
             urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
         )
         try:
-            with opener.open(f"https://{settings.host}:{settings.port}/health", timeout=2):
+            with opener.open(f"https://{settings.local}/health", timeout=2):
                 return True
         except (urllib.error.URLError, OSError):
             return False

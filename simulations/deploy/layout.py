@@ -1,7 +1,11 @@
-"""A deployment's folder: what the server's operator keeps, and what goes to each node.
+"""A deployment's folder: the server operator's files and those of each node.
 
 DIR/deploy.toml                address, ports, names
-DIR/server/                    certificates, SuperLink's database, Flower's configuration, enrolment, runs
+DIR/enrolment.toml             which node is which client
+DIR/server/                    SuperLink's certificate and database, Flower's configuration, runs
+DIR/signer/                    the key that signs questions, registered runs: of another user than the SuperLink's
+DIR/proxy/                     what stands before the SuperLink, if nodes are on other machines
+DIR/authority/                 the key that signs certificates: nothing that runs needs it
 DIR/nodes/NAME/                everything of one node: goes to its machine
 DIR/systemd/                   units for machines that start them by themselves
 DIR/logs/, DIR/processes.json  of what `fedlgm deploy up` has started on this machine
@@ -35,10 +39,16 @@ class Settings(BaseModel):
     """`deploy.toml`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    host: str
+    host: str  # where nodes connect: to the proxy, if there is one, else to the SuperLink
     port: int
+    superlink: int | None = None  # port on 127.0.0.1 of a SuperLink behind a proxy
     test: bool = False
     nodes: list[DeployedNode]
+
+    @property
+    def local(self) -> str:
+        """The SuperLink's own address: it listens only on this machine."""
+        return f"127.0.0.1:{self.superlink or self.port}"
 
 
 @dataclass(frozen=True)
@@ -58,7 +68,7 @@ class DeployedNodeFolder:
         return self.path / "supernode.key"
 
     def secret(self, role: str) -> Path:
-        """What "supernode" and "executor" share: the same bytes in a file of each, which only its own user can read."""
+        """What "supernode" and "executor" share: the same bytes in one file each, readable only by its own user."""
         return self.path / f"{role}.secret"
 
     @property
@@ -74,6 +84,49 @@ class DeployedNodeFolder:
     def script(self, role: str) -> Path:
         """Script that starts one of its processes: "service", "supernode" or "executor"."""
         return self.path / f"start-{role}.sh"
+
+
+@dataclass(frozen=True)
+class SignerFolder:
+    """Files of the process that signs questions."""
+
+    path: Path
+
+    @property
+    def key_file(self) -> Path:
+        """The key."""
+        return self.path / "question.key"
+
+    @property
+    def runs(self) -> Path:
+        """Registered runs."""
+        return self.path / "runs"
+
+    @property
+    def signed_file(self) -> Path:
+        """Record of signed questions."""
+        return self.path / "signed.sqlite"
+
+    @property
+    def socket(self) -> Path:
+        """The signer's socket; users with access to its folder may ask."""
+        return self.path / "run" / "sign.sock"
+
+    @property
+    def script(self) -> Path:
+        """Script that starts it."""
+        return self.path / "start-signer.sh"
+
+    def key(self) -> Ed25519PrivateKey:
+        """The key that signs questions.
+
+        Raises:
+            RunError: missing or damaged.
+        """
+        try:
+            return Ed25519PrivateKey.from_private_bytes(self.key_file.read_bytes())
+        except (OSError, ValueError) as error:
+            raise RunError(f"the key of questions {self.key_file} cannot be used: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -94,6 +147,11 @@ class DeploymentFolder:
             raise RunError(
                 f"{path} is not a deployment's folder (it has no deploy.toml); make one: fedlgm deploy init {path}"
             )
+        if not folder.signer.path.is_dir():
+            raise RunError(
+                f"{path} was made by an earlier version of fedlgm, in which every ServerApp could read the key that "
+                "signs questions: make a new deployment and enrol its nodes"
+            )
         return folder
 
     @property
@@ -107,6 +165,21 @@ class DeploymentFolder:
         return self.path / "server"
 
     @property
+    def signer(self) -> SignerFolder:
+        """The signer's files."""
+        return SignerFolder(self.path / "signer")
+
+    @property
+    def proxy(self) -> Path:
+        """The proxy's files, if there is a proxy."""
+        return self.path / "proxy"
+
+    @property
+    def authority(self) -> Path:
+        """The certificate authority's."""
+        return self.path / "authority"
+
+    @property
     def flower_home(self) -> Path:
         """FLWR_HOME of the server's operator: Flower's configuration."""
         return self.server / "flower"
@@ -114,11 +187,11 @@ class DeploymentFolder:
     @property
     def enrolment_file(self) -> Path:
         """Which registered node is which client."""
-        return self.server / "enrolment.toml"
+        return self.path / "enrolment.toml"
 
     @property
     def positions_file(self) -> Path:
-        """How far each node's ledger was."""
+        """Last known position of each node's ledger."""
         return self.server / "positions.json"
 
     @property
@@ -138,7 +211,7 @@ class DeploymentFolder:
 
     @property
     def processes_file(self) -> Path:
-        """What `up` has started."""
+        """Processes that `up` has started."""
         return self.path / "processes.json"
 
     def settings(self) -> Settings:
@@ -154,19 +227,8 @@ class DeploymentFolder:
 
     def write_settings(self, settings: Settings) -> None:
         """Write `deploy.toml`."""
-        self.settings_file.write_text(tomli_w.dumps(settings.model_dump()), encoding="utf-8")
+        self.settings_file.write_text(tomli_w.dumps(settings.model_dump(exclude_none=True)), encoding="utf-8")
 
     def node(self, name: str) -> DeployedNodeFolder:
         """The folder of a node."""
         return DeployedNodeFolder(self.path / "nodes" / name)
-
-    def signer(self) -> Ed25519PrivateKey:
-        """The key that signs questions.
-
-        Raises:
-            RunError: missing or damaged.
-        """
-        try:
-            return Ed25519PrivateKey.from_private_bytes((self.server / "question.key").read_bytes())
-        except (OSError, ValueError) as error:
-            raise RunError(f"the server's key {self.server / 'question.key'} cannot be used: {error}") from error

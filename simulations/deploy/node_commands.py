@@ -7,7 +7,7 @@ import logging
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 from rich.console import Console
@@ -27,7 +27,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.
 
 @app.command()
 def init(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to make.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to create.")],
     client: Annotated[int, typer.Option(help="This node's number in the federation, from 0.")] = 0,
     population: Annotated[int, typer.Option(help="Registered clients of the federation.")] = 1,
     name: Annotated[str | None, typer.Option(help="Name of the node; by default the folder's.")] = None,
@@ -36,16 +36,16 @@ def init(
     kind: Annotated[str | None, typer.Option(help="numpy, images, idx, parquet or loader.")] = None,
     shape: Annotated[str | None, typer.Option(help="Shape of one input, for example 1,28,28.")] = None,
     classes: Annotated[int | None, typer.Option(help="Number of classes.")] = None,
-    epsilon: Annotated[float, typer.Option(help="Budget of the data set's whole life.")] = 8.0,
+    epsilon: Annotated[float, typer.Option(help="Budget for the lifetime of the data set.")] = 8.0,
     delta: Annotated[float, typer.Option(help="Its delta.")] = 1e-5,
-    unit: Annotated[str, typer.Option(help="What it protects: client (all of the data) or example.")] = "client",
-    server_key: Annotated[str, typer.Option(help="Public key of the server; nobody else is answered then.")] = "",
+    unit: Annotated[str, typer.Option(help="Unit that it protects: client (all of the data) or example.")] = "client",
+    server_key: Annotated[str, typer.Option(help="Public key of the server; the node then answers no one else.")] = "",
     test_seed: Annotated[
-        int | None, typer.Option(help="FOR TESTS: noise that whoever knows the seed can take off. NOT PRIVATE.")
+        int | None, typer.Option(help="FOR TESTS: anyone who knows the seed can subtract the noise. NOT PRIVATE.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a node's folder: commented policy, keys, empty ledger."""
+    """Create a node's folder: commented policy, keys, empty ledger."""
     from clients.node.folder import NodeFolder
 
     values: dict[str, Any] = {
@@ -80,7 +80,7 @@ def init(
 
 @app.command()
 def serve(folder: NodeArgument) -> None:
-    """Answer questions about this node's data, as its policy allows, until stopped."""
+    """Answer questions about this node's data within its policy, until stopped."""
     from clients.node.listener import run
 
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(message)s")
@@ -89,7 +89,7 @@ def serve(folder: NodeArgument) -> None:
 
 @app.command()
 def status(folder: NodeArgument, as_json: JsonOption = False) -> None:
-    """Whether the service answers, and what is left."""
+    """Show whether the service answers, and the remaining budget."""
     from clients.node.folder import NodeFolder
     from fedlgm import node_protocol as protocol
     from fedlgm.errors import RunError
@@ -116,9 +116,9 @@ def status(folder: NodeArgument, as_json: JsonOption = False) -> None:
         raise typer.Exit(1)
 
 
-def _guarantee(trust: set[str], unit: Unit) -> Guarantee:
-    """What is known of a node's releases, by who added their noise and what the budget protects."""
-    relation: Relation = "replace-one" if unit == "client" else "add-remove"
+def _guarantee(trust: set[str], protected: str) -> Guarantee:
+    """Guarantee of a node's releases, by the noising party and the protected unit."""
+    unit, relation = cast(tuple[Unit, Relation], protected.split(", "))
     if "central" in trust:
         reason = "the server adds the noise, and is believed that it does"
         return Guarantee("conditional", reason, relation, "central", unit)
@@ -127,16 +127,18 @@ def _guarantee(trust: set[str], unit: Unit) -> Guarantee:
 
 @app.command()
 def ledger(folder: NodeArgument, as_json: JsonOption = False) -> None:
-    """What the data set has released and what is left, checked row by row."""
+    """Show the releases of the data set and the remaining budget, verified row by row."""
     from clients.node.folder import NodeFolder
+    from clients.node.ledger import PROTECTED
     from fedlgm.privacy.cost import Cost
     from fedlgm.privacy.events import decode
 
     node = NodeFolder.open(folder)
     policy = node.policy()
     with node.ledger(readonly=True) as kept:
-        rows, spent = kept.rows(), kept.epsilon(policy.privacy.delta)
-        guarantee = _guarantee({row.trust for row in rows}, policy.privacy.unit)
+        protected = PROTECTED[policy.privacy.unit]
+        rows, spent = kept.rows(), kept.epsilon(policy.privacy.delta, protected)
+        guarantee = _guarantee({row.trust for row in rows}, protected)
         report: NodeLedgerReport = {
             "data": kept.dataset, "ledger": kept.identity, "test": kept.test, "releases": len(rows), "head": kept.head,
             "epsilon_spent": spent, "epsilon": policy.privacy.epsilon,
@@ -147,7 +149,7 @@ def ledger(folder: NodeArgument, as_json: JsonOption = False) -> None:
             "noise_reproducible": kept.test,
             "runs": dict(Counter(row.run for row in rows)),
             "rows": [{"seq": row.seq, "charged_at": row.charged_at, "run": row.run, "round": row.round,
-                      "trust": row.trust, "event": row.event} for row in rows],
+                      "trust": row.trust, "protects": row.protects, "event": row.event} for row in rows],
         }  # fmt: skip
     if as_json:
         _print_json(report)

@@ -31,10 +31,10 @@ _ID = "SuperNode ID:"
 
 
 def up(folder: DeploymentFolder, say: Callable[[str], None] = print) -> None:
-    """Start the SuperLink and every node, and wait until all nodes are connected; what runs already is left running.
+    """Start the SuperLink and every node, and wait until all nodes are connected; processes that already run are kept.
 
     Raises:
-        RunError: a process ended, or not all nodes connected; everything that was started is stopped again.
+        RunError: a process ended, or not all nodes connected; all processes started here are then stopped.
     """
     settings, flower = folder.settings(), Flower(folder)
     running = _running(folder)
@@ -42,12 +42,14 @@ def up(folder: DeploymentFolder, say: Callable[[str], None] = print) -> None:
     try:
         if "superlink" not in running:
             if flower.healthy():
-                raise RunError(
-                    f"something else answers at {settings.host}:{settings.port}: stop it, or change deploy.toml"
-                )
+                raise RunError(f"something else answers at {settings.local}: stop it, or change deploy.toml")
             _end(_started_under(folder.flower_home))  # ServerApps of a SuperLink that died: they still hold their runs
         _start(folder, "superlink", folder.server / "start-superlink.sh", running, started)
+        _start(folder, "signer", folder.signer.script, running, started)
+        if settings.superlink is not None:
+            _start(folder, "proxy", folder.proxy / "start-proxy.sh", running, started)
         _wait(folder, started, "the SuperLink", flower.healthy)
+        _wait(folder, started, "the signer", folder.signer.socket.exists)
         known = set(folder.registered_file.read_text().split()) if folder.registered_file.is_file() else set()
         for node in settings.nodes:
             _start(folder, f"{node.name}-service", folder.node(node.name).script("service"), running, started)
@@ -71,12 +73,12 @@ def up(folder: DeploymentFolder, say: Callable[[str], None] = print) -> None:
 
 
 def down(folder: DeploymentFolder) -> int:
-    """Stop everything that `up` has started here, and what that has started; returns how many processes there were."""
+    """Stop all processes that `up` has started here, with their children; returns their number."""
     return _stop(folder, list(_recorded(folder)))
 
 
 def status(folder: DeploymentFolder) -> DeploymentStatus:
-    """What runs, who is connected, what each node has left, and the runs."""
+    """Running processes, connected nodes, each node's remaining budget, and the runs."""
     settings, running, flower = folder.settings(), _running(folder), Flower(folder)
     healthy = flower.healthy()
     nodes: list[NodeStatus] = []
@@ -105,7 +107,7 @@ def status(folder: DeploymentFolder) -> DeploymentStatus:
 
 
 def hello(folder: DeploymentFolder, name: str) -> Hello | None:
-    """What a node's service on this machine says of itself; None if it does not answer."""
+    """Self-description of a node's service on this machine; None if it does not answer."""
     try:
         header, _ = protocol.exchange(str(folder.node(name).service.socket), protocol.HELLO, b"", timeout=60)
     except RunError:
@@ -207,7 +209,7 @@ def _with_children(process: psutil.Process) -> set[psutil.Process]:
 
 
 def _started_under(home: Path) -> set[psutil.Process]:
-    """Processes whose FLWR_HOME is `home`: the SuperLink's SuperExec and ServerApps are in sessions of their own."""
+    """Processes whose FLWR_HOME is `home`, since the SuperLink's SuperExec and ServerApps have their own sessions."""
     found = set()
     for one in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
@@ -221,7 +223,7 @@ def _all_know_their_id(folder: DeploymentFolder, started: dict[str, int]) -> boo
 
 
 def _said(folder: DeploymentFolder, role: str, since: int) -> str:
-    """What a process has printed from byte `since` of its log on, where it was started last."""
+    """Output of a process from byte `since` of its log on, where its last start begins."""
     with (folder.logs / f"{role}.log").open("rb") as log:
         log.seek(since)
         return log.read().decode("utf-8", errors="replace")

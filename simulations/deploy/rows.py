@@ -1,4 +1,4 @@
-"""What a deployment says of itself."""
+"""Rows that describe a deployment."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, NotRequired, TypedDict
 
 
 class Hello(TypedDict):
-    """What a node's service says of its budget, beside what signs and names it."""
+    """A node service's statement of its budget, besides its name and signature."""
 
     ok: bool
     epsilon_spent: float
@@ -17,14 +17,14 @@ class Hello(TypedDict):
 
 
 class NodeStatus(TypedDict):
-    """One node as seen from this machine; what its service says is None where it does not answer.
+    """One node as seen from this machine; its service's figures are None if it does not answer.
 
     Attributes:
-        name: the node's.
+        name: the node's name.
         service, supernode, executor: whether these processes run here.
         epsilon_spent, epsilon, delta: spent and allowed over the data set's whole life.
-        releases_left: that the budget allows.
-        test: whether its noise can be taken off by whoever knows the seed.
+        releases_left: releases that the budget still allows.
+        test: whether anyone who knows the seed can subtract its noise.
     """
 
     name: str
@@ -66,7 +66,7 @@ class EnrolmentEntry(TypedDict, total=False):
 
 
 class Work(TypedDict):
-    """What nodes are asked to do, by names that are installed there; options are the named objects' own."""
+    """The requested work, by names that are installed on the nodes, with the options of the named objects."""
 
     mechanism: dict[str, Any]
     group_by: str
@@ -84,17 +84,18 @@ class NodeRelease(TypedDict):
     run: str
     round: int
     trust: str
+    protects: str
     event: str
 
 
 class NodeLedgerReport(TypedDict):
-    """What a node's data set has released and what is left.
+    """Releases of a node's data set and its remaining budget.
 
     Attributes:
-        data, ledger, test, head: which data set and ledger, whether it is for tests, and where it stands.
-        releases, releases_left: made, and still allowed.
-        epsilon_spent, epsilon, epsilon_left, delta: likewise.
-        unit, relation, trust, guarantee, noise_reproducible: what protects.
+        data, ledger, test, head: data set, ledger, whether it is for tests, and its head. releases, releases_left:
+        releases made, and still allowed. epsilon_spent, epsilon, epsilon_left, delta: budget spent, allowed and left.
+        unit, relation, trust, guarantee,
+        noise_reproducible: the protection.
         runs: releases by run.
         rows: every release.
     """

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+import math
+import os
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -11,8 +13,8 @@ import numpy as np
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from clients.flower_private import look_again_soon
-from fedlgm.errors import ConfigError
+from clients.flower_private import hasten_server_grid
+from fedlgm.errors import ConfigError, DivergedError
 from simulations.config.assembly import Assembly
 from simulations.config.recipe import Recipe
 from simulations.config.sections import Deployment
@@ -22,9 +24,10 @@ from simulations.runs.folder import RunFolder
 from simulations.runs.rows import FullRow
 from simulations.runs.server import serve
 from strategies.node.answers import AnswerCheck
+from strategies.node.budgets import Need
 from strategies.node.enrolment import Enrolment
 from strategies.node.grid import EnrolledNodes, NodeGrid
-from strategies.node.questions import NodeQuestions
+from strategies.node.questions import NodeQuestions, signed_at
 from strategies.node.round import Patience, RoundReport
 
 TOLD = "nodes.log"  # lines for people, among the run's private files
@@ -36,28 +39,43 @@ class DeployedAssembly(Assembly):
 
     @property
     def sizes(self) -> np.ndarray:
-        """Nobody knows how many examples a node has: they count alike, [clients]."""
+        """Equal sizes [clients], because the nodes' numbers of examples are unknown."""
         return np.ones(self.recipe.federation.clients, dtype=np.int64)
+
+    def check_server(self) -> None:
+        """Build the server's part of a recipe, including users' objects, before anything is started.
+
+        Raises:
+            ConfigError: an object cannot be found or built.
+        """
+        self.first_plan()
+        self.server_optimizer()
 
 
 def deployed(recipe: Recipe, clients: int, *, test: bool = False) -> Recipe:
     """The recipe as a deployment runs it: with its number of nodes, its own keys and a checkpoint in every round.
 
     Args:
-        recipe: as written.
-        clients: enrolled nodes.
+        recipe: the recipe as written.
+        clients: number of enrolled nodes.
         test: keep the recipe's seed, for nodes that were made for tests with the same one.
 
     Raises:
-        ConfigError: what real nodes cannot do.
+        ConfigError: a setting that real nodes do not support.
     """
     federation, run = recipe.federation, recipe.run
+    recipe.protects.check_nodes()
     if federation.dropout or federation.stragglers:
         raise ConfigError("federation.dropout and federation.stragglers are simulated: set both to 0 for real nodes")
     if recipe.mechanism.variant != "sound":
         raise ConfigError(
             f"mechanism.variant = {recipe.mechanism.variant!r} is not private, and real nodes make sound releases "
             "only: leave it out"
+        )
+    if recipe.model.weights is not None:
+        raise ConfigError(
+            "model.weights: nodes build their models from what is installed there and read no file of the server's: "
+            "install a function that builds the model with its weights, and name it as model.name"
         )
     if test and run.seed is None:
         raise ConfigError("a test deployment needs run.seed, the seed that its nodes were made with")
@@ -72,7 +90,7 @@ def deployed(recipe: Recipe, clients: int, *, test: bool = False) -> Recipe:
 
 
 def work_of(recipe: Recipe) -> Work:
-    """What nodes are asked to do, by names that are installed there; see `fedlgm.node_protocol.Question`."""
+    """The requested work, by names that are installed on the nodes; see `fedlgm.node_protocol.Question`."""
     work: Work = {
         "mechanism": {"name": recipe.mechanism.name, **recipe.mechanism.options},
         "group_by": recipe.mechanism.group_by,
@@ -85,11 +103,37 @@ def work_of(recipe: Recipe) -> Work:
     return work
 
 
-class NodesRecord:
-    """What is written down of the nodes among the private files of a run: it says who took part.
+def needed(assembly: Assembly, run: str, *, done: int) -> Need | None:
+    """A run's remaining demand on each node; None if there is none.
+
+    Rounds of different cost are replaced by the same number of equal rounds with the same total cost. If sampling may
+    invite a node to any round, the number is its 99 % quantile.
 
     Args:
-        folder: the run's.
+        assembly: objects of the run.
+        run: its label.
+        done: number of finished rounds.
+    """
+    facts, method, plan = assembly.facts, assembly.method, assembly.first_plan()
+    costs = np.array(method.mechanism.costs(method.layers, facts.rounds), dtype=float)
+    scale = math.sqrt(costs[0] / costs.mean())
+    if scale != 1:
+        plan = replace(
+            plan, sigma=plan.sigma * scale, queries=tuple(replace(one, sigma=one.sigma * scale) for one in plan.queries)
+        )
+    left, releases = facts.rounds - done, facts.releases
+    if facts.max_participations is None and facts.sampling.separation is None and facts.sampling.rate < 1:
+        import scipy.stats
+
+        releases = int(scipy.stats.binom.ppf(0.99, facts.rounds, facts.sampling.rate))
+    return Need(run, work_of(assembly.recipe), plan.to_json(), min(releases, left)) if min(releases, left) > 0 else None
+
+
+class NodesRecord:
+    """Record of the nodes in a run's private files, because it shows who took part.
+
+    Args:
+        folder: the run's folder.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -101,21 +145,13 @@ class NodesRecord:
         self._folder.append_private(TOLD, line)
 
     def round(self, report: RoundReport) -> None:
-        """Keep what became of a round's questions."""
+        """Store the report of a round's questions."""
         self._folder.append_private(REPORT, json.dumps(asdict(report)))
 
-    def counted(self, row: FullRow, enrolment: Enrolment) -> None:
-        """Print a round's line, and name the nodes whose signed answers broke a rule and count as zero."""
+    def counted(self, row: FullRow) -> None:
+        """Print a round's line."""
         figures = f", accuracy {row['accuracy']:.4f}, epsilon {row['epsilon']:.3f}" if "accuracy" in row else ""
-        rejected = {
-            enrolment[failure["client"]].name: failure["reason"]
-            for failure in row.get("failures", [])
-            if failure["kind"] == "rejected"
-        }
-        broken = "".join(f"; {name} counts as zero, its answer was rejected: {why}" for name, why in rejected.items())
-        self.say(f"round {row['round']}: {row['cohort']} nodes asked, {row['seconds']:.2f} s{figures}{broken}")
-        if rejected:
-            self._folder.append_private(REPORT, json.dumps({"round": row["round"], "rejected": rejected}))
+        self.say(f"round {row['round']}: {row['cohort']} nodes asked, {row['seconds']:.2f} s{figures}")
 
 
 def make_server_app() -> ServerApp:
@@ -124,17 +160,16 @@ def make_server_app() -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
+        _work_in(str(context.run_config["directory"]))
         deployment = DeploymentFolder.open(Path(str(context.run_config["deployment"])))
         folder = RunFolder.open(Path(str(context.run_config["run-dir"])))
         recipe = folder.recipe()
         assembly, federation = DeployedAssembly(recipe), recipe.federation
         record = NodesRecord(folder)
 
-        from flwr.superlink.grid import http_grid
-
-        look_again_soon(http_grid)
+        hasten_server_grid()
         enrolment = Enrolment.load(deployment.enrolment_file)
-        questions = NodeQuestions(folder.path.name, work_of(recipe), deployment.signer())
+        questions = NodeQuestions(folder.path.name, work_of(recipe), partial(signed_at, deployment.signer.socket))
         answers = AnswerCheck(
             enrolment, assembly.layers, positions=deployment.positions_file, test=deployment.settings().test
         )
@@ -146,9 +181,31 @@ def make_server_app() -> ServerApp:
             round_timeout=federation.round_timeout, quorum=federation.quorum, max_failures=federation.max_failures,
             simulated=recipe.run.test_mode,
         )  # fmt: skip
-        serve(nodes, assembly, folder, "deployment", partial(record.counted, enrolment=enrolment), nodes=enrolled)
+        if need := needed(assembly, folder.path.name, done=len(folder.rows())):
+            nodes.require(need)
+        try:
+            serve(nodes, assembly, folder, "deployment", record.counted, nodes=enrolled)
+        except DivergedError as error:
+            said = ", ".join(f"{enrolment[client].name} ({norm:.3g})" for client, norm in error.largest)
+            record.say(f"training diverged; norms of the largest contributions of its last round: {said}")
+            raise
 
     return app
+
+
+def _work_in(directory: str) -> None:
+    """Change to the command's directory, in which a recipe's own modules and files are found.
+
+    Raises:
+        ConfigError: the ServerApp's user has no access.
+    """
+    try:
+        os.chdir(directory)
+    except OSError as error:
+        raise ConfigError(
+            f"{directory}, where `fedlgm deploy run` was typed, is closed to the user that runs ServerApps: type it "
+            f"in a folder that this user can enter ({error.strerror})"
+        ) from error
 
 
 def _patience(recipe: Recipe) -> Patience:

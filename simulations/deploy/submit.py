@@ -1,8 +1,10 @@
-"""Running a recipe on a deployment: submit, follow, tell how it ended, and go on where it stopped."""
+"""Running a recipe on a deployment: submit it, follow it, report its end, and continue it after an interruption."""
 
 from __future__ import annotations
 
 import hashlib
+import os
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +15,8 @@ from fedlgm.errors import RunError
 from simulations.config.recipe import Recipe
 from simulations.deploy.flower_cli import Flower
 from simulations.deploy.layout import CONNECTION, DeploymentFolder
-from simulations.deploy.server_entry import TOLD, deployed
+from simulations.deploy.registration import Registration
+from simulations.deploy.server_entry import TOLD, DeployedAssembly, deployed
 from simulations.engines.flower_command import reason
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import RunSummary
@@ -26,16 +29,16 @@ _SILENCE_S, _LONGEST_S = 20.0, 30.0  # of a run, until Flower is asked what beca
 def run(
     folder: DeploymentFolder, recipe: Recipe, *, fresh: bool = False, say: Callable[[str], None] = print
 ) -> RunSummary:
-    """Run a recipe on a deployment and return its summary; the same recipe again goes on where it stopped.
+    """Run a recipe on a deployment and return its summary; the same recipe again continues an interrupted run.
 
     Args:
         folder: the deployment.
-        recipe: what to run; its number of clients becomes that of the enrolled nodes.
-        fresh: start a new run although there is one of this recipe.
+        recipe: the recipe; its number of clients becomes that of the enrolled nodes.
+        fresh: start a new run even if there is one of this recipe.
         say: receives lines for people.
 
     Raises:
-        ConfigError: what real nodes cannot do.
+        ConfigError: a setting that real nodes do not support.
         DivergedError: a round's model is NaN or infinite.
         RunError: the SuperLink does not answer, or the run failed; the message ends with Flower's log.
     """
@@ -46,19 +49,21 @@ def run(
     if recipe.run.seed is not None and not settings.test:
         say("run.seed is left out: a deployed run has keys of its own")
     recipe = deployed(recipe, clients, test=settings.test)
+    DeployedAssembly(recipe).check_server()
     if not flower.healthy():
-        raise RunError(
-            f"the SuperLink at {settings.host}:{settings.port} does not answer: fedlgm deploy up {folder.path}"
-        )
+        raise RunError(f"the SuperLink at {settings.local} does not answer: fedlgm deploy up {folder.path}")
     target = _folder(folder, recipe, fresh)
     finished = target.result()
     if finished is not None:
         say(f"{target.path} is finished; --fresh starts another run")
-        return finished
+        return target.finished()
     if target.rows():
         say(f"continuing {target.path} after round {target.rows()[-1]['round']}")
+    if os.access(folder.signer.runs, os.W_OK):  # else its user has registered the run
+        registered(folder, recipe, target.path.name)
     run_config = target.path / "flower.toml"
-    run_config.write_text(tomli_w.dumps({"deployment": str(folder.path), "run-dir": str(target.path)}))
+    here = {"deployment": str(folder.path), "run-dir": str(target.path), "directory": str(Path.cwd())}
+    run_config.write_text(tomli_w.dumps(here))
     seen = _size(target)
     run_id = str(flower.json("run", str(APP), CONNECTION, "--run-config", str(run_config))["run-id"])
     try:
@@ -76,10 +81,40 @@ def run(
     return result
 
 
+def register(folder: DeploymentFolder, recipe: Recipe, *, fresh: bool = False) -> str:
+    """Register a recipe's run with the signer; returns the run's name.
+
+    This is for deployments whose signer belongs to another user; otherwise `run` registers its runs.
+
+    Args:
+        folder: the deployment.
+        recipe: the recipe to run.
+        fresh: register a new run even if there is one of this recipe.
+
+    Raises:
+        ConfigError: a setting that real nodes do not support.
+    """
+    recipe = deployed(recipe, len(Enrolment.load(folder.enrolment_file)), test=folder.settings().test)
+    stem = _stem(recipe)
+    present = sorted(path.stem for path in folder.signer.runs.glob(f"{stem}-*.json"))
+    run = present[-1] if present and not fresh else f"{stem}-{len(present) + 1:03d}"
+    registered(folder, recipe, run)
+    return run
+
+
+def registered(folder: DeploymentFolder, recipe: Recipe, run: str) -> None:
+    """Register a run of a recipe that is a deployment's."""
+    Registration.of(recipe).save(folder.signer.runs, run)
+
+
+def _stem(recipe: Recipe) -> str:
+    digest = hashlib.sha256(recipe.to_toml().encode()).hexdigest()[:8]
+    return f"{re.sub('[^A-Za-z0-9._-]+', '-', recipe.name).lstrip('.-') or 'run'}-{digest}"
+
+
 def _folder(folder: DeploymentFolder, recipe: Recipe, fresh: bool) -> RunFolder:
     """The run folder of this recipe: the latest one, or a new one."""
-    digest = hashlib.sha256(recipe.to_toml().encode()).hexdigest()[:8]
-    stem = f"{recipe.name}-{digest}"
+    stem = _stem(recipe)
     folder.runs.mkdir(mode=0o700, exist_ok=True)
     present = sorted(path for path in folder.runs.glob(f"{stem}-*") if RunFolder(path).recipe_file.is_file())
     if present and not fresh:
@@ -113,12 +148,12 @@ def _size(target: RunFolder) -> int:
 
 
 def _told(target: RunFolder) -> Path:
-    """Where the run's lines for people are."""
+    """File of the run's lines for people."""
     return target.diagnostics_file.with_name(TOLD)
 
 
 def _reason(log: str) -> str:
-    """The error of ours that ended a ServerApp, or what else its log says."""
+    """The fedlgm error that ended a ServerApp, or else the end of its log."""
     for line in reversed(log.strip().splitlines()):
         name, _, message = line.strip().partition(": ")
         if name.startswith("fedlgm.errors.") and message:

@@ -1,1 +1,88 @@
-"""Engines are Grids: the same ServerApp, strategy and ClientApp run over each."""
+"""Engines: where a simulation's clients run.
+
+`get` finds one by name; users add their own as "package.module:name" or with `register`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fedlgm.errors import ConfigError, alternatives
+from fedlgm.extension import is_reference, load_object, shown_name
+from simulations.engines.base import Engine, EngineOptions, GridEngine
+
+__all__ = ["Engine", "EngineOptions", "GridEngine", "get", "names", "register"]
+
+_ENGINES: dict[str, str | Callable[[EngineOptions], Engine]] = {
+    "local": "simulations.engines.local:LocalEngine",
+    "ray": "simulations.engines.ray_engine:RayEngine",
+    "flower": "simulations.engines.flower:FlowerEngine",
+    "processes": "simulations.engines.processes:ProcessEngine",
+    "auto": "simulations.engines.auto:AutoEngine",
+}
+
+
+def names() -> list[str]:
+    """Names of the engines.
+
+    Example:
+        >>> {"local", "ray", "flower"} <= set(names())
+        True
+    """
+    return list(_ENGINES)
+
+
+def register(name: str, make: Callable[[EngineOptions], Engine]) -> None:
+    """Add an engine under a name, for `simulate(engine=name)` and `fedlgm simulate --engine NAME`.
+
+    Args:
+        name: a new name.
+        make: the engine's class, or a function of the caller's options.
+
+    Raises:
+        ConfigError: a name that is taken.
+
+    Example:
+        >>> from simulations.engines.local import LocalEngine
+        >>> register("in-process", LocalEngine)
+        >>> get("in-process").name
+        'local'
+    """
+    if _ENGINES.get(name, make) is not make:
+        raise ConfigError(f"engine {name!r} exists already; known: {', '.join(names())}")
+    _ENGINES[name] = make
+
+
+def get(engine: str | Engine, options: EngineOptions | None = None) -> Engine:
+    """An engine by name, by reference ("package.module:name"), or the given object.
+
+    Args:
+        engine: a name, a reference, or an `Engine`, which has its own options.
+        options: the caller's options.
+
+    Raises:
+        ConfigError: an unknown engine, or options that it does not support.
+
+    Example:
+        >>> get("locl")
+        Traceback (most recent call last):
+            ...
+        fedlgm.errors.ConfigError: unknown engine 'locl'; did you mean 'local'?
+    """
+    asked = options or EngineOptions()
+    if isinstance(engine, Engine):
+        if asked != EngineOptions():
+            raise ConfigError(f"engine {engine.name!r} was given as an object: pass its options to it")
+        return engine
+    found: object = _ENGINES.get(engine) if isinstance(engine, str) else engine
+    if isinstance(engine, str) and found is None and is_reference(engine):
+        found = engine
+    if isinstance(found, str):
+        found = load_object(found, "engine")
+    if not callable(found):
+        known = alternatives(engine, names(), "your own as 'package.module:name'")
+        raise ConfigError(f"unknown engine {engine!r}; {known}")
+    made = found(asked)
+    if not isinstance(made, Engine):
+        raise ConfigError(f"{shown_name(found)} is no engine: it gives a {type(made).__name__}, not an `Engine`")
+    return made

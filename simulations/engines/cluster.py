@@ -1,4 +1,4 @@
-"""Ray itself: started on this machine or joined, and left again."""
+"""Ray itself: started on this machine or joined, and shut down or left."""
 
 from __future__ import annotations
 
@@ -32,18 +32,17 @@ T = TypeVar("T")
 def session(
     address: str | None, workers: int, then: Callable[[], T], leave: Callable[[T], None] = lambda made: None
 ) -> Iterator[Callable[[], T]]:
-    """Ray within a context: it takes seconds to start, in which the caller goes on; at the end Ray is left.
+    """Ray within a context: it takes seconds to start, while the caller continues; at the end Ray is left.
 
-    A Ray that the caller has started, or joined, is used and stays.
+    If the caller has already started or joined Ray, that one is used and kept.
 
     Args:
         address: see `connect`.
         workers: see `connect`.
-        then: what to make as soon as Ray is there.
-        leave: how to undo it where Ray stays.
+        then: function to call as soon as Ray is up.
+        leave: function that undoes it if Ray is kept.
 
-    Yields:
-        Function that waits for what `then` returns, or raises what it or `connect` raised.
+    Yields: Function that waits for the result of `then`, or raises its exception or that of `connect`.
     """
     thread = _Thread()
 
@@ -85,9 +84,9 @@ def _is_gcs(process: psutil.Process) -> bool:
 
 
 class _Thread:
-    """One thread for everything that Ray is asked to do, for which Python does not wait at its end.
+    """One thread for all calls to Ray, for which Python does not wait at exit.
 
-    The kernel ends Ray's processes with the thread that started them, so it stays as long as Ray does.
+    The kernel ends Ray's processes with the thread that started them, so it lives as long as Ray.
     """
 
     def __init__(self) -> None:
@@ -95,13 +94,13 @@ class _Thread:
         threading.Thread(target=self._serve, name="ray", daemon=True).start()
 
     def submit(self, call: Callable[[], T]) -> Future[T]:
-        """Have `call` made after those before it."""
+        """Queue `call` after the earlier ones."""
         future: Future[T] = Future()
         self._calls.put((future, call))
         return future
 
     def end(self) -> None:
-        """No more calls after those that were submitted."""
+        """Accept no more calls."""
         self._calls.put(None)
 
     def _serve(self) -> None:
@@ -115,7 +114,7 @@ class _Thread:
 
 
 def _ends(call: Future[Any], starting: bool = False) -> bool:
-    """Wait a while for what Ray was asked; False where that is in vain, because Ray itself was stopped.
+    """Wait a while for Ray's results; False if they will not come, because Ray itself was stopped.
 
     A signal to the process group ends Ray's own processes, too; Ray would wait for them for minutes.
     """
@@ -132,11 +131,11 @@ def connect(address: str | None, workers: int) -> None:
     """Start Ray on this machine, or join the cluster at `address`.
 
     Args:
-        address: a cluster's address; by default an instance of our own, never somebody else's.
-        workers: CPUs that will be needed.
+        address: a cluster's address; by default a new private instance.
+        workers: required number of CPUs.
 
     Raises:
-        RunError: no cluster there, or too few CPUs or too little memory for the workers.
+        RunError: there is no cluster, or too few CPUs or too little memory for the workers.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -161,7 +160,7 @@ def connect(address: str | None, workers: int) -> None:
 
 
 def _fits_here(workers: int) -> None:
-    """Refuse more workers than this machine's memory holds, before anything starts; CPUs may be shared."""
+    """Refuse more workers than fit into this machine's memory, before anything starts; CPUs may be shared."""
     cores, memory = os.cpu_count() or 1, psutil.virtual_memory().total / 2**30
     if workers * _WORKER_GIB > memory:
         raise RunError(
@@ -171,7 +170,7 @@ def _fits_here(workers: int) -> None:
 
 
 def _reach(address: str) -> None:
-    """Ray itself retries an address for minutes where nothing listens."""
+    """Check the address first, because Ray retries an address without a listener for minutes."""
     host, colon, port = address.rpartition(":")
     if not colon or "/" in host or not port.isdigit():
         return  # "auto" and client addresses: Ray knows

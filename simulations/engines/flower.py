@@ -4,18 +4,64 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedlgm.errors import RunError
 from simulations.config.own import Own
+from simulations.engines.base import Engine, EngineOptions, Serve, require_ray
 from simulations.engines.flower_command import reason
 from simulations.engines.superlink import Flwr, private_superlink
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import OnRound, RunSummary
 
+if TYPE_CHECKING:
+    from simulations.config.assembly import Assembly
+    from simulations.runs.trackers import Tracker
+
 APP = Path(__file__).resolve().parents[1] / "flower_app"
 _SILENCE_S = 20.0  # of the log, until the SuperLink is asked all the same
+
+
+class FlowerEngine(Engine):
+    """Flower's simulation runtime, whose server is another process.
+
+    Args:
+        options: workers and simulated SuperNodes (by default one per worker).
+
+    Raises:
+        ConfigError: Ray, which the runtime needs, is not installed, or an option of another engine.
+
+    Example:
+        >>> FlowerEngine(EngineOptions(ray_address="auto"))
+        Traceback (most recent call last):
+            ...
+        fedlgm.errors.ConfigError: a Ray address is for engine 'ray', not 'flower'
+    """
+
+    name = "flower"
+    in_process = False
+
+    def __init__(self, options: EngineOptions | None = None) -> None:
+        super().__init__(options)
+        require_ray(self.name)
+        self.options.refuse(self.name, "ray_address")
+
+    @contextmanager
+    def started(self, assembly: Assembly) -> Iterator[Serve]:
+        """See `Engine.started`."""
+        assembly.check()
+        workers = self.workers(assembly.recipe)
+        supernodes = self.options.supernodes or workers
+
+        def serve(
+            assembly: Assembly, folder: RunFolder, progress: OnRound | None, trackers: Sequence[Tracker]
+        ) -> RunSummary:
+            return run_flower(folder, supernodes, workers, progress, assembly.own)
+
+        yield serve
 
 
 def run_flower(
@@ -28,11 +74,11 @@ def run_flower(
         supernodes: simulated SuperNodes: one per client, or fewer that serve blocks.
         workers: Ray actors of one CPU each.
         progress: called with each round's metrics row.
-        own: objects of a user's own, handed to Flower's processes in a private file that is deleted at the end.
+        own: users' objects, passed to Flower's processes in a private file that is deleted at the end.
 
     Raises:
         DivergedError: a round's model is NaN or infinite.
-        RunError: the run did not complete; with the first exception in Flower's log, and the log's end.
+        RunError: the run did not complete; the message has the first exception in Flower's log, and the log's end.
     """
     log = folder.private_file("flower.log")  # it says how many clients took part
     with private_superlink(log) as flwr, folder.handed_over(own) as objects:
@@ -74,6 +120,7 @@ def run_flower(
             if diverged is not None:
                 raise diverged
             raise RunError(f"Flower reports {status} for the run. {reason(flwr.log(run_id))}")
+        result.update(folder.audited())
         return result
 
 
@@ -83,7 +130,7 @@ def follow(flwr: Flwr, run_id: str, log: Path, look: Callable[[], bool] = lambda
     Args:
         flwr: the SuperLink.
         run_id: the run.
-        log: the SuperLink's log: whatever becomes of a run shows there first, and asking takes seconds of a core.
+        log: the SuperLink's log, which shows a run's state first; asking takes seconds of a core.
         look: called four times a second; True if the run is about to end.
     """
     asked, logged = 0.0, -1

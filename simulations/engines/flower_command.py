@@ -18,7 +18,7 @@ _LEVEL = re.compile(r"^(?:[A-Z]+\s*:\s+)?")
 
 
 def environment(home: Path | None) -> dict[str, str]:
-    """Environment of Flower's processes whose files are under `home`; None leaves that to their start scripts."""
+    """Environment of Flower's processes whose files are under `home`; None leaves the choice to their start scripts."""
     local = ("127.0.0.1", "localhost")
     homes = {} if home is None else {"FLWR_HOME": str(home)}
     return (
@@ -42,7 +42,7 @@ def executable(name: str) -> str:
 
 
 class FlwrCommand:
-    """`flwr ARGUMENTS` in an environment that says which SuperLink is meant.
+    """`flwr ARGUMENTS` in an environment that names the SuperLink.
 
     Args:
         environment: see `environment`.
@@ -52,17 +52,17 @@ class FlwrCommand:
         self._environment = environment
 
     def text(self, *arguments: str) -> str:
-        """What the command prints."""
+        """Output of the command."""
         done = subprocess.run(
             [executable("flwr"), *arguments], env=self._environment, capture_output=True, text=True, check=False
         )
         return done.stdout or done.stderr
 
     def json(self, *arguments: str) -> dict[str, Any]:
-        """What the command answers to `--format json`.
+        """Output of the command with `--format json`.
 
         Raises:
-            RunError: it failed; with the end of what it said.
+            RunError: the command failed; the message has the end of its output.
         """
         text = self.text(*arguments, "--format", "json")
         start = text.find("{")
@@ -79,9 +79,9 @@ def tail(text: str, lines: int = 15) -> str:
 
 
 def reason(log: str) -> str:
-    """Why a run ended, as far as its log says: the first exception, and the end of the log.
+    """Why a run ended, according to its log: the first exception, and the end of the log.
 
-    What Flower says last is only that there was an error.
+    Flower's last line only says that there was an error.
     """
     first = first_exception(log)
     return f"{first}\nEnd of its log:\n{tail(log)}" if first else f"End of its log:\n{tail(log)}"
@@ -90,7 +90,7 @@ def reason(log: str) -> str:
 def first_exception(log: str) -> str | None:
     """The first exception whose traceback a log holds, with the line that raised it; None without one.
 
-    Python prints a cause before what it led to, and Ray the error of an actor inside that of whoever waited for it.
+    Python prints a cause before its consequence, and Ray prints an actor's error inside that of the waiting process.
     """
     inside, place = False, ""
     lines = iter(_COLOUR.sub("", log).splitlines())

@@ -1,7 +1,8 @@
-"""What the Flower app's two files load: the run's objects, built from Flower's run config.
+"""The run's objects for the Flower app's two files, built from Flower's run config.
 
-`nodes` in the run config says who the nodes are: "clients" (the default: each node is one client, named by its own node
-config) or "workers" (a simulation, in which any node serves any client). It is never guessed from what nodes say.
+`nodes` in the run config states the kind of nodes: "clients" (the default: each node is one client, named by its own
+node config) or "workers" (a simulation, in which any node serves any client). It is never inferred from the nodes'
+statements.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ def make_server_app() -> ServerApp:
                 )
         else:
             recipe = settled(_recipe(context.run_config))
+            _require_nodes(recipe, context.run_config)
             Assembly(recipe).check_model()
             folder = RunFolder.create(given or default_folder(recipe).resolve(), recipe)
         assembly = Assembly(recipe, _own(context.run_config))
@@ -70,7 +72,7 @@ def make_server_app() -> ServerApp:
 
 
 def make_client_app() -> ClientApp:
-    """ClientApp that stands for the node's partition, or for any client where a node serves several."""
+    """ClientApp for the node's partition, or for any client if a node serves several."""
     app = ClientApp()
 
     @app.query()
@@ -101,10 +103,10 @@ def print_row(row: FullRow) -> None:
 def _recipe(config: UserConfig) -> Recipe:
     overrides = [part for part in str(config.get("set", "")).split(";") if part.strip()]
     recipe = recipes.load(str(config.get("recipe", "")) or None, overrides)
-    if "auto" in (recipe.training.vectorize, recipe.training.compile):
+    if recipe.training.undecided:
         raise ConfigError(
-            "training.vectorize = 'auto' and training.compile = 'auto' are settled by a measurement that only "
-            "`fedlgm simulate` makes: say 'on' or 'off', true or false"
+            "training.vectorize = 'auto', training.compile = 'auto' and training.kernel = 'auto' are resolved when "
+            "`fedlgm simulate` starts a run: set 'on' or 'off', true or false, 'torch' or 'native'"
         )
     return recipe
 
@@ -116,6 +118,16 @@ def _kind(config: UserConfig) -> str:
     return kind
 
 
+def _require_nodes(recipe: Recipe, config: UserConfig) -> None:
+    """Refuse a simulation whose run config does not declare it."""
+    real = _kind(config) == "clients" and not _simulated(config)
+    if real and recipe.run.seed is not None and not recipe.run.test_mode:
+        raise ConfigError(
+            f"the recipe {recipe.name!r} has a public seed, which real nodes refuse: for a simulation add "
+            'nodes="workers" to --run-config; for real nodes leave the seed out with set="run.seed=none"'
+        )
+
+
 def _simulated(config: UserConfig) -> bool:
     return bool(config.get("simulated", False))
 
@@ -123,6 +135,7 @@ def _simulated(config: UserConfig) -> bool:
 def _serves(context: Context, recipe: Recipe) -> Serving:
     if _kind(context.run_config) == "workers":
         return AnyClient()
+    recipe.protects.check_nodes()
     simulated = _simulated(context.run_config)
     if recipe.run.test_mode and recipe.run.seed is not None and not simulated:
         warnings.warn(Notice(TEST_MODE), stacklevel=2)
@@ -151,7 +164,7 @@ def _built(recipe: str, overrides: str, serves: Serving, secret: int | None, obj
 
 
 def _own(config: UserConfig) -> Own:
-    """Objects that the driver of a simulation on this machine has handed over; a real node reads none."""
+    """Objects from the driver of a simulation on this machine; a real node reads none."""
     path = str(config.get("objects", ""))
     return pickle.loads(Path(path).read_bytes()) if path and _simulated(config) else Own()
 

@@ -1,18 +1,41 @@
-"""A Flower Grid over workers of our own: in this process, or resident Ray actors."""
+"""A Flower Grid over our own workers: in this process, or resident Ray actors."""
 
 from __future__ import annotations
 
 import itertools
 import time
+import warnings
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from flwr.app import Message, Metadata, RecordDict
+from flwr.app import ArrayRecord, Context, Message, Metadata, RecordDict
+from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
+
+from fedlgm import wire
+from fedlgm.errors import Notice
 
 _TTL = 12 * 3600.0
 _SERVER_NODE = 1
+
+
+class Served:
+    """A ClientApp in a worker's process."""
+
+    def __init__(self, app: ClientApp) -> None:
+        self._app = app
+        self._context = Context(run_id=1, node_id=2, node_config={}, state=RecordDict(), run_config={})
+
+    def answer(self, metadata: Any, config: Any, arrays: ArrayRecord | None) -> tuple[Message, list[Notice]]:
+        """The reply to a message, and warnings for the driver to print, because a worker's output is not read."""
+        content = RecordDict({wire.CONFIG: config})
+        if arrays is not None:
+            content[wire.ARRAYS] = arrays
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", Notice)
+            reply = self._app(Message(content=content, metadata=metadata), self._context)  # type: ignore[call-overload]
+        return reply, [w.message for w in caught if isinstance(w.message, Notice)]
 
 
 class WorkerGrid(Grid):
@@ -25,13 +48,20 @@ class WorkerGrid(Grid):
         self._node_ids = list(range(2, workers + 2))
         self._numbers = itertools.count(1)
         self._replies: dict[str, Message] = {}
+        self._said: set[str] = set()
+
+    def say(self, notice: Notice) -> None:
+        """Print a worker's warning, once for all workers."""
+        if str(notice) not in self._said:
+            self._said.add(str(notice))
+            warnings.warn(notice, stacklevel=5)
 
     @abstractmethod
     def deliver(self, messages: list[Message]) -> Iterator[Message]:
         """Replies to `messages`, in their order."""
 
     def set_run(self, run: Any) -> None:
-        """Needed by Flower only where a run is fetched from a SuperLink."""
+        """Used by Flower only if a run is fetched from a SuperLink."""
 
     @property
     def run(self) -> Any:
@@ -60,7 +90,7 @@ class WorkerGrid(Grid):
         return list(self._node_ids)
 
     def get_nodes(self) -> list[Any]:
-        """Not needed: workers carry no information of their own."""
+        """Not needed: workers hold no information."""
         return []
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:

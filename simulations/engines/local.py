@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from clients import AnyClient
+from simulations.engines.base import EngineOptions, GridEngine, OpenGrid
 from simulations.engines.grid import WorkerGrid
+
+if TYPE_CHECKING:
+    from simulations.config.assembly import Assembly
 
 
 class LocalGrid(WorkerGrid):
-    """Calls the ClientApp directly; a client's exception reaches the caller as it is."""
+    """Calls the ClientApp directly; a client's exception reaches the caller unchanged."""
 
     def __init__(self, client_app: ClientApp) -> None:
         super().__init__(workers=1)
@@ -22,3 +29,32 @@ class LocalGrid(WorkerGrid):
         """See `WorkerGrid.deliver`."""
         for message in messages:
             yield self._app(message, self._context)
+
+
+class LocalEngine(GridEngine):
+    """Runs everything in this process.
+
+    Args:
+        options: `workers` has no effect.
+
+    Raises:
+        ConfigError: an option of another engine.
+
+    Example:
+        >>> LocalEngine(EngineOptions(ray_address="auto"))
+        Traceback (most recent call last):
+            ...
+        fedlgm.errors.ConfigError: a Ray address is for engine 'ray', not 'local'
+    """
+
+    name = "local"
+
+    def __init__(self, options: EngineOptions | None = None) -> None:
+        super().__init__(options)
+        self.options.refuse(self.name, "ray_address", "supernodes")
+
+    @contextmanager
+    def grids(self, assembly: Assembly) -> Iterator[OpenGrid]:
+        """See `GridEngine.grids`."""
+        assembly.check()
+        yield lambda assembly, keys: LocalGrid(assembly.client(keys, AnyClient()).as_app())

@@ -1,13 +1,13 @@
 """The `ray` engine: resident actors that hold model and data once and serve whole blocks of clients.
 
-The global model is put into Ray's object store once a round; the data set once a run, read by every actor without a
-copy. A block lost with its actor is done again elsewhere with the same keys, so the result does not change.
+The global model is put into Ray's object store once per round, and the data set once per run; every actor reads them
+without a copy. A block lost with its actor is repeated elsewhere with the same keys, so the result does not change.
 """
 
 from __future__ import annotations
 
 import math
-import warnings
+import platform
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import ray
 import torch
-from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
+from flwr.app import Array, ArrayRecord, Message
 from ray.exceptions import ObjectLostError, OutOfMemoryError, RayActorError, RayError
 
 from clients import AnyClient
@@ -23,13 +23,15 @@ from fedlgm import wire
 from fedlgm.data import DataSet, Partition
 from fedlgm.errors import MemoryWarning, Notice, RunError
 from fedlgm.keys import KeyRing
+from fedlgm.remembered import version_of
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
 from simulations.config.own import Own
-from simulations.engines.grid import WorkerGrid
+from simulations.engines.grid import Served, WorkerGrid
 
 _RETRIES = 8  # losses of one block beyond one per worker, and failed starts in a row, before the run gives up
 _START_S = 180.0  # for the first of several workers to start
+_SAME = ("fedlgm", "torch", "numpy", "flwr")  # must have the same version on every machine
 _LOST = (RayActorError, OutOfMemoryError, ObjectLostError)  # a worker or its node, not its code
 
 _Arrays = dict[str, tuple[str, tuple[int, ...], str, np.ndarray]]
@@ -38,7 +40,7 @@ _Arrays = dict[str, tuple[str, tuple[int, ...], str, np.ndarray]]
 
 @dataclass(frozen=True)
 class _Parcel:
-    """A message taken apart so that its model travels once a round."""
+    """A message taken apart, so that its model is sent once per round."""
 
     metadata: Any
     config: Any
@@ -55,6 +57,7 @@ class Worker:
         arrays: dict[str, ray.ObjectRef],
         classes: int | None,
         own: Own,
+        versions: dict[str, str],
     ) -> None:
         """Make the app.
 
@@ -62,30 +65,34 @@ class Worker:
             recipe: the recipe as plain values.
             keys: root of the key ring, and whether it is secret.
             arrays: references to the data set's and the partition's arrays, which are mapped from the object store.
-            classes: number of classes, where the set has any.
-            own: objects of a user's own.
+            classes: number of classes, if the set has any.
+            own: users' objects.
+            versions: versions of packages on the driver's machine.
+
+        Raises:
+            RunError: this machine has other versions.
         """
+        here = _versions()
+        if here != versions:
+            others = ", ".join(
+                f"{name} {here[name]} instead of {versions[name]}" for name in _SAME if here[name] != versions[name]
+            )
+            raise RunError(f"a worker on {platform.node()} has {others}: install the same versions on every machine")
         parsed = recipes.validate(recipe)
         values = dict(zip(arrays, ray.get(list(arrays.values())), strict=True))
         partition = Partition(values.pop("order"), values.pop("offsets"))
         assembly = Assembly(parsed, own).with_data(DataSet.from_parts(parsed.data.name, values, classes), partition)
-        self._app = assembly.client(KeyRing(*keys), AnyClient()).as_app()
-        self._context = Context(run_id=1, node_id=2, node_config={}, state=RecordDict(), run_config={})
+        self._served = Served(assembly.client(KeyRing(*keys), AnyClient()).as_app())
 
     def run(self, metadata: Any, config: Any, model: _Arrays | None) -> tuple[Message, _Arrays, list[Notice]]:
-        """Serve one message: the reply, its arrays, and what the driver should say: nobody reads our warnings."""
-        content = RecordDict({wire.CONFIG: config})
-        if model is not None:
-            content[wire.ARRAYS] = _record(model)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", Notice)
-            reply = self._app(Message(content=content, metadata=metadata), self._context)  # type: ignore[call-overload]
+        """Serve one message: returns the reply, its arrays, and warnings for the driver to print."""
+        reply, said = self._served.answer(metadata, config, None if model is None else _record(model))
         arrays = _apart(reply.content.pop(wire.ARRAYS, ArrayRecord()))  # type: ignore[arg-type]
-        return reply, arrays, [w.message for w in caught if isinstance(w.message, Notice)]
+        return reply, arrays, said
 
 
 class RayGrid(WorkerGrid):
-    """Grid over resident actors, which start at once; `serving` hands them what they need to serve.
+    """Grid over resident actors, which start at once; `serving` sends them the data and objects that they need.
 
     Args:
         workers: number of actors.
@@ -104,10 +111,9 @@ class RayGrid(WorkerGrid):
         self._starting: dict[ray.ObjectRef, int] = {}
         self._idle: list[int] = []
         self._failed_starts = 0
-        self._said: set[str] = set()
 
     def serving(self, assembly: Assembly, keys: KeyRing) -> RayGrid:
-        """Ship the data once through the object store and have the actors make their clients; returns `self`.
+        """Send the data once through the object store and have the actors make their clients; returns `self`.
 
         Args:
             assembly: the run's objects.
@@ -121,6 +127,7 @@ class RayGrid(WorkerGrid):
             {name: ray.put(np.ascontiguousarray(array)) for name, array in arrays.items()},
             dataset.classes,
             assembly.own.without_data(),
+            _versions(),
         )
         for slot in range(len(self._actors)):
             self._equip(slot)
@@ -153,7 +160,7 @@ class RayGrid(WorkerGrid):
                 done[block] = reply
                 self._idle.append(slot)
                 for notice in said:
-                    self._say(notice)
+                    self.say(notice)
             except _LOST as error:
                 losses[block] += 1
                 # A lost node's idle workers are noticed one by one, each by a block that it is given.
@@ -181,7 +188,7 @@ class RayGrid(WorkerGrid):
         self._equip(slot)
 
     def _narrow(self, slot: int) -> None:
-        """Workers train half as many clients at once as the one that Ray ended here for want of memory."""
+        """Let workers train half as many clients at once as the worker that Ray ended for lack of memory."""
         if self._held[slot] is not self._arguments:
             return  # another one ended before: those that start now do already
         recipe, *others = self._arguments
@@ -189,19 +196,13 @@ class RayGrid(WorkerGrid):
         width = training.get("width", recipe["run"]["block_size"])
         if training["vectorize"] == "on" and width > 1:
             half = (width + 1) // 2
-            self._say(
+            self.say(
                 MemoryWarning(f"a worker with {width} clients at once did not fit into memory: continuing with {half}")
             )
             self._arguments = (recipe | {"training": training | {"width": half}}, *others)
 
-    def _say(self, notice: Notice) -> None:
-        """Once, however many workers say it."""
-        if str(notice) not in self._said:
-            self._said.add(str(notice))
-            warnings.warn(notice, stacklevel=4)
-
     def _equip(self, slot: int) -> None:
-        """An actor gets work once it is up, and others do the work if that never happens."""
+        """Give an actor work once it is up; others do the work if that never happens."""
         self._held[slot] = self._arguments
         self._starting[self._actors[slot].hold.remote(*self._arguments)] = slot
 
@@ -220,7 +221,7 @@ class RayGrid(WorkerGrid):
             raise _cause(error) from error
 
     def _next(self, signals: list[ray.ObjectRef]) -> ray.ObjectRef:
-        """The first of these that is done."""
+        """The first of these that is finished."""
         idle_for_good = len(signals) == len(self._starting)
         finished, _ = ray.wait(signals, num_returns=1, timeout=_START_S if idle_for_good else None)
         if not finished:
@@ -242,8 +243,13 @@ class RayGrid(WorkerGrid):
             ray.kill(actor)
 
 
+def _versions() -> dict[str, str]:
+    """The machine's versions of the packages that a client's bits depend on."""
+    return {name: version_of(name) for name in _SAME}
+
+
 def _apart(record: ArrayRecord) -> _Arrays:
-    """A record's arrays with their bytes as NumPy arrays: these Ray writes into its object store without detours."""
+    """A record's arrays with their bytes as NumPy arrays, which Ray writes to its object store without a copy."""
     return {name: (a.dtype, a.shape, a.stype, np.frombuffer(a.data, np.uint8)) for name, a in record.items()}
 
 
@@ -257,7 +263,7 @@ def _record(arrays: _Arrays) -> ArrayRecord:
 
 
 def _cause(error: RayError) -> Exception:
-    """What went wrong in the worker itself, where Ray knows it."""
+    """The error in the worker itself, if Ray knows it."""
     cause = getattr(error, "cause", None)
     return cause if isinstance(cause, Exception) else error
 
@@ -268,7 +274,7 @@ def gpu_share(device: torch.device, workers: int, gpus: float | None = None) -> 
     Args:
         device: where the clients train.
         workers: number of actors.
-        gpus: GPUs of the cluster; by default Ray is asked.
+        gpus: GPUs of the cluster; default: Ray's number.
 
     Raises:
         RunError: the cluster has no GPU, or the device names one of several.

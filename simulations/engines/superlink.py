@@ -1,4 +1,4 @@
-"""A Flower SuperLink of our own for one run: private, on a free port, with nothing left running at the end."""
+"""A private Flower SuperLink for one run, on a free port and stopped completely at the end."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Flwr(FlwrCommand):
             config: Flower's `--run-config`.
 
         Raises:
-            RunError: Flower refuses it; the message ends with what it says.
+            RunError: Flower refuses it; the message ends with Flower's reason.
         """
         options = ("--federation-config", federation, "--run-config", config)
         return str(self.json("run", str(app), _CONNECTION, *options)["run-id"])
@@ -52,13 +52,13 @@ class Flwr(FlwrCommand):
 
 @contextmanager
 def private_superlink(log: Path) -> Iterator[Flwr]:
-    """A SuperLink on a free port of this machine, with nothing in the user's home and nothing left running.
+    """A SuperLink on a free port of this machine, with no files in the user's home and no process left running.
 
     Args:
-        log: file for what it prints.
+        log: file for its output.
 
     Raises:
-        RunError: it does not start.
+        RunError: the SuperLink does not start.
     """
     with tempfile.TemporaryDirectory(prefix="fedlgm-flower-") as home:
         yield from _superlink(Path(home), log)
@@ -103,9 +103,9 @@ def _wait_until_healthy(process: subprocess.Popen[bytes], port: int, log: Path) 
 
 
 def _stop(process: subprocess.Popen[bytes], home: Path) -> None:
-    """End the SuperLink and all that it started: SuperExec, ServerApp and Ray are in sessions of their own.
+    """End the SuperLink and all its children: SuperExec, ServerApp and Ray have their own sessions.
 
-    An interrupted run is ended first, or it would go on writing.
+    An interrupted run is ended first, because it would continue to write.
     """
     family = _started_under(home)
     for one in family:

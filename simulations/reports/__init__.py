@@ -1,1 +1,1 @@
-"""What people read: terminal tables, pictures, report pages, plans."""
+"""Output for people: terminal tables, pictures, report pages, plans."""

@@ -1,4 +1,4 @@
-"""What a ledger's charges say, in words."""
+"""Explanation of a ledger's charges, in words."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ def event_group(recipe: Recipe, charges: Sequence[Charge]) -> EventGroup:
     """Charges of one event, in words.
 
     Args:
-        recipe: the run's.
-        charges: all that have the same event, by round.
+        recipe: the run's recipe.
+        charges: all charges with the same event, by round.
     """
     cost = Cost.of(charges[0].event)
     rounds = sorted({charge.round for charge in charges})
-    local, steps = recipe.privacy.trust == "local", f", {cost.steps} steps" if cost.steps > 1 else ""
+    local, steps = recipe.noised_by.uploads_released, f", {cost.steps} steps" if cost.steps > 1 else ""
     return {
         "first": rounds[0],
         "count": len(charges),
@@ -37,11 +37,11 @@ def event_group(recipe: Recipe, charges: Sequence[Charge]) -> EventGroup:
 
 
 def spans(rounds: Sequence[int], most: int = 4) -> str:
-    """Rounds as text, ascending ones that follow each other as a span.
+    """Rounds as text, with consecutive ones as a span.
 
     Args:
         rounds: ascending numbers.
-        most: pieces that are written out.
+        most: largest number of pieces to write.
 
     >>> spans([1, 2, 3, 7]), spans([1, 11, 21, 31, 41, 51])
     ('1-3, 7', '1, 11, 21, ..., 51')
@@ -57,7 +57,7 @@ def spans(rounds: Sequence[int], most: int = 4) -> str:
 
 
 def how_to_read(recipe: Recipe, groups: Sequence[EventGroup]) -> list[str]:
-    """What the multipliers of charges are relative to."""
+    """Explanation of the multipliers' reference."""
     if all(group["noise_multiplier"] is None for group in groups):
         return []
     if recipe.federation.sampling in ("poisson", "fixed"):

@@ -1,4 +1,4 @@
-"""`fedlgm doctor`: what this machine offers."""
+"""`fedlgm doctor`: checks of this machine."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 
 from fedlgm import devices
 from fedlgm.aggregation import kernels
+from fedlgm.training import native
 
 _PACKAGES = ("fedlgm", "flwr", "ray", "torch", "torchvision", "dp-accounting", "opacus", "flwr-datasets", "numpy")
 
@@ -35,6 +36,7 @@ def examine() -> dict[str, str | int | list[str] | None]:
         "devices": [f"{name} ({what})" for name, what in devices.found().items()],
         "noise backends": [_noise(name) for name in devices.found()],
         "triton": _triton(),
+        "training kernel": native.reason() or f"native ({native.instruction_set()}), for training.kernel = 'native'",
         "trackers here": [name for name in trackers.names() if trackers.installed(name)],
         "data sets here": available,
         "recipes": list(recipes.names()),
@@ -45,7 +47,7 @@ def examine() -> dict[str, str | int | list[str] | None]:
 
 
 def _noise(name: str) -> str:
-    """What draws noise for a run on a device, and why."""
+    """Generator of a run's noise on a device, and the reason."""
     device = torch.device(name)
     return f"{name}: {devices.resolve_noise('auto', device)} ({devices.reason(device)})"
 

@@ -1,4 +1,4 @@
-"""A finished run's model as a file that other programs read, with what was proven about it."""
+"""A finished run's model as a file for other programs, with its proven guarantee."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from fedlgm import inputs
+from fedlgm import inputs, models
 from fedlgm.data.dataset import as_numbers
 from fedlgm.errors import ConfigError, RunError
 from fedlgm.extension import is_object
@@ -31,16 +31,33 @@ Format = Literal["safetensors", "pt", "onnx"]
 _FOR_ONNX = ("onnx", "onnxscript")
 
 
+def format_of(file: Path | str) -> Format:
+    """The format that a file's suffix names.
+
+    Raises:
+        ConfigError: none; the message lists them.
+
+    Example:
+        >>> format_of("model.onnx")
+        'onnx'
+    """
+    suffix = Path(file).suffix[1:]
+    if suffix not in get_args(Format):
+        known = ", ".join(f".{name}" for name in get_args(Format))
+        raise ConfigError(f"{file}: its suffix must name a format: {known}")
+    return cast(Format, suffix)
+
+
 def load_model(run: Path | str, module: nn.Module | None = None) -> nn.Module:
     """The model of a finished run, in evaluation mode.
 
     Args:
         run: run folder.
         module: a model of the same architecture to load the weights into, changed in place; by default the recipe's own
-            is built. Needed where the run was given its model or its data as an object in Python.
+            is built. It is needed if the run was given its model or data as Python objects.
 
     Raises:
-        RunError: not a run folder, not finished, or the model that is there is not the one that the result names.
+        RunError: not a run folder, not finished, or its model is not the one that the result names.
         ConfigError, DataError: the recipe's model cannot be made here, or `module` has other frozen values.
 
     Example:
@@ -55,18 +72,18 @@ def load_model(run: Path | str, module: nn.Module | None = None) -> nn.Module:
 
 
 def metadata(run: Path | str) -> Metadata:
-    """What belongs beside a run's model: recipe (TOML), epsilon, guarantee, ledger head, SHA-256 of the flat model.
+    """Metadata of a run's model: recipe (TOML), epsilon, guarantee, ledger head, SHA-256 of the flat model.
 
     Raises:
         RunError: not a run folder, or not finished.
-        LedgerError: the ledger is damaged, or does not fit recipe, checkpoints and result.
+        LedgerError: the ledger is damaged, or does not match recipe, checkpoints and result.
     """
     folder = RunFolder.open(Path(run))
     return _metadata(folder, folder.finished())
 
 
 def _metadata(folder: RunFolder, result: RunSummary) -> Metadata:
-    """See `metadata`; of a run that was checked."""
+    """See `metadata`; for a run that has been checked."""
     kept = excerpt(Protection, result)
     return {"made_by": "fedlgm", **kept, "recipe": folder.recipe_file.read_text(encoding="utf-8")}
 
@@ -84,17 +101,19 @@ def export(
     Metadata (see `metadata`) are inside a safetensors or ONNX file; a .pt file has no place for them, so they are in a
     JSON file of the same name beside it.
 
+    The adapters of a model (LoRA) are exported to a separate folder, see `simulations.reports.adapter_files`.
+
     Args:
         run: run folder.
         format: "safetensors"; "pt", which `torch.load(..., weights_only=True)` reads; or "onnx", a graph that runs
             without PyTorch, with a free batch size.
         out: file to write or a folder; by default `model.<format>` in the run folder. An existing file is replaced.
         module: see `load_model`.
-        example: inputs of two examples, [2, ...] (a tuple of several), by which "onnx" traces the model; by default
-            test examples. Needed where the run was given its data as an object in Python.
+        example: inputs of two examples, [2, ...] (a tuple of several), with which "onnx" traces the model; by default
+            test examples. They are needed if the run was given its data as a Python object.
 
     Returns:
-        `file`, `format`, `bytes`, `metadata_file` (None where they are inside) and the metadata without the recipe.
+        `file`, `format`, `bytes`, `metadata_file` (None if they are inside) and the metadata without the recipe.
 
     Raises:
         ConfigError: unknown format, or packages that "onnx" needs are missing.
@@ -113,9 +132,10 @@ def export(
     result = folder.finished()
     told, module = _metadata(folder, result), _load(folder, result, module)
     beside = None
-    state = {name: tensor.detach().clone().contiguous() for name, tensor in module.state_dict().items()}
+    kept = models.original(module).state_dict()
+    state = {name: tensor.detach().clone().contiguous() for name, tensor in kept.items()}
     if format == "safetensors":
-        _write(target, lambda path: save_file(state, path, metadata=_texts(told)))
+        _write(target, lambda path: save_file(state, path, metadata=texts(told)))
     elif format == "pt":
         beside = target.with_suffix(".json")
         _write(target, lambda path: torch.save(state, path))
@@ -131,6 +151,28 @@ def export(
     }
 
 
+def finished_model(
+    run: Path | str, module: nn.Module | None = None
+) -> tuple[Metadata, nn.Module, dict[str, torch.Tensor] | None]:
+    """Metadata and model of a finished run, and its initial parameters by name if `module` still holds them.
+
+    Args:
+        run: run folder.
+        module: see `load_model`.
+    """
+    folder = RunFolder.open(Path(run))
+    result = folder.finished()
+    told = _metadata(folder, result)
+    if module is None:
+        loaded = _load(folder, result, None)
+        start = Assembly(folder.recipe()).module()
+        return told, loaded, {name: value.detach() for name, value in start.named_parameters()}
+    before = {name: value.detach().clone() for name, value in models.plain(module).named_parameters()}
+    loaded = _load(folder, result, module)
+    held = all(torch.equal(before[name], value) for name, value in loaded.named_parameters())
+    return told, loaded, None if held else before
+
+
 def _load(folder: RunFolder, result: RunSummary, module: nn.Module | None) -> nn.Module:
     """See `load_model`; of a run that was checked."""
     run, recipe = folder.path, folder.recipe()
@@ -143,6 +185,7 @@ def _load(folder: RunFolder, result: RunSummary, module: nn.Module | None) -> nn
                 )
         module = Assembly(recipe).module()
     else:
+        module = models.plain(module)
         fixed = folder.provenance.read().get("objects", {}).get(FIXED)
         if fixed is not None and fixed_digest(module) != fixed:
             raise ConfigError(
@@ -160,8 +203,8 @@ def _load(folder: RunFolder, result: RunSummary, module: nn.Module | None) -> nn
     return module.eval()
 
 
-def _texts(values: Metadata) -> dict[str, str]:
-    """Metadata as the formats take them: text alone, figures as JSON."""
+def texts(values: Metadata) -> dict[str, str]:
+    """Metadata as text for the formats, with figures as JSON."""
     return {name: value if isinstance(value, str) else strict_json.dumps(value) for name, value in values.items()}
 
 
@@ -188,12 +231,14 @@ def _write_onnx(target: Path, module: nn.Module, example: inputs.Arrays, told: M
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise RunError(f"PyTorch cannot express {type(module).__name__} as ONNX: {reason}") from error
     assert program is not None
-    program.model.metadata_props.update(_texts(told))
+    program.model.metadata_props.update(texts(told))
     _write(target, lambda path: program.save(str(path), external_data=False))
 
 
 def _write(target: Path, save: Callable[[Path], Any]) -> None:
-    """Write a file at once or not at all."""
+    """Write a file completely or not at all."""
+    if not target.parent.is_dir():
+        raise RunError(f"cannot write {target}: there is no folder {target.parent}; create it first")
     try:
         with replacing(target, PUBLIC, shared=True) as partial:
             save(partial)

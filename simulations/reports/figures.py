@@ -1,4 +1,4 @@
-"""Pictures of partitions and applications as files; no display is needed."""
+"""Pictures of partitions and applications as files, without a display."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ import matplotlib.pyplot as plt
 
 
 def draw_partition(histogram: np.ndarray, title: str, path: Path) -> None:
-    """How data is divided, as a heat map of sorted clients, or as sorted sizes if there is one class only.
+    """Draw the division of data as a heat map of sorted clients, or as sorted sizes if there is only one class.
 
     Args:
         histogram: examples by client and class, int [clients, classes].
         title: heading.
-        path: file to write; its ending says the format (.png, .svg, .pdf).
+        path: file to write; its suffix gives the format (.png, .svg, .pdf).
 
     Raises:
         RunError: the file cannot be written.

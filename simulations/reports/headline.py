@@ -1,4 +1,4 @@
-"""The one metric that stands for a run, for people."""
+"""The metric that summarises a run, for people."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def headline(row: Mapping[str, Any]) -> tuple[str, float]:
 
 
 def is_share(name: str) -> bool:
-    """Whether a metric lies in [0, 1] and is read in percent."""
+    """Whether a metric lies in [0, 1] and is shown in percent."""
     return name in _SHARES
 
 

@@ -42,9 +42,9 @@ def summary_html(
 
     Args:
         result: the run's summary, as `simulations.launch.simulate` returns it.
-        rows: its public rows (`RunFolder.rows()`); curves are left out where there are none.
+        rows: its public rows (`RunFolder.rows()`); without rows there are no curves.
         layers: `simulations.reports.planning.layer_rows` of its plan, or `simulations.reports.page.layer_rows` of one
-            of its rows; the table is left out where there are none.
+            of its rows; without layers there is no table.
         correlated: whether noise is correlated over the rounds.
     """
     title = f"{result['recipe']}: {result['mechanism']}, {result['variant']}"

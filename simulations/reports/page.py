@@ -17,11 +17,13 @@ from simulations.runs.rows import LayerRow
 
 
 def key_figures(result: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The run in a few figures, by label; an epsilon never stands without the guarantee's kind."""
+    """The run's key figures by label; every epsilon has the kind of its guarantee."""
     name, value = headline(result)
+    readers = [("epsilon of readers", number(result["readers_epsilon"]))] if "readers_epsilon" in result else []
     return [
         (f"test {name}", shown(name, value)),
         (epsilon_label(str(result["guarantee_status"])), number(result["epsilon"])),
+        *readers,
         ("epsilon claimed", number(result["claimed_epsilon"])),
         ("delta", f"{result['delta']:g}"),
         ("rounds", str(result["rounds"])),
@@ -36,7 +38,7 @@ def figure_list(figures: Iterable[tuple[str, str]]) -> str:
 
 
 def guarantee(result: Mapping[str, Any]) -> str:
-    """The guarantee sentence; its first words say of which kind it is, colour only repeats that."""
+    """The guarantee sentence; its first words give its kind, which the colour repeats."""
     return f'<p class="guarantee {escape(str(result["guarantee_status"]))}">{escape(str(result["guarantee"]))}</p>'
 
 
@@ -49,19 +51,19 @@ def image(picture: Picture) -> str:
 
 
 def gallery(pictures: Iterable[Picture | None]) -> str:
-    """Pictures side by side where there is room; nothing if there are none."""
+    """Pictures side by side if there is room; empty without pictures."""
     images = [image(picture) for picture in pictures if picture is not None]
     return f'<div class="gallery">{"".join(images)}</div>' if images else ""
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], caption: str, *, words: bool = False) -> str:
-    """A table that scrolls by itself where it is too wide; the first column names its row.
+    """A table that scrolls if it is too wide; the first column names the row.
 
     Args:
         head: names of the columns.
         rows: cells.
         caption: what the table shows.
-        words: whether the last column holds words rather than figures.
+        words: whether the last column holds text instead of figures.
     """
     top = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
     body = "".join(
@@ -114,7 +116,7 @@ def curves(rows: Sequence[Mapping[str, Any]], status: str, *, dark: bool = True)
 
     Args:
         rows: a run's public rows.
-        status: of the guarantee.
+        status: status of the guarantee.
         dark: see `simulations.reports.svg.to_svg`.
     """
     seen = [row for row in rows if "epsilon" in row]
@@ -142,7 +144,7 @@ def _metrics(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def layer_rows(row: Mapping[str, Any], layers: Mapping[str, int] | Sequence[tuple[str, int | None]]) -> list[LayerRow]:
-    """A round's layers from its public row, as `simulations.reports.planning.layer_rows` gives those of a plan.
+    """A round's layers from its public row, in the form of `simulations.reports.planning.layer_rows`.
 
     Args:
         row: see `simulations.runs.rows.RoundRow`.

@@ -1,4 +1,4 @@
-"""The pictures of a run: figures over the rounds, figures of the layers, and how the data is divided."""
+"""The pictures of a run: figures over the rounds, figures of the layers, and the division of the data."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Picture:
 
     Attributes:
         title: heading of the picture.
-        alt: what it shows, in words, for those who cannot see it.
+        alt: description of the picture for readers who cannot see it.
         svg: an SVG document.
     """
 
@@ -178,14 +178,14 @@ def heat_map(
 
 
 def division(sizes: np.ndarray, histogram: np.ndarray | None, *, dark: bool = True) -> Picture:
-    """How the training data is divided among clients, readable for any number of them.
+    """The division of the training data among clients, readable for any number of them.
 
     With classes: one column per client, sorted by the class it has most of, each coloured by the classes' shares.
     Without: numbers of examples, sorted.
 
     Args:
         sizes: examples of each client, int [clients].
-        histogram: examples by client and class, int [clients, classes]; None where there are no classes.
+        histogram: examples by client and class, int [clients, classes]; None if there are no classes.
         dark: see `to_svg`.
     """
     figures = (

@@ -1,4 +1,4 @@
-"""What a recipe would do, without training: its plan and its partition."""
+"""A recipe's plan and partition, without training."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from fedlgm.privacy.accounting import composed_epsilon
 from simulations.config.assembly import Assembly
 from simulations.config.recipe import Recipe
 from simulations.reports.rounds import described, noise_over_rounds
-from simulations.reports.rows import Beliefs, NoiseProcess, PartitionReport, PlanReport
+from simulations.reports.rows import Beliefs, InShares, NoiseProcess, PartitionReport, PlanReport
 from simulations.runs.rows import LayerRow
 
 
 def plan_report(recipe: Recipe) -> PlanReport:
     """First round's plan of a recipe as plain values, with the cost of all rounds by both accountants.
 
-    Bundled data sets need not be there: what a plan needs to know of them is published.
+    Bundled data sets need not be present, because their published figures suffice for a plan.
     """
     assembly = Assembly(recipe, planned=True)
     mechanism, layers, facts = assembly.mechanism, assembly.layers, assembly.facts
@@ -42,7 +42,7 @@ def plan_report(recipe: Recipe) -> PlanReport:
         "effective_multiplier": plan.effective_multiplier,
         "rounds": recipe.federation.rounds,
         "unit": recipe.unit,
-        "sampling": _sampling(assembly),
+        "sampling": assembly.recipe.protects.words(assembly),
         "delta": privacy.delta,
         "epsilon_pld": _epsilon(plan, releases, privacy.delta, "pld"),
         "epsilon_rdp": _epsilon(plan, releases, privacy.delta, "rdp"),
@@ -50,6 +50,7 @@ def plan_report(recipe: Recipe) -> PlanReport:
         "guarantee_status": plan.guarantee.status,
         "noise_reproducible": recipe.run.seed is not None,
         **_beliefs(assembly),
+        **_in_shares(plan),
         **_over_rounds(recipe, plan),
     }
 
@@ -58,8 +59,14 @@ def _beliefs(assembly: Assembly) -> Beliefs:
     return {"stated": assembly.stated} if assembly.stated else {}
 
 
+def _in_shares(plan: ReleasePlan) -> InShares:
+    facts = plan.facts
+    readers = facts.noised_by.readers_epsilon(facts, facts.rounds)
+    return {} if readers is None else {"shares": facts.noised_by.planned(plan), "readers_epsilon": readers}
+
+
 def _over_rounds(recipe: Recipe, plan: ReleasePlan) -> NoiseProcess:
-    """Noise over the rounds, where it is that of one mechanism."""
+    """Noise over the rounds, if they are one mechanism."""
     found = noise_over_rounds(plan.facts, plan.sigma, plan.layers.sizes, recipe.workload)
     if found is None:
         return {}
@@ -72,37 +79,18 @@ def _over_rounds(recipe: Recipe, plan: ReleasePlan) -> NoiseProcess:
     }
 
 
-def _sampling(assembly: Assembly) -> str:
-    """Who is in a release, and with which probability."""
-    facts, cohorts = assembly.facts, assembly.cohorts
-    clients = f"{cohorts.scheme} {cohorts.rate:g} of {cohorts.population} clients"
-    if facts.steps is not None:
-        steps, most = facts.steps, facts.releases
-        return (
-            f"{clients}, each at most {most} times; {steps.count} steps per round, each on {steps.rate:g} of a "
-            f"client's examples, divided by {steps.batch:g}, {facts.relation}"
-        )
-    if assembly.recipe.unit == "example":
-        sampling = facts.sampling
-        epochs = facts.rounds * sampling.rate
-        return (
-            f"each a step on {sampling.rate:g} of {sampling.population} examples (expected batch "
-            f"{sampling.expected:g}, {epochs:.3g} epochs), {facts.relation}"
-        )
-    return f"{clients}, {facts.relation}"
-
-
 def _epsilon(first: ReleasePlan, releases: np.ndarray, delta: float, accountant: str) -> float:
-    """Cost of releases at the given costs relative to the first; `inf` where the accountant has no bound for them."""
+    """Cost of releases at the given costs relative to the first; `inf` if the accountant has no bound for them."""
     if first.size == 0:
         return 0.0  # nothing is released, so the model does not move and nothing ever will be
-    if first.facts.separate_rounds or not first.protected:
+    run = first.facts.run
+    if run is None or not first.protected:
         events = [
             (replace(first, sigma=first.sigma / math.sqrt(cost)).event, int(count))
             for cost, count in zip(*np.unique(releases, return_counts=True), strict=True)
         ]
     else:
-        events = first.run.events(first.facts.least_multiplier)
+        events = run.events(first.facts.least_multiplier)
     try:
         return composed_epsilon(events, delta, accountant)
     except PrivacyError:  # RDP: sampled Laplace noise

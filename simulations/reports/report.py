@@ -1,4 +1,4 @@
-"""Reports of a finished run: a page for people, and what its ledger says."""
+"""Reports of a finished run: a page for people, and its ledger's charges."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _LONGEST = 12  # kinds of charges, or rounds with failures, that a page lists
 
 
 def write_report(run: Path, private: bool = False) -> RunSummary:
-    """Write a run's report, one HTML file without anything else, and return its summary with the file as `report`.
+    """Write a run's report as one self-contained HTML file, and return its summary with the file as `report`.
 
-    The page holds what the run made public: the released model's test figures, plans, the ledger. How clients' data is
-    divided is shown for bundled data sets, which are public, simulated.
+    The page holds the run's public figures: the released model's test figures, plans, the ledger. It shows the division
+    of the clients' data only for bundled data sets, which are public.
 
     Args:
         run: run folder.
-        private: also show what only the run's operator may see (who took part, how long rounds took, failures, the
-            division of data that is not bundled). The page is then another one, `private/report.html`, which nobody
-            but its owner may read; `report.html` is left as it is.
+        private: also show the operator's figures (participants, round times, failures, the division of data that is not
+            bundled). The page is then `private/report.html`, which only its owner may read; `report.html` is not
+            changed.
 
     Raises:
         RunError: not a run folder, not finished, or the page cannot be written.
@@ -102,7 +102,7 @@ def _rounds(result: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str
 
 
 def layers_of(folder: RunFolder, rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, int | None]]:
-    """Names and sizes of a run's layers; runs of earlier versions did not store them: there layers have numbers."""
+    """Names and sizes of a run's layers; runs of earlier versions did not store them: in those, layers have numbers."""
     stored = folder.provenance.read().get("layers")
     if isinstance(stored, dict):
         return [(str(name), int(size)) for name, size in stored.items()]
@@ -171,7 +171,7 @@ def _noise(folder: RunFolder, rows: Sequence[Mapping[str, Any]], multiplier: flo
 
 
 def _division(folder: RunFolder, private: bool) -> str:
-    """How the data is divided; of data that is not known to be public only for the operator."""
+    """The division of the data; for data that may be private, only for the operator."""
     from simulations.config.assembly import Assembly
     from simulations.reports.pictures import division
 
@@ -246,7 +246,7 @@ def _origin(folder: RunFolder, result: Mapping[str, Any]) -> str:
 
 
 def _operator(rows: Sequence[Mapping[str, Any]]) -> str:
-    """What only the operator may see."""
+    """Figures for the operator only."""
     from simulations.reports.pictures import over_rounds
 
     known = [row for row in rows if "cohort" in row]
@@ -276,7 +276,7 @@ def _operator(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _write(target: Path, text: str, private: bool) -> None:
-    """Write the page at once or not at all; a private one nobody but its owner may ever read."""
+    """Write the page completely or not at all; only its owner may read a private one."""
     try:
         target.parent.mkdir(mode=0o700, exist_ok=True)
         write_durably(target, text.encode(), PRIVATE if private else PUBLIC, shared=True)
@@ -296,7 +296,7 @@ def ledger_report(run: Path) -> LedgerReport:
 
 
 def _ledger_report(folder: RunFolder) -> LedgerReport:
-    """What `ledger_report` says of a run whose ledger was checked."""
+    """See `ledger_report`; for a run whose ledger has been checked."""
     recipe = folder.recipe()
     privacy = recipe.privacy
     with Ledger(folder.ledger_file) as ledger:
@@ -309,7 +309,7 @@ def _ledger_report(folder: RunFolder) -> LedgerReport:
             "run": str(folder.path),
             "ledger_head": str(head),
             "anchors": len(folder.anchors()),
-            "guarantee": (folder.result() or {}).get("guarantee", ""),
+            "guarantee": folder.guarantee() if groups else "",
             "noise_reproducible": recipe.run.seed is not None,
             "events": groups,
             "notes": how_to_read(recipe, groups),
@@ -323,7 +323,7 @@ def _ledger_report(folder: RunFolder) -> LedgerReport:
 
 
 def _client_rows(ledger: Ledger, delta: float, accountant: str) -> list[ClientRow]:
-    """What each client has spent, the worst-off first; empty under central trust, where the server releases."""
+    """Each client's spending, largest first; empty under central trust, where the server releases."""
     releases = ledger.participations()
     rows: list[ClientRow] = [
         {"client": client, "releases": releases[client], "epsilon": epsilon}

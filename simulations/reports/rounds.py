@@ -1,7 +1,7 @@
-"""Noise over the rounds of a run: that of each round, and what of it is in the model after each round.
+"""Noise over the rounds of a run: the noise of each round, and its remainder in the model after each round.
 
-Noise that is correlated over rounds is larger in every single round and smaller in the model, which is made of all
-rounds. Independent noise at the same (epsilon, delta) stands beside it.
+Correlated noise is larger in every single round and smaller in the model, which sums all rounds. Independent noise at
+the same (epsilon, delta) is given for comparison.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fedlgm import correlation, privacy
 from fedlgm.correlation import Correlation, Workload
 from fedlgm.errors import PrivacyError
 from fedlgm.facts import RunFacts, Sampling
-from fedlgm.privacy.whole_run import WholeRun, whole_run
+from fedlgm.privacy.whole_run import WholeRun
 from simulations.config.recipe import Recipe
 from simulations.reports.rows import LayerNoiseRow, NoiseRow
 
@@ -25,9 +25,9 @@ SHOWN = 7  # rounds of a table in the terminal
 
 @dataclass(frozen=True)
 class NoiseOverRounds:
-    """Root mean square l2 norms of noise, by the plans given; all layers together where nothing else is said.
+    """Root mean square l2 norms of noise, from the given plans; over all layers together unless stated otherwise.
 
-    The model's noise is that of plain averaging or server momentum, the server's learning rate left aside.
+    The model's noise assumes plain averaging or server momentum, apart from the server's learning rate.
 
     Attributes:
         rounds: T.
@@ -47,7 +47,7 @@ class NoiseOverRounds:
     sampled: np.ndarray | None
 
     def series(self) -> dict[str, np.ndarray]:
-        """`so_far` and what independent noise has in its place, by name."""
+        """`so_far` and its counterparts for independent noise, by name."""
         named = {"this run": self.so_far, "independent, same participation": self.same_schema}
         return named if self.sampled is None else {**named, "independent, secret Poisson draws": self.sampled}
 
@@ -92,11 +92,12 @@ def noise_over_rounds(
         facts: the run's facts, calibrated.
         sigma: noise scales sigma_j, [K], or of each round, [T, K]; not finite where not released.
         sizes: d_j, [K].
-        workload: what the server makes of the releases.
+        workload: the server's linear map of the releases.
     """
-    if facts.separate_rounds or facts.noise_multiplier == 0:
+    run = facts.run
+    if run is None or facts.noise_multiplier == 0:
         return None
-    run, epsilon_delta = whole_run(facts), facts.budget()
+    epsilon_delta = facts.budget()
     layers = layer_norms(sigma, sizes, facts.sampling)
     unit = np.sqrt(np.nansum(layers**2, axis=-1))
     identity = correlation.get("identity", facts.rounds)

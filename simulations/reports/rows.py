@@ -1,4 +1,4 @@
-"""What reports are made of: plans, partitions, ledgers and exports as plain values."""
+"""Rows of reports: plans, partitions, ledgers and exports as plain values."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ class NoiseRow(TypedDict, total=False):
 
     Attributes:
         round: number, from 1.
-        single: of the round's mean update.
-        so_far: of the model after it.
-        same_schema, sampled: of the model after it, with independent noise; `sampled` is left out where none would do.
+        single: noise of the round's mean update.
+        so_far: noise of the model after it.
+        same_schema, sampled: noise of the model after it with independent noise; `sampled` is missing if no such noise
+            meets the budget.
     """
 
     round: int
@@ -29,7 +30,7 @@ class LayerNoiseRow(TypedDict):
 
     Attributes:
         layer: its name.
-        norms: one for each of these rounds; None where the layer is not released.
+        norms: one for each of these rounds; None if the layer is not released.
     """
 
     layer: str
@@ -37,7 +38,7 @@ class LayerNoiseRow(TypedDict):
 
 
 class NoiseProcess(TypedDict, total=False):
-    """Noise over the rounds, where it is that of one mechanism."""
+    """Noise over the rounds, if they are one mechanism."""
 
     noise_process: str
     correlated: bool
@@ -47,25 +48,32 @@ class NoiseProcess(TypedDict, total=False):
 
 
 class Beliefs(TypedDict, total=False):
-    """What a plan believed of data that nobody read; empty where nothing had to be."""
+    """A plan's assumptions about data that it has not read; empty if there were none."""
 
     stated: str
 
 
-class PlanReport(NoiseProcess, Beliefs):
+class InShares(TypedDict, total=False):
+    """What noise in shares adds to a plan: its figures, and the epsilon of readers of released models."""
+
+    shares: dict[str, float]
+    readers_epsilon: float
+
+
+class PlanReport(NoiseProcess, Beliefs, InShares):
     """The first round's plan of a recipe, and the cost of all rounds by both accountants.
 
     Attributes:
-        recipe, mechanism, variant, rounds, unit, delta: what was planned.
+        recipe, mechanism, variant, rounds, unit, delta: the planned run.
         layers: one row per layer.
         parameters: number of coordinates.
-        bound: of a contribution to all released layers, in the norm of the noise.
+        bound: bound of a contribution to all released layers, in the norm of the noise.
         noise_norm: root mean square l2 norm of the noise in the mean.
         noise_multiplier: sigma_* as calibrated.
         effective_multiplier: sigma_eff of the plan.
-        sampling: who is in a release, in words.
-        epsilon_pld, epsilon_rdp: of the whole run; `inf` where the accountant has no bound.
-        guarantee, guarantee_status, noise_reproducible: what protects.
+        sampling: the units in a release, in words.
+        epsilon_pld, epsilon_rdp: epsilon of the whole run; `inf` if the accountant has no bound.
+        guarantee, guarantee_status, noise_reproducible: the guarantee.
     """
 
     recipe: str
@@ -101,7 +109,7 @@ class PartitionReport(TypedDict):
     """A recipe's partition.
 
     Attributes:
-        recipe, scheme, clients, classes: what was divided, and how.
+        recipe, scheme, clients, classes: the divided data and the division.
         sizes: examples per client.
         histogram: number of examples, [clients, classes].
         picture: file of the drawing.
@@ -121,13 +129,13 @@ class EventGroup(TypedDict):
 
     Attributes:
         first, last: first and last round.
-        rounds: all of them as text, such as "1-3, 7"; cut short where there are many pieces.
+        rounds: all of them as text, such as "1-3, 7"; shortened if there are many pieces.
         count: number of releases.
         clients: number of clients that made them; 0 under central trust, where the server releases.
         event: the event as the accountant writes it.
-        released, noise, sampling: in words what was released, with what noise, and the sampling that is counted on.
-        noise_multiplier: of Gaussian noise; else None.
-        sampling_rate: probability with which a unit takes part; 1 where sampling is not counted on.
+        released, noise, sampling: the released vector, its noise, and the sampling that the cost relies on, in words.
+        noise_multiplier: multiplier of Gaussian noise; else None.
+        sampling_rate: probability that a unit takes part; 1 if the cost does not rely on sampling.
         steps: noisy steps in one release.
     """
 
@@ -146,7 +154,7 @@ class EventGroup(TypedDict):
 
 
 class ClientRow(TypedDict):
-    """What one client has spent."""
+    """One client's spending."""
 
     client: int
     releases: int
@@ -158,15 +166,15 @@ class LedgerReport(TypedDict):
 
     Attributes:
         run: its folder.
-        ledger_head: where the ledger stands.
-        anchors: number of heads kept in checkpoints and result, with which it agrees.
-        guarantee: of the finished run; empty before.
+        ledger_head: the ledger's head.
+        anchors: number of heads kept in checkpoints and result, all of which agree.
+        guarantee: guarantee of the finished run; empty before.
         noise_reproducible: whether the seed is public.
         events: charges, grouped.
         notes: how to read them.
-        epsilon, claimed_epsilon, delta, accountant: spent, and by which accountant.
+        epsilon, claimed_epsilon, delta, accountant: spending, and its accountant.
         budget: epsilon that the recipe allows.
-        clients: the worst-off first; empty under central trust, where the server releases.
+        clients: largest spending first; empty under central trust, where the server releases.
     """
 
     run: str
@@ -185,7 +193,7 @@ class LedgerReport(TypedDict):
 
 
 class Protection(TypedDict, total=False):
-    """What belongs beside a run's model, as its summary has it."""
+    """Protection of a run's model, from the run's summary."""
 
     made_by: str
     mechanism: str
@@ -208,7 +216,7 @@ class Metadata(Protection, total=False):
 
 
 class Exported(Protection, total=False):
-    """A written model: file, format, its size, and where the metadata are if they are not inside."""
+    """A written model: file, format, size, and the file of the metadata if they are not inside."""
 
     file: str
     format: str

@@ -1,6 +1,6 @@
 """Matplotlib figures as small SVG images for web pages, readable on a light and on a dark page.
 
-Figures are drawn in the colours of `LIGHT`. In the SVG these become CSS variables, which the image itself sets by
+Figures are drawn in the colours of `LIGHT`. In the SVG these become CSS variables, which the image sets by
 `prefers-color-scheme`, so one image serves both.
 """
 
@@ -56,7 +56,7 @@ _STYLE = {
 
 @contextmanager
 def drawing(width: float = 4.8, height: float = 3.0) -> Iterator[Figure]:
-    """A figure in the page's style, `width` x `height` inches: 72 CSS pixels each when shown at its own size."""
+    """A figure in the page's style, `width` x `height` inches: 72 CSS pixels each at its natural size."""
     with mpl.rc_context(_STYLE):  # type: ignore[arg-type]
         yield Figure(figsize=(width, height), layout="constrained")
 

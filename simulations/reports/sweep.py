@@ -1,4 +1,4 @@
-"""What budgets and populations would do to a recipe: noise and signal-to-noise ratio of each, without training."""
+"""Noise and signal-to-noise ratio of a recipe at several budgets and populations, without training."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class SweepRow(TypedDict):
     Attributes:
         epsilon, clients, delta: the setting.
         noise_multiplier: z as calibrated, the noise of a release over the bound of a contribution.
-        expected_cohort: q N, by which a sum is divided.
+        expected_cohort: q N, the divisor of a sum.
         noise_on_mean: z / (q N), the noise std on the mean over the bound; z / sqrt(q N) under local trust.
         snr: SNR_j of every layer, by its name.
-        refused: why there is no such plan; then the four figures above are left out.
+        refused: why there is no such plan; the four figures above are then missing.
     """
 
     epsilon: float
@@ -51,8 +51,8 @@ class SweepReport(TypedDict):
     """A recipe at all settings of a sweep.
 
     Attributes:
-        recipe, mechanism, trust: what was planned.
-        delta: how the delta of a row was chosen.
+        recipe, mechanism, trust: the planned run.
+        delta: rule for the delta of a row.
         rows: one for each budget and population.
     """
 
@@ -67,14 +67,14 @@ def sweep_report(recipe: str | None = None, overrides: Iterable[str] = ()) -> Sw
     """Plans of a recipe at epsilon 1 to 8 and 100 to 10,000 clients; nothing is trained.
 
     Every row is the plan of the recipe with that `privacy.epsilon`, `federation.clients` and `privacy.delta`. A setting
-    that the recipe cannot have is a row with the reason.
+    that the recipe does not allow is a row with the reason.
 
     Args:
         recipe: a bundled name, a TOML file, or None for the default.
         overrides: changes as "section.key=value".
 
     Raises:
-        ConfigError: an unknown recipe, one that protects examples, or an override of what the sweep varies.
+        ConfigError: an unknown recipe, one that protects examples, or an override of a key that the sweep varies.
 
     Example:
         >>> report = sweep_report("digits", ["federation.rounds=1", "federation.rate=1.0"])
@@ -91,8 +91,8 @@ def sweep_report(recipe: str | None = None, overrides: Iterable[str] = ()) -> Sw
         base = recipes.load(recipe, changes)
         if base.unit != "client":
             raise ConfigError(
-                f"--sweep varies the number of protected clients, {base.name} protects single examples "
-                "(privacy.unit = 'example'): leave out --sweep"
+                f"--sweep varies the number of protected clients, {base.name} protects {base.unit}s "
+                "(privacy.unit): leave out --sweep"
             )
         rows = [_row(recipe, changes, base, epsilon, clients) for epsilon in EPSILONS for clients in CLIENTS]
     return {
@@ -114,7 +114,7 @@ def _row(recipe: str | None, changes: list[str], base: Recipe, epsilon: float, c
     except FedlgmError as error:
         return {**row, "refused": str(error)}
     cohort, multiplier = changed.sampling.expected, report["noise_multiplier"]
-    parties = cohort if changed.privacy.trust == "local" else 1.0
+    parties = changed.noised_by.noises_in_sum(cohort)
     return {
         **row,
         "noise_multiplier": multiplier,
@@ -125,7 +125,7 @@ def _row(recipe: str | None, changes: list[str], base: Recipe, epsilon: float, c
 
 
 def sweep_table(report: SweepReport) -> Group:
-    """Settings of a sweep, then what the columns mean."""
+    """Settings of a sweep, then an explanation of the columns."""
     layers = next((list(row["snr"]) for row in report["rows"] if "snr" in row), [])
     table = Table(title=escape(f"{report['recipe']}: one round of {report['mechanism']}"), title_justify="left")
     mean = "z / (q N)" if report["trust"] == "central" else "z / sqrt(q N)"

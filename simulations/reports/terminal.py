@@ -81,6 +81,8 @@ def summary(result: RunSummary) -> Group:
     table.add_row(escape(f"test {name}"), f"[bold]{shown(name, value)}[/bold]  (loss {result['loss']:.4f})")
     table.add_row("epsilon claimed", f"{number(result['claimed_epsilon'])}  at delta {result['delta']:g}")
     table.add_row(*_proven(result))
+    if "readers_epsilon" in result:
+        table.add_row("epsilon of readers", number(result["readers_epsilon"]))
     if "audited_epsilon" in result:
         table.add_row("epsilon audited", _audited(result))
     table.add_row("guarantee", escape(result["guarantee"]))
@@ -99,7 +101,7 @@ def summary(result: RunSummary) -> Group:
 
 
 def exported(written: Exported) -> Table:
-    """What an export wrote, with the guarantee that goes with it."""
+    """An export's file with its guarantee."""
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column()
     table.add_column(overflow="fold")
@@ -113,7 +115,7 @@ def exported(written: Exported) -> Table:
 
 
 def epsilon_label(status: str) -> str:
-    """What an accountant's epsilon is called under a guarantee of this status; without any it is infinite."""
+    """Label of an accountant's epsilon under a guarantee of this status; without one it is infinite."""
     return "epsilon conditional" if status == "conditional" else "epsilon proven"
 
 
@@ -129,7 +131,7 @@ def _audited(result: Mapping[str, Any]) -> str:
 
 
 def application(result: ApplicationResult) -> Panel:
-    """Figures of an application: what was spent, then what a simulation may compare."""
+    """Figures of an application: spending, then the diagnostics of a simulation."""
     figures = result["diagnostics"]
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_row("data", f"{result['data']}: {result['rows']:,} rows over {result['clients']} clients")
@@ -170,10 +172,26 @@ def plan_table(report: PlanReport) -> Group:
         cost.add_row("data", report["stated"])
     cost.add_row("epsilon (PLD)", f"{number(report['epsilon_pld'])} at delta {report['delta']:g}")
     cost.add_row("epsilon (RDP)", f"{number(report['epsilon_rdp'])} at delta {report['delta']:g}")
+    if "shares" in report:
+        for name, text in _shares(report):
+            cost.add_row(name, text)
     if "noise_process" in report:
         cost.add_row("noise", report["noise_process"])
     cost.add_row("guarantee", escape(report["guarantee"]))
     return Group(table, *(_noise_tables(report) if "noise_process" in report else ()), cost)
+
+
+def _shares(report: PlanReport) -> list[tuple[str, str]]:
+    """Table of a plan whose noise is added in shares."""
+    shares = report["shares"]
+    asked, threshold, colluders, bits = (int(shares[name]) for name in ("asked", "threshold", "colluders", "bits"))
+    return [
+        ("epsilon of readers", f"{number(report['readers_epsilon'])} (of released models; the server's is above)"),
+        ("nodes", f"{asked} asked, {threshold} must answer, {colluders} may collude with the server"),
+        ("words", f"{bits} bits, {shares['bits_needed']:.0f} needed"),
+        ("wrap-around", f"with probability {shares['wrap_probability']:.1e} in a round"),
+        ("noise", f"{shares['noise_over_central']:.3f} times that of a trusted server at the same epsilon"),
+    ]
 
 
 def _noise_tables(report: PlanReport) -> tuple[Table, Table]:
@@ -198,7 +216,7 @@ def _shaded(norm: float | None, low: float, high: float) -> Text:
 
 
 def _noise_table(report: PlanReport) -> Table:
-    """Noise of some rounds, and of the model after them, beside what independent noise would leave there."""
+    """Noise of some rounds and of the model after them, beside that of independent noise."""
     table = Table(title="noise norm, all layers: of one round's mean, and of the model so far", title_justify="left")
     heads = {"round": "round", "single": "one round", "so_far": "model", "same_schema": "independent",
              "sampled": "independent, secret draws"}  # fmt: skip

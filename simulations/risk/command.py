@@ -22,22 +22,22 @@ _out = Console(emoji=False)
 
 
 def risk(
-    recipe: Annotated[str | None, typer.Argument(help="Bundled recipe or TOML file; `digits` if left out.")] = None,
+    recipe: Annotated[str | None, typer.Argument(help="Bundled recipe or TOML file; default `digits`.")] = None,
     public: Annotated[
         str | None, typer.Option(help="Public data set; by default risk.data, else the set's public part.")
     ] = None,
     emphasis: Annotated[
-        float | None, typer.Option(help="r >= 1 of the weights; by default mechanism.emphasis, else 1.")
+        float | None, typer.Option(help="Exponent r >= 1 of the weights; by default mechanism.emphasis, else 1.")
     ] = None,
     errors: Annotated[
-        str, typer.Option(help="Error rates that the weights take: held-out or training (the paper's).")
-    ] = "held-out",
+        str, typer.Option(help="Error rates for the weights: training (as in the paper) or held-out.")
+    ] = "training",
     overrides: Annotated[list[str] | None, typer.Option("--set", help="section.key=value; repeatable.")] = None,
     seed: Annotated[int | None, typer.Option(help="Overrides run.seed.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the results; by default runs/risk-RECIPE.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Which layers of a recipe's model give membership away, measured on public data alone."""
+    """Measure which layers of a recipe's model reveal membership, on public data only."""
     from fedlgm.errors import ConfigError
     from fedlgm.mechanisms.lm_dp_sgd import check_risk
     from simulations.config import recipe as recipes
@@ -45,8 +45,8 @@ def risk(
     from simulations.risk.measure import risk_of
     from simulations.runs import strict_json
 
-    if errors not in ("held-out", "training"):
-        raise ConfigError(f"--errors: unknown {errors!r}; known: held-out, training")
+    if errors not in ("training", "held-out"):
+        raise ConfigError(f"--errors: unknown {errors!r}; known: training, held-out")
     if emphasis is not None:
         check_risk(None, emphasis, 1)
     parsed = recipes.load(recipe, [*(overrides or ()), *([f"risk.data={public}"] if public else [])])
@@ -75,12 +75,14 @@ def table(found: Findings, weights: list[float]) -> Table:
     from rich.table import Table
 
     made = Table(title="layer risk: 0.5 is a coin toss", title_justify="left")
-    for name in ("layer", "error, held out", "error, training set (paper)", "strength", "weight"):
+    names = ("layer", "error, training set (paper)", "error, held out", "error, gradient norm", "strength", "weight")
+    for name in names:
         made.add_column(name, justify="left" if name == "layer" else "right")
     for row, weight in zip(found.risks, weights, strict=True):
         made.add_row(
-            row.layer, f"{row.held_out_error:.3f}", f"{row.training_error:.3f}", f"{row.strength:.3f}", f"{weight:.3f}"
-        )
+            row.layer, f"{row.training_error:.3f}", f"{row.held_out_error:.3f}", f"{row.gradient_error:.3f}",
+            f"{row.strength:.3f}", f"{weight:.3f}",
+        )  # fmt: skip
     return made
 
 
@@ -101,7 +103,7 @@ def _summary(recipe: Recipe, found: Findings, errors: Errors, emphasis: float, f
 
 
 def _recipe(recipe: Recipe, found: Findings, errors: Errors, emphasis: float) -> Recipe | None:
-    """The recipe with what was found; None if its mechanism does not take it."""
+    """The recipe with the findings; None if its mechanism does not use them."""
     from simulations.config import recipe as recipes
 
     if recipe.mechanism.name != "lm-dp-sgd":

@@ -1,4 +1,4 @@
-"""Picture of layer risk: error rates of the adversaries and the weights that follow."""
+"""Picture of layer risk: error rates of the adversaries and the resulting weights."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ def figure(found: Findings, weights: list[float]) -> Figure:
     places, names = np.arange(len(found.risks)), [row.layer for row in found.risks]
     left.bar(places - 0.2, [row.held_out_error for row in found.risks], 0.4, label="held out")
     left.bar(places + 0.2, [row.training_error for row in found.risks], 0.4, label="adversary's training set (paper)")
+    left.plot(places, [row.gradient_error for row in found.risks], "k_", markersize=18, label="gradient norm")
     left.axhline(0.5, color="black", linestyle="--", label="coin toss")
     left.set(ylabel="error rate of the adversary", title="lower: the layer gives more away", ylim=(0, 0.55))
     left.legend(fontsize="small", loc="lower left")
@@ -35,7 +36,7 @@ def draw(found: Findings, weights: list[float], path: Path) -> None:
     """Write the picture.
 
     Raises:
-        RunError: it cannot be written.
+        RunError: the picture cannot be written.
     """
     try:
         figure(found, weights).savefig(path, dpi=110)

@@ -43,10 +43,10 @@ _BIASED = 500  # public examples that the weights for convergence are computed o
 
 @dataclass(frozen=True)
 class PublicExamples:
-    """Examples that anybody may see.
+    """Public examples.
 
     Attributes:
-        source: where they come from, in words.
+        source: their origin, in words.
         x: inputs [N, ...].
         y: targets [N, ...].
         classes: outputs per example that a model needs for them.
@@ -63,10 +63,10 @@ class Findings:
     """Layer risk of an architecture.
 
     Attributes:
-        risks: by layer, in the order of the layer table.
-        public: where the examples came from.
-        examples: how many there were.
-        unseen: how many of them the held-out errors are of.
+        risks: layer risks, in the order of the layer table.
+        public: origin of the examples.
+        examples: number of examples.
+        unseen: number of them behind the held-out errors.
         bias_weights: public weights for convergence at the initial model, in place of `strengths` (see
             `public_bias_weights`), [L].
     """
@@ -78,11 +78,11 @@ class Findings:
     bias_weights: tuple[float, ...] = ()
 
     def rates(self, errors: Errors) -> list[float]:
-        """Error rates on unseen examples, or on the adversaries' own as the paper takes them, [L]."""
+        """Error rates on unseen examples, or on the adversaries' training sets as in the paper, [L]."""
         return [risk.training_error if errors == "training" else risk.held_out_error for risk in self.risks]
 
     def weights(self, errors: Errors, emphasis: float) -> np.ndarray:
-        """Layer weights that `lm-dp-sgd` makes of them, float64 [L].
+        """Layer weights that `lm-dp-sgd` derives from them, float64 [L].
 
         Raises:
             ConfigError: r < 1.
@@ -102,12 +102,12 @@ class Findings:
 
     @property
     def standard_error(self) -> float:
-        """Of a held-out error near one half."""
+        """Standard error of a held-out error near one half."""
         return 0.5 / math.sqrt(self.unseen)
 
 
 def public_examples(recipe: Recipe) -> PublicExamples:
-    """The recipe's public examples; its private ones are read, where they lie in the same files, and left behind.
+    """The recipe's public examples; private examples in the same files are read and dropped.
 
     Raises:
         FedlgmError: no such set, one that the recipe trains on, or one whose examples are not single tensors.
@@ -157,7 +157,7 @@ def _refuse_private(section: RiskSection, private: Data) -> None:
 
 
 def input_shape(recipe: Recipe) -> tuple[int, ...]:
-    """Shape of one of the recipe's inputs; read off the files where their names do not say.
+    """Shape of one of the recipe's inputs; read from the files if their names do not give it.
 
     Example:
         >>> from simulations.config.recipe import load
@@ -170,12 +170,12 @@ def input_shape(recipe: Recipe) -> tuple[int, ...]:
 
 
 def fitted(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Images [N, C, H, W] in another shape (C, H, W), resized bilinearly, grey from colours or colours from grey.
+    """Images [N, C, H, W] in another shape (C, H, W), resized bilinearly, with grey and colour converted.
 
     Source: LM-DP-SGD paper, Appendix E.1.
 
     Raises:
-        ConfigError: inputs that are no images and have another shape.
+        ConfigError: inputs of another shape that are not images.
 
     Example:
         >>> fitted(torch.zeros(5, 3, 16, 16), (1, 8, 8)).shape
@@ -202,16 +202,16 @@ def measure(
     seed: int | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Findings:
-    """Layer risk of a model's architecture. What is not among these arguments cannot be seen: no private example is.
+    """Layer risk of a model's architecture. It sees only its arguments, and so no private example.
 
     Args:
         model: the recipe's section.
-        task: what the model is trained for.
+        task: the model's task.
         public: public examples.
-        settings: of shadow model and adversaries.
+        settings: settings of shadow model and adversaries.
         shape: shape of one input of the target; images of another shape are resized.
         clip: C, for the weights for convergence.
-        seed: of all draws; None takes the operating system's.
+        seed: seed of all draws; None draws it from the operating system.
         progress: see `layer_risk`.
 
     Raises:
@@ -236,7 +236,7 @@ def risk_of(
     """Layer risk of a recipe's model, by its section [risk]; see `measure`, and docs/how-to/layer-risk.md for a run.
 
     Raises:
-        FedlgmError: what is wrong with the recipe or its public data.
+        FedlgmError: a mistake in the recipe or its public data.
     """
     mechanism = recipe.mechanism
     if "error_rates" in mechanism.options or "emphasis" in mechanism.options:

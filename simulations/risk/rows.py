@@ -1,4 +1,4 @@
-"""What `fedlgm risk` writes down."""
+"""Rows that `fedlgm risk` writes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ class LayerRiskRow(TypedDict):
     training_error: float
     held_out_error: float
     strength: float
+    gradient_error: float
 
 
 class FindingsRow(TypedDict):
-    """Layer risk as it is written down: `Findings`, and the standard error of a held-out error near one half.
+    """Layer risk as written: `Findings`, and the standard error of a held-out error near one half.
 
     Attributes:
         layers: one row each.
@@ -29,7 +30,7 @@ class FindingsRow(TypedDict):
 
 
 class Summary(FindingsRow, total=False):
-    """What the command prints as JSON: what was found, what `lm-dp-sgd` makes of it, and the files it wrote."""
+    """The command's JSON output: findings, the weights of `lm-dp-sgd`, and the written files."""
 
     recipe_name: str
     model: str

@@ -1,1 +1,1 @@
-"""A run: its folder, what is recorded of it, and its server side."""
+"""A run: its folder, its records, and its server side."""

@@ -1,6 +1,7 @@
-"""Whether what a finished run's summary says of its privacy is what recipe and ledger say.
+"""Checks that a finished run's summary states the privacy of its recipe and ledger.
 
-A summary is a plain file: whoever can write to the run's folder can change it. Readers of its epsilon ask first.
+A summary is a plain file: anyone who can write to the run's folder can change it. Readers of its epsilon call this
+first; they take the guarantee's sentence from the recipe (`protection`).
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ import math
 from typing import Any
 
 from fedlgm.errors import LedgerError
+from fedlgm.privacy.guarantee import Guarantee
 from fedlgm.privacy.ledger import Ledger
+from simulations.config.facts import facts_of
 from simulations.config.recipe import Recipe
 from simulations.runs.rows import RunSummary
 
@@ -17,23 +20,29 @@ _TOLERANCE = 1e-3
 """Relative: other versions of the accountant compute an epsilon slightly differently."""
 
 
-def check_summary(result: RunSummary, recipe: Recipe, ledger: Ledger, where: str) -> None:
-    """Refuse a summary whose epsilon, delta, unit, mechanism or seed are not those of the run.
+def check_summary(
+    result: RunSummary, recipe: Recipe, ledger: Ledger, guarantee: Guarantee, multiplier: float | None, where: str
+) -> None:
+    """Refuse a summary whose epsilon, delta, unit, mechanism, seed or kind of guarantee are not those of the run.
 
-    The words of the guarantee are not checked, nor test figures: they are not in the ledger.
+    Test figures are not checked, because neither recipe nor ledger has them.
 
     Args:
-        result: as read.
-        recipe: of the run.
-        ledger: of the run, verified.
+        result: the summary as read.
+        recipe: recipe of the run.
+        ledger: verified ledger of the run.
+        guarantee: guarantee of the run.
+        multiplier: noise multiplier of the run's last plan; None if no plan is kept.
         where: name of the summary's file, for the message.
 
     Raises:
-        LedgerError: with the first figure that differs, and what it should be.
+        LedgerError: the message names the first figure that differs, and its right value.
     """
     privacy = recipe.privacy
     spent = privacy.delta, privacy.accountant
     true: dict[str, Any] = {
+        "recipe": recipe.name,
+        "rounds": recipe.federation.rounds,
         "mechanism": recipe.mechanism.name,
         "variant": recipe.mechanism.variant,
         "unit": recipe.unit,
@@ -41,9 +50,13 @@ def check_summary(result: RunSummary, recipe: Recipe, ledger: Ledger, where: str
         "noise_reproducible": recipe.run.seed is not None,
         "epsilon": ledger.epsilon(*spent),
         "claimed_epsilon": ledger.claimed_epsilon(*spent),
+        "guarantee_status": "none" if math.isinf(ledger.epsilon(*spent)) else guarantee.status,
     }
-    if math.isinf(true["epsilon"]):
-        true["guarantee_status"] = "none"
+    if multiplier is not None:
+        true["noise_multiplier"] = multiplier
+        if "readers_epsilon" in result:
+            facts = facts_of(recipe).with_multiplier(multiplier)
+            true["readers_epsilon"] = facts.noised_by.readers_epsilon(facts, facts.rounds)
     for name, value in true.items():
         if not _same(result.get(name), value):
             raise LedgerError(

@@ -1,10 +1,12 @@
-"""Checkpoints: everything that the rounds after them depend on, one safetensors file each."""
+"""Checkpoints: everything that later rounds depend on, one safetensors file each."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -25,11 +27,11 @@ class Checkpoint:
     """A run after some of its rounds.
 
     Attributes:
-        transcript: what was released, as far as later rounds depend on it.
+        transcript: the releases that later rounds depend on.
         optimizer: state of the server's optimizer.
-        head: where the ledger stood; empty without one.
-        noise: `NoiseRings.digest` of its rounds, where noise is correlated.
-        keys: which keys drew who takes part; it tells nothing of them.
+        head: the ledger's head; empty without a ledger.
+        noise: `NoiseRings.digest` of its rounds, if noise is correlated.
+        keys: name of the keys that drew the participants; it reveals nothing about them.
     """
 
     transcript: Transcript
@@ -43,7 +45,7 @@ class Checkpoints:
     """The newest checkpoints of a run.
 
     Args:
-        path: their folder, which is there.
+        path: their folder, which exists.
     """
 
     def __init__(self, path: Path) -> None:
@@ -54,19 +56,27 @@ class Checkpoints:
         return sorted(self.path.glob("round-*.safetensors"))
 
     def heads(self) -> list[str]:
-        """Heads of the ledger that the checkpoints hold; empty for one that has none or cannot be read."""
+        """Heads of the ledger that the checkpoints hold; empty for a checkpoint that has none or cannot be read."""
         return [_metadata(file).get("ledger_head", "") for file in self.files()]
 
     def rounds(self) -> int:
-        """Rounds of the newest checkpoint that says how many it has; 0 without one."""
+        """Number of rounds of the newest checkpoint that states it; 0 without one."""
         said = (_metadata(file).get("rounds", "") for file in reversed(self.files()))
         return next((int(text) for text in said if text.isdigit()), 0)
 
+    def plan(self) -> dict[str, Any]:
+        """JSON form of the last plan, from the newest checkpoint that has one; else empty."""
+        texts = (_metadata(file).get("plan", "") for file in reversed(self.files()))
+        try:
+            return next((dict(json.loads(text)) for text in texts if text), {})
+        except ValueError:
+            return {}
+
     def write(self, checkpoint: Checkpoint) -> None:
-        """Add a checkpoint, atomically, and remove those that are not needed any more.
+        """Add a checkpoint, atomically, and remove those that are no longer needed.
 
         Raises:
-            RunError: it cannot be written.
+            RunError: the checkpoint cannot be written.
         """
         transcript = checkpoint.transcript
         tensors = {f"models.{i}": model for i, model in enumerate(transcript.models)}
@@ -90,10 +100,10 @@ class Checkpoints:
         """The newest checkpoint that can be read, or None.
 
         Args:
-            layers: of the run's model.
+            layers: layers of the run's model.
 
         Raises:
-            RunError: there are checkpoints, but none can be read, or they are of a model of another size.
+            RunError: there are checkpoints, but none can be read, or they belong to a model of another size.
         """
         found = self._newest(layers)
         if found is None:
@@ -110,7 +120,7 @@ class Checkpoints:
         """The model of the newest checkpoint that can be read, [D], or None; the run's mechanism is not needed for it.
 
         Args:
-            layers: of the run's model, in any grouping.
+            layers: layers of the run's model, in any grouping.
 
         Raises:
             RunError: see `latest`.
@@ -119,7 +129,7 @@ class Checkpoints:
         return None if found is None else found[1][-1]
 
     def _newest(self, layers: LayerTable) -> tuple[dict[str, str], tuple[Tensor, ...], dict[str, Tensor]] | None:
-        """What the newest checkpoint that can be read says of itself, its models and all of its tensors."""
+        """Metadata, models and all tensors of the newest checkpoint that can be read."""
         files = self.files()
         for file in reversed(files):
             meta = _metadata(file)
@@ -146,7 +156,7 @@ def model_digest(model: Tensor) -> str:
 
 
 def _metadata(checkpoint: Path) -> dict[str, str]:
-    """What a checkpoint says of itself; nothing if it cannot be read."""
+    """Metadata of a checkpoint; empty if it cannot be read."""
     try:
         with safe_open(checkpoint, framework="pt") as stored:  # type: ignore[no-untyped-call]
             return dict(stored.metadata() or {})

@@ -1,6 +1,6 @@
-"""That a run has diverged, in a public file for the processes that wait for its server and whoever reads it later.
+"""A public file that records a run's divergence, for processes that wait for its server and for later readers.
 
-Round and message are functions of released models, so they tell no more than those.
+Round and message are functions of released models, so they reveal nothing more.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from simulations.runs import strict_json
 
 
 class DivergedFile:
-    """How a run diverged, if that is how it ended last.
+    """Record of a run's divergence, if its last attempt diverged.
 
     Args:
         path: the file, in the run's folder.
@@ -32,14 +32,14 @@ class DivergedFile:
         return self._error(str(error))
 
     def read(self) -> DivergedError | None:
-        """The error, None where there is none."""
+        """The error; None if there is none."""
         try:
             return self._error(str(strict_json.loads(self._path.read_text(encoding="utf-8"))["message"]))
         except (OSError, ValueError, TypeError, KeyError):  # not there, or changed by somebody
             return None
 
     def forget(self) -> None:
-        """The run is tried again."""
+        """Remove the record, because the run is tried again."""
         self._path.unlink(missing_ok=True)
 
     def _error(self, message: str) -> DivergedError:

@@ -1,7 +1,7 @@
 """A run is a folder: recipe, metrics, ledger, checkpoints, TensorBoard events, report.
 
-Files under `private/` (mode 0600) are for the run's operator alone: who took part shows in them, or they hold the keys
-of its noise.
+Files under `private/` (mode 0600) are for the run's operator alone: they show who took part, or hold the keys of its
+noise.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from typing import Any, cast
 from torch import Tensor
 
 from fedlgm.errors import LedgerError, RunError
-from fedlgm.files import PUBLIC, open_private, write_durably
+from fedlgm.files import PRIVATE, PUBLIC, open_private, write_durably
 from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
+from fedlgm.privacy.cost import Cost
+from fedlgm.privacy.guarantee import Guarantee
 from fedlgm.privacy.ledger import Head, Ledger
 from fedlgm.run_noise import RunNoise
 from fedlgm.transcript import Transcript
@@ -33,6 +35,7 @@ from simulations.runs.checkpoints import Checkpoint, Checkpoints
 from simulations.runs.diverged_file import DivergedFile
 from simulations.runs.key_file import KeyFile, name_of
 from simulations.runs.noise_file import NoiseFile
+from simulations.runs.protection import guarantee_of, is_own
 from simulations.runs.provenance_file import ProvenanceFile
 from simulations.runs.row_file import RowFile
 from simulations.runs.rows import FullRow, RunSummary
@@ -46,10 +49,10 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, recipe: Recipe) -> RunFolder:
-        """Make a new folder, which has its recipe as soon as it is there.
+        """Make a new folder, which contains its recipe from the start.
 
         Raises:
-            RunError: it exists already (nothing is touched) or cannot be made.
+            RunError: the folder exists (nothing is changed) or cannot be created.
         """
         cls.refuse_existing(path)
         draft = path.with_name(f".{path.name}.{os.getpid()}")
@@ -65,9 +68,12 @@ class RunFolder:
 
     @staticmethod
     def refuse_existing(path: Path) -> None:
-        """Raise RunError if there is something at `path`."""
+        """Raise RunError if `path` exists."""
         if path.exists():
-            raise RunError(f"{path} exists already: choose another --run-dir, or continue it with --resume {path}")
+            raise RunError(
+                f"{path} exists already: choose another folder (--run-dir, run_dir=), or continue the run in it "
+                f"(--resume {path}, simulations.resume)"
+            )
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
@@ -108,12 +114,17 @@ class RunFolder:
 
     @property
     def canaries_file(self) -> Path:
-        """One JSON object per round of what the canaries of an audited run saw; it tells who of them was in."""
+        """One JSON object per round with the canaries' observations of an audited run; it shows which were in."""
         return self.path / "private" / "canaries.jsonl"
 
     @property
+    def audit_file(self) -> Path:
+        """Audit of a run by its canaries; it depends on values before the noise, so it is not released."""
+        return self.path / "private" / "audit.json"
+
+    @property
     def provenance(self) -> ProvenanceFile:
-        """What the run is made of: its clients, versions, sources of users' own objects."""
+        """The run's provenance: clients, versions, sources of users' objects."""
         return ProvenanceFile(self.path / "provenance.json")
 
     def private_file(self, name: str) -> Path:
@@ -136,35 +147,59 @@ class RunFolder:
         return hashlib.sha256(self.recipe_file.read_bytes()).hexdigest()
 
     def verify(self) -> None:
-        """Check that what the run has spent is known, before anything is done or changed.
+        """Check the run's spending, before anything is changed.
 
         Raises:
-            LedgerError: the ledger is damaged or was changed, belongs to another recipe, or is missing or behind where
-                rounds have been released; or the result of a finished run states another epsilon.
+            LedgerError: the ledger is damaged or was changed, belongs to another recipe, or is missing or behind
+                although rounds have been released; or the result of a finished run states another epsilon.
         """
         if self.ledger_file.exists():
             recipe, result = self.recipe(), self.result()
             with Ledger(self.ledger_file) as ledger:
-                central = recipe.privacy.trust == "central"
+                central = not recipe.noised_by.uploads_released
                 released = self._released()  # before the ledger is read: another process may be at work
                 ledger.verify(self.anchors(), owner=self.owner(), contiguous=central)
                 charged = ledger.rounds()
                 if result is not None:
-                    check_summary(result, recipe, ledger, str(self.result_file))
+                    plan, guarantee = self.checkpoints.plan(), self._guarantee(ledger)
+                    multiplier = plan.get("facts", {}).get("noise_multiplier")
+                    check_summary(result, recipe, ledger, guarantee, multiplier, str(self.result_file))
             if central and released > charged:
                 raise LedgerError(
                     f"{self.ledger_file} has no charge for round {charged + 1}, but {released} rounds were released by "
                     f"{self.metrics_file.name}: it is an older copy; restore a newer one or start a new run"
                 )
-        elif self.checkpoints.files() or self._released():
+        elif self.checkpoints.files() or self._released() or self.result_file.is_file():
             raise LedgerError(
                 f"{self.path} has released rounds but no {self.ledger_file.name}: what they have spent is not known; "
                 "restore the ledger from a backup or start a new run"
             )
 
     def _released(self) -> int:
-        """The last round that was released, by the rows of metrics: a round's row follows its charge."""
+        """The last released round, from the rows of metrics, since a round's row follows its charge."""
         return max((int(row["round"]) for row in self._metrics if not row.get("skipped")), default=0)
+
+    def guarantee(self) -> str:
+        """The guarantee in one sentence, from the recipe and not from the summary, which may have been edited.
+
+        Raises:
+            LedgerError: the mechanism is a user's, and no checkpoint holds its plan.
+        """
+        with Ledger(self.ledger_file) as ledger:
+            return self._guarantee(ledger).sentence(noise_reproducible=self.recipe().run.seed is not None)
+
+    def _guarantee(self, ledger: Ledger) -> Guarantee:
+        recipe, sizes = self.recipe(), self.provenance.read().get("layers")
+        if sizes and not is_own(recipe):
+            first = next(ledger.charges(), None)
+            return guarantee_of(recipe, sizes, amplified=first is None or Cost.of(first.event).rate < 1)
+        plan = self.checkpoints.plan()
+        if "guarantee" not in plan:
+            raise LedgerError(
+                f"{self.path} has no checkpoint with a plan of its mechanism, so what was guaranteed is not known: "
+                "restore `checkpoints/` from a backup"
+            )
+        return Guarantee(**plan["guarantee"])
 
     def anchors(self) -> list[Head]:
         """Heads of the ledger that checkpoints and the result hold."""
@@ -175,7 +210,7 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep every other process from working on this run; the kernel lets go of it when this process ends.
+        """Lock this run against all other processes; the kernel releases the lock when this process ends.
 
         Raises:
             RunError: another process works on it.
@@ -189,7 +224,7 @@ class RunFolder:
             yield
 
     def _close(self) -> None:
-        """Take everybody else's rights on private files: a copy of the folder may have come without its modes."""
+        """Remove other users' rights on private files, because a copy of the folder may have lost its modes."""
         folder = self.diagnostics_file.parent
         for path in (folder, *folder.rglob("*")) if folder.is_dir() else ():
             mode = stat.S_IMODE(path.lstat().st_mode)
@@ -234,48 +269,60 @@ class RunFolder:
         self._metrics.append(row)
 
     def rows(self, private: bool = False) -> list[FullRow]:
-        """All complete rows; a row cut short by a crash is left out.
+        """All complete rows; a row truncated by a crash is dropped.
 
         Args:
-            private: whether each row also holds what only the operator may see.
+            private: whether each row also holds the operator's figures.
         """
         rows = list(self._metrics)  # first: a row's private part is written before it
         own = {row["round"]: row for row in self._diagnostics} if private else {}
         return [cast(FullRow, own.get(row["round"], {}) | row) for row in rows]
 
     def append_canaries(self, row: Mapping[str, Any]) -> None:
-        """Add what the canaries saw of one round."""
+        """Add the canaries' observations of one round."""
         self._canaries.append(row)
 
     def canaries(self) -> list[dict[str, Any]]:
-        """What the canaries saw, complete rows only; empty for a run that was not audited."""
+        """The canaries' observations, complete rows only; empty for a run that was not audited."""
         return list(self._canaries)
 
+    def keep_audit(self, figures: RunSummary) -> None:
+        """Keep the canaries' audit of a finished run for its operator."""
+        write_durably(self.audit_file, (strict_json.dumps(figures, indent=2) + "\n").encode(), PRIVATE)
+
+    def audited(self) -> RunSummary:
+        """The canaries' audit of a finished run, for its operator alone; empty for a run that was not audited.
+
+        Raises:
+            RunError: the file is damaged.
+        """
+        return _summary(self.audit_file) if self.audit_file.is_file() else {}
+
     def truncate(self, round: int) -> None:
-        """Forget rows after `round`: those rounds are done again."""
+        """Remove rows after `round`, because those rounds are repeated."""
         for file in (self._metrics, self._diagnostics, self._canaries):
             file.truncate(round)
 
     def finish(self, result: Mapping[str, Any]) -> None:
-        """Write the final summary; the run's noise will not be drawn again, so its keys go."""
+        """Write the final summary; the run's noise will not be drawn again, so its keys are removed."""
         write_durably(self.result_file, (strict_json.dumps(result, indent=2) + "\n").encode(), PUBLIC)
         self.forget_noise()
 
     def forget_noise(self) -> None:
-        """Remove what the noise of a finished run could be drawn again from."""
+        """Remove the keys from which the noise of a finished run could be drawn again."""
         self._keys.forget()
         self.noise_file.unlink(missing_ok=True)
 
     @property
     def noise_file(self) -> Path:
-        """Rings of the rounds' correlated noise, see `noise_file`; of runs without a seed, until they are finished."""
+        """Rings of the rounds' correlated noise, see `noise_file`; for runs without a seed, until they are finished."""
         return self.path / "private" / "noise"
 
     def run_noise(self, seed: int | None, checkpoint: Checkpoint | None) -> RunNoise:
-        """The correlated noise of the run, as far as it has come.
+        """The run's correlated noise so far.
 
         Raises:
-            RunError: rounds were released whose noise cannot be drawn again: that of later rounds follows from it.
+            RunError: the noise of released rounds, which later noise depends on, cannot be drawn again.
         """
         if seed is not None:
             return RunNoise()
@@ -290,7 +337,7 @@ class RunFolder:
         return RunNoise(rings)
 
     def _complete(self) -> bool:
-        """Whether all rounds were released, so that no noise will be drawn any more."""
+        """Whether all rounds have been released, so that no more noise will be drawn."""
         return self.checkpoints.rounds() >= self.recipe().federation.rounds
 
     @property
@@ -298,15 +345,15 @@ class RunFolder:
         return KeyFile(self.path / "private" / "keys")
 
     def keys(self, seed: int | None, checkpoint: Checkpoint | None = None) -> tuple[KeyRing, int]:
-        """The run's key ring, and up to which row of the ledger releases cannot be repeated.
+        """The run's key ring, and the last row of the ledger whose release cannot be repeated.
 
         A run without a seed keeps its root, from the operating system, in a private file until it is finished: a round
-        that was released before an interruption is then released again as it was, and costs nothing more. If the file
-        is lost, whatever was charged before is made with fresh noise and paid for again; a run whose rounds are one
-        mechanism cannot go on then.
+        that was released before an interruption is then released again unchanged, at no further cost. If the file is
+        lost, earlier charged rounds are released again with fresh noise and charged again; a run whose rounds are one
+        mechanism cannot continue.
 
         Raises:
-            RunError: the file is damaged, or gone where it is needed.
+            RunError: the file is damaged, or missing although it is needed.
         """
         if seed is not None:
             return KeyRing.from_seed(seed), 0
@@ -347,23 +394,15 @@ class RunFolder:
         Raises:
             RunError: the file is damaged.
         """
-        if not self.result_file.is_file():
-            return None
-        try:
-            result = strict_json.loads(self.result_file.read_text(encoding="utf-8"))
-        except ValueError:
-            result = None
-        if not isinstance(result, dict) or not result:
-            raise RunError(f"{self.result_file} is damaged: delete it, and --resume writes it again")
-        return cast(RunSummary, result)
+        return _summary(self.result_file) if self.result_file.is_file() else None
 
     @property
     def diverged(self) -> DivergedFile:
-        """How the run diverged, if that is how it ended last."""
+        """The run's divergence, if its last attempt diverged."""
         return DivergedFile(self.path / "diverged.json")
 
     def finished(self) -> RunSummary:
-        """The summary of a finished run, after `verify`.
+        """The summary of a finished run after `verify`, with its guarantee's sentence derived again.
 
         Raises:
             RunError: the run is not finished, or the file is damaged.
@@ -374,13 +413,15 @@ class RunFolder:
             remedy = self.diverged.read() or f"continue it with `fedlgm simulate --resume {self.path}`"
             raise RunError(f"{self.path} is not finished: {remedy}")
         self.verify()
-        return result
+        checked = result.copy()
+        checked["guarantee"] = self.guarantee()
+        return checked
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
     @property
     def checkpoints(self) -> Checkpoints:
-        """What the run goes on from."""
+        """The checkpoints from which the run continues."""
         return Checkpoints(self.path / "checkpoints")
 
     def save(self, transcript: Transcript, optimizer: dict[str, Tensor]) -> None:
@@ -398,3 +439,13 @@ class RunFolder:
     def latest(self, layers: LayerTable) -> Checkpoint | None:
         """The newest checkpoint that can be read, or None; see `Checkpoints.latest`."""
         return self.checkpoints.latest(layers)
+
+
+def _summary(file: Path) -> RunSummary:
+    try:
+        found = strict_json.loads(file.read_text(encoding="utf-8"))
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or not found:
+        raise RunError(f"{file} is damaged: delete it and the run's result.json, and --resume writes both again")
+    return cast(RunSummary, found)

@@ -1,7 +1,7 @@
 """The root of an unseeded run's keys, in a private file until the run is finished.
 
-Who reads the file and the run's releases reads the sums: it lies under `private/`, and a checkpoint holds no more of it
-than a name.
+A reader of the file and of the run's releases can compute the sums: it is kept under `private/`, and a checkpoint holds
+only a name of it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fedlgm.keys import KeyRing
 
 
 class KeyFile:
-    """A root, and up to which row of the ledger releases were made by keys that are gone.
+    """A root, and the last row of the ledger whose release was made with lost keys.
 
     Args:
         path: the file.
@@ -25,7 +25,7 @@ class KeyFile:
         self.path = path
 
     def create(self, charged: int) -> None:
-        """Draw a root from the operating system; if another process was faster, its root stays.
+        """Draw a root from the operating system; if another process was faster, its root is kept.
 
         Args:
             charged: position of the ledger.
@@ -35,7 +35,7 @@ class KeyFile:
             create_durably(self.path, f"{KeyRing.from_seed(None).root:032x} {charged}\n".encode("ascii"))
 
     def forget(self) -> None:
-        """Remove the file, and the drafts of processes that were killed while they made it."""
+        """Remove the file, and drafts of processes that were killed while writing it."""
         self.path.unlink(missing_ok=True)
         for draft in self.path.parent.glob(f".{self.path.name}.*"):
             draft.unlink(missing_ok=True)
@@ -51,5 +51,5 @@ class KeyFile:
 
 
 def name_of(keys: KeyRing) -> str:
-    """Name of a ring that tells nothing of it, hexadecimal."""
+    """Name of a ring that reveals nothing about it, hexadecimal."""
     return hashlib.sha256(keys.derive(b"name").root.to_bytes(16, "little")).hexdigest()

@@ -1,9 +1,10 @@
-"""What a run is made of, written beside it: who its clients are, which versions ran, whose code."""
+"""Provenance of a run, written to its folder: clients, versions and users' code."""
 
 from __future__ import annotations
 
 from importlib import metadata
 
+from fedlgm import models
 from fedlgm.extension import is_reference, source_of
 from simulations.config.assembly import Assembly
 from simulations.runs.rows import Provenance, Source
@@ -12,8 +13,12 @@ from strategies.nodes import Nodes
 _PACKAGES = ("fedlgm", "flwr", "torch", "numpy", "dp-accounting", "ray")
 
 
+WEIGHTS = "weights"
+"""Under which the sources hold the file of the initial weights."""
+
+
 def provenance_of(assembly: Assembly, nodes: Nodes) -> Provenance:
-    """What a run is made of.
+    """The provenance of a run.
 
     Args:
         assembly: the run's objects.
@@ -44,6 +49,9 @@ def sources(assembly: Assembly) -> dict[str, Source]:
         if is_reference(name):
             file, digest = source_of(name, what)
             found[what] = {"name": name, "file": str(file), "sha256": str(digest)}
+    if recipe.model.weights is not None:
+        path = recipe.model.weights
+        found[WEIGHTS] = {"name": "model.weights", "file": path, "sha256": models.digest_of_file(path)}
     return found
 
 

@@ -1,4 +1,4 @@
-"""What a run is made of, in a public file; who continues it must bring the same."""
+"""A run's provenance in a public file; a continued run must have the same."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ProvenanceFile:
         self._path, self._run = path, path.parent
 
     def read(self) -> Provenance:
-        """What the run is made of; empty before it starts.
+        """The run's provenance; empty before it starts.
 
         Raises:
             RunError: the file is damaged.
@@ -38,10 +38,10 @@ class ProvenanceFile:
             raise RunError(f"{self._path} is damaged: restore it from a backup ({error})") from error
 
     def settle(self, provenance: Provenance) -> None:
-        """Write down what the run is made of, or check that it is continued with the same clients and objects.
+        """Write the run's provenance, or check that the run is continued with the same clients and objects.
 
         Raises:
-            RunError: the run had other objects, or other clients: simulated ones, or real nodes.
+            RunError: the run had other objects, or other clients (simulated ones or real nodes).
         """
         if not self._path.is_file():
             write_durably(self._path, (strict_json.dumps(provenance, indent=2) + "\n").encode(), PUBLIC)
@@ -49,7 +49,13 @@ class ProvenanceFile:
         stored = self.read()
         self.check_objects(provenance.get("objects", {}))
         for what, source in dict(stored.get("sources", {})).items():
-            if dict(provenance.get("sources", {})).get(what) != source:
+            changed = dict(provenance.get("sources", {})).get(what)
+            if what == "weights" and (changed is None or changed["sha256"] != source["sha256"]):
+                raise RunError(
+                    f"{source['file']} is not the file of weights that {self._run} began with (SHA-256 "
+                    f"{source['sha256']}): restore it"
+                )
+            if changed != source:
                 warnings.warn(Notice(f"the source of the {what} has changed since the run started"), stacklevel=2)
         if stored.get("clients") != provenance.get("clients"):
             raise RunError(
@@ -61,7 +67,7 @@ class ProvenanceFile:
         """Refuse Python objects other than those that the run was given.
 
         Raises:
-            RunError: which of them is another one, or missing.
+            RunError: the message names the object that differs or is missing.
         """
         self.check_named(fingerprints)
         for what, fingerprint in dict(self.read().get("objects", {})).items():
@@ -69,10 +75,10 @@ class ProvenanceFile:
                 raise RunError(f"{self._run} was run with another {what} than this one, which cannot stand in for it")
 
     def check_named(self, given: Iterable[str]) -> None:
-        """Refuse objects in the place of what the run took from its recipe.
+        """Refuse objects that replace what the run took from its recipe.
 
         Raises:
-            RunError: which.
+            RunError: the message names the object.
         """
         stored = self.read().get("objects")
         further = [] if stored is None else [what for what in given if what in vars(Own()) and what not in stored]

@@ -11,6 +11,7 @@ from torch import Tensor
 from fedlgm import inputs
 from fedlgm.privacy.ledger import Ledger
 from fedlgm.tasks import evaluate
+from fedlgm.tasks.own_figures import own_figures
 from fedlgm.transcript import Transcript
 from simulations.config.assembly import Assembly
 from simulations.runs.folder import RunFolder
@@ -23,18 +24,18 @@ _IN_FLIGHT = 2  # rounds that may wait for their evaluation: it must not fall be
 
 
 class Recorder:
-    """Receives each finished round and records it in a thread of its own, in order.
+    """Receives each finished round and records it in its own thread, in order.
 
     A round's metrics are written before its checkpoint, so a run that is resumed from a checkpoint has all rows up to
     it.
 
     Args:
         assembly: the run's objects.
-        folder: where to write.
+        folder: the run's folder.
         optimizer: server optimizer, whose state goes into checkpoints.
         progress: called with each row, the operator's own figures included.
         abandoned: see `Ledger.epsilon`.
-        trackers: started already; they get each public row.
+        trackers: started trackers; they get each public row.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class Recorder:
             self._pending.popleft().result()
 
     def close(self) -> None:
-        """Wait until everything is written; raises what recording raised."""
+        """Wait until everything is written; raises errors of the recording thread."""
         try:
             while self._pending:
                 self._pending.popleft().result()
@@ -70,7 +71,7 @@ class Recorder:
             self._thread.shutdown(wait=True)
 
     def checkpoint(self) -> None:
-        """Checkpoint after the last finished round, where there is none; after `close`."""
+        """Write a checkpoint after the last finished round if it has none; call it after `close`."""
         if self._finished is not None and self._folder.checkpoints.rounds() < self._finished[0].rounds:
             self._folder.save(*self._finished)
 
@@ -84,7 +85,10 @@ class Recorder:
         data, privacy = self._assembly.dataset, self._assembly.recipe.privacy
         self._assembly.layers.load_(self._module, transcript.models[-1])
         task, x, y = self._assembly.task, inputs.tensors(data.test_x), torch.from_numpy(data.test_y)
-        metrics = evaluate(task, self._module, x, y)
+        own = self._assembly.own
+        metrics = evaluate(task, self._module, x, y, metrics=own.metrics)
+        if own.evaluate is not None:
+            metrics |= own_figures(own.evaluate, transcript.rounds, self._module, metrics)
         spent = (privacy.delta, privacy.accountant, transcript.rounds, self._abandoned)
         with Ledger(self._folder.ledger_file) as ledger:  # a reader of its own: the next round is charging already
             figures: Figures = {
@@ -93,6 +97,10 @@ class Recorder:
                 "epsilon": ledger.epsilon(*spent),
                 "claimed_epsilon": ledger.claimed_epsilon(*spent),
             }
+        facts = self._assembly.facts
+        readers = facts.noised_by.readers_epsilon(facts, transcript.rounds)
+        if readers is not None:
+            figures["readers_epsilon"] = readers
         if "loss" in metrics:
             figures["loss"] = metrics["loss"]
         if "accuracy" in metrics:

@@ -11,10 +11,10 @@ from simulations.runs import strict_json
 
 
 class RowFile:
-    """Rows in the order of their rounds; one that was cut short by a crash, and what follows it, does not count.
+    """Rows in the order of their rounds; a row truncated by a crash, and all rows after it, do not count.
 
     Args:
-        path: the file, made with its first row.
+        path: the file, created with its first row.
         private: whether only its owner may read it.
     """
 
@@ -39,7 +39,7 @@ class RowFile:
             file.write(strict_json.dumps(row) + "\n")
 
     def truncate(self, round: int) -> None:
-        """Forget rows after `round`."""
+        """Remove rows after `round`."""
         if self.path.is_file():
             content = "".join(strict_json.dumps(row) + "\n" for row in self if row["round"] <= round)
             write_durably(self.path, content.encode(), PRIVATE if self._private else PUBLIC)

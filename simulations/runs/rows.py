@@ -1,4 +1,4 @@
-"""What is written down of a round: a public row, and a private one for the run's operator."""
+"""Rows of a round: a public one, and a private one for the run's operator."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ Row = TypeVar("Row")
 
 
 class Figures(TypedDict, total=False):
-    """What is known of a model on the test set, and of what was spent for it.
+    """A model's figures on the test set, and its spent budget.
 
     Attributes:
-        loss, accuracy, metrics: of the current model on the test set: all of the task's metrics, and two of them by
-            name (`accuracy` where the task has one).
-        headline: name of the metric that stands for the run.
+        loss, accuracy, metrics: metrics of the current model on the test set: all of the task's, and two of them by
+        name (`accuracy` if the task has one).
+        headline: name of the metric that summarises the run.
         epsilon, claimed_epsilon: spent so far.
+        readers_epsilon: under distributed trust, of those who see released models alone; `epsilon` is the server's.
     """
 
     loss: float
@@ -30,6 +31,7 @@ class Figures(TypedDict, total=False):
     headline: str
     epsilon: float
     claimed_epsilon: float
+    readers_epsilon: float
 
 
 class RunSummary(Figures, total=False):
@@ -37,16 +39,16 @@ class RunSummary(Figures, total=False):
 
     Attributes:
         run: its folder.
-        recipe, engine, mechanism, variant, rounds, unit, delta: what was run.
-        noise_reproducible: whether the seed is public, and with it the noise can be drawn again.
-        guarantee, guarantee_status: the sentence that goes with epsilon, and "proven", "conditional" or "none".
+        recipe, engine, mechanism, variant, rounds, unit, delta: settings of the run.
+        noise_reproducible: whether the seed is public, so that the noise can be drawn again.
+        guarantee, guarantee_status: the sentence beside epsilon, and "proven", "conditional" or "none".
         noise_multiplier: sigma_* of the run.
-        noise_backend, device: who drew the noise, and where clients trained.
-        model_sha256: of the final model as one flat float32 vector.
-        ledger_head: where the ledger stands.
-        audited_epsilon, audit_method, audit_confidence, audit_passed: with `run.audit`.
+        noise_backend, device: generator of the noise, and device of the training.
+        model_sha256: hash of the final model as one flat float32 vector.
+        ledger_head: the ledger's head.
+        audited_epsilon, audit_method, audit_confidence, audit_passed: with `run.audit`; for the operator alone.
         failures, seconds_per_round, seconds: for the operator alone; not kept in the run's folder.
-        report: file of the report, where one was written.
+        report: file of the report, if written.
     """
 
     run: str
@@ -78,7 +80,7 @@ class RunSummary(Figures, total=False):
 class LayerRow(TypedDict):
     """One layer of a release: coordinates, bound s_j, noise scale, budget share, SNR, noise on the mean.
 
-    Rows of earlier versions have no size, and a layer that is not released has no noise scale in what is written down.
+    Rows of earlier versions have no size, and a layer that is not released has no noise scale in the file.
     """
 
     layer: str
@@ -92,26 +94,26 @@ class LayerRow(TypedDict):
 
 
 class RoundRow(Figures, total=False):
-    """Public figures of a round: functions of the plan and of what was released.
+    """Public figures of a round: functions of the plan and of the releases.
 
     Attributes:
         round: number, from 1.
         noise_norm: root mean square l2 norm of the noise in the released mean, by the plan.
-        noise_scale: the same for the clients that really took part (local trust, where participation is visible, and
-            published variants); its sum over the rounds is the "noise scale" of `fedlgm compare`.
+        noise_scale: the same for the actual participants (local trust, where participation is visible, and published
+            variants); its sum over the rounds is the "noise scale" of `fedlgm compare`.
         layer_noise: root mean square l2 norm of the noise that one noising party adds to each layer, [K]; 0 where not
             released.
         clip: bounds s_j, [K].
-        sigma: noise scales sigma_j, [K]; None where not released. Of z, where noise is correlated over rounds.
+        sigma: noise scales sigma_j, [K]; None where not released. For noise correlated over rounds it is the scale of
+            z.
         snr: s_j^2 / (d_j sigma_j^2), [K], by the round's own noise: see `ReleasePlan.round_sigma`.
         share: budget shares p_j, [K].
         released: number of released layers.
-        score: scores that the plan was made of, [K], where the mechanism has any.
-        clients: of published, NOT PRIVATE variants: the clients' own figures, each [clients, K].
+        score: scores behind the plan, [K], if the mechanism has any.
+        clients: the clients' own figures in published, NOT PRIVATE variants, each [clients, K].
         released_norm: l2 norm of each layer of the released noisy mean, [K]; 0 where not released.
-        queries: what the released mean says of each auxiliary query, by name, decoded.
-        skipped: present and true where nothing was released.
-        The figures of `Figures` are there in evaluated rounds.
+        queries: decoded answers of the released mean to the auxiliary queries, by name.
+        skipped: present and true if nothing was released. Evaluated rounds also have the figures of `Figures`.
     """
 
     round: int
@@ -131,7 +133,7 @@ class RoundRow(Figures, total=False):
 
 
 class Source(TypedDict):
-    """Whose code a run used: the name in the recipe, its file and the SHA-256 of that."""
+    """Source of a user's code in a run: the name in the recipe, its file and the file's SHA-256."""
 
     name: str
     file: str
@@ -139,14 +141,14 @@ class Source(TypedDict):
 
 
 class Provenance(TypedDict, total=False):
-    """What a run is made of; earlier versions left out parts of it.
+    """A run's provenance; earlier versions omitted parts of it.
 
     Attributes:
         clients: "simulated clients" or "real nodes".
         objects: hash of each object that was passed in Python.
-        sources: of what the recipe names as "package.module:name".
+        sources: sources of the objects that the recipe names as "package.module:name".
         layers: d_j by name.
-        versions: of the packages that ran.
+        versions: versions of the installed packages.
     """
 
     clients: str
@@ -157,7 +159,7 @@ class Provenance(TypedDict, total=False):
 
 
 class FailureRow(TypedDict):
-    """A reply that is missing, failed or was rejected; `node` is None where the client has none."""
+    """A reply that is missing, failed or was rejected; `node` is None if the client has none."""
 
     kind: str
     node: int | None
@@ -166,7 +168,7 @@ class FailureRow(TypedDict):
 
 
 class PrivateFigures(TypedDict, total=False):
-    """What only the run's operator may know of a round: it depends on who took part.
+    """A round's figures for the run's operator alone, since they depend on who took part.
 
     Attributes:
         cohort: clients drawn.
@@ -174,7 +176,7 @@ class PrivateFigures(TypedDict, total=False):
         discarded: contributions with NaN or Inf, which counted as zero.
         seconds: wall time without evaluation.
         failures: replies that are missing, failed or were rejected, each with kind, node, client and reason.
-        exhausted: clients that stayed out because they have spent their own budget.
+        exhausted: clients that did not take part because they have spent their own budget.
     """
 
     cohort: int
@@ -199,7 +201,7 @@ OnRound = Callable[[FullRow], None]
 
 
 def excerpt(kind: type[Row], summary: RunSummary) -> Row:
-    """What a summary has of the keys of another row, in that row's order."""
+    """A summary's values for the keys of another row, in that row's order."""
     known = dict(summary)
     return cast(Row, {name: known[name] for name in kind.__annotations__ if name in known})
 
@@ -228,7 +230,7 @@ def round_row(record: RoundRecord) -> RoundRow:
 
 
 def released_figures(transcript: Transcript) -> RoundRow:
-    """Figures of what the last round released, the noise included: post-processing, so they cost nothing."""
+    """Figures of the last release, including its noise: post-processing, so they cost nothing."""
     mean, plan = transcript.mean, transcript.plan
     if mean is None or plan is None or plan.size == 0:
         return {}
@@ -260,7 +262,7 @@ def noise_scale(record: RoundRecord) -> float:
     plan = record.plan
     if "noise_norm" in record.notes:
         return math.sqrt(float(np.square(record.notes["noise_norm"]).sum())) / plan.denominator
-    parties = record.present if plan.facts.trust == "local" else 1
+    parties = plan.facts.noised_by.noises_in_sum(record.present)
     return math.sqrt(parties * float(np.square(plan.party_noise_norms).sum())) / plan.denominator
 
 

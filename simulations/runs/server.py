@@ -1,4 +1,4 @@
-"""The server side of a run: what every engine's ServerApp calls."""
+"""The server side of a run: called by every engine's ServerApp."""
 
 from __future__ import annotations
 
@@ -45,20 +45,20 @@ def serve(
     """Run (or continue) a federation over `grid` and return its summary.
 
     Args:
-        grid: where the clients are.
+        grid: grid of the clients.
         assembly: the run's objects.
         folder: the run's folder; a checkpoint in it is continued.
         engine: name of the engine, for the summary.
         progress: called with each round's row, the operator's own figures included.
         nodes: which nodes serve which clients; by default workers of a simulation, any of which serves any client.
-        trackers: objects that follow the run, besides the trackers that its recipe names.
+        trackers: objects that follow the run, in addition to the recipe's trackers.
 
     Raises:
-        DivergedError: a round's model is NaN or infinite. The rounds before it stay, with a checkpoint of the last.
-        FedlgmError: what else ends a run, in one clear message.
+        DivergedError: a round's model is NaN or infinite. Earlier rounds are kept, with a checkpoint of the last.
+        FedlgmError: any other end of a run, in one clear message.
     """
     logging.getLogger("flwr").setLevel(logging.ERROR)  # what a run does shows in its rows
-    nodes = nodes or AnyNode(assembly.sizes)
+    nodes = nodes or AnyNode(assembly.efforts)
     with folder.locked():
         folder.provenance.settle(provenance_of(assembly, nodes))
         folder.verify()
@@ -85,7 +85,7 @@ def serve(
             draws = keys
             if not repeats:
                 abandoned = ledger.position()
-                if keys.secret and assembly.facts.separate_rounds and recipe.unit == "client":
+                if keys.secret and assembly.facts.run is None and recipe.protects.redraws:
                     # Other clients than before: sampling then amplifies what is released again, too.
                     draws, redrawn = keys.derive(b"draws", attempt), abandoned
             _warn_of_cost(ledger, transcript, abandoned)
@@ -110,7 +110,9 @@ def serve(
                     )
             except DivergedError as error:
                 recorder.checkpoint()
-                raise folder.diverged.write(error) from error
+                diverged = folder.diverged.write(error)
+                diverged.largest = error.largest
+                raise diverged from error
             final, head = strategy.transcript, ledger.head()
             figures = recorder.figures(final)
         plan, seeded = final.plan, recipe.run.seed is not None
@@ -135,11 +137,13 @@ def serve(
         }
         result.update(figures)  # type: ignore[typeddict-item]
         if canaries is not None:
-            result.update(audited_figures(assembly, folder, result))
+            folder.keep_audit(audited_figures(assembly, folder, result))
         folder.finish(result)
         followers.end(result)
-        # How long rounds took and who failed shows who took part: the operator sees it, the summary does not keep it.
+        # How long rounds took and who failed shows who took part, and canaries see what was there before the noise: the
+        # operator sees it, the summary does not keep it.
         seen = result.copy()
+        seen.update(folder.audited())
         seen["failures"] = _failures(rows)
         seen["seconds_per_round"] = median_high([row["seconds"] for row in rows if "seconds" in row] or [0.0])
         seen["seconds"] = time.perf_counter() - started
@@ -147,7 +151,7 @@ def serve(
 
 
 def _check_continued(assembly: Assembly, folder: RunFolder, transcript: Transcript) -> None:
-    """Refuse to continue a run that is one mechanism with noise of another scale, or that is correlated otherwise.
+    """Refuse to continue a run that is one mechanism with noise of another scale or correlation.
 
     Raises:
         RunError: this machine computes other coefficients, or another multiplier.
@@ -155,7 +159,7 @@ def _check_continued(assembly: Assembly, folder: RunFolder, transcript: Transcri
     if transcript.plan is None:
         return
     started, facts = transcript.plan.facts, assembly.facts
-    if not facts.separate_rounds and started.least_multiplier != facts.least_multiplier:
+    if facts.run is not None and started.least_multiplier != facts.least_multiplier:
         raise RunError(
             f"{folder.path} has a noise multiplier of {started.noise_multiplier:.12g}, this machine computes "
             f"{facts.noise_multiplier:.12g} (another version of fedlgm or dp-accounting?): all rounds are one "
@@ -169,7 +173,7 @@ def _check_continued(assembly: Assembly, folder: RunFolder, transcript: Transcri
 
 
 def nodes_of(assembly: Assembly, kind: str, *, simulated: bool = False) -> Nodes:
-    """Which nodes serve which clients, as the ServerApp of a Flower app is told.
+    """The assignment of nodes to clients from the run config of a Flower app.
 
     Args:
         assembly: the run's objects.
@@ -178,7 +182,7 @@ def nodes_of(assembly: Assembly, kind: str, *, simulated: bool = False) -> Nodes
     """
     federation, run = assembly.recipe.federation, assembly.recipe.run
     if kind == "workers":
-        return AnyNode(assembly.sizes, federation.wait_for_nodes)
+        return AnyNode(assembly.efforts, federation.wait_for_nodes)
     if run.test_mode and run.seed is not None and not simulated:
         warnings.warn(Notice(TEST_MODE), stacklevel=2)
     return OneNodePerClient(
@@ -210,7 +214,7 @@ def _followed(assembly: Assembly, folder: RunFolder, done: int, objects: Sequenc
 
 
 def _failures(rows: list[FullRow]) -> dict[str, int]:
-    """How often each node failed, by node and kind; empty in a run without failures."""
+    """Number of failures by node and kind; empty in a run without failures."""
     return dict(
         Counter(
             f"node {failure['node']}: {failure['kind']}" if failure["node"] is not None else "a client without a node"
@@ -221,7 +225,7 @@ def _failures(rows: list[FullRow]) -> dict[str, int]:
 
 
 def _warn_of_cost(ledger: Ledger, transcript: Transcript, abandoned: int) -> None:
-    """Say so if rounds that were released are about to be released again with other noise."""
+    """Warn if released rounds are about to be released again with new noise."""
     again = ledger.rounds(through=abandoned) - transcript.rounds
     if again > 0:
         warnings.warn(

@@ -1,6 +1,6 @@
-"""JSON that every reader takes: infinity and NaN are strings.
+"""JSON for every reader: infinity and NaN are strings.
 
-An epsilon is infinite where a release is not private, a loss is NaN where a model is lost.
+An epsilon is infinite if a release is not private, and a loss is NaN if a model has diverged.
 """
 
 from __future__ import annotations

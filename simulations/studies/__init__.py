@@ -1,1 +1,1 @@
-"""Studies: many runs beside each other, and what their figures show."""
+"""Studies: many runs side by side, and statistics of their figures."""

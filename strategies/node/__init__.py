@@ -1,5 +1,5 @@
 """A deployment's server side: real nodes behind Flower's Grid, each asked for its signed release.
 
-`grid` is what a strategy sees; behind it `polling` asks and waits, over the `link` to the nodes that `enrolment` names,
-what `questions` says, and counts the answers that pass `answers`. The nodes' side is `clients.node`.
+A strategy uses `grid`. Behind it, `polling` sends `questions` over `link` to the nodes of `enrolment`, waits, and
+accepts the replies that pass the checks of `answers`. The nodes' side is `clients.node`.
 """

@@ -1,4 +1,4 @@
-"""Whose answer counts: it is signed by the enrolled service, is of this question, and its ledger goes on."""
+"""Checks of answers: signed by the enrolled service, for this question, within the plan, from a continued ledger."""
 
 from __future__ import annotations
 
@@ -6,24 +6,25 @@ from pathlib import Path
 from typing import Any
 
 from fedlgm import node_protocol as protocol
-from fedlgm.errors import RunError
+from fedlgm.errors import PrivacyError, RunError
 from fedlgm.layers import LayerTable
 from fedlgm.node_protocol import Position, Question
 from fedlgm.plan import ReleasePlan
 from strategies.node.enrolment import Enrolment
 from strategies.node.ledger_positions import LedgerPositions
+from strategies.replies import bounded
 
 KINDS = ("<f4", "<f8")
 """Types that the numbers of an answer may have."""
 
 
 class AnswerCheck:
-    """Checks answers against the enrolment and what each node's ledger was before.
+    """Checks answers against the enrolment and each node's last ledger position.
 
     Args:
         enrolment: which node is which client.
         layers: the mechanism's view of the model's layers.
-        positions: JSON file of how far each node's ledger was; kept over runs, it shows nodes that were restored.
+        positions: JSON file of each node's ledger position; kept over runs, it detects nodes that were restored.
         test: accept answers of nodes made for tests, whose noise is known; refuse all others.
 
     Raises:
@@ -38,15 +39,15 @@ class AnswerCheck:
         self._positions = LedgerPositions(positions, self._keys)
 
     def position(self, client: int) -> Position | None:
-        """How far the client's ledger was when its service last signed; None if it has never answered."""
+        """The client's last signed ledger position; None if it has never answered."""
         return self._positions.get(client)
 
     def problem(self, question: Question, header: dict[str, Any], body: bytes) -> str:
-        """Why an answer does not count; empty if it does, and its ledger's position is then remembered.
+        """Why an answer is rejected; empty if it counts, and its ledger's position is then stored.
 
         Args:
-            question: what was asked.
-            header: of the answer.
+            question: the question.
+            header: header of the answer.
             body: its numbers.
         """
         key, seq, position = self._keys[question.client], header.get("seq"), Position.of(header.get("position"))
@@ -66,10 +67,14 @@ class AnswerCheck:
             values = protocol.vector(body, KINDS)
         except RunError as error:
             return f"its answer cannot be read: {error}"
-        expected = ReleasePlan.from_json(self._layers, question.plan).size
-        if values.shape != (expected,):
-            return f"its answer has {values.size} numbers where the plan releases {expected}"
-        problem = self._positions.problem(question.client, position)
-        if not problem:
-            self._positions.put(question.client, position)
-        return problem
+        plan = ReleasePlan.from_json(self._layers, question.plan)
+        if values.shape != (plan.size,):
+            return f"its answer has {values.size} numbers where the plan releases {plan.size}"
+        if problem := self._positions.problem(question.client, position):
+            return problem
+        self._positions.put(question.client, position)
+        try:
+            bounded(values, plan)
+        except PrivacyError as error:
+            return f"its answer was rejected: {error}"
+        return ""

@@ -1,4 +1,4 @@
-"""Which node of a deployment is which client, as the server's operator wrote it down."""
+"""Which node of a deployment is which client, as the server's operator has recorded it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives import serialization
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedlgm.errors import ConfigError
+from fedlgm.node_protocol import NAME
 
 _HEX = r"^[0-9a-f]{64}$"
 
@@ -20,13 +21,13 @@ class EnrolledNode(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
     client: int = Field(ge=0)
-    name: str = Field(min_length=1)
+    name: str = Field(pattern=NAME)
     flower_key: str = Field(pattern=_HEX)
     service_key: str = Field(pattern=_HEX)
 
 
 class Enrolment(BaseModel):
-    """Which registered node is which client: the server operator's word, never a node's own.
+    """Which registered node is which client: as stated by the server's operator, never by the node.
 
     Attributes:
         node: one entry per client, numbered 0 to N - 1, each with the digest of its SuperNode's public key (see
@@ -51,7 +52,7 @@ class Enrolment(BaseModel):
         """Read an enrolment file.
 
         Raises:
-            ConfigError: missing, or not of its form: with the reason.
+            ConfigError: the file is missing or invalid; the message gives the reason.
         """
         try:
             return cls.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
@@ -70,7 +71,7 @@ class Enrolment(BaseModel):
 
 
 def key_digest(pem: bytes) -> str:
-    """SHA-256 of a public key, as hexadecimal digits, however its PEM text is written.
+    """SHA-256 of a public key, as hexadecimal digits, independent of the formatting of its PEM text.
 
     Raises:
         ValueError: not a public key in PEM.

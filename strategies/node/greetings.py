@@ -1,10 +1,10 @@
-"""Greetings for nodes that are connected and silent.
+"""Greetings for nodes that are connected but silent.
 
-A SuperNode sends replies only after it has received a message, and then what is there. If a run ended while it was
-receiving, that run's reply is what it sends after the next message, whose own reply then waits for the one after: the
-node stays behind by one until it is started again. A greeting brings the answer forth; a node that is behind gets one
-with every question. Whose greeting is answered before it is sent the next question is not behind but at work: it is
-greeted when it takes twice as long as the last time.
+A SuperNode sends waiting replies only after it has received a message. If a run ended while the node was receiving, the
+node sends that run's reply after the next message, whose own reply then waits for the message after it: the node stays
+one reply behind until it is restarted. A greeting makes it send its answer; a node that is behind gets a greeting with
+every question. A node that answers a greeting before its next question is not behind but busy: it is greeted when it
+takes twice as long as the last time.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _BEHIND_S = 1.0  # after which a node that is behind is greeted
 
 
 class Greetings:
-    """Whom to greet, and what the answers tell.
+    """Decides which nodes to greet, and learns from their answers.
 
     Args:
-        shortest: seconds of silence after which a node is greeted of which nothing is known.
+        shortest: seconds of silence after which an unknown node is greeted.
     """
 
     def __init__(self, shortest: float) -> None:
@@ -38,11 +38,11 @@ class Greetings:
 
     @property
     def sent(self) -> Iterable[str]:
-        """Messages whose answers are still to come."""
+        """Messages without an answer so far."""
         return self._sent
 
     def due(self, client: int, silent: float) -> bool:
-        """Whether to greet a client's node that has been silent for so many seconds since its question."""
+        """Whether to greet a client's node after this many seconds of silence since its question."""
         after = self._shortest
         if client in self._behind:
             after = _BEHIND_S
@@ -57,14 +57,14 @@ class Greetings:
         return RecordDict({wire.CONFIG: ConfigRecord({HEADER: json.dumps(header), MASK: 0})})
 
     def was_sent(self, message_id: str, client: int, question: str) -> None:
-        """Remember a greeting, and the question that its node was silent about."""
+        """Record a greeting and the unanswered question of its node."""
         self._sent[message_id] = client, question
 
     def answered(self, message_id: str, asked: Mapping[int, str]) -> None:
         """Learn from the answer to a greeting.
 
         Args:
-            message_id: of the greeting.
+            message_id: id of the greeting.
             asked: client -> question of this round.
         """
         client, question = self._sent.pop(message_id)
@@ -73,5 +73,5 @@ class Greetings:
         (self._at_work if behind else self._behind).discard(client)
 
     def took(self, client: int, seconds: float) -> None:
-        """Remember how long a client's answer took."""
+        """Record the time of a client's answer."""
         self._took[client] = seconds

@@ -1,13 +1,13 @@
-"""Real nodes behind a Flower Grid: what they are asked, and whose answer counts.
+"""Real nodes behind a Flower Grid: sends questions and accepts valid answers.
 
-`NodeGrid` wraps the Grid that Flower gives a ServerApp. To a strategy it looks like a federation in which every client
-has a node that always answers; behind it nodes come and go, and every answer is checked against the enrolment.
+`NodeGrid` wraps the Grid that Flower gives a ServerApp. A strategy sees a federation in which every client has a node
+that always answers; behind it nodes connect and disconnect, and every answer is checked against the enrolment.
 
-* A client is the node whose registered Flower key the enrolment names, whatever the node says of itself.
+* A client is the node whose registered Flower key the enrolment names, independently of the node's statements.
 * An answer counts once, if the node's release service has signed it as the answer to this very question.
-* A client whose answer does not come is reported to the strategy as failed, with the reason: it counts as zero, and the
-  public denominator stays. Below the quorum a round waits and asks again: the same question costs a node nothing, so no
-  budget is wasted, which a void round would do.
+* A client without an answer is reported to the strategy as failed, with the reason: it counts as zero, and the public
+denominator is unchanged. Below the quorum a round waits and asks again: the same question costs a node nothing, whereas
+a void round would waste budget.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from fedlgm import node_protocol as protocol
 from fedlgm import wire
 from fedlgm.errors import RunError
 from strategies.node.answers import KINDS, AnswerCheck
+from strategies.node.budgets import Need, carried, require
 from strategies.node.enrolment import Enrolment
 from strategies.node.link import NodeLink
 from strategies.node.polling import Polling
@@ -38,11 +39,11 @@ _FIRST_NODE = 2  # client c stands behind node id c + 2 of this grid
 
 
 class EnrolledNodes(OneNodePerClient):
-    """The nodes of a `NodeGrid`, as a strategy is told of them: one per client, each of which repeats its answers."""
+    """The nodes of a `NodeGrid`, as a strategy sees them: one per client, each of which repeats its answers."""
 
     @property
     def repeats(self) -> bool:
-        """A node that is asked again gives the answer that it kept."""
+        """A node repeats its kept answer when it is asked again."""
         return True
 
 
@@ -52,11 +53,11 @@ class NodeGrid(Grid):
     Args:
         runtime: the Grid that Flower gave the ServerApp.
         enrolment: which node is which client.
-        questions: what the run asks of nodes.
-        answers: which answers count.
+        questions: the run's questions.
+        answers: check of answers.
         patience: quorum and waiting times.
         say: receives lines for people.
-        on_round: receives what became of every round.
+        on_round: receives the report of every round.
     """
 
     def __init__(
@@ -73,7 +74,9 @@ class NodeGrid(Grid):
         self._runtime, self._enrolment, self._questions, self._answers = runtime, enrolment, questions, answers
         self._say, self._on_round = say, on_round
         self._link = NodeLink(runtime, enrolment, say)
-        self._polling = Polling(self._link, enrolment, answers, patience or Patience(), say)
+        patience = patience or Patience()
+        self._quorum = patience.quorum
+        self._polling = Polling(self._link, enrolment, answers, patience, say)
         self._numbers = itertools.count(1)
         self._ready: dict[str, Message] = {}
 
@@ -105,6 +108,16 @@ class NodeGrid(Grid):
         """The registered nodes that are connected."""
         return self._link.nodes()
 
+    def require(self, need: Need, seconds: float = 60.0) -> None:
+        """Ask the nodes whether their budgets suffice for a run, before its first round.
+
+        Raises:
+            ConfigError: they do not suffice; nothing has been spent.
+        """
+        found = carried(self._link, self._enrolment, need, seconds)
+        for line in require(self._enrolment, need, found, self._quorum):
+            self._say(f"{line}: it is left out from then on")
+
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Ask and wait; the replies are kept for `pull_messages`."""
         batch = list(messages)
@@ -117,7 +130,7 @@ class NodeGrid(Grid):
         return [self._ready.pop(one) for one in message_ids if one in self._ready]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        """Replies in the order of the messages: one per message, an error where a client's answer does not come.
+        """Replies in the order of the messages: one per message, an error if a client does not answer.
 
         Raises:
             RunError: the quorum was not reached; the run can be resumed.
@@ -155,7 +168,7 @@ class NodeGrid(Grid):
         return [self._reply(one) for one in asked]
 
     def _asked(self, message: Message, models: dict[int, str]) -> Asked:
-        """A strategy's message as the question to its node; `models` keeps hashes, by identity, over a round."""
+        """Convert a strategy's message to its node's question; `models` caches hashes, by identity, over a round."""
         if message.metadata.message_type != MessageType.TRAIN:
             raise RunError(f"nodes answer no {message.metadata.message_type!r} questions: nothing raw leaves them")
         config = message.content.config_records[wire.CONFIG]

@@ -1,4 +1,4 @@
-"""How far each node's ledger was when it last answered: it shows nodes whose ledger was exchanged or rolled back."""
+"""Each node's ledger position at its last answer, which detects ledgers that were exchanged or rolled back."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from fedlgm.node_protocol import Position
 class LedgerPositions:
     """The last position of every client's ledger that its enrolled service has signed.
 
-    What another service has signed under the client's number, such as that of the node whose place it took, does not
-    count. Several runs may share the file.
+    Positions signed by another service under the client's number, such as that of a replaced node, do not count.
+    Several runs may share the file.
 
     Args:
-        file: JSON file that keeps them over runs; None: they are forgotten with this object.
+        file: JSON file that keeps them over runs; None keeps them only in this object.
         keys: client -> public key of its enrolled service.
 
     Raises:
@@ -39,8 +39,8 @@ class LedgerPositions:
     def get(self, client: int) -> Position | None:
         """The client's last position, of this run or another; None if it has never answered.
 
-        Answers are compared with what was known when their question was made: two runs may hear of one node's answers
-        in another order than it gave them.
+        Answers are compared with the position known when their question was made: two runs may receive one node's
+        answers in a different order.
         """
         found = self._own(client, self._read())
         if found is not None:
@@ -48,7 +48,7 @@ class LedgerPositions:
         return self._known.get(client)
 
     def problem(self, client: int, position: Position) -> str:
-        """Why this cannot be the same ledger later on; empty if it can."""
+        """Why this cannot be a later state of the same ledger; empty if it can."""
         known = self._known.get(client)
         if known is None:
             return ""
@@ -59,7 +59,7 @@ class LedgerPositions:
         return ""
 
     def put(self, client: int, position: Position) -> None:
-        """Remember it, on disk before anything else happens."""
+        """Store a position on disk."""
         self._known[client] = position
         if self._file is None:
             return
@@ -71,12 +71,12 @@ class LedgerPositions:
                 self._write(self._file, stored)
 
     def _own(self, client: int, stored: Mapping[int, Position]) -> Position | None:
-        """What is stored of a client, if its enrolled service has signed it."""
+        """A client's stored position, if its enrolled service has signed it."""
         found = stored.get(client)
         return found if found is not None and client in self._keys and found.valid(self._keys[client]) else None
 
     def _read(self) -> Mapping[int, Position]:
-        """What the file holds now."""
+        """Current content of the file."""
         if self._file is None or not self._file.is_file():
             return self._stored
         found = self._file.stat()

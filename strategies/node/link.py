@@ -19,7 +19,7 @@ from strategies.node.round import Asked
 
 
 class NodeLink:
-    """The nodes that are connected, as clients: a client is the node whose registered key the enrolment names.
+    """The connected nodes as clients: a client is the node whose registered key the enrolment names.
 
     Args:
         runtime: Flower's Grid.
@@ -34,11 +34,11 @@ class NodeLink:
         self.online: dict[int, int] = {}  # client -> node id, when last looked
 
     def nodes(self) -> list[Any]:
-        """The registered nodes that are connected, whoever they are."""
+        """All registered nodes that are connected."""
         return list(self._runtime.get_nodes())  # type: ignore[attr-defined]
 
     def look(self) -> None:
-        """Find out who is `online`; strangers are told once."""
+        """Update which nodes are `online`; unknown nodes are reported once."""
         self.online = {}
         for node in self.nodes():
             try:
@@ -55,8 +55,7 @@ class NodeLink:
     def ask(self, asked: Sequence[Asked]) -> list[dict[str, int]]:
         """Send their questions to clients that are online.
 
-        Returns:
-            Of each, its message's id -> mask of the answer; empty if the message was not taken.
+        Returns: For each client, its message's id -> mask of the answer; empty if the message was not accepted.
         """
         key = secrets.randbits(32)
         masked: dict[int, ArrayRecord] = {}  # nodes that are asked together share what is sent
@@ -72,12 +71,12 @@ class NodeLink:
         return [{id_: key} if id_ else {} for id_ in self._runtime.push_messages(messages)]
 
     def greet(self, clients: Sequence[int], content: Callable[[], RecordDict]) -> list[str]:
-        """Send clients that are online something else; returns the messages' ids, empty where one was not taken."""
+        """Send greetings to clients that are online; returns the messages' ids, empty if one was not accepted."""
         messages = [self._message(client, content(), "hello") for client in clients]
         return list(self._runtime.push_messages(messages)) if messages else []
 
     def replies(self, ids: Sequence[str]) -> Iterable[Message]:
-        """Replies to these messages that have come."""
+        """Replies that have arrived for these messages."""
         return self._runtime.pull_messages(ids) if ids else ()
 
     def _message(self, client: int, content: RecordDict, group: str) -> Message:
@@ -85,7 +84,7 @@ class NodeLink:
 
 
 def body_of(reply: Message, key: int) -> bytes:
-    """The numbers of an answer without its mask; empty if it has none that can be read."""
+    """The unmasked numbers of an answer; empty if they cannot be read."""
     arrays = reply.content.array_records.get(wire.ARRAYS, ArrayRecord())
     try:
         return bytes(protocol.masked(arrays[BODY].data, key)) if BODY in arrays else b""

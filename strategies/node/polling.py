@@ -1,4 +1,4 @@
-"""Asking the enrolled nodes and waiting, until each has answered, is lost, or the round's patience ends."""
+"""Asks the enrolled nodes and waits until each has answered or is lost, or the round's patience ends."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _LOOK_S = 2.0  # between looks for who is connected, and between two messages to
 
 
 class Polling:
-    """Rounds of questions, and what they leave to later ones: who is down, who is late, who is asked no more.
+    """Rounds of questions, with state for later rounds: nodes that are down, late, or no longer asked.
 
     Args:
-        link: to the nodes.
+        link: link to the nodes.
         enrolment: their names.
-        answers: which answers count.
+        answers: check of answers.
         patience: quorum and waiting times.
         say: receives lines for people.
     """
@@ -44,7 +44,7 @@ class Polling:
         self._late: dict[str, int] = {}  # message id -> client
 
     def wait(self, asked: list[Asked], started: float) -> int:
-        """Ask until everybody has answered or is lost; returns the number of late answers to earlier rounds.
+        """Ask until every client has answered or is lost; returns the number of late answers to earlier rounds.
 
         Raises:
             RunError: the quorum was not reached.
@@ -80,7 +80,7 @@ class Polling:
         return late
 
     def _leave(self, asked: list[Asked], needed: int, started: float, now: float) -> None:
-        """Go on without those who were waited for long enough, as far as the quorum allows."""
+        """Continue without clients that have used up their waiting time, as far as the quorum allows."""
         patience = self._patience
         for one in asked:
             down = one.open and one.down_since is not None and not one.keys  # not with an answer still to come
@@ -144,7 +144,7 @@ class Polling:
                 self._greetings.was_sent(id_, one.client, one.digest)
 
     def _pull(self, asked: list[Asked], now: float) -> int:
-        """Take what has come; returns how many answers of it are late."""
+        """Process the replies that have arrived; returns the number of late answers."""
         owner = {id_: one for one in asked if one.open for id_ in one.keys}
         late = 0
         for reply in self._link.replies([*owner, *self._late, *self._greetings.sent]):

@@ -1,43 +1,46 @@
-"""What the nodes of a deployment are asked in one run."""
+"""The questions to the nodes of a deployment in one run."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-from fedlgm.node_protocol import Position, Question
+from fedlgm import node_protocol as protocol
+from fedlgm.errors import RunError
+from fedlgm.node_protocol import Position, Question, printable
 from strategies.node.enrolment import EnrolledNode
+
+_PATIENCE_S = 60.0
 
 
 @dataclass(frozen=True)
 class NodeQuestions:
-    """What one run asks of every node in every round.
+    """The questions of one run to every node in every round.
 
     Attributes:
         run: label of the run.
-        work: what nodes are asked to do, by names that are installed there; see `Question`.
-        signer: the server's key; nodes whose policy names it answer no other server.
+        work: the requested work, by names that are installed on the nodes; see `Question`.
+        sign: signs a question with the server's key; nodes whose policy names that key answer no question without it.
     """
 
     run: str
     work: Mapping[str, Any]
-    signer: Ed25519PrivateKey | None = None
+    sign: Callable[[Question], str] | None = None
 
     def question(
         self, node: EnrolledNode, round: int, plan: str, model: str, position: Position | None = None
     ) -> Question:
-        """A question unlike any other.
+        """A unique question.
 
         Args:
-            node: whom it is for.
+            node: the addressed node.
             round: number, from 1.
             plan: JSON text of the round's plan.
             model: SHA-256 of the global model.
-            position: of the node's ledger, as its service has signed it last.
+            position: the last signed position of the node's ledger.
         """
         expect = None if position is None else position.values()
         return Question(
@@ -45,5 +48,31 @@ class NodeQuestions:
         )
 
     def header(self, question: Question) -> dict[str, Any]:
-        """The question as it travels, signed if there is a `signer`."""
-        return question.header(self.signer)
+        """The header to send, signed if there is a signer.
+
+        Raises:
+            RunError: the signer refuses.
+        """
+        header = question.header()
+        return header if self.sign is None else header | {"signature": self.sign(question)}
+
+
+def signed_at(socket: Path, question: Question) -> str:
+    """The signature of a question, from the process that holds the server's key.
+
+    Args:
+        socket: socket of that process.
+        question: the question.
+
+    Raises:
+        RunError: the process does not answer, or does not sign this question.
+    """
+    header = {"protocol": protocol.PROTOCOL, "ask": "sign", **asdict(question)}
+    try:
+        answer, _ = protocol.exchange(str(socket), header, b"", timeout=_PATIENCE_S)
+    except RunError as error:
+        raise RunError(f"the signer of this deployment's questions does not answer: {error}") from error
+    if answer.get("ok") is not True:
+        why = printable(str(answer.get("why")), 500)
+        raise RunError(f"the signer of this deployment's questions does not sign this one: {why}")
+    return str(answer.get("signature"))

@@ -1,4 +1,4 @@
-"""A round over real nodes: how long it waits, where each client's part of it stands, and what became of it."""
+"""A round over real nodes: its waiting times, the state of each client's part, and its report."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ from fedlgm.node_protocol import Question
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a round waits, in seconds, and for how many.
+    """A round's waiting times, in seconds, and its quorum.
 
     Attributes:
         quorum: share of the asked clients whose answers a round needs, in [0, 1]; at least one is needed.
-        round_seconds: after which a round with its quorum goes on without those that are still busy.
-        offline_seconds: for which a node that is not connected, or whose service is down, is waited for.
-        give_up_seconds: after which a round below its quorum ends the run with an error; it can be resumed.
-        poll_seconds: between looks for answers; up to five times as long in a long round.
-        greet_seconds: after which a node that is connected and silent is sent a greeting, see
-            `strategies.node.greetings`.
-        tell_seconds: between lines that say who is waited for.
+        round_seconds: time after which a round with its quorum continues without nodes that are still busy.
+        offline_seconds: time to wait for a node that is not connected or whose service is down.
+        give_up_seconds: time after which a round below its quorum ends the run with an error; the run can be resumed.
+        poll_seconds: time between polls for answers; up to five times as long in a long round.
+        greet_seconds: time after which a connected, silent node is sent a greeting, see `strategies.node.greetings`.
+        tell_seconds: time between lines that name the missing nodes.
     """
 
     quorum: float = 1.0
@@ -40,18 +39,18 @@ class Asked:
     """One client's part of a round.
 
     Attributes:
-        message: the strategy's.
-        question: what its node is asked.
-        header: the question's, signed.
+        message: the strategy's message.
+        question: the question to its node.
+        header: the question's signed header.
         model: the question's body.
-        keys: message id -> mask, of the messages that may still be answered.
-        answer: header of the answer that counts.
+        keys: message id -> mask, for messages that may still be answered.
+        answer: header of the accepted answer.
         body: its numbers.
-        lost: why there will be none.
-        down_since: when it was found unable to answer.
-        why_down: how.
+        lost: why there will be no answer.
+        down_since: when the node was found unable to answer.
+        why_down: why it is unable.
         next_try, asked_at: times of the next message and of the last.
-        greeted: whether it was, since the last message.
+        greeted: whether the node was greeted since the last message.
     """
 
     message: Message
@@ -91,14 +90,14 @@ class Asked:
 
 @dataclass
 class RoundReport:
-    """What became of a round's questions.
+    """Report of a round's questions.
 
     Attributes:
         round: number, from 1.
         answered: names of the nodes whose answers count.
-        lost: name -> why its answer does not.
+        lost: name -> why its answer does not count.
         late: answers to earlier rounds that arrived in this one; they were charged and do not count.
-        seconds: until the last answer that counts.
+        seconds: time of the last answer that counts.
     """
 
     round: int

@@ -55,8 +55,9 @@ def test_tables_pair_the_seeds(tmp_path: Path) -> None:
             kept.rows.append({**named, "rate": rate, "final": 50 + rate * (3 - rate), "seed": search.seed})
         for seed in (1, 2, 3):
             kept.rows.append({**named, "rate": 1.0, "final": 60 + 10 * seed + at + 0.01 * seed * at, "seed": seed})
-    lines = noise_and_split.tables(kept, "FashionMNIST, MLP").splitlines()
-    assert "Seeds a cell: 3." in lines
+    shown = [make(kept, "FashionMNIST, MLP") for make in (noise_and_split.tables, noise_and_split.changes)]
+    lines = "\n".join(shown).splitlines()
+    assert "Seeds per cell: 3." in lines
     first = noise_and_split.search(kept, "FashionMNIST, MLP").splitlines()[2]
     assert first == "| independent, secret Poisson sampling | flat | 50.7 | 51.2 | 52.0 | 52.0 | 46.0 |"
     assert any(line.startswith("| independent, secret Poisson sampling | 80.00 ± 10.00 (lr 1)") for line in lines)
@@ -100,7 +101,7 @@ def test_a_search_goes_beyond_the_edge_that_is_best() -> None:
 
 def test_a_cell_without_its_search_has_no_figures(tmp_path: Path) -> None:
     kept = Kept(tmp_path / "none.json")
-    assert noise_and_split.tables(kept, "FashionMNIST, MLP") == ""
+    assert noise_and_split.tables(kept, "FashionMNIST, MLP") == noise_and_split.changes(kept, "FashionMNIST, MLP") == ""
     assert noise_and_split.best_rate(kept, "FashionMNIST, MLP", noise_and_split.CELLS[0]) is None
 
 
@@ -121,9 +122,10 @@ def test_pages_have_room_for_the_tables(tmp_path: Path) -> None:
         put(page, "y", "new")
     text = fashion_mnist.PAGE.read_text()
     assert all(text.count(f"<!-- {name} -->") in (0, 2) for name in fashion_mnist.STUDIES)
-    text = noise_and_split.PAGE.read_text()
+    text, data = noise_and_split.PAGE.read_text(), noise_and_split.DATA_PAGE.read_text()
     for name in noise_and_split.TASKS:
-        assert all(text.count(f"<!-- {what}: {name} -->") in (0, 2) for what in ("noise and split", "search"))
+        assert text.count(f"<!-- noise and split: {name} -->") in (0, 2)
+        assert all(data.count(f"<!-- {what}: {name} -->") in (0, 2) for what in ("changes", "search"))
 
 
 def test_every_variant_is_a_recipe() -> None:

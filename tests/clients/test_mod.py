@@ -9,9 +9,9 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, Metadata, RecordDict
 
-from clients import PrivateUpdates
+from clients import PrivateClientApp, PrivateUpdates
 from fedlgm import mechanisms, wire
-from fedlgm.errors import RunError
+from fedlgm.errors import ConfigError, RunError
 from fedlgm.facts import RunFacts, Sampling
 from fedlgm.layers import LayerTable
 
@@ -36,6 +36,31 @@ def test_a_bounded_update_leaves():
     reply = PrivateUpdates(MODEL)(question(), HERE, app)
     assert set(reply.content) == {wire.ARRAYS, wire.METRICS}
     assert 0 < np.linalg.norm(reply.content[wire.ARRAYS][wire.SUM].numpy()) <= np.linalg.norm(PLAN.clip) * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("make", [lambda old: PrivateClientApp(old), lambda old: PrivateClientApp(client_fn=old)])
+def test_an_older_app_is_refused_when_it_is_built_with_the_page_that_converts_it(make):
+    with pytest.raises(ConfigError, match=r"not client_fn: .*NumPyClient.*flower-app\.md .* 'An older app'"):
+        make(lambda context: None)
+
+
+def test_frozen_parameters_reach_the_app_and_are_not_sent():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 2))
+    model[0].requires_grad_(False)
+    seen = {}
+
+    def app(message: Message, context: Context) -> Message:
+        seen.update(message.content["arrays"].to_torch_state_dict())
+        return Message(RecordDict({"arrays": message.content["arrays"]}), reply_to=message)
+
+    layers = LayerTable.from_module(model)
+    plan = mechanisms.get("snr-consistent").plan(layers, RunFacts(1.0, Sampling("poisson", 4, 1.0)), None)
+    asked = question()
+    asked.content[wire.CONFIG][wire.PLAN] = plan.to_json()
+    asked.content[wire.ARRAYS] = ArrayRecord({wire.MODEL: Array(np.zeros(layers.size, dtype=np.float32))})
+    reply = PrivateUpdates(model)(asked, HERE, app)
+    assert torch.equal(seen["0.weight"], model[0].weight)
+    assert reply.content[wire.ARRAYS][wire.SUM].numpy().shape == (6,)
 
 
 @pytest.mark.parametrize("how", ["raised", "returned"])

@@ -11,10 +11,12 @@ import pytest
 import typer
 
 from simulations.cli import app
-from simulations.compare.jobs import jobs
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
 from simulations.config.recipe import Recipe
+from simulations.studies import files
+from simulations.studies.jobs import grid_jobs, jobs
+from simulations.studies.study import base_of
 
 ROOT = Path(__file__).parents[2]
 FILES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -60,6 +62,12 @@ def check(words: list[str]) -> list[Recipe]:
         command = command.commands[name]  # type: ignore[attr-defined]
     context = command.make_context(name, list(words))
     given = context.params
+    if name == "study":
+        if given["listed"]:
+            return []
+        asked = files.asked(given["name"], given["grid"] or (), given["search"] or (), given["overrides"] or ())
+        base, own, options = base_of(asked.recipe, asked.grid, {}, asked.set)
+        return [job.recipe for job in grid_jobs(base, asked.grid | (asked.search or {}), range(1), options, own)]
     recipe, changes = given.get("recipe") or given.get("target"), given.get("overrides") or []
     bundled = recipe is None or recipe in recipes.names()
     assert bundled or name not in _RECIPES or "." in recipe or "/" in recipe or recipe.isupper(), recipe  # or a file

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("fedlgm", "strategies", "clients", "simulations")
-LONG = {"simulations.api", "simulations.reports.export"}  # whole runs
+LONG = {"simulations.api", "simulations.reports.export", "simulations.tuning.tune", "simulations.advice.recommend"}
 NO_CHEAP_EXAMPLE = {
     "fedlgm.attacks.inception.InceptionFeatures": "its weights are not shipped",
     "strategies.layerwise.LayerwiseFedAvg": "a round needs clients on a grid; PrivateFedAvg is the one that users make",

@@ -15,6 +15,7 @@ from clients.node.policy import Policy
 from simulations import cli
 from simulations.cli import app
 from simulations.config import recipe as recipes
+from simulations.config.assembly import Assembly
 from simulations.reports import sweep
 from simulations.runs.folder import RunFolder
 
@@ -49,11 +50,38 @@ def test_the_commands_of_correlated_noise_run(tmp_path: Path, monkeypatch: pytes
         assert Policy.model_fields[section].annotation(**values).min_separation == 10
 
 
+def test_the_commands_of_distributed_trust_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As printed, but for two rounds; the keys of the page make a recipe of one's own a distributed one."""
+    text = (PAGES / "distributed-trust.md").read_text(encoding="utf-8")
+    commands = [shlex.split(command) for command in INDENTED.findall(text)]
+    assert [command[0] for command in commands] == ["plan", "simulate"]
+    monkeypatch.chdir(tmp_path)
+    for command in commands:
+        short = [] if command[0] == "plan" else ["--set", "federation.rounds=2", "--json"]
+        monkeypatch.setattr(sys, "argv", ["fedlgm", *command, *short])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        assert not end.value.code
+    result = RunFolder.open(tmp_path / "runs" / "distributed").result()
+    assert result is not None
+    assert result["readers_epsilon"] < result["epsilon"] <= 8
+    [(kind, block)] = BLOCK.findall(text)
+    assert kind == "toml"
+    changes = {
+        f"{section}.{key}": value for section, rows in tomllib.loads(block).items() for key, value in rows.items()
+    }
+    own = recipes.load("digits", {**changes, "federation.clients": 30, "federation.rate": 1.0})
+    assert Assembly(own, planned=True).first_plan().facts.shares is not None
+
+
 @pytest.mark.parametrize(
     "page",
     [
-        *("own-model", "own-data", "own-task", "text", "layer-risk"),
-        *(pytest.param(page, marks=pytest.mark.slow) for page in ("example-level", "adaptive-allocation", "compare")),
+        *("own-model", "own-data", "own-task", "text", "layer-risk", "tables", "tune", "secure-aggregation"),
+        *(
+            pytest.param(page, marks=pytest.mark.slow)
+            for page in ("example-level", "adaptive-allocation", "compare", "study", "hugging-face", "adapters")
+        ),
     ],
 )
 def test_the_pages_code_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

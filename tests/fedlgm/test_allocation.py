@@ -130,3 +130,61 @@ def test_unknown_name_lists_the_known_ones():
 def test_bad_arguments_are_refused(clip, dims, multiplier):
     with pytest.raises(ConfigError):
         allocate("snr-consistent", clip, dims, multiplier)
+
+
+def cubed(s, d):
+    return d**3
+
+
+@pytest.fixture
+def own_rules(monkeypatch):
+    from fedlgm import mechanisms
+
+    monkeypatch.setattr(allocation, "_SHARES", dict(allocation._SHARES))
+    monkeypatch.setattr(mechanisms, "_REGISTRY", dict(mechanisms._REGISTRY))
+
+
+@pytest.mark.usefixtures("own_rules")
+def test_a_rule_of_ones_own_is_a_mechanism_too(tmp_path):
+    import simulations
+    from fedlgm import mechanisms
+
+    allocation.register("cubed", cubed)
+    allocation.register("cubed", cubed)
+    assert shares("cubed", [1, 1], [1, 2]).tolist() == [1 / 9, 8 / 9]
+    assert "cubed" in mechanisms.names()
+    assert "bound" in mechanisms.options("cubed")
+    runs = {
+        name: simulations.simulate(mechanism=name, overrides=["federation.rounds=1"], run_dir=tmp_path / name[:3])
+        for name in ("cubed", f"{__name__}:cubed", "uniform")
+    }
+    named, referred, uniform = (run["model_sha256"] for run in runs.values())
+    assert named == referred != uniform
+    assert runs["cubed"].epsilon == pytest.approx(8, abs=1e-3)
+
+
+@pytest.mark.usefixtures("own_rules")
+@pytest.mark.parametrize(
+    ("rule", "wrong"),
+    [
+        (lambda s, d: d[:1], "one finite share"),
+        (lambda s, d: d * np.nan, "one finite share"),
+        (lambda s, d: -d, "one finite share"),
+        (lambda s, d: d * 0, "not only zeros"),
+        (lambda s, d: d / 0 if len(d) > 2 else undefined, "undefined"),  # noqa: F821
+    ],
+)
+def test_a_rule_whose_shares_are_no_shares_is_refused(rule, wrong):
+    allocation.register("mine", rule)
+    with pytest.raises(ConfigError, match=wrong):
+        shares("mine", [1.0, 2.0], [3, 4])
+
+
+@pytest.mark.usefixtures("own_rules")
+def test_names_that_are_taken_and_what_is_no_rule_are_refused():
+    with pytest.raises(ConfigError, match="'uniform' already"):
+        allocation.register("uniform", cubed)
+    with pytest.raises(ConfigError, match="'gaussian' already"):
+        allocation.register("gaussian", cubed)
+    with pytest.raises(ConfigError, match="a rule is a function"):
+        allocation.register("three", 3)

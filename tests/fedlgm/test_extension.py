@@ -44,9 +44,9 @@ def test_modules_beside_the_user_are_found(here: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "reference", "message"),
     [
-        ("", "my_things", r"model 'my_things': an object of your own is named 'package.module:name'"),
-        ("", "my_things:", r"is named 'package.module:name'"),
-        ("", "my things:Net", r"is named 'package.module:name'"),
+        ("", "my_things", r"model 'my_things': name your own object as 'package.module:name'"),
+        ("", "my_things:", r"as 'package.module:name'"),
+        ("", "my things:Net", r"as 'package.module:name'"),
         ("", "my_absent_things:Net", r"model 'my_absent_things:Net': module .* there is no module 'my_absent_things'"),
         ("", "my_things.deeper:Net", r"module 'my_things.deeper' cannot be imported"),
         ("import surely_absent", "my_things:Net", r"it imports 'surely_absent', which is not installed"),

@@ -81,7 +81,7 @@ class TestSeparation:
         banded = correlation.get("banded", 8, bands=4)
         groups = Sampling("grouped-poisson", 100, 0.1, 3)
         for sampling, options, message in (
-            (POISSON, {}, "use 'cyclic', 'min-separation' or 'grouped-poisson' sampling"),
+            (POISSON, {}, "needs to know how many rounds"),
             (groups, {}, "4 bands with 3 groups is not proven"),
             (groups, {"noise": correlation.get("blt", 8, buffers=1)}, "a buffered strategy with 3 groups"),
             (Sampling("cyclic", 100, 0.25, 4), {"rounds": 9}, "correlated over 8 rounds, the run has 9"),

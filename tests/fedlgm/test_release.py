@@ -15,7 +15,8 @@ from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.keys import KeyRing
 from fedlgm.noise import grid_step
 from fedlgm.plan import ReleasePlan, RunFacts
-from fedlgm.release import SERVER, Noising, _scale, add_downlink_, fingerprint, local_release, release
+from fedlgm.release import SERVER, Noising, add_downlink_, fingerprint, local_release, release
+from fedlgm.run_noise import kernel_scale
 from tests.support.noise_plans import LAWS, SIGMA, plan
 
 
@@ -61,8 +62,8 @@ def test_nothing_on_a_device_is_noised_on_the_cpu_and_no_backend_runs_where_it_c
 
 def test_kernel_scales_are_never_below_the_plans():
     scales = np.random.default_rng(0).uniform(0.1, 10, 1000)
-    assert (_scale(scales.tolist()).double().numpy() >= scales).all()
-    np.testing.assert_allclose(_scale(scales.tolist()), scales, rtol=2e-7)
+    assert (kernel_scale(scales.tolist()).double().numpy() >= scales).all()
+    np.testing.assert_allclose(kernel_scale(scales.tolist()), scales, rtol=2e-7)
 
 
 def test_backends_have_names_of_their_own_in_the_ledger():

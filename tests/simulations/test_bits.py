@@ -6,19 +6,29 @@ order, so the digests are not compared there.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+import fedlgm
 import simulations
+from clients.node.release import Releaser, Request
+from clients.node.work import Work
+from clients.source import ClientData
+from fedlgm import correlation, node_protocol
 from fedlgm.facts import LocalSteps, RunFacts, Sampling
 from fedlgm.layers import LayerTable
+from fedlgm.node_protocol import Question
 from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.guarantee import Guarantee
 from fedlgm.privacy.ledger import Ledger
+from strategies import PrivateFedAvg
+from tests.support.nodes import make_node
 
 RUNS = {
     "independent noise": ("digits", ["federation.rounds=3"], "d255e2977f7d455b", "3:628586c0"),
@@ -66,9 +76,11 @@ def test_a_seeded_run_gives_the_model_and_the_ledger_that_it_gave(tmp_path: Path
     assert (result["model_sha256"][:16], f"{rows}:{digest[:8]}") == (model, head)
 
 
+LAYERS = LayerTable.from_sizes({"a": 4, "b": 1})
+
+
 def plan(facts: RunFacts, **options: Any) -> ReleasePlan:
-    layers = LayerTable.from_sizes({"a": 4, "b": 1})
-    return ReleasePlan(layers, [3.0, 4.0], [5.0, 5.0], facts, Guarantee("proven", "an example"), **options)
+    return ReleasePlan(LAYERS, [3.0, 4.0], [5.0, 5.0], facts, Guarantee("proven", "an example"), **options)
 
 
 @pytest.mark.parametrize(
@@ -91,6 +103,61 @@ def test_the_text_of_a_plan_stays(made: ReleasePlan, more: dict[str, object]) ->
     assert {name: facts[name] for name in list(facts)[len(FACTS) :]} == more
     assert list(facts["training"]) == ["optimizer", "lr", "momentum", "epochs", "batch_size", "gradient_clip"]
     assert list(facts["sampling"]) == ["scheme", "population", "rate"]
+
+
+@pytest.mark.parametrize(
+    ("facts", "options", "text"),
+    [
+        (RunFacts(1.0, Sampling("poisson", 100, 0.1)), {}, "829e370b8a9ee559"),
+        (
+            RunFacts(1.0, Sampling("poisson", 20, 0.5), trust="local", steps=LocalSteps(5, 0.1, 32.0)),
+            {"bounded_by": "trainer"},
+            "82f3a2d9b8695df5",
+        ),
+        (
+            RunFacts(
+                1.0,
+                Sampling("cyclic", 20, 0.25, 4),
+                rounds=8,
+                noise=correlation.get("banded", 8, bands=2),
+            ),
+            {"position": 1},
+            "020ea30c7dd8faf8",
+        ),
+        (
+            RunFacts(1.0, Sampling("fixed", 20, 0.5), "replace-one", "local", max_participations=2),
+            {},
+            "952ba1ac645cf059",
+        ),
+    ],
+)
+def test_every_byte_of_a_plan_stays(facts: RunFacts, options: dict[str, Any], text: str) -> None:
+    assert hashlib.sha256(plan(facts, **options).to_json().encode()).hexdigest()[:16] == text
+
+
+@pytest.mark.skipif(not recorded_here(), reason="a calibrated multiplier's last digits depend on the processor")
+def test_the_owner_of_a_flower_apps_ledger_stays(tmp_path: Path) -> None:
+    """Else an app that continues is refused its own ledger."""
+    model = torch.nn.Linear(3, 2)
+    PrivateFedAvg(model, epsilon=8.0, delta=1e-3, clients=20, rounds=4, ledger=tmp_path / "ledger.sqlite")
+
+    owner = "5fc11c8e9603d826c3e0fa64723abe3e64d6a7acc534eab36bdf2e40a82bf959"
+    Ledger(tmp_path / "ledger.sqlite", owner).close()  # another one is refused
+
+
+def test_the_names_of_a_question_and_of_a_nodes_release_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node answers a question of equal name with equal noise."""
+    made = plan(RunFacts(1.0, Sampling("poisson", 20, 0.5), "replace-one", "local")).to_json()
+    model = np.zeros(5, dtype=np.float32)
+    work: dict[str, Any] = {"mechanism": {"name": "gaussian"}, "model": {"name": "logistic"}}
+    question = Question("run", 1, 0, made, node_protocol.sha256(model.data), work, "nonce", "service")
+    assert question.digest[:16] == "caf8127bb64ce78e"
+    monkeypatch.setattr(fedlgm, "__version__", "a version")
+    monkeypatch.setattr(torch, "__version__", "another version")
+    policy = make_node(tmp_path / "node").policy()
+    releaser = Releaser(policy, ClientData(torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64)), "a digest", b"0" * 32)
+    request = Request(1, ReleasePlan.from_json(LAYERS, made), made, model, Work.model_validate(work))
+    assert releaser.name(request, "run")[:16] == "acab9684134ad31f"
 
 
 FACTS = [

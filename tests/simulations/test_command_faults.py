@@ -34,7 +34,7 @@ def start(*arguments: object, before: str = "") -> subprocess.Popen[str]:
     """
     code = (
         "import signal, sys; sys.argv[0] = 'fedlgm'; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        f"from simulations.cli import main\n{before}\nmain()"
+        f"from simulations.entry import main\n{before}\nmain()"
     )
     return subprocess.Popen(
         [sys.executable, "-c", code, *map(str, arguments)],
@@ -64,8 +64,8 @@ def wait_for_three_rounds(process: subprocess.Popen[str], run: Path) -> None:
 
 @pytest.mark.slow
 def test_what_ray_says_of_a_lost_worker_is_not_output(tmp_path: Path) -> None:
-    command = ("simulate", "digits", "--workers", 2, "--rounds", 30, *SLOW, "--run-dir", tmp_path / "run", "--json")
-    process = start(*command)
+    options = ("--engine", "ray", "--workers", 2, "--rounds", 30, *SLOW, "--run-dir", tmp_path / "run", "--json")
+    process = start("simulate", "digits", *options)
     wait_for_three_rounds(process, tmp_path / "run")
     workers = descendants(process, "ray::Worker")
     assert workers
@@ -89,15 +89,16 @@ def test_without_a_compiler_a_run_goes_on_and_says_so_once(tmp_path: Path, monke
 
 
 @pytest.mark.slow
-def test_a_killed_command_on_ray_resumes_to_the_model_of_an_unbroken_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", ["ray", "processes"])
+def test_a_killed_command_resumes_to_the_model_of_an_unbroken_run(tmp_path: Path, engine: str) -> None:
     options = ("--rounds", 12, *SLOW, "--set", "run.checkpoint_every=1", "--run-dir")
-    process = start("simulate", "digits", "--workers", 2, *options, tmp_path / "run")
+    process = start("simulate", "digits", "--engine", engine, "--workers", 2, *options, tmp_path / "run")
     wait_for_three_rounds(process, tmp_path / "run")
     process.kill()
     process.communicate(timeout=LIMIT_S)
     assert process.returncode == -signal.SIGKILL
     whole = start("simulate", "digits", "--engine", "local", *options, tmp_path / "whole", "--json")
-    again = start("simulate", "--resume", tmp_path / "run", "--workers", 2, "--json")
+    again = start("simulate", "--resume", tmp_path / "run", "--engine", engine, "--workers", 2, "--json")
     expected, resumed = (json.loads(one.communicate(timeout=LIMIT_S)[0]) for one in (whole, again))
     assert resumed["model_sha256"] == expected["model_sha256"]
     assert resumed["epsilon"] >= expected["epsilon"]
@@ -106,7 +107,7 @@ def test_a_killed_command_on_ray_resumes_to_the_model_of_an_unbroken_run(tmp_pat
 @pytest.mark.parametrize("seconds", [1.0, *(pytest.param(s, marks=pytest.mark.slow) for s in (0.25, 2.5))])
 def test_a_signal_to_all_processes_ends_the_command_while_ray_starts(tmp_path: Path, seconds: float) -> None:
     """As `timeout`, Slurm and containers send it; Ray would wait for its own processes for more than a minute."""
-    process = start("simulate", "digits", *SLOW, "--run-dir", tmp_path / "run")
+    process = start("simulate", "digits", "--engine", "ray", *SLOW, "--run-dir", tmp_path / "run")
     while process.poll() is None and not descendants(process, "gcs_server"):
         time.sleep(0.05)
     time.sleep(seconds)
@@ -120,12 +121,14 @@ def test_a_signal_to_all_processes_ends_the_command_while_ray_starts(tmp_path: P
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seconds", [0.2, 3.0])
-def test_ctrl_c_ends_the_command_while_it_starts(tmp_path: Path, seconds: float) -> None:
-    """In the foreground it reaches Ray's processes, too."""
+@pytest.mark.parametrize(("engine", "seconds"), [("auto", 0.2), ("auto", 3.0), ("ray", 3.0)])
+def test_ctrl_c_ends_the_command_while_it_starts(tmp_path: Path, engine: str, seconds: float) -> None:
+    """In the foreground it reaches the engine's processes, too."""
     begun = tmp_path / "begun"
     before = f"open({str(begun)!r}, 'w').close()"
-    process = start("simulate", "digits", *SLOW, "--rounds", 300, "--run-dir", tmp_path / "run", before=before)
+    process = start(
+        "simulate", "digits", "--engine", engine, *SLOW, "--rounds", 300, "--run-dir", tmp_path / "run", before=before
+    )
     wait_until(begun.exists)
     time.sleep(seconds)
     os.killpg(process.pid, signal.SIGINT)
@@ -197,7 +200,7 @@ SWALLOWED = """
 import os, signal
 class Stop:
     def find_spec(name, path=None, target=None):
-        if name == "simulations.config.recipe":
+        if name == "{module}":
             try:
                 os.kill(os.getpid(), signal.SIGINT)
                 for _ in range(1000): pass
@@ -207,8 +210,10 @@ sys.meta_path.insert(0, Stop)
 """
 
 
-def test_a_stop_that_a_library_swallows_is_not_lost() -> None:
-    process = start("simulate", "digits", before=SWALLOWED)
+@pytest.mark.parametrize("module", ["typer", "simulations.cli", "simulations.config.recipe"])
+def test_a_stop_that_a_library_swallows_is_not_lost(module: str) -> None:
+    """Before the command begins, too, when its own modules are imported."""
+    process = start("simulate", "digits", before=SWALLOWED.format(module=module))
     out, err = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 130, err
     assert (out, err.strip()) == ("", "interrupted")

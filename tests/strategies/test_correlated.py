@@ -286,7 +286,7 @@ class TestReplay:
                 assert (plan.size == 0) == (round_ in skipped)
                 ring = keys.derive(bytes([round_])) if secret else keys
                 total = torch.zeros(plan.size, dtype=torch.float64)
-                noisy = Noising(total, plan, ring, round_, run_noise=run_noise).add_()  # the same rings for every past
+                noisy = Noising(total, plan, ring, round_, source=run_noise).add_()  # the same rings for every past
                 assert round_ not in seen or torch.equal(seen[round_], noisy)
                 seen[round_] = noisy
             found[skipped] = seen

@@ -15,9 +15,10 @@ from fedlgm import wire
 from fedlgm.facts import LocalTraining
 from fedlgm.keys import KeyRing
 from fedlgm.noise import draw
+from fedlgm.noised_by import largest_norm
 from fedlgm.plan import Part
 from fedlgm.release import local_release
-from strategies.replies import contribution, largest_norm
+from strategies.replies import contribution
 from tests.support.hostile_sums import BROKEN, SIZES, fake, nodes, plan_of, spread
 
 

@@ -9,7 +9,8 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord, RecordDict
+from flwr.serverapp.strategy import FedYogi
 from scipy import stats
 
 from fedlgm import wire
@@ -19,6 +20,7 @@ from fedlgm.mechanisms.layerwise_gaussian import FlatGaussian
 from fedlgm.plan import RunFacts, Sampling
 from strategies import CohortSampler, ServerOptimizer
 from strategies.cohort import blocks
+from strategies.server_optimizer import server_step
 
 ALL = Sampling("poisson", 10, 1.0)
 
@@ -150,6 +152,22 @@ def test_server_optimizers(federate, name):
         weights.grad = -mean
         reference.step()
     assert found.tolist() == pytest.approx(weights.tolist(), rel=1e-5)
+
+
+def test_yogi_steps_as_flower_s(federate):
+    federation = federate(
+        spread, {"a": 9}, mechanism="none", sampling=ALL, optimizer=server_step("yogi", lr=0.3, momentum=0.0)
+    )
+    found = federation.run(3)
+    theirs = FedYogi(eta=0.3)
+    weights = {"w": np.zeros(9)}
+    for mean in federation.means:
+        theirs.current_arrays = weights
+        trained = ArrayRecord({"w": Array(weights["w"] + mean.numpy())})
+        content = RecordDict({"arrays": trained, "metrics": MetricRecord({"num-examples": 1})})
+        reply = Message(content, metadata=Metadata(1, "a", 2, 1, "b", "", 0.0, 9e9, "train"))
+        weights = {"w": theirs.aggregate_train(1, [reply])[0]["w"].numpy()}
+    assert found.tolist() == pytest.approx(weights["w"].tolist(), rel=1e-4)
 
 
 @pytest.mark.parametrize(("trust", "relation"), [("central", "add-remove"), ("local", "replace-one")])

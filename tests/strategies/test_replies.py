@@ -12,10 +12,11 @@ from hostile import NodeGrid, reply_with
 
 from fedlgm import wire
 from fedlgm.devices import Numerics
-from fedlgm.errors import PrivacyError, RunError
+from fedlgm.errors import DivergedError, Notice, PrivacyError, RunError
 from fedlgm.layers import LayerTable
 from fedlgm.plan import ReleasePlan, RunFacts, Sampling
 from fedlgm.privacy.guarantee import Guarantee
+from fedlgm.upload_caps import upload_caps
 from simulations.engines.local import LocalGrid
 from strategies import OneNodePerClient
 from strategies.replies import contribution
@@ -157,8 +158,9 @@ class TestBlocksOfASimulation:
 
 
 @pytest.mark.parametrize("trust", ["central", "local"])
-def test_what_a_trainer_bounds_by_the_example_has_no_bound_per_client(trust):
-    """A client of many examples may move far; its reply must be numbers."""
+@pytest.mark.parametrize("huge", [1e6, 3e38, 1e300])
+def test_what_a_trainer_bounds_by_the_example_has_a_public_cap_per_client(trust, huge):
+    """Any finite reply used to count: one of 1e6 took the model with it."""
     relation = "replace-one" if trust == "local" else "add-remove"
     facts, layers = RunFacts(1.0, ALL, relation, trust), LayerTable.from_sizes({"a": 4})
     plan = ReleasePlan(
@@ -168,6 +170,34 @@ def test_what_a_trainer_bounds_by_the_example_has_no_bound_per_client(trust):
     def reply(values: np.ndarray) -> Message:
         return reply_with(NodeGrid(None).create_message(RecordDict(), "train", 2, "1"), values)
 
-    assert contribution(reply(np.full(4, 1e3)), plan).tolist() == [1e3] * 4
+    cap = float(upload_caps(plan)[0])
+    within = np.full(4, cap / 2)
+    assert contribution(reply(within), plan).tolist() == within.tolist()
+    with pytest.raises(PrivacyError, match=r"its part 'a' has norm .*, the plan allows"):
+        contribution(reply(within * 1.01), plan)
+    with pytest.raises(PrivacyError, match="its part 'a' has norm"):
+        contribution(reply(np.array([0.0, -huge, 0.0, 0.0])), plan)
     with pytest.raises(PrivacyError, match="NaN"):
         contribution(reply(np.array([0.0, 0.0, 0.0, math.nan])), plan)
+
+
+class TestDivergence:
+    """A model that is no longer finite may be one client's doing: who contributed most, the operator alone is told."""
+
+    def test_the_largest_contributions_are_named(self, federate):
+        def sizes(client: int) -> torch.Tensor:
+            return torch.full((4,), 0.01 * client)
+
+        federation = federate(
+            sizes, {"a": 4}, grid=NodeGrid, nodes=OneNodePerClient(simulated=True), sampling=ALL, numerics=BLOCKS_OF_TWO
+        )
+        federation.strategy.optimizer.step = lambda model, mean: model * math.inf + math.nan
+        with (
+            pytest.warns(Notice, match="norms of the largest contributions of round 1: client "),
+            pytest.raises(DivergedError) as error,
+        ):
+            federation.run(1)
+        last = ALL.population - 1
+        assert [client for client, _ in error.value.largest] == [last, last - 1, last - 2]
+        assert error.value.largest[0][1] == pytest.approx(0.02 * last)
+        assert "client" not in str(error.value)

@@ -31,11 +31,23 @@ def interpreter(beginning: Sequence[str]) -> str | None:
 
 
 def write_commands(folder: Path, python: str) -> None:
-    """`python` and Flower's commands of a SuperNode in `folder`, run by an interpreter that everybody can run."""
+    """`python`, `fedlgm` and Flower's commands in `folder`, run by an interpreter that everybody can run."""
     folder.mkdir()
-    texts = {"python": '"$@"'}
+    # Flower's commands are looked for beside the interpreter, where another user's has none.
+    ours = (
+        "import sys, simulations.engines.flower_command as flower; from simulations.cli import main; "
+        f"flower.executable = lambda name: {str(folder)!r} + '/' + name; sys.argv[0] = 'fedlgm'; sys.exit(main())"
+    )
+    texts = {"python": '"$@"', "fedlgm": f'-c "{ours}" "$@"'}
     for one in entry_points(group="console_scripts"):
-        if one.name in ("flower-supernode", "flower-superexec", "flwr-clientapp"):
+        if one.name in (
+            "flower-superlink",
+            "flower-supernode",
+            "flower-superexec",
+            "flwr-clientapp",
+            "flwr-serverapp",
+            "flwr",
+        ):
             code = (
                 f"import sys; sys.argv[0] = {one.name!r}; from {one.module} import {one.attr}; sys.exit({one.attr}())"
             )

@@ -39,15 +39,15 @@ class Tiles:
 
 @dataclass(frozen=True)
 class Segment:
-    """A stretch of the flat vector that the torch backend handles at once: part of one layer, or several small layers.
+    """A range of the flat vector that the torch backend handles at once: part of one layer, or several small layers.
 
     Attributes:
         start: flat position of the first element.
-        stop: flat position behind the last one.
+        stop: flat position after the last one.
         layer: the layer, or each element's layer, [stop - start] int64.
         group: first Philox counter word (element // 4) of the first group of four, or of all G groups, [G] int64.
         group_layer: second counter word: the layer, or each group's layer, [G] int64.
-        pick: where among the 4 G outputs each element's value lies, [stop - start] int64; None means the first ones.
+        pick: index of each element's value among the 4 G outputs, [stop - start] int64; None means the first ones.
     """
 
     start: int
@@ -150,7 +150,7 @@ class Layout:
 def empty_block(
     clients: int, size: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """Empty block of updates [clients, size] as the kernels like to read them: every row begins at a multiple of 16."""
+    """Empty block of updates [clients, size], aligned for the kernels: every row begins at a multiple of 16."""
     pitch = -(-size // _MAX_ALIGNMENT) * _MAX_ALIGNMENT
     return torch.empty(clients, pitch, device=device, dtype=dtype)[:, :size]
 

@@ -1,4 +1,4 @@
-"""What noise a sum receives, as plain data that both backends read, and what sums are stored in."""
+"""The noise that a sum receives, as plain data that both backends read, and the type in which sums are stored."""
 
 from __future__ import annotations
 
@@ -31,5 +31,5 @@ class Noise:
 
 
 def widest(device: torch.device) -> torch.dtype:
-    """The type for sums on a device: float64, or float32 on Metal, which has nothing wider."""
+    """The type for sums on a device: float64, or float32 on Metal, which has no wider type."""
     return torch.float32 if device.type == "mps" else torch.float64

@@ -125,7 +125,7 @@ def _uniforms(
     counter: tuple[Tensor, int | Tensor, int | Tensor],
     key: tuple[int, int],
 ) -> list[Tensor]:
-    """Uniforms of the picked words, with more bits in the tail."""
+    """Uniforms of the picked words, with extra bits in the tail."""
     if words[0].device.type != "cpu":
         # Selecting the few would make the host wait for the device to count them.
         more = philox4x32((*counter, 1), key)

@@ -21,7 +21,7 @@ _STEPS = tl.constexpr((23 - GRID_BITS) << 23)  # added to an exponent: 2^23 step
 
 @triton.jit
 def _philox(group, layer, stream, depth: tl.constexpr, key0, key1):
-    """Four words for each counter (group, layer, stream, depth); uniform words stay scalars as long as they can."""
+    """Four words for each counter (group, layer, stream, depth); uniform words stay scalars for as long as possible."""
     c0, c1, c2 = group, layer, stream
     c3 = layer * 0 + depth
     for _ in tl.static_range(10):

@@ -9,6 +9,7 @@ from fedlgm.example_level.rules.convolution import ConvolutionRule
 from fedlgm.example_level.rules.embedding import EmbeddingRule
 from fedlgm.example_level.rules.linear import LinearRule
 from fedlgm.example_level.rules.normalisation import GroupNormRule, LayerNormRule
+from fedlgm.example_level.rules.transposed import TransposedLinearRule
 
 RULES: dict[type[nn.Module], type[Rule]] = {
     nn.Linear: LinearRule,
@@ -18,11 +19,14 @@ RULES: dict[type[nn.Module], type[Rule]] = {
     nn.LayerNorm: LayerNormRule,
     nn.GroupNorm: GroupNormRule,
 }
+_FOREIGN = {("transformers.pytorch_utils", "Conv1D"): TransposedLinearRule}
+"""Types of packages that are not imported here, by module and name."""
 
 
 def rule_for(module: nn.Module) -> type[Rule] | None:
-    """The rule of exactly this type as it is configured: a subclass may have another forward pass."""
-    rule = RULES.get(type(module))
+    """The rule for exactly this type and configuration; a subclass may have another forward pass."""
+    kind = type(module)
+    rule = RULES.get(kind) or _FOREIGN.get((kind.__module__, kind.__qualname__))
     plain = not any((module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)) and (
         "forward" not in vars(module)
     )

@@ -1,4 +1,4 @@
-"""What a layer type must know so that its per-example gradients can be clipped and summed during the backward pass."""
+"""Interface of a layer type whose per-example gradients are clipped and summed during the backward pass."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ example whose gradient is not finite.
 
 @dataclass
 class Use:
-    """One call of a layer in the forward pass, with what came back for it.
+    """One call of a layer in the forward pass, with its output's gradient.
 
     Attributes:
         x: input, the example first.
         dy: gradient of the output.
-        saved: what the forward pass left for the backward pass, the example first.
-        shared: what the gradients of the parameters leave for that of the input.
+        saved: results of the forward pass for the backward pass, the example first.
+        shared: results of the parameters' gradients for that of the input.
     """
 
     x: Tensor
@@ -39,12 +39,12 @@ class Use:
         return len(self.x)
 
     def __getitem__(self, rows: slice | Tensor) -> Use:
-        """The same of some examples."""
+        """The same for some of the examples."""
         return Use(self.x[rows], self.dy[rows], tuple(value[rows] for value in self.saved))
 
 
 class Kept(Protocol):
-    """What is kept of one use of a layer until the factors are known.
+    """Data of one use of a layer, kept until the factors are known.
 
     Attributes:
         squares: squared norm of each example's gradient, float64 [n] per parameter.
@@ -58,14 +58,14 @@ class Kept(Protocol):
 
 
 class Rule:
-    """Forward pass and gradients of one module, whose first dimension is the example.
+    """Forward pass and gradients of one module whose first dimension is the example.
 
-    Sums may lie in another order than the parameter while they grow; `finish` brings them into torch's own.
+    While sums are being built they may be in another order than the parameter; `finish` restores torch's order.
 
     Args:
         module: the layer; its parameters are read in place.
         memory: scratch that all layers share.
-        name: of the layer; its own scratch is called after it.
+        name: name of the layer, also used for its own scratch memory.
     """
 
     def __init__(self, module: nn.Module, memory: Memory, name: str) -> None:
@@ -78,12 +78,16 @@ class Rule:
         """Whether this rule covers the module as it is configured."""
         return True
 
+    def shares(self, x: Tensor) -> bool:
+        """Whether an input is one row for the whole batch; the layer is then called with a row for each example."""
+        return False
+
     def prepare(self, x: Tensor) -> Tensor:
         """The input in the form that `forward` takes; part of the differentiated graph."""
         return x
 
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Output for a batch, and what to save; autograd records nothing of it."""
+        """Output for a batch and the tensors to save, not recorded by autograd."""
         raise NotImplementedError
 
     def kept(self, x: Tensor, out: Tensor) -> int:
@@ -100,7 +104,7 @@ class Rule:
         kept.add(sums, scale(slice(0, len(use)), kept.squares))
 
     def keep(self, use: Use) -> Kept:
-        """Measure every example's gradient and keep what its sum needs."""
+        """Measure every example's gradient and keep the data that its sum needs."""
         raise NotImplementedError
 
     def instantiate(self, use: Use) -> list[Tensor]:
@@ -134,7 +138,7 @@ class KeptGradients:
 
 
 def all_finite(squares: Tensor) -> bool:
-    """Whether all squares are finite (one number is read, not all)."""
+    """Whether all squares are finite (reads one number instead of all)."""
     return math.isfinite(float(squares.sum()))
 
 

@@ -39,7 +39,7 @@ class ConvolutionRule(ProductRule):
 
     @classmethod
     def suits(cls, module: nn.Module) -> bool:
-        """See `Rule`; grouped convolutions are left to the generic way."""
+        """See `Rule`; grouped convolutions use the generic gradients."""
         return isinstance(module, nn.Conv1d | nn.Conv2d) and module.groups == 1
 
     def __init__(self, module: nn.Conv2d | nn.Conv1d, *args: Any) -> None:
@@ -99,7 +99,7 @@ class ConvolutionRule(ProductRule):
         return self._images(dy).permute(0, 2, 3, 1).reshape(len(dy), -1, dy.shape[1])
 
     def operand(self, use: Use) -> Tensor:
-        """See `ProductRule`: the patches, which the forward pass has kept or which lie in scratch."""
+        """See `ProductRule`: the patches, kept by the forward pass or in scratch memory."""
         return use.saved[0] if use.saved else self._patches(use.x)[0]
 
     def products(self, use: Use, rows: slice, out: Tensor) -> Tensor:
@@ -123,7 +123,7 @@ class ConvolutionRule(ProductRule):
         return 0 if use.saved else self.positions(use) * self.extent()[1] * use.x.element_size()
 
     def ghost_pays(self, positions: int) -> bool:
-        """See `ProductRule`; Gram matrices of pixels take less than those of patches."""
+        """See `ProductRule`; Gram matrices of pixels are cheaper than those of patches."""
         outputs, inputs = self.extent()
         if self._stride == self._dilation == (1, 1) and self._kernel != (1, 1):
             return positions * (outputs + inputs) <= PIXELS_PAY * outputs * inputs
@@ -194,7 +194,7 @@ class ConvolutionRule(ProductRule):
         return dy.unsqueeze(2) if self._flat and dy.dim() == 3 else dy
 
     def _layout(self, images: Tensor) -> torch.memory_format:
-        """Channels last, but for the few positions and many channels at which oneDNN is faster without (1.8 times)."""
+        """Channels last, except for few positions and many channels, where oneDNN is faster without (1.8 times)."""
         few = images.shape[2] * images.shape[3] <= FEW_POSITIONS * self._stride[0] * self._stride[1]
         return torch.contiguous_format if few and self.extent()[0] >= MANY_CHANNELS else torch.channels_last
 
@@ -224,8 +224,8 @@ class ConvolutionRule(ProductRule):
     def _strips(self, x: Tensor) -> tuple[Tensor, int]:
         """Rows of the patches [c, H * W', kernel width * in], H being the padded height, in scratch; and W'.
 
-        A patch is `kernel height` of them, of one column: with vertical steps of 1 the rows that the i-th line of the
-        kernel sees lie side by side.
+        A patch is `kernel height` of them, of one column: with a vertical stride of 1 the rows under the i-th line of
+        the kernel are adjacent.
         """
         pixels, wide = self._padded(x), self._kernel[1]
         right, broad = self._stride[1], self._dilation[1]

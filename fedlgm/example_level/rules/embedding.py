@@ -23,6 +23,10 @@ class EmbeddingRule(Rule):
             if getattr(module, option):
                 raise ConfigError(f"{self.name}: Embedding({option}=...) depends on the other examples: switch it off")
 
+    def shares(self, x: Tensor) -> bool:
+        """See `Rule`: the positions 0, 1, ... of a sequence, [1, length]."""
+        return x.dim() > 1 and len(x) == 1
+
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """See `Rule`."""
         return torch.nn.functional.embedding(x, self.module.weight.detach()), ()
@@ -45,8 +49,8 @@ class EmbeddingRule(Rule):
 class _KeptRows:
     """Gradients of the rows that each example uses, every row once.
 
-    Rows that an example uses several times are added up before they are measured: the sum of the positions' squares is
-    another number.
+    Rows that an example uses several times are summed before the norm is taken: the sum of the positions' squares would
+    be wrong.
     """
 
     def __init__(self, tokens: Tensor, dy: Tensor, module: nn.Embedding) -> None:

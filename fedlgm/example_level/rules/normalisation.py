@@ -71,7 +71,7 @@ class GroupNormRule(_AffineRule):
         return out, (mean.view(len(x), -1), scale.view(len(x), -1))
 
     def input_gradient(self, use: Use) -> Tensor:
-        """See `Rule`; torch's kernel, or three passes over data in the cache where that one is slow (channels last).
+        """See `Rule`; torch's kernel, or three passes over cached data where that kernel is slow (channels last).
 
         With a = weight * dy, xhat = (x - mean) * scale and means over a group: scale (a - mean(a) - xhat mean(a xhat)).
         """

@@ -1,6 +1,6 @@
 """Per-example gradients that are products of two matrices: dY_i^T X_i for T rows per example.
 
-Three ways to the norms and the scaled sum; `sums` picks one by the shapes, so that no per-example gradient is kept:
+There are three ways to compute the norms and the scaled sum; the shapes decide, and no per-example gradient is kept:
 
 * one row per example (T = 1): ||g_i|| = ||dy_i|| ||x_i||, and the sum is one product of scaled rows;
 * instantiate: gradients of a chunk that fits the cache are formed, measured, scaled, added and dropped;
@@ -36,8 +36,8 @@ _RUN = 256  # float32 numbers whose squares vectorised sums add up with a relati
 def row_squares(rows: Tensor) -> Tensor:
     """Squared norm of each row of [n, size], float64 [n]; relative error at most 2^-20 for float32 rows of any length.
 
-    Squares below 2^-126 vanish in float32. A row where they may count is squared in float64: its norm is factor of a
-    product, so it matters however small it is. A square that overflows gives `inf`, and such an example counts as zero.
+    Squares below 2^-126 vanish in float32. A row in which they may matter is squared in float64: its norm is a factor
+    of a product, so even a tiny norm matters. A square that overflows gives `inf`, and such an example counts as zero.
     """
     size = rows.shape[1]
     if rows.dtype == torch.float64:
@@ -56,11 +56,11 @@ def row_squares(rows: Tensor) -> Tensor:
 
 
 def ghost_squares(gram_x: Tensor, gram_y: Tensor) -> tuple[Tensor, Tensor]:
-    """Squared norms from Gram matrices [c, T, T], never too small, and where they are too far above to be used.
+    """Squared norms from Gram matrices [c, T, T], never too small, with a flag for those too far above to be used.
 
-    Where an example's positions cancel, sum(A B) is a small difference of large numbers: its rounding error is relative
-    to ||A||_F ||B||_F. That error's bound is added, and where it is not small beside the sum the norm is not used. Nor
-    is it where products inside a Gram matrix, or of two of their entries, may have vanished.
+    If an example's positions cancel, sum(A B) is a small difference of large numbers: its rounding error is relative to
+    ||A||_F ||B||_F. A bound of that error is added, and the norm is not used if the bound is not small beside the sum,
+    or if products inside a Gram matrix, or of two of their entries, may have underflowed.
     """
     sums = torch.linalg.vecdot(gram_x.flatten(1), gram_y.flatten(1)).double()
     of_x, of_y = (torch.linalg.vector_norm(gram, dim=(1, 2)).double() for gram in (gram_x, gram_y))
@@ -73,8 +73,8 @@ def ghost_squares(gram_x: Tensor, gram_y: Tensor) -> tuple[Tensor, Tensor]:
 class ProductRule(Rule):
     """Base of layers whose weight gradient is dY_i^T X_i; a bias has the column sums of dY_i.
 
-    A subclass says how the operands are made of a layer's input and output gradient. Sums and gradients of the weight
-    lie in the order [p, d] of the product.
+    A subclass defines how the operands follow from a layer's input and output gradient. Sums and gradients of the
+    weight lie in the order [p, d] of the product.
 
     Attributes:
         arranged: whether the sums are in the parameter's own order: before anything is added, and where gradients from
@@ -178,7 +178,7 @@ class ProductRule(Rule):
     def squares(self, use: Use) -> tuple[Tensor, Tensor]:
         """Squared norms of the weight's gradients without the gradients, float64 [n].
 
-        With them come the indices of the examples where they cannot be trusted, which must be instantiated after all.
+        It also returns the indices of examples with unreliable norms, which must be instantiated.
         """
         if self.positions(use) == 1:
             product = row_squares(self.operand(use).flatten(1)) * row_squares(use.dy.reshape(len(use), -1))
@@ -231,8 +231,8 @@ class ProductRule(Rule):
 class _KeptRows:
     """Inputs and output gradients, for one product of scaled rows.
 
-    Examples whose ghost norm cannot be trusted are instantiated, measured and added by themselves: what is measured is
-    then what is added.
+    Examples with unreliable ghost norms are instantiated, measured and added separately, so that the measured
+    gradient is the one that is added.
     """
 
     def __init__(self, rule: ProductRule, use: Use, biases: list[Tensor], of_bias: list[Tensor]) -> None:

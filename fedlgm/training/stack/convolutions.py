@@ -1,4 +1,4 @@
-"""Convolutions of a stack: by a matrix product where that is faster, else by oneDNN."""
+"""Convolutions of a stack: by a matrix product if that is faster, else by oneDNN."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class ProductConvolution(Parametric):
     def suits(module: nn.Conv2d, first: bool) -> bool:
         """Whether this is faster than oneDNN; the `first` layer's input needs no gradient.
 
-        It is for images of few channels, and where the kernel is as long as its stride or twice that: then an unfolded
-        batch is at most four times as large, and its gradient folds back in at most four sums.
+        It is faster for images of few channels and a kernel of one or two strides: an unfolded batch is then at most
+        four times as large, and its gradient folds back in at most four sums.
         """
         if module.groups != 1 or module.dilation != (1, 1):
             return False
@@ -59,7 +59,7 @@ class ProductConvolution(Parametric):
         return self._fold(tape, gradient) if wanted else None
 
     def _pad(self, tape: Tape, x: Tensor) -> Tensor:
-        """[N, H + 2 padding, W + 2 padding, C]; nobody writes the border of the buffer, which is zero."""
+        """[N, H + 2 padding, W + 2 padding, C]; the border of the buffer is never written and stays zero."""
         (height, width), (examples, rows, columns, channels) = self._padding, x.shape
         if height == width == 0 and x.is_contiguous():
             return x
@@ -89,7 +89,7 @@ class ProductConvolution(Parametric):
         return patches
 
     def _fold(self, tape: Tape, gradient: Tensor) -> Tensor:
-        """Gradient of the images: what every patch says of its cells of stride x stride pixels, summed."""
+        """Gradient of the images: the sum over patches for each cell of stride x stride pixels."""
         examples, rows, columns, out_channels = gradient.shape
         (high, wide), (down, right), channels = self._kernel, self._stride, self._packed.shape[3]
         images = tape.memory.take(f"{self._name} gradient", *self._padded.shape)

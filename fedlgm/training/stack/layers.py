@@ -1,4 +1,4 @@
-"""Layers that write down their own forward and backward pass.
+"""Layers that record their forward and backward pass on a tape.
 
 Images are channels-last [N, H, W, C] throughout: pooling and activations are vectorised in that layout only.
 """
@@ -21,23 +21,23 @@ class Layer(Protocol):
     """One layer of a `Stack`; `backward` follows `forward` on the same tape."""
 
     def forward(self, tape: Tape, x: Tensor) -> Tensor:
-        """Write down the output for a batch `x`, perhaps over it; gives where the output will lie."""
+        """Record the output for a batch `x`, possibly in place; returns the tensor of the output."""
         ...
 
     def backward(self, tape: Tape, gradient: Tensor, wanted: bool) -> Tensor | None:
-        """Write down the gradients of the parameters, and of the input if it is `wanted`; gives where that will lie.
+        """Record the gradients of the parameters and, if `wanted`, of the input; returns the tensor of the latter.
 
-        `gradient`, that of the output, may be overwritten.
+        `gradient`, the output's gradient, may be overwritten.
         """
         ...
 
 
 class Parametric:
-    """Weight, bias and where their gradients go.
+    """Weight, bias and the tensors of their gradients.
 
     Args:
-        name: of the layer; its memory is called after it.
-        module: whose parameters are read in place.
+        name: name of the layer and of its memory.
+        module: module whose parameters are read in place.
         weight: gradient of the weight, of its shape.
         bias: gradient of the bias; None without one.
     """
@@ -82,7 +82,7 @@ def _threshold_backward(gradient: Tensor, x: Tensor, grad_input: Tensor) -> None
 
 
 class Activation:
-    """Sigmoid, tanh or ReLU, in the place of its input, which nobody else may need."""
+    """Sigmoid, tanh or ReLU, computed in place, so nothing else may need its input."""
 
     _FORWARD: ClassVar[dict[type[nn.Module], Callable[..., Any]]] = {
         nn.Sigmoid: torch.sigmoid,
@@ -118,7 +118,7 @@ class MaxPool:
 
     @staticmethod
     def suits(module: nn.MaxPool2d) -> bool:
-        """Whether the windows are such."""
+        """Whether the windows have this form."""
         plain = pair(module.padding) == (0, 0) and pair(module.dilation) == (1, 1) and not module.ceil_mode
         return plain and pair(module.kernel_size) == (2, 2) and pair(module.stride) in ((1, 1), (2, 2))
 
@@ -140,7 +140,7 @@ class MaxPool:
         return tape.do(torch.maximum, first, second, out=tape.memory.take(f"{self._name} maxima {axis}", *first.shape))
 
     def _route(self, tape: Tape, gradient: Tensor, x: Tensor, axis: int) -> Tensor:
-        """The gradient goes to the greater of each pair."""
+        """Write the gradient to the greater element of each pair."""
         first, second = self._pairs(x, axis)
         routed = tape.memory.take(f"{self._name} gradient {axis}", *x.shape)
         to_first, to_second = self._pairs(routed, axis)

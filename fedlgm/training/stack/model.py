@@ -1,7 +1,7 @@
 """Gradients of plain stacks of layers on the CPU, without autograd.
 
-For one client's small batch autograd's bookkeeping costs as much as the arithmetic. So each layer writes down its
-operations on a tape once for every batch size, and a training step replays it.
+For one client's small batch autograd's bookkeeping costs as much as the arithmetic. So each layer records its
+operations on a tape once per batch size, and a training step replays it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Stack:
 
     Args:
         stack: the layers, the input's first.
-        dtype: of the parameters.
+        dtype: dtype of the parameters.
         task: owns the loss.
     """
 
@@ -38,14 +38,14 @@ class Stack:
 
     @classmethod
     def of(cls, module: nn.Module, gradients: Mapping[str, Tensor], task: Task) -> Stack | None:
-        """The stack that a module is; None for anything else than a sequence of the layers known here.
+        """The stack of a module; None unless it is a sequence of layers known here.
 
         Args:
             module: its parameters are read in place and must stay where they are.
             gradients: a tensor for the gradient of every parameter, by the parameter's name.
             task: owns the loss.
         """
-        if type(module) is not nn.Sequential or not all(map(_plain, module.modules())) or _shares(module):
+        if type(module) is not nn.Sequential or not all(map(plain, module.modules())) or shares(module):
             return None
         stack: list[layers.Layer] = []
         for name, child in module.named_children():
@@ -61,7 +61,7 @@ class Stack:
         return cls(stack, dtypes.pop(), task) if len(dtypes) == 1 else None
 
     def takes(self, x: Inputs) -> bool:
-        """Whether inputs of this type and shape pass through layers as they are written down here."""
+        """Whether the recorded layers support inputs of this type and shape."""
         if not isinstance(x, Tensor) or x.dtype != self._dtype:
             return False
         axes = x.ndim
@@ -122,13 +122,13 @@ def _layer(name: str, module: nn.Module, first: bool, gradients: Sequence[Tensor
     return None
 
 
-def _plain(module: nn.Module) -> bool:
-    """No hooks, no forward of its own, nothing frozen."""
+def plain(module: nn.Module) -> bool:
+    """Whether a module has no hooks, no replaced `forward` and no frozen parameters."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     return not any(hooks) and "forward" not in vars(module) and all(p.requires_grad for p in module.parameters())
 
 
-def _shares(module: nn.Sequential) -> bool:
-    """Whether a layer or a parameter stands in it twice."""
+def shares(module: nn.Sequential) -> bool:
+    """Whether a layer or a parameter occurs twice."""
     parameters = [parameter for child in module for parameter in child.parameters()]
     return len(set(module)) < len(module) or len(set(parameters)) < len(parameters)

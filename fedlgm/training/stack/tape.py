@@ -11,14 +11,14 @@ from torch import Tensor
 
 
 class Memory:
-    """Tensors by name that every tape of a model shares; taken once for the largest batch, zero when taken."""
+    """Tensors by name that every tape of a model shares; allocated once for the largest batch, and zero at first."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device | None = None) -> None:
         self._dtype, self._device = dtype, device
         self._held: dict[str, Tensor] = {}
 
     def take(self, name: str, *shape: int) -> Tensor:
-        """A contiguous tensor; the same memory for the same name unless a larger one was needed since."""
+        """A contiguous tensor; the same memory for the same name until a larger one is needed."""
         size = torch.Size(shape).numel()
         if name not in self._held or self._held[name].numel() < size:
             self._held[name] = torch.zeros(size, dtype=self._dtype, device=self._device)
@@ -29,7 +29,7 @@ class Tape:
     """Operations on fixed tensors.
 
     Args:
-        memory: where the layers' results lie.
+        memory: memory of the layers' results.
     """
 
     def __init__(self, memory: Memory) -> None:
@@ -37,7 +37,7 @@ class Tape:
         self._calls: list[Callable[[], Any]] = []
 
     def do(self, operation: Callable[..., Any], *arguments: Any, out: Tensor) -> Tensor:
-        """Append an operation that writes `out`; gives `out`."""
+        """Append an operation that writes `out`; returns `out`."""
         self._calls.append(partial(operation, *arguments, out=out))
         return out
 
@@ -46,6 +46,6 @@ class Tape:
         self._calls.append(partial(method, *arguments))
 
     def replay(self) -> None:
-        """Do everything once more, on what the tensors hold now."""
+        """Run all operations again on the tensors' current values."""
         for call in self._calls:
             call()

@@ -1,4 +1,4 @@
-"""Trackers: whoever follows a run's public figures while it goes on, such as TensorBoard, MLflow or Weights & Biases.
+"""Trackers, which follow a run's public figures: TensorBoard, MLflow, Weights & Biases, or your own.
 
 A tracker has three methods, see `Tracker`. It is named in a recipe (`run.trackers`) or passed to
 `simulations.launch.simulate(..., trackers=[...])`. It receives public figures only: the private diagnostics of a round
@@ -24,7 +24,7 @@ __all__ = ["RunStart", "Tracker", "Trackers", "make", "names", "scalars"]
 
 @dataclass(frozen=True)
 class RunStart:
-    """What a tracker is told when a run starts or is continued.
+    """Information for a tracker when a run starts or continues.
 
     Attributes:
         name: the recipe's name.
@@ -32,7 +32,7 @@ class RunStart:
         recipe: the whole recipe as plain values, defaults included.
         layers: d_j by layer name, in order.
         facts: the run's public facts, its noise multiplier included.
-        rounds_done: rounds that a continued run has behind it; a tracker may have seen later ones, which are repeated.
+        rounds_done: finished rounds of a continued run; a tracker may have seen later ones, which are repeated.
     """
 
     name: str
@@ -45,10 +45,11 @@ class RunStart:
 
 @runtime_checkable
 class Tracker(Protocol):
-    """What a tracker must have. `round` is called in another thread than `start` and `end`, never two at a time.
+    """Interface of a tracker.
 
-    What `start` raises stops the run before anything is released. What `round` or `end` raises is reported as a warning
-    and ends this tracker's part: the run goes on, its rows are in `metrics.jsonl`.
+    `round` is called in a different thread from `start` and `end`, never concurrently. An exception in `start` stops
+    the run before anything is released. An exception in `round` or `end` is reported as a warning and ends the tracker;
+    the run continues, and its rows are in `metrics.jsonl`.
 
     Example:
         >>> class Printer:
@@ -96,7 +97,7 @@ def names() -> tuple[str, ...]:
 
 
 def installed(name: str) -> bool:
-    """Whether the package of the bundled tracker `name` is there."""
+    """Whether the package of the bundled tracker `name` is installed."""
     return importlib.util.find_spec(name) is not None
 
 
@@ -108,7 +109,7 @@ def make(name: str) -> Tracker:
             is called without arguments.
 
     Raises:
-        ConfigError: unknown name, package not installed, reference that does not import, or an object that is no
+        ConfigError: unknown name, package not installed, reference that does not import, or an object that is not a
             tracker.
     """
     if is_reference(name):
@@ -139,7 +140,7 @@ def _checked(tracker: object, what: str) -> Tracker:
 
 
 def named_in(trackers: Sequence[str] | None) -> list[str]:
-    """Names of a recipe's trackers; where it says nothing, TensorBoard if it is installed."""
+    """Names of a recipe's trackers; default: TensorBoard if it is installed."""
     if trackers is None:
         return ["tensorboard"] if installed("tensorboard") else []
     return list(trackers)
@@ -152,7 +153,7 @@ class Trackers:
         members: trackers by the name that messages use.
 
     Raises:
-        ConfigError: an object that is no tracker.
+        ConfigError: an object is not a tracker.
     """
 
     def __init__(self, members: Iterable[tuple[str, Tracker]] = ()) -> None:
@@ -181,7 +182,7 @@ class Trackers:
                 raise RunError(f"tracker {name} cannot start: {raised_in(tracker, error)}") from error
 
     def round(self, row: Mapping[str, Any]) -> None:
-        """Hand a finished round to each."""
+        """Pass a finished round to each."""
         for name, tracker in list(self._members):
             try:
                 tracker.round(copy.deepcopy(dict(row)))  # whatever it does to it, others and the run see theirs
@@ -191,7 +192,7 @@ class Trackers:
                 _warn(f"tracker {name} failed in round {row['round']} and gets no more rounds: {why}")
 
     def end(self, summary: Mapping[str, Any] | None) -> None:
-        """End each, in the order in which they started; they are ended once, whatever is called afterwards."""
+        """End each, in the order in which they started; each is ended only once."""
         members, self._members = self._members, []
         for name, tracker in members:
             try:
@@ -201,12 +202,12 @@ class Trackers:
 
 
 def scalars(row: Mapping[str, Any], layers: Sequence[str]) -> dict[str, float]:
-    """Figures of a public row by name, as charts want them; infinite ones and NaN are left out.
+    """Figures of a public row by name, for charts; infinite values and NaN are dropped.
 
     Besides the run's own (loss and the task's metrics, epsilon, claimed_epsilon, noise_norm) there are, for each
-    released layer, `bound/LAYER` (s_j), `noise/LAYER` (root mean square norm of what one noising party adds),
+    released layer, `bound/LAYER` (s_j), `noise/LAYER` (root mean square norm of one party's noise),
     `snr/LAYER`, `share/LAYER`, `released_norm/LAYER` (norm of the released noisy mean) and `clipped/LAYER` (share of
-    clients that were clipped, noisy) where the round released that as a query.
+    clients that were clipped, noisy) if the round released it as a query.
 
     Args:
         row: see `simulations.runs.rows.RoundRow`.
@@ -232,7 +233,7 @@ def scalars(row: Mapping[str, Any], layers: Sequence[str]) -> dict[str, float]:
 
 
 def clipped(row: Mapping[str, Any]) -> list[float] | None:
-    """Noisy share of clients clipped in each layer, [K], where a round released it; it may lie outside [0, 1]."""
+    """Noisy share of clients clipped in each layer, [K], if a round released it; it may lie outside [0, 1]."""
     within = (row.get("queries") or {}).get("below-bound")
     return None if within is None else [1.0 - share for share in within]
 

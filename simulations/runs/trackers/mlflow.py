@@ -17,11 +17,12 @@ _BATCH = 1000  # metrics that the server takes at once
 class MlflowTracker:
     """Logs the recipe as parameters, rounds as metrics, and guarantee and ledger head as tags.
 
-    A continued run goes on in the same MLflow run.
+    A resumed run continues the same MLflow run.
 
     Args:
         experiment: name of the experiment; by default $MLFLOW_EXPERIMENT_NAME, else "fedlgm".
-        tracking_uri: by default MLflow's own ($MLFLOW_TRACKING_URI, else files or a database in this directory).
+        tracking_uri: address of the server; by default MLflow's own ($MLFLOW_TRACKING_URI, else files or a database in
+            this directory).
     """
 
     def __init__(self, experiment: str | None = None, tracking_uri: str | None = None) -> None:
@@ -29,7 +30,7 @@ class MlflowTracker:
         self._uri = tracking_uri
 
     def start(self, run: RunStart) -> None:
-        """Create the MLflow run, or find that of a continued run."""
+        """Create the MLflow run, or find that of a resumed run."""
         from mlflow import MlflowClient  # the fluent functions keep their run per thread
         from mlflow.entities import Metric, Param
 

@@ -9,10 +9,10 @@ from simulations.runs.trackers import RunStart, scalars
 
 
 class TensorBoardTracker:
-    """Writes `tensorboard/` in the run folder; look at it with `tensorboard --logdir RUN`."""
+    """Writes `tensorboard/` in the run folder; open it with `tensorboard --logdir RUN`."""
 
     def start(self, run: RunStart) -> None:
-        """Open the event file; of a continued run, later rounds that will be repeated are purged."""
+        """Open the event file; for a resumed run, later rounds that will be repeated are purged."""
         from torch.utils.tensorboard import SummaryWriter
 
         purge = run.rounds_done + 1 if run.rounds_done else None
@@ -26,7 +26,7 @@ class TensorBoardTracker:
             self._board.add_scalar(name, value, row["round"], walltime=float(row["round"]))
 
     def end(self, summary: Mapping[str, Any] | None) -> None:
-        """The guarantee as text beside the curves."""
+        """Add the guarantee as text beside the curves."""
         if summary is not None:
             last = int(summary["rounds"])
             self._board.add_text("guarantee", str(summary["guarantee"]), last, walltime=float(last))

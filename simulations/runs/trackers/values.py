@@ -1,4 +1,4 @@
-"""What adapters of trackers share: plain figures, and which run of the tracker belongs to a run folder."""
+"""Helpers for adapters of trackers: plain figures, and the tracker's run of a run folder."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def summary_figures(summary: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What a tracker keeps of a run's summary: an epsilon never travels without its guarantee."""
+    """Figures of a run's summary for a tracker, with the guarantee beside every epsilon."""
     return {name: summary[name] for name in _SHOWN if name in summary} if summary is not None else {}
 
 
 def remembered(folder: Path, tracker: str, create: Callable[[], str]) -> str:
-    """The tracker's own identifier of the run in `folder`: made the first time, then read from `trackers.json`."""
+    """The tracker's own identifier of the run in `folder`: created the first time, then read from `trackers.json`."""
     file = folder / _FILE
     try:
         known = dict(json.loads(file.read_text(encoding="utf-8")))

@@ -1,4 +1,4 @@
-"""Weights & Biases: one W&B run per run folder; WANDB_PROJECT, WANDB_MODE and the like hold as for any W&B run."""
+"""Weights & Biases: one W&B run per run folder; WANDB_PROJECT, WANDB_MODE and similar variables work as usual."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from simulations.runs.trackers.values import flat, remembered, summary_figures
 class WandbTracker:
     """Logs the recipe as the configuration, rounds as history, and guarantee and ledger head into the summary.
 
-    A continued run goes on in the same W&B run. Nothing but public figures is sent: system metrics, the console and the
-    code are switched off, since times and memory show how many clients took part.
+    A resumed run continues the same W&B run. Only public figures are sent: system metrics, the console and the code are
+    switched off, because times and memory reveal the number of participants.
 
     Args:
         project: name of the project; by default $WANDB_PROJECT, else "fedlgm".

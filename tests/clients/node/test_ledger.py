@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable
+from dataclasses import astuple
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from clients.node.ledger import NodeLedger
+from clients.node.ledger import CLIENT, EXAMPLE, NodeLedger, Row
 from fedlgm.errors import LedgerError
 from fedlgm.privacy import composed_epsilon
-from fedlgm.privacy.events import gaussian_event, laplace_event
+from fedlgm.privacy.events import encode, gaussian_event, laplace_event
 
 EVENT = gaussian_event(2.0)
 
@@ -28,7 +31,7 @@ def paths(tmp_path: Path) -> tuple[Path, Path]:
 
 def charge(ledger: NodeLedger, *names: str) -> None:
     for name in names:
-        ledger.charge(name, EVENT, trust="local", run="run", round=1, data="d")
+        ledger.charge(name, EVENT, trust="local", run="run", round=1, data="d", protects=CLIENT)
 
 
 def test_what_was_charged_is_there_and_chained(paths):
@@ -53,12 +56,12 @@ def test_what_was_charged_is_there_and_chained(paths):
 def test_epsilon_is_that_of_the_composition(paths):
     laplace = laplace_event(0.5, 1.0, "replace-one")
     with NodeLedger(*paths) as ledger:
-        assert ledger.epsilon(1e-5) == 0
-        assert ledger.epsilon(1e-5, EVENT) == composed_epsilon([(EVENT, 1)], 1e-5)
+        assert ledger.epsilon(1e-5, CLIENT) == 0
+        assert ledger.epsilon(1e-5, CLIENT, EVENT) == composed_epsilon([(EVENT, 1)], 1e-5)
         charge(ledger, "a", "b")
-        ledger.charge("c", laplace, trust="local", run="run", round=1, data="d")
+        ledger.charge("c", laplace, trust="local", run="run", round=1, data="d", protects=CLIENT)
         expected = composed_epsilon([(EVENT, 2), (laplace, 1)], 1e-5)
-        assert ledger.epsilon(1e-5) == pytest.approx(expected, rel=1e-6)
+        assert ledger.epsilon(1e-5, CLIENT) == pytest.approx(expected, rel=1e-6)
 
 
 def _sql(statement: str) -> Callable[[Path], None]:
@@ -79,6 +82,8 @@ def _sql(statement: str) -> Callable[[Path], None]:
         "UPDATE releases SET charged_at = '2000' WHERE seq = 3",
         "UPDATE releases SET request = 'z' WHERE seq = 3",
         "UPDATE releases SET head = 'z' WHERE seq = 3",
+        "UPDATE releases SET protects = 'example, add-remove' WHERE seq = 3",
+        "UPDATE releases SET protects = '' WHERE seq = 1",
         "DELETE FROM releases WHERE seq = 2",
         "DELETE FROM releases WHERE seq = 3",
         "DELETE FROM releases",
@@ -146,7 +151,7 @@ def test_a_witness_of_rows_that_are_not_there(paths):
 
 
 def test_the_ledger_belongs_to_its_data_set(paths):
-    with pytest.raises(LedgerError, match="another data set needs a node folder of its own"):
+    with pytest.raises(LedgerError, match="another data set needs its own node folder"):
         NodeLedger(*paths, "lungs")
 
 
@@ -180,3 +185,73 @@ def test_a_full_disk_charges_nothing(paths, monkeypatch):
         seq, head = ledger.seq, ledger.head
     with NodeLedger(*paths) as ledger:
         assert (ledger.seq, ledger.head) == (seq, head)
+
+
+class TestWhatRowsProtect:
+    """Unit and relation are in the row and in its hash; costs of unlike rows add up only where that is proven."""
+
+    def test_a_release_that_protects_all_of_the_data_protects_an_example_too(self, paths):
+        with NodeLedger(*paths) as ledger:
+            charge(ledger, "a")
+            ledger.charge("b", EVENT, trust="local", run="run", round=2, data="d", protects=EXAMPLE)
+            assert [row.protects for row in ledger.rows()] == [CLIENT, EXAMPLE]
+            assert ledger.epsilon(1e-5, EXAMPLE) == composed_epsilon([(EVENT, 2)], 1e-5)
+
+    def test_and_not_the_other_way_round(self, paths):
+        with NodeLedger(*paths) as ledger:
+            charge(ledger, "a")
+            assert ledger.epsilon(1e-5, CLIENT) > 0
+            ledger.charge("b", EVENT, trust="local", run="run", round=2, data="d", protects=EXAMPLE)
+            with pytest.raises(LedgerError, match=r"protect \(example, add-remove\).* stays 'example'"):
+                ledger.epsilon(1e-5, CLIENT)
+
+    @pytest.mark.parametrize("protects", ["", "client, add-remove", "household"])
+    def test_a_row_that_says_something_else_is_refused(self, paths, protects):
+        with NodeLedger(*paths) as ledger:
+            with pytest.raises(LedgerError, match="known: client, replace-one, example, add-remove"):
+                ledger.charge("a", EVENT, trust="local", run="run", round=1, data="d", protects=protects)
+            assert ledger.rows() == []
+
+    @pytest.mark.parametrize(
+        ("trust", "protects"), [("local", CLIENT), ("local, examples", EXAMPLE), ("central", CLIENT)]
+    )
+    def test_a_ledger_of_an_earlier_version_is_read_and_continued(self, paths, trust, protects):
+        """Its rows have no such column, and their hashes are without it."""
+        with NodeLedger(*paths) as ledger:
+            identity = ledger.identity
+        draft = Row(1, "a", json.dumps(encode(EVENT), sort_keys=True), trust, "run", 1, "d", "2026", "")
+        head = draft.chained(identity)
+        with sqlite3.connect(paths[0]) as database:
+            database.execute("ALTER TABLE releases DROP COLUMN protects")
+            database.execute("INSERT INTO releases VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (*astuple(draft)[:8], head))
+        database.close()
+        paths[1].write_text(json.dumps({"ledger": identity, "seq": 1, "head": head}))
+        with NodeLedger(*paths, readonly=True) as ledger:
+            assert [row.protects for row in ledger.rows()] == [protects]
+            assert ledger.epsilon(1e-5, EXAMPLE) == composed_epsilon([(EVENT, 1)], 1e-5)
+        with NodeLedger(*paths) as ledger:
+            ledger.charge("b", EVENT, trust="local", run="run", round=2, data="d", protects=EXAMPLE)
+        with NodeLedger(*paths) as ledger:
+            assert [row.protects for row in ledger.rows()] == [protects, EXAMPLE]
+            assert ledger.head_at(1) == head
+
+
+def test_removing_a_lock_file_lets_no_second_process_in(paths):
+    """The database itself is locked: there is nothing beside it that could be removed."""
+    with NodeLedger(*paths):
+        for file in paths[0].parent.glob("*lock*"):
+            file.unlink()
+        code = (
+            "import sys; from pathlib import Path; from clients.node.ledger import NodeLedger; "
+            "NodeLedger(Path(sys.argv[1]), Path(sys.argv[2]))"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code, *map(str, paths)], capture_output=True, text=True, check=False
+        )
+        assert "another process holds the ledger" in done.stderr
+        other = paths[0].with_name("link.sqlite")
+        other.hardlink_to(paths[0])
+        with pytest.raises(LedgerError, match="another process holds"):
+            NodeLedger(other, paths[1])
+    with NodeLedger(*paths) as ledger:
+        charge(ledger, "a")

@@ -67,10 +67,10 @@ def test_no_torch_is_imported(module):
 
 
 def test_another_version_of_flower_is_refused(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(flower_private, "version", lambda name: "1.42.0")
+    monkeypatch.setattr(flower_private, "version", lambda name: "1.43.0")
     arguments = ["--supernode", "127.0.0.1:1", "--secret-file", str(tmp_path / "s"), "--socket", "x"]
     assert executor.main(arguments) == 2
-    assert "flwr 1.42.0 is installed" in capsys.readouterr().err
+    assert "flwr 1.43.0 is installed" in capsys.readouterr().err
 
 
 @pytest.fixture

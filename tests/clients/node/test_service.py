@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from clients.node.ledger import CLIENT
 from fedlgm import correlation, mechanisms, models
 from fedlgm import node_protocol as protocol
 from fedlgm.facts import Sampling
@@ -78,7 +79,7 @@ def test_the_budget_is_the_composition_of_what_was_asked(tmp_path):
     events = [(gaussian_event(plan(4.0 + round_).effective_multiplier / 2), 1) for round_ in (1, 2, 3)]
     assert said["epsilon_spent"] == pytest.approx(composed_epsilon(events, 1e-5), rel=1e-6)
     with folder.ledger(readonly=True) as ledger:
-        assert ledger.epsilon(1e-5) == said["epsilon_spent"]
+        assert ledger.epsilon(1e-5, CLIENT) == said["epsilon_spent"]
 
 
 def test_a_node_with_a_budget_for_two_releases_answers_two(tmp_path):

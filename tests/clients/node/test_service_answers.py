@@ -15,6 +15,7 @@ import pytest
 
 from clients.node.folder import NodeFolder
 from clients.node.ledger import NodeLedger
+from clients.node.listener import moment
 from clients.node.release import Releaser
 from fedlgm import mechanisms, models
 from fedlgm import node_protocol as protocol
@@ -143,6 +144,55 @@ class TestTimesOfAnswers:
             assert hello(slow)["ok"]
             assert 1.8 < time.monotonic() - started < 2.4
             assert release.result()[0]["ok"]
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.01, 0.49, 0.5, 0.51, 3.0, 80.0, 599.0])
+def test_there_are_few_moments_at_which_answers_leave(seconds):
+    left = moment(seconds, 0.5, 600.0)
+    assert seconds <= left <= 600.0
+    assert left in {0.5 * 2**k for k in range(11)} | {600.0}
+    assert moment(seconds, 600.0, 600.0) == 600.0  # a policy may leave one alone
+
+
+def test_what_is_late_is_refused_at_a_time_of_the_policys(tmp_path):
+    """And its answer, asked for again, at one of the few moments: how late it was nobody sees."""
+
+    def before() -> None:
+        make = Releaser.make
+        Releaser.make = lambda *given: (time.sleep(1.3), make(*given))[1]
+
+    folder = make_node(tmp_path / "node")
+    edit(folder, "reply_every_seconds = 0.0", "reply_every_seconds = 1.0")
+    edit(folder, "release_seconds = 600.0", "release_seconds = 1.0")
+    with NodeProcess(folder, before):
+        started = time.monotonic()
+        assert ask(folder)[0]["code"] == "slow"
+        assert 0.95 < time.monotonic() - started < 1.25
+        time.sleep(1.5)
+        started = time.monotonic()
+        assert ask(folder)[0]["replayed"]
+        assert 0.95 < time.monotonic() - started < 1.4
+    assert len(rows(folder)) == 1
+
+
+@pytest.mark.parametrize("mechanism", ["gaussian", "laplace-iid"])
+def test_no_question_is_nearly_free(tmp_path, mechanism):
+    """Whether and when it is answered shows something that no noise covers."""
+    folder = make_node(tmp_path / "node")
+    edit(folder, "releases = 1000 #", "releases = 10 #")
+    text = plan(1e6, mechanism=mechanism).to_json()
+    work = nodes.WORK | {"mechanism": {"name": mechanism}}
+    with served(folder):
+        spent = []
+        for round_ in range(1, 11):
+            answer = ask(folder, text=text, work=work, round=round_)[0]
+            if not answer["ok"]:
+                assert answer["code"] == "budget-spent"
+                break
+            spent.append(hello(folder)["epsilon_spent"])
+    assert spent[0] > 8.0 / 20
+    assert spent[-1] > 8.0 / 2
+    assert spent == sorted(spent)
 
 
 def test_what_an_answer_may_not_depend_on(tmp_path):

@@ -18,6 +18,8 @@ from tests.support.nodes import CRASHES, NodeProcess, ask, make_node, rows, serv
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
     """A node's files before anything was asked, and the answer of an undisturbed service to the first question."""
     folder = make_node(tmp_path_factory.mktemp("first") / "node")
+    with served(folder):  # which makes the noise key
+        pass
     copy = folder.path.with_name("copy")
     shutil.copytree(folder.path, copy)
     with served(folder):

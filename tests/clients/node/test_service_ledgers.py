@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from clients.node.folder import NodeFolder
+from clients.node.ledger import CLIENT
 from clients.node.service import Service
 from fedlgm.privacy.events import laplace_event
 from tests.support import nodes
@@ -93,6 +94,8 @@ def test_an_exchanged_ledger_is_refused_after_a_restart_too(tmp_path):
         seen = ask(folder)[0]["position"]
     for file in ("ledger_file", "witness_file"):
         getattr(folder, file).write_bytes(getattr(other, file).read_bytes())
+    assert "the noise key" in refused(folder)  # which was made for the ledger that is gone
+    (folder.path / "state/noise.key").unlink()
     with served(folder):
         assert ask(folder, round=2, expect=seen)[0]["code"] == "rolled-back"
     assert "was exchanged" in refused(folder)
@@ -150,7 +153,9 @@ def test_a_ledger_that_no_finite_epsilon_covers_is_told(tmp_path):
     """At another delta than the one that it was charged under; Renyi orders do not cover this event."""
     folder = make_node(tmp_path / "node")
     with folder.ledger() as ledger:
-        ledger.charge("x", laplace_event(0.5, 0.5, "replace-one"), trust="local", run="run", round=1, data="d")
+        ledger.charge(
+            "x", laplace_event(0.5, 0.5, "replace-one"), trust="local", run="run", round=1, data="d", protects=CLIENT
+        )
     edit(folder, "delta = 1e-05", "delta = 1e-20")
     with served(folder):
         said = hello(folder)

@@ -53,6 +53,6 @@ def test_flowers_loop_asks_time_for_these_two_pauses_and_nothing_else():
 
 
 def test_another_version_of_flower_is_refused(monkeypatch, capsys):
-    monkeypatch.setattr(flower_private, "version", lambda name: "1.42.0")
+    monkeypatch.setattr(flower_private, "version", lambda name: "1.43.0")
     assert supernode.main() == 2
     assert "flower-supernode" in capsys.readouterr().err

@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 
 from fedlgm import queries
 from fedlgm.aggregation import BoundedSum, DeviceSum, bound_update
-from fedlgm.applications import coordinate_descent as cd
-from fedlgm.applications import pca
-from fedlgm.applications.federated_descent import CoordinateSums
-from fedlgm.applications.federated_pca import CovarianceSums, covariance_table, layer_bounds
-from fedlgm.applications.objectives import Lasso
-from fedlgm.applications.sums import gram, sum_rows
 from fedlgm.contributions import BoundedAnswer, BoundedUpdates
 from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.facts import RunFacts, Sampling
 from fedlgm.layers import SAFETY, LayerTable
+from fedlgm.papers.inid import coordinate_descent as cd
+from fedlgm.papers.inid import pca
+from fedlgm.papers.inid.federated_descent import CoordinateSums
+from fedlgm.papers.inid.federated_pca import CovarianceSums, covariance_table, layer_bounds
+from fedlgm.papers.inid.objectives import Lasso
+from fedlgm.papers.inid.sums import gram, sum_rows
 from fedlgm.plan import NoisyQuery, ReleasePlan
 from fedlgm.privacy.guarantee import Guarantee
 from fedlgm.training import ClientTask
@@ -280,7 +280,7 @@ class TestWhoBounds:
     """The sum refuses what does not fit the plan: a label once switched clipping off."""
 
     def test_raw_updates_where_the_trainer_was_to_bound(self, empty):
-        with pytest.raises(PrivacyError, match="counts on a trainer that bounds its updates, this one returns raw"):
+        with pytest.raises(PrivacyError, match="needs a trainer that bounds its updates, but this one returns raw"):
             empty(plan_of(bounded_by="trainer")).add(torch.full((1, 5), 1e6))
 
     def test_bounded_updates_where_clients_are_to_be_bounded(self, empty):

@@ -131,7 +131,7 @@ class TestBoundedByTheTrainer:
 
     @pytest.mark.parametrize("bounds", [(1.0, 2.1), (1.0,), (1.0, 2.0, 0.0), (1.0, math.inf), (1.0, math.nan)])
     def test_bounds_that_are_not_the_plans_are_refused(self, bounds):
-        with pytest.raises(PrivacyError, match="counts on at most"):
+        with pytest.raises(PrivacyError, match="allows at most"):
             BoundedSum.empty(self.MADE).add(BoundedUpdates(torch.zeros(1, 3), bounds))
 
     def test_raw_updates_and_updates_that_nobody_asked_to_bound_are_refused(self):

@@ -21,11 +21,14 @@ LAYERS = LayerTable.from_sizes({"a": 30, "b": 120, "c": 50, "d": 20, "e": 80})
     confidence=st.floats(0.51, 0.9999),
     layers=st.integers(1, 50),
     correlations=st.integers(0, 1000),
+    numbers=st.tuples(*[st.integers(1, 10**9)] * 3),
     per_layer=st.booleans(),
 )
-def test_the_levels_of_all_statements_add_up_to_that_of_the_audit(confidence, layers, correlations, per_layer):
-    shares = Shares.of(confidence, layers, correlations, per_layer=per_layer)
+def test_the_levels_of_all_statements_add_up_to_that_of_the_audit(confidence, layers, correlations, numbers, per_layer):
+    pairs, places, cells = numbers
+    shares = Shares.of(confidence, layers, correlations, pairs=pairs, places=places, cells=cells, per_layer=per_layer)
     spent = shares.whole + layers * (shares.layer + shares.scale) + correlations * shares.correlation
+    spent += pairs * shares.alike + places * shares.found + cells * shares.cell
     assert spent <= (1 - confidence) * (1 + 1e-9)
     assert shares.whole > 0
     assert (shares.layer > 0) == per_layer
@@ -60,9 +63,10 @@ def test_sound_releases_fail_no_more_often_than_the_confidence_allows(audits, pe
 def test_the_whole_level_for_every_statement_would_be_noticed(monkeypatch):
     """As if the bound on the release, the layers' together, and each check had the level of the audit."""
 
-    def whole(confidence, layers, correlations, *, per_layer=True):
+    def whole(confidence, layers, correlations, *, pairs=1, places=1, cells=1, per_layer=True):
         level = 1 - confidence
-        return Shares(level, level / layers, level / layers, level / max(1, correlations))
+        several = (level / max(1, number) for number in (correlations, pairs, places, cells))
+        return Shares(level, level / layers, level / layers, *several)
 
     monkeypatch.setattr(Shares, "of", staticmethod(whole))
     assert failed(200, 0.8, True) > scipy.stats.binom.isf(1e-3, 200, 0.2)

@@ -67,7 +67,7 @@ def watched(of: Subject, publisher=sound, *, count: int = 400, seed: int = 0) ->
 def audited(of: Subject, record: CanaryRecord, **options):
     plan = of.method.plan(of.start)
     reported = Reported(
-        of.name, of.reported(plan), of.delta, of.multipliers(plan), relation=of.facts.relation, run=plan.run
+        of.name, of.reported(plan), of.delta, of.multipliers(plan), relation=of.facts.relation, run=plan.facts.run
     )
     return audit_record(record, of.layers, reported, **options)
 
@@ -96,9 +96,9 @@ def test_the_planned_run_costs_what_is_reported(noise, sampling, relation):
     """The canaries' best pattern reaches the sensitivity that the accountant uses."""
     of = subject(noise, sampling, relation)
     plan = of.method.plan(of.start)
-    shown = run_epsilon(plan.run, 1 / of.multipliers(plan), 1.0, of.delta)
+    shown = run_epsilon(plan.facts.run, 1 / of.multipliers(plan), 1.0, of.delta)
     assert 0.9999 * of.reported(plan) < shown <= of.reported(plan)
-    assert run_epsilon(plan.run, 1 / of.multipliers(plan), 2.0, of.delta) > 2 * shown
+    assert run_epsilon(plan.facts.run, 1 / of.multipliers(plan), 2.0, of.delta) > 2 * shown
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_what_canaries_see_is_as_planned(noise):
     """Mean and variance of the whitened sums: a wrong schedule or a wrong whitening would show in either."""
     of = subject(noise)
     record = watched(of, count=800, seed=3)
-    view = View.of(record, of.method.plan(of.start).run)
+    view = View.of(record, of.method.plan(of.start).facts.run)
     for error in (view.sums - view.planned_sums, (view.seen - view.planned)[view.known.all(axis=1)].ravel()):
         assert abs(error.mean()) < 5 / np.sqrt(error.size)
         assert error.var() == pytest.approx(1, abs=6 * np.sqrt(2 / min(error.size, 100 * ROUNDS)))
@@ -145,7 +145,7 @@ def independent(of: Subject, keys: KeyRing, std: np.ndarray | None = None):
 
 
 def independent_of_the_rounds_own_size(of: Subject, keys: KeyRing):
-    return independent(of, keys, of.method.plan(of.start).run.noise_std)
+    return independent(of, keys, of.method.plan(of.start).facts.run.noise_std)
 
 
 def with_other_bands(bands: int):
@@ -263,7 +263,7 @@ def test_the_audit_of_a_mechanism_in_such_a_run():
     result = Audit(seed=0, canaries=300).mechanism(of)
     assert result.passed
     assert {check.name for check in result.checks} == {
-        "whitened sensitivity", "plan purity", "noise scale", "noise independence",
+        "whitened sensitivity", "plan purity", "noise scale", "noise independence", "noise repetition", "noise law",
     }  # fmt: skip
     assert 0.6 * result.epsilon_reported < result.epsilon_lower <= result.epsilon_reported
     probed = Audit(method="probe").mechanism(of)
@@ -276,7 +276,7 @@ def test_the_audit_of_a_mechanism_in_such_a_run():
 
 def test_amplified_runs_are_composed_of_sampled_releases():
     of = subject("banded", Sampling("grouped-poisson", 40, 0.2, GROUPS))
-    run, multiplier = of.method.plan(of.start).run, of.facts.noise_multiplier
+    run, multiplier = of.method.plan(of.start).facts.run, of.facts.noise_multiplier
     one = privacy.events.gaussian_event(multiplier / run.growth, run.sampling.within_group)
     exact = privacy.accounting.composed_epsilon([(one, ROUNDS // GROUPS)], 1e-5)
     assert run_epsilon(run, np.full(1, 1 / multiplier), 1.0, 1e-5) == pytest.approx(exact, rel=1e-5)

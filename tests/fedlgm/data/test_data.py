@@ -69,7 +69,7 @@ def test_nbytes_counts_every_array() -> None:
 
 def test_names_and_unknown_name() -> None:
     assert set(data.names()) == {
-        "digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "svhn", "femnist", "bible-kjv",
+        "digits", "breast-cancer", "mnist", "fashion-mnist", "cifar10", "cifar100", "svhn", "femnist", "bible-kjv",
         "bible-kjv-chapters", "image-folder", "synthetic",
     }  # fmt: skip
     with pytest.raises(ConfigError, match=r"unknown data set 'cifar'; did you mean 'cifar10'"):

@@ -74,7 +74,7 @@ def test_cifar_files_cannot_run_code(tmp_path: Path) -> None:
     assert (tmp_path / "written").exists()  # the payload works in the plain unpickler
     (tmp_path / "written").unlink()
     (tmp_path / "data_batch_3").write_bytes(content)
-    with pytest.raises(DataError, match=r"data_batch_3.*no part of the CIFAR format"):
+    with pytest.raises(DataError, match=r"data_batch_3.*not part of the CIFAR format"):
         data.load("cifar10", tmp_path)
     assert not (tmp_path / "written").exists()
 

@@ -1,5 +1,7 @@
 """Centralised DP-SGD: real training, one event per step, and nothing private in the plans."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from sklearn.datasets import load_digits
@@ -111,3 +113,10 @@ def test_two_trainings_on_one_ledger_are_both_charged(tmp_path):
             train(model, x, targets, method, keys=KeyRing.from_seed(3), ledger=ledger, lr=lr)
             spent.append(ledger.position())
     assert spent == [3, 3, 6, 8]  # another learning rate changes what the second step releases
+
+
+def test_a_seeded_training_says_that_its_noise_can_be_drawn_again(tmp_path):
+    result, _ = run(tmp_path, steps=2, style="flat")
+    assert repr(result).startswith("Trained(2410 weights, 2 steps: epsilon ")
+    assert "proven; simulation: the seed is public" in repr(result)
+    assert "simulation" not in repr(replace(result, noise_reproducible=False))

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fedlgm.errors import ConfigError
-from fedlgm.example_level.risk import ShadowTraining, layer_errors, layer_risk, public_bias_weights
+from fedlgm.example_level.risk import ShadowTraining, gradient_errors, layer_errors, layer_risk, public_bias_weights
 from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
 
@@ -29,6 +29,18 @@ def test_a_model_that_memorises_noise_leaks_and_an_untrained_one_does_not():
     assert [risk.layer for risk in trained] == ["0", "2", "4"]
     assert trained[2].held_out_error < 0.4 < min(risk.held_out_error for risk in fresh)
     assert all(risk.training_error <= risk.held_out_error + 0.05 for risk in trained + fresh)
+    # Outputs give members away in the last layer, gradients in every one of them.
+    assert max(risk.gradient_error for risk in trained) < trained[0].held_out_error - 0.1
+    assert max(risk.gradient_error for risk in trained) < 0.3 < min(risk.gradient_error for risk in fresh)
+
+
+def test_a_threshold_is_chosen_on_other_examples_than_it_is_counted_on():
+    generator = torch.Generator().manual_seed(3)
+    alike = torch.rand(400, 2, generator=generator), torch.rand(400, 2, generator=generator)
+    assert min(gradient_errors(*alike, generator)) > 0.42
+    apart = torch.rand(400, 1, generator=generator), 1 + torch.rand(400, 1, generator=generator)
+    assert gradient_errors(*apart, generator)[0] < 0.02
+    assert gradient_errors(*reversed(apart), generator) == [0.5]  # members with larger gradients are not looked for
 
 
 def test_the_same_keys_give_the_same_risks():

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedlgm.errors import ConfigError
@@ -78,6 +78,7 @@ def test_another_root_of_the_papers_equation_is_where_the_bias_is_largest():
     b=st.lists(st.floats(-10.0, 10.0), min_size=3, max_size=3),
     seed=st.integers(0, 2**31),
 )
+@example(a=[7.055162504646646e-63, 0.0, 2.0], b=[7.055162504646646e-63, 0.0, 1.0], seed=0)
 def test_no_other_weights_have_less_bias(a, b, seed):
     w = bias_minimising_weights(a, b)
     assert float(w @ w) == pytest.approx(1.0, abs=1e-6)

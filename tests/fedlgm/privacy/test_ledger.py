@@ -299,7 +299,7 @@ def test_a_round_is_charged_before_anything_noisy_exists(federate, monkeypatch, 
     def die(*arguments, **options):
         raise Crash
 
-    monkeypatch.setattr("fedlgm.release.add_noise_", die)
+    monkeypatch.setattr("fedlgm.run_noise.add_noise_", die)
     with pytest.raises(Crash):
         federation.run(1)
     assert not federation.records
@@ -311,8 +311,11 @@ def test_a_round_is_charged_before_anything_noisy_exists(federate, monkeypatch, 
 
 def test_failed_charges_release_nothing(federate, monkeypatch):
     drawn = []
-    monkeypatch.setattr("fedlgm.release.add_noise_", lambda *arguments: drawn.append(arguments))
+    monkeypatch.setattr("fedlgm.run_noise.add_noise_", lambda *arguments: drawn.append(arguments) or arguments[0])
     federation = federate(lambda client: torch.ones(4), {"a": 4})
+    federation.run(1)
+    assert len(drawn) == 1  # what is watched is where noise is drawn
+    drawn.clear()
     federation.ledger.close()
     with pytest.raises(LedgerError):
         federation.run(1)

@@ -143,7 +143,7 @@ class TestPlans:
     def test_a_plan_knows_its_place(self):
         method = self.method()
         for position, plan in enumerate(self.plans(method)):
-            assert plan.event == plan.run.event(position, method.facts.least_multiplier)
+            assert plan.event == plan.facts.run.event(position, method.facts.least_multiplier)
             again = type(plan).from_json(self.layers, plan.to_json())
             assert again.event == plan.event
             assert again.facts == plan.facts
@@ -199,8 +199,8 @@ def test_mu_of_the_run():
 @pytest.mark.parametrize(
     ("name", "sampling", "relation", "message"),
     [
-        ("banded", Sampling("poisson", 10, 0.2), "add-remove", "use 'cyclic', 'min-separation' or 'grouped-poisson'"),
-        ("banded", Sampling("fixed", 10, 0.2), "replace-one", "use 'cyclic', 'min-separation' or 'grouped-poisson'"),
+        ("banded", Sampling("poisson", 10, 0.2), "add-remove", "needs to know how many rounds"),
+        ("banded", Sampling("fixed", 10, 0.2), "replace-one", "needs to know how many rounds"),
         ("banded", Sampling("grouped-poisson", 10, 0.2, 2), "add-remove", "10 bands with 2 groups is not proven"),
         ("blt", Sampling("grouped-poisson", 10, 0.2, 2), "add-remove", "a buffered strategy with 2 groups"),
         ("banded", Sampling("min-separation", 10, 0.2, 2), "add-remove", "use relation = 'zero-out'"),

@@ -35,6 +35,10 @@ BATCHES: dict[str, tuple[Any, dict[str, Any], Tensor, Tensor]] = {
         "next-token", {}, torch.randn(3, 4, 6, generator=DRAW),
         torch.tensor([[1, 2, -100, -100], [5, 0, 3, -100], [2, 2, 2, 2]]),
     ),
+    "not shifted": (
+        "causal-lm", {}, torch.randn(3, 4, 6, generator=DRAW),
+        torch.tensor([[1, 2, -100, -100], [5, 0, 3, 1], [2, 2, 2, 2]]),
+    ),
 }  # fmt: skip
 
 
@@ -139,7 +143,7 @@ def test_tasks_are_found_by_name_object_class_function_and_dotted_name() -> None
     outputs, targets = torch.randn(4, 1), torch.tensor([1.0, -1, 1, -1])
     check_task(Margin(), outputs, targets)
     check_task(nn.L1Loss(reduction="none"), outputs[:, 0], targets)
-    assert set(tasks.names()) == {"classification", "regression", "binary", "multi-label", "next-token"}
+    assert set(tasks.names()) == {"classification", "regression", "binary", "multi-label", "next-token", "causal-lm"}
 
 
 @pytest.mark.parametrize(

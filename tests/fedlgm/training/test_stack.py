@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedlgm import models
 from fedlgm.tasks import Classification
-from fedlgm.training.layout import prefer_channels_last_
+from fedlgm.training.layout import pools_maxima, prefer_channels_last_
 from fedlgm.training.stack import Stack
 
 STACKS = ("cifar-cnn", "cnn", "cnn-small", "logistic", "mlp")
@@ -174,6 +174,24 @@ def test_channels_last_activations_change_nothing_but_the_speed(name: str) -> No
     images = torch.randn(2, 3, 32, 32, dtype=torch.float64)
     torch.testing.assert_close(fast(images), module(images), rtol=1e-10, atol=1e-12)
     assert [n for n, _ in fast.named_parameters()] == [n for n, _ in module.named_parameters()]
+
+
+class Functional(nn.Module):
+    """A model as tutorials write it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.out = nn.Conv2d(1, 2, 3), nn.Linear(18, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(nn.functional.max_pool2d(self.conv(x), 2).flatten(1))
+
+
+def test_only_models_that_pool_maxima_are_given_another_layout() -> None:
+    images = torch.randn(3, 3, 32, 32)
+    for name, pools in (("cnn-small", True), ("vgg16", True), ("resnet20", False), ("logistic", False)):
+        assert pools_maxima(models.build(name, in_shape=(3, 32, 32), classes=10), images) is pools, name
+    assert pools_maxima(Functional(), torch.randn(4, 1, 8, 8))
 
 
 class Squares(nn.Flatten):

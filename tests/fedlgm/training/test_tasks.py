@@ -228,7 +228,7 @@ def test_a_model_that_cannot_be_vectorised_is_refused_with_the_remedy_and_auto_p
         "one": lambda: SequentialTrainer(Branching(), layers, SETTINGS, task=tasks.Regression()),
         "many": lambda: VectorizedTrainer(module, layers, SETTINGS, task=tasks.Regression()),
     }
-    with pytest.raises(ConfigError, match=r"use training.vectorize = 'off': RuntimeError: vmap"):
+    with pytest.raises(ConfigError, match=r"(?s)use training.vectorize = 'off'.*: RuntimeError: vmap"):
         list(makers["many"]().updates(start, clients()))
     winner, seconds = fastest(makers, start, clients)
     assert winner == "one"

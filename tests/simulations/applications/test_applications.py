@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy import stats
 
-from fedlgm.applications import coordinate_descent as cd
-from fedlgm.applications import pca
-from fedlgm.applications.datasets import load_tabular
-from fedlgm.applications.federated_descent import CoordinateRelease, CoordinateSums, ProximalStep, coordinate_table
-from fedlgm.applications.federated_pca import CovarianceRelease, CovarianceSums, covariance_table, pack, unpack
-from fedlgm.applications.objectives import Lasso, Logistic
-from fedlgm.applications.pca_trials import fully_random_rows
-from fedlgm.applications.smoothness import smoothness
 from fedlgm.errors import ConfigError, PrivacyError, RunError
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.layers import SAFETY
+from fedlgm.papers.inid import coordinate_descent as cd
+from fedlgm.papers.inid import pca
+from fedlgm.papers.inid.datasets import load_tabular
+from fedlgm.papers.inid.federated_descent import CoordinateRelease, CoordinateSums, ProximalStep, coordinate_table
+from fedlgm.papers.inid.federated_pca import CovarianceRelease, CovarianceSums, covariance_table, pack, unpack
+from fedlgm.papers.inid.objectives import Lasso, Logistic
+from fedlgm.papers.inid.pca_trials import fully_random_rows
+from fedlgm.papers.inid.smoothness import smoothness
 from fedlgm.plan import RunFacts, Sampling
 from fedlgm.privacy.ledger import Ledger
 from fedlgm.training import ClientTask

@@ -43,7 +43,11 @@ def test_a_simulation_with_canaries(tiny, tmp_path, capsys):
     rows = RunFolder.open(run).canaries()
     assert [row["round"] for row in rows] == [1, 2, 3]
     assert (run / "private" / "canaries.jsonl").stat().st_mode & 0o077 == 0
-    assert RunFolder.open(run).result()["audited_epsilon"] == result["audited_epsilon"]
+    # Canaries see sums before their noise, which nothing bounds: what they say is the operator's, and stays private.
+    assert not any("audit" in name for name in RunFolder.open(run).result())
+    assert RunFolder.open(run).audited()["audited_epsilon"] == result["audited_epsilon"]
+    assert (run / "private" / "audit.json").stat().st_mode & 0o077 == 0
+    assert launch.resume(run)["audited_epsilon"] == result["audited_epsilon"]
     terminal.Console().print(terminal.summary(result))
     assert "epsilon audited" in capsys.readouterr().out
     audited = targets.audit_run(run, Audit())
@@ -298,7 +302,7 @@ def test_a_published_run_that_protects_no_example_is_caught(tmp_path):
 
 
 def test_local_steps_are_not_single_releases():
-    with pytest.raises(ConfigError, match="noise every local step themselves"):
+    with pytest.raises(ConfigError, match="add noise to every local step"):
         targets.audit_recipe("example-level-federation", Audit(method="probe"))
 
 

@@ -35,7 +35,7 @@ from tests.support.example_level import central, federated
         (["federation.server_lr=0.5"], "server_lr: a round is one step here"),
         (["federation.clients=4", "federation.rate=0.5"], "every client takes part in every step"),
         (["privacy.trust=local"], "training.sampling_rate is needed where clients noise their own steps"),
-        (["mechanism.style=auto-s"], "a mechanism of its own: mechanism.name = 'auto-s'"),
+        (["mechanism.style=auto-s"], "is a separate mechanism: mechanism.name = 'auto-s'"),
         (["mechanism.allocation=snr-consistent"], "style 'flat' has one bound and one noise scale"),
         (["mechanism.style=ghost"], "unknown style 'ghost'; known: flat, per-layer"),
     ],

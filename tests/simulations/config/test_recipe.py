@@ -116,10 +116,10 @@ REFUSED = {
     ),
     "correlated, local": (
         {"privacy": {"noise": "banded", "trust": "local", "max_participations": 3}},
-        ["needs trust = 'central'", "seen alone", "independent noise has the least last and largest error"],
+        ["needs privacy.trust = 'central'", "seen alone", "independent noise has the least last and largest error"],
     ),
     "correlated, local, without a cap": (
-        {"federation": CYCLE, "privacy": {"noise": "banded", "trust": "local"}}, ["needs trust = 'central'"],
+        {"federation": CYCLE, "privacy": {"noise": "banded", "trust": "local"}}, ["needs privacy.trust = 'central'"],
     ),
     "more bands than rounds": (
         {"federation": CYCLE, "privacy": {"noise": "banded", "bands": 4}}, ["bands = 4", "federation.rounds, 3"],
@@ -272,7 +272,7 @@ class TestNoise:
         [
             ({"name": "time-varying"}, "time-varying: noise correlated over rounds .* changes over the rounds"),
             ({"name": "dpa"}, "dpa: .* changes over the rounds"),
-            ({"name": "laplace-inid"}, "laplace-inid: .* which Laplace noise has not"),
+            ({"name": "laplace-inid"}, "laplace-inid: .* which Laplace noise lacks"),
             ({"name": "none"}, "none: this mechanism adds no noise"),
             (
                 {"name": "uniform", "variant": "published", "clip": "med"},

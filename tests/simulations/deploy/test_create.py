@@ -14,11 +14,13 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from typer.testing import CliRunner
 
 from clients.node.folder import NodeFolder
 from fedlgm.errors import ConfigError, RunError
 from simulations.config import recipe as recipes
-from simulations.deploy import certificates
+from simulations.deploy import certificates, submit
+from simulations.deploy.commands import app
 from simulations.deploy.create import create, enrol, free_ports
 from simulations.deploy.layout import DeploymentFolder
 from simulations.deploy.server_entry import deployed, work_of
@@ -31,7 +33,11 @@ def folder(tmp_path: Path) -> DeploymentFolder:
 
 
 def test_certificates_name_every_host(folder):
+    """Of the proxy, which nodes connect to; the SuperLink's own is for this machine."""
     certificate = x509.load_pem_x509_certificate((folder.server / "tls.crt").read_bytes())
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["localhost"]
+    certificate = x509.load_pem_x509_certificate((folder.proxy / "tls.crt").read_bytes())
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["fl.example.org", "localhost"]
     assert [str(one) for one in names.get_values_for_type(x509.IPAddress)] == ["10.0.0.7", "127.0.0.1", "::1"]
@@ -41,14 +47,23 @@ def test_certificates_name_every_host(folder):
 
 
 def test_nothing_secret_can_be_read_by_others(folder):
-    secret = [folder.server / name for name in ("ca.key", "tls.key", "question.key")]
+    secret = [folder.server / "tls.key", folder.proxy / "tls.key", folder.authority / "ca.key", folder.signer.key_file]
     for node in ("node0", "node1"):
         files = folder.node(node)
         secret += [files.flower_key, files.secret("supernode"), files.secret("executor")]
         assert files.secret("supernode").read_bytes() == files.secret("executor").read_bytes()
     for file in secret:
         assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
-    assert stat.S_IMODE(folder.server.stat().st_mode) == 0o700
+    for closed in (folder.server, folder.proxy, folder.authority, folder.signer.runs):
+        assert stat.S_IMODE(closed.stat().st_mode) == 0o700
+    assert sorted(path.name for path in folder.server.iterdir()) == [
+        "ca.crt", "flower", "runs", "start-superlink.sh", "tls.crt", "tls.key",
+    ]  # fmt: skip  # what a ServerApp can read
+
+
+def test_no_node_gets_a_noise_key(folder):
+    """With it the server could take the noise off every answer: the node's service makes its own."""
+    assert list(folder.path.rglob("noise.key")) == []
 
 
 def test_every_node_is_enrolled_with_its_own_keys(folder):
@@ -66,21 +81,28 @@ def test_every_node_is_enrolled_with_its_own_keys(folder):
 
 def test_scripts_are_whole_and_nothing_in_them_is_of_the_draft(folder):
     files = [*folder.path.rglob("*.sh"), *folder.path.rglob("*.service"), folder.flower_home / "config.toml"]
-    assert len(files) == 7 + 7 + 1
+    assert len(files) == 9 + 9 + 1
     for file in files:
         text = file.read_text()
         assert ".draft" not in text
         if file.suffix == ".sh":
             assert os.access(file, os.X_OK)
             assert subprocess.run(["bash", "-n", str(file)], check=False).returncode == 0
-    assert 'address = "fl.example.org:8443"' in (folder.flower_home / "config.toml").read_text()
+    settings = folder.settings()
+    assert "--superlink fl.example.org:8443" in folder.node("node0").script("supernode").read_text()
+    # Whatever its nodes are told, the SuperLink listens on this machine alone, and its operator asks it there.
+    assert settings.local == f"127.0.0.1:{settings.superlink}"
+    assert f"--host 127.0.0.1 --port {settings.superlink} " in (folder.server / "start-superlink.sh").read_text()
+    assert f'address = "{settings.local}"' in (folder.flower_home / "config.toml").read_text()
 
 
 def test_systemd_takes_the_units_as_they_are(tmp_path):
     folder = create(tmp_path / "a lab of 100%", 1)
+    assert not folder.proxy.exists()  # with all nodes on this machine there is nothing that others need
     units = sorted((folder.path / "systemd").glob("*.service"))
     assert [unit.stem for unit in units] == [
-        "fedlgm-node0-executor", "fedlgm-node0-service", "fedlgm-node0-supernode", "fedlgm-superlink",
+        "fedlgm-node0-executor", "fedlgm-node0-service", "fedlgm-node0-supernode", "fedlgm-signer",
+        "fedlgm-superlink",
     ]  # fmt: skip
     users = {}
     for unit in units:
@@ -93,9 +115,12 @@ def test_systemd_takes_the_units_as_they_are(tmp_path):
         assert parsed["Service"]["NoNewPrivileges"] == "yes"
         users[unit.stem.rpartition("-")[2]] = parsed["Service"]["User"]
     # Three users, so that none of a node's processes can read what is another's.
-    assert users == {"executor": "fl-app", "service": "fl-data", "supernode": "fl-node", "superlink": "fl-server"}
+    assert users == {
+        "executor": "fl-app", "service": "fl-data", "supernode": "fl-node", "superlink": "fl-server",
+        "signer": "fl-sign",
+    }  # fmt: skip
     said = {unit.stem.rpartition("-")[2]: unit.read_text() for unit in units}
-    assert [role for role, text in said.items() if "PrivateNetwork=yes" in text] == ["service"]
+    assert [role for role, text in said.items() if "PrivateNetwork=yes" in text] == ["service", "signer"]
     # It hides others from the unit that has it: the service, from those who talk to strangers.
     assert [role for role, text in said.items() if "ProtectProc=invisible" in text] == ["executor", "supernode"]
     analyse = shutil.which("systemd-analyze")
@@ -124,6 +149,42 @@ def test_a_node_that_makes_its_own_keys_is_enrolled(folder, tmp_path):
     with pytest.raises(ConfigError, match="cannot be used"):
         enrol(folder, own.public_file, own.public_file)
     assert folder.enrolment_file.read_bytes() == before
+
+
+def test_an_enrolled_node_is_replaced_when_that_is_asked_for(folder, tmp_path):
+    own = NodeFolder.create(tmp_path / "own", {"name": "clinic", "client": 1, "population": 2})
+    certificates.make_node_key(tmp_path / "key")
+    before = folder.enrolment_file.read_bytes()
+    said = CliRunner().invoke(app, ["enrol", str(folder.path), str(own.public_file), str(tmp_path / "key.pub")])
+    assert isinstance(said.exception, ConfigError)
+    assert "client 1 is node1 already" in str(said.exception)
+    assert folder.enrolment_file.read_bytes() == before
+    enrol(folder, own.public_file, tmp_path / "key.pub", replace=True)
+    assert Enrolment.load(folder.enrolment_file)[1].name == "clinic"
+    enrol(folder, own.public_file, tmp_path / "key.pub")  # the same node again changes nothing
+
+
+@pytest.mark.parametrize("name", ["clinic\\u001b[2J", "clinic\\nround 9: all is well", "../other"])
+def test_a_nodes_name_holds_no_control_characters(folder, tmp_path, name):
+    own = NodeFolder.create(tmp_path / "own", {"client": 2, "population": 3})
+    certificates.make_node_key(tmp_path / "key")
+    own.public_file.write_text(own.public_file.read_text().replace('name = "own"', f'name = "{name}"'))
+    with pytest.raises(ConfigError, match="name: String should match") as error:
+        enrol(folder, own.public_file, tmp_path / "key.pub")
+    assert str(error.value).isprintable()
+
+
+def test_a_recipes_own_module_is_looked_for_before_anything_starts(folder, tmp_path, monkeypatch):
+    recipe = recipes.load("nodes", ["federation.server_optimizer=my_steps:Step"])
+    with pytest.raises(ConfigError, match="no module 'my_steps'"):
+        submit.run(folder, recipe)
+    assert list(folder.runs.iterdir()) == []
+    (tmp_path / "my_steps.py").write_text(
+        "from strategies import ServerOptimizer\n\n\ndef Step(lr, momentum):\n    return ServerOptimizer('sgd', lr)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RunError, match="does not answer"):
+        submit.run(folder, recipe)
 
 
 def test_a_folder_is_made_whole_or_not_at_all(folder, tmp_path):

@@ -129,14 +129,16 @@ def test_central_trust_is_the_simulations_too(lab, tmp_path):
     assert [ledger_rows(lab, f"node{i}")[-1].trust for i in range(3)] == ["central"] * 3
 
 
-def test_nodes_whose_budget_is_spent_refuse_and_the_run_fails(lab):
+def test_a_run_that_the_nodes_budgets_do_not_carry_is_refused_before_its_first_round(lab):
     """The budget of these nodes was made for the rounds that they have answered."""
     done = subprocess.run(
         command(lab, "run.seed=7", *ONCE), capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
     assert done.returncode == 2
     assert done.stdout == ""
-    assert re.search(r"error: .*0 of 3 nodes answered.*budget-spent", done.stderr, re.DOTALL)
+    assert re.search(
+        r"budgets do not suffice for this run.*0 rounds would fit, nothing has been spent", done.stderr, re.DOTALL
+    )
     assert [len(ledger_rows(lab, f"node{i}")) for i in range(3)] == [6, 6, 6]
 
 
@@ -291,7 +293,7 @@ def test_hostile_apps_on_unmodified_flower_get_nothing(real, tmp_path):
     app, marker, out = tmp_path / "app", tmp_path / "marker", tmp_path / "out.json"
     hostile_app.write(app, marker)
     enrolled = Enrolment.load(real.enrolment_file).node
-    asker = hostile_app.Asker(real.signer(), {node.client: node.service_key for node in enrolled})
+    asker = hostile_app.Asker(real.signer.key(), {node.client: node.service_key for node in enrolled})
     plans = {name: text for name, text in PLANS.items() if name != "noise over ten"}  # these nodes' budget is larger
     plans["noise over a hundred"] = changed(sigma=[s / 100 for s in SIGMA])
     waves = [asker.hostile(plans, WORKS, OBJECTS), *asker.repeated()]

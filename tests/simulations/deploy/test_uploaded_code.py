@@ -90,7 +90,7 @@ def train(message, context):
         "read its environment": lambda: Path(f"/proc/{pid}/environ").read_bytes(),
         "read its open files": lambda: os.listdir(f"/proc/{pid}/fd"),
         "become root": lambda: os.setuid(0),
-        "read the server's key": lambda: (node.parents[1] / "server/question.key").read_bytes(),
+        "read the server's key": lambda: (node.parents[1] / "signer/question.key").read_bytes(),
     }
     found = {"user": os.getuid()}
     for name, attempt in attempts.items():

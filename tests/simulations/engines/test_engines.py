@@ -31,7 +31,7 @@ from tests.support.interruption import Interrupted, interrupt_at
 
 ENGINES = [
     pytest.param({"engine": "ray", "workers": 2}, id="ray, 2 workers"),
-    pytest.param({"engine": "flower", "workers": 2}, id="flower"),
+    pytest.param({"engine": "flower", "workers": 2}, id="flower", marks=pytest.mark.slow),
     pytest.param(
         {"engine": "flower", "workers": 2, "supernodes": 20}, id="flower, a node per client", marks=pytest.mark.slow
     ),
@@ -143,10 +143,13 @@ def test_engines_agree_on_correlated_noise(tmp_path, nothing_left, options):
 @pytest.mark.parametrize("seed", [3, None])
 @pytest.mark.parametrize("engine", ["ray", "flower"])
 def test_interrupted_correlated_runs_go_on_in_every_engine(tmp_path, nothing_left, engine, seed):
-    """Stopped at two random rounds and continued there, with a seed and with secret keys: the bits of a whole run."""
+    """Stopped at two random rounds and continued there, with a seed and with secret keys: the bits of a whole run.
+
+    Flower's driver polls the finished rounds: enough of them follow the second stop for it to be seen in time.
+    """
     recipe = recipes.load(
         "correlated-digits",
-        ["federation.clients=20", "federation.rounds=6", "federation.rate=0.25", "run.block_size=2",
+        ["federation.clients=20", "federation.rounds=12", "federation.rate=0.25", "run.block_size=2",
          "run.checkpoint_every=2", f"run.seed={'none' if seed is None else seed}"],
     )  # fmt: skip
     chance = random.Random(f"{engine} {seed}")
@@ -290,6 +293,14 @@ def test_the_flower_app_continues_a_run_with_its_own_recipe_only(tmp_path):
     assert not folder.metrics_file.exists()
 
 
+def test_the_flower_app_names_the_workers_of_a_simulation_that_does_not_say_that_it_is_one(tmp_path):
+    config = {"run-dir": str(tmp_path / "run"), "recipe": "digits", "set": ""}
+    context = Context(run_id=1, node_id=2, node_config={}, state=RecordDict(), run_config=config)
+    with pytest.raises(FedlgmError, match=r'for a simulation add nodes="workers" to --run-config'):
+        make_server_app()(LocalGrid(None), context)
+    assert not (tmp_path / "run").exists()
+
+
 def test_the_flower_app_refuses_a_model_that_remembers(tmp_path, monkeypatch):
     """`flwr run` asks nobody else than the app's server."""
     (tmp_path / "remembering.py").write_text(
@@ -299,6 +310,7 @@ def test_the_flower_app_refuses_a_model_that_remembers(tmp_path, monkeypatch):
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     config = {"run-dir": str(tmp_path / "run"), "recipe": "digits", "set": "model.name=remembering:net"}
+    config["nodes"] = "workers"
     context = Context(run_id=1, node_id=2, node_config={}, state=RecordDict(), run_config=config)
     with pytest.raises(FedlgmError, match="it remembers what it has seen"):
         make_server_app()(LocalGrid(None), context)

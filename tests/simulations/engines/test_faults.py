@@ -149,6 +149,7 @@ def _serve(grid: ray_engine.RayGrid, run: Path, progress: Any = None) -> dict[st
     return serve(grid, Assembly(RECIPE), RunFolder.create(run, RECIPE), "ray", progress)
 
 
+@pytest.mark.slow
 def test_killed_actors_and_a_lost_node_do_not_change_the_result(reference: dict[str, Any], tmp_path: Path) -> None:
     """Two workers are killed while they train, then one of two nodes goes for good."""
     from ray.cluster_utils import Cluster

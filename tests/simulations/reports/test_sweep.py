@@ -70,7 +70,7 @@ def test_under_local_trust_every_client_of_the_cohort_adds_noise() -> None:
     [
         ("digits", ["privacy.epsilon=3"], "varies privacy.epsilon"),
         ("digits", ["federation.clients=70"], "varies federation.clients"),
-        ("dp-sgd-digits", [], "protects single examples"),
+        ("dp-sgd-digits", [], "protects examples"),
     ],
 )
 def test_what_a_sweep_cannot_vary_is_refused(recipe: str, changes: list[str], said: str) -> None:

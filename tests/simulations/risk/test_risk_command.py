@@ -53,9 +53,10 @@ def run(monkeypatch, capsys, tmp_path):
 
 
 def test_figures_and_files(run):
-    status, out, err = run("risk", "lm.toml", "--emphasis", 2, "--errors", "training", "--json")
+    status, out, err = run("risk", "lm.toml", "--emphasis", 2, "--json")
     assert (status, err) == (0, "")
     found = json.loads(out)
+    assert all(0 <= layer["gradient_error"] <= 0.5 for layer in found["layers"])
     assert [layer["layer"] for layer in found["layers"]] == ["fc1", "fc2"]
     assert all(0 <= rate <= 0.5 for rate in found["error_rates"])
     assert found["error_rates"] == [layer["training_error"] for layer in found["layers"]]
@@ -96,7 +97,7 @@ def test_the_table_and_another_public_set(run):
         (("lm.toml", "--set", "risk.epochs=0"), "risk.epochs"),
         (("lm.toml", "--public", "nowhere"), "unknown data set 'nowhere'"),
         (("lm.toml", "--public", "bible"), "risk.data"),
-        (("lm.toml", "--errors", "best"), "known: held-out, training"),
+        (("lm.toml", "--errors", "best"), "known: training, held-out"),
         (("lm.toml", "--public", "digits"), "'digits' holds examples that the recipe trains on"),
         (("lm.toml", "--public", "digits/public"), "holds examples that the recipe trains on ([data] is 'digits')"),
         (("nothing",), "no recipe 'nothing'"),

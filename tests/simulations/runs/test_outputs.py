@@ -18,9 +18,6 @@ from fedlgm.keys import KeyRing
 from fedlgm.privacy.guarantee import Guarantee
 from simulations import launch
 from simulations.cli import app
-from simulations.compare import comparison as comparing
-from simulations.compare import figures as comparison_figures
-from simulations.compare.jobs import jobs
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
 from simulations.engines.flower_entry import make_client_app, make_server_app
@@ -28,6 +25,10 @@ from simulations.engines.local import LocalGrid
 from simulations.reports import report as reporting
 from simulations.reports import terminal
 from simulations.runs.folder import RunFolder
+from simulations.studies import comparison as comparing
+from simulations.studies import figures as comparison_figures
+from simulations.studies import running
+from simulations.studies.jobs import jobs
 
 CAVEAT = "simulation: the seed is public, and with it the noise can be drawn again"
 PRIVATE = {"cohort", "present", "discarded", "seconds", "seconds_per_round", "failures"}
@@ -147,7 +148,7 @@ def test_applications_say_it(tmp_path):
 
 def test_comparisons_say_it(tmp_path, tiny_file):
     todo = jobs(str(tiny_file), ["gaussian", "none"], 1)
-    comparing.run(todo, tmp_path)
+    running.run(todo, tmp_path)
     summary = comparing.summarise(todo, tmp_path)
     shown = plain(comparison_figures.tables(summary))
     for cell in summary["cells"]:

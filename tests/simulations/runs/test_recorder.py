@@ -44,10 +44,10 @@ def test_a_round_is_evaluated_while_the_next_one_trains(
         started[self.transcript.rounds + 1].set()
         return configure(self, *arguments)
 
-    def evaluate_late(*arguments: Any) -> dict[str, float]:
+    def evaluate_late(*arguments: Any, **options: Any) -> dict[str, float]:
         following = next(rounds) + 1
         assert following > 3 or started[following].wait(30)
-        return evaluate(*arguments)
+        return evaluate(*arguments, **options)
 
     monkeypatch.setattr(LayerwiseFedAvg, "configure_train", configure_train)
     monkeypatch.setattr(recorder, "evaluate", evaluate_late)

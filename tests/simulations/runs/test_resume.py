@@ -23,6 +23,7 @@ CASES = {
     "sgd": {"federation": {"server_optimizer": "sgd"}},
     "momentum": {"federation": {"server_optimizer": "momentum"}},
     "adam": {"federation": {"server_optimizer": "adam", "server_lr": 0.01}},
+    "yogi": {"federation": {"server_optimizer": "yogi", "server_lr": 0.01}},
     "stale": {"mechanism": {"clip": "med", "norms": "stale"}},
     "quantile": {"mechanism": {"clip": "med", "norms": "quantile"}, "federation": {"server_optimizer": "momentum"}},
     "ladp": {"mechanism": {"name": "ladp"}},

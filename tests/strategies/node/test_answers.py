@@ -8,9 +8,11 @@ import shutil
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
+from clients.node.release import Releaser
 from fedlgm import wire
 from fedlgm.errors import RunError
 from fedlgm.node_protocol import BODY, HEADER
@@ -156,3 +158,22 @@ def test_a_node_that_takes_the_place_of_another_is_asked(federation, tmp_path):
     federation.run(2)
     assert federation.reports[-1].lost == {}
     assert len(rows(folder)) == 2
+
+
+def test_a_signed_answer_beyond_the_plan_is_rejected_by_name_and_is_no_answer(federation):
+    """Nobody but the server's own check of the numbers can tell."""
+
+    def huge() -> None:
+        honest = Releaser.make
+        Releaser.make = lambda *given: honest(*given) * np.float32(1e6)  # type: ignore[method-assign]
+
+    federation.processes[1].stop()
+    federation.processes[1] = NodeProcess(federation.folders[1], before=huge)
+    federation.run()
+    (report,) = federation.reports
+    assert report.answered == ["n0", "n2"]
+    assert report.lost["n1"].startswith("its answer was rejected: its part '")
+    assert f"round 1: n1 counts as zero: {report.lost['n1']}" in federation.lines
+    assert len(rows(federation.folders[1])) == 1  # it was charged, and its ledger goes on
+    federation.run(2)
+    assert [report.answered for report in federation.reports[1:]] == [["n0", "n2"]] * 2

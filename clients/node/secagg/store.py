@@ -1,0 +1,158 @@
+"""A node's state in rounds of secure aggregation, on disk before an answer that depends on it is sent."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedlgm.errors import LedgerError
+from fedlgm.node_protocol import canonical
+from fedlgm.secagg.cohort import Survivors
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS sessions (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    attempt TEXT NOT NULL UNIQUE,
+    state TEXT NOT NULL
+);
+CREATE TABLE IF NOT EXISTS vectors (attempt TEXT PRIMARY KEY, words BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS signed (cohort TEXT PRIMARY KEY, sharing TEXT NOT NULL, answered TEXT NOT NULL,
+    signature TEXT NOT NULL) WITHOUT ROWID;
+"""
+
+
+@dataclass
+class Session:
+    """The node's progress in one attempt at one round. PRIVATE until `revealed` is set.
+
+    Attributes:
+        terms, advert: plain values of both.
+        sealing, masking, seed: the node's secrets, hexadecimal digits; empty once they are needed no more.
+        commitment: SHA-256 of the seed.
+        cohort: digest of the only cohort that the secrets were shared with; empty before.
+        members: plain values of its adverts.
+        outgoing: client -> sealed shares, in base 64, as they left.
+        sharing: clients whose shares this node holds, its own among them (U1); empty until its vector is kept.
+        held: client -> its shares of that client's seed and masking key, hexadecimal digits.
+        revealed: client -> the one share that left.
+    """
+
+    terms: dict[str, Any]
+    advert: dict[str, Any]
+    sealing: str
+    masking: str
+    seed: str = ""
+    commitment: str = ""
+    cohort: str = ""
+    members: list[dict[str, Any]] = field(default_factory=list)
+    outgoing: dict[str, str] = field(default_factory=dict)
+    sharing: list[int] = field(default_factory=list)
+    held: dict[str, list[str]] = field(default_factory=dict)
+    revealed: dict[str, str] = field(default_factory=dict)
+
+
+class SessionStore:
+    """Sessions, of which the newest few are kept, and signed sets of survivors, which are kept for good.
+
+    One process at a time uses it: the one that holds the node's ledger.
+
+    Args:
+        path: SQLite file; created if missing.
+        kept: number of open sessions; the secrets of older ones are deleted, and their rounds continue without this
+            node.
+
+    Raises:
+        LedgerError: the file cannot be used.
+    """
+
+    def __init__(self, path: Path, kept: int = 4) -> None:
+        self._path, self._kept = path, kept
+        with self._translated():
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+            self._db = sqlite3.connect(path, isolation_level=None, timeout=30, check_same_thread=False)
+            self._db.execute("PRAGMA synchronous = EXTRA")  # a commit counts once the journal's end is on disk too
+            self._db.execute("PRAGMA secure_delete = ON")
+            self._db.executescript(_SCHEMA)
+
+    def session(self, attempt: str) -> Session | None:
+        """The session of an attempt; None if there is none, or it has been deleted."""
+        with self._translated():
+            row = self._db.execute("SELECT state FROM sessions WHERE attempt = ?", (attempt,)).fetchone()
+        return None if row is None else Session(**json.loads(row[0]))
+
+    def open(self, attempt: str, session: Session) -> None:
+        """Keep a new session, and delete the oldest beyond `kept`."""
+        with self._transaction():
+            self._db.execute("INSERT INTO sessions (attempt, state) VALUES (?, ?)", (attempt, _text(session)))
+            self._db.execute(
+                "DELETE FROM sessions WHERE number NOT IN (SELECT number FROM sessions ORDER BY number DESC LIMIT ?)",
+                (self._kept,),
+            )
+            self._db.execute("DELETE FROM vectors WHERE attempt NOT IN (SELECT attempt FROM sessions)")
+
+    def keep(self, attempt: str, session: Session, vector: bytes | None = None) -> None:
+        """Replace the state of a session, and add its masked vector; returns after both are on disk, or neither."""
+        with self._transaction():
+            if vector is not None:
+                self._db.execute("INSERT INTO vectors VALUES (?, ?)", (attempt, vector))
+            changed = self._db.execute("UPDATE sessions SET state = ? WHERE attempt = ?", (_text(session), attempt))
+            if changed.rowcount != 1:
+                raise LedgerError(f"the session {attempt} is gone from {self._path}")
+
+    def vector(self, attempt: str) -> bytes | None:
+        """The masked vector that may have been sent; None if none can have been."""
+        with self._translated():
+            row = self._db.execute("SELECT words FROM vectors WHERE attempt = ?", (attempt,)).fetchone()
+        return None if row is None else row[0]
+
+    def signed(self, cohort: str) -> tuple[Survivors, str] | None:
+        """The set of survivors that this node has signed for a cohort, and the signature."""
+        with self._translated():
+            row = self._db.execute(
+                "SELECT sharing, answered, signature FROM signed WHERE cohort = ?", (cohort,)
+            ).fetchone()
+        if row is None:
+            return None
+        return Survivors(cohort, tuple(json.loads(row[0])), tuple(json.loads(row[1]))), str(row[2])
+
+    def sign(self, survivors: Survivors, signature: str) -> None:
+        """Record the only set that is ever signed for its cohort; returns after it is on disk.
+
+        Raises:
+            LedgerError: one was recorded before.
+        """
+        row = (survivors.cohort, canonical(survivors.sharing), canonical(survivors.answered), signature)
+        with self._transaction():
+            self._db.execute("INSERT INTO signed VALUES (?, ?, ?, ?)", row)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with self._translated():
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._db.execute("COMMIT")
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OSError, ValueError, TypeError) as error:
+            raise LedgerError(f"the rounds of secure aggregation in {self._path} cannot be used: {error!r}") from error
+
+
+def _text(session: Session) -> str:
+    return json.dumps(vars(session))

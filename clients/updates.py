@@ -1,0 +1,132 @@
+"""Contributions of whole clients: each trains on its own data, and the plan bounds its update.
+
+>>> from clients import ClientData
+>>> from fedlgm import Guarantee, LayerTable, ReleasePlan, RunFacts, Sampling, mechanisms
+>>> from fedlgm.training import SequentialTrainer
+>>> model, settings = nn.Linear(1, 2), LocalTraining()
+>>> layers = LayerTable.from_module(model)
+>>> def source(client):
+...     return ClientData(torch.ones(client, 1), torch.zeros(client, dtype=torch.int64))
+>>> work = LocalWork(SequentialTrainer(model, layers, settings), settings, source)
+>>> facts, proven = RunFacts(1.0, Sampling("poisson", 3, 1.0)), Guarantee("proven", "an example")
+>>> plan = ReleasePlan(layers, [1.0], [1.0], facts, proven)
+>>> contributions = ClientUpdates(work, mechanisms.get("uniform"))
+>>> asked = Asked(plan, layers.flatten(model), 1, [2, 0, 1])
+>>> [(clients, updates is None) for clients, updates in contributions.updates(asked, KeyRing.from_seed(1))]
+[([2], False), ([0], True), ([1], False)]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import torch
+from torch import nn
+
+from clients.source import ClientSource
+from fedlgm.client_release import Asked, Contributions, Noised
+from fedlgm.contributions import Updates, unbounded
+from fedlgm.devices import Numerics, torch_threads
+from fedlgm.facts import LocalTraining
+from fedlgm.keys import KeyRing, Purpose
+from fedlgm.mechanisms import BoundsExamples, Mechanism, UsesPrivateUpdates
+from fedlgm.tasks import Classification, Task
+from fedlgm.training import ClientTask, Trainer
+
+if TYPE_CHECKING:
+    from fedlgm.example_level.trainer import ExampleTrainer
+
+
+@dataclass(frozen=True)
+class LocalWork:
+    """A client's training and data, before bounding.
+
+    Attributes:
+        trainer: local training; an `ExampleTrainer` for mechanisms that bound examples.
+        settings: settings of the training.
+        source: the clients' data.
+        straggler_rate: probability that a client stops after one epoch in a round (simulations only).
+        evaluator: a separate model for `LayerwiseClient.evaluate`; without one the client refuses to evaluate.
+        task: task whose metrics an evaluation reports.
+    """
+
+    trainer: Trainer | ExampleTrainer
+    settings: LocalTraining
+    source: ClientSource
+    straggler_rate: float = 0.0
+    evaluator: nn.Module | None = None
+    task: Task = field(default_factory=Classification)
+
+    def contributions(self, mechanism: Mechanism, numerics: Numerics | None = None) -> Contributions:
+        """Clients' contributions under a mechanism; arguments as for `clients.LayerwiseClient`."""
+        if isinstance(mechanism, BoundsExamples):
+            from clients.example_level import ExampleSteps  # only where examples are bounded
+
+            return ExampleSteps(self, numerics)
+        return ClientUpdates(self, mechanism, numerics)
+
+
+class ClientUpdates(Contributions):
+    """Contributions of whole clients.
+
+    Args:
+        work: training and data.
+        mechanism: the run's mechanism; only published variants that are not private act on the client beyond the plan.
+        numerics: see `Contributions`.
+    """
+
+    def __init__(self, work: LocalWork, mechanism: Mechanism, numerics: Numerics | None = None) -> None:
+        super().__init__(numerics)
+        self._work, self._mechanism = work, mechanism
+
+    def updates(self, asked: Asked, order: KeyRing) -> Iterator[tuple[list[int], Updates | None]]:
+        """See `Contributions.updates`; None for clients without data."""
+        tasks = {client: self._task(client, asked.round, order) for client in asked.clients}
+        with torch_threads(self.numerics.threads):
+            blocks = cast(Trainer, self._work.trainer).updates(
+                asked.model, [task for task in tasks.values() if task is not None]
+            )
+            rows: Updates = torch.empty(0)
+            for trained, run in groupby(tasks, key=lambda client: tasks[client] is not None):
+                waiting = list(run)
+                if not trained:
+                    yield waiting, None
+                    continue
+                while waiting:
+                    if len(rows) == 0:
+                        rows = next(blocks)
+                    yield waiting[: len(rows)], rows[: len(waiting)]
+                    waiting, rows = waiting[len(rows) :], rows[len(waiting) :]
+
+    def release(self, client: int, update: Updates | None, asked: Asked, noise: KeyRing) -> Noised:
+        """See `Contributions.release`; with a plan from the client's own update if a published variant makes one."""
+        if update is None or not isinstance(self._mechanism, UsesPrivateUpdates):
+            return super().release(client, update, asked, noise)
+        raw = unbounded(update)[0].cpu()
+        own, note = self._mechanism.plan_from_private_update(asked.plan, raw, asked.model)
+        return replace(super().release(client, update, asked._replace(plan=own), noise), note=note)
+
+    def figures(self, asked: Asked, order: KeyRing) -> np.ndarray:
+        """See `Contributions.figures`: layer norms [clients, K] of the updates."""
+        layers, rows = asked.plan.layers, list[np.ndarray]()
+        for clients, updates in self.updates(asked, order):
+            if updates is None:
+                rows += [np.zeros(len(layers)) for _ in clients]
+            else:
+                rows += [layers.norms(update).numpy() for update in unbounded(updates).cpu()]
+        return np.stack(rows)
+
+    def _task(self, client: int, round_: int, order: KeyRing) -> ClientTask | None:
+        data = self._work.source(client)
+        if len(data) == 0:
+            return None
+        epochs = self._work.settings.epochs
+        if self._work.straggler_rate > 0:
+            # Path (round, client, 1): dropouts, drawn by the strategy, use 0.
+            late = order.numpy_generator(Purpose.DROPOUT, round_, client, 1).random() < self._work.straggler_rate
+            epochs = 1 if late else epochs
+        return ClientTask(data.x, data.y, order.torch_generator(Purpose.TRAIN, round_, client), epochs)

@@ -1,0 +1,102 @@
+"""Contributions of users: persons with several clients, such as the devices of a household.
+
+>>> from clients import ClientData
+>>> from fedlgm import Guarantee, LayerTable, ReleasePlan, RunFacts, Sampling, mechanisms
+>>> from fedlgm.training import SequentialTrainer
+>>> from torch import nn
+>>> model, settings = nn.Linear(1, 2), LocalTraining()
+>>> layers = LayerTable.from_module(model)
+>>> def source(client):
+...     return ClientData(torch.ones(client, 1), torch.zeros(client, dtype=torch.int64))
+>>> work = UserWork(SequentialTrainer(model, layers, settings), settings, source, users=((0,), (1, 3), (2,)))
+>>> facts = RunFacts(1.0, Sampling("poisson", 3, 1.0, of="user"))
+>>> plan = ReleasePlan(layers, [1.0], [1.0], facts, Guarantee("proven", "an example"))
+>>> plan.protects
+'user, add-remove'
+>>> asked = Asked(plan, layers.flatten(model), 1, [1, 0])
+>>> contributions = UserUpdates(ClientUpdates(work, mechanisms.get("uniform")), work.users)
+>>> made = contributions.updates(asked, KeyRing.from_seed(1))
+>>> [(users, None if updates is None else len(updates)) for users, updates in made]
+[([1], 1), ([0], None)]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from clients.updates import ClientUpdates, LocalWork
+from fedlgm.client_release import Asked, Contributions
+from fedlgm.contributions import Updates, unbounded
+from fedlgm.devices import Numerics
+from fedlgm.errors import ConfigError
+from fedlgm.facts import LocalTraining  # noqa: F401  (the docstring)
+from fedlgm.keys import KeyRing
+from fedlgm.mechanisms import Mechanism
+
+Users = Sequence[Sequence[int]]
+"""The clients of each user; users have the numbers that rounds draw."""
+
+
+class UserUpdates(Contributions):
+    """One contribution per user: the mean of the updates of the user's clients that have data.
+
+    The sum bounds this mean, so all of a user's clients together move it by at most the plan's bounds. Sampling draws
+    users: all clients of a user are in a round, or none.
+
+    **Sensitivity.** Let u be a user, C_u the clients of u, and m_u(w) = mean over c in C_u with data of the update of c
+    from the model w: a function of the data of u, of w and of u's own random numbers alone. A round sums
+    clip_s(m_u(w)) over the drawn users, with ||clip_s(x)_j|| <= s_j in every layer j. Data sets that differ in one
+    user (in any number of its clients, in the number of them, and in all of their data) have sums that differ in
+    clip_s(m_u(w)) only, so by at most s_j in layer j under add-or-remove-one and zero-out, and by 2 s_j under
+    replace-one. This is the premise of the theorem for clients, with users instead of clients: Poisson draws of users
+    are independent of each other and of the data, and w depends on earlier releases only.
+
+    Bounding each client at s_j and sampling clients, as for `privacy.unit = "client"`, would not suffice: a user with k
+    clients in a round moves the sum by up to k s_j.
+
+    Args:
+        clients: makes the clients' own updates.
+        users: the clients of each user; no client belongs to two, or its data would move two contributions.
+
+    Raises:
+        ConfigError: a client of two users.
+    """
+
+    def __init__(self, clients: Contributions, users: Users, numerics: Numerics | None = None) -> None:
+        super().__init__(numerics)
+        members = [client for user in users for client in user]
+        if len(set(members)) < len(members):
+            raise ConfigError("users: a client belongs to two users, or twice to one")
+        self._clients, self._users = clients, users
+
+    def updates(self, asked: Asked, order: KeyRing) -> Iterator[tuple[list[int], Updates | None]]:
+        """See `Contributions.updates`; `asked.clients` are users. None for users without data."""
+        members = [client for user in asked.clients for client in self._users[user]]
+        rows = self._rows(asked._replace(clients=members), order)
+        for user in asked.clients:
+            made = [row for row in (next(rows) for _ in self._users[user]) if row is not None]
+            yield [user], torch.stack(made).mean(dim=0, keepdim=True) if made else None
+
+    def _rows(self, asked: Asked, order: KeyRing) -> Iterator[Tensor | None]:
+        """Each client's update [D], in order. A block may be overwritten when the next one is made."""
+        for clients, updates in self._clients.updates(asked, order):
+            yield from [None] * len(clients) if updates is None else unbounded(updates).clone()
+
+
+@dataclass(frozen=True, kw_only=True)
+class UserWork(LocalWork):
+    """Training and data of clients that belong to users.
+
+    Attributes:
+        users: the clients of each user.
+    """
+
+    users: Users
+
+    def contributions(self, mechanism: Mechanism, numerics: Numerics | None = None) -> Contributions:
+        """See `LocalWork.contributions`."""
+        return UserUpdates(ClientUpdates(self, mechanism, numerics), self.users, numerics)

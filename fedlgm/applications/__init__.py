@@ -1,1 +1,0 @@
-"""Uses of layer-wise and i.n.i.d. noise beyond neural networks: coordinate descent and principal components."""

@@ -1,0 +1,79 @@
+"""Test whether noise is Gaussian: count its numbers in a few cells and compare with the normal law.
+
+The counts are exactly binomial for noise as planned, since its scale is known and not estimated.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import scipy.stats
+
+Array = npt.NDArray[np.float64]
+_WIDTH, _OUTER = 0.5, 4.0
+_INNER = int(2 * _OUTER / _WIDTH)
+CELLS = _INNER + 2
+"""Cells of half a standard deviation from -4 to 4, and one on either side."""
+_EDGES = np.linspace(-_OUTER, _OUTER, _INNER + 1)
+_BELOW = scipy.stats.norm.cdf(_EDGES)
+PROBABILITIES = np.concatenate([_BELOW[:1], np.diff(_BELOW), _BELOW[:1]])
+_TAILS = (4, 3, 2)  # outer cells on either side: beyond 2.5, 3 and 3.5 standard deviations
+STATISTICS = CELLS + len(_TAILS)
+"""Counts that are looked at: of each cell, and of the tails of both sides together."""
+
+
+def _with_tails(values: Array) -> Array:
+    return np.concatenate([values, [values[:k].sum() + values[-k:].sum() for k in _TAILS]])
+
+
+PLANNED = _with_tails(PROBABILITIES)
+
+
+def counted(noise: Array) -> Array:
+    """Numbers in each cell, [CELLS]; NaN is not counted.
+
+    Example:
+        >>> counted(np.array([-9.0, 0.1, 0.2, 9.0])).astype(int).tolist()
+        [1, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 1]
+    """
+    cells = np.clip(np.floor((noise[~np.isnan(noise)] + _OUTER) / _WIDTH), -1, _INNER).astype(np.int64) + 1
+    return np.bincount(cells, minlength=CELLS).astype(np.float64)
+
+
+def least_likely(counts: Array) -> tuple[float, int]:
+    """(p-value, number) of the statistic whose count is the least likely, in both directions together.
+
+    Args:
+        counts: counts of one layer over the rounds, [CELLS].
+
+    Example:
+        >>> noise = np.random.default_rng(0)
+        >>> least_likely(counted(noise.normal(size=10_000)))[0] > 0.001  # the smallest of 18
+        True
+        >>> least_likely(counted(noise.uniform(-(3**0.5), 3**0.5, size=10_000)))[0] < 1e-50
+        True
+    """
+    total = counts.sum()
+    seen = _with_tails(counts)
+    below = scipy.stats.binom.cdf(seen, total, PLANNED)
+    above = scipy.stats.binom.sf(seen - 1, total, PLANNED)
+    values = np.minimum(1.0, 2 * np.minimum(below, above))
+    number = int(np.argmin(values))
+    return float(values[number]), number
+
+
+def described(counts: Array, number: int) -> str:
+    """Observed and planned value of a statistic, in words.
+
+    Example:
+        >>> described(counted(np.array([-9.0, 0.1, 0.2, 9.0])), 9)
+        '50.000% of it lies between 0 and 0.5 standard deviations, planned 19.146%'
+    """
+    share, planned = _with_tails(counts)[number] / counts.sum(), PLANNED[number]
+    if number >= CELLS:
+        where = f"beyond {-_EDGES[_TAILS[number - CELLS] - 1]:g}"
+    elif number in (0, CELLS - 1):
+        where = f"below {-_OUTER:g}" if number == 0 else f"above {_OUTER:g}"
+    else:
+        where = f"between {_EDGES[number - 1]:g} and {_EDGES[number]:g}"
+    return f"{share:.3%} of it lies {where} standard deviations, planned {planned:.3%}"

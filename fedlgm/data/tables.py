@@ -1,0 +1,166 @@
+"""Tables with named columns, pandas frames or `datasets.Dataset` objects, as the arrays of a data set.
+
+A table of tokens has the columns of a tokenizer (`input_ids` and perhaps `attention_mask`, `token_type_ids`), which
+become the inputs in this order; rows of unequal length are padded. Any other table is one of numbers: its columns
+except target and user are the features.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedlgm.errors import DataError
+
+TOKENS = ("input_ids", "attention_mask", "token_type_ids")
+TARGETS = ("labels", "label")
+OPTIONS = ("users", "target", "text", "tokenizer", "length")
+IGNORED = -100
+"""Target of a padded position, as `transformers` and torch's `ignore_index` have it."""
+
+_Columns = dict[str, Any]
+
+
+def is_table(value: object) -> bool:
+    """Whether a value is a pandas frame or a `datasets.Dataset`; neither package is imported for this.
+
+    Example:
+        >>> import pandas
+        >>> is_table(pandas.DataFrame({"age": [52]})), is_table([1.0])
+        (True, False)
+    """
+    return any(
+        package in sys.modules and isinstance(value, getattr(sys.modules[package], name, ()))
+        for package, name in (("pandas", "DataFrame"), ("datasets", "Dataset"))
+    )
+
+
+def holds_tables(data: Mapping[str, Any]) -> bool:
+    """Whether a mapping's training or test part is a table."""
+    return is_table(data.get("train")) or is_table(data.get("test"))
+
+
+def as_arrays(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert a mapping with tables as "train" and "test" to one with arrays; see `DataSet.from_mapping`.
+
+    Args:
+        data: {"train": table, "test": table}, and where needed: "users", the column that names each example's user;
+            "target", the target's column (default: "labels" or "label"; tokens without either are their own target, for
+            the task "causal-lm"); "text", "tokenizer" and "length": the column of texts, their tokenizer, and the
+            maximum number of tokens of a text. Other keys are passed on.
+
+    Raises:
+        DataError: a part or column is missing, or a feature is not a number.
+
+    Example:
+        >>> import pandas
+        >>> table = pandas.DataFrame({"site": ["a", "b"], "age": [52.0, 61.0], "dose": [1, 2], "label": [0, 1]})
+        >>> arrays = as_arrays({"train": table, "test": table, "users": "site"})
+        >>> arrays["train"][0].tolist(), arrays["users"].tolist()
+        ([[52.0, 1.0], [61.0, 2.0]], ['a', 'b'])
+    """
+    parts = {part: _columns(data.get(part), part) for part in ("train", "test")}
+    options = {key: data[key] for key in OPTIONS if data.get(key) is not None}
+    found = {key: value for key, value in data.items() if key not in (*parts, *OPTIONS)}
+    if "users" in options:
+        users = options["users"]
+        found["users"] = np.asarray(_taken(parts["train"], users, "train")) if isinstance(users, str) else users
+        parts["test"].pop(users, None) if isinstance(users, str) else None
+    if "text" in options or "tokenizer" in options:
+        for part, columns in parts.items():
+            columns.update(_tokenized(columns, part, options))
+    target = options.get("target") or next((name for name in TARGETS if name in parts["train"]), None)
+    if target is None and "input_ids" not in parts["train"]:
+        raise DataError(f"data: which column is the target? Name it: 'target': one of {_listed(parts['train'])}")
+    targets = {part: None if target is None else _taken(columns, target, part) for part, columns in parts.items()}
+    if "input_ids" in parts["train"]:
+        padding = getattr(options.get("tokenizer"), "pad_token_id", None) or 0
+        return found | _of_tokens(parts, targets, padding)
+    names = list(parts["train"])
+    return found | {
+        part: (_features(columns, names, part), np.asarray(targets[part])) for part, columns in parts.items()
+    }
+
+
+def _columns(table: Any, part: str) -> _Columns:
+    if not is_table(table):
+        raise DataError(f"data: 'train' and 'test' must both be tables, {part!r} is of type {type(table).__name__}")
+    if hasattr(table, "with_format"):
+        return dict(table.with_format(None)[:])
+    return {str(name): table[name].to_numpy() for name in table.columns}
+
+
+def _taken(columns: _Columns, name: str, part: str) -> Any:
+    if name not in columns:
+        raise DataError(f"data: {part!r} has no column {name!r}; its columns: {_listed(columns)}")
+    return columns.pop(name)
+
+
+def _listed(columns: Iterable[str]) -> str:
+    return ", ".join(map(repr, columns)) or "none"
+
+
+def _tokenized(columns: _Columns, part: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    if not ("text" in options and "tokenizer" in options):
+        raise DataError("data: 'text' (the column of texts) and 'tokenizer' must be given together")
+    texts, length = [str(text) for text in _taken(columns, options["text"], part)], options.get("length")
+    encoded = options["tokenizer"](texts, truncation=length is not None, max_length=length)
+    return {name: encoded[name] for name in TOKENS if name in encoded}
+
+
+def _of_tokens(
+    parts: Mapping[str, _Columns], targets: Mapping[str, Any], padding: int
+) -> dict[str, tuple[tuple[np.ndarray, ...] | np.ndarray, np.ndarray]]:
+    """Inputs and targets of both parts, rows padded on the right to the longest of both."""
+    rows = {part: columns["input_ids"] for part, columns in parts.items() if "input_ids" in columns}
+    if len(rows) < len(parts):
+        raise DataError("data: 'test' has no column 'input_ids', which 'train' has")
+    lengths = {len(row) for table in rows.values() for row in table}
+    width, ragged = max(lengths, default=0), len(lengths) > 1
+    # Types stand after the mask: one of ones where a table has none.
+    masked = ragged or any(name in parts["train"] for name in TOKENS[1:])
+    found: dict[str, tuple[tuple[np.ndarray, ...] | np.ndarray, np.ndarray]] = {}
+    for part, columns in parts.items():
+        tokens = _padded(rows[part], width, padding)
+        inputs = [tokens]
+        mask = _padded(columns.get("attention_mask", [[1] * len(row) for row in rows[part]]), width, 0)
+        if masked:
+            inputs.append(mask)
+        if "token_type_ids" in parts["train"]:
+            inputs.append(_padded(columns["token_type_ids"], width, 0))
+        target = targets[part]
+        if target is None:
+            y = np.where(mask == 0, IGNORED, tokens)
+        elif len(target) and np.ndim(target[0]) == 1:
+            y = _padded(target, width, IGNORED)
+        else:
+            y = np.asarray(target)
+        found[part] = (tuple(inputs) if len(inputs) > 1 else tokens, y)
+    return found
+
+
+def _padded(rows: Sequence[Any], width: int, value: int) -> np.ndarray:
+    padded = np.full((len(rows), width), value, dtype=np.int64)
+    for i, row in enumerate(rows):
+        padded[i, : len(row)] = row
+    return padded
+
+
+def _features(columns: _Columns, names: Sequence[str], part: str) -> np.ndarray:
+    kept = []
+    for name in names:
+        if name not in columns:
+            raise DataError(f"data: {part!r} has no column {name!r}, which 'train' has")
+        values = np.asarray(columns[name])
+        if not (np.issubdtype(values.dtype, np.number) or values.dtype == np.bool_) or values.ndim != 1:
+            raise DataError(
+                f"data: column {name!r} of {part!r} is {values.dtype}, not a column of numbers: drop it, or convert "
+                "it (pandas.get_dummies); text needs a tokenizer: data={'train': ..., 'tokenizer': tokenizer}"
+            )
+        kept.append(values.astype(np.float64))
+    if not kept:
+        raise DataError(f"data: {part!r} has no column besides target and user: there are no features")
+    return np.stack(kept, axis=1)

@@ -1,0 +1,28 @@
+"""Models that are not an `nn.Module`: a list of NumPy arrays, such as scikit-learn's coefficients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+
+def of_arrays(model: Any) -> Any:
+    """A list of NumPy arrays or tensors as a module with one parameter for each; any other object unchanged.
+
+    Parameters are named "0", "1", ..., as Flower names the arrays of an `ArrayRecord`. Values become float32.
+
+    Example:
+        >>> import numpy
+        >>> list(of_arrays([numpy.zeros((3, 4)), numpy.zeros(3)]).state_dict())
+        ['0', '1']
+    """
+    if (
+        not isinstance(model, list | tuple)
+        or not model
+        or not all(isinstance(one, np.ndarray | torch.Tensor) for one in model)
+    ):
+        return model
+    return nn.ParameterList([torch.as_tensor(one).detach().float().clone() for one in model])

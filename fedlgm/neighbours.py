@@ -1,0 +1,29 @@
+"""Detects a user's folders that shadow this library's other top-level packages."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+
+def check_neighbours() -> None:
+    """Refuse to continue if a user's folder or module shadows one of this library's packages.
+
+    Python looks for `clients`, `strategies` and `simulations` in the current folder first, where a project may have
+    folders of these names.
+
+    Raises:
+        ImportError: the message names the folder and the remedy.
+
+    Example:
+        >>> check_neighbours()
+    """
+    here = Path(__file__).resolve().parents[1]
+    for name in ("clients", "strategies", "simulations"):
+        spec = find_spec(name)
+        found = Path(spec.origin) if spec is not None and spec.origin else None
+        if found is not None and found.resolve().parents[1] != here:
+            raise ImportError(
+                f"{found} stands in the place of fedlgm's package {name!r}, which Python therefore cannot import: "
+                "rename it, or start Python in another folder"
+            )

@@ -1,0 +1,198 @@
+"""Who adds the noise of a release, and what follows from it; only this module distinguishes the trust models.
+
+>>> [who.name for who in NOISED_BY.values() if not who.uploads_released]
+['central']
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from fedlgm.errors import ConfigError
+from fedlgm.noise import Family, grid_step
+from fedlgm.privacy.guarantee import Relation, Trust
+from fedlgm.privacy.ledger import SERVER
+
+if TYPE_CHECKING:
+    from dp_accounting import dp_event
+    from torch import Tensor
+
+    from fedlgm.aggregation import BoundedSum
+    from fedlgm.facts import RunFacts, Sampling
+    from fedlgm.keys import KeyRing
+    from fedlgm.noise import NoiseBackend
+    from fedlgm.noised_in_shares import Shares
+    from fedlgm.plan import Part, ReleasePlan
+    from fedlgm.run_noise import NoiseSource
+
+NEGLIGIBLE = 1e-15
+"""Probability with which an honest client's noise is longer than is counted with."""
+
+
+class NoisedBy:
+    """The server adds noise to the sum: a round costs one release of all clients together.
+
+    A further trust model is a subclass with its own answers, listed in `NOISED_BY`.
+
+    Example:
+        >>> NoisedBy().noises_in_sum(20.0), NoisedByClients().noises_in_sum(20.0)
+        (1.0, 20.0)
+
+    Attributes:
+        name: the trust model, as facts and recipes name it.
+        uploads_released: whether what a client hands over is already a release, charged to the client.
+        alone: whether anybody may see what a client hands over; if not, only a sum of several clients'.
+        relation: the neighbouring relation of whole clients that it is usually proven for.
+        uncorrelated: why noise is not correlated over rounds; empty where it may be.
+    """
+
+    name: Trust = "central"
+    uploads_released = False
+    alone = True
+    uncorrelated = ""
+    relation: Relation = "add-remove"
+
+    def accounted_rate(self, sampling: Sampling) -> float:
+        """Sampling rate that amplifies the release of a whole client's contribution."""
+        return 1.0 if sampling.scheme == "min-separation" else sampling.within_group
+
+    def noises_in_sum(self, contributors: float) -> float:
+        """Number of parties whose noise is in a sum of `contributions` contributions."""
+        return 1.0
+
+    def limit(self, part: Part, family: Family) -> float:
+        """Largest norm of an honest client's contribution to a part; l2, or l1 for Laplace noise."""
+        return part.clip
+
+    def party(self, client: int) -> int:
+        """Number of the party whose noise covers this client's contribution."""
+        return SERVER
+
+    def of(self, shares: Shares | None) -> NoisedBy:
+        """The same with a run's shares of the noise (ConfigError: needed, or not for this trust)."""
+        if shares is not None:
+            raise ConfigError(f"shares of the noise are for trust 'distributed', not {self.name!r}: leave them out")
+        return self
+
+    def check_facts(self, facts: RunFacts) -> None:
+        """Refuse facts that do not fit this trust (ConfigError)."""
+
+    def check_plan(self, plan: ReleasePlan) -> None:
+        """Refuse a plan that cannot be carried out under this trust (ConfigError)."""
+
+    def event(self, multiplier: float, rate: float) -> dp_event.DpEvent:
+        """Event of one release with Gaussian noise.
+
+        Args:
+            multiplier: noise std over the largest change of the release by a neighbour.
+            rate: rate of the sampling that amplifies it.
+        """
+        from fedlgm.privacy.events import gaussian_event
+
+        return gaussian_event(multiplier, rate)
+
+    def against(self, facts: RunFacts) -> str:
+        """The adversaries of a guarantee, if its other fields do not state them; otherwise empty."""
+        return ""
+
+    def source(self) -> NoiseSource:
+        """The source of independent noise."""
+        from fedlgm.run_noise import INDEPENDENT
+
+        return INDEPENDENT
+
+    def opened(self, total: BoundedSum) -> Tensor:
+        """The sum of the clients' replies, in the model's units, [plan.size] float64."""
+        return total.total
+
+    def observed(self, exact: Tensor, plan: ReleasePlan, keys: KeyRing, round: int, backend: NoiseBackend) -> Tensor:
+        """Copy of a contribution (or exact sum) [plan.size] with the noise that counts, for audits."""
+        from fedlgm.release import release
+
+        return release(exact.clone(), plan, keys, round, self.party(0), backend)
+
+    def planned(self, plan: ReleasePlan) -> dict[str, float]:
+        """Public figures of a plan that this trust adds, by name."""
+        return {}
+
+    def readers_epsilon(self, facts: RunFacts, rounds: int) -> float | None:
+        """Epsilon, after some rounds, towards readers of released models alone; None if it is the general one."""
+        return None
+
+
+class NoisedByClients(NoisedBy):
+    """Each client adds noise to its own contribution: participation is visible, so sampling amplifies nothing.
+
+    Example:
+        >>> NoisedByClients().party(3), NoisedBy().party(3) == SERVER
+        (3, True)
+    """
+
+    name: Trust = "local"
+    uploads_released = True
+    relation: Relation = "replace-one"
+    uncorrelated = (
+        "every upload is seen alone, so noise could only be correlated along one client's own uploads, where "
+        "independent noise has the least last and largest error already"
+    )
+
+    def accounted_rate(self, sampling: Sampling) -> float:
+        """1."""
+        return 1.0
+
+    def noises_in_sum(self, contributors: float) -> float:
+        """All of them."""
+        return contributors
+
+    def limit(self, part: Part, family: Family) -> float:
+        """`largest_norm`."""
+        return largest_norm(part, family)
+
+    def party(self, client: int) -> int:
+        """The client."""
+        return client
+
+
+NOISED_BY: dict[Trust, NoisedBy] = {kind.name: kind for kind in (NoisedBy(), NoisedByClients())}
+
+
+def get(trust: str, shares: Shares | None = None) -> NoisedBy:
+    """Who adds the noise under a trust model; with shares, as a run has them.
+
+    Raises:
+        ConfigError: an unknown trust model, or shares that do not fit.
+
+    Example:
+        >>> get("local").relation
+        'replace-one'
+    """
+    for name, kind in NOISED_BY.items():
+        if name == trust:
+            return kind.of(shares)
+    raise ConfigError(f"unknown trust {trust!r}; known: {', '.join(NOISED_BY)}")
+
+
+def largest_norm(part: Part, family: str) -> float:
+    """Norm that a client's noised part exceeds with probability at most 1e-15: bound, noise and grid together.
+
+    Gaussian: sqrt of the chi-square tail, l2. Laplace: tail of a sum of exponentials, l1.
+
+    Example:
+        >>> from fedlgm.plan import Part
+        >>> largest_norm(Part("a", 100, 1.0, 0.0), "gaussian")
+        1.0
+        >>> 15 < largest_norm(Part("a", 100, 1.0, 1.0), "gaussian") < 20
+        True
+    """
+    if part.sigma == 0 or not math.isfinite(part.clip):
+        return part.clip
+    import scipy.special  # not needed where clients train: their processes start sooner without it
+
+    if family == "gaussian":
+        noise = part.sigma * math.sqrt(2 * float(scipy.special.gammainccinv(part.size / 2, NEGLIGIBLE)))
+        grid = grid_step(part.sigma) * math.sqrt(part.size)
+    else:
+        noise = part.sigma * float(scipy.special.gammainccinv(part.size, NEGLIGIBLE))
+        grid = grid_step(part.sigma) * part.size
+    return part.clip + noise + grid

@@ -1,0 +1,281 @@
+"""Noise in shares: each node adds a part of it, and the server sees only the noised sum.
+
+The nodes add integer noise (`fedlgm.integer`). The engine keeps the sum hidden until it is complete; a simulation adds
+plain integers, which gives the same sum.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fedlgm.errors import ConfigError, check_count
+from fedlgm.keys import KeyRing, Purpose
+from fedlgm.noised_by import NOISED_BY, NoisedBy, NoisedByClients
+
+if TYPE_CHECKING:
+    from dp_accounting import dp_event
+
+    from fedlgm.aggregation import BoundedSum
+    from fedlgm.facts import RunFacts
+    from fedlgm.noise import Family, NoiseBackend
+    from fedlgm.plan import Part, ReleasePlan
+    from fedlgm.run_noise import NoiseSource
+
+
+def least_threshold(nodes: int, colluders: int) -> int:
+    """Smallest number of answers that two halves of a round's nodes cannot both reach.
+
+    Two sets of t of n nodes share at least 2 t - n nodes. If that exceeds the m colluders, an honest node is in both
+    sets, and it answers for one alone: 2 t > n + m.
+
+    Example:
+        >>> least_threshold(10, 1), least_threshold(30, 3)
+        (6, 17)
+    """
+    return (nodes + colluders) // 2 + 1
+
+
+@dataclass(frozen=True)
+class Shares:
+    """The nodes whose noise the guarantee relies on: `threshold` answer, `colluders` may be the server's.
+
+    Example:
+        >>> Shares(20, 3).honest
+        17
+
+    Attributes:
+        threshold: nodes t that must answer; with fewer the round is void.
+        colluders: nodes m that may pass what they know, their own noise included, to the server.
+
+    Raises:
+        ConfigError: numbers outside their range, or no more answers than colluders.
+    """
+
+    threshold: int
+    colluders: int = 0
+
+    def __post_init__(self) -> None:
+        check_count("threshold", self.threshold)
+        check_count("colluders", self.colluders, least=0)
+        if self.threshold <= self.colluders:
+            raise ConfigError(
+                f"a threshold of {self.threshold} with {self.colluders} colluders leaves no honest node whose noise "
+                "counts: raise the threshold, or count on fewer colluders"
+            )
+
+    @property
+    def honest(self) -> int:
+        """Number of nodes whose noise counts, t - m."""
+        return self.threshold - self.colluders
+
+    def check(self, asked: int) -> None:
+        """Refuse a threshold that two halves of a round's nodes could both reach, or that they cannot reach at all.
+
+        Raises:
+            ConfigError: a threshold below `least_threshold` or above n.
+        """
+        t, m = self.threshold, self.colluders
+        least = least_threshold(asked, m)
+        if t > asked:
+            raise ConfigError(f"a round asks {asked} nodes, so a threshold of {t} is never met: lower the threshold")
+        if t < least:
+            raise ConfigError(
+                f"with a threshold of {t} of {asked} nodes a server with {m} colluders could open two sums of one "
+                f"round: the threshold must be at least {least}"
+            )
+
+
+@dataclass(frozen=True)
+class NoisedInShares(NoisedByClients):
+    """The nodes add the noise together. One node's message is not private; a sum of `Shares.threshold` or more is.
+
+    Attributes:
+        shares: the run's threshold and colluders; None for the trust model alone.
+
+    Example:
+        >>> who = NOISED_BY["distributed"].of(Shares(20, 3))
+        >>> who.noises_in_sum(34.0)  # noise of 34 nodes, in units of what 17 honest ones add
+        2.0
+    """
+
+    name = "distributed"
+    alone = False
+    uncorrelated = "the server sees every round's sum with the shares of that round"
+
+    shares: Shares | None = None
+
+    def of(self, shares: Shares | None) -> NoisedBy:
+        """The same with the run's shares."""
+        if shares is None:
+            raise ConfigError(
+                "trust 'distributed' needs shares: the [distributed] section with its threshold and colluders"
+            )
+        return NoisedInShares(shares)
+
+    def noises_in_sum(self, contributors: float) -> float:
+        """Every contributor's share."""
+        return contributors / self._shares.honest
+
+    def limit(self, part: Part, family: Family) -> float:
+        """Infinite: where sums are hidden, nobody sees how long a contribution is."""
+        return math.inf
+
+    def check_facts(self, facts: RunFacts) -> None:
+        """A public number of nodes in every round, whole clients, and the accountant that has a bound."""
+        sampling = facts.sampling
+        if facts.steps is not None:
+            raise ConfigError(
+                "trust 'distributed' protects whole clients, whose rounds are one sum each: example-level steps would "
+                "each be a sum; use privacy.unit = 'client'"
+            )
+        if sampling.scheme != "fixed" and sampling.rate < 1:
+            raise ConfigError(
+                "trust 'distributed' asks a public number of nodes in every round: use sampling 'fixed', or rate 1"
+            )
+        if facts.accountant != "rdp":
+            raise ConfigError(
+                f"privacy.accountant = {facts.accountant!r}: the cost of integer noise in shares is proven as a Renyi "
+                "divergence; set privacy.accountant = 'rdp'"
+            )
+        self._shares.check(round(sampling.expected))
+
+    def check_plan(self, plan: ReleasePlan) -> None:
+        """One Gaussian multiplier of whole clients, on a grid that carries it."""
+        from fedlgm.integer import IntegerGrid
+
+        if not plan.protected:
+            raise ConfigError("trust 'distributed' hides nothing but what noise protects: this plan is not private")
+        if plan.family != "gaussian":
+            raise ConfigError(
+                f"trust 'distributed' adds discrete Gaussian noise: the plan asks for {plan.family} noise"
+            )
+        if plan.bounded_by != "aggregator":
+            raise ConfigError("trust 'distributed' rounds bounded clients: this plan's trainer bounds other units")
+        if plan.size:
+            IntegerGrid.of(plan)
+
+    def event(self, multiplier: float, rate: float) -> dp_event.DpEvent:
+        """Proven concentrated differential privacy of 1 / (2 multiplier^2).
+
+        Kairouz, Liu and Steinke 2021, Proposition 14: (moved + sqrt(d) tau)^2 / 2, where a node's noise of at least 4
+        grid units makes tau less than 1e-60: less than the rounding of the figures.
+        """
+        from dp_accounting import dp_event
+
+        return dp_event.ZCDpEvent(0.5 / multiplier**2)
+
+    def source(self) -> NoiseSource:
+        """`IntegerShares`."""
+        return IntegerShares()
+
+    def opened(self, total: BoundedSum) -> Tensor:
+        """The sum in the model's units; zeros if fewer nodes than the threshold answered, since the round is void."""
+        from fedlgm.integer import IntegerGrid, words
+
+        if total.count < self._shares.threshold or total.plan.size == 0:
+            return torch.zeros_like(total.total)
+        return torch.from_numpy(IntegerGrid.of(total.plan).opened(words(total.total.numpy())))
+
+    def observed(self, exact: Tensor, plan: ReleasePlan, keys: KeyRing, round: int, backend: NoiseBackend) -> Tensor:
+        """One node's contribution among honest nodes that contribute only noise."""
+        from fedlgm.aggregation import BoundedSum
+
+        total, none = BoundedSum.empty(plan), torch.zeros(plan.size, dtype=torch.float64)
+        bound = keys.derive(exact.cpu().numpy().tobytes()) if keys.secret else keys
+        for node in range(self._shares.honest):
+            own = none.clone() if node else exact.to(none, copy=True)
+            total.merge(self.source().add_(own, plan, bound, round, node, backend), 1, 0)
+        total.count = self._shares.threshold
+        return self.opened(total)
+
+    def planned(self, plan: ReleasePlan) -> dict[str, float]:
+        """Words, wrap-around, noise and the second epsilon."""
+        from fedlgm.integer import BITS, IntegerGrid
+
+        grid = IntegerGrid.of(plan)
+        return {
+            "asked": grid.asked,
+            "threshold": grid.threshold,
+            "colluders": grid.colluders,
+            "bits": BITS,
+            "bits_needed": grid.bits_needed,
+            "grid_units": grid.units,
+            "wrap_probability": grid.wrap_probability,
+            "noise_over_central": grid.noise_over_central,
+        }
+
+    def readers_epsilon(self, facts: RunFacts, rounds: int) -> float:
+        """Epsilon towards readers of released models other than nodes, after some rounds.
+
+        They do not see who took part, and the releases hold the noise of all nodes that answered, at least the
+        threshold.
+        """
+        return _readers_epsilon(replace(facts, training=type(facts.training)()), rounds)
+
+    def against(self, facts: RunFacts) -> str:
+        """Both epsilons' adversaries, with the second epsilon, so that it stands beside the first everywhere."""
+        said = f"against the server with {self._shares.colluders} colluding nodes"
+        if facts.epsilon is None or facts.delta is None or not facts.noise_multiplier > 0:
+            return said
+        said += f"; for readers of the released models: epsilon {self.readers_epsilon(facts, facts.rounds):.4g}"
+        if facts.sampling.rate < 1:
+            said += ", if sampled releases compose under replace-one as one of them is proven to cost"
+        return said
+
+    @property
+    def _shares(self) -> Shares:
+        assert self.shares is not None, "the trust model as such has no numbers"
+        return self.shares
+
+
+@lru_cache(maxsize=256)
+def _readers_epsilon(facts: RunFacts, rounds: int) -> float:
+    from fedlgm.privacy import accounting
+
+    shares, (_, delta) = facts.shares, facts.budget()
+    if rounds == 0 or shares is None:
+        return 0.0
+    multiplier = facts.noise_multiplier * math.sqrt(shares.threshold / shares.honest)
+    releases = min(rounds, facts.releases)
+    cost = partial(accounting.epsilon, multiplier, delta, relation=facts.relation, accountant="rdp")
+    every = cost(steps=releases)
+    if (
+        facts.sampling.rate == 1 or releases < rounds
+    ):  # draws of clients at their cap are not independent of earlier ones
+        return every
+    return min(every, cost(steps=rounds, sampling_rate=facts.sampling.rate))
+
+
+class IntegerShares:
+    """Draws a client's share: the client's bounded contribution becomes whole numbers with noise, kept in float64."""
+
+    def following(self, keys: KeyRing, round: int) -> KeyRing:
+        """The keys."""
+        return keys
+
+    def add_(
+        self, total: Tensor, plan: ReleasePlan, ring: KeyRing, round: int, party: int, backend: NoiseBackend
+    ) -> Tensor:
+        """See `NoiseSource.add_`; drawn on the CPU by every backend.
+
+        Raises:
+            ConfigError: a sum in single precision, which cannot hold 32-bit words.
+        """
+        from fedlgm.integer import IntegerGrid
+
+        if total.dtype != torch.float64:
+            raise ConfigError("trust 'distributed' needs sums in double precision: set training.device = 'cpu'")
+        if plan.size == 0:
+            return total
+        streams = [ring.numpy_generator(purpose, round, party + 1) for purpose in (Purpose.ROUNDING, Purpose.NOISE)]
+        share = IntegerGrid.of(plan).share(total.cpu().numpy(), *streams)
+        return total.copy_(torch.from_numpy(share))
+
+
+NOISED_BY["distributed"] = NoisedInShares()

@@ -1,0 +1,108 @@
+"""Tabular data sets of the coordinate-descent experiments, from scikit-learn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedlgm.errors import ConfigError, DataError
+
+Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class TabularData:
+    """A regression or two-class task.
+
+    Attributes:
+        name: name of the set.
+        features: shape [N, K].
+        targets: shape [N]: centred to mean 0 and unit variance for regression, labels -1 and 1 for two classes.
+        classification: whether targets are labels.
+    """
+
+    name: str
+    features: Array
+    targets: Array
+    classification: bool
+
+
+def load_tabular(name: str, *, scaling: str = "range", data_home: str | Path | None = None) -> TabularData:
+    """Load a set. Scaling uses the data's own statistics, which the DP-CD literature treats as public.
+
+    Args:
+        name: "diabetes" (442 x 10, regression) and "breast-cancer" (569 x 30, two classes) come with scikit-learn;
+            "california" (20,640 x 8, regression) and "electricity" (45,312 x 8, two classes) are downloaded once.
+        scaling: features are centred, then "range" divides each by its largest magnitude (bounds b_i = 1, unequal
+            variances), "standardized" by its standard deviation, "centered" not at all.
+        data_home: folder of downloads; scikit-learn's by default.
+
+    Returns:
+        The task.
+
+    Raises:
+        ConfigError: unknown name or scaling.
+        DataError: the set cannot be downloaded or a feature is constant.
+    """
+    if name not in _SETS:
+        raise ConfigError(f"unknown data set {name!r}; known: {', '.join(_SETS)}")
+    if scaling not in _SCALES:
+        raise ConfigError(f"unknown scaling {scaling!r}; known: {', '.join(_SCALES)}")
+    fetch, classification = _SETS[name]
+    try:
+        features, targets = fetch(None if data_home is None else str(data_home))
+    except OSError as error:
+        raise DataError(f"{name} could not be downloaded or read: {error}; diabetes needs no download") from error
+    features = np.asarray(features, dtype=np.float64)
+    features = features - features.mean(axis=0)
+    if np.any(features.std(axis=0) == 0):
+        raise DataError(f"{name} has a constant feature")
+    features = features / _SCALES[scaling](features)
+    if classification:
+        targets = np.where(targets == np.unique(targets)[-1], 1.0, -1.0)
+    else:
+        targets = np.asarray(targets, dtype=np.float64)
+        targets = (targets - targets.mean()) / targets.std()
+    return TabularData(name, features, targets, classification)
+
+
+def _diabetes(_: str | None) -> Any:
+    from sklearn.datasets import load_diabetes
+
+    return load_diabetes(return_X_y=True, scaled=False)
+
+
+def _breast_cancer(_: str | None) -> Any:
+    from sklearn.datasets import load_breast_cancer
+
+    return load_breast_cancer(return_X_y=True)
+
+
+def _california(data_home: str | None) -> Any:
+    from sklearn.datasets import fetch_california_housing
+
+    return fetch_california_housing(data_home=data_home, return_X_y=True)
+
+
+def _electricity(data_home: str | None) -> Any:
+    from sklearn.datasets import fetch_openml
+
+    return fetch_openml(data_id=151, data_home=data_home, as_frame=False, return_X_y=True, parser="liac-arff")
+
+
+_SETS: dict[str, tuple[Callable[[str | None], Any], bool]] = {
+    "diabetes": (_diabetes, False),
+    "breast-cancer": (_breast_cancer, True),
+    "california": (_california, False),
+    "electricity": (_electricity, True),
+}
+_SCALES: dict[str, Callable[[Array], Any]] = {
+    "range": lambda x: np.abs(x).max(axis=0),
+    "standardized": lambda x: x.std(axis=0),
+    "centered": lambda x: 1.0,
+}

@@ -1,0 +1,74 @@
+"""Repeated private PCA on synthetic data, all methods on the same matrices: the i.n.i.d. noise paper's Table III."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from fedlgm.errors import ConfigError, check_count
+from fedlgm.keys import KeyRing, Purpose
+from fedlgm.papers.inid.pca import CovariancePlan, covariance_sum, perturb, subspace_recovery_error, top_subspace
+
+Array = npt.NDArray[np.float64]
+
+
+def fully_random_rows(dimension: int, rank: int, rows: int, rng: np.random.Generator) -> tuple[Array, Array]:
+    """Points uniform on the unit sphere of a uniformly random subspace (Soltanolkotabi and Candes 2012).
+
+    Args:
+        dimension: ambient dimension M.
+        rank: dimension r of the subspace, in [1, M].
+        rows: number N of points.
+        rng: stream to draw from.
+
+    Returns:
+        The points, shape [N, M], and an orthonormal basis of the subspace, shape [M, r].
+
+    Raises:
+        ConfigError: rank outside [1, M] or no rows.
+    """
+    for name, value in (("dimension", dimension), ("rank", rank), ("rows", rows)):
+        check_count(name, value)
+    if rank > dimension:
+        raise ConfigError(f"rank must be at most the dimension {dimension}, got {rank}")
+    basis = np.linalg.qr(rng.standard_normal((dimension, rank)))[0]
+    coefficients = rng.standard_normal((rows, rank))
+    coefficients /= np.linalg.norm(coefficients, axis=1, keepdims=True)
+    return coefficients @ basis.T, basis
+
+
+def recovery_errors(
+    plans: Mapping[str, CovariancePlan], *, rank: int, rows: int, trials: int, keys: KeyRing
+) -> dict[str, Array]:
+    """Subspace recovery errors of several plans over fresh data sets, shared by all plans of a trial.
+
+    Args:
+        plans: releases of one dimension M, by name.
+        rank: dimension of the subspace.
+        rows: number of points of each data set.
+        trials: number of data sets.
+        keys: randomness; trial t depends on `keys`, t and the order of the plans only.
+
+    Returns:
+        For each name, the errors, shape [trials].
+
+    Raises:
+        ConfigError: no plans, plans of different dimensions, or sizes out of range.
+    """
+    dimensions = sorted({plan.dimension for plan in plans.values()})
+    if len(dimensions) != 1:
+        raise ConfigError(f"plans must share one dimension, got {dimensions}")
+    check_count("trials", trials)
+    errors = np.empty((trials, len(plans)))
+    for trial in range(trials):
+        x, basis = fully_random_rows(dimensions[0], rank, rows, keys.numpy_generator(Purpose.PROBE, trial))
+        totals: dict[tuple[float, float] | None, Array] = {}
+        noisy = []
+        for index, plan in enumerate(plans.values()):
+            if plan.entry_clip not in totals:
+                totals[plan.entry_clip] = covariance_sum(x, plan)
+            noisy.append(perturb(totals[plan.entry_clip], plan, keys.numpy_generator(Purpose.NOISE, trial, index)))
+        errors[trial] = subspace_recovery_error(top_subspace(np.stack(noisy), rank), basis)
+    return dict(zip(plans, errors.T, strict=True))

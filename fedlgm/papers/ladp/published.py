@@ -1,0 +1,123 @@
+"""LaDP-FL as published, the paper's Algorithms 2 to 4: every client decides from its private weights. NOT PRIVATE.
+
+Source: LaDP-FL paper, Sections V and VI.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+from torch import Tensor
+
+from fedlgm.errors import ConfigError
+from fedlgm.facts import RunFacts
+from fedlgm.layers import LayerTable
+from fedlgm.mechanisms.base import Mechanism, UsesPrivateUpdates, Variant, check_positive
+from fedlgm.mechanisms.ladp import check_threshold
+from fedlgm.mechanisms.ladp_frame import bound_by_training, require, theorem3_constant, theorem3_delta
+from fedlgm.mechanisms.ladp_scores import layer_divergences
+from fedlgm.plan import ReleasePlan, UnprotectedPlan
+from fedlgm.privacy.guarantee import Guarantee
+from fedlgm.transcript import Transcript
+
+_PUBLISHED = (
+    "unselected layers are uploaded as they are, and selection and noise scales follow the client's private weights "
+    "(docs/guarantees.md, section LaDP-FL)"
+)
+_LEAST_SCORE = 1e-12  # where the paper divides by zero: noise beyond any use, but still a number
+
+
+@dataclass(frozen=True)
+class PublishedLaDP(Mechanism, UsesPrivateUpdates):
+    """sigma_j = c Delta_f / (epsilon P_j) with P_j = min(KL, B), Delta_f = 2 eta E G_c and c / B of Theorem 3.
+
+    All of it per client and from its own weights (local trust); the recipe's epsilon and delta are those of one
+    release, of which the paper charges q epsilon. We deviate from the paper in two points: clients have equal weight,
+    over the public cohort size, and a client makes E epochs (the paper's loop, taken literally, makes E + 1).
+
+    Attributes:
+        threshold: R >= 0; layers of smaller norm are not selected, and uploaded without noise.
+        score_cap: B > 0.
+        estimate: False is the paper's ablation: every selected layer's score is B.
+        sensitivity: "epochs" (Delta_f = 2 eta E G_c, as printed) or "steps" (2 eta steps G_c, which bounds what a
+            client's steps can do).
+        steps: optimizer steps of the busiest client in a round, needed for sensitivity = "steps".
+        batch_share: q = batch size / local examples of the claim q T epsilon; the paper's 50 / 500.
+
+    Example:
+        >>> from fedlgm import LocalTraining, Sampling
+        >>> budget = {"epsilon": 1.0, "delta": 1e-5, "training": LocalTraining(lr=0.1, epochs=5, gradient_clip=2.0)}
+        >>> facts = RunFacts(0.0, Sampling("poisson", 10, 1.0), "replace-one", "local", **budget)
+        >>> multiplier = PublishedLaDP("ladp").calibrate(facts)  # noise over eta E G_c = 1
+        >>> round(multiplier / theorem3_constant(1.0, 1e-5), 6)
+        2.0
+    """
+
+    variant: ClassVar[Variant] = "published"
+
+    threshold: float = 0.0
+    score_cap: float = 2.0
+    estimate: bool = True
+    sensitivity: Literal["epochs", "steps"] = "epochs"
+    steps: int = 0
+    batch_share: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_positive(self.name, score_cap=self.score_cap, batch_share=self.batch_share)
+        check_threshold(self.name, self.threshold)
+        if self.sensitivity == "steps" and self.steps < 1:
+            raise ConfigError(f"{self.name}: sensitivity = 'steps' needs steps, the optimizer steps of a round")
+
+    def calibrate(self, facts: RunFacts) -> float:
+        """2 (c/B) / epsilon, the noise over eta E G_c at P = B, for any number of rounds."""
+        epsilon, delta = require(facts, self.name).budget()
+        self._half_sensitivity(facts)
+        return 2 * theorem3_constant(epsilon, delta) / epsilon
+
+    def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
+        """The common plan of the round, which clients replace by their own plans."""
+        epsilon, delta = require(facts, self.name).budget()
+        reached = theorem3_delta(epsilon, delta)
+        reason = _PUBLISHED
+        if reached > delta:
+            reason += f"; besides, the noise constant reaches delta = {reached:.3g} only, not {delta:g}"
+        return UnprotectedPlan(
+            layers,
+            np.full(len(layers), np.inf),
+            np.full(len(layers), self._half_sensitivity(facts) * facts.noise_multiplier),  # the noise at P = B
+            facts,
+            Guarantee("none", reason),
+            # A participation costs q epsilon: added up over T participations it is the paper's q T epsilon.
+            claim={"epsilon": self.batch_share * epsilon},
+        )
+
+    def plan_from_private_update(
+        self, plan: ReleasePlan, update: Tensor, model: Tensor
+    ) -> tuple[ReleasePlan, dict[str, np.ndarray]]:
+        """Algorithms 2 to 4 for one client: selection, scores and noise from its own weights.
+
+        Returns:
+            The client's plan, and "score" (P_j), "sigma", "selected" (0 or 1) and "noise_norm" (sigma_j sqrt(d_j)),
+            each [K].
+        """
+        layers, local = plan.layers, model + update
+        selected = layers.norms(local).numpy() >= self.threshold
+        scores = np.full(len(layers), self.score_cap)
+        if self.estimate:
+            # A contribution with NaN or Inf is discarded later; its layers get the least noise.
+            divergences = np.nan_to_num(layer_divergences(layers, local, model), nan=self.score_cap)
+            scores = np.clip(divergences, min(_LEAST_SCORE, self.score_cap), self.score_cap)
+        least = self._half_sensitivity(plan.facts) * plan.facts.noise_multiplier  # (c/B) Delta_f / epsilon
+        sigma = np.where(selected, least * self.score_cap / scores, 0.0)
+        own = UnprotectedPlan(
+            layers, plan.clip, sigma, plan.facts, plan.guarantee, released=plan.released, claim=plan.claim
+        )
+        noise_norm = sigma * np.sqrt(layers.sizes)
+        notes = {"score": scores, "sigma": sigma, "selected": selected.astype(np.float64), "noise_norm": noise_norm}
+        return own, notes
+
+    def _half_sensitivity(self, facts: RunFacts) -> float:
+        training = require(facts, self.name).training
+        return bound_by_training(training, self.steps if self.sensitivity == "steps" else None)

@@ -1,0 +1,175 @@
+"""Noise that changes over the rounds at one budget: the common part of Full DP, Time-Varying DP and DPA.
+
+A schedule gives each round's noise relative to the least one. `calibration = "equal-total"` scales the whole schedule
+so that all rounds together meet the run's (epsilon, delta) by the run's accountant: the fair comparison. `calibration =
+"matched"` is the LaDP-FL paper's frame: every schedule starts at the noise of Full DP, the recipe's epsilon is that of
+one release, and the paper's sum of q epsilon_t is recorded as the claim beside the proven epsilon.
+
+Under Poisson sampling the accountant composes every distinct noise level, so a schedule is a staircase of a few levels:
+the noise that is added has exactly the levels that are accounted for.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from fedlgm.errors import ConfigError
+from fedlgm.facts import RunFacts
+from fedlgm.layers import LayerTable
+from fedlgm.mechanisms.base import Mechanism, check_positive
+from fedlgm.mechanisms.ladp_frame import Constant, bound_by_training, noise_constant, require
+from fedlgm.plan import ReleasePlan
+from fedlgm.privacy.guarantee import Claim, Guarantee
+from fedlgm.transcript import Transcript
+
+Calibration = Literal["equal-total", "matched"]
+
+
+@dataclass(frozen=True)
+class PaperBaseline(Mechanism):
+    """Base of the mechanisms that the LaDP-FL paper compares with.
+
+    Attributes:
+        bound: l2 bound C of one client's update; under calibration = "matched" it follows from the local training
+            (half of the paper's Delta_f = 2 eta E G_c) and this option is not used.
+        calibration: "equal-total" (one proven (epsilon, delta) for the whole run) or "matched" (the paper's frame;
+            local trust; the recipe's epsilon and delta are those of one release).
+        constant: for "matched", the constant c of sigma = c Delta_f / epsilon: "theorem3" or "classical".
+        batch_share: for "matched", q = batch size / local examples of the paper's q T epsilon; its 50 / 500.
+
+    Example:
+        >>> from fedlgm import LocalTraining, Sampling
+        >>> budget = {"epsilon": 1.0, "delta": 1e-5, "training": LocalTraining(lr=0.1, epochs=5, gradient_clip=2.0)}
+        >>> facts = RunFacts(0.0, Sampling("poisson", 10, 1.0), "replace-one", "local", **budget)
+        >>> baseline = PaperBaseline("full-dp", calibration="matched")
+        >>> baseline.client_bound(facts), baseline.matched_claim(facts)  # eta E G_c, and 50 / 500 of epsilon
+        (1.0, {'epsilon': 0.1})
+    """
+
+    bound: float = 1.0
+    calibration: Calibration = "equal-total"
+    constant: Constant = "theorem3"
+    batch_share: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self.name, bound=self.bound, batch_share=self.batch_share)
+
+    def client_bound(self, facts: RunFacts) -> float:
+        """The l2 bound C to which the noise is matched."""
+        if self.calibration == "equal-total":
+            return self.bound
+        return bound_by_training(require(facts, self.name).training)
+
+    def matched_multiplier(self, facts: RunFacts) -> float:
+        """Noise of the first round over C: 2 c / epsilon, since the paper's sensitivity is 2 C.
+
+        Raises:
+            ConfigError: facts outside the paper's frame.
+        """
+        epsilon, delta = require(facts, self.name).budget()
+        bound_by_training(facts.training)
+        return 2 * noise_constant(self.constant, epsilon, delta) / epsilon
+
+    def matched_claim(self, facts: RunFacts, noise: float = 1.0) -> Claim | None:
+        """The paper's charge q epsilon_t for a participation whose noise is `noise` times that of the first round."""
+        if self.calibration == "equal-total":
+            return None
+        epsilon, _ = require(facts, self.name).budget()
+        return {"epsilon": self.batch_share * epsilon / noise}
+
+    @staticmethod
+    def guarantee(reason: str) -> Guarantee:
+        """A proven guarantee: every contribution is clipped to C before noise of a public scale is added."""
+        return Guarantee("proven", reason)
+
+
+@dataclass(frozen=True)
+class ScheduledGaussian(PaperBaseline):
+    """Gaussian noise on the whole update, its level following a schedule over the rounds.
+
+    Attributes:
+        levels: number of noise levels of the staircase that approximates the schedule.
+
+    Example:
+        >>> class Halving(ScheduledGaussian):
+        ...     reason = "every update is bounded before noise of a public scale is added to the sum"
+        ...
+        ...     def schedule(self, rounds):
+        ...         return np.linspace(2.0, 1.0, rounds)
+        >>> Halving("halving", levels=4).shape(4).round(3).tolist()
+        [2.0, 1.667, 1.333, 1.0]
+    """
+
+    levels: int = 5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.levels < 1 or int(self.levels) != self.levels:
+            raise ConfigError(f"{self.name}: levels must be a whole number of at least 1, got {self.levels}")
+
+    def table(self, layers: LayerTable) -> LayerTable:
+        """All layers merged into one, because the whole update has one bound and one noise scale."""
+        return layers.merged()
+
+    def schedule(self, rounds: int) -> np.ndarray:
+        """Noise of each round up to a common factor, before the staircase, float64 [rounds]."""
+        raise NotImplementedError
+
+    def shape(self, rounds: int) -> np.ndarray:
+        """Noise of each round over the least one, as a staircase, float64 [rounds]."""
+        return staircase(self.schedule(rounds), self.levels)
+
+    def calibrate(self, facts: RunFacts) -> float:
+        """Noise over C of the least noisy round ("equal-total") or of the first round ("matched").
+
+        Under local trust a client may be drawn in any rounds, so its releases are assumed to be the least noisy ones.
+        """
+        if self.calibration == "matched":
+            return self.matched_multiplier(facts)
+        least = np.sort(self.shape(facts.rounds))[: facts.releases]
+        levels = {float(level): int(count) for level, count in zip(*np.unique(least, return_counts=True), strict=True)}
+        return facts.process.calibrate(levels)
+
+    def costs(self, layers: LayerTable, rounds: int) -> np.ndarray:
+        """See `Mechanism.costs`."""
+        return np.asarray(self._levels(rounds) ** -2.0)
+
+    def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
+        """A plan with the round's noise level in the schedule."""
+        level = float(self._levels(facts.rounds)[min(transcript.rounds, facts.rounds - 1)])
+        bound = self.client_bound(facts)
+        clip = np.full(len(layers), bound / math.sqrt(len(layers)))
+        sigma = np.full(len(layers), bound * facts.noise_multiplier * level)
+        claim = self.matched_claim(facts, level)
+        return ReleasePlan(layers, clip, sigma, facts, self.guarantee(self.reason), claim=claim)
+
+    def _levels(self, rounds: int) -> np.ndarray:
+        """Noise of each round relative to the calibrated noise, float64 [rounds]."""
+        shape = self.shape(rounds)
+        return shape / shape[0] if self.calibration == "matched" else shape
+
+    @property
+    def reason(self) -> str:
+        """Why the release is private, and how closely the mechanism follows its source."""
+        raise NotImplementedError
+
+
+def staircase(schedule: np.ndarray, levels: int) -> np.ndarray:
+    """A schedule of at most `levels` equally long steps that spends as much zCDP in each step, least noise 1.
+
+    Args:
+        schedule: positive noise levels, [rounds].
+        levels: number of steps.
+
+    Example:
+        >>> staircase(np.array([4.0, 4.0, 2.0, 2.0]), levels=2).tolist()
+        [2.0, 2.0, 1.0, 1.0]
+    """
+    steps = np.array_split(np.asarray(schedule, dtype=np.float64), min(levels, len(schedule)))
+    flat = np.concatenate([np.full(len(step), np.mean(step**-2.0) ** -0.5) for step in steps])
+    return flat / flat.min()

@@ -1,0 +1,83 @@
+"""Results that take seconds to compute, kept on disk between runs; the key is everything that they depend on.
+
+They lie in `$FEDLGM_CACHE` (~/.cache/fedlgm/computed when it is not set; "0" keeps nothing), readable by their owner
+alone. A file is a shortcut, never evidence: its reader checks the content like untrusted input. Damaged files and
+folders that cannot be written are ignored.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from fedlgm.files import write_durably
+
+_MOST = 256  # files of a kind
+
+
+def folder() -> Path | None:
+    """Folder of the kept results; None if nothing is kept."""
+    stated = os.environ.get("FEDLGM_CACHE", "")
+    if stated == "0":
+        return None
+    return Path(stated) if stated else Path.home() / ".cache" / "fedlgm" / "computed"
+
+
+@cache
+def code_of(*files: Path) -> str:
+    """Digest of source files, as part of a result's key."""
+    return hashlib.sha256(b"".join(hashlib.sha256(file.read_bytes()).digest() for file in sorted(files))).hexdigest()
+
+
+@cache
+def version_of(package: str) -> str:
+    """Version of a package, or "" if it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def load(kind: str, inputs: Mapping[str, Any]) -> bytes | None:
+    """The result kept for exactly these inputs; None if there is none or it is damaged.
+
+    Args:
+        kind: name of the computation.
+        inputs: everything that the result depends on, as JSON values.
+
+    Example:
+        >>> load("an example", {"x": 1}) is None
+        True
+    """
+    place = _place(kind, inputs)
+    with suppress(OSError, ValueError):
+        if place is not None:
+            digest, content = place.read_bytes().split(b"\n", 1)
+            if digest == hashlib.sha256(content).hexdigest().encode():
+                return content
+    return None
+
+
+def save(kind: str, inputs: Mapping[str, Any], content: bytes) -> None:
+    """Keep a result; the oldest is dropped if there are too many. Arguments as for `load`."""
+    place = _place(kind, inputs)
+    if place is None:
+        return
+    with suppress(OSError):
+        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_durably(place, hashlib.sha256(content).hexdigest().encode() + b"\n" + content, shared=True)
+        for old in sorted(place.parent.glob("*.kept"), key=lambda file: file.stat().st_mtime)[:-_MOST]:
+            old.unlink(missing_ok=True)
+
+
+def _place(kind: str, inputs: Mapping[str, Any]) -> Path | None:
+    root = folder()
+    text = json.dumps(inputs, sort_keys=True)
+    return None if root is None else root / kind / f"{hashlib.sha256(text.encode()).hexdigest()[:40]}.kept"

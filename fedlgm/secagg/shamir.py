@@ -1,0 +1,78 @@
+"""Shamir's secret sharing (1979) over the prime field of 2^521 - 1."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping
+
+from fedlgm.errors import RunError
+
+PRIME = 2**521 - 1
+SHARE_BYTES = 66
+SECRET_BYTES = 32
+
+
+def split(secret: bytes, threshold: int, points: Iterable[int]) -> dict[int, bytes]:
+    """Shares of a secret of 32 bytes, any `threshold` of which determine it, while fewer reveal nothing about it.
+
+    Args:
+        secret: 32 bytes.
+        threshold: number of shares that are needed.
+        points: distinct numbers from 0; each names one share.
+
+    Returns:
+        point -> share, 66 bytes.
+
+    Example:
+        >>> shares = split(b"s" * 32, 2, [0, 1, 2])
+        >>> combine({point: shares[point] for point in (0, 2)}, 2) == b"s" * 32
+        True
+    """
+    coefficients = [int.from_bytes(secret), *(secrets.randbelow(PRIME) for _ in range(threshold - 1))]
+    shares = {}
+    for point in points:
+        value = 0
+        for coefficient in reversed(coefficients):
+            value = (value * (point + 1) + coefficient) % PRIME
+        shares[point] = value.to_bytes(SHARE_BYTES)
+    return shares
+
+
+class Weights:
+    """Weights with which the shares at `points` add up to their secret; one set serves all secrets of a round.
+
+    Args:
+        points: points of exactly as many shares as are needed.
+    """
+
+    def __init__(self, points: Iterable[int]) -> None:
+        x = {point: point + 1 for point in points}
+        self._weights = {}
+        for i in x:
+            above = below = 1
+            for j in x:
+                if j != i:
+                    above, below = above * x[j] % PRIME, below * (x[j] - x[i]) % PRIME
+            self._weights[i] = above * pow(below, -1, PRIME) % PRIME
+
+    def combine(self, shares: Mapping[int, bytes]) -> bytes:
+        """The secret of 32 bytes.
+
+        Raises:
+            RunError: the shares are not those of one such secret.
+        """
+        total = sum(weight * int.from_bytes(shares[point]) for point, weight in self._weights.items()) % PRIME
+        if total >> (8 * SECRET_BYTES):
+            raise RunError("the shares of a secret do not belong together")
+        return total.to_bytes(SECRET_BYTES)
+
+
+def combine(shares: Mapping[int, bytes], threshold: int) -> bytes:
+    """The secret from `threshold` or more of its shares, of which the first are used.
+
+    Raises:
+        RunError: too few, or not those of one secret.
+    """
+    if len(shares) < threshold:
+        raise RunError(f"{len(shares)} shares of a secret that needs {threshold}")
+    return Weights(sorted(shares)[:threshold]).combine(shares)

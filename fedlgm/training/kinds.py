@@ -1,0 +1,159 @@
+"""How clients train, by name: `get`, `names`, `register`.
+
+    kind = kinds.get("fedprox", mu=0.01)
+    trainer = kind.sequential(module, layers, settings, device="cpu", task=task)
+
+Training comes before bounding, so no choice here changes a guarantee.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fedlgm.errors import ConfigError, alternatives
+from fedlgm.extension import is_reference, load_object, misfit, parameters_of, shown_name, users_code
+from fedlgm.training.base import Trainer
+from fedlgm.training.fedprox import FedProx, VectorizedFedProx
+from fedlgm.training.native import NativeTrainer
+from fedlgm.training.sequential import SequentialTrainer
+from fedlgm.training.vectorized import VectorizedTrainer
+
+MakesTrainer = Callable[..., Trainer]
+
+
+@dataclass(frozen=True)
+class TrainerKind:
+    """Makers of one kind of trainer.
+
+    Attributes:
+        sequential: (module, layers, settings, *, device, task) -> `Trainer`, one client after another; the reference.
+        vectorized: the same with `width` and `compile`: many clients at once; None if there is no such trainer.
+        native: as `sequential`, by the compiled kernel; None if there is no such trainer.
+
+    Example:
+        >>> TrainerKind(SequentialTrainer).vectorized is None
+        True
+    """
+
+    sequential: MakesTrainer
+    vectorized: MakesTrainer | None = None
+    native: MakesTrainer | None = None
+
+
+PLAIN = TrainerKind(SequentialTrainer, VectorizedTrainer, NativeTrainer)
+"""Minibatch SGD or Adam, as [training] says."""
+
+_PASSED = ("device", "task")
+_KINDS: dict[str, TrainerKind] = {"fedprox": TrainerKind(FedProx, VectorizedFedProx)}
+
+
+def names() -> tuple[str, ...]:
+    """Names of the trainers besides the plain one.
+
+    Example:
+        >>> "fedprox" in names()
+        True
+    """
+    return tuple(_KINDS)
+
+
+def register(name: str, sequential: MakesTrainer, vectorized: MakesTrainer | None = None) -> None:
+    """Register a trainer under a name, for recipes ([trainer]) and `simulate(trainer=name)`.
+
+    Args:
+        name: the name in recipes.
+        sequential: see `TrainerKind`.
+        vectorized: see `TrainerKind`.
+
+    Raises:
+        ConfigError: the name is taken.
+
+    Example:
+        >>> register("fedprox", FedProx, VectorizedFedProx)  # as it is registered already
+        >>> register("fedprox", SequentialTrainer)
+        Traceback (most recent call last):
+            ...
+        fedlgm.errors.ConfigError: there is a trainer 'fedprox' already: choose another name
+    """
+    kind = TrainerKind(sequential, vectorized)
+    if _KINDS.setdefault(name, kind) != kind:
+        raise ConfigError(f"there is a trainer {name!r} already: choose another name")
+
+
+def options_of(trainer: str) -> tuple[str, ...]:
+    """Option names of a trainer: its maker's keywords besides `device` and `task`.
+
+    Raises:
+        ConfigError: unknown.
+
+    Example:
+        >>> options_of("fedprox")
+        ('mu',)
+    """
+    found = parameters_of(_find(trainer).sequential)
+    return tuple(name for name, value in found.items() if value.kind is value.KEYWORD_ONLY and name not in _PASSED)
+
+
+def get(trainer: str | MakesTrainer | None = None, **options: Any) -> TrainerKind:
+    """A kind of trainer.
+
+    Args:
+        trainer: one of `names()`, "package.module:name" of your own factory, or the factory; None is plain training.
+        options: options of the trainer, passed to its makers as keywords.
+
+    Raises:
+        ConfigError: the trainer is unknown or not callable, or does not take an option.
+
+    Example:
+        >>> get("fedprox", mue=0.1)
+        Traceback (most recent call last):
+            ...
+        fedlgm.errors.ConfigError: trainer 'fedprox' has no option 'mue'; known: mu
+    """
+    if trainer is None:
+        return PLAIN
+    kind = _find(trainer)
+    if isinstance(trainer, str) and trainer in _KINDS:
+        known = options_of(trainer)
+        unknown = [name for name in options if name not in known]
+        if unknown:
+            raise ConfigError(f"trainer {trainer!r} has no option {unknown[0]!r}; known: {', '.join(known) or 'none'}")
+    made = {"sequential": kind.sequential, "vectorized": kind.vectorized}
+    for maker in filter(None, made.values()):
+        wrong = misfit(maker, None, None, None, device="cpu", task=None, **options)
+        if wrong:
+            raise ConfigError(f"trainer {shown_name(trainer)}: {wrong}")
+    return TrainerKind(**{name: maker and _checked(trainer, maker, options) for name, maker in made.items()})  # type: ignore[arg-type]
+
+
+def _find(trainer: str | MakesTrainer) -> TrainerKind:
+    if isinstance(trainer, str):
+        if trainer in _KINDS:
+            return _KINDS[trainer]
+        if not is_reference(trainer):
+            known = alternatives(trainer, _KINDS, "your own as package.module:name")
+            raise ConfigError(f"unknown trainer {trainer!r}; {known}")
+        trainer = load_object(trainer, "trainer")
+    if not callable(trainer):
+        raise ConfigError(
+            f"trainer {shown_name(trainer)} must be a class or function (module, layers, settings, *, device, task) -> "
+            f"fedlgm.training.Trainer, got {type(trainer).__name__}"
+        )
+    return TrainerKind(trainer)
+
+
+def _checked(trainer: str | MakesTrainer, maker: MakesTrainer, options: Mapping[str, Any]) -> MakesTrainer:
+    """The maker with its options; refuses a result that is not a trainer."""
+
+    def make(*arguments: Any, **keywords: Any) -> Trainer:
+        with users_code(f"trainer {shown_name(trainer)}", maker):
+            made = maker(*arguments, **keywords, **options)
+        if not callable(getattr(made, "updates", None)):
+            raise ConfigError(
+                f"trainer {shown_name(trainer)} gives a {type(made).__name__} without a method updates(model, tasks)"
+            )
+        return made
+
+    return make

@@ -1,0 +1,523 @@
+// Local training of one client in one call: forward, backward and optimizer for a stack of layers.
+//
+// Bits. Every number is one chain of IEEE operations whose order is written here: sums run over taps, channels or positions one
+// after another, lanes are different output channels, and a multiplication and its addition are fused where `fma` says so and
+// nowhere else (-ffp-contract=off). Blocks differ between instruction sets; what a lane computes does not.
+//
+// Memory. Activations are channels-last without padding of channels; the last lanes of a pixel are read and written under a mask.
+// Weights lie in panels of 16 output channels: [oc / 16][ky][kx][ic][16], then [oc / 16][16] of the bias; unused lanes stay zero.
+// A linear layer is a convolution whose kernel is as large as its image. The caller has checked shapes and the range of rows and
+// targets, and owns all memory.
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <initializer_list>
+#include "lanes.h"
+
+typedef int64_t I;
+enum Kind { CONVOLUTION, MAXIMUM, AVERAGE, SIGMOID, TANH, RELU };
+enum Loss { CROSS_ENTROPY, SQUARED_ERROR };
+
+struct Op {  // as the caller passes it: 15 integers
+    I kind, c, h, w, oc, oh, ow, kh, kw, sh, sw, ph, pw, weight, bias;  // the last two: where in the model's vector; bias -1: none
+    I inputs() const { return c * h * w; }
+    I outputs() const { return oc * oh * ow; }
+};
+
+struct Layer {  // an Op with its addresses
+    Op o;
+    float *x, *y, *dx, *dy;        // activations and their gradients; dx is null where nobody needs it
+    float *padded, *dpadded;       // the input with a border of zeros, or x itself
+    float *wt;                     // weights with input channels as lanes, for the gradient of the input
+    I packed, panels, run, runs, segment, taps, row, image;
+};
+
+static I up(I n) { return (n + 15) / 16 * 16; }
+static I least(I a, I b) { return a < b ? a : b; }
+
+// ---- convolution ------------------------------------------------------------------------------------------------------------
+
+// out[p][c] = bias[c] + sum over taps of in[p] w[c]: P neighbouring positions by C panels in registers.
+template <int P, int C>
+static void forward_block(const float* in, I ps, const Layer& l, const float* w, const float* bias, float* out, int last) {
+    V a[P][C];
+    UNROLL for (int p = 0; p < P; p++) UNROLL for (int c = 0; c < C; c++) a[p][c] = bias ? ld(bias + 16 * c) : zero();
+    const I panel = l.taps * 16, run = l.run;
+    for (I s = 0; s < l.runs; s++) {
+        const float* q[(P + 2) / 3];
+        UNROLL for (int i = 0; i < (P + 2) / 3; i++) q[i] = in + s * l.segment + 3 * i * ps;
+        for (I j = 0; j < run; j++, w += 16) {
+            V v[C];
+            UNROLL for (int c = 0; c < C; c++) v[c] = ld(w + c * panel);
+            UNROLL for (int p = 0; p < P; p++) {
+                V x = set(q[p / 3][(p % 3) * ps]);
+                UNROLL for (int c = 0; c < C; c++) a[p][c] = fma(x, v[c], a[p][c]);
+            }
+            UNROLL for (int i = 0; i < (P + 2) / 3; i++) q[i]++;
+        }
+    }
+    UNROLL for (int p = 0; p < P; p++) {
+        UNROLL for (int c = 0; c < C - 1; c++) st(out + p * l.o.oc + 16 * c, a[p][c]);
+        stn(out + p * l.o.oc + 16 * (C - 1), a[p][C - 1], last);
+    }
+}
+
+// dw[k][c] = sum over positions of in[k] g[c]: K neighbouring taps by C panels in registers.
+template <int K, int C>
+static void weight_block(const float* in, const float* g, const Layer& l, I n, float* dw, int last) {
+    V a[K][C];
+    UNROLL for (int k = 0; k < K; k++) UNROLL for (int c = 0; c < C; c++) a[k][c] = zero();
+    const I ps = l.o.sw * l.o.c, oc = l.o.oc;
+    for (I i = 0; i < n; i++)
+        for (I y = 0; y < l.o.oh; y++) {
+            const float* r = in + i * l.image + y * l.o.sh * l.row;
+            for (I x = 0; x < l.o.ow; x++, r += ps, g += oc) {
+                V v[C];
+                UNROLL for (int c = 0; c < C - 1; c++) v[c] = ld(g + 16 * c);
+                v[C - 1] = ldn(g + 16 * (C - 1), last);
+                UNROLL for (int k = 0; k < K; k++) {
+                    V b = set(r[k]);
+                    UNROLL for (int c = 0; c < C; c++) a[k][c] = fma(b, v[c], a[k][c]);
+                }
+            }
+        }
+    UNROLL for (int k = 0; k < K; k++) UNROLL for (int c = 0; c < C; c++) st(dw + c * l.taps * 16 + 16 * k, a[k][c]);
+}
+
+// dx[p] += sum over output channels of g[p] wt: P positions by 16 neighbouring taps in registers.
+template <int P>
+static void input_block(const float* g, const Layer& l, const float* wt, float* const* dx, int lanes) {
+    V a[P];
+    UNROLL for (int p = 0; p < P; p++) a[p] = zero();
+    const I oc = l.o.oc;
+    const float* q[(P + 2) / 3];
+    UNROLL for (int i = 0; i < (P + 2) / 3; i++) q[i] = g + 3 * i * oc;
+    for (I c = 0; c < oc; c++, wt += 16) {
+        V v = ld(wt);
+        UNROLL for (int p = 0; p < P; p++) a[p] = fma(set(q[p / 3][(p % 3) * oc]), v, a[p]);
+        UNROLL for (int i = 0; i < (P + 2) / 3; i++) q[i]++;
+    }
+    if (lanes == 16)
+        UNROLL for (int p = 0; p < P; p++) st(dx[p], add(ld(dx[p]), a[p]));
+    else
+        UNROLL for (int p = 0; p < P; p++) stn(dx[p], add(ldn(dx[p], lanes), a[p]), lanes);
+}
+
+typedef void (*Forward)(const float*, I, const Layer&, const float*, const float*, float*, int);
+typedef void (*Weight)(const float*, const float*, const Layer&, I, float*, int);
+typedef void (*Input)(const float*, const Layer&, const float*, float* const*, int);
+template <int N> struct Tables {
+    static void fill(Forward (*f)[2], Weight (*w)[2], Input* i) {
+        if constexpr (N <= P1) f[N][0] = forward_block<N, 1>, i[N] = input_block<N>;
+        if constexpr (N <= P2) f[N][1] = forward_block<N, 2>;
+        if constexpr (N <= K1) w[N][0] = weight_block<N, 1>;
+        if constexpr (N <= K2) w[N][1] = weight_block<N, 2>;
+        if constexpr (N > 1) Tables<N - 1>::fill(f, w, i);
+    }
+};
+static struct Blocks {
+    Forward forward[17][2] = {};
+    Weight weight[17][2] = {};
+    Input input[17] = {};
+    Blocks() { Tables<16>::fill(forward, weight, input); }
+} blocks;
+
+static int width(I panels, I first, int two) { return two && first + 1 < panels ? 2 : 1; }
+static int lanes_of(I channels, I first, int c) { return (int)least(16, channels - 16 * (first + c - 1)); }
+
+static void convolve(const Layer& l, const float* params, I n) {
+    const Op& o = l.o;
+    const float *w = params + l.packed, *bias = o.bias < 0 ? nullptr : w + l.panels * l.taps * 16;
+    const bool merged = o.oh == 1 && o.ow == 1;  // positions of different images then lie evenly spaced
+    const I rows = merged ? 1 : n * o.oh, columns = merged ? n : o.ow, ps = merged ? l.image : o.sw * o.c;
+    for (I r = 0; r < rows; r++) {
+        const float* in = l.padded + r / o.oh * l.image + r % o.oh * o.sh * l.row;
+        for (I p = 0, c; p < l.panels; p += c) {
+            c = width(l.panels, p, P2);
+            const I most = c == 2 ? P2 : P1, count = (columns + most - 1) / most;
+            for (I b = 0, at = 0, end; b < count; b++, at = end) {
+                end = columns * (b + 1) / count;
+                blocks.forward[end - at][c - 1](in + at * ps, ps, l, w + p * l.taps * 16, bias ? bias + 16 * p : nullptr,
+                                                l.y + (r * columns + at) * o.oc + 16 * p, lanes_of(o.oc, p, (int)c));
+            }
+        }
+    }
+}
+
+static void weight_gradient(const Layer& l, float* gradient, I n) {
+    const Op& o = l.o;
+    float* dw = gradient + l.packed;
+    for (I p = 0, c; p < l.panels; p += c) {
+        c = width(l.panels, p, K2);
+        const int last = lanes_of(o.oc, p, (int)c);
+        const I most = c == 2 ? K2 : K1, count = (l.run + most - 1) / most;
+        for (I s = 0; s < l.runs; s++)
+            for (I b = 0, at = 0, end; b < count; b++, at = end) {
+                end = l.run * (b + 1) / count;
+                blocks.weight[end - at][c - 1](l.padded + s * l.segment + at, l.dy + 16 * p, l, n,
+                                               dw + (p * l.taps + s * l.run + at) * 16, last);
+            }
+    }
+    if (o.bias < 0) return;
+    float* db = dw + l.panels * l.taps * 16;
+    for (I p = 0; p < l.panels; p++) {
+        const int last = lanes_of(o.oc, p, 1);
+        V total = zero();
+        const float* g = l.dy + 16 * p;
+        for (I i = 0; i < n; i++) {  // image by image: shorter chains round less
+            V a = zero();
+            for (I q = 0; q < o.oh * o.ow; q++, g += o.oc) a = add(a, ldn(g, last));
+            total = add(total, a);
+        }
+        st(db + 16 * p, total);
+    }
+}
+
+static void input_gradient(const Layer& l, const float* params, I n) {
+    const Op& o = l.o;
+    const float* w = params + l.packed;
+    const I panels = up(l.run) / 16, positions = o.oh * o.ow;
+    for (I s = 0; s < l.runs; s++)
+        for (I b = 0; b < panels; b++) {
+            float* t = l.wt + (s * panels + b) * o.oc * 16;
+            const I lanes = least(16, l.run - 16 * b);
+            for (I p = 0; p < l.panels; p++) {
+                const float* from = w + (p * l.taps + s * l.run + 16 * b) * 16;
+                const I channels = least(16, o.oc - 16 * p);
+                for (I c = 0; c < channels; c++, t += 16)
+                    for (I j = 0; j < 16; j++) t[j] = j < lanes ? from[j * 16 + c] : 0.0f;
+            }
+        }
+    memset(l.dpadded, 0, sizeof(float) * n * l.image);
+    const I together = (4 * P1 + positions - 1) / positions;  // images whose positions share blocks
+    for (I first = 0; first < n; first += together) {
+        const I end = least(n, first + together), all = (end - first) * positions, count = (all + P1 - 1) / P1;
+        for (I s = 0; s < l.runs; s++)
+            for (I b = 0; b < panels; b++) {
+                const int lanes = (int)least(16, l.run - 16 * b);
+                float* base = l.dpadded + first * l.image + s * l.segment + 16 * b;
+                float* to[16];
+                I x = 0, y = 0, i = 0;
+                for (I k = 0, at = 0, stop; k < count; k++, at = stop) {
+                    stop = all * (k + 1) / count;
+                    for (I p = at; p < stop; p++) {
+                        to[p - at] = base + i * l.image + y * o.sh * l.row + x * o.sw * o.c;
+                        if (++x == o.ow) { x = 0; if (++y == o.oh) y = 0, i++; }
+                    }
+                    blocks.input[stop - at](l.dy + (first * positions + at) * o.oc, l, l.wt + (s * panels + b) * o.oc * 16, to,
+                                            lanes);
+                }
+            }
+    }
+}
+
+static void move_border(const Layer& l, I n, bool into) {  // between x and its copy with a border, or back for the gradients
+    const Op& o = l.o;
+    const I length = o.w * o.c;
+    for (I i = 0; i < n; i++)
+        for (I y = 0; y < o.h; y++) {
+            const I inside = i * l.image + (y + o.ph) * l.row + o.pw * o.c, plain = (i * o.h + y) * length;
+            if (into) memcpy(l.padded + inside, l.x + plain, sizeof(float) * length);
+            else memcpy(l.dx + plain, l.dpadded + inside, sizeof(float) * length);
+        }
+}
+
+// ---- pooling and activations ------------------------------------------------------------------------------------------------
+
+static void pool(const Layer& l, I n) {
+    const Op& o = l.o;
+    float* to = l.y;
+    for (I i = 0; i < n; i++)
+        for (I y = 0; y < o.oh; y++)
+            for (I x = 0; x < o.ow; x++, to += o.c) {
+                const I bottom = least(o.h, y * o.sh + o.kh), right = least(o.w, x * o.sw + o.kw);
+                const float over = (float)((bottom - y * o.sh) * (right - x * o.sw));
+                for (I c = 0; c < o.c; c += 16) {
+                    const int lanes = (int)least(16, o.c - c);
+                    V a = zero();
+                    for (I v = y * o.sh; v < bottom; v++)
+                        for (I u = x * o.sw; u < right; u++) {
+                            V b = ldn(l.x + ((i * o.h + v) * o.w + u) * o.c + c, lanes);
+                            if (o.kind == AVERAGE) a = add(a, b);
+                            else a = v == y * o.sh && u == x * o.sw ? b : select(either(greater(b, a), unordered(b)), b, a);
+                        }
+                    stn(to + c, o.kind == AVERAGE ? divide(a, set(over)) : a, lanes);
+                }
+            }
+}
+
+static void pool_back(const Layer& l, I n) {
+    const Op& o = l.o;
+    memset(l.dx, 0, sizeof(float) * n * o.inputs());
+    I at = 0;
+    for (I i = 0; i < n; i++)
+        for (I y = 0; y < o.oh; y++)
+            for (I x = 0; x < o.ow; x++, at += o.c) {
+                const I top = y * o.sh, left = x * o.sw, bottom = least(o.h, top + o.kh), right = least(o.w, left + o.kw);
+                for (I c = 0; c < o.c; c += 16) {
+                    const int lanes = (int)least(16, o.c - c);
+                    const float* from = l.x + ((i * o.h + top) * o.w + left) * o.c + c;
+                    float* to = l.dx + ((i * o.h + top) * o.w + left) * o.c + c;
+                    V g = ldn(l.dy + at + c, lanes), m = zero();
+                    if (o.kind == AVERAGE) g = divide(g, set((float)((bottom - top) * (right - left))));
+                    else
+                        for (I v = 0; v < bottom - top; v++)
+                            for (I u = 0; u < right - left; u++) {
+                                V b = ldn(from + (v * o.w + u) * o.c, lanes);
+                                m = v + u == 0 ? b : select(either(greater(b, m), unordered(b)), b, m);
+                            }
+                    for (I v = 0; v < bottom - top; v++)
+                        for (I u = 0; u < right - left; u++) {
+                            const I there = (v * o.w + u) * o.c;
+                            V share = g;
+                            if (o.kind == MAXIMUM) {  // the first of equal values takes the gradient, and leaves none
+                                const M here = equal(ldn(from + there, lanes), m);
+                                share = select(here, g, zero());
+                                g = select(here, zero(), g);
+                            }
+                            stn(to + there, add(ldn(to + there, lanes), share), lanes);
+                        }
+                }
+            }
+}
+
+static V sigmoid(V x) { return divide(set(1), add(set(1), exponential(subtract(zero(), x)))); }
+
+static V hyperbolic_tangent(V x) {  // Cephes: a polynomial near zero, where the other form cancels
+    const V z = mul(x, x);
+    V p = fma(set(-5.70498872745e-3f), z, set(2.06390887954e-2f));
+    p = fma(p, z, set(-5.37397155531e-2f));
+    p = fma(p, z, set(1.33314422036e-1f));
+    p = fma(p, z, set(-3.33332819422e-1f));
+    p = fma(mul(p, z), x, x);
+    const V size = select(greater(zero(), x), subtract(zero(), x), x);
+    const V far = subtract(set(1), divide(set(2), add(exponential(add(size, size)), set(1))));
+    return select(greater(set(0.625f), size), p, select(greater(zero(), x), subtract(zero(), far), far));
+}
+
+template <int KIND> static void activate(float* y, I count) {
+    for (I i = 0; i < count; i += 16) {
+        const int lanes = (int)least(16, count - i);
+        V x = ldn(y + i, lanes);
+        x = KIND == SIGMOID ? sigmoid(x) : KIND == TANH ? hyperbolic_tangent(x) : select(greater(zero(), x), zero(), x);
+        stn(y + i, x, lanes);
+    }
+}
+
+template <int KIND> static void activate_back(const float* y, float* d, I count) {
+    for (I i = 0; i < count; i += 16) {
+        const int lanes = (int)least(16, count - i);
+        V v = ldn(y + i, lanes), g = ldn(d + i, lanes);
+        if (KIND == SIGMOID) g = mul(g, mul(v, subtract(set(1), v)));
+        if (KIND == TANH) g = mul(g, subtract(set(1), mul(v, v)));
+        if (KIND == RELU) g = select(greater(v, zero()), g, select(unordered(v), g, zero()));
+        stn(d + i, g, lanes);
+    }
+}
+
+// ---- loss and optimizer -----------------------------------------------------------------------------------------------------
+
+static void loss_gradient(const Layer& l, I loss, const void* targets, const I* rows, I n) {
+    const I k = l.o.outputs();
+    for (I i = 0; i < n; i++) {
+        const float* o = l.y + i * k;
+        float* g = l.dy + i * k;
+        if (loss == SQUARED_ERROR) {
+            const float* t = (const float*)targets + rows[i] * k;
+            for (I j = 0; j < k; j++) g[j] = 2.0f * (o[j] - t[j]) / (float)(n * k);
+            continue;
+        }
+        float top = o[0], total = 0;
+        for (I j = 1; j < k; j++) top = o[j] > top ? o[j] : top;
+        for (I j = 0; j < k; j += 16) {
+            const int lanes = (int)least(16, k - j);
+            stn(g + j, exponential(subtract(ldn(o + j, lanes), set(top))), lanes);
+        }
+        for (I j = 0; j < k; j++) total += g[j];
+        for (I j = 0; j < k; j++) g[j] = (g[j] / total - (j == ((const I*)targets)[rows[i]] ? 1.0f : 0.0f)) / (float)n;
+    }
+}
+
+struct Optimizer {  // as the caller passes it
+    double adam, lr, momentum, clip;  // adam: 0 is SGD; clip: l2 norm of a batch's gradient, 0 for none
+};
+
+struct Powers { double first = 1, second = 1; bool begun = false; };  // of Adam's decays so far
+
+static void clip(float* g, I size, double bound) {
+    double sums[16] = {}, total = 0;
+    for (I i = 0; i < size; i += 16)
+        for (int j = 0; j < 16; j++) sums[j] += (double)g[i + j] * (double)g[i + j];
+    for (int j = 0; j < 16; j++) total += sums[j];
+    double scale = bound / std::sqrt(total);
+    if (scale > 1) scale = 1;
+    for (I i = 0; i < size; i += 16) st(g + i, mul(ld(g + i), set((float)scale)));
+}
+
+static void step(const Optimizer& by, Powers& t, float* w, const float* g, float* m, float* v, I size) {
+    if (by.adam != 0) {
+        t.first *= 0.9, t.second *= 0.999;
+        const V rate = set((float)(-by.lr / (1 - t.first))), root = set((float)std::sqrt(1 - t.second));
+        for (I i = 0; i < size; i += 16) {
+            const V d = ld(g + i);
+            const V a = fma(subtract(d, ld(m + i)), set(0.1f), ld(m + i));
+            const V b = fma(mul(set(0.001f), d), d, mul(set(0.999f), ld(v + i)));
+            st(m + i, a), st(v + i, b);
+            st(w + i, fma(rate, divide(a, add(divide(root_of(b), root), set(1e-8f))), ld(w + i)));
+        }
+        return;
+    }
+    const V rate = set((float)-by.lr), momentum = set((float)by.momentum);
+    for (I i = 0; i < size; i += 16) {
+        V d = ld(g + i);
+        if (by.momentum != 0) {
+            if (t.begun) d = fma(momentum, ld(m + i), d);
+            st(m + i, d);
+        }
+        st(w + i, fma(rate, d, ld(w + i)));
+    }
+    t.begun = true;
+}
+
+// ---- a client ---------------------------------------------------------------------------------------------------------------
+
+struct Memory {  // hands out aligned pieces of one area; measures if the area is null
+    float* area;
+    I used;
+    float* take(I floats) {
+        float* piece = area ? area + used : nullptr;
+        used += up(floats) + 16;
+        return piece;
+    }
+};
+
+static const int MOST = 64;  // layers
+
+static I lay_out(const Op* ops, I count, I batch, Layer* layers, Memory& memory) {  // gives the size of the packed parameters
+    I size = 0;
+    bool needed = false;  // a gradient of the output: from the first layer with parameters on
+    float *x = memory.take(batch * ops[0].inputs()), *dx = nullptr;
+    for (I i = 0; i < count; i++) {
+        Layer& l = layers[i];
+        const Op& o = l.o = ops[i];
+        const bool own = o.kind == CONVOLUTION, in_place = o.kind >= SIGMOID;
+        const bool wants = needed;  // the gradient of the input
+        needed = needed || own;
+        l.x = x, l.dx = dx;
+        l.y = in_place ? x : memory.take(batch * o.outputs());
+        l.dy = !needed ? nullptr : in_place ? dx : memory.take(batch * o.outputs());
+        x = l.y, dx = l.dy;
+        if (!own) continue;
+        l.row = (o.w + 2 * o.pw) * o.c, l.image = (o.h + 2 * o.ph) * l.row;
+        l.panels = up(o.oc) / 16, l.taps = o.kh * o.kw * o.c;
+        l.run = o.kw * o.c, l.runs = o.kh, l.segment = l.row;
+        if (l.run == l.segment) l.run = l.taps, l.runs = 1;
+        l.packed = size;
+        size += l.panels * 16 * (l.taps + 1);
+        const bool border = o.ph || o.pw;
+        l.padded = border ? memory.take(batch * l.image) : l.x;
+        l.dpadded = !wants ? nullptr : border ? memory.take(batch * l.image) : l.dx;
+        l.wt = wants ? memory.take(l.runs * up(l.run) * o.oc) : nullptr;
+    }
+    return size;
+}
+
+// Calls f(packed index, index in the model) for every parameter.
+template <class F> static void each(const Layer* layers, I count, F f) {
+    for (I i = 0; i < count; i++) {
+        const Layer& l = layers[i];
+        const Op& o = l.o;
+        if (o.kind != CONVOLUTION) continue;
+        I k = o.weight;
+        for (I a = 0; a < o.oc; a++)
+            for (I c = 0; c < o.c; c++)
+                for (I t = 0; t < o.kh * o.kw; t++, k++) f(l.packed + (a / 16 * l.taps + t * o.c + c) * 16 + a % 16, k);
+        if (o.bias >= 0)
+            for (I a = 0; a < o.oc; a++) f(l.packed + l.panels * l.taps * 16 + a, o.bias + a);
+    }
+}
+
+static void gather(const Layer& l, const float* x, const I* rows, I n) {  // [N, C, H, W] to [n, H, W, C]
+    const I c = l.o.c, pixels = l.o.h * l.o.w;
+    for (I i = 0; i < n; i++) {
+        const float* from = x + rows[i] * c * pixels;
+        float* to = l.x + i * c * pixels;
+        if (c == 1 || pixels == 1) memcpy(to, from, sizeof(float) * c * pixels);
+        else
+            for (I a = 0; a < c; a++)
+                for (I p = 0; p < pixels; p++) to[p * c + a] = from[a * pixels + p];
+    }
+}
+
+static void differentiate(Layer* layers, I count, const float* params, float* gradient, I n, I loss, const void* targets,
+                          const I* rows) {
+    for (I i = 0; i < count; i++) {
+        const Layer& l = layers[i];
+        switch (l.o.kind) {
+            case CONVOLUTION:
+                if (l.padded != l.x) move_border(l, n, true);
+                convolve(l, params, n);
+                break;
+            case SIGMOID: activate<SIGMOID>(l.y, n * l.o.outputs()); break;
+            case TANH: activate<TANH>(l.y, n * l.o.outputs()); break;
+            case RELU: activate<RELU>(l.y, n * l.o.outputs()); break;
+            default: pool(l, n);
+        }
+    }
+    loss_gradient(layers[count - 1], loss, targets, rows, n);
+    for (I i = count - 1; i >= 0 && layers[i].dy; i--) {
+        const Layer& l = layers[i];
+        switch (l.o.kind) {
+            case CONVOLUTION:
+                weight_gradient(l, gradient, n);
+                if (!l.dx) return;
+                input_gradient(l, params, n);
+                if (l.dpadded != l.dx) move_border(l, n, false);
+                break;
+            case SIGMOID: activate_back<SIGMOID>(l.y, l.dy, n * l.o.outputs()); break;
+            case TANH: activate_back<TANH>(l.y, l.dy, n * l.o.outputs()); break;
+            case RELU: activate_back<RELU>(l.y, l.dy, n * l.o.outputs()); break;
+            default: pool_back(l, n);
+        }
+    }
+}
+
+extern "C" {
+
+// Floats of working memory; -1 for more layers than fit.
+I fedlgm_workspace(const Op* ops, I count, I batch) {
+    if (count < 1 || count > MOST) return -1;
+    Layer layers[MOST] = {};
+    Memory memory = {nullptr, 0};
+    const I size = lay_out(ops, count, batch, layers, memory);
+    for (int i = 0; i < 4; i++) memory.take(size);  // weights, gradient and the optimizer's state
+    return memory.used;
+}
+
+// Writes the local model minus the model, or, without epochs, the gradient of the batch that `order` lists.
+// x: float32 [N, ...]; targets: int64 [N], or float32 [N, outputs]; order: int64 [epochs, n], rows of x;
+// area: what fedlgm_workspace asked for, aligned to 64 bytes.
+void fedlgm_train(const Op* ops, I count, const float* x, const void* targets, const I* order, I n, I epochs, I batch, I loss,
+                  const Optimizer* by, const float* model, float* update, float* area) {
+    Layer layers[MOST] = {};
+    Memory memory = {area, 0};
+    const I size = lay_out(ops, count, batch, layers, memory);
+    for (I i = 0; i < count; i++)  // borders, and what masks leave out, are zero
+        if (layers[i].padded && layers[i].padded != layers[i].x) memset(layers[i].padded, 0, sizeof(float) * batch * layers[i].image);
+    float *w = memory.take(size), *g = memory.take(size), *m = memory.take(size), *v = memory.take(size);
+    for (float* part : {w, g, m, v}) memset(part, 0, sizeof(float) * size);
+    each(layers, count, [&](I packed, I flat) { w[packed] = model[flat]; });
+    Powers powers;
+    for (I e = 0; e < (epochs ? epochs : 1); e++)
+        for (I at = 0; at < n; at += batch) {
+            const I now = least(batch, n - at), *rows = order + e * n + at;
+            gather(layers[0], x, rows, now);
+            differentiate(layers, count, w, g, now, loss, targets, rows);
+            if (!epochs) break;
+            if (by->clip != 0) clip(g, size, by->clip);
+            step(*by, powers, w, g, m, v, size);
+        }
+    if (epochs) each(layers, count, [&](I packed, I flat) { update[flat] = w[packed] - model[flat]; });
+    else each(layers, count, [&](I packed, I flat) { update[flat] = g[packed]; });
+}
+}

@@ -1,0 +1,172 @@
+"""The compiled kernel: built from `kernel.cpp` with the system's C++ compiler at first use, and kept on disk.
+
+It lies beside other kept results (`fedlgm.remembered.folder`), named after its source and flags. Before it is used it
+must reproduce a known answer bit for bit, so a compiler that reorders arithmetic is refused, not followed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedlgm import remembered
+from fedlgm.errors import ConfigError
+
+InstructionSet = Literal["avx512", "avx2", "portable"]
+
+_SOURCES = tuple(Path(__file__).with_name(name) for name in ("kernel.cpp", "lanes.h"))
+_COMMON = ("-std=c++17", "-O2", "-ffp-contract=off", "-fno-math-errno", "-shared", "-fPIC")
+_FLAGS: dict[InstructionSet, tuple[str, ...]] = {
+    "avx512": ("-mavx2", "-mfma", "-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl"),
+    "avx2": ("-mavx2", "-mfma"),
+    "portable": ("-DFEDLGM_PORTABLE",),
+}
+_LONGEST = 300  # seconds of a compilation
+_ANSWER = "ac9c0f65eadbaef7eeab8052fd131792"  # of `answer`, on every machine
+
+
+def instruction_set() -> InstructionSet | None:
+    """The widest one that this processor and the kernel have; None for neither AVX2 nor AVX-512.
+
+    It is PyTorch's, so `ATEN_CPU_CAPABILITY=avx2` narrows it.
+    """
+    found: dict[str, InstructionSet] = {"AVX512": "avx512", "AVX2": "avx2"}
+    return found.get(torch.backends.cpu.get_cpu_capability())
+
+
+def reason() -> str | None:
+    """Why there is no kernel on this machine; None where there is one."""
+    try:
+        library()
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """The kernel for this machine; compiled if nobody did so before.
+
+    Raises:
+        ConfigError: no instruction set that it needs, no compiler, or a compiler that fails or changes the arithmetic.
+    """
+    here = instruction_set()
+    if here is None:
+        raise ConfigError("the native training kernel needs a processor with AVX2")
+    return build(here)
+
+
+def build(instructions: InstructionSet) -> ctypes.CDLL:
+    """The kernel for some instruction set, loaded; see `library`."""
+    source = hashlib.sha256(b"".join(file.read_bytes() for file in _SOURCES) + repr(_COMMON).encode()).hexdigest()
+    kept = _kept()
+    if kept is not None:
+        place = kept / f"{instructions}-{source[:24]}.so"
+        if not place.exists():
+            _compile(instructions, place)
+        return _confirmed(place)
+    with tempfile.TemporaryDirectory(prefix="fedlgm-kernel-") as folder:
+        place = Path(folder) / "kernel.so"
+        _compile(instructions, place)
+        return _confirmed(place)
+
+
+def _kept() -> Path | None:
+    """Where kernels are kept: a folder that nobody else can write, since its files are executed; None where none is."""
+    root = remembered.folder()
+    if root is None:
+        return None
+    folder = root / "kernels"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.stat()
+    except OSError:
+        return None
+    private = status.st_uid == os.getuid() and not status.st_mode & 0o022
+    return folder if private and os.access(folder, os.W_OK) else None
+
+
+def _compile(instructions: InstructionSet, place: Path) -> None:
+    """Compile beside `place` and rename: readers see a whole file or none, and processes that race agree."""
+    command = shlex.split(os.environ.get("CXX", "")) or [shutil.which("c++") or shutil.which("g++") or ""]
+    if not command[0]:
+        raise ConfigError(
+            "the native training kernel needs a C++ compiler: install g++ or clang, or set CXX, or use "
+            "training.kernel = 'torch'"
+        )
+    descriptor, made = tempfile.mkstemp(suffix=".so", dir=place.parent)
+    os.close(descriptor)
+    try:
+        options = [*_COMMON, *_FLAGS[instructions], str(_SOURCES[0]), "-o", made]
+        done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=_LONGEST)
+        if done.returncode:
+            raise ConfigError(
+                f"the native training kernel was not compiled: {command[0]} ended with status {done.returncode}\n"
+                f"{done.stderr.strip()[:500]}"
+            )
+        os.replace(made, place)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError(f"the native training kernel was not compiled by {command[0]}: {error}") from error
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(made)
+
+
+def _confirmed(place: Path) -> ctypes.CDLL:
+    try:
+        made = ctypes.CDLL(str(place))
+        made.fedlgm_workspace.restype = ctypes.c_int64
+        made.fedlgm_train.restype = None
+    except (OSError, AttributeError) as error:
+        place.unlink(missing_ok=True)
+        raise ConfigError(f"the native training kernel in {place} cannot be loaded: {error}") from error
+    if answer(made) != _ANSWER:
+        raise ConfigError(
+            f"the native training kernel in {place} computes other bits than it should: use another compiler (CXX) or "
+            "training.kernel = 'torch'"
+        )
+    return made
+
+
+def answer(made: ctypes.CDLL) -> str:
+    """Digest of what the kernel makes of a fixed small client, which takes every layer and both optimizers."""
+    from fedlgm.training.native.call import Settings, area, run
+
+    ops = torch.tensor(
+        [
+            [0, 2, 9, 8, 19, 4, 4, 3, 2, 2, 2, 1, 1, 0, 228],
+            [4, 19, 4, 4, 19, 4, 4, 0, 0, 0, 0, 0, 0, 0, -1],
+            [1, 19, 4, 4, 19, 3, 3, 2, 2, 1, 1, 0, 0, 0, -1],
+            [0, 19, 3, 3, 5, 2, 2, 2, 2, 1, 1, 0, 0, 247, -1],
+            [5, 5, 2, 2, 5, 2, 2, 0, 0, 0, 0, 0, 0, 0, -1],
+            [2, 5, 2, 2, 5, 1, 2, 2, 1, 2, 1, 0, 0, 0, -1],
+            [0, 5, 1, 2, 17, 1, 1, 1, 2, 1, 1, 0, 0, 627, 797],
+            [3, 17, 1, 1, 17, 1, 1, 0, 0, 0, 0, 0, 0, 0, -1],
+            [0, 17, 1, 1, 3, 1, 1, 1, 1, 1, 1, 0, 0, 814, 865],
+        ],
+        dtype=torch.int64,
+    )
+
+    def numbers(*shape: int) -> Tensor:
+        """Some in [-1/2, 1/2), without a generator."""
+        count = torch.Size(shape).numel()
+        return ((torch.arange(1, count + 1) * 7919 % 1024).float() / 1024 - 0.5).view(shape)
+
+    x, y, model = numbers(7, 2, 9, 8), torch.arange(7) % 3, numbers(868)
+    order, update, digest = torch.arange(14).view(2, 7) % 7, torch.empty(868), hashlib.sha256()
+    for settings in (Settings(True, 0.01), Settings(False, 0.5, momentum=0.9, clip=0.5)):
+        run(made, ops, x, y, order, 3, 0, settings, model, update, area(made, ops, 3))
+        digest.update(update.numpy().tobytes())
+    return digest.hexdigest()[:32]

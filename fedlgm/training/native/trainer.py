@@ -1,0 +1,115 @@
+"""Clients one after another, each in one call of the compiled kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from fedlgm.errors import ConfigError, DataError
+from fedlgm.layers import LayerTable
+from fedlgm.tasks import Classification, Task
+from fedlgm.training.base import ClientTask, LocalTraining
+from fedlgm.training.native import call
+from fedlgm.training.native.library import library
+from fedlgm.training.native.program import Program
+
+
+class NativeTrainer:
+    """Trains as `SequentialTrainer` does, to rounding, in a compiled kernel: on the CPU, for plain stacks of layers.
+
+    The same bits on every machine that has the kernel, whatever its instruction set. What the kernel does not know is
+    refused, never trained in another way.
+
+    Args:
+        module: the model, float32; a sequence of the layers that `Program.of` lists.
+        layers: its layer table.
+        settings: local training.
+        device: "cpu".
+        task: owns the loss; None is classification.
+
+    Raises:
+        ConfigError: another device, or a machine without the kernel.
+
+    Example:
+        >>> from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer
+        >>> module = nn.Sequential(nn.Linear(2, 2))
+        >>> layers = LayerTable.from_module(module)
+        >>> from fedlgm.training.native import reason
+        >>> maker = NativeTrainer if reason() is None else SequentialTrainer
+        >>> trainer = maker(module, layers, LocalTraining(lr=0.5, batch_size=2))
+        >>> task = ClientTask(torch.eye(2), torch.tensor([0, 1]), torch.Generator(), epochs=1)
+        >>> next(trainer.updates(layers.flatten(module), [task])).shape
+        torch.Size([1, 6])
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        layers: LayerTable,
+        settings: LocalTraining,
+        device: torch.device | str = "cpu",
+        task: Task | None = None,
+    ) -> None:
+        if torch.device(device).type != "cpu":
+            raise ConfigError(f"training.kernel = 'native' trains on the CPU, not on {device}: use 'torch'")
+        self._library, self._module, self._layers = library(), module, layers
+        self._task, self._batch = task or Classification(), settings.batch_size
+        self._settings = call.Settings(
+            settings.optimizer == "adam", settings.lr, settings.momentum, settings.gradient_clip or 0.0
+        )
+        self._update = torch.zeros(int(layers.size))
+        self._programs: dict[tuple[int, ...], Program] = {}
+        self._areas: dict[tuple[int, ...], tuple[int, Tensor]] = {}
+
+    def updates(self, model: Tensor, tasks: Iterable[ClientTask]) -> Iterator[Tensor]:
+        """See `Trainer.updates`."""
+        if model.shape != self._update.shape:
+            raise ConfigError(f"the model has {model.numel()} parameters, its layer table {self._update.numel()}")
+        for task in tasks:
+            self._run(model, task, task.permutations(), self._settings)
+            yield self._update[None]
+
+    def gradient(self, model: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """Gradient [D] of the mean loss of a batch, as a step sees it before clipping."""
+        self._run(model, ClientTask(x, y, torch.Generator(), 1), torch.arange(len(y))[None], None)
+        return self._update.clone()
+
+    def _run(self, model: Tensor, task: ClientTask, order: Tensor, settings: call.Settings | None) -> None:
+        x, y, model = task.x, task.y, model.to("cpu", torch.float32).contiguous()
+        if not isinstance(x, Tensor) or x.dtype != torch.float32 or not 1 <= len(x) == len(y):
+            raise ConfigError(
+                "training.kernel = 'native' trains on one float32 array of inputs with a target each: use 'torch'"
+            )
+        batch = min(self._batch, len(x)) if settings else len(x)
+        program, memory = self._program(tuple(x.shape[1:]), batch)
+        x, y = x.contiguous(), _targets(program, y)
+        call.run(
+            self._library, program.ops, x, y, order.contiguous(), batch, program.loss, settings, model, self._update,
+            memory,
+        )  # fmt: skip
+
+    def _program(self, shape: tuple[int, ...], batch: int) -> tuple[Program, Tensor]:
+        """For inputs of a shape, with memory for the largest batch so far."""
+        if shape not in self._programs:
+            self._programs[shape] = Program.of(self._module, self._layers, shape, self._task)
+        program = self._programs[shape]
+        if self._areas.get(shape, (0,))[0] < batch:
+            self._areas[shape] = batch, call.area(self._library, program.ops, batch)
+        return program, self._areas[shape][1]
+
+
+def _targets(program: Program, y: Tensor) -> Tensor:
+    """As the kernel reads them; it indexes by classes without looking."""
+    if program.loss:
+        if y[0].numel() != program.outputs:
+            raise ConfigError(f"the model has {program.outputs} outputs, an example {y[0].numel()} targets")
+        return y.to(torch.float32).reshape(len(y), -1).contiguous()
+    if y.ndim != 1 or y.dtype.is_floating_point:
+        raise DataError(f"targets of shape {tuple(y.shape)} and type {y.dtype}; classes are whole numbers [n]")
+    y = y.to(torch.int64).contiguous()
+    low, high = (int(bound) for bound in torch.aminmax(y))
+    if low < 0 or high >= program.outputs:
+        raise DataError(f"the model has {program.outputs} outputs, targets range from {low} to {high}")
+    return y

@@ -1,0 +1,79 @@
+"""The `fedlgm recommend` command. Heavy imports happen inside."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+    from simulations.advice.rows import Advice
+
+_out = Console(emoji=False)
+
+
+def recommend(
+    recipe: Annotated[str | None, typer.Argument(help="Bundled recipe or TOML file; default `digits`.")] = None,
+    public: Annotated[
+        str | None,
+        typer.Option(
+            help="Public examples: test (the recipe's test examples), or the name of a data set whose training "
+            "examples are public, such as digits/public. Default: synthetic examples."
+        ),
+    ] = None,
+    examples: Annotated[
+        int | None, typer.Option(min=1, help="Training examples of all clients, if the data set does not state it.")
+    ] = None,
+    overrides: Annotated[list[str] | None, typer.Option("--set", help="section.key=value; repeatable.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Recommend a mechanism for a recipe's model from public examples only; reads no private example."""
+    from simulations.advice.recommend import recommend as recommending
+    from simulations.runs import strict_json
+
+    found = recommending(recipe, public=public, examples=examples, overrides=overrides or ())
+    if as_json:
+        sys.stdout.write(strict_json.dumps(dict(found)) + "\n")
+        return
+    _out.print(tables(found.values_()))
+
+
+def tables(found: Advice) -> Group:
+    """Rules, layers, a picture, and the advice."""
+    from rich.console import Group
+    from rich.markup import escape
+    from rich.table import Table
+    from rich.text import Text
+
+    from simulations.advice.picture import bars
+    from simulations.reports.terminal import number
+
+    rules = Table(title=escape(f"{found['recipe']}: score over that of gaussian, at bound {found['bound']:g}"))
+    rules.title_justify = "left"
+    rules.add_column("rule")
+    for share in range(len(found["stages"])):
+        rules.add_column(f"model {share + 1}", justify="right")
+    rules.add_column("all", justify="right")
+    for rule, ratio in found["scores"].items():
+        rules.add_row(rule, *(f"{stage['ratios'][rule]:.2f}" for stage in found["stages"]), f"{ratio:.2f}")
+    layers = Table(title="layers, by public examples", title_justify="left")
+    for name in ("layer", "size", "median norm", "curvature", "suggested bound"):
+        layers.add_column(name, justify="left" if name == "layer" else "right")
+    for row in found["layers"]:
+        figures = (number(row["norm"]), number(row["trace"]), number(row["suggested_bound"]))
+        layers.add_row(escape(row["layer"]), f"{row['size']:,}", *figures)
+    per_client = f"{found['examples_per_client']:.3g} examples per client"
+    known = " (assumed: one batch; --examples says how many there are)" if found["assumed"] else ""
+    notes = [
+        f"noise on the mean: {number(found['noise_on_mean'])} of the bound",
+        f"median length of a whole contribution: {number(found['suggested_bound'])}, the bound is {found['bound']:g}",
+        f"computed on {found['public']}; no private example was read"
+        + (f"; {per_client}{known}" if found["unit"] == "client" else ""),
+        "no accuracy is forecast: the score ranks rules, docs/results/recommend.md says how well",
+    ]
+    picture = Text("\n".join([f"{'worse':>37}|better", *bars(found["scores"])]))
+    return Group(rules, picture, layers, *map(Text, notes), Text(f"\n{found['advice']}", style="bold"))

@@ -1,0 +1,31 @@
+"""Scores as bars."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+_HALF = 12  # characters of a factor of four
+
+
+def bars(scores: Mapping[str, float]) -> list[str]:
+    """One line of text per rule: a bar to the left of the line for a rule worse than the flat one, else to the right.
+
+    Example:
+        >>> for line in bars({"gaussian": 1.0, "uniform": 2.0, "dimension-adjusted": 0.5}):
+        ...     print(line)
+        gaussian                             |              1.00
+        uniform                              |######        2.00
+        dimension-adjusted             ######|              0.50
+    """
+    lines = []
+    for rule, ratio in scores.items():
+        length = round(_HALF / 2 * max(-2.0, min(2.0, math.log2(max(ratio, 1e-9)))))
+        left, right = "#" * -min(length, 0), "#" * max(length, 0)
+        lines.append(f"{rule:<25}{left:>{_HALF}}|{right:<{_HALF}} {ratio:>5.2f}")
+    return lines
+
+
+def picture(scores: Mapping[str, float]) -> str:
+    """The bars as HTML."""
+    return "<pre>" + "\n".join(bars(scores)) + "</pre>"

@@ -1,0 +1,158 @@
+"""Public examples for the advice: given ones, a recipe's test examples, or synthetic ones."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from fedlgm import data, inputs
+from fedlgm.data import DataSet
+from fedlgm.errors import ConfigError, DataError, Notice
+from fedlgm.tasks import Task
+from simulations.config.recipe import Recipe
+
+SYNTHETIC = 2048
+"""Examples that are made up where none are given."""
+MOST = 20_000
+"""Examples that are used at most."""
+_HELD_OUT = 4  # one example in so many measures, the others train
+
+
+@dataclass(frozen=True)
+class PublicExamples:
+    """Public examples in two parts.
+
+    Attributes:
+        data: examples in place of the clients' (train) and examples to measure losses on (test).
+        source: their origin, in words.
+    """
+
+    data: DataSet
+    source: str
+
+
+def public_examples(recipe: Recipe, task: Task, public: Any, outline: DataSet | None) -> PublicExamples:
+    """The examples that `public` names, shuffled and cut in two.
+
+    Args:
+        recipe: the recipe.
+        task: its task.
+        public: None for synthetic examples; "test" for the recipe's test examples, which every run evaluates without
+            protection; the name of a data set, a `DataSet` or a mapping, whose training examples are public; or (x, y).
+        outline: the set's shapes, classes and test examples if the data are objects; its training examples are never
+            read.
+
+    Raises:
+        ConfigError: there are no synthetic examples for the task.
+        DataError: fewer than 16 examples, or targets that the task does not take.
+    """
+    section = recipe.data
+    if public is None:
+        shapes = outline or data.outline(section.name, **section.images) or _loaded(recipe)
+        warnings.warn(
+            Notice(
+                "no public examples are given: the advice is for synthetic ones of the same shape, which say how large "
+                "the layers' updates are and little about your task; pass --public (public=...)"
+            ),
+            stacklevel=3,
+        )
+        found, source = _synthetic(shapes, task), "synthetic examples of the same shape"
+    elif isinstance(public, str) and public == "test":
+        whole = outline or _loaded(recipe)
+        found = replace(whole, train_x=whole.test_x, train_y=whole.test_y)
+        source = f"test examples of {whole.name}"
+    elif isinstance(public, tuple) and len(public) == 2:
+        known = outline or (data.outline(section.name, **section.images) if _is_named(recipe) else None)
+        found = DataSet.from_arrays(public, public, classes=None if known is None else known.classes, name="given")
+        source = "given examples"
+    else:
+        directory = section.dir if isinstance(public, str) else None
+        found = data.load(public, directory, **(section.images if isinstance(public, str) else {}))
+        source = f"training examples of {found.name}"
+    return PublicExamples(task.prepare(_divided(found)), source)
+
+
+def outline_of(given: Any) -> tuple[DataSet | None, int | None]:
+    """Shapes, classes, test examples and number of clients of data given as objects; no training example.
+
+    Args:
+        given: data as for `simulate`; None for a recipe's own.
+
+    Example:
+        >>> private = object()  # never looked at
+        >>> found, clients = outline_of({"train": private, "test": (np.zeros((4, 2)), np.arange(4)), "clients": [[0]]})
+        >>> found.shape, found.classes, clients
+        ((2,), 4, 1)
+    """
+    if given is None or isinstance(given, str):
+        return None, None
+    if callable(given) and not isinstance(given, DataSet | Mapping):
+        given = given()
+    if isinstance(given, DataSet):
+        clients = None if given.clients is None else len(given.clients)
+        test = (given.test_x, given.test_y)
+        return DataSet.from_arrays(test, test, classes=given.classes, name=given.name), clients
+    if not isinstance(given, Mapping) or "test" not in given:
+        raise DataError("data: give a fedlgm.data.DataSet or {'train': (x, y), 'test': (x, y)}")
+    clients = len(given["clients"]) if given.get("clients") is not None else None
+    kept = {key: given[key] for key in ("classes", "name") if key in given}
+    return DataSet.from_arrays(given["test"], given["test"], **kept), clients
+
+
+def examples_of(recipe: Recipe) -> int | None:
+    """Published number of training examples of a recipe's set; None if only private data tell."""
+    section = recipe.data
+    if not _is_named(recipe):
+        return None
+    base = section.name.partition("/")[0]
+    if base in ("digits", "breast-cancer") or base.startswith("synthetic"):  # made here, public as a whole
+        return len(data.load(section.name).train_y)
+    return data.published_examples(section.name, section.train_images)
+
+
+def _is_named(recipe: Recipe) -> bool:
+    name = recipe.data.name
+    return not name.startswith("<") and ":" not in name
+
+
+def _loaded(recipe: Recipe) -> DataSet:
+    section = recipe.data
+    return data.load(section.name, section.dir, **section.images)
+
+
+def _divided(found: DataSet) -> DataSet:
+    """A set's training examples, shuffled; every fourth becomes a test example."""
+    count = len(found.train_y)
+    if count < 4 * _HELD_OUT:
+        raise DataError(f"public examples: there must be at least {4 * _HELD_OUT}, got {count}")
+    order = np.random.default_rng(0).permutation(count)[:MOST]
+    held, kept = order[::_HELD_OUT], np.delete(order, np.s_[::_HELD_OUT])
+    return DataSet(
+        found.name, inputs.take(found.train_x, kept), found.train_y[kept], inputs.take(found.train_x, held),
+        found.train_y[held], found.classes,
+    )  # fmt: skip
+
+
+def _synthetic(like: DataSet, task: Task) -> DataSet:
+    """Learnable examples: noisy class means, or text of a random Markov chain."""
+    rng, first = np.random.default_rng(0), inputs.first(like.train_x)
+    classes, count = like.classes, SYNTHETIC
+    if isinstance(like.train_x, tuple) or classes is None or task.name not in ("classification", "next-token"):
+        raise ConfigError(
+            f"there are no synthetic examples for the task {task.name!r} with such data: give public ones (--public)"
+        )
+    if task.name == "next-token":
+        following = rng.integers(classes, size=(classes, 4))  # four tokens may follow each
+        text = np.empty((count, first.shape[1] + 1), dtype=np.int64)
+        text[:, 0] = rng.integers(classes, size=count)
+        for t in range(1, text.shape[1]):
+            text[:, t] = following[text[:, t - 1], rng.integers(4, size=count)]
+        return DataSet("synthetic", text[:, :-1], text[:, 1:], text[:0, :-1], text[:0, 1:], classes)
+    y = rng.integers(classes, size=count)
+    means = rng.standard_normal((classes, *first.shape[1:]))
+    x = (0.5 * (means[y] + rng.standard_normal((count, *first.shape[1:])))).astype(np.float32)
+    return DataSet("synthetic", x, y, x[:0], y[:0], classes)

@@ -1,0 +1,297 @@
+"""`recommend`: choose a rule for a model from public examples alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlgm import allocation, mechanisms
+from fedlgm.data import DataSet
+from fedlgm.devices import torch_threads
+from fedlgm.errors import ConfigError
+from fedlgm.facts import RunFacts
+from fedlgm.layers import LayerTable
+from fedlgm.mechanisms import BoundsExamples, Mechanism
+from fedlgm.mechanisms.method import Method
+from simulations.advice.public import examples_of, outline_of, public_examples
+from simulations.advice.rows import Advice, LayerAdvice, StageRow
+from simulations.advice.score import Landscape, score
+from simulations.advice.units import Clients, Examples, Units
+from simulations.advice.verdict import verdict
+from simulations.advice.work import Work
+from simulations.api import recipe_of, refuse_unknown
+from simulations.config.assembly import Assembly
+from simulations.config.facts import facts_of
+from simulations.config.own import Own
+from simulations.config.recipe import Overrides, Recipe
+
+FLAT = "gaussian"
+"""The rule that others are compared with: one bound for the whole contribution."""
+RULES = tuple(rule for rule in allocation.names() if rule != "max-snr-sum")
+"""Rules that are scored; max-snr-sum releases one layer alone, which the score of a single round cannot judge."""
+STAGES = (0.3, 0.6, 0.9)
+"""Models that are scored: when this share of the warm-up's fall of the held-out loss is reached."""
+_AT_CHANCE = 0.95  # share of the loss of a constant prediction that a warm-up has to get below
+
+
+class Recommendation(Mapping[str, Any]):
+    """A recommendation, as a JSON-compatible mapping with its figures as attributes.
+
+    Attributes:
+        scores: rule -> its score as a ratio to the flat Gaussian's: the geometric mean over the stages.
+        advice: what to use, in a sentence.
+
+    Example:
+        >>> Recommendation({"advice": "level: use gaussian.", "scores": {"gaussian": 1.0, "uniform": 1.1}})
+        Recommendation(level: use gaussian. Scores: gaussian 1.00, uniform 1.10)
+    """
+
+    def __init__(self, values: Advice) -> None:
+        self._values = values
+        self.scores: dict[str, float] = dict(values["scores"])
+        self.advice: str = values["advice"]
+
+    def __getitem__(self, key: str) -> Any:
+        return self._values[key]  # type: ignore[literal-required]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def values_(self) -> Advice:
+        """The same as plain values."""
+        return self._values
+
+    def __repr__(self) -> str:
+        scores = ", ".join(f"{rule} {ratio:.2f}" for rule, ratio in self.scores.items())
+        return f"Recommendation({self.advice} Scores: {scores})"
+
+    def _repr_html_(self) -> str:
+        from simulations.advice.picture import picture
+
+        return f"<p>{self.advice}</p>{picture(self.scores)}"
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """Settings that are fixed before the computation."""
+
+    assembly: Assembly
+    facts: RunFacts
+    share: float
+    assumed: bool
+
+
+def recommend(
+    recipe: str | Path | Recipe | None = None,
+    *,
+    model: Any = None,
+    data: Any = None,
+    public: Any = None,
+    task: Any = None,
+    overrides: Overrides = (),
+    examples: int | None = None,
+    **options: Any,
+) -> Recommendation:
+    """Score allocation rules on public examples; no private example is read and no budget is spent.
+
+    For each rule and a few models of a short warm-up on the public examples: (-gradient . mean bounded update)^2 over
+    sum_l trace(H_l) (sigma_l / (q N))^2, relative to the flat Gaussian mechanism at the same bound. The
+    score assumes that each rule gets its own server learning rate. docs/results/recommend.md says how well it predicts
+    runs.
+
+    Args:
+        recipe: as for `simulate`: it gives population, sampling, local training, bound and budget.
+        model: as for `simulate`.
+        data: as for `simulate`; only shapes and test examples are read.
+        public: examples to compute on: "test" (the recipe's test examples), the name of a data set, such as
+            "digits/public", or a `DataSet` or mapping, whose training examples are public; or (x [n, ...], y [n, ...]).
+            None generates examples of the right shape, with a warning.
+        task: as for `simulate`.
+        overrides: as for `simulate`.
+        examples: number of training examples of all clients together, if public; not needed for a bundled set.
+        options: unknown arguments, which are refused with the recipe key that may be meant.
+
+    Returns:
+        Scores, advice, and per layer sizes, norms and suggested bounds. The same on every call.
+
+    Raises:
+        ConfigError: the warm-up did not get beyond chance, so that its models are not representative; or a mechanism
+            without noise.
+        DataError: public examples that do not fit.
+
+    Example:
+        >>> import simulations
+        >>> found = simulations.recommend("digits", public="digits/public", overrides={"federation.rounds": 50})
+        >>> found.scores["gaussian"], "uniform" in found.scores
+        (1.0, True)
+    """
+    refuse_unknown("recommend", options)
+    setting, source = _setting(recipe, model, data, public, task, overrides, examples)
+    assembly, parsed = setting.assembly, setting.assembly.recipe
+    with torch_threads(1):
+        work = Work.of(assembly)
+        units = _units(setting, work)
+        methods = _methods(units.layers, setting.facts, assembly.mechanism)
+        landscape = Landscape(assembly, units.layers, work.held_out, work.probes)
+        stages, layers = _stages(units, methods, landscape, work)
+    scores = {
+        rule: math.exp(float(np.mean([math.log(max(row["ratios"][rule], 1e-9)) for row in stages]))) for rule in methods
+    }
+    sampling, facts = setting.facts.sampling, setting.facts
+    expected, parties = sampling.expected, math.sqrt(facts.noised_by.noises_in_sum(sampling.expected))
+    if facts.steps:
+        expected, parties = facts.steps.batch, 1.0
+    return Recommendation(
+        {
+            "recipe": parsed.name,
+            "unit": parsed.unit,
+            "public": source,
+            "advice": verdict(scores, parsed.protects.mechanisms),
+            "scores": scores,
+            "stages": stages,
+            "layers": layers,
+            "noise_multiplier": facts.noise_multiplier,
+            "noise_on_mean": facts.noise_multiplier * parties / expected,
+            "bound": float(getattr(assembly.mechanism, "bound", 1.0)),
+            "suggested_bound": math.sqrt(sum(row["norm"] ** 2 for row in layers)),
+            "examples_per_client": setting.share,
+            "assumed": setting.assumed,
+            "private_examples_read": 0,
+        }
+    )
+
+
+def _setting(
+    recipe: Any, model: Any, data: Any, public: Any, task: Any, overrides: Overrides, examples: int | None
+) -> tuple[_Setting, str]:
+    """The recipe's objects over public examples alone."""
+    outline, clients = outline_of(data)
+    given = {"task": task, "model": model, "data": data}
+    texts = [f"{name}.name={value}" for name, value in given.items() if isinstance(value, str)]
+    objects = {name: value for name, value in given.items() if value is not None and not isinstance(value, str)}
+    parsed = recipe_of(recipe, Own(**(objects | ({} if outline is None else {"data": outline}))), texts, overrides)
+    if clients is not None:
+        federation = parsed.federation.model_copy(update={"clients": clients})
+        parsed = parsed.model_copy(update={"federation": federation})
+    if not mechanisms.is_private(parsed.mechanism.name):
+        raise ConfigError(f"mechanism.name: {parsed.mechanism.name} adds no noise, so there is nothing to advise")
+    own = Own(**(objects | {"data": None}))
+    found = public_examples(parsed, Assembly(parsed, own).task, public, outline)
+    assembly = Assembly(parsed, Own(**(objects | {"data": found.data})))
+    total = examples if examples is not None else examples_of(parsed) if data is None else None
+    share = total / parsed.federation.clients if total is not None else float(parsed.training.batch_size)
+    return _Setting(assembly, _facts(parsed, total), share, total is None), found.source
+
+
+def _facts(recipe: Recipe, examples: int | None) -> RunFacts:
+    """The run's facts at the multiplier of its budget."""
+    unit = recipe.protects
+    if unit.counts_examples(recipe) and examples is None:
+        raise ConfigError("examples: a step's rate is batch_size over the number of training examples: give it")
+    facts = facts_of(recipe, (examples or 0) if unit.counts_examples(recipe) else 0)
+    return unit.calibrated(mechanisms.get(unit.flat), facts)
+
+
+def _methods(layers: LayerTable, facts: RunFacts, own: Mechanism) -> dict[str, Method]:
+    """Every rule at the recipe's bound, the flat one first."""
+    bound = float(getattr(own, "bound", 1.0))
+    if isinstance(own, BoundsExamples):
+        made = {FLAT: mechanisms.get("dp-sgd", bound=bound)}
+        for rule in RULES:
+            made[rule] = mechanisms.get("dp-sgd", bound=bound, style="per-layer", allocation=rule)
+    else:
+        made = {rule: mechanisms.get(rule, bound=bound) for rule in (FLAT, *RULES)}
+    return {rule: Method(mechanism, mechanism.table(layers), facts) for rule, mechanism in made.items()}
+
+
+def _units(setting: _Setting, work: Work) -> Units:
+    if isinstance(setting.assembly.mechanism, BoundsExamples):
+        return Examples(setting.assembly, work.stage)
+    return Clients(setting.assembly, work.stage, setting.share)
+
+
+def _stages(
+    units: Units, methods: Mapping[str, Method], landscape: Landscape, work: Work
+) -> tuple[list[StageRow], list[LayerAdvice]]:
+    """Scores during a warm-up, and figures of the layers over all of it."""
+    rows: list[StageRow] = []
+    norms: list[Tensor] = []
+    traces = []
+    start, path = _warmed_up(units, landscape, work)
+    least = min(loss for _, _, loss in path)
+    _refuse_chance(units.assembly.dataset, start, least)
+    for share in STAGES:
+        target = start - share * (start - least)
+        steps, model, _ = next(point for point in path if point[2] <= target)
+        means, plans, lengths = units.observe(model, list(methods.values()))
+        found = landscape.at(model)
+        values = [score(found, mean, plan) for mean, plan in zip(means, plans, strict=True)]
+        if values[0] <= 0:
+            continue  # the loss on public examples does not fall along the mean update: nothing can be compared here
+        ratios = {rule: value / values[0] for rule, value in zip(methods, values, strict=True)}
+        rows.append({"steps": steps, "metrics": found.metrics, "initial_loss": start, "ratios": ratios})
+        norms.append(lengths)
+        traces.append(found.traces)
+    if not rows:
+        raise ConfigError(
+            "the clients' mean update does not lower the loss on public examples at any model of the warm-up: give "
+            "more public examples, or a smaller learning rate"
+        )
+    together = torch.cat(norms)
+    median, mean_traces = together.nanmedian(dim=0).values, np.mean(traces, axis=0)
+    total = float(together.square().sum(dim=1).sqrt().nanmedian()) or 1.0
+    scale = total / max(float(median.norm()), 1e-12)
+    layers: list[LayerAdvice] = [
+        {
+            "layer": name,
+            "size": int(size),
+            "norm": float(length),
+            "trace": float(trace),
+            "suggested_bound": float(length) * scale,
+        }
+        for name, size, length, trace in zip(units.layers.names, units.layers.sizes, median, mean_traces, strict=True)
+    ]
+    return rows, layers
+
+
+def _warmed_up(units: Units, landscape: Landscape, work: Work) -> tuple[float, list[tuple[int, Tensor, float]]]:
+    """Held-out loss of the initial model; then steps, model and loss at points of a warm-up without noise."""
+    model, done = units.assembly.initial_model(), 0
+    start, path = landscape.metrics(model)["loss"], []
+    for steps in work.points(units.layers.size):
+        model = units.warm_up(model, work.batches(units.warming, done, steps))
+        done = steps
+        loss = landscape.metrics(model)["loss"]
+        path.append((steps, model, loss if math.isfinite(loss) else math.inf))
+    return start, path
+
+
+def _refuse_chance(found: DataSet, start: float, least: float) -> None:
+    """Refuse a warm-up that has not learned: scores on a plateau say nothing about later models."""
+    chance = min(_constant_loss(found), start)
+    if not least < _AT_CHANCE * chance:
+        raise ConfigError(
+            f"the warm-up is at chance: the loss on public examples is {least:.4g} at its best, that of a constant "
+            f"prediction {chance:.4g}; there is no advice from such a model: give more or other public examples, "
+            "another learning rate, or a model that learns faster"
+        )
+
+
+def _constant_loss(found: DataSet) -> float:
+    """Loss of predicting the frequencies of the classes; infinite for other targets."""
+    y = found.test_y
+    if not np.issubdtype(y.dtype, np.integer) or found.classes is None:
+        return math.inf
+    counts = np.bincount(y[y >= 0].reshape(-1), minlength=1)
+    shares = counts[counts > 0] / counts.sum()
+    return float(-(shares * np.log(shares)).sum())

@@ -1,0 +1,76 @@
+"""Plain values of advice, as printed and stored."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+
+class StageRow(TypedDict):
+    """One model of the warm-up.
+
+    Attributes:
+        steps: steps made so far.
+        metrics: figures on held-out public examples.
+        initial_loss: loss of the initial model on them.
+        ratios: score of each rule over that of the flat Gaussian.
+    """
+
+    steps: int
+    metrics: dict[str, float]
+    initial_loss: float
+    ratios: dict[str, float]
+
+
+class LayerAdvice(TypedDict):
+    """One layer.
+
+    Attributes:
+        layer: its name.
+        size: d_l.
+        norm: median l2 norm of a unit's unbounded contribution, over units and stages.
+        trace: curvature, trace(H_l), mean over the stages.
+        suggested_bound: a public norm for clip = "med", norms = "public"; the bounds' total l2 norm is the median norm
+            of a whole contribution.
+    """
+
+    layer: str
+    size: int
+    norm: float
+    trace: float
+    suggested_bound: float
+
+
+class Advice(TypedDict):
+    """Result of `recommend`.
+
+    Attributes:
+        recipe: name of the recipe.
+        unit: "client" or "example".
+        public: the examples that were used.
+        advice: what to use, in a sentence.
+        scores: score of each rule over that of the flat Gaussian, geometric mean over the stages.
+        stages: the models of the warm-up.
+        layers: the model's layers.
+        noise_multiplier: z of a release, over the bound.
+        noise_on_mean: z / (q N), noise std on the mean update over the bound; z / sqrt(q N) under local trust.
+        bound: the bound S that was scored.
+        suggested_bound: median norm of a whole unbounded contribution.
+        examples_per_client: mean number of the run's examples per client.
+        assumed: whether that number was unknown and set to one batch.
+        private_examples_read: 0.
+    """
+
+    recipe: str
+    unit: str
+    public: str
+    advice: str
+    scores: dict[str, float]
+    stages: list[StageRow]
+    layers: list[LayerAdvice]
+    noise_multiplier: float
+    noise_on_mean: float
+    bound: float
+    suggested_bound: float
+    examples_per_client: float
+    assumed: bool
+    private_examples_read: int

@@ -1,0 +1,188 @@
+"""Contributions of a run's units, computed from public examples: clients' updates, or examples' gradients."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlgm import data, inputs
+from fedlgm.aggregation.bounded_sum import bound_update
+from fedlgm.contributions import unbounded
+from fedlgm.example_level.engine import ExampleGradients
+from fedlgm.example_level.scaling import FlatClip
+from fedlgm.extension import is_object, is_reference
+from fedlgm.keys import KeyRing, Purpose
+from fedlgm.layers import LayerTable
+from fedlgm.mechanisms import BoundsExamples
+from fedlgm.mechanisms.method import Method
+from fedlgm.plan import ReleasePlan
+from fedlgm.tasks import Task
+from fedlgm.training import ClientTask
+from fedlgm.training.optimizers import FlatOptimizer
+from fedlgm.transcript import Transcript
+from simulations.config.assembly import Assembly
+
+CLIENTS = 48
+"""Clients that are trained at a stage at most."""
+
+
+class Units(ABC):
+    """Public stand-ins of the protected units.
+
+    Args:
+        assembly: the recipe's objects over the public examples.
+        most: largest number of passes over an example per stage.
+    """
+
+    def __init__(self, assembly: Assembly, most: int) -> None:
+        self.assembly, self.most = assembly, most
+        self.layers = LayerTable.from_module(assembly.module(), assembly.recipe.mechanism.group_by)
+        self.x = inputs.tensors(assembly.dataset.train_x)
+        self.y = torch.from_numpy(assembly.dataset.train_y)
+        self.warming = len(self.y) * 2 // 5
+        """The first so many examples are the warm-up's; the others are the units', new to the model as in a run."""
+
+    @abstractmethod
+    def warm_up(self, model: Tensor, rows: Sequence[Tensor]) -> Tensor:
+        """A copy of the model [D] after steps on batches of these rows, without noise."""
+
+    @abstractmethod
+    def observe(self, model: Tensor, methods: Sequence[Method]) -> tuple[list[Tensor], list[ReleasePlan], Tensor]:
+        """Contributions at a model [D].
+
+        Returns:
+            The mean bounded change of the model [D] and the plan of each method, and the layers' l2 norms of the
+            units' unbounded contributions [units, K].
+        """
+
+
+class Clients(Units):
+    """Clients that train on public examples, divided among them as the recipe divides its own.
+
+    Args:
+        assembly: see `Units`.
+        most: see `Units`.
+        share: mean number of examples of a client.
+    """
+
+    def __init__(self, assembly: Assembly, most: int, share: float) -> None:
+        super().__init__(assembly, most)
+        section, training = assembly.recipe.data, assembly.recipe.training
+        whole = assembly.dataset
+        found = replace(
+            whole, train_x=inputs.take(whole.train_x, slice(self.warming, None)), train_y=whole.train_y[self.warming :]
+        )
+        count = max(2, round(len(found.train_y) / max(share, 1.0)))
+        scheme, options = section.partition, section.options
+        if assembly.own.partition is not None or scheme == "natural" or is_object(scheme) or is_reference(scheme):
+            scheme, options = "iid", {}  # it divides the private examples
+        division = data.divide(found, count, scheme, seed=section.partition_seed, **options)
+        filled = [rows for rows in division if len(rows)]
+        affordable = int(most / (max(share, 1.0) * training.epochs))
+        self._clients = filled[: max(4, min(CLIENTS, affordable))]
+        self._trainer = assembly.trainer(training.vectorize == "on", compiled=False)
+        self._step = _Steps(assembly, self.layers, self.x, self.y)
+
+    def warm_up(self, model: Tensor, rows: Sequence[Tensor]) -> Tensor:
+        """See `Units`: the clients' optimizer, on the examples of all of them."""
+        return self._step(model, rows)
+
+    def observe(self, model: Tensor, methods: Sequence[Method]) -> tuple[list[Tensor], list[ReleasePlan], Tensor]:
+        """See `Units`."""
+        keys, epochs = KeyRing.from_seed(0), self.assembly.recipe.training.epochs
+        tasks = [
+            ClientTask(
+                inputs.take(self.x, rows + self.warming),
+                self.y[rows + self.warming],
+                keys.torch_generator(Purpose.PROBE, i),
+                epochs,
+            )
+            for i, rows in enumerate(map(_long, self._clients))
+        ]
+        plans = [method.plan(Transcript.start(model)) for method in methods]
+        sums = [torch.zeros(plan.size, dtype=torch.float64) for plan in plans]
+        norms = []
+        for block in self._trainer.updates(model, tasks):
+            for update in unbounded(block):
+                norms.append(self.layers.norms(update).double())
+                for total, plan in zip(sums, plans, strict=True):
+                    total += bound_update(update, plan)
+        means = [plan.expand((total / len(tasks)).float()) for total, plan in zip(sums, plans, strict=True)]
+        return means, plans, torch.stack(norms)
+
+
+class Examples(Units):
+    """Examples whose gradients are bounded one by one."""
+
+    def __init__(self, assembly: Assembly, most: int) -> None:
+        super().__init__(assembly, most)
+        self._module = assembly.module()
+        self._weights = self.layers.bind_(self._module)
+        self._gradients = ExampleGradients(self._module, self.layers, assembly.task)
+        self._rows = torch.arange(self.warming, len(self.y))[: max(64, min(2048, most // 8))]
+
+    def warm_up(self, model: Tensor, rows: Sequence[Tensor]) -> Tensor:
+        """See `Units`: steps on sums bounded as a whole, as DP-SGD makes them."""
+        training, bound = self.assembly.recipe.training, float(getattr(self.assembly.mechanism, "bound", 1.0))
+        self._weights.copy_(model)
+        self._module.train()
+        optimizer = FlatOptimizer(training.optimizer, self._weights, lr=training.lr, momentum=training.momentum)
+        for batch in rows:
+            found = self._gradients.sum(inputs.take(self.x, batch), self.y[batch], FlatClip(bound))
+            optimizer.step(found.total.float() / len(batch))
+        return self._weights.clone()
+
+    def observe(self, model: Tensor, methods: Sequence[Method]) -> tuple[list[Tensor], list[ReleasePlan], Tensor]:
+        """See `Units`."""
+        self._weights.copy_(model)
+        self._module.train()
+        means, plans = [], []
+        x, y = inputs.take(self.x, self._rows), self.y[self._rows]
+        for method in methods:
+            plan, mechanism = method.plan(Transcript.start(model)), method.mechanism
+            assert isinstance(mechanism, BoundsExamples)
+            found = self._gradients.sum(x, y, mechanism.scaling(plan))
+            means.append(-found.total.float() / len(y))
+            plans.append(plan)
+        norms = self._gradients.sum(x, y, FlatClip(math.inf)).norms
+        return means, plans, norms
+
+
+class _Steps:
+    """Training of one model on any rows by the recipe's local optimizer."""
+
+    def __init__(self, assembly: Assembly, layers: LayerTable, x: inputs.Inputs, y: Tensor) -> None:
+        self._assembly, self._module, self._x, self._y = assembly, assembly.module(), x, y
+        self._weights = layers.bind_(self._module)
+        self._table = layers
+
+    def __call__(self, model: Tensor, rows: Sequence[Tensor]) -> Tensor:
+        training, task = self._assembly.recipe.training, self._assembly.task
+        self._weights.copy_(model)
+        self._module.train()
+        optimizer = FlatOptimizer(training.optimizer, self._weights, lr=training.lr, momentum=training.momentum)
+        for batch in rows:
+            gradient = gradient_of(self._module, self._table, task, inputs.take(self._x, batch), self._y[batch])
+            if training.gradient_clip is not None:
+                gradient *= min(1.0, training.gradient_clip / max(float(gradient.norm()), 1e-12))
+            optimizer.step(gradient)
+        return self._weights.clone()
+
+
+def gradient_of(module: torch.nn.Module, layers: LayerTable, task: Task, x: inputs.Inputs, y: Tensor) -> Tensor:
+    """Gradient [D] of the mean loss of a batch."""
+    parameters = dict(module.named_parameters())
+    trained = [parameters[slot.name] for slot in layers.slots()]
+    loss = task.loss(inputs.call(module, x), y)
+    found = torch.autograd.grad(loss, trained, materialize_grads=True)
+    return torch.cat([gradient.reshape(-1) for gradient in found])
+
+
+def _long(rows: np.ndarray) -> np.ndarray:
+    return rows.astype(np.int64)

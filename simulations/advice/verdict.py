@@ -1,0 +1,34 @@
+"""From scores to a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+BETTER, WORSE = 1.2, 0.33
+"""Ratios above and below which a rule is called better or worse than the flat one; docs/results/recommend.md says on
+what measurements they rest."""
+
+
+def verdict(scores: Mapping[str, float], unit: str) -> str:
+    """The advice.
+
+    Args:
+        scores: rule -> ratio to the flat Gaussian's score.
+        unit: "client" or "example", which names the mechanisms.
+
+    Example:
+        >>> verdict({"gaussian": 1.0, "uniform": 1.9, "dimension-adjusted": 0.2}, "client")
+        'uniform is expected to be worth 1.90 times the signal to noise of gaussian; avoid dimension-adjusted.'
+        >>> verdict({"gaussian": 1.0, "uniform": 1.1}, "client")
+        'level: use gaussian.'
+    """
+    flat = {"client": "gaussian", "example": "dp-sgd with style = 'flat'"}[unit]
+    best = max(scores, key=lambda rule: scores[rule])
+    if scores[best] >= BETTER:
+        words = f"{best} is expected to be worth {scores[best]:.2f} times the signal to noise of {flat}"
+    elif any(ratio > WORSE for rule, ratio in scores.items() if rule != "gaussian"):
+        words = f"level: use {flat}"
+    else:
+        words = f"use {flat}: every other rule is expected to be worse"
+    bad = [rule for rule, ratio in scores.items() if ratio <= WORSE]
+    return words + (f"; avoid {', '.join(bad)}." if bad else ".")

@@ -1,0 +1,83 @@
+"""The amount of computation for advice, bounded by operations, so that it is the same on every machine."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from fedlgm import inputs
+from fedlgm.layers import LayerTable
+from simulations.advice.units import gradient_of
+from simulations.config.assembly import Assembly
+
+OPERATIONS = 3e11
+"""Floating-point operations of all passes together: some twenty seconds of one core."""
+PASSES = 120_000
+"""Passes over an example at most, for small models, which are bound by other things than arithmetic."""
+STEPS = 512
+"""Steps of a warm-up at most."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """Amount of computation that a model's size allows.
+
+    Attributes:
+        steps: steps of the warm-up.
+        batch: examples of a step.
+        stage: passes over examples for the contributions of a stage.
+        held_out: examples on which losses are measured.
+        probes: random vectors for a trace.
+    """
+
+    steps: int
+    batch: int
+    stage: int
+    held_out: int
+    probes: int
+
+    @classmethod
+    def of(cls, assembly: Assembly) -> Work:
+        """The work for a recipe's model."""
+        found = assembly.dataset
+        passes = min(PASSES, int(OPERATIONS / _operations(assembly)))
+        batch = min(assembly.recipe.training.batch_size, len(found.train_y), 128)
+        steps = max(16, min(STEPS, passes // (3 * batch)))
+        held_out = max(32, min(len(found.test_y), 1024, passes // 128))
+        probes = max(2, min(16, passes // (24 * held_out)))
+        return cls(steps, batch, max(64, passes // 9), held_out, probes)
+
+    def points(self, size: int) -> list[int]:
+        """Steps after which the loss is measured, about a fifth apart; fewer for large models."""
+        ratio = 1.2 if size < 1_000_000 else 2.0
+        found = {self.steps}
+        while (last := min(found)) > 1:
+            found.add(int(last / ratio))
+        return sorted(found)
+
+    def batches(self, examples: int, first: int, last: int) -> list[Tensor]:
+        """Rows of the warm-up's steps from `first` up to `last`, shuffled passes over the examples."""
+        per_pass = max(1, examples // self.batch)
+        orders = [np.random.default_rng(p).permutation(examples) for p in range(math.ceil(last / per_pass))]
+        made = [order[i * self.batch : (i + 1) * self.batch] for order in orders for i in range(per_pass)]
+        return [torch.from_numpy(rows) for rows in made[first:last]]
+
+
+def _operations(assembly: Assembly) -> float:
+    """Operations of one forward and backward pass over an example, as torch counts them."""
+    module, found = assembly.module(), assembly.dataset
+    layers = LayerTable.from_module(module)
+    rows = slice(2)
+    x, y = inputs.tensors(inputs.take(found.train_x, rows)), torch.from_numpy(found.train_y[rows])
+    module.train()
+    counter = FlopCounterMode(display=False)
+    with counter:
+        gradient_of(module, layers, assembly.task, x, y)
+    tokens = inputs.first(found.train_x)
+    length = tokens.shape[1] if np.issubdtype(tokens.dtype, np.integer) and tokens.ndim > 1 else 1
+    return max(counter.get_total_flops() / len(y), 6.0 * layers.size * length)

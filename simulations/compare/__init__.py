@@ -1,1 +1,0 @@
-"""Sets of runs side by side."""

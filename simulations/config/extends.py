@@ -1,0 +1,29 @@
+"""TOML files that `extends` another one: recipes and studies."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from fedlgm.errors import ConfigError
+
+
+def read(path: Path, depth: int, deepest: int, kind: str) -> dict[str, Any]:
+    """Values of a file as it stands, its key `extends` among them.
+
+    Args:
+        path: the file.
+        depth: number of files that extend it, one through the other.
+        deepest: largest such number.
+        kind: plural noun for the files, for messages.
+
+    Raises:
+        ConfigError: too deep, or not TOML.
+    """
+    if depth > deepest:
+        raise ConfigError(f"{path}: `extends` goes deeper than {deepest} {kind}; does one extend itself?")
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error

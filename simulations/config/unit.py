@@ -1,0 +1,109 @@
+"""The unit of protection: rules that depend on privacy.unit, with one class per unit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import nn
+
+from clients import LocalWork
+from fedlgm.facts import LocalSteps, RunFacts, Sampling
+from fedlgm.mechanisms import Mechanism
+from fedlgm.privacy.guarantee import Relation, Unit
+from strategies import ServerStep
+from strategies.server_optimizer import server_step
+
+if TYPE_CHECKING:
+    from simulations.config.assembly import Assembly
+    from simulations.config.recipe import Recipe
+
+
+class UnitKind:
+    """One unit of protection.
+
+    Attributes:
+        verb: verb for its mechanisms in messages.
+        flat: the mechanism with the same noise in every coordinate.
+        mechanisms: the unit that its mechanisms are for.
+        redraws: whether a round that is made again may draw other participants than before.
+        divided: whether the partition decides what a unit's data are.
+    """
+
+    verb: str
+    flat: str
+    mechanisms: Unit = "client"
+    redraws = True
+    divided = True
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuse settings that do not fit each other.
+
+        Raises:
+            ConfigError: the message names the first of them by its key, and the remedy.
+        """
+        raise NotImplementedError
+
+    def warn_of_delta(self, recipe: Recipe) -> None:
+        """Warn of a delta that allows the release of one unit's data, if the recipe gives the number of units."""
+
+    def relation(self, recipe: Recipe) -> Relation:
+        """The neighbouring relation that follows from the settings."""
+        raise NotImplementedError
+
+    def sampled(self, recipe: Recipe, examples: int) -> tuple[Sampling, LocalSteps | None]:
+        """The sampled unit of a round, and the clients' own noisy steps.
+
+        Args:
+            recipe: the recipe.
+            examples: number N of training examples of all clients together, if `counts_examples`.
+
+        Raises:
+            ConfigError: a batch larger than the data.
+        """
+        raise NotImplementedError
+
+    def counts_examples(self, recipe: Recipe) -> bool:
+        """Whether the number of all clients' examples is a public fact of the run."""
+        return False
+
+    def calibrated(self, mechanism: Mechanism, facts: RunFacts) -> RunFacts:
+        """The facts with the noise multiplier that meets their budget.
+
+        Raises:
+            ConfigError, PrivacyError: no multiplier meets it, or the mechanism does not support the facts.
+        """
+        return facts.with_multiplier(mechanism.calibrate(facts))
+
+    def server_step(self, recipe: Recipe, own: Any) -> ServerStep:
+        """The server's step.
+
+        Args:
+            recipe: the recipe.
+            own: a user's optimizer or None.
+        """
+        federation = recipe.federation
+        return server_step(own or federation.server_optimizer, federation.server_lr, federation.server_momentum)
+
+    def check_data(self, assembly: Assembly, module: nn.Module) -> None:
+        """Refuse a model and data that do not fit together, before anything runs."""
+
+    def work(self, recipe: Recipe, work: LocalWork) -> LocalWork:
+        """The clients' work as this unit's contributions are made of it."""
+        return work
+
+    def efforts(self, recipe: Recipe, sizes: np.ndarray) -> np.ndarray:
+        """Examples of each participant of the sampling, [population], by those of the clients, [clients]."""
+        return sizes
+
+    def check_nodes(self) -> None:
+        """Refuse what only simulated clients can do.
+
+        Raises:
+            ConfigError: why real nodes cannot protect this unit.
+        """
+
+    def words(self, assembly: Assembly) -> str:
+        """The units in a release, and their probability."""
+        cohorts = assembly.cohorts
+        return f"{cohorts.scheme} {cohorts.rate:g} of {cohorts.population} clients, {assembly.facts.relation}"

@@ -1,0 +1,60 @@
+"""Rules for recipes with privacy.unit = "user": persons with several clients each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from clients import LocalWork
+from clients.users import UserWork
+from fedlgm.errors import ConfigError
+from simulations.config.client_level import ClientLevel
+
+if TYPE_CHECKING:
+    from simulations.config.assembly import Assembly
+    from simulations.config.recipe import Recipe
+
+
+class UserLevel(ClientLevel):
+    """All clients of one user: rounds draw users, and the mean update of a user's clients is bounded.
+
+    `clients.users.UserUpdates` has the proof. Participants of the sampling are users, so every rule for clients holds
+    for them.
+    """
+
+    verb = "bounds whole users"
+
+    def check(self, recipe: Recipe) -> None:
+        """See `UnitKind.check`."""
+        if recipe.federation.users is None:
+            raise ConfigError("privacy.unit = 'user' needs federation.users: the user of each client, or their number")
+        if recipe.privacy.trust != "central":
+            raise ConfigError(
+                "privacy.unit = 'user' needs privacy.trust = 'central': a client that noises its own update does not "
+                "see those of its user's other clients"
+            )
+        if recipe.mechanism.variant != "sound":
+            raise ConfigError("privacy.unit = 'user' is for variant = 'sound': a published variant looks at clients")
+        if recipe.run.audit:
+            raise ConfigError("run.audit: canaries stand for clients: leave it out with privacy.unit = 'user'")
+        super().check(recipe)
+
+    def work(self, recipe: Recipe, work: LocalWork) -> LocalWork:
+        """See `UnitKind.work`."""
+        return UserWork(**vars(work), users=recipe.federation.members)
+
+    def efforts(self, recipe: Recipe, sizes: np.ndarray) -> np.ndarray:
+        """See `UnitKind.efforts`: the examples of all clients of a user."""
+        return np.array([sizes[list(clients)].sum() for clients in recipe.federation.members])
+
+    def check_nodes(self) -> None:
+        """See `UnitKind.check_nodes`."""
+        raise ConfigError(
+            "privacy.unit = 'user' is for simulations: a user's updates are averaged before they are bounded, and a "
+            "real node sees its own alone. Where one node holds all data of a user, use privacy.unit = 'client'"
+        )
+
+    def words(self, assembly: Assembly) -> str:
+        """See `UnitKind.words`."""
+        return super().words(assembly).replace(" clients,", " users with all their clients,")

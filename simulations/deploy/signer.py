@@ -1,0 +1,174 @@
+"""The process that holds the key for a deployment's questions and signs only those of registered runs.
+
+A ServerApp runs its submitter's code as the SuperLink's user, so the submitter can read every key of this user. The
+signing key therefore belongs to another user, whose process answers on a Unix socket. It signs a question if an
+operator has registered its run, if the question has the run's work and plan, and if nothing else was signed for that
+round and client. A process with access to the socket can only trigger what was registered.
+
+    python -m simulations.deploy.signer DIR/signer
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import socketserver
+import sqlite3
+import sys
+import threading
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedlgm import node_protocol as protocol
+from fedlgm.errors import FedlgmError, RunError
+from fedlgm.node_protocol import FrameError, Question, printable
+from simulations.deploy.layout import SignerFolder
+from simulations.deploy.registration import Registration
+
+_PATIENCE_S = 30.0  # for a question to arrive
+_log = logging.getLogger("fedlgm.signer")
+_SCHEMA = """CREATE TABLE IF NOT EXISTS signed (
+    run TEXT, round INTEGER, client INTEGER, content TEXT NOT NULL, PRIMARY KEY (run, round, client)) WITHOUT ROWID"""
+
+
+class _Ask(BaseModel):
+    """A question from an untrusted sender."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    protocol: int
+    ask: str
+    run: str = Field(max_length=200)
+    round: int
+    client: int
+    plan: str
+    model: str = Field(pattern="^[0-9a-f]{64}$")
+    work: dict[str, Any]
+    nonce: str = Field(pattern="^[0-9a-f]{0,64}$")
+    service: str = Field(pattern="^[0-9a-f]{64}$")
+    expect: dict[str, Any] | None = None
+
+
+class Signer:
+    """Signs the questions of registered runs.
+
+    Args:
+        folder: the signer's.
+
+    Raises:
+        RunError: the key cannot be used.
+    """
+
+    def __init__(self, folder: SignerFolder) -> None:
+        self._folder, self._key, self._lock = folder, folder.key(), threading.Lock()
+        self._signed = sqlite3.connect(folder.signed_file, isolation_level=None, check_same_thread=False)
+        self._signed.execute("PRAGMA synchronous = FULL")
+        self._signed.execute(_SCHEMA)
+
+    def sign(self, question: Question) -> str:
+        """The signature of a question.
+
+        Raises:
+            RunError: its run is not registered, or the question does not belong to that run.
+        """
+        registered = Registration.load(self._folder.runs, question.run)
+        if registered is None:
+            raise RunError(
+                f"the run {printable(question.run, 80)!r} is not registered; as the signer's user: "
+                "fedlgm deploy register RECIPE DIR"
+            )
+        if problem := registered.problem(question):
+            raise RunError(problem)
+        content = protocol.digest(question.plan, question.model)
+        key = (question.run, question.round, question.client)
+        with self._lock:  # on disk before the signature leaves
+            self._signed.execute("INSERT OR IGNORE INTO signed VALUES (?, ?, ?, ?)", (*key, content))
+            (first,) = self._signed.execute(
+                "SELECT content FROM signed WHERE run = ? AND round = ? AND client = ?", key
+            ).fetchone()
+        if first != content:
+            raise RunError(
+                f"another plan or model was signed for round {question.round} and client {question.client} of this run"
+            )
+        return protocol.sign(self._key, "question", question.digest)
+
+    def close(self) -> None:
+        """Close the record of what was signed."""
+        self._signed.close()
+
+
+class _Connection(socketserver.StreamRequestHandler):
+    timeout = _PATIENCE_S
+
+    def __init__(self, signer: Signer, *given: Any) -> None:
+        self._signer = signer
+        super().__init__(*given)
+
+    def handle(self) -> None:
+        try:
+            head, _ = protocol.lengths(self.rfile.read(protocol.PREFIX_BYTES).ljust(protocol.PREFIX_BYTES, b"\0"), 0)
+            given = _Ask.model_validate(protocol.parse_header(self.rfile.read(head)))
+            if (given.protocol, given.ask) != (protocol.PROTOCOL, "sign"):
+                raise RunError(f"a signer of protocol {protocol.PROTOCOL} signs questions, and does nothing else")
+            question = Question(**given.model_dump(exclude={"protocol", "ask"}))
+            answer: dict[str, Any] = {"ok": True, "signature": self._signer.sign(question)}
+            _log.info("signed round %d, client %d of %r", question.round, question.client, question.run)
+        except (FedlgmError, FrameError) as error:
+            _log.warning("not signed: %s", error)
+            answer = {"ok": False, "why": str(error)}
+        except ValidationError as error:
+            first = error.errors()[0]
+            answer = {"ok": False, "why": f"{'.'.join(map(str, first['loc']))}: {first['msg']}"}
+        except Exception:  # nothing that a question holds may end the signer
+            _log.exception("a question failed")
+            answer = {"ok": False, "why": "see the signer's log"}
+        self.wfile.write(protocol.encode(answer))
+
+
+class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    daemon_threads = True
+
+    def __init__(self, path: Path, signer: Signer) -> None:
+        super().__init__(str(path), cast(Any, partial(_Connection, signer)), bind_and_activate=False)
+        draft = path.with_suffix(".new")
+        draft.unlink(missing_ok=True)
+        self.socket.bind(os.fspath(draft))
+        draft.chmod(0o666)  # the permissions of its folder say who may connect
+        self.socket.listen(64)
+        draft.replace(path)
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        link, _ = self.socket.accept()
+        return link, ("", 0)
+
+
+def run(folder: SignerFolder) -> None:
+    """Sign until SIGTERM or SIGINT.
+
+    Raises:
+        RunError: the key or the socket cannot be used.
+    """
+    signer = Signer(folder)
+    try:
+        server = _Server(folder.socket, signer)
+    except OSError as error:
+        raise RunError(f"cannot listen on {folder.socket}: {error}") from error
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: threading.Thread(target=server.shutdown).start())
+    _log.info("signing the questions of the runs registered in %s", folder.runs)
+    with server:
+        server.serve_forever()
+    folder.socket.unlink(missing_ok=True)
+    signer.close()
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(message)s")
+    try:
+        run(SignerFolder(Path(sys.argv[1])))
+    except FedlgmError as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,55 @@
+"""The engine `auto`: the best engine for the machine and the run."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+from simulations.engines.base import Engine, EngineOptions, Serve
+
+if TYPE_CHECKING:
+    from simulations.config.assembly import Assembly
+
+
+class AutoEngine(Engine):
+    """Forked processes on one Linux machine without a GPU; Ray elsewhere, and if a cluster is named.
+
+    Every choice gives the same model. The run's summary names it.
+
+    Args:
+        options: options of the chosen engine: a Ray address selects Ray, a number of SuperNodes selects Flower.
+
+    Example:
+        >>> AutoEngine(EngineOptions(supernodes=2)).chosen(None)
+        'flower'
+    """
+
+    name = "auto"
+
+    def __init__(self, options: EngineOptions | None = None) -> None:
+        super().__init__(options)
+        self.in_process = self.options.supernodes is None
+
+    def chosen(self, assembly: Assembly | None) -> str:
+        """Name of the engine for a run; without one, for any run whose clients train on the CPU."""
+        if self.options.supernodes is not None:
+            return "flower"
+        if self.options.ray_address is not None:
+            return "ray"
+        if sys.platform == "linux":
+            import torch
+
+            from simulations.engines.processes import unsuited
+
+            # Where there are GPUs torch refuses to train in forks of a process that has trained.
+            if not torch.cuda.is_available() and (assembly is None or not unsuited(assembly)):
+                return "processes"
+        return "ray" if importlib.util.find_spec("ray") is not None else "local"
+
+    def started(self, assembly: Assembly) -> AbstractContextManager[Serve]:
+        """See `Engine.started`."""
+        from simulations import engines
+
+        return engines.get(self.chosen(assembly), self.options).started(assembly)

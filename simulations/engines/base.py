@@ -1,0 +1,151 @@
+"""Interface of engines: how a run reaches its clients."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from flwr.serverapp import Grid
+
+from fedlgm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fedlgm.keys import KeyRing
+    from simulations.config.assembly import Assembly
+    from simulations.config.recipe import Recipe
+    from simulations.runs.folder import RunFolder
+    from simulations.runs.rows import OnRound, RunSummary
+    from simulations.runs.trackers import Tracker
+
+Serve = Callable[["Assembly", "RunFolder", "OnRound | None", "Sequence[Tracker]"], "RunSummary"]
+"""Runs (or continues) the run in a folder: `simulations.runs.server.serve` over the engine's grid."""
+
+OpenGrid = Callable[["Assembly", "KeyRing"], Grid]
+"""Gives the grid whose clients are made from the run's objects and the clients' keys."""
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """The caller's options of an engine; None keeps the engine's default.
+
+    Attributes:
+        workers: processes that train.
+        ray_address: a Ray cluster to join.
+        supernodes: simulated SuperNodes of Flower's runtime.
+
+    Raises:
+        ConfigError: a number below 1.
+    """
+
+    workers: int | None = None
+    ray_address: str | None = None
+    supernodes: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, number in (("workers", self.workers), ("supernodes", self.supernodes)):
+            if number is not None and number < 1:
+                raise ConfigError(f"{name} must be at least 1, got {number}")
+
+    def refuse(self, engine: str, *names: str) -> None:
+        """Refuse options that an engine does not support.
+
+        Raises:
+            ConfigError: the message names the option and an engine that supports it.
+        """
+        for name in names:
+            if getattr(self, name) is not None:
+                what, owner = _OWNED[name]
+                raise ConfigError(f"{what} is for engine {owner!r}, not {engine!r}")
+
+
+_OWNED = {"ray_address": ("a Ray address", "ray"), "supernodes": ("a number of SuperNodes", "flower")}
+
+
+class Engine(ABC):
+    """Runs a federation; one object per call of `simulate`.
+
+    Subclass `GridEngine` for an engine that has a Flower `Grid`.
+
+    Args:
+        options: the caller's options.
+
+    Raises:
+        ConfigError: an option that the engine does not support, or a package that is not installed.
+    """
+
+    name: str = ""
+    in_process: bool = True
+    """Whether the run's server runs in this process, so that objects of this process can follow the run."""
+
+    def __init__(self, options: EngineOptions | None = None) -> None:
+        self.options = options or EngineOptions()
+
+    def workers(self, recipe: Recipe) -> int:
+        """Number of processes that train: the caller's, else the recipe's, else one per core."""
+        return self.options.workers or recipe.run.workers or os.cpu_count() or 1
+
+    @abstractmethod
+    def started(self, assembly: Assembly) -> AbstractContextManager[Serve]:
+        """Start the engine, call `assembly.check()`, and yield a function that serves a run.
+
+        The check is made here because an engine may start meanwhile. The assembly served later may differ from this one
+        in the clients' training, but not in data or model.
+        """
+
+
+class GridEngine(Engine):
+    """An engine with a grid, over which the run's server runs in this process.
+
+    Example:
+        >>> from contextlib import contextmanager
+        >>> import simulations, tempfile
+        >>> from clients import AnyClient
+        >>> from simulations.engines.local import LocalGrid
+        >>> class Here(GridEngine):
+        ...     name = "here"
+        ...
+        ...     @contextmanager
+        ...     def grids(self, assembly):
+        ...         assembly.check()
+        ...         yield lambda assembly, keys: LocalGrid(assembly.client(keys, AnyClient()).as_app())
+        >>> folder = tempfile.mkdtemp() + "/run"
+        >>> simulations.simulate(overrides=["federation.rounds=1"], engine=Here(), run_dir=folder)["engine"]
+        'here'
+    """
+
+    @abstractmethod
+    def grids(self, assembly: Assembly) -> AbstractContextManager[OpenGrid]:
+        """Like `started`, but yield a function that returns the grid."""
+
+    @contextmanager
+    def started(self, assembly: Assembly) -> Iterator[Serve]:
+        """See `Engine.started`."""
+        with self.grids(assembly) as grid_of:
+
+            def serve(
+                assembly: Assembly, folder: RunFolder, progress: OnRound | None, trackers: Sequence[Tracker]
+            ) -> RunSummary:
+                from simulations.runs.server import serve as serve_run
+
+                keys, _ = folder.keys(assembly.recipe.run.seed)
+                return serve_run(grid_of(assembly, keys), assembly, folder, self.name, progress, trackers=trackers)
+
+            yield serve
+
+
+def require_ray(engine: str) -> None:
+    """Refuse an engine that needs Ray if Ray is not installed.
+
+    Raises:
+        ConfigError: how to install it.
+    """
+    if importlib.util.find_spec("ray") is None:
+        raise ConfigError(
+            f"engine {engine!r} needs the package ray, which is not installed: pip install 'fedlgm[ray]', or use "
+            "engine 'local'"
+        )

@@ -1,0 +1,343 @@
+"""The `processes` engine: workers forked from this process, which has everything imported and the data loaded.
+
+For one Linux machine and the CPU: no service is started, no data are sent, and a worker shares the driver's memory
+until it writes.
+
+A lost worker is replaced, and its block is repeated with the same keys. Workers are forked not from the driver but from
+a process that was forked before the run began: when a worker is replaced, the driver has threads and open files, which
+a fork should not inherit. All of them end with the driver.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import pickle
+import signal
+import socket
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from multiprocessing.connection import Connection, wait
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import psutil
+import torch
+from flwr.app import ArrayRecord, Message
+
+from clients import AnyClient
+from fedlgm import wire
+from fedlgm.errors import ConfigError, RunError
+from fedlgm.keys import KeyRing
+from simulations.engines.base import EngineOptions, GridEngine, OpenGrid
+from simulations.engines.grid import Served, WorkerGrid
+
+if TYPE_CHECKING:
+    from simulations.config.assembly import Assembly
+
+_RETRIES = 8  # losses of one block beyond one per worker, and workers in a row that do not start
+_WORKER_GIB = 0.1  # that a worker writes, with a small model
+_ENDING_S = 5.0  # until a process that does not end is killed
+_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
+_ANSWERED, _FAILED = "answered", "failed"
+
+
+class ProcessGrid(WorkerGrid):
+    """Grid over forked workers; `close` ends them.
+
+    Args:
+        workers: number of workers.
+        assembly: the run's objects, which workers inherit.
+        keys: key ring of the clients.
+    """
+
+    def __init__(self, workers: int, assembly: Assembly, keys: KeyRing) -> None:
+        super().__init__(workers)
+        self._idle: list[Connection] = []
+        self._busy: dict[Connection, int] = {}  # worker -> number of what it was asked for
+        self._models: dict[Connection, ArrayRecord] = {}  # worker -> model of this round that it holds
+        self._asked, self._workers, self._lost_in_a_row = 0, workers, 0
+        self._parent = _Parent(assembly, keys)
+        try:
+            self._idle += (self._parent.worker() for _ in range(workers))
+        except BaseException:
+            self.close()
+            raise
+
+    def deliver(self, messages: list[Message]) -> Iterator[Message]:
+        """See `WorkerGrid.deliver`: each worker takes the next block when it is free; replies wait for their turn."""
+        waiting = list(range(len(messages)))[::-1]
+        losses = dict.fromkeys(waiting, 0)
+        blocks: dict[int, int] = {}  # number of what was asked for -> block
+        done: dict[int, Message] = {}
+        turn = 0
+        self._models.clear()
+        while turn < len(messages):
+            # Out-of-turn replies are bounded, so that memory does not grow with the cohort.
+            while waiting and self._idle and len(done) + len(blocks) < 4 * self._workers:
+                number = self._ask(messages[waiting[-1]])
+                if number is not None:
+                    blocks[number] = waiting.pop()
+            for worker in wait(list(self._busy)):
+                assert isinstance(worker, Connection)
+                number = self._busy.pop(worker)
+                try:
+                    reply = self._reply(worker)
+                except (EOFError, OSError):
+                    self._replace(worker)
+                    if number in blocks:
+                        block = blocks.pop(number)
+                        waiting.append(block)
+                        losses[block] += 1
+                        self._give_up(losses[block])
+                    continue
+                self._lost_in_a_row = 0
+                self._idle.append(worker)
+                if number in blocks:  # otherwise of an earlier round that was given up
+                    done[blocks.pop(number)] = reply()
+            while turn in done:
+                yield done.pop(turn)
+                turn += 1
+
+    def _ask(self, message: Message) -> int | None:
+        """Number of the message sent to an idle worker; None if the worker is gone and another replaced it."""
+        worker = self._idle.pop()
+        arrays = message.content.array_records.get(wire.ARRAYS)
+        known = arrays is not None and self._models.get(worker) is arrays
+        parcel = (message.metadata, message.content.config_records[wire.CONFIG], None if known else arrays, known)
+        try:
+            worker.send_bytes(pickle.dumps(parcel, protocol=5))
+        except OSError:
+            self._replace(worker)
+            return None
+        if arrays is not None:
+            self._models[worker] = arrays
+        self._asked += 1
+        self._busy[worker] = self._asked
+        return self._asked
+
+    def _reply(self, worker: Connection) -> Any:
+        """Function that returns a worker's reply, or raises its error.
+
+        Raises:
+            EOFError, OSError: the worker is gone.
+        """
+        kind, content, said = pickle.loads(worker.recv_bytes())
+
+        def reply() -> Message:
+            for notice in said:
+                self.say(notice)
+            if kind == _FAILED:
+                raise content
+            made: Message = content
+            return made
+
+        return reply
+
+    def _replace(self, worker: Connection) -> None:
+        self._models.pop(worker, None)
+        worker.close()
+        self._lost_in_a_row += 1
+        if self._lost_in_a_row > _RETRIES + self._workers:
+            raise RunError(
+                f"{self._lost_in_a_row} workers were lost one after the other, before they had done any work"
+            )
+        self._idle.append(self._parent.worker())
+
+    def _give_up(self, losses: int) -> None:
+        if losses > _RETRIES + self._workers:
+            raise RunError(
+                f"a block of clients was lost {losses} times with its worker (if memory ran out: use a smaller "
+                "training.width, or fewer workers)"
+            )
+
+    def close(self) -> None:
+        """End the workers at once."""
+        self._parent.end()
+        for worker in (*self._idle, *self._busy):
+            worker.close()
+
+
+class _Parent:
+    """A process without threads, forked before the run begins, which forks workers on request."""
+
+    def __init__(self, assembly: Assembly, keys: KeyRing) -> None:
+        ours, theirs = socket.socketpair()
+        driver = os.getpid()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads: none of theirs is needed
+            self._pid = os.fork()
+        if self._pid == 0:
+            ours.close()
+            _run(lambda: _fork_workers(theirs, assembly, keys, driver))
+        theirs.close()
+        self._line = ours
+
+    def worker(self) -> Connection:
+        """A connection to a new worker.
+
+        Raises:
+            RunError: this process was killed.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                socket.send_fds(self._line, [b"w"], [theirs.fileno()])
+            except OSError as error:
+                ours.close()
+                raise RunError(
+                    "the process that starts workers was killed (if memory ran out: use fewer workers); what was "
+                    "released stays, and the run can be continued"
+                ) from error
+        return Connection(ours.detach())
+
+    def end(self) -> None:
+        """End it, and with it its workers."""
+        self._line.close()
+        deadline = time.monotonic() + _ENDING_S
+        with suppress(ChildProcessError, ProcessLookupError):
+            while os.waitpid(self._pid, os.WNOHANG)[0] == 0:
+                if time.monotonic() > deadline:
+                    os.kill(self._pid, signal.SIGKILL)
+                time.sleep(0.002)
+
+
+def _run(body: Any) -> NoReturn:
+    """The main function of a forked process, which never returns to its parent's code."""
+    status = 1
+    try:
+        body()
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _end_with(parent: int) -> None:
+    """Have the kernel end this process with its parent, and ignore Ctrl-C, which the driver handles."""
+    ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before
+        os._exit(1)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _fork_workers(line: socket.socket, assembly: Assembly, keys: KeyRing, driver: int) -> None:
+    """Fork a worker for every connection that the driver sends, until the driver closes its own."""
+    _end_with(driver)
+    sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115  (the driver's may be locked for good)
+    torch.set_num_threads(1)
+    gc.freeze()  # a collection would write to every object, and so copy the driver's memory
+    here = os.getpid()
+    workers: set[int] = set()
+    while True:
+        asked, handles, _, _ = socket.recv_fds(line, 1, 1)
+        for worker in list(workers):  # those that are gone leave nothing behind
+            if os.waitpid(worker, os.WNOHANG)[0] != 0:
+                workers.remove(worker)
+        if not asked:
+            break
+        pid = os.fork()
+        if pid == 0:
+            line.close()
+            _run(lambda: _serve(Connection(handles[0]), assembly, keys, here))  # noqa: B023  (at once)
+        os.close(handles[0])
+        workers.add(pid)
+    for worker in workers:
+        os.kill(worker, signal.SIGKILL)
+    for worker in workers:
+        os.waitpid(worker, 0)
+
+
+def _serve(line: Connection, assembly: Assembly, keys: KeyRing, parent: int) -> None:
+    """A worker: answers message after message."""
+    _end_with(parent)
+    made: Served | None = None
+    model: ArrayRecord | None = None
+    while True:
+        try:
+            metadata, config, arrays, known = pickle.loads(line.recv_bytes())
+        except (EOFError, OSError):
+            return
+        model = model if known or arrays is None else arrays
+        try:
+            if made is None:
+                warnings.simplefilter("ignore")  # the driver has said it
+                made = Served(assembly.client(keys, AnyClient()).as_app())
+            reply, said = made.answer(metadata, config, model if known else arrays)
+            answer = pickle.dumps((_ANSWERED, reply, said), protocol=5)
+        except Exception as error:
+            answer = _failure(error)
+        line.send_bytes(answer)
+
+
+def _failure(error: Exception) -> bytes:
+    """A worker's report of an error, with the error itself if it can be pickled."""
+    try:
+        text = pickle.dumps((_FAILED, error, []), protocol=5)
+        pickle.loads(text)
+    except Exception:
+        return pickle.dumps((_FAILED, RunError(f"a worker failed: {type(error).__name__}: {error}"), []), protocol=5)
+    return text
+
+
+class ProcessEngine(GridEngine):
+    """Workers forked from this process: one Linux machine, clients that train on the CPU.
+
+    Args:
+        options: workers.
+
+    Raises:
+        ConfigError: another system than Linux, or an option of another engine.
+
+    Example:
+        >>> ProcessEngine(EngineOptions(ray_address="auto"))
+        Traceback (most recent call last):
+            ...
+        fedlgm.errors.ConfigError: a Ray address is for engine 'ray', not 'processes'
+    """
+
+    name = "processes"
+
+    def __init__(self, options: EngineOptions | None = None) -> None:
+        super().__init__(options)
+        self.options.refuse(self.name, "ray_address", "supernodes")
+        if sys.platform != "linux":
+            raise ConfigError(f"engine {self.name!r} forks its workers, which needs Linux: use engine 'ray' or 'local'")
+
+    @contextmanager
+    def grids(self, assembly: Assembly) -> Iterator[OpenGrid]:
+        """See `GridEngine.grids`."""
+        problem = unsuited(assembly)
+        if problem:
+            raise ConfigError(f"engine {self.name!r} {problem}: use engine 'ray' or 'local'")
+        workers = self.workers(assembly.recipe)
+        memory = psutil.virtual_memory().total / 2**30
+        if workers * _WORKER_GIB > memory:
+            raise RunError(
+                f"{workers} workers need at least {workers * _WORKER_GIB:.1f} GiB of memory, this machine has "
+                f"{memory:.1f} GiB: use --workers {max(1, int(memory / _WORKER_GIB))} at most"
+            )
+        assembly.check()
+        with ExitStack() as grids:
+
+            def open_grid(assembly: Assembly, keys: KeyRing) -> ProcessGrid:
+                assembly.partition  # noqa: B018  (inherited, not made by every worker)
+                if assembly.recipe.noised_by.uploads_released:
+                    assembly.method  # noqa: B018  (likewise)
+                grid = ProcessGrid(workers, assembly, keys)
+                grids.callback(grid.close)
+                return grid
+
+            yield open_grid
+
+
+def unsuited(assembly: Assembly) -> str:
+    """Why forked workers cannot train these clients; "" if they can."""
+    if assembly.device.type != "cpu":
+        return f"trains on the CPU, not on {assembly.device}"
+    if assembly.recipe.run.threads != 1:
+        return f"has one thread per worker, not run.threads = {assembly.recipe.run.threads}"
+    return ""

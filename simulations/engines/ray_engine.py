@@ -1,0 +1,53 @@
+"""The `ray` engine: resident actors on this machine or on a cluster. Imports Ray when it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from simulations.engines.base import EngineOptions, GridEngine, OpenGrid, require_ray
+
+if TYPE_CHECKING:
+    from simulations.config.assembly import Assembly
+
+
+class RayEngine(GridEngine):
+    """Resident actors, which start while the run is checked.
+
+    Args:
+        options: workers, and a cluster's address.
+
+    Raises:
+        ConfigError: Ray is not installed, or an option of another engine.
+
+    Example:
+        >>> RayEngine(EngineOptions(supernodes=2))
+        Traceback (most recent call last):
+            ...
+        fedlgm.errors.ConfigError: a number of SuperNodes is for engine 'flower', not 'ray'
+    """
+
+    name = "ray"
+
+    def __init__(self, options: EngineOptions | None = None) -> None:
+        super().__init__(options)
+        require_ray(self.name)
+        self.options.refuse(self.name, "supernodes")
+
+    @contextmanager
+    def grids(self, assembly: Assembly) -> Iterator[OpenGrid]:
+        """See `GridEngine.grids`."""
+        from simulations.engines import cluster
+        from simulations.engines.ray import RayGrid, gpu_share
+
+        workers, address = self.workers(assembly.recipe), self.options.ray_address
+
+        def start_actors() -> RayGrid:
+            return RayGrid(workers, gpu_share(assembly.device, workers))
+
+        with cluster.session(address, workers, start_actors, leave=RayGrid.close) as ready:
+            if address is not None:
+                ready()  # joining is quick, so report a wrong address now
+            assembly.check()
+            yield ready().serving

@@ -1,0 +1,29 @@
+"""Entry point of the `fedlgm` command: a stop while its modules are imported ends the process at once.
+
+Python drops an exception that is raised in a callback of a weak reference, and the import system has such callbacks: a
+KeyboardInterrupt there would be lost. Nothing has been written at that point. `simulations.ending` takes over when the
+command begins.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from types import FrameType
+from typing import NoReturn
+
+
+def main() -> None:
+    """Run the command."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, end_at_once)
+    from simulations.cli import main as command
+
+    command()
+
+
+def end_at_once(number: int, frame: FrameType | None) -> NoReturn:
+    """End without cleaning up, as a signal's handler; files on disk survive such an end at any moment."""
+    os.write(2, b"interrupted\n")
+    os._exit(128 + number)

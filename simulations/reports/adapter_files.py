@@ -1,0 +1,116 @@
+"""A finished run's adapters as a folder that `peft` loads, with their proven guarantee."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from fedlgm import models
+from fedlgm.errors import ConfigError, RunError
+from fedlgm.files import PUBLIC, replacing
+from fedlgm.layers import adapted_layer, factor_of
+from fedlgm.models.adapters import LowRank
+from simulations.config.fingerprints import fixed_digest
+from simulations.reports.export import finished_model, texts
+from simulations.reports.rows import Exported, Protection
+from simulations.runs import strict_json
+
+WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+_PREFIX = "base_model.model."
+
+
+def export_adapter(run: Path | str, out: Path | str | None = None, module: nn.Module | None = None) -> Exported:
+    """Write the adapters of a finished run, without the base, in the format of `peft`.
+
+    `peft.PeftModel.from_pretrained(base, out)` reads the folder. The safetensors file's metadata hold epsilon,
+    guarantee, recipe and so on, see `simulations.reports.export.metadata`, and as `base_sha256` the hash of all frozen
+    values.
+
+    Args:
+        run: run folder.
+        out: folder to write into; by default `adapter` in the run folder.
+        module: see `simulations.reports.export.load_model`.
+
+    Returns:
+        As `simulations.reports.export.export`.
+
+    Raises:
+        ConfigError: the model has no adapters, or see `load_model`.
+        RunError: the run has not changed any adapter; or see `load_model`.
+    """
+    folder = Path(run) / "adapter" if out is None else Path(out)
+    told, loaded, initial = finished_model(run, module)
+    trained = {name: p.detach().clone() for name, p in loaded.named_parameters() if p.requires_grad}
+    adapters = [name for name in trained if factor_of(name)]
+    if not adapters:
+        raise ConfigError(
+            f"{run}: its model has no adapters (parameters named lora_A and lora_B): export it as a whole"
+        )
+    if initial is not None and all(torch.equal(trained[name], initial[name]) for name in adapters):
+        raise RunError(
+            f"{run} has not changed any adapter: none of its rounds released one, so there is nothing to write"
+        )
+    metadata = texts(told) | {"base_sha256": fixed_digest(loaded), "format": "pt"}
+    model = models.original(loaded)
+    tensors, config = _of_peft(model) if hasattr(model, "peft_config") else _of_low_rank(model)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in (
+        (WEIGHTS, save({key: value.detach().contiguous().clone() for key, value in tensors.items()}, metadata)),
+        (CONFIG, (strict_json.dumps(config, indent=2) + "\n").encode()),
+    ):
+        with replacing(folder / name, PUBLIC, shared=True) as partial:
+            partial.write_bytes(content)
+    file = folder / WEIGHTS
+    return {
+        "file": str(file),
+        "format": "peft",
+        "bytes": file.stat().st_size,
+        "metadata_file": None,
+        **cast(Protection, {name: value for name, value in told.items() if name != "recipe"}),
+    }
+
+
+def _of_peft(model: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and configuration as `peft` would save them."""
+    from peft import get_peft_model_state_dict
+
+    config = model.peft_config[model.active_adapter].to_dict()
+    plain = {key: sorted(value) if isinstance(value, set) else value for key, value in config.items()}
+    return get_peft_model_state_dict(model), plain | {"inference_mode": True}
+
+
+def _of_low_rank(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The same of `LowRank` layers; other trained modules are saved completely."""
+    adapted = {name: child for name, child in model.named_modules() if isinstance(child, LowRank)}
+    ranks = {name: child.rank for name, child in adapted.items()}
+    alphas = {name: child.alpha for name, child in adapted.items()}
+    tensors: dict[str, Tensor] = {}
+    whole: dict[str, None] = {}
+    for name, parameter in model.named_parameters():
+        if adapted_layer(name) in adapted and factor_of(name):
+            tensors[_PREFIX + name] = parameter
+        elif parameter.requires_grad:
+            whole[adapted_layer(name)] = None
+    for name in whole:
+        tensors |= {f"{_PREFIX}{name}.{key}": value for key, value in model.get_submodule(name).state_dict().items()}
+    config: dict[str, Any] = {
+        "peft_type": "LORA",
+        "task_type": None,
+        "base_model_name_or_path": None,
+        "inference_mode": True,
+        "r": next(iter(ranks.values())),
+        "lora_alpha": next(iter(alphas.values())),
+        "rank_pattern": ranks,
+        "alpha_pattern": alphas,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "init_lora_weights": True,
+        "target_modules": list(adapted),
+        "modules_to_save": list(whole) or None,
+    }
+    return tensors, config

@@ -1,0 +1,200 @@
+"""The commands `fedlgm study` and `fedlgm compare`. Heavy imports happen inside."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from simulations.ending import interrupted
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+    from simulations.studies.rows import Comparison
+
+_out = Console(emoji=False)
+
+
+def study(
+    name: Annotated[
+        str | None, typer.Argument(help="A bundled study or a TOML file; or a recipe, with --grid.", metavar="STUDY")
+    ] = None,
+    grid: Annotated[
+        list[str] | None,
+        typer.Option("--grid", help="key=value,value: mechanism, or any key of the recipe; repeat."),
+    ] = None,
+    search: Annotated[
+        list[str] | None,
+        typer.Option("--search", help="key=value,value: each method takes the best; repeatable."),
+    ] = None,
+    listed: Annotated[bool, typer.Option("--list", help="List the bundled studies.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A short trial of a study.")] = False,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Runs of each combination.")] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Processes that take one run each.")] = 1,
+    ray_address: Annotated[str | None, typer.Option(help="A Ray cluster, whose CPUs take one run each.")] = None,
+    overrides: Annotated[list[str] | None, typer.Option("--set", help="section.key=value; repeatable.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the runs; continued if it exists.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Run every combination of a grid and show the figures; finished runs are not repeated."""
+    if listed:
+        _list(as_json)
+        return
+    from simulations.studies import claims, files, records
+    from simulations.studies.study import study as run
+
+    parsed = files.asked(name, grid or (), search or (), overrides or (), quick)
+    label = parsed.name or Path(parsed.recipe).stem
+    folder = out or Path("runs") / f"study-{label}{'-quick' if quick else ''}"
+    with _continued(), contextlib.redirect_stdout(sys.stderr):
+        found = run(
+            parsed.recipe,
+            grid=parsed.grid,
+            seeds=seeds or parsed.seeds,
+            workers=ray_address or workers,
+            overrides=parsed.set,
+            folder=folder,
+            search=parsed.search or None,
+            progress=not as_json,
+        )
+    checked = claims.check(parsed.claims, found.to_frame(), found.keys, found.headline)
+    metric = parsed.y or found.headline
+    kept: dict[str, Any] = {
+        "study": label,
+        "paper": parsed.paper,
+        "recipe": parsed.recipe,
+        "set": parsed.set,
+        "grid": parsed.grid,
+        "claims": [one.record() for one in checked],
+        **records.kept(found.records, [metric] if parsed.x == "round" else []),
+    }
+    _write(folder / "study.json", kept)
+    table = found.table(parsed.metrics)
+    if as_json:
+        _print_json(kept | {"cells": records.rows_of(table), "out": str(folder)})
+        return
+    frame = found.to_frame()
+    frame.drop(columns=records.NOT_KEPT).to_csv(folder / "runs.csv", index=False)
+    found.to_latex(folder / "table.tex", parsed.metrics)
+    found.plot(folder / "study.svg", x=parsed.x, y=metric)
+    _out.print(table.to_string(index=False), highlight=False, markup=False, soft_wrap=True)
+    for _, row in frame[frame["reason"] != ""].iterrows():
+        _out.print(f"note: {row['method']}, seed {row['seed']}: {row['reason']}", highlight=False, markup=False)
+    for one in checked:
+        _out.print(f"{one.outcome}: {one.says} ({one.found()})", highlight=False, markup=False, soft_wrap=True)
+    _out.print(str(found).splitlines()[-1], highlight=False, markup=False)
+    _out.print(f"files: {', '.join(str(folder / one) for one in ('runs.csv', 'table.tex', 'study.svg', 'study.json'))}")
+
+
+def compare(
+    recipe: str | None,
+    methods: Sequence[str] | None,
+    seeds: int,
+    overrides: Iterable[str],
+    epsilons: Sequence[float],
+    partitions: Sequence[str],
+    engine: str,
+    workers: int,
+    attacks: str | None,
+    out: Path | None,
+    as_json: bool,
+) -> Group | Comparison:
+    """A study of methods, budgets and partitions, as tables of the LaDP-FL paper; or all figures with `as_json`.
+
+    Args:
+        recipe: see `simulations.studies.jobs.jobs`, like the next five.
+        methods: labels.
+        seeds: repetitions.
+        overrides: changes.
+        epsilons: budgets.
+        partitions: schemes.
+        engine: engine that trains.
+        workers: processes that take one run each.
+        attacks: see `simulations.attacks.table.Attacks.parse`.
+        out: folder of the runs.
+        as_json: whether to return figures instead of tables.
+    """
+    from rich.console import Group
+
+    from simulations.attacks import command as attack_command
+    from simulations.studies import comparison, figures, running
+    from simulations.studies.jobs import jobs
+    from simulations.studies.progress import Line
+
+    wanted = None
+    if attacks is not None:
+        from simulations.attacks import table as attacking
+
+        wanted = attacking.Attacks.parse(attacks)
+    todo = jobs(recipe, methods, seeds, overrides, epsilons, partitions)
+    folder = out or Path("runs") / f"compare-{Path(recipe or 'digits').stem}"
+    line = Line(todo, not as_json)
+    with _continued(), contextlib.redirect_stdout(sys.stderr):
+        try:
+            failed = running.run(todo, folder, engine, line.on_row, workers, line.on_end)
+        finally:
+            line.close()
+        done = [job for job in todo if job.folder not in failed]
+        if wanted is not None:
+            with attack_command.progress("attacks", not as_json) as on_attack:
+                rows = attacking.measure(done, folder, wanted, progress=on_attack)
+    summary = comparison.summarise(todo, folder, failed)
+    summary["pictures"] = figures.draw(done, folder)
+    if wanted is not None:
+        summary["attacks"] = attacking.cells(rows)
+    if as_json:
+        return summary
+    parts: list[Any] = [figures.tables(summary)]
+    return Group(*parts, *([attacking.tables(summary["attacks"])] if wanted is not None else []))
+
+
+@contextlib.contextmanager
+def _continued() -> Iterator[None]:
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        interrupted("interrupted; the same command goes on from here")
+        raise
+
+
+def _list(as_json: bool) -> None:
+    from simulations.studies import files
+
+    found = {name: files.load(name) for name in files.names()}
+    others = files.elsewhere()
+    if as_json:
+        described = {name: {"paper": one.paper, "title": one.title, "data": one.data} for name, one in found.items()}
+        _print_json(described | {name: one.model_dump() for name, one in others.items()})
+        return
+    from rich.table import Table
+
+    table = Table(title="Bundled studies", title_justify="left")
+    for column in ("study", "paper", "what it compares", "data needed"):
+        table.add_column(column, overflow="fold")
+    for name, study in found.items():
+        table.add_row(name, study.paper, study.title, study.data or "-")
+    _out.print(table)
+    table = Table(title="Tables and figures that are no grids of runs", title_justify="left")
+    for column in ("name", "paper", "what it shows", "how"):
+        table.add_column(column, overflow="fold")
+    for name, other in others.items():
+        table.add_row(name, other.paper, other.title, str(other))
+    _out.print(table)
+
+
+def _write(path: Path, value: Any) -> None:
+    from simulations.runs import strict_json
+
+    path.write_text(strict_json.dumps(value, indent=1) + "\n", encoding="utf-8")
+
+
+def _print_json(value: Any) -> None:
+    from simulations.runs import strict_json
+
+    sys.stdout.write(strict_json.dumps(value) + "\n")

@@ -1,0 +1,114 @@
+"""Pictures of a study: a metric over a key of the grid, or over the rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedlgm.errors import ConfigError
+from simulations.studies import frames
+from simulations.studies.statistics import interval
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+    from simulations.studies.results import Study
+
+_KINDS = (".png", ".svg", ".pdf")
+
+
+def draw(
+    study: Study, path: Path | str | None, x: str | None, hue: str, y: str, spread: str, labels: Mapping[str, str]
+) -> Figure:
+    """See `Study.plot`."""
+    from matplotlib.figure import Figure as Drawn
+
+    if spread not in ("interval", "std"):
+        raise ConfigError(f"spread must be 'interval' or 'std', got {spread!r}")
+    if path is not None and Path(path).suffix.lower() not in _KINDS:
+        raise ConfigError(f"a picture's file ends in {', '.join(_KINDS)}, got {str(path)!r}")
+    frame = study.to_frame()
+    several = [key for key in study.keys if key not in ("method", "mechanism", hue) and len(_values(frame, key)) > 1]
+    over = x or (several[0] if several else "round")
+    if over not in (*study.keys, "round") or hue not in study.keys:
+        raise ConfigError(
+            f"no key {over if hue in study.keys else hue!r} in this study; it has {', '.join(study.keys)}"
+        )
+    data = study.history() if over == "round" else frame
+    if y not in data:
+        raise ConfigError(f"no metric {y!r} in this study; it has {', '.join(frames.metrics_of(frame, study.keys))}")
+
+    class Shown(Drawn):
+        """A figure that a notebook shows without matplotlib's global state."""
+
+        def _repr_png_(self) -> bytes:
+            import io
+
+            kept = io.BytesIO()
+            self.savefig(kept, format="png", dpi=110)
+            return kept.getvalue()
+
+    figure = Shown(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
+    numeric = all(
+        isinstance(value, (int, float, np.number)) and not isinstance(value, bool) for value in _values(data, over)
+    )
+    ticks = _values(data, over)
+    for index, value in enumerate(_all_values(data, hue)):
+        label = str(labels.get(str(value), value))
+        own = frames.at(data, {hue: value})
+        lines = {point: frames.at(own, {over: point})[y].astype(float).dropna() for point in ticks}
+        flat = own[[frames.name_of(point) == "none" for point in own[over]]][y].astype(float).dropna()
+        if not any(len(found) for found in lines.values()):
+            if len(flat):  # what no value of the key changes, such as a budget without privacy
+                axes.axhline(flat.mean(), color=f"C{index}", linestyle=":", label=label)
+            continue
+        places = [(place, found) for place, found in lines.items() if len(found)]
+        at = np.array([place if numeric else ticks.index(place) for place, _ in places], dtype=float)
+        mean = np.array([found.mean() for _, found in places])
+        low, high = np.array([_reach(found.to_numpy(), spread) for _, found in places]).T
+        if over == "round":
+            axes.plot(at, mean, color=f"C{index}", label=label)
+            axes.fill_between(at, low, high, color=f"C{index}", alpha=0.15, linewidth=0)
+        else:
+            shift = 0.0 if numeric else 0.06 * index
+            axes.errorbar(
+                at + shift, mean, [mean - low, high - mean], color=f"C{index}", marker="o", capsize=3, label=label
+            )
+    if numeric and over != "round" and min(ticks) > 0 and max(ticks) >= 20 * min(ticks):
+        axes.set_xscale("log")
+    if not numeric:
+        axes.set_xticks(range(len(ticks)), [str(labels.get(str(tick), tick)) for tick in ticks])
+    axes.set(xlabel=labels.get(over, over), ylabel=labels.get(y, f"test {y}"))
+    axes.grid(alpha=0.3)
+    axes.legend(title=None if hue == "method" else labels.get(hue, hue), fontsize="small")
+    if path is not None:
+        figure.savefig(path, dpi=150)
+    return figure
+
+
+def _values(frame: DataFrame, key: str) -> list[Any]:
+    return (
+        [cell[key] for cell in frames.cells_of(frame, [key], {}) if frames.name_of(cell[key]) != "none"]
+        if key in frame
+        else []
+    )
+
+
+def _all_values(frame: DataFrame, key: str) -> list[Any]:
+    return [cell[key] for cell in frames.cells_of(frame, [key], {})]
+
+
+def _reach(values: np.ndarray, spread: str) -> tuple[float, float]:
+    """Bounds of the spread of figures; the mean itself if there are fewer than two."""
+    mean = float(values.mean())
+    if len(values) < 2:
+        return mean, mean
+    if spread == "std":
+        deviation = float(values.std(ddof=1))
+        return mean - deviation, mean + deviation
+    return interval(values)

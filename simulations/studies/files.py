@@ -1,0 +1,230 @@
+"""Studies as TOML files: users' files, and the bundled ones for papers' tables and figures.
+
+title = "Three mechanisms at two budgets"
+recipe = "digits"
+seeds = 5
+
+[grid]
+mechanism = ["uniform", "gaussian", {label = "small bound", name = "uniform", options = {bound = 0.5}}]
+"privacy.epsilon" = [8.0, 2.0]
+
+[set]                      # for all runs
+"federation.rounds" = 50
+
+[quick]                    # with --quick, on top of it
+"federation.rounds" = 2
+
+[[claims]]                 # what is said about it, and checked: see `simulations.studies.claims`
+says = "A small bound costs accuracy"
+a = "small bound"
+b = "uniform"
+expect = "lower"
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedlgm.errors import ConfigError, alternatives, explained
+from simulations.config import extends
+from simulations.studies.claims import Claim
+
+BUNDLED = Path(__file__).parent
+_ELSEWHERE = "elsewhere"
+_DEEPEST = 5
+
+
+class StudyFile(BaseModel):
+    """Content of a study's file.
+
+    Attributes:
+        name: name of the study; default: its file's.
+        title: one line about it.
+        paper: the table or figure that it reproduces, such as "002, Table 3".
+        data: required data, and where to get them; empty for bundled data.
+        recipe: bundled name or path.
+        seeds: repetitions.
+        grid, search: see `simulations.study`.
+        set: changes of the recipe for all runs.
+        quick: further changes, for a short trial.
+        claims: what the paper says about it.
+        x: key over which the picture is drawn, or "round"; see `Study.plot`.
+        y: metric of the picture, likewise.
+        metrics: columns of the table; see `Study.table`.
+
+    In a file, `extends` names a bundled study whose values hold where the file has none; a section replaces the
+    section.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = ""
+    title: str = ""
+    paper: str = ""
+    data: str = ""
+    recipe: str = "digits"
+    seeds: int = Field(default=3, ge=1)
+    grid: dict[str, list[Any]] = {}
+    search: dict[str, list[Any]] | None = None
+    set: dict[str, Any] = {}
+    quick: dict[str, Any] = {}
+    claims: list[Claim] = []
+    x: str | None = None
+    y: str | None = None
+    metrics: list[str] | None = None
+
+
+class Elsewhere(BaseModel):
+    """A table or figure that no grid of runs makes.
+
+    Attributes:
+        title: one line about it.
+        paper: what it stands for.
+        command: what makes it; empty where nothing does.
+        why: why nothing makes it.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    title: str
+    paper: str
+    command: str = ""
+    why: str = ""
+
+    def __str__(self) -> str:
+        return f"made by: {self.command}" if self.command else f"not made: {self.why}"
+
+
+def elsewhere() -> dict[str, Elsewhere]:
+    """The papers' tables and figures that are no studies, by name.
+
+    Example:
+        >>> print(elsewhere()["003-table-3"])
+        made by: python -m benchmarks.inid
+    """
+    raw = tomllib.loads((BUNDLED / f"{_ELSEWHERE}.toml").read_text(encoding="utf-8"))
+    return {name: Elsewhere.model_validate(one) for name, one in raw.items()}
+
+
+def names() -> tuple[str, ...]:
+    """Bundled studies.
+
+    Example:
+        >>> "004-table-2" in names()
+        True
+    """
+    return tuple(sorted(path.stem for path in BUNDLED.glob("*.toml") if path.stem != _ELSEWHERE))
+
+
+def load(study: str) -> StudyFile:
+    """A bundled study, or one in a file.
+
+    Raises:
+        ConfigError: no such study, not TOML, or an unknown key.
+
+    Example:
+        >>> load("004-table-2").recipe
+        'ladp-fashion-mnist'
+    """
+    if study in elsewhere():
+        raise ConfigError(f"{study} is not a grid of runs; {elsewhere()[study]}")
+    path = Path(study)
+    if study in names():
+        path = BUNDLED / f"{study}.toml"
+    elif path.suffix != ".toml" or not path.is_file():
+        raise ConfigError(f"no study {study!r}; {alternatives(study, (*names(), *elsewhere()), 'a TOML file')}")
+    try:
+        return StudyFile.model_validate(_read(path, 0))
+    except ValidationError as error:
+        said = "\n".join(explained(item, StudyFile.model_fields) for item in error.errors())
+        raise ConfigError(f"{path}: {said}") from error
+
+
+def _read(path: Path, depth: int) -> dict[str, Any]:
+    """Raw values of a study's file on top of those of the bundled study that it `extends`."""
+    raw = extends.read(path, depth, _DEEPEST, "studies")
+    base = raw.pop("extends", None)
+    if base is not None and base not in names():
+        raise ConfigError(f"{path}: `extends` names no bundled study; {alternatives(base, names())}")
+    return ({} if base is None else _read(BUNDLED / f"{base}.toml", depth + 1)) | {"name": path.stem} | raw
+
+
+def asked(
+    name: str | None, grid: Iterable[str], search: Iterable[str], overrides: Iterable[str], quick: bool = False
+) -> StudyFile:
+    """The study that a command names: a bundled one, one in a file, or a recipe with a grid.
+
+    Args:
+        name: name of the study, or of a recipe if there is a grid.
+        grid: "key=value,value", in addition to the study's.
+        search: likewise.
+        overrides: "section.key=value", in addition to the study's changes.
+        quick: whether to apply the study's `quick` changes, with one seed.
+
+    Raises:
+        ConfigError: see `load` and `grid_of`; or neither a study nor a grid.
+    """
+    from simulations.config import recipe as recipes
+
+    axes, searched = grid_of(grid), grid_of(search)
+    if name is not None and (not axes or name in names() or name in elsewhere() or _is_study(Path(name))):
+        found = load(name)
+    elif axes:
+        found = StudyFile(recipe=name or recipes.DEFAULT)
+    else:
+        raise ConfigError("a study needs --grid key=value,value, or the name of a bundled one: see fedlgm study --list")
+    changes = found.set | (found.quick if quick else {}) | dict(recipes.settings(overrides))
+    return found.model_copy(
+        update={
+            "grid": found.grid | axes,
+            "search": (found.search or {}) | searched,
+            "set": changes,
+            "seeds": 1 if quick else found.seeds,
+        }
+    )
+
+
+def _is_study(path: Path) -> bool:
+    """Whether a file holds a study, and not a recipe, which has neither a grid nor claims."""
+    try:
+        return bool({"grid", "claims"} & tomllib.loads(path.read_text(encoding="utf-8")).keys())
+    except (OSError, ValueError):
+        return False
+
+
+def grid_of(texts: Iterable[str]) -> dict[str, list[Any]]:
+    """A grid from the command line's "key=v1,v2" texts.
+
+    Raises:
+        ConfigError: a text of another form.
+
+    Example:
+        >>> grid_of(["mechanism=uniform,ladp:published", "privacy.epsilon=8,2", "model.hidden=[8],[16, 8]"])
+        {'mechanism': ['uniform', 'ladp:published'], 'privacy.epsilon': [8, 2], 'model.hidden': [[8], [16, 8]]}
+    """
+    made = {}
+    for text in texts:
+        key, equals, values = (part.strip() for part in text.partition("="))
+        if not equals or not key or not values:
+            raise ConfigError(f"--grid takes key=value,value, got {text!r}")
+        made[key] = _parsed(values)
+    return made
+
+
+def _parsed(text: str) -> list[Any]:
+    try:
+        return list(tomllib.loads(f"values = [{text}]")["values"])
+    except tomllib.TOMLDecodeError:
+        return [_single(part.strip()) for part in text.split(",") if part.strip()]
+
+
+def _single(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text

@@ -1,0 +1,203 @@
+"""Figures of a study's runs as pandas frames, and as LaTeX."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from fedlgm import inputs
+from fedlgm.tasks import evaluate
+from simulations.config.assembly import Assembly
+from simulations.config.own import Own
+from simulations.reports.headline import is_share
+from simulations.runs.folder import RunFolder
+from simulations.studies.jobs import Job
+from simulations.studies.statistics import interval
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+_SPENT = ("epsilon", "claimed_epsilon", "audited_epsilon")
+_ABOUT = ("seed", "status", "reason", *_SPENT, "guarantee", "noise_reproducible", "seconds", "folder")
+_ROUND = ("epsilon", "claimed_epsilon", "noise_norm", "noise_scale", "released")
+
+
+def runs(jobs: Sequence[Job], out: Path, failed: Mapping[str, str], keys: Sequence[str], headline: str) -> DataFrame:
+    """One row per run, in the order of the jobs."""
+    import pandas as pd
+
+    rows = [_row(job, out / job.folder, failed.get(job.folder)) for job in jobs]
+    names = [name for name in dict.fromkeys(key for row in rows for key in row) if name not in (*keys, *_ABOUT)]
+    names = [headline, *(name for name in names if name != headline)]
+    columns = [
+        *keys,
+        "seed",
+        "status",
+        "reason",
+        *_SPENT,
+        "guarantee",
+        "noise_reproducible",
+        *names,
+        "seconds",
+        "folder",
+    ]
+    return pd.DataFrame(rows).reindex(columns=columns)
+
+
+def history(jobs: Sequence[Job], out: Path, keys: Sequence[str]) -> DataFrame:
+    """One row per run and round."""
+    import pandas as pd
+
+    rows = []
+    for job in jobs:
+        path = out / job.folder
+        for row in RunFolder.open(path).rows() if path.exists() else ():
+            own = {name: row[name] for name in _ROUND if name in row}  # type: ignore[literal-required]
+            rows.append({**_keys(job), "seed": job.repetition, "round": row["round"], **own, **row.get("metrics", {})})
+    return pd.DataFrame(rows).reindex(columns=list(dict.fromkeys([*keys, *(key for row in rows for key in row)])))
+
+
+def cells(frame: DataFrame, keys: Sequence[str], metrics: Sequence[str]) -> DataFrame:
+    """One row per cell: n, mean, interval and standard deviation of the metrics, the largest epsilons."""
+    import pandas as pd
+
+    rows = []
+    for cell in cells_of(frame, list(keys), {}):
+        own = at(frame, cell)
+        done = own[own["status"] == "finished"]
+        row = {**cell, "n": len(done), "failed": len(own) - len(done)}
+        for name in metrics:
+            values = done[name].astype(float).dropna()
+            low, high = interval(values)
+            spread = float(values.std(ddof=1)) if len(values) > 1 else float("nan")
+            row |= {name: values.mean(), f"{name}_low": low, f"{name}_high": high, f"{name}_std": spread}
+        row |= {name: done[name].max() for name in ("epsilon", "claimed_epsilon")}
+        rows.append(row | {"guarantee": next(iter(done["guarantee"]), "")})
+    return pd.DataFrame(rows)
+
+
+def latex(table: DataFrame, keys: Sequence[str], metrics: Sequence[str]) -> str:
+    """A table of `cells` in LaTeX, for the package booktabs."""
+    shown = [key for key in keys if key != "mechanism" and (key == "method" or table[key].map(repr).nunique() > 1)]
+    header = [key.rpartition(".")[2].replace("_", " ") for key in shown]
+    header += [f"{name} (\\%)" if is_share(name) else name for name in metrics] + ["$n$", "$\\varepsilon$", "guarantee"]
+    lines = []
+    for _, row in table.iterrows():
+        values = [_escaped(_short(row[key])) for key in shown]
+        values += [_measured(row, name) for name in metrics]
+        lines.append([*values, str(row["n"]), _number(row["epsilon"]), _escaped(str(row["guarantee"]))])
+    layout = "l" * len(shown) + "r" * (len(metrics) + 2) + "l"
+    body = "\n".join(" & ".join(line) + r" \\" for line in lines)
+    title = " & ".join(_escaped(name) if "\\" not in name and "$" not in name else name for name in header)
+    return (
+        f"\\begin{{tabular}}{{{layout}}}\n\\toprule\n{title} \\\\\n\\midrule\n{body}\n\\bottomrule\n\\end{{tabular}}\n"
+    )
+
+
+def cells_of(frame: DataFrame, keys: list[str], values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The values of some columns, each combination once, in order; those of a mapping are fixed."""
+    seen = set()
+    for _, row in frame.iterrows():
+        cell = {key: row[key] for key in keys}
+        name = tuple(map(name_of, cell.values()))
+        if name not in seen and all(name_of(cell[key]) == name_of(value) for key, value in values.items()):
+            seen.add(name)
+            yield cell
+
+
+def at(frame: DataFrame, values: Mapping[str, Any]) -> DataFrame:
+    """The rows that have these values."""
+    chosen = np.ones(len(frame), dtype=bool)
+    for key, value in values.items():
+        chosen &= np.array([name_of(own) == name_of(value) for own in frame[key]], dtype=bool)
+    return frame[chosen]
+
+
+def metrics_of(frame: DataFrame, keys: Sequence[str]) -> list[str]:
+    """Names of the metrics among the columns of `runs`."""
+    return [name for name in frame.columns if name not in (*keys, *_ABOUT)]
+
+
+def metrics_at(path: Path, own: Own) -> dict[str, float]:
+    """A finished run's metrics; metrics that were not measured in the run are measured on its final model."""
+    folder = RunFolder.open(path)
+    result = folder.result() or {}
+    found = dict(result.get("metrics", {}))
+    missing = {name: function for name, function in (own.metrics or {}).items() if name not in found}
+    if missing:
+        from simulations.api import result_of
+
+        measured = Assembly(folder.recipe(), own)
+        x, y = inputs.tensors(measured.dataset.test_x), torch.from_numpy(measured.dataset.test_y)
+        found |= evaluate(measured.task, result_of(result, own).model(), x, y, metrics=missing)
+    return found
+
+
+def plain(value: Any) -> Any:
+    """A frame's value in the form of the grid."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _keys(job: Job) -> dict[str, Any]:
+    return {"method": job.method, **{key: _cell(value) for key, value in job.point.items()}}
+
+
+def _row(job: Job, path: Path, why: str | None) -> dict[str, Any]:
+    row = {**_keys(job), "seed": job.repetition, "status": "finished", "reason": "", "folder": str(path)}
+    if why is not None:
+        diverged = path.exists() and RunFolder(path).diverged.read() is not None
+        return row | {"status": "diverged" if diverged else "failed" if path.exists() else "refused", "reason": why}
+    folder = RunFolder.open(path)
+    result = folder.finished()
+    row |= metrics_at(path, job.own)
+    row |= {name: result.get(name) for name in _SPENT}
+    rows = folder.rows(private=True)
+    row["noise_scale"] = sum(float(one["noise_scale"]) for one in rows)
+    seconds = sum(float(one.get("seconds", 0.0)) for one in rows)
+    about = {"guarantee": result["guarantee_status"], "noise_reproducible": result["noise_reproducible"]}
+    return row | about | {"seconds": seconds}
+
+
+def _cell(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def name_of(value: Any) -> str:
+    """Equal names for equal values, of whatever type in the frame; None and NaN have the same name."""
+    if value is None or (isinstance(value, (float, np.floating)) and np.isnan(value)):
+        return "none"
+    if isinstance(value, list):
+        value = tuple(value)
+    if isinstance(value, (bool, np.bool_)):
+        return str(bool(value))
+    return f"{float(value)!r}" if isinstance(value, (int, float, np.number)) else str(value)
+
+
+def _short(value: Any) -> str:
+    if name_of(value) == "none":
+        return "--"
+    return f"{value:g}" if isinstance(value, (int, float, np.number)) and not isinstance(value, bool) else str(value)
+
+
+def _measured(row: Any, name: str) -> str:
+    """Mean and half the interval: shares in percent."""
+    if not np.isfinite(row[name]):
+        return "--"
+    share = is_share(name)
+    mean, reach = row[name], (row[f"{name}_high"] - row[f"{name}_low"]) / 2
+    shown = [f"{100 * value:.2f}" if share else f"{value:.4g}" for value in (mean, reach) if np.isfinite(value)]
+    return "$" + r" \pm ".join(shown) + "$"
+
+
+def _number(value: float) -> str:
+    return "$\\infty$" if np.isinf(value) else "--" if np.isnan(value) else f"{value:.3g}"
+
+
+def _escaped(text: str) -> str:
+    for character in "\\&%$#_{}":
+        text = text.replace(character, f"\\{character}" if character != "\\" else r"\textbackslash ")
+    return text

@@ -1,0 +1,351 @@
+"""The runs of a study: their list, recipes and noise keys."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fedlgm.errors import ConfigError, alternatives
+from fedlgm.keys import KeyRing
+from simulations.config import recipe as recipes
+from simulations.config.fingerprints import object_digest
+from simulations.config.messages import OPTIONS, keys_like
+from simulations.config.own import Own
+from simulations.config.recipe import Overrides, Recipe
+from simulations.studies.methods import Method, methods_of, own_name, usual
+
+_OWN_KEYS = ("name", "variant", "group_by")
+_RESERVED = {  # what tells the runs of a study apart, and what sets it on the command line and in Python
+    "name": ("--out", "folder"),
+    "mechanism.name": ("--methods", "grid={'mechanism': ...}"),
+    "mechanism.variant": ("--methods", "grid={'mechanism': ...}"),
+    "privacy.epsilon": ("--epsilon", "grid"),
+    "data.partition": ("--partition", "grid"),
+    "run.seed": ("--seeds and run.seed of all methods", "seeds and overrides"),
+    "model.seed": ("--seeds and run.seed of all methods", "seeds and overrides"),
+}
+_NAMING = ("mechanism.name", "mechanism.variant")
+_NO_AXIS = ("name", "title", *_NAMING, "run.seed", "model.seed")
+_PLAIN_NAME = re.compile(r"[^\w.+=-]+")
+_LONGEST = 100
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a set.
+
+    Attributes:
+        method: label of its mechanism.
+        epsilon: budget; None for runs without privacy, which have no budget.
+        partition: partition scheme.
+        repetition: number of the repetition, from 0.
+        recipe: everything that the run does.
+        folder: name of the run's folder.
+        point: its values of the grid's keys.
+        own: its Python objects.
+        refused: why the run cannot be started; empty if it can.
+    """
+
+    method: str
+    epsilon: float | None
+    partition: str
+    repetition: int
+    recipe: Recipe
+    folder: str
+    point: Mapping[str, Any] = field(default_factory=dict)
+    own: Own = Own()  # noqa: RUF009  (frozen)
+    refused: str = ""
+
+
+def jobs(
+    recipe: str | None,
+    methods: Sequence[str] | None,
+    seeds: int,
+    overrides: Iterable[str] = (),
+    epsilons: Sequence[float] = (),
+    partitions: Sequence[str] = (),
+) -> list[Job]:
+    """The runs of a comparison: a study of methods, budgets and partitions, the first method's first.
+
+    Args:
+        recipe: bundled name or path; its mechanism section gives options to every method that has them.
+        methods: "mechanism", "mechanism:variant" or "package.module:Class"; None compares the recipe's own mechanism
+            with plain ones, see `simulations.studies.methods.usual`.
+        seeds: repetitions of each method. With a seed in the recipe a run's keys are derived from it and from all
+            settings of the run; without one they come from the operating system. Repetitions of all methods start from
+            the same initial models, which are public.
+        overrides: "section.key=value" for all methods, "METHOD/section.key=value" for one of them. Keys of [mechanism]
+            reach the methods that have such an option.
+        epsilons: budgets; the recipe's own if empty.
+        partitions: partition schemes; the recipe's own if empty. Other schemes take the options that they have.
+
+    Raises:
+        ConfigError: an unknown method, key or value.
+    """
+    if methods is not None and (not methods or len(set(methods)) != len(methods)):
+        raise ConfigError(f"--methods takes different mechanisms, got {', '.join(methods) or 'none'}")
+    if seeds < 1:
+        raise ConfigError(f"--seeds must be at least 1, got {seeds}")
+    given = list(overrides)
+    if methods is None:
+        whole = recipes.load(recipe, [text for text in given if "/" not in _key(text)])
+        methods, given = usual(whole), [text for text in given if _key(text) not in _NAMING]
+        base, (_, mechanism, own) = whole, _sorted_overrides(methods, given)
+    else:
+        common, mechanism, own = _sorted_overrides(methods, given)
+        base = recipes.load(recipe, common)
+    made = [replace(method, changes=dict(recipes.settings(own[method.label]))) for method in methods_of(methods)]
+    grid: dict[str, list[Any]] = {
+        "privacy.epsilon": list(epsilons) or [base.privacy.epsilon],
+        "data.partition": list(partitions) or [base.data.partition],
+    }
+    return planned(base, made, grid, range(seeds), dict(recipes.settings(mechanism)))
+
+
+def grid_jobs(
+    base: Recipe,
+    grid: Mapping[str, Any],
+    seeds: Sequence[int],
+    overrides: Overrides = (),
+    own: Own = Own(),  # noqa: B008  (frozen)
+) -> list[Job]:
+    """The runs of a study: every combination of a grid's values, the first mechanism's first.
+
+    Args:
+        base: the recipe, without the options that `overrides` gives to all mechanisms of the grid.
+        grid: {"mechanism": entries, any recipe key: values}; without "mechanism" the recipe's own.
+        seeds: numbers of the repetitions.
+        overrides: {"mechanism.option": value}, for every mechanism of the grid that has the option.
+        own: objects of all runs.
+
+    Raises:
+        ConfigError: an unknown key, mechanism or value, or a duplicate label.
+    """
+    axes = {key: _values(key, values) for key, values in grid.items() if key != "mechanism"}
+    for key in axes:
+        _check_key(key)
+    if "mechanism" in grid:
+        if own.mechanism is not None:
+            raise ConfigError("mechanism: give it in the grid or as an argument, not in both")
+        methods = methods_of(_values("mechanism", grid["mechanism"]))
+    elif own.mechanism is not None:
+        methods = [Method.of(own.mechanism)]
+    else:
+        section = base.mechanism
+        methods = [Method(own_name(base), section.name, section.variant)]
+    return planned(base, methods, axes, seeds, dict(recipes.settings(overrides)), own, labelled="mechanism" in grid)
+
+
+def planned(
+    base: Recipe,
+    methods: Sequence[Method],
+    axes: Mapping[str, Sequence[Any]],
+    seeds: Sequence[int],
+    options: Mapping[str, Any],
+    own: Own = Own(),  # noqa: B008  (frozen)
+    labelled: bool = True,
+) -> list[Job]:
+    """One job for every method, combination of the axes' values and repetition.
+
+    A run that the recipe's rules refuse is a job with the reason, unless all are refused.
+
+    Args:
+        base: the recipe of all runs.
+        methods: see `methods_of`.
+        axes: values by recipe key. A budget has no effect on a method without privacy, and an option of [mechanism]
+            none on a method without it: such a method has one run where others have one for each value.
+        seeds: numbers of the repetitions.
+        options: {"mechanism.option": value}, which apply to the methods that have the option.
+        own: objects of all runs.
+        labelled: whether the mechanism is one of the grid's keys.
+
+    Raises:
+        ConfigError: an option that no method has; or no run remains.
+    """
+    known = {method.label: {*_OWN_KEYS, *method.options} for method in methods}
+    for key in (*options, *(key for key in axes if key.startswith("mechanism."))):
+        option = key.removeprefix("mechanism.")
+        if not any(option in names for names in known.values()):
+            raise ConfigError(f"--set {key}: none of {', '.join(known)} has the option {option}")
+    made: list[Job] = []
+    why: ConfigError | None = None
+    for method in methods:
+        meant = {key: values if _means(key, method, known) else (None,) for key, values in axes.items()}
+        for values in itertools.product(*(_once(values) for values in meant.values())):
+            point = dict(zip(meant, values, strict=True))
+            for repetition in seeds:
+                try:
+                    made.append(_job(base, method, known[method.label], point, repetition, options, own, labelled))
+                except ConfigError as error:
+                    why = why or error
+                    made.append(_refused(base, method, point, repetition, str(error), labelled))
+    if why is not None and all(job.refused for job in made):
+        raise why
+    names = [job.folder for job in made]
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ConfigError(f"two runs of the study would have the folder {twice}: choose other labels")
+    return made
+
+
+def derived_seed(seed: int, raw: dict[str, Any], repetition: int, own: Mapping[str, str] | None = None) -> int:
+    """Seed of one run of a set: different for every mechanism, option, budget, partition and repetition.
+
+    Args:
+        seed: the recipe's seed.
+        raw: the run's plain values.
+        repetition: number of the repetition.
+        own: hashes of objects that the plain values name.
+    """
+    facts = {section: values for section, values in raw.items() if section not in ("run", "name", "title")}
+    text = json.dumps(facts | ({"own objects": own} if own else {}), sort_keys=True)
+    return KeyRing.from_seed(seed).derive(text.encode(), str(repetition).encode()).root
+
+
+def _job(
+    base: Recipe,
+    method: Method,
+    known: set[str],
+    point: Mapping[str, Any],
+    repetition: int,
+    options: Mapping[str, Any],
+    own: Own,
+    labelled: bool,
+) -> Job:
+    raw = _raw(base, method, known, {key: v for key, v in options.items() if key.removeprefix("mechanism.") in known})
+    recipes.override(raw, method.changes)
+    recipes.override(raw, {key: value for key, value in point.items() if value is not None})
+    raw["model"].setdefault("seed", (base.run.seed or 0) + repetition)
+    raw["name"] = _folder(method, point, repetition)
+    objects = {} if method.mechanism is None else {method.label: object_digest(method.mechanism)}
+    if base.run.seed is not None:
+        raw["run"]["seed"] = derived_seed(base.run.seed, raw, repetition, objects)
+    parsed = recipes.validate(raw)
+    return Job(
+        method.label,
+        parsed.privacy.epsilon if method.private else None,
+        parsed.data.partition,
+        repetition,
+        parsed,
+        parsed.name,
+        _shown(method, point, labelled),
+        own if method.mechanism is None else replace(own, mechanism=method.mechanism),
+    )
+
+
+def _refused(base: Recipe, method: Method, point: Mapping[str, Any], repetition: int, why: str, labelled: bool) -> Job:
+    epsilon = point.get("privacy.epsilon", base.privacy.epsilon) if method.private else None
+    partition, folder = str(point.get("data.partition", base.data.partition)), _folder(method, point, repetition)
+    shown = _shown(method, point, labelled)
+    return Job(method.label, epsilon, partition, repetition, base, folder, shown, refused=why)
+
+
+def _shown(method: Method, point: Mapping[str, Any], labelled: bool) -> dict[str, Any]:
+    return ({"mechanism": method.label} if labelled else {}) | dict(point)
+
+
+def _raw(base: Recipe, method: Method, known: set[str], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The base recipe with another mechanism, which keeps the options that it has."""
+    raw = base.model_dump(exclude_none=True)
+    if method.mechanism is not None:
+        Own(mechanism=method.mechanism).into(raw)
+    elif (method.name, method.variant) != (base.mechanism.name, base.mechanism.variant):
+        naming = {"mechanism.name": method.name, "mechanism.variant": method.variant or "sound"}
+        recipes.override(raw, naming | dict(options))
+        if not method.variant:
+            raw["mechanism"].pop("variant")  # seeds are derived from what a method says
+    else:
+        recipes.override(raw, options)
+    if method.name == "none" and raw["run"].get("audit"):
+        raw["run"]["audit"] = False  # there is no noise to audit
+    return raw
+
+
+def _folder(method: Method, point: Mapping[str, Any], repetition: int) -> str:
+    """Name of a run's folder, the same in every study that the run is part of."""
+    words = [method.label]
+    for key, value in point.items():
+        if value is not None:
+            number = f"{value:g}" if isinstance(value, float) else str(value)
+            word = {"privacy.epsilon": f"eps{number}", "data.partition": number}
+            words.append(word.get(key, f"{key.rpartition('.')[2]}={number}"))
+    whole = "-".join(words)
+    # A label, or the dotted name of a user's own object, may hold characters that folders may not.
+    plain = whole.replace(":", "-").replace("/", "-")
+    name = _PLAIN_NAME.sub("-", plain)
+    if name != plain or len(name) > _LONGEST:
+        name = f"{name[:_LONGEST]}-{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
+    return f"{name}-run{repetition}"
+
+
+def _means(key: str, method: Method, known: Mapping[str, set[str]]) -> bool:
+    """Whether a key of the grid affects a method."""
+    if key == "privacy.epsilon":
+        return method.private
+    return not key.startswith("mechanism.") or key.removeprefix("mechanism.") in known[method.label]
+
+
+def _once(values: Sequence[Any]) -> Iterator[Any]:
+    """Distinct values, since a duplicate value would only double the seeds of its cell."""
+    seen: list[Any] = []
+    for value in values:
+        if value not in seen:
+            seen.append(value)
+            yield value
+
+
+def _values(key: str, values: Any) -> list[Any]:
+    if isinstance(values, (str, Mapping)) or not isinstance(values, Iterable):
+        raise ConfigError(f"grid[{key!r}] is a list of values, got {values!r}")
+    found = list(values)
+    if not found:
+        raise ConfigError(f"grid[{key!r}] holds no values")
+    return [value.item() if hasattr(value, "item") else value for value in found]  # NumPy's numbers are no TOML
+
+
+def _check_key(key: Any) -> None:
+    """Refuse a key of a grid that no recipe has, or that a study sets."""
+    if key in _NO_AXIS:
+        raise ConfigError(f"grid[{key!r}]: the runs of a study are named by it, so it comes from {_RESERVED[key][1]}")
+    section, _, name = str(key).partition(".")
+    kind = recipes.sections().get(section)
+    if kind is None or not name:
+        like = keys_like(str(key), Recipe)
+        known = ["mechanism", *(f"{one}.{own}" for one, its in recipes.sections().items() for own in its.model_fields)]
+        hint = f"did you mean {' or '.join(map(repr, like))}?" if like else alternatives(key, known)
+        raise ConfigError(f"grid[{key!r}]: a recipe has no such key; {hint}")
+    if name not in kind.model_fields and section not in OPTIONS:
+        known = [f"{section}.{own}" for own in kind.model_fields]
+        raise ConfigError(f"grid[{key!r}]: a recipe has no such key; {alternatives(key, known)}")
+
+
+def _key(text: str) -> str:
+    return text.partition("=")[0].strip()
+
+
+def _sorted_overrides(
+    methods: Sequence[str], overrides: Iterable[str]
+) -> tuple[list[str], list[str], dict[str, list[str]]]:
+    """Overrides for all runs, for the mechanism sections of all methods, and for single methods."""
+    common: list[str] = []
+    mechanism: list[str] = []
+    own: dict[str, list[str]] = {method: [] for method in methods}
+    for text in overrides:
+        key = _key(text)
+        method, slash, _ = key.partition("/")
+        single = text.removeprefix(f"{method}/") if slash else text
+        if slash and method not in own:
+            raise ConfigError(f"--set {text}: {method!r} is not among the methods {', '.join(methods)}")
+        option = _RESERVED.get(_key(single)) if slash or key in ("name", *_NAMING) else None
+        if option is not None:
+            raise ConfigError(f"--set {text}: the runs of a comparison are named by it, so it comes from {option[0]}")
+        if slash:
+            own[method].append(single)
+        else:
+            (mechanism if key.startswith("mechanism.") else common).append(text)
+    return common, mechanism, own

@@ -1,0 +1,49 @@
+"""The joint cost of several runs on the same clients' data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fedlgm.privacy import accounting
+from fedlgm.privacy.events import is_private
+from fedlgm.privacy.ledger import Ledger
+from simulations.studies.jobs import Job
+from simulations.studies.rows import JointCost
+
+
+def together(done: Sequence[Job], out: Path) -> JointCost:
+    """The joint cost of all runs of a set, by composition over all releases from the data.
+
+    A run's participant with the largest cost represents all of its participants; the events of all runs are composed.
+    Releases with different units, relations or divisions of the data have no joint figure.
+    """
+    done = [job for job in done if (out / job.folder).exists()]  # what was refused has released nothing
+    events: list[tuple[Any, int]] = []
+    protected_runs = 0
+    protections = set()
+    for job in done:
+        protections.add(f"{job.recipe.unit}, {job.recipe.relation}")
+        with Ledger(out / job.folder / "ledger.sqlite") as ledger:
+            own = ledger.worst_profile()
+        if all(is_private(event) for event, _ in own):
+            protected_runs += 1
+            events += own
+    delta = max((job.recipe.privacy.delta for job in done), default=0.0)
+    why = None
+    if len(protections) > 1:
+        why = f"the runs protect different things ({'; '.join(sorted(protections))}), whose epsilons do not add up"
+    elif len({(job.partition, job.recipe.federation.clients) for job in done}) > 1 and any(
+        job.recipe.protects.divided for job in done
+    ):
+        why = "a client holds other data in each partition, so there is no client whose epsilons add up"
+    protected = None if why else accounting.composed_epsilon(events, delta) if events else 0.0
+    return {
+        "epsilon": protected if protected_runs == len(done) else float("inf"),
+        "epsilon_protected": protected,
+        "why": why,
+        "runs": len(done),
+        "runs_protected": protected_runs,
+        "delta": delta,
+    }

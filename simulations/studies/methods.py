@@ -1,0 +1,169 @@
+"""Methods of a study: mechanisms by name, with a variant, with options, or as Python objects."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedlgm import mechanisms
+from fedlgm.errors import ConfigError
+from fedlgm.mechanisms import Mechanism
+from fedlgm.mechanisms.layerwise_gaussian import NoPrivacy
+from fedlgm.privacy.guarantee import Unit
+from simulations.config.recipe import Recipe
+
+PLAIN: dict[Unit, tuple[str, ...]] = {"client": ("uniform", "gaussian"), "example": ("dp-sgd", "auto-s")}
+"""What a recipe's own mechanism is compared with where nothing is said."""
+
+_FORMS = (
+    "an entry of grid['mechanism'] is a name, 'name:variant', 'package.module:Class', a mechanism or a class of them, "
+    "or (label, one of these, {option: value})"
+)
+
+
+@dataclass(frozen=True)
+class Method:
+    """One entry of a study's mechanisms.
+
+    Attributes:
+        label: its name in tables.
+        name: the mechanism's name.
+        variant: "sound", "published", or "" if not given.
+        changes: changes of the recipe by key, of mechanism options or any other keys.
+        mechanism: the object, if one was passed.
+    """
+
+    label: str
+    name: str
+    variant: str = ""
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    mechanism: Mechanism | None = None
+
+    @classmethod
+    def of(cls, entry: Any) -> Method:
+        """The method that an entry stands for.
+
+        Raises:
+            ConfigError: an entry of another form, or an unknown mechanism, variant or option.
+
+        Example:
+            >>> Method.of(("small bound", "uniform", {"bound": 0.1})).changes
+            {'mechanism.bound': 0.1}
+        """
+        if isinstance(entry, Mapping):
+            unknown = entry.keys() - {"label", "name", "options"}
+            if unknown or not entry.keys() >= {"label", "name"}:
+                raise ConfigError(f"a table in grid.mechanism has label, name and options, got {sorted(entry)}")
+            entry = (entry["label"], entry["name"], entry.get("options", {}))
+        if isinstance(entry, (tuple, list)):
+            if len(entry) != 3 or not isinstance(entry[0], str) or not isinstance(entry[2], Mapping):
+                raise ConfigError(f"{_FORMS}; got {entry!r}")
+            return cls._labelled(*entry)
+        if isinstance(entry, str):
+            options(entry)
+            return cls(entry, *named(entry))
+        if isinstance(entry, type) and issubclass(entry, Mechanism):
+            entry = _made(entry, {})
+        if isinstance(entry, Mechanism):
+            return cls._of_object(None, entry)
+        raise ConfigError(f"{_FORMS}; got {entry!r}")
+
+    @classmethod
+    def _labelled(cls, label: str, what: Any, given: Mapping[str, Any]) -> Method:
+        further = {key: value for key, value in given.items() if "." in key}  # keys of the recipe
+        own = {key: value for key, value in given.items() if "." not in key}
+        if isinstance(what, type) and issubclass(what, Mechanism):
+            return cls._of_object(label, _made(what, own), further)
+        if isinstance(what, Mechanism):
+            if own:
+                raise ConfigError(f"{label!r}: an object has its options already, got {sorted(own)}")
+            return cls._of_object(label, what, further)
+        if not isinstance(what, str):
+            raise ConfigError(f"{_FORMS}; got {what!r} for {label!r}")
+        known = options(what)
+        for key in own:
+            if key not in known:
+                raise ConfigError(f"{label!r}: {what} has no option {key!r}; its options: {', '.join(known)}")
+        return cls(label, *named(what), {f"mechanism.{key}": value for key, value in own.items()} | further)
+
+    @classmethod
+    def _of_object(cls, label: str | None, mechanism: Mechanism, further: Mapping[str, Any] | None = None) -> Method:
+        own = mechanism.name.strip("<>")
+        shown = own if mechanism.variant == "sound" else f"{own}:{mechanism.variant}"
+        return cls(label or shown, own, mechanism.variant, further or {}, mechanism)
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Options that a recipe's [mechanism] may give it; an object takes none."""
+        return () if self.mechanism is not None else mechanisms.options(self.name, self.variant or "sound")
+
+    @property
+    def private(self) -> bool:
+        """Whether a budget affects it."""
+        if self.mechanism is not None:
+            return not isinstance(self.mechanism, NoPrivacy)
+        return mechanisms.is_private(self.name)
+
+
+def methods_of(entries: Iterable[Any]) -> list[Method]:
+    """The methods of a study, each under its own label.
+
+    Raises:
+        ConfigError: see `Method.of`; or two entries with the same label.
+    """
+    made = [Method.of(entry) for entry in entries]
+    for index, method in enumerate(made):
+        if method.label in [other.label for other in made[:index]]:
+            raise ConfigError(
+                f"two mechanisms have the label {method.label!r}: a study needs different ones; name one as "
+                f"(label, {method.label!r}, {{option: value}})"
+            )
+    return made
+
+
+def _made(kind: type[Mechanism], values: Mapping[str, Any]) -> Mechanism:
+    """An object of a user's class, named after the class if it needs a name."""
+    unnamed = next(field for field in dataclasses.fields(kind) if field.name == "name").default is dataclasses.MISSING
+    try:
+        return kind(**({"name": kind.__name__} if unnamed else {}), **values)
+    except TypeError as error:
+        raise ConfigError(f"{kind.__name__}: {error}") from error
+
+
+def named(method: str) -> tuple[str, str]:
+    """Mechanism and variant of a method: a registered name may have a variant, "package.module:Class" has none.
+
+    >>> named("ladp:published"), named("ladp"), named("mypackage.rules:InverseSize")
+    (('ladp', 'published'), ('ladp', ''), ('mypackage.rules:InverseSize', ''))
+    """
+    name, _, variant = method.partition(":")
+    return (name, variant) if not variant or name in mechanisms.names(None) else (method, "")
+
+
+def options(method: str) -> tuple[str, ...]:
+    """Names of the options that a method has.
+
+    Raises:
+        ConfigError: an unknown mechanism or variant.
+    """
+    name, variant = named(method)
+    return mechanisms.options(name, variant or "sound")
+
+
+def usual(recipe: Recipe) -> tuple[str, ...]:
+    """The recipe's own mechanism, then the plain ones of its unit.
+
+    >>> from simulations.config import recipe as recipes
+    >>> usual(recipes.load("digits")), usual(recipes.load("dp-sgd-digits"))
+    (('snr-consistent', 'uniform', 'gaussian'), ('dp-sgd', 'auto-s'))
+    """
+    own = own_name(recipe)
+    return (own, *(name for name in PLAIN[recipe.protects.mechanisms] if name != own))
+
+
+def own_name(recipe: Recipe) -> str:
+    """The recipe's own mechanism, as a method."""
+    section = recipe.mechanism
+    return section.name if section.variant == "sound" else f"{section.name}:{section.variant}"

@@ -1,0 +1,288 @@
+"""A study's figures: frames, tables, pictures and paired tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedlgm.errors import ConfigError
+from fedlgm.privacy.guarantee import caveat_of
+from simulations.studies import frames
+from simulations.studies.records import KeptRecords, Records
+from simulations.studies.rows import JointCost
+from simulations.studies.statistics import Difference, difference, holm
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+_LEVEL = 0.05
+
+
+@dataclass(frozen=True)
+class StudyDifference(Difference):
+    """Difference between two methods' figures, over all cells of the grid and in each.
+
+    Attributes:
+        mean, low, high, p, seeds: statistics of the differences between the seeds' means over all cells that both have
+            (see `Difference`).
+        cells: one row per cell: the grid's keys, mean, low, high, p, `p_holm` (adjusted for the number of cells),
+            seeds, the proven epsilon of both sides, and `claimed`: whether `p_holm` is below 0.05 and, after a search,
+            the difference has the same sign and p below 0.05 with both methods one step lower and one step higher.
+
+    Example:
+        >>> import pandas as pd
+        >>> StudyDifference(0.1, 0.0, 0.2, 0.05, 3, pd.DataFrame({"claimed": [True, False]})).claimed
+        False
+    """
+
+    cells: DataFrame
+
+    @property
+    def claimed(self) -> bool:
+        """Whether a difference may be claimed in every cell."""
+        return bool(self.cells["claimed"].all())
+
+    def _repr_html_(self) -> str:
+        return str(self.cells.to_html(index=False))
+
+
+class Study:
+    """Finished runs of a grid. Figures are those of the final models on the test set.
+
+    `Study.read` reads the figures of a `study.json` that `fedlgm study` has written; its frames have no seconds and no
+    folders.
+
+    Example:
+        >>> import simulations, tempfile
+        >>> found = simulations.study(
+        ...     "digits", grid={"mechanism": ["uniform", "gaussian"]}, seeds=2, folder=tempfile.mkdtemp(),
+        ...     overrides={"federation.rounds": 1, "federation.clients": 20, "training.epochs": 1},
+        ... )
+        >>> list(found.to_frame()["method"])
+        ['uniform', 'uniform', 'gaussian', 'gaussian']
+
+    Args:
+        folder: folder of the run folders, or of the kept file.
+        found: where the figures come from.
+    """
+
+    def __init__(self, folder: Path, found: Records) -> None:
+        self.folder, self.records = folder, found
+
+    @classmethod
+    def read(cls, path: Path | str) -> Study:
+        """The study of a kept file, for its tables, pictures and tests without the runs.
+
+        Args:
+            path: a `study.json`.
+
+        Raises:
+            ConfigError: another kind of file.
+        """
+        return cls(Path(path), KeptRecords.read(path))
+
+    @property
+    def keys(self) -> list[str]:
+        """Key columns of the cells: "method", the grid's keys, and those of a search."""
+        return list(self.records.keys)
+
+    @property
+    def headline(self) -> str:
+        """The task's metric that summarises a run."""
+        return self.records.headline
+
+    @property
+    def joint(self) -> JointCost:
+        """The cost of publishing all runs; see `simulations.studies.joint.together`."""
+        return self.records.joint
+
+    @property
+    def _frame(self) -> DataFrame:
+        return self.records.runs
+
+    def to_frame(self) -> DataFrame:
+        """One row per run: method, the grid's keys, seed, status and reason, epsilon proven, claimed and audited, the
+        guarantee's status, metrics, noise scale (l2 norm of the noise in each round's mean, summed over the rounds),
+        seconds of the rounds, folder. A run without figures has a reason.
+        """
+        return self._frame.copy()
+
+    def history(self) -> DataFrame:
+        """One row per run and round: the keys, seed, round, and the round's public figures."""
+        return self.records.rounds
+
+    def table(self, metrics: Sequence[str] | None = None) -> DataFrame:
+        """One row per cell: the keys, n, then mean, 95 % Student interval and standard deviation of each metric.
+
+        Args:
+            metrics: names; default: the task's headline and the requested metrics.
+        """
+        return frames.cells(self._frame, self.keys, self._metrics(metrics))
+
+    def to_latex(self, path: Path | str | None = None, metrics: Sequence[str] | None = None) -> str:
+        """The table for a paper (package booktabs): mean and half the 95 % interval, epsilon with its guarantee.
+
+        Args:
+            path: file to write as well.
+            metrics: see `table`.
+        """
+        text = f"% {self._published()}\n" + frames.latex(self.table(metrics), self.keys, self._metrics(metrics))
+        if path is not None:
+            Path(path).write_text(text, encoding="utf-8")
+        return text
+
+    def plot(
+        self,
+        path: Path | str | None = None,
+        *,
+        x: str | None = None,
+        hue: str = "method",
+        y: str | None = None,
+        spread: str = "interval",
+        labels: Mapping[str, str] | None = None,
+    ) -> Figure:
+        """A metric over a key of the grid, or over the rounds: mean over the seeds, with its spread.
+
+        Args:
+            path: PNG, SVG or PDF to write.
+            x: a key of the grid, or "round"; default: the first key with several values, else "round".
+            hue: key with one line for each of its values.
+            y: metric; default: the task's headline.
+            spread: "interval" (95 %, Student) or "std".
+            labels: texts to show instead of methods, keys and metrics.
+
+        Raises:
+            ConfigError: an unknown key, metric, spread or kind of file.
+        """
+        from simulations.studies import drawing
+
+        return drawing.draw(self, path, x, hue, y or self.headline, spread, labels or {})
+
+    def difference(
+        self, a: str, b: str, metric: str | None = None, at: Mapping[str, Any] | None = None
+    ) -> StudyDifference:
+        """Difference between the figures of methods `a` and `b`, paired by seed.
+
+        Args:
+            a: label of a method.
+            b: label of the other.
+            metric: metric to compare; default: the task's headline.
+            at: values of the grid's keys that cells must have; default: all cells.
+
+        Raises:
+            ConfigError: an unknown label or metric, or no cell for which both have at least two seeds.
+        """
+        name = metric or self.headline
+        for label in (a, b):
+            if label not in set(self._frame["method"]):
+                raise ConfigError(
+                    f"no method {label!r} in this study; it has {', '.join(dict.fromkeys(self._frame['method']))}"
+                )
+        if name not in self._frame:
+            raise ConfigError(
+                f"no metric {name!r} in this study; it has {', '.join(frames.metrics_of(self._frame, self.keys))}"
+            )
+        searched, beside = self.records.searched, self.records.beside
+        return _differences(self._frame, beside, a, b, name, self.keys, searched, at or {})
+
+    @property
+    def search(self) -> DataFrame:
+        """The whole search: mean, interval and n of the headline for every method and value, and the choices.
+
+
+        Raises:
+            ConfigError: the study has no search.
+        """
+        if self.records.search is None:
+            raise ConfigError("this study searched nothing: give search={recipe key: values}")
+        return self.records.search.copy()
+
+    def _metrics(self, wanted: Sequence[str] | None) -> list[str]:
+        known = frames.metrics_of(self._frame, self.keys)
+        if wanted is None:
+            wanted = [name for name in self.records.shown if name in known]
+        unknown = [name for name in wanted if name not in known]
+        if unknown:
+            raise ConfigError(f"no metric {unknown[0]!r} in this study; it has {', '.join(known)}")
+        return list(wanted)
+
+    def __repr__(self) -> str:
+        without = int((self._frame["status"] != "finished").sum())
+        lost = f", {without} without figures" if without else ""
+        head = f"Study({len(self._frame)} runs{lost}; {self.folder})"
+        return f"{head}\n{self.table().to_string(index=False)}\n{self._published()}"
+
+    def _repr_html_(self) -> str:
+        return f"{self.table().to_html(index=False)}<p>{self._published()}</p>"
+
+    def _published(self) -> str:
+        from simulations.studies.figures import joint_sentence
+
+        seeded = bool((self._frame["noise_reproducible"] == True).any())  # noqa: E712  (missing where there are no figures)
+        caveat = caveat_of(seeded).strip(" ,;()")
+        return joint_sentence(self.joint) + (f"; {caveat}" if caveat else "")
+
+
+def _differences(
+    frame: DataFrame,
+    shifted: Sequence[DataFrame] | None,
+    a: str,
+    b: str,
+    metric: str,
+    keys: list[str],
+    searched: Sequence[str],
+    at: Mapping[str, Any],
+) -> StudyDifference:
+    import pandas as pd
+
+    own = [key for key in keys if key not in ("method", "mechanism", *searched)]
+    unknown = [key for key in at if key not in own]
+    if unknown:
+        raise ConfigError(f"at: {unknown[0]!r} is not a key of the grid; it has {', '.join(own) or 'no other'}")
+    rows, pairs = [], []
+    for cell in frames.cells_of(frame, own, at):
+        found = _paired(frame, own, cell, a, b, metric)
+        if found is None:
+            continue
+        both, epsilons = found
+        tested = difference(both[:, 0], both[:, 1])
+        beside = [_paired(other, own, cell, a, b, metric) for other in shifted or ()]
+        held = all(one is not None and _same_sign(difference(one[0][:, 0], one[0][:, 1]), tested) for one in beside)
+        rows.append({
+            **cell, "mean": tested.mean, "low": tested.low, "high": tested.high, "p": tested.p, "p_holm": 1.0,
+            "seeds": tested.seeds, "epsilon_a": epsilons[0], "epsilon_b": epsilons[1], "claimed": held,
+        })  # fmt: skip
+        pairs.append(both[:, 0] - both[:, 1])
+    if not rows:
+        raise ConfigError(f"{a!r} and {b!r} have no cell with at least two seeds of both: run more seeds")
+    cells = pd.DataFrame(rows)
+    cells["p_holm"] = holm(cells["p"].tolist())
+    cells["claimed"] &= cells["p_holm"] < _LEVEL
+    least = min(map(len, pairs))
+    whole = difference(np.mean([pair[:least] for pair in pairs], axis=0), np.zeros(least))
+    return StudyDifference(whole.mean, whole.low, whole.high, whole.p, whole.seeds, cells)
+
+
+def _same_sign(found: Difference, wanted: Difference) -> bool:
+    return found.p < _LEVEL and found.mean * wanted.mean > 0
+
+
+def _paired(
+    frame: DataFrame, own: list[str], cell: Mapping[str, Any], a: str, b: str, metric: str
+) -> tuple[np.ndarray, list[float]] | None:
+    """Figures of both methods in a cell [seeds, 2], and their proven epsilons; None for fewer than two seeds."""
+    sides, epsilons = [], []
+    for label in (a, b):
+        rows = frames.at(frame, {"method": label, **cell})
+        rows = rows[np.isfinite(rows[metric].astype(float))]
+        sides.append(rows.set_index("seed")[metric].astype(float))
+        epsilons.append(float(rows["epsilon"].max()) if len(rows) else float("nan"))
+    common = sides[0].index.intersection(sides[1].index)
+    if len(common) < 2:
+        return None
+    return np.column_stack([side.loc[common] for side in sides]), epsilons

@@ -1,0 +1,164 @@
+"""Completes the runs of a study, in this or in worker processes, without repeating finished ones.
+
+Every run has a separate folder. If a set is started again with the same arguments, finished runs are read, an
+interrupted one is continued, and the rest are run.
+
+No two runs share noise: a reader of two models with the same noise at different scales could subtract it. Without a
+seed every run has keys from the operating system; with a seed its keys are derived from the seed and all settings of
+the run.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedlgm.errors import ConfigError, FedlgmError, LedgerError
+from simulations import launch
+from simulations.config.recipe import Recipe
+from simulations.runs.folder import RunFolder
+from simulations.runs.rows import FullRow
+from simulations.studies.jobs import Job
+
+OnRow = Callable[[Job, FullRow], None]
+OnEnd = Callable[[Job], None]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """Outcome of a run.
+
+    Attributes:
+        why: why it has no figures; None if it is finished.
+        refused: why it could not be started.
+    """
+
+    why: str | None = None
+    refused: FedlgmError | None = None
+
+
+def run(
+    todo: Sequence[Job],
+    out: Path,
+    engine: str = "local",
+    on_row: OnRow | None = None,
+    workers: int | str = 1,
+    on_end: OnEnd | None = None,
+) -> dict[str, str]:
+    """Complete every run of a set; a failed run does not stop the others.
+
+    If the set is started again, a diverged run is not repeated; a run that failed otherwise, or was refused, is.
+
+    Args:
+        todo: the set.
+        out: folder of the run folders.
+        engine: engine that trains, if the runs follow each other in this process.
+        on_row: called with each round's metrics row, also of finished runs, but not for runs in other processes.
+        workers: processes that take one run each, or the address of a Ray cluster, whose CPUs take one each; `out` is
+            then on storage that they share.
+        on_end: called with each run that has ended.
+
+    Returns: Why runs have no figures, by name of their folder.
+
+    Raises:
+        ConfigError: `out` holds a run of the same name with other settings.
+        FedlgmError: a mistake in the arguments prevents every run.
+        LedgerError: a run's spending is unknown.
+        RunError: something that is not a run has the name of one, for example a run that lost its recipe but still
+            holds its ledger.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    ended = {job.folder: Ended(job.refused, ConfigError(job.refused)) for job in todo if job.refused}
+    left = []
+    for job in todo:
+        if not job.refused and (workers == 1 or not _unfinished(job, out)):
+            ended[job.folder] = bring(job, out, engine, on_row)
+        elif not job.refused:
+            left.append(job)
+            continue
+        if on_end is not None:
+            on_end(job)
+    if left:
+        if engine != "local":
+            raise ConfigError(f"engine {engine!r} spreads each run over the machine: leave out workers, or the engine")
+        for job, how in _elsewhere(left, out, workers):
+            ended[job.folder] = how
+            if on_end is not None:
+                on_end(job)
+    refusals = [how.refused for how in ended.values() if how.refused is not None]
+    if len(refusals) == len(todo):
+        raise refusals[0]
+    return {job.folder: why for job in todo if (why := ended[job.folder].why) is not None}
+
+
+def bring(job: Job, out: Path, engine: str = "local", on_row: OnRow | None = None) -> Ended:
+    """Complete one run; see `run` for arguments and errors."""
+    path = out / job.folder
+    if path.is_dir() and all(inner.is_dir() and not inner.is_symlink() for inner in path.rglob("*")):
+        shutil.rmtree(path)  # empty folders alone; whatever holds a file may be a run's, which has spent something
+
+    def report(row: FullRow) -> None:
+        if on_row is not None:
+            on_row(job, row)
+
+    if not path.exists():
+        try:
+            launch.simulate(job.recipe, engine=engine, run_dir=path, progress=report, own=job.own)
+        except FedlgmError as error:
+            if isinstance(error, LedgerError):
+                raise
+            return Ended(str(error), None if path.exists() else error)
+        return Ended()
+    folder = RunFolder.open(path)
+    if not _same(folder.recipe(), job.recipe):
+        raise ConfigError(
+            f"{path} holds a different run from the requested one: choose another --out (in Python: folder)"
+        )
+    for row in folder.rows():
+        report(row)
+    diverged = folder.diverged.read()
+    if diverged is not None:
+        folder.verify()
+        return Ended(str(diverged))
+    try:
+        launch.resume(path, engine=engine, progress=report, own=job.own)
+    except LedgerError:
+        raise
+    except FedlgmError as error:
+        return Ended(str(error))
+    return Ended()
+
+
+def _unfinished(job: Job, out: Path) -> bool:
+    path = out / job.folder
+    return not ((path / "result.json").is_file() or (path / "diverged.json").is_file())
+
+
+def _elsewhere(todo: Sequence[Job], out: Path, workers: int | str) -> Iterator[tuple[Job, Ended]]:
+    """Yield the runs with their outcomes, as they end in other processes."""
+    from simulations.studies import processes
+
+    if isinstance(workers, str):
+        yield from processes.on_cluster(todo, out.resolve(), workers)
+    else:
+        yield from processes.on_this_machine(todo, out.resolve(), min(workers, len(todo)))
+
+
+def _same(stored: Recipe, wanted: Recipe) -> bool:
+    """Whether a stored run is the requested one; an "auto" may have been resolved when it started."""
+    wanted = wanted.model_copy(update={"title": stored.title})  # words
+    settled_at_start = (
+        ("training", "vectorize"),
+        ("training", "compile"),
+        ("training", "kernel"),
+        ("training", "device"),
+        ("privacy", "noise_backend"),
+    )
+    for section, key in settled_at_start:
+        own = getattr(wanted, section)
+        if getattr(own, key) == "auto":
+            settled = own.model_copy(update={key: getattr(getattr(stored, section), key)})
+            wanted = wanted.model_copy(update={section: settled})
+    return stored == wanted

@@ -1,0 +1,90 @@
+"""Searches of a study: the same values for every method, on separate seeds."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedlgm.errors import ConfigError
+
+FIRST_SEED = 1000
+"""Number of a search's first repetition; those of the final runs begin at 0."""
+LEAST_SEEDS = 3
+
+Point = tuple[Any, ...]
+Shift = tuple[str, int]
+"""A searched key, and whether its next lower (-1) or higher (1) value is meant."""
+
+
+@dataclass(frozen=True)
+class Search:
+    """Values by recipe key to try for every method and cell of a grid.
+
+    Attributes:
+        axes: values by key, in ascending order if they are numbers.
+        seeds: repetitions of each value.
+    """
+
+    axes: Mapping[str, Sequence[Any]]
+    seeds: int = LEAST_SEEDS
+
+    @classmethod
+    def of(cls, search: Any, seeds: int, grid: Mapping[str, Any]) -> Search:
+        """The search of a study.
+
+        Raises:
+            ConfigError: values that are not lists of different values, a key of the grid, or too few seeds.
+        """
+        if not isinstance(search, Mapping) or not search:
+            raise ConfigError(f"search is a mapping {{recipe key: values}}, got {search!r}")
+        if seeds < LEAST_SEEDS:
+            raise ConfigError(f"a search needs at least {LEAST_SEEDS} seeds, got {seeds}: fewer would select noise")
+        axes = {}
+        for key, values in search.items():
+            if key in grid:
+                raise ConfigError(f"{key!r} is in the grid and in the search: it can only be in one of them")
+            listed = isinstance(values, Iterable) and not isinstance(values, (str, Mapping))
+            if not listed or len(list(values)) < 2:
+                raise ConfigError(f"search[{key!r}] is a list of at least two values, got {values!r}")
+            found = list(dict.fromkeys(values))
+            axes[key] = sorted(found) if all(isinstance(value, (int, float)) for value in found) else found
+        return cls(axes, seeds)
+
+    @property
+    def repetitions(self) -> range:
+        """Numbers of the search's repetitions."""
+        return range(FIRST_SEED, FIRST_SEED + self.seeds)
+
+    def points(self) -> Iterator[Point]:
+        """Every combination of values, in order."""
+        return itertools.product(*self.axes.values())
+
+    def at(self, point: Mapping[str, Any]) -> Point:
+        """A run's point in the search."""
+        return tuple(point[key] for key in self.axes)
+
+    def best(self, scores: Mapping[Point, float], better: str) -> Point | None:
+        """The point with the best mean figure, the first one if several are equal; NaN does not count."""
+        known = {point: score for point, score in scores.items() if not math.isnan(score)}
+        sign = 1 if better == "higher" else -1
+        return max(known, key=lambda point: sign * known[point]) if known else None
+
+    def shifts(self) -> list[Shift]:
+        """Steps to the neighbouring values."""
+        return [(key, step) for key in self.axes for step in (-1, 1)]
+
+    def neighbour(self, point: Point, shift: Shift) -> Point | None:
+        """The point one step away; None beyond an edge."""
+        place = list(self.axes).index(shift[0])
+        values = list(self.axes[shift[0]])
+        index = values.index(point[place]) + shift[1]
+        return (*point[:place], values[index], *point[place + 1 :]) if 0 <= index < len(values) else None
+
+    def edges(self, point: Point) -> list[str]:
+        """Keys for which the point has the lowest or highest value."""
+        return [
+            key for key, value in zip(self.axes, point, strict=True) if value in (self.axes[key][0], self.axes[key][-1])
+        ]

@@ -1,0 +1,155 @@
+"""Studies from Python: a grid of runs in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedlgm import models
+from fedlgm.errors import ConfigError
+from fedlgm.tasks import Metric
+from simulations.api import recipe_of, refuse_unknown
+from simulations.config import recipe as recipes
+from simulations.config.assembly import Assembly
+from simulations.config.own import Own, own_of
+from simulations.config.recipe import Overrides, Recipe
+from simulations.studies import frames, running
+from simulations.studies.jobs import Job, grid_jobs
+from simulations.studies.progress import Line
+from simulations.studies.records import RunRecords, Searched
+from simulations.studies.results import Study
+from simulations.studies.search import LEAST_SEEDS, Point, Search, Shift
+
+
+def study(
+    recipe: str | Path | Recipe | None = None,
+    *,
+    model: Any = None,
+    data: Any = None,
+    task: Any = None,
+    grid: Mapping[str, Sequence[Any]] | None = None,
+    seeds: int = 3,
+    workers: int | str = 1,
+    overrides: Overrides = (),
+    folder: Path | str | None = None,
+    metrics: Mapping[str, Metric] | None = None,
+    search: Mapping[str, Sequence[Any]] | None = None,
+    search_seeds: int = LEAST_SEEDS,
+    progress: bool = True,
+    **options: Any,
+) -> Study:
+    """Run every combination of a grid, each several times. A repeated call with the same folder runs what is missing.
+
+    Runs of one seed start from the same initial model and share the division of the data, so methods are compared run
+    by run. No two runs share their noise.
+
+    Args:
+        recipe: a bundled recipe's name, a file, or a `Recipe`; default: `digits`.
+        model: see `simulations.simulate`; pass a class or function for a different initial model with each seed.
+        data: see `simulations.simulate`.
+        task: see `simulations.simulate`.
+        grid: {"mechanism": entries, any recipe key: values}. An entry is a mechanism, a class of them, a name,
+            "name:variant", "package.module:Class", or (label, one of these, {option: value}); options with a dot are
+            keys of the recipe, for this entry alone.
+        seeds: repetitions of each combination.
+        workers: processes that take one run each, or the address of a Ray cluster.
+        overrides: changes of the recipe for all runs; options of [mechanism] apply to the entries that have them.
+        folder: folder of the run folders; default: `runs/study-NAME`.
+        metrics: see `simulations.simulate`.
+        search: {recipe key: values} of which each method and cell takes the best, on separate seeds. The final runs are
+            made at the best values and at neighbouring ones.
+        search_seeds: repetitions of each value of the search, at least 3.
+        progress: whether to show a line of progress.
+        options: unknown arguments, which are refused with the recipe key that may be meant.
+
+    Returns:
+        The finished runs. One that diverged, or that the recipe's rules refuse, is a row with its reason.
+
+    Raises:
+        ConfigError: a mistake in the arguments, or a folder that holds other runs.
+        LedgerError: a run's spending is unknown.
+    """
+    refuse_unknown("study", options)
+    if isinstance(seeds, bool) or not isinstance(seeds, int) or seeds < 1:
+        raise ConfigError(f"seeds must be a whole number of at least 1, got {seeds!r}")
+    if not isinstance(workers, str) and workers < 1:
+        raise ConfigError(f"workers must be at least 1, got {workers}")
+    axes = dict(grid or {})
+    given = {"model": model, "data": data, "task": task or models.task_of(model), "metrics": metrics}
+    base, own, shared = base_of(recipe, axes, given, overrides)
+    out = Path(folder) if folder is not None else Path("runs") / f"study-{base.name}"
+    if search is None:
+        todo = grid_jobs(base, axes, range(seeds), shared, own)
+        return Study(out, RunRecords(out, todo, _run(todo, out, workers, progress)))
+    wanted = Search.of(search, search_seeds, axes)
+    trials = grid_jobs(base, axes | dict(wanted.axes), wanted.repetitions, shared, own)
+    failed = _run(trials, out, workers, progress)
+    finals = grid_jobs(base, axes | dict(wanted.axes), range(seeds), shared, own)
+    chosen, shifted = _chosen(wanted, trials, finals, out, failed)
+    needed = {job.folder: job for job in (*chosen, *(job for jobs in shifted.values() for job in jobs))}
+    failed |= _run(list(needed.values()), out, workers, progress)
+    return Study(out, RunRecords(out, chosen, failed, Searched(wanted, trials, shifted)))
+
+
+def base_of(
+    recipe: str | Path | Recipe | None, grid: Mapping[str, Any], given: Mapping[str, Any], overrides: Overrides
+) -> tuple[Recipe, Own, dict[str, Any]]:
+    """The recipe and the objects of all runs, and the options that only some of the grid's mechanisms may have.
+
+    Args:
+        recipe: see `study`.
+        grid: likewise.
+        given: model, data, task and metrics: names or objects.
+        overrides: see `study`.
+    """
+    changes = dict(recipes.settings(overrides))
+    shared = "mechanism" in grid
+    options = {key: value for key, value in changes.items() if shared and key.startswith("mechanism.")}
+    common = {key: value for key, value in changes.items() if key not in options}
+    names = [f"{name}.name={value}" for name, value in given.items() if isinstance(value, str)]
+    own = own_of({name: value for name, value in given.items() if not isinstance(value, str)})
+    return recipe_of(recipe, own, names, common), own, options
+
+
+def _run(todo: Sequence[Job], out: Path, workers: int | str, progress: bool) -> dict[str, str]:
+    line = Line(todo, progress)
+    try:
+        return running.run(todo, out, on_row=line.on_row, workers=workers, on_end=line.on_end)
+    finally:
+        line.close()
+
+
+def _chosen(
+    search: Search, trials: Sequence[Job], finals: Sequence[Job], out: Path, failed: Mapping[str, str]
+) -> tuple[list[Job], dict[Shift, list[Job]]]:
+    """Final runs at each cell's best values, and at the values one step away."""
+    task = Assembly(trials[0].recipe, trials[0].own).task
+    scores: dict[tuple, dict[Point, list[float]]] = {}
+    for job in trials:
+        figure = float("nan")
+        if job.folder not in failed:
+            figure = frames.metrics_at(out / job.folder, job.own)[task.headline]
+        scores.setdefault(_cell(job, search), {}).setdefault(search.at(job.point), []).append(figure)
+    best: dict[tuple, Point | None] = {
+        cell: search.best({point: float(np.mean(values)) for point, values in found.items()}, task.better)
+        for cell, found in scores.items()
+    }
+    at: dict[tuple, list[Job]] = {}
+    for job in finals:
+        at.setdefault((_cell(job, search), search.at(job.point)), []).append(job)
+    first = next(search.points())
+    chosen: list[Job] = []
+    shifted: dict[Shift, list[Job]] = {shift: [] for shift in search.shifts()}
+    for cell, point in best.items():
+        chosen += at[cell, point if point is not None else first]
+        for shift in search.shifts():
+            beside = None if point is None else search.neighbour(point, shift)
+            shifted[shift] += [] if beside is None else at[cell, beside]
+    return chosen, shifted
+
+
+def _cell(job: Job, search: Search) -> tuple:
+    return (job.method, *((key, repr(value)) for key, value in job.point.items() if key not in search.axes))

@@ -1,0 +1,68 @@
+"""The `fedlgm tune` command. Heavy imports happen inside."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+    from simulations.tuning.rows import SearchResult
+
+_out = Console(emoji=False)
+
+
+def tune(
+    recipe: Annotated[str | None, typer.Argument(help="Bundled recipe or TOML file; default `digits`.")] = None,
+    search: Annotated[
+        list[str] | None, typer.Option("--search", help="section.key=value,value: values to try; repeatable.")
+    ] = None,
+    expected_runs: Annotated[float, typer.Option(help="Mean of the secret random number of runs.")] = 10.0,
+    law: Annotated[str, typer.Option(help="Law of that number: logarithmic, geometric or poisson.")] = "logarithmic",
+    overrides: Annotated[list[str] | None, typer.Option("--set", help="section.key=value; repeatable.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to create; everything but private/ may be published.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Search settings privately: publish the best of a secret number of runs, charged as a whole before the first."""
+    from simulations.runs import strict_json
+    from simulations.tuning.terms import parsed
+    from simulations.tuning.tune import tune as tuning
+
+    found = tuning(
+        recipe, search=parsed(search or ()), expected_runs=expected_runs, law=law, overrides=overrides or (),  # type: ignore[arg-type]
+        folder=out,
+    )  # fmt: skip
+    if as_json:
+        sys.stdout.write(strict_json.dumps(dict(found)) + "\n")
+    else:
+        _out.print(summary(found.values_()))
+
+
+def summary(found: SearchResult) -> Group:
+    """The result of a search and its cost."""
+    from rich.console import Group
+    from rich.markup import escape
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=escape(f"{found['recipe']}: the published run"), title_justify="left", show_header=False)
+    for key, value in {**found.get("settings", {}), **found.get("metrics", {})}.items():
+        table.add_row(escape(key), escape(f"{value:.4g}" if isinstance(value, float) else str(value)))
+    readers, everybody, one = found["epsilon"], found["epsilon_all_runs"], found["epsilon_one_run"]
+    private = f"{found['folder']}/private"
+    lines = [
+        f"epsilon {readers:.4g} at delta {found['delta']:g} for readers of this model alone: {found['guarantee']}",
+        f"epsilon {everybody:.4g} for a party that sees all runs, at the expected number, {found['expected_runs']:g}",
+        f"epsilon {one:.4g} would have been one run with settings that were not searched",
+        f"RDP accountant, {found['law']} number of runs; the score is {found['score']} on the public test set",
+        f"number, losers and order of the runs are secret: publish neither {private} nor how long this took",
+    ]
+    nothing = [] if "settings" in found else ["no run gave a model: there is nothing to publish but this"]
+    return Group(table, *map(Text, nothing + lines))

@@ -1,0 +1,55 @@
+"""Plain values of a search, as printed and stored."""
+
+from __future__ import annotations
+
+from typing import Any, NotRequired, TypedDict
+
+
+class SearchTerms(TypedDict):
+    """Public terms of a search, fixed before it.
+
+    Attributes:
+        recipe: name of the recipe.
+        search: values by key, from which every run draws a combination.
+        expected_runs: mean of the number of runs.
+        law: its law.
+        score: the metric that compares runs, on the test set.
+        delta: delta of both epsilons.
+        epsilon: epsilon towards readers of the one published model.
+        epsilon_all_runs: epsilon towards a party that sees the expected number of runs, rounded up.
+        epsilon_one_run: epsilon of one run alone, with settings that were not searched.
+        accountant: "rdp", since no other one covers a search.
+        guarantee: guarantee of the one model, in a sentence.
+        noise_reproducible: whether a seed makes number, order and noise predictable, so that nothing is protected.
+        protects: unit and relation.
+    """
+
+    recipe: str
+    search: dict[str, list[Any]]
+    expected_runs: float
+    law: str
+    score: str
+    delta: float
+    epsilon: float
+    epsilon_all_runs: float
+    epsilon_one_run: float
+    accountant: str
+    guarantee: str
+    noise_reproducible: bool
+    protects: str
+
+
+class SearchResult(SearchTerms):
+    """A finished search; public.
+
+    Attributes:
+        folder: the search's folder.
+        settings: the winning values, by key; missing if there is no model.
+        metrics: figures of the published model on the test set.
+        model_sha256: its hash.
+    """
+
+    folder: str
+    settings: NotRequired[dict[str, Any]]
+    metrics: NotRequired[dict[str, float]]
+    model_sha256: NotRequired[str]

@@ -1,0 +1,178 @@
+"""A search before its first run: its candidates and its cost, which do not depend on data."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from dp_accounting import dp_event
+
+from fedlgm.errors import ConfigError
+from fedlgm.privacy.accounting import composed_epsilon
+from fedlgm.privacy.events import encode, gaussian_event, repeated
+from fedlgm.privacy.selection import Law, selection_event
+from simulations.config import recipe as recipes
+from simulations.config.assembly import Assembly, settled
+from simulations.config.own import Own
+from simulations.config.recipe import Recipe
+from simulations.tuning.rows import SearchTerms
+
+MOST = 10_000
+"""Combinations of a search at most."""
+_FIXED = ("privacy", "run", "data", "task", "deployment", "risk", "name", "title")
+
+
+@dataclass(frozen=True)
+class Search:
+    """A search that can be charged and run.
+
+    Attributes:
+        base: the varied recipe.
+        grid: values by key.
+        candidates: one recipe for each combination, in the grid's order.
+        settings: the values of each.
+        expected_runs: mean of the number of runs.
+        law: its law.
+        event: event of the search as a whole.
+        better: whether a "higher" or a "lower" score is better.
+        terms: its public terms.
+    """
+
+    base: Recipe
+    grid: Mapping[str, Sequence[Any]]
+    candidates: tuple[Recipe, ...]
+    settings: tuple[dict[str, Any], ...]
+    expected_runs: float
+    law: Law
+    event: dp_event.DpEvent
+    better: str
+    terms: SearchTerms
+
+    @classmethod
+    def of(cls, base: Recipe, grid: Mapping[str, Sequence[Any]], expected_runs: float, law: Law, own: Own) -> Search:
+        """A search over all combinations of the grid's values.
+
+        Raises:
+            ConfigError: nothing to search, a key that may not be searched or does not exist, candidates that do not
+                cost the same, a run that is not protected, or clients that add the noise themselves.
+        """
+        combinations = _combinations(grid)
+        _refuse(base)
+        if own.mechanism is not None and any(key.startswith("mechanism.") for key in grid):
+            raise ConfigError("search: the mechanism is given as an object, so its options cannot be searched")
+        candidates, costs = [], {}
+        for settings in combinations:
+            raw = base.model_dump(exclude_none=True)
+            recipes.override(raw, settings)
+            candidate = settled(recipes.validate(raw))
+            candidates.append(candidate)
+            assembly = Assembly(candidate, own)
+            assembly.check()  # what cannot run is refused before anything is charged
+            costs[json.dumps(encode(run_event(assembly)))] = assembly
+        if len(costs) > 1:
+            raise ConfigError(
+                f"search: the runs do not all cost the same ({', '.join(grid)} change the noise or the number of "
+                "releases), and the cost of a search is proven only for runs of equal cost: leave such keys out"
+            )
+        ((_, assembly),) = costs.items()
+        run = run_event(assembly)
+        event = selection_event(run, expected_runs, law)
+        plan, delta = assembly.first_plan(), base.privacy.delta
+        epsilon = composed_epsilon([(event, 1)], delta)
+        predictable = base.run.seed is not None
+        terms: SearchTerms = {
+            "recipe": base.name,
+            "search": {key: list(values) for key, values in grid.items()},
+            "expected_runs": float(expected_runs),
+            "law": law,
+            "score": assembly.task.headline,
+            "delta": delta,
+            "epsilon": epsilon,
+            "epsilon_all_runs": composed_epsilon([(run, math.ceil(expected_runs))], delta, "rdp"),
+            "epsilon_one_run": composed_epsilon([(run, 1)], delta, base.privacy.accountant),
+            "accountant": "rdp",
+            "guarantee": plan.guarantee.sentence(noise_reproducible=predictable),
+            "noise_reproducible": predictable,
+            "protects": plan.protects,
+        }
+        return cls(
+            base, grid, tuple(candidates), combinations, float(expected_runs), law, event, assembly.task.better, terms
+        )
+
+
+def run_event(assembly: Assembly) -> dp_event.DpEvent:
+    """Event of one whole run, from which a search's event follows.
+
+    Raises:
+        ConfigError: a run that is not protected, or whose rounds do not all cost the same.
+    """
+    plan, facts, name = assembly.first_plan(), assembly.facts, assembly.recipe.mechanism.name
+    if not plan.protected:
+        raise ConfigError(f"mechanism.name: no cost of a search is proven for {name}: {plan.guarantee.reason}")
+    if facts.run is None:
+        costs = assembly.mechanism.costs(assembly.layers, facts.rounds)
+        if not np.allclose(costs, costs[0], rtol=1e-9):
+            raise ConfigError(
+                f"mechanism.name: {name} spends different shares in different rounds, which no search can charge"
+            )
+        return repeated(plan.event, facts.rounds)
+    events = [(event, count) for event, count in facts.run.events(facts.least_multiplier)]
+    gaussian = [(e, n) for e, n in events if isinstance(e, dp_event.GaussianDpEvent)]
+    if len(gaussian) + sum(isinstance(e, dp_event.NoOpDpEvent) for e, _ in events) < len(events):
+        raise ConfigError("privacy.noise: sampled noise that is correlated over rounds cannot be charged as a search")
+    return gaussian_event(sum(n / e.noise_multiplier**2 for e, n in gaussian) ** -0.5)
+
+
+def parsed(texts: Iterable[str]) -> dict[str, list[Any]]:
+    """A grid of "section.key=value,value" texts.
+
+    Raises:
+        ConfigError: not of that form.
+
+    Example:
+        >>> parsed(["training.lr=0.1,0.5", "mechanism.name=uniform,gaussian"])
+        {'training.lr': [0.1, 0.5], 'mechanism.name': ['uniform', 'gaussian']}
+    """
+    grid: dict[str, list[Any]] = {}
+    for text in texts:
+        key, equals, values = (part.strip() for part in text.partition("="))
+        if not (key and equals and values):
+            raise ConfigError(f"--search takes section.key=value,value, got {text!r}")
+        if key in grid:
+            raise ConfigError(f"--search {key} is given twice: put all of its values into one")
+        try:
+            grid[key] = tomllib.loads(f"values = [{values}]")["values"]
+        except tomllib.TOMLDecodeError:
+            grid[key] = [value.strip() for value in values.split(",")]
+    return grid
+
+
+def _combinations(grid: Mapping[str, Sequence[Any]]) -> tuple[dict[str, Any], ...]:
+    if not grid:
+        raise ConfigError("search: give at least one key and its values, such as training.lr=0.1,0.5")
+    for key, values in grid.items():
+        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+            raise ConfigError(f"search: {key} needs a list of values, got {values!r}")
+        if key.partition(".")[0] in _FIXED:
+            raise ConfigError(f"search: {key} cannot be searched: data, budget and seeds are the same for every run")
+    count = math.prod(len(values) for values in grid.values())
+    if count > MOST:
+        raise ConfigError(f"search: {count:,} combinations are more than {MOST:,}")
+    return tuple(dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values()))
+
+
+def _refuse(base: Recipe) -> None:
+    """Refuse recipes whose runs are visible to others than the operator."""
+    if base.noised_by.uploads_released:
+        raise ConfigError(
+            "privacy.trust = 'local': a search hides its losing runs from readers of the model, and here the server "
+            "sees every client's release in each of them; all of them count: use `fedlgm compare`"
+        )
+    if base.run.audit:
+        raise ConfigError("run.audit: canaries take part in single runs: leave it out of a search")

@@ -1,0 +1,257 @@
+"""Private selection: draw the number of runs, make them, publish only the best one.
+
+Source: Papernot and Steinke (ICLR 2022), Theorems 2 and 6. Published values may depend on the number of runs, the
+losers and their order only through the best run. So names, times and messages of all files outside `private/` are fixed
+before the first run, and the files carry that date.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import math
+import os
+import secrets
+import time
+import traceback
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from fedlgm.errors import DivergedError, RunError
+from fedlgm.files import PUBLIC, replacing, write_durably
+from fedlgm.keys import KeyRing, Purpose
+from fedlgm.privacy import Ledger
+from fedlgm.privacy.selection import Law, draw_runs
+from simulations import launch
+from simulations.api import RunResult, recipe_of, result_of
+from simulations.config.own import Own, own_of
+from simulations.config.recipe import Overrides, Recipe
+from simulations.runs import strict_json
+from simulations.tuning.rows import SearchResult
+from simulations.tuning.terms import Search
+
+
+class TuneResult(Mapping[str, Any]):
+    """The run that a search publishes.
+
+    Attributes:
+        epsilon: epsilon towards readers of the published model.
+        epsilon_all_runs: epsilon towards a party that sees the expected number of runs.
+        settings: the winning values; empty if there is no model.
+        metrics: its figures on the test set.
+        folder: the search's folder; all of it but `private/` may be published.
+
+    Example:
+        >>> values = {"epsilon": 6.33, "epsilon_all_runs": 13.89, "folder": "search", "metrics": {"accuracy": 0.9}}
+        >>> TuneResult(values, None)
+        TuneResult({}, {'accuracy': 0.9}, epsilon 6.330; search)
+    """
+
+    def __init__(self, values: SearchResult, module: nn.Module | None) -> None:
+        self._values, self._module = values, module
+        self.epsilon, self.epsilon_all_runs = values["epsilon"], values["epsilon_all_runs"]
+        self.settings: dict[str, Any] = dict(values.get("settings", {}))
+        self.metrics: dict[str, float] = dict(values.get("metrics", {}))
+        self.folder = Path(values["folder"])
+
+    def __getitem__(self, key: str) -> Any:
+        return self._values[key]  # type: ignore[literal-required]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def values_(self) -> SearchResult:
+        """The same as plain values."""
+        return self._values
+
+    @property
+    def accuracy(self) -> float | None:
+        """Accuracy on the test set; None for a task without accuracy."""
+        return self.metrics.get("accuracy")
+
+    def model(self) -> nn.Module:
+        """The published model, in evaluation mode.
+
+        Raises:
+            RunError: there is none.
+        """
+        if self._module is None:
+            raise RunError(f"{self.folder} publishes no model: the search made no run that gave one")
+        return self._module
+
+    def __repr__(self) -> str:
+        return f"TuneResult({self.settings}, {self.metrics}, epsilon {self.epsilon:.3f}; {self.folder})"
+
+
+def tune(
+    recipe: str | Path | Recipe | None = None,
+    *,
+    search: Mapping[str, Sequence[Any]],
+    expected_runs: float = 10,
+    law: Law = "logarithmic",
+    overrides: Overrides = (),
+    folder: Path | str | None = None,
+    **objects: Any,
+) -> TuneResult:
+    """Search settings privately: a secret number of runs with settings drawn at random, of which the best is published.
+
+    The score is the task's headline on the test set, which is public. The whole search is charged before its first run.
+    A search that was stopped is spent and cannot be continued. The runs are made in this process.
+
+    Args:
+        recipe: as for `simulate`; its budget is that of one run.
+        search: {"section.key": [values]}; a run draws each combination with the same probability. All must cost the
+            same, so keys that change noise or releases are refused.
+        expected_runs: mean of the number of runs, above 1 (Poisson: above 0).
+        law: law of that number: "logarithmic" (the cheapest), "geometric" or "poisson".
+        overrides: as for `simulate`.
+        folder: folder to create; default: `runs/<recipe>-search-<time>`.
+        objects: model, task, data, mechanism, partition, server_optimizer, as for `simulate`.
+
+    Returns:
+        The published run, with both epsilons.
+
+    Raises:
+        ConfigError: see `Search.of`.
+        RunError: the folder exists, because a search is made only once.
+
+    Example:
+        >>> import simulations, tempfile
+        >>> found = simulations.tune(
+        ...     "digits", search={"federation.server_lr": [0.1, 0.2]}, expected_runs=1.5,
+        ...     overrides={"federation.rounds": 2}, folder=tempfile.mkdtemp() + "/search",
+        ... )
+        >>> found["epsilon_one_run"] < found.epsilon, sorted(path.name for path in found.folder.iterdir())
+        (True, ['ledger.sqlite', 'model.safetensors', 'private', 'recipe.toml', 'result.json', 'search.json'])
+    """
+    own = own_of(objects)
+    base = recipe_of(recipe, own, [], overrides)
+    planned = Search.of(base, search, expected_runs, law, own)
+    target = _folder(Path(folder) if folder is not None else None, base)
+    return _Searching(planned, target, own).made()
+
+
+def _folder(path: Path | None, base: Recipe) -> Path:
+    """A new folder with a private part."""
+    if path is None:
+        path = Path("runs") / f"{base.name}-search-{time.strftime('%Y%m%d-%H%M%S')}"
+    try:
+        path.mkdir(parents=True)
+        (path / "private").mkdir(mode=0o700)
+    except FileExistsError as error:
+        raise RunError(
+            f"{path} exists already: a search is made once and never continued, because the number of its runs must "
+            "not depend on their results; a stopped one stays charged, and a new one is charged again: choose another "
+            "folder"
+        ) from error
+    except OSError as error:
+        raise RunError(f"cannot create the folder {path}: {error}") from error
+    return path
+
+
+class _Searching:
+    """One search in its folder."""
+
+    def __init__(self, planned: Search, folder: Path, own: Own) -> None:
+        self._planned, self._folder, self._own = planned, folder, own
+        self._keys = KeyRing.from_seed(planned.base.run.seed).derive(b"search")
+
+    def made(self) -> TuneResult:
+        """Charge the search, run it, and publish its best run."""
+        self._charge()
+        best = self._best()
+        values = cast(SearchResult, {**self._planned.terms, "folder": str(self._folder)})
+        if best is not None:
+            result, index = best
+            self._publish(result, index)
+            values["settings"], values["metrics"] = self._planned.settings[index], result.metrics
+            values["model_sha256"] = str(result["model_sha256"])
+        stored = {key: value for key, value in values.items() if key != "folder"}
+        write_durably(self._folder / "result.json", _json(stored), PUBLIC)
+        self._date()
+        return TuneResult(values, None if best is None else best[0].model())
+
+    def _charge(self) -> None:
+        """Write the fixed terms, and charge the whole search."""
+        terms = _json(self._planned.terms)
+        write_durably(self._folder / "search.json", terms, PUBLIC)
+        owner = hashlib.sha256(terms).hexdigest()
+        with Ledger(self._folder / "ledger.sqlite", owner) as ledger:
+            key = hashlib.sha256(secrets.token_bytes(32)).hexdigest()
+            ledger.charge(self._planned.event, round=1, key=key, protects=self._planned.terms["protects"])
+        self._charged = (self._folder / "search.json").stat().st_mtime
+
+    def _best(self) -> tuple[RunResult, int] | None:
+        """The best run and its candidate; None if no run gave a model."""
+        planned, generator = self._planned, self._keys.numpy_generator(Purpose.SELECTION)
+        count = draw_runs(planned.expected_runs, planned.law, generator)
+        choices = generator.integers(len(planned.candidates), size=count)
+        best: tuple[float, RunResult, int] | None = None
+        rows = []
+        for number, index in enumerate(choices.tolist()):
+            result = self._run(number, planned.candidates[index])
+            score = -math.inf if result is None else self._score(result)
+            rows.append({"run": number, "settings": planned.settings[index], "score": score})
+            if result is not None and (best is None or score > best[0]):
+                best = (score, result, index)
+            lines = "".join(strict_json.dumps(row) + "\n" for row in rows)
+            write_durably(self._folder / "private" / "runs.jsonl", lines.encode())
+        return None if best is None else best[1:]
+
+    def _run(self, number: int, candidate: Recipe) -> RunResult | None:
+        """Make one run without output; None if it diverged."""
+        seed = candidate.run.seed
+        if seed is not None:  # other noise in every run
+            seed = int(self._keys.words(1, Purpose.SELECTION, number)[0])
+        run = candidate.run.model_copy(update={"seed": seed, "trackers": []})
+        path = self._folder / "private" / "runs" / f"{number:04d}"
+        silent = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
+        with silent[0], silent[1], warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # how many runs there are is secret
+            try:
+                summary = launch.simulate(
+                    candidate.model_copy(update={"run": run}), engine="local", run_dir=path, own=self._own
+                )
+            except DivergedError:
+                return None
+            except Exception as error:  # its message may name the run, and so how many there were
+                report = self._folder / "private" / "error.txt"
+                write_durably(report, "".join(traceback.format_exception(error)).encode())
+                raise RunError(
+                    f"a run of the search failed, {report} says how: the search stays charged and is not continued"
+                ) from None
+            return result_of(summary, self._own)
+
+    def _score(self, result: RunResult) -> float:
+        value = result.metrics[self._planned.terms["score"]]
+        score = value if self._planned.better == "higher" else -value
+        return score if math.isfinite(score) else -math.inf
+
+    def _publish(self, result: RunResult, index: int) -> None:
+        """Write the winner's model and settings."""
+        module, terms = result.model(), self._planned.terms
+        winner = self._planned.candidates[index]
+        write_durably(self._folder / "recipe.toml", winner.to_toml().encode(), PUBLIC)
+        state: dict[str, torch.Tensor] = {k: v.detach().clone().contiguous() for k, v in module.state_dict().items()}
+        metadata = {"made_by": "fedlgm", "recipe": winner.to_toml(), "search": strict_json.dumps(terms)}
+        with replacing(self._folder / "model.safetensors", PUBLIC) as partial:
+            save_file(state, partial, metadata=metadata)
+
+    def _date(self) -> None:
+        """Date everything public as of the charge: the end time of a search would reveal its number of runs."""
+        for path in (*self._folder.iterdir(), self._folder):
+            os.utime(path, (self._charged, self._charged))
+
+
+def _json(value: Mapping[str, Any]) -> bytes:
+    return (strict_json.dumps(value, indent=2) + "\n").encode()

@@ -1,0 +1,130 @@
+"""Checks before a run's first round that the nodes' budgets suffice for it."""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from flwr.app import ConfigRecord, Message, RecordDict
+
+from fedlgm import node_protocol as protocol
+from fedlgm import wire
+from fedlgm.errors import ConfigError, RunError
+from fedlgm.node_protocol import HEADER, MASK, printable
+from strategies.node.enrolment import Enrolment
+from strategies.node.greetings import Greetings
+from strategies.node.link import NodeLink
+
+_POLL_S = 0.2
+_SILENT_S = 3.0
+
+
+@dataclass(frozen=True)
+class Need:
+    """A run's demand on each node.
+
+    Attributes:
+        run: its label.
+        work: the requested work.
+        plan: JSON text of a round's plan.
+        releases: largest number of releases of one node.
+    """
+
+    run: str
+    work: Mapping[str, Any]
+    plan: str
+    releases: int
+
+    def header(self, client: int, nonce: str) -> dict[str, Any]:
+        """The question to a client's node; nothing is charged for it."""
+        return {
+            "protocol": protocol.PROTOCOL, "ask": "afford", "run": self.run, "round": self.releases, "client": client,
+            "plan": self.plan, "work": dict(self.work), "nonce": nonce,
+        }  # fmt: skip
+
+
+def carried(link: NodeLink, enrolment: Enrolment, need: Need, seconds: float) -> dict[int, tuple[int, str]]:
+    """Number of the needed releases that each connected node can make, with the limiting reason.
+
+    Nodes that are not connected, do not answer in time or run an earlier version are omitted.
+
+    Args:
+        link: link to the nodes.
+        enrolment: which node is which client.
+        need: the run's demand.
+        seconds: time to wait for answers.
+    """
+    link.look()
+    clients = sorted(link.online)
+    nonces = {client: secrets.token_hex(16) for client in clients}
+    contents = iter([_content(need.header(client, nonces[client])) for client in clients])
+    sent = dict(zip(link.greet(clients, lambda: next(contents)), clients, strict=True))
+    found: dict[int, tuple[int, str]] = {}
+    started, greeted = time.monotonic(), False
+    while sent and (silent := time.monotonic() - started) < seconds:
+        if silent > _SILENT_S and not greeted:  # a SuperNode that is behind sends its reply after the next message
+            link.greet(list(sent.values()), Greetings.content)
+            greeted = True
+        for reply in link.replies([id_ for id_ in sent if id_]):
+            client = sent.pop(reply.metadata.reply_to_message_id)
+            answer = _answer(reply, enrolment[client].service_key, nonces[client])
+            if answer is not None:
+                found[client] = answer
+        time.sleep(_POLL_S if sent else 0)
+    return found
+
+
+def require(enrolment: Enrolment, need: Need, found: Mapping[int, tuple[int, str]], quorum: float) -> list[str]:
+    """Refuse a run that too few nodes can complete.
+
+    Args:
+        enrolment: names of the nodes.
+        need: the run's demand.
+        found: see `carried`.
+        quorum: share of the nodes that every round needs, in [0, 1]; at least one is needed.
+
+    Returns:
+        One line for each node that will drop out, if enough others remain.
+
+    Raises:
+        ConfigError: fewer nodes than the quorum can complete it; the message gives the number of rounds that fit.
+    """
+    short = {client: fits for client, (fits, _) in found.items() if fits < need.releases}
+    lines = [
+        f"{enrolment[client].name} can make {fits} of the {need.releases} releases that this run may ask it for"
+        + (f" ({found[client][1]})" if found[client][1] else "")
+        for client, fits in sorted(short.items())
+    ]
+    needed = max(1, math.ceil(quorum * len(enrolment) - 1e-9))
+    most = sorted((short.get(client, need.releases) for client in range(len(enrolment))), reverse=True)[needed - 1]
+    if most < need.releases:
+        raise ConfigError(
+            f"the nodes' budgets do not suffice for this run: {'; '.join(lines)}. {most} rounds would fit, nothing has "
+            "been spent; shorten the run (federation.rounds, privacy.max_participations), or give it more noise"
+        )
+    return lines
+
+
+def _content(header: Mapping[str, Any]) -> RecordDict:
+    return RecordDict({wire.CONFIG: ConfigRecord({HEADER: json.dumps(header), MASK: 0})})
+
+
+def _answer(reply: Message, service_key: str, nonce: str) -> tuple[int, str] | None:
+    """(releases, why) of a node's answer; None if it is invalid."""
+    if reply.has_error():
+        return None
+    try:
+        header = protocol.parse_header(str(reply.content.config_records[wire.CONFIG][HEADER]).encode())
+    except (KeyError, RunError):
+        return None
+    if header.get("ok") is not True:
+        refused = header.get("code") in ("privacy", "plan", "work", "budget-spent", "run")
+        return (0, printable(str(header.get("why")), 300)) if refused else None
+    signature, fits = str(header.pop("signature", "")), header.get("releases")
+    signed = protocol.verify(protocol.public_key(service_key), signature, "afford", nonce, protocol.canonical(header))
+    return (fits, "") if signed and type(fits) is int and fits >= 0 else None

@@ -1,0 +1,168 @@
+"""The server's part in secure aggregation: it relays, adds up, and removes the masks of a sum.
+
+A step takes the nodes' answers and returns the next step's questions. An unusable answer counts as missing, with the
+reason in `lost`; below the threshold the round is void. No node relies on this code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from fedlgm.errors import RunError
+from fedlgm.node_protocol import sha256
+from fedlgm.secagg.cohort import Advert, Cohort, Survivors, Terms
+from fedlgm.secagg.keys import apply_mask, pair_mask_key, public_of, self_mask_key
+from fedlgm.secagg.shamir import SHARE_BYTES, Weights
+
+
+class VoidRound(RunError):
+    """Too few nodes answered, so there is no sum. Nodes remain charged, and another attempt costs them again."""
+
+
+class SecureSum:
+    """One attempt at one round; its steps are called in the order in which they are defined here.
+
+    Args:
+        terms: terms of the attempt.
+        services: client -> public key of its enrolled service.
+
+    Attributes:
+        lost: client -> why it no longer takes part.
+    """
+
+    def __init__(self, terms: Terms, services: Mapping[int, str]) -> None:
+        self.terms, self.lost = terms, dict[int, str]()
+        self._services = services
+        self._commitments: dict[int, str] = {}
+        self._answered: set[int] = set()
+        self._total = np.zeros(terms.size, np.uint32)
+
+    def advertised(self, answers: Mapping[int, Any]) -> list[dict[str, Any]]:
+        """Adverts of the cohort, for all of its members.
+
+        Raises:
+            VoidRound: too few for the terms.
+        """
+        adverts = []
+        for client, raw in answers.items():
+            try:
+                advert = Advert.of(raw)
+                Cohort(self.terms, [advert], self._services)
+                if advert.client != client:
+                    raise RunError(f"an advert of client {advert.client}")
+                adverts.append(advert)
+            except RunError as error:
+                self.lost[client] = str(error)
+        self._cohort = Cohort(self.terms, adverts, self._services, check=False)
+        if problem := self.terms.problem(len(adverts)):
+            raise VoidRound(f"the cohort cannot be aggregated: {problem}")
+        return [advert.values() for advert in self._cohort.adverts.values()]
+
+    def shared(self, answers: Mapping[int, tuple[Mapping[int, str], str]]) -> dict[int, dict[int, str]]:
+        """Client -> sealed shares for it, of every other member that shared.
+
+        Args:
+            answers: client -> (receiver -> sealed shares, commitment).
+
+        Raises:
+            VoidRound: fewer than the threshold shared.
+        """
+        members = self._cohort.adverts.keys()
+        for client, (sealed, commitment) in answers.items():
+            if client in members and sealed.keys() == members - {client}:
+                self._commitments[client] = commitment
+            else:
+                self.lost[client] = "it did not share its secrets with every member"
+        self._sharing = tuple(sorted(self._commitments))
+        self._require(self._sharing, "shared secrets")
+        return {to: {by: answers[by][0][to] for by in self._sharing if by != to} for to in self._sharing}
+
+    def add(self, client: int, words: np.ndarray) -> None:
+        """Add one node's masked vector, uint32 [size]; a second one of the same node does not count."""
+        if client not in self._sharing or client in self._answered:
+            self.lost.setdefault(client, "it sent a vector that it was not asked for")
+        elif words.dtype != np.uint32 or words.shape != self._total.shape:
+            self.lost[client] = f"its vector is {words.dtype} {words.shape}, not uint32 {self._total.shape}"
+        else:
+            self._total += words
+            self._answered.add(client)
+
+    def answered(self) -> list[int]:
+        """The set of survivors that nodes are asked to sign; no vector counts after it.
+
+        Raises:
+            VoidRound: fewer than the threshold.
+        """
+        survivors = tuple(sorted(self._answered))
+        self._require(survivors, "sent a vector")
+        self.survivors = Survivors(self._cohort.digest, self._sharing, survivors)
+        return list(survivors)
+
+    def signed(self, answers: Mapping[int, str]) -> dict[int, str]:
+        """Signatures of the survivors, for those who signed.
+
+        Raises:
+            VoidRound: fewer than the threshold.
+        """
+        valid = {}
+        for client, signature in answers.items():
+            if client in self.survivors.answered and self.survivors.valid(signature, self._services[client]):
+                valid[client] = signature
+            else:
+                self.lost[client] = "it did not sign the set of survivors"
+        self._require(valid, "signed the set of survivors")
+        return valid
+
+    def total(self, answers: Mapping[int, Mapping[int, str]]) -> np.ndarray:
+        """Sum mod 2^32 of the survivors' vectors, uint32 [size].
+
+        Args:
+            answers: client -> (peer -> share), of those who unmask.
+
+        Raises:
+            VoidRound: fewer than the threshold, or a node's shares that do not belong together.
+        """
+        shares = {
+            client: found for client, raw in answers.items() if (found := self._readable(client, raw)) is not None
+        }
+        self._require(shares, "unmasked")
+        using = sorted(shares)[: self.terms.threshold]
+        weights, cohort, survivors = Weights(using), self._cohort, self.survivors.answered
+        secret = {}
+        for peer in self._sharing:
+            try:
+                secret[peer] = weights.combine({client: shares[client][peer] for client in using})
+            except RunError as error:
+                raise VoidRound(f"client {peer}: {error}") from error
+            kept = peer in survivors
+            known = self._commitments[peer] if kept else cohort.adverts[peer].masking
+            if (sha256(secret[peer]) if kept else public_of(secret[peer])) != known:
+                raise VoidRound(f"the shares of a secret of client {peer} do not belong together")
+        for peer in survivors:
+            apply_mask(self._total, self_mask_key(secret[peer], cohort.digest), subtract=True)
+        for gone in self.survivors.dropped:
+            for peer in survivors:
+                key = pair_mask_key(secret[gone], cohort.adverts[peer].masking, cohort.digest, gone, peer)
+                apply_mask(self._total, key, subtract=gone < peer)
+        return self._total
+
+    def _readable(self, client: int, raw: Mapping[int, str]) -> dict[int, bytes] | None:
+        try:
+            if client not in self.survivors.answered or raw.keys() != set(self._sharing):
+                raise ValueError
+            shares = {peer: bytes.fromhex(share) for peer, share in raw.items()}
+            if any(len(share) != SHARE_BYTES for share in shares.values()):
+                raise ValueError
+        except ValueError:
+            self.lost[client] = "it gave no shares that can be used"
+            return None
+        return shares
+
+    def _require(self, clients: Iterable[int], what: str) -> None:
+        found = len(list(clients))
+        if found < self.terms.threshold:
+            reasons = "".join(f"; client {client}: {why}" for client, why in sorted(self.lost.items())[:5])
+            raise VoidRound(f"{found} nodes {what}, {self.terms.threshold} are needed: the round is void{reasons}")

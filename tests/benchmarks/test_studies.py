@@ -1,0 +1,55 @@
+"""Kept outcomes of studies: the page is what the files give, and pictures and tables can be made from them again."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from matplotlib import image
+
+from benchmarks import studies
+from fedlgm.errors import ConfigError
+from simulations.studies import files
+from simulations.studies.results import Study
+
+
+def test_the_page_is_what_the_kept_files_give() -> None:
+    text = studies.PAGE.read_text(encoding="utf-8")
+    for name, made in studies.page().items():
+        assert text.split(f"<!-- {name} -->")[1].strip() == made.strip(), "python -m benchmarks.studies page"
+
+
+@pytest.mark.parametrize("name", studies.kept())
+def test_a_kept_file_is_an_outcome_of_its_study(name: str) -> None:
+    kept, asked = studies.kept()[name], files.load(name)
+    assert (kept["study"], kept["recipe"]) == (name, asked.recipe)
+    assert kept["grid"]["mechanism"] == asked.grid["mechanism"]
+    frame = Study.read(studies.KEPT / f"{name}.json").to_frame()
+    assert frame["seed"].nunique() >= 3
+    assert (frame["status"] == "finished").all()
+    assert not {"seconds", "folder"} & set(frame)
+    wanted = {one.says: one.outcome for one in studies.checked(name)}
+    assert {one["says"]: one["outcome"] for one in kept["claims"]} == wanted
+
+
+@pytest.mark.parametrize("name", studies.DRAWN)
+def test_a_picture_and_a_table_are_made_again_from_the_kept_file(name: str, tmp_path) -> None:
+    studies.draw(name, tmp_path / "again.png")
+    ours, theirs = (image.imread(path) for path in (tmp_path / "again.png", studies.KEPT / studies.DRAWN[name]))
+    assert ours.shape == theirs.shape
+    assert np.abs(ours - theirs).mean() < 0.01  # text may be drawn otherwise by another version of matplotlib
+    found = Study.read(studies.KEPT / f"{name}.json")
+    first = found.table().iloc[0]
+    values = [
+        row["accuracy"] for row in studies.kept()[name]["runs"] if all(row[key] == first[key] for key in found.keys)
+    ]
+    assert first["accuracy"] == pytest.approx(np.mean(values))
+    assert f"{100 * np.mean(values):.2f}" in found.to_latex()
+    assert f"{100 * np.mean(values):.2f}" in studies.section(name, studies.kept()[name])
+
+
+def test_only_outcomes_of_bundled_studies_are_kept(tmp_path) -> None:
+    with pytest.raises(ConfigError, match=r"holds no study\.json"):
+        studies.keep(tmp_path)
+    (tmp_path / "study.json").write_text('{"study": "mine"}')
+    with pytest.raises(ConfigError, match="no bundled study"):
+        studies.keep(tmp_path)

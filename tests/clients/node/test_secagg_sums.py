@@ -1,0 +1,119 @@
+"""Rounds of secure aggregation in which nodes drop out anywhere: the sum is exact, or the round is void."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from fedlgm import Guarantee, LayerTable, ReleasePlan, RunFacts, Sampling
+from fedlgm.aggregation import BoundedSum
+from fedlgm.integer import centred, words
+from fedlgm.keys import KeyRing
+from fedlgm.noised_in_shares import Shares
+from fedlgm.release import local_release
+from strategies.node.secagg import VoidRound
+from tests.support.secagg import STEPS, Federation, aggregate, federation, terms
+
+
+def random_rounds(count: int, seed: int) -> tuple[int, int]:
+    """(exact, void) of that many rounds with random nodes, thresholds, drops and sizes."""
+    rng, made, exact, void = np.random.default_rng(seed), dict[tuple[int, int], Federation](), 0, 0
+    for number in range(count):
+        nodes = int(rng.integers(2, 7))
+        colluders = int(rng.integers(0, max(1, nodes - 2)))
+        least = (nodes + colluders) // 2 + 1
+        threshold = int(rng.integers(least, nodes + 1))
+        if (nodes, colluders) not in made:
+            made[nodes, colluders] = federation(nodes, colluders, seed=number)
+        found = made[nodes, colluders]
+        size = int(rng.choice([1, 2, 3, 7, 64]))
+        for member in found.members:
+            member.size = size
+        agreed = terms(threshold, colluders, size, number)
+        drops = {step: {c for c in range(nodes) if rng.random() < 0.06} for step in STEPS}
+        away = {step: set().union(*(drops[s] for s in STEPS[: i + 1])) for i, step in enumerate(STEPS)}
+        present = nodes - len(away["advertise"])
+        possible = nodes - len(away["unmask"]) >= threshold and not agreed.problem(present)
+        try:
+            total, expected = aggregate(found, agreed, drops)
+        except VoidRound:
+            assert not possible, (nodes, threshold, drops)
+            void += 1
+        else:
+            assert possible, (nodes, threshold, drops)
+            np.testing.assert_array_equal(total, expected)
+            exact += 1
+    return exact, void
+
+
+def test_the_sum_is_exact_or_the_round_is_void():
+    exact, void = random_rounds(40, seed=1)
+    assert exact > 10
+    assert void > 5
+
+
+@pytest.mark.slow
+def test_the_sum_is_exact_or_the_round_is_void_in_many_rounds():
+    exact, void = random_rounds(500, seed=2)
+    assert exact > 150
+    assert void > 100
+
+
+def test_dropped_nodes_are_charged_and_not_in_the_sum():
+    nodes = federation(5, 1)
+    total, expected = aggregate(nodes, terms(4, 1), {"agree": {4}})
+    np.testing.assert_array_equal(total, expected)
+    assert [len(member.charges) for member in nodes.members] == [1] * 5
+    nodes = federation(5, 1)
+    with pytest.raises(VoidRound, match="3 nodes sent a vector, 4 are needed"):
+        aggregate(nodes, terms(4, 1), {"mask": {0, 1}})
+    assert [len(member.charges) for member in nodes.members] == [0, 0, 1, 1, 1]  # what the void round has cost
+
+
+def test_a_second_attempt_has_another_cohort_another_vector_and_another_charge():
+    nodes = federation(4, 0)
+    for number in range(2):
+        aggregate(nodes, terms(3, number=number), {})
+    for member in nodes.members:
+        assert len(member.charges) == len(set(member.charges)) == 2
+        first, second = member.vectors.values()
+        assert (first != second).any()
+
+
+def test_shares_that_do_not_belong_together_void_the_round():
+    """A hostile node can spoil a round; it cannot make the server take a wrong sum for the sum."""
+    nodes = federation(4, 0)
+    unmask = nodes.members[0].participant.unmask
+
+    def wrong(attempt, signatures):
+        return {
+            client: share[:-2] + f"{int(share[-2:], 16) ^ 1:02x}"
+            for client, share in unmask(attempt, signatures).items()
+        }
+
+    nodes.members[0].participant.unmask = wrong
+    with pytest.raises(VoidRound, match="do not belong together"):
+        aggregate(nodes, terms(3), {})
+
+
+def test_the_released_mean_is_that_of_a_simulation():
+    """Masked words of real releases open to the mean that a simulation gets from the plain integers, bit by bit."""
+    shares = Shares(4, 1)
+    facts = RunFacts(2.0, Sampling("fixed", 5, 1.0), "replace-one", "distributed", accountant="rdp", shares=shares)
+    plan = ReleasePlan(
+        LayerTable.from_sizes({"a": 30, "b": 12}), [1.0, 0.5], [6.0, 2.0], facts, Guarantee("proven", "t")
+    )
+    keys, updates = KeyRing.from_seed(1), torch.randn(5, 42, generator=torch.Generator().manual_seed(0)) / 50
+    releases = [local_release(updates[c : c + 1], plan, keys, 1, c)[0].total for c in range(5)]
+    plain = BoundedSum.empty(plan)
+    for own in releases:
+        plain.merge(own, 1, 0)
+
+    nodes = federation(5, 1, size=plan.size)
+    for member, own in zip(nodes.members, releases, strict=True):
+        member.make = lambda cohort, member=member, own=own: member.vectors.setdefault(cohort, words(own.numpy()))
+    total, _ = aggregate(nodes, terms(shares.threshold, shares.colluders, plan.size), {})
+    opened = BoundedSum.empty(plan)
+    opened.merge(torch.from_numpy(centred(total).astype(np.float64)), 5, 0)
+    assert torch.equal(plan.facts.noised_by.opened(opened), plan.facts.noised_by.opened(plain))

@@ -1,0 +1,115 @@
+"""Tables as data sets: pandas frames, `datasets.Dataset` objects, and what a newcomer gets wrong."""
+
+from __future__ import annotations
+
+import datasets
+import numpy as np
+import pandas
+import pytest
+
+from fedlgm import data
+from fedlgm.errors import DataError
+
+NUMBERS = pandas.DataFrame(
+    {
+        "site": ["b", "a", "b"],
+        "age": [52, 61, 40],
+        "dose": [0.5, 1.0, 2.0],
+        "smokes": [True, False, True],
+        "out": [1, 0, 1],
+    }
+)
+TOKENS = datasets.Dataset.from_dict(
+    {"input_ids": [[5, 6, 7], [8], [9, 4]], "label": [0, 1, 2], "who": ["x", "y", "x"], "text": ["a b c", "d", "e f"]}
+)
+
+
+class Tokenizer:
+    """Numbers words by their length."""
+
+    pad_token_id = 9
+
+    def __call__(self, texts, truncation, max_length):
+        rows = [[len(word) for word in text.split()][: max_length if truncation else None] for text in texts]
+        return {"input_ids": rows, "attention_mask": [[1] * len(row) for row in rows]}
+
+
+def test_a_frame_of_numbers_gives_features_in_the_order_of_its_columns():
+    found = data.load({"train": NUMBERS, "test": NUMBERS[:2], "users": "site", "target": "out"})
+    assert found.train_x.tolist() == [[52, 0.5, 1], [61, 1, 0], [40, 2, 1]]
+    assert (found.train_y.tolist(), found.test_y.tolist()) == ([1, 0, 1], [1, 0])
+    assert found.train_user.tolist() == [1, 0, 1]
+
+
+def test_the_test_part_may_order_its_columns_otherwise():
+    turned = NUMBERS[["out", "smokes", "dose", "age", "site"]]
+    found = data.load({"train": NUMBERS, "test": turned, "users": "site", "target": "out"})
+    assert np.array_equal(found.train_x, found.test_x)
+
+
+def test_rows_of_tokens_are_padded_to_the_longest_and_masked():
+    parts = datasets.DatasetDict(train=TOKENS, test=TOKENS.select([1]), validation=TOKENS)
+    found = data.load(data.with_users(parts, "who"))
+    tokens, mask = found.train_x
+    assert tokens.tolist() == [[5, 6, 7], [8, 0, 0], [9, 4, 0]]
+    assert mask.tolist() == [[1, 1, 1], [1, 0, 0], [1, 1, 0]]
+    assert found.test_x[0].tolist() == [[8, 0, 0]]
+    assert (found.train_y.tolist(), found.train_user.tolist()) == ([0, 1, 2], [0, 1, 0])
+
+
+def test_tokens_without_labels_are_their_own_target_but_for_the_padding():
+    bare = TOKENS.remove_columns(["label", "who"])
+    found = data.load({"train": bare, "test": bare})
+    assert found.train_y.tolist() == [[5, 6, 7], [8, -100, -100], [9, 4, -100]]
+
+
+def test_labels_of_tokens_are_padded_with_what_does_not_count_and_even_rows_need_no_mask():
+    ragged = datasets.Dataset.from_dict({"input_ids": [[1, 2], [3]], "labels": [[0, -100], [1]]})
+    assert data.load({"train": ragged, "test": ragged}).train_y.tolist() == [[0, -100], [1, -100]]
+    even = datasets.Dataset.from_dict({"input_ids": [[1, 2], [3, 4]], "labels": [0, 1]})
+    assert isinstance(data.load({"train": even, "test": even}).train_x, np.ndarray)
+
+
+def test_a_mask_of_the_tables_own_and_types_are_kept_in_the_models_order():
+    table = datasets.Dataset.from_dict({"token_type_ids": [[0, 1]], "input_ids": [[1, 2]], "label": [0]})
+    tokens, mask, types = data.load({"train": table, "test": table}).train_x
+    assert (tokens.tolist(), mask.tolist(), types.tolist()) == ([[1, 2]], [[1, 1]], [[0, 1]])
+
+
+def test_a_frame_of_texts_is_tokenized():
+    texts = pandas.DataFrame({"text": ["to be or not", "be"], "label": [0, 1]})
+    options = {"text": "text", "tokenizer": Tokenizer(), "length": 3}
+    found = data.load({"train": texts, "test": texts[1:], **options})
+    assert found.train_x[0].tolist() == [[2, 2, 2], [2, 9, 9]]
+    assert found.test_x[1].tolist() == [[1, 0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (TOKENS, r"one table has no test part.*train_test_split"),
+        ({"train": NUMBERS, "test": (1, 2)}, r"'test' is of type tuple"),
+        ({"train": NUMBERS, "test": NUMBERS}, r"which column is the target.*'age'.*'out'"),
+        ({"train": NUMBERS, "test": NUMBERS, "target": "Out"}, r"no column 'Out'; its columns: 'site', 'age'"),
+        ({"train": NUMBERS, "test": NUMBERS, "users": "Site", "target": "out"}, r"no column 'Site'"),
+        ({"train": NUMBERS, "test": NUMBERS, "target": "out"}, r"column 'site' .* not a column of numbers: drop it"),
+        ({"train": NUMBERS, "test": NUMBERS, "text": "site"}, r"'text'.*and 'tokenizer'.*given together"),
+        ({"train": TOKENS, "test": TOKENS.remove_columns("input_ids")}, r"'test' has no column 'input_ids'"),
+        ({"train": NUMBERS, "test": NUMBERS.drop(columns="age"), "users": "site", "target": "out"}, r"no column 'age'"),
+        ({"train": NUMBERS, "test": NUMBERS, "target": "out", "usres": "site"}, r"unknown key 'usres'"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_named_with_its_remedy(given, message):
+    with pytest.raises(DataError, match=message):
+        data.load(given)
+
+
+def test_users_are_for_data_of_ones_own():
+    x = np.zeros((3, 2))
+    with pytest.raises(DataError, match=r"users = 'site' names a column, which arrays do not have"):
+        data.load(data.with_users({"train": (x, [0, 1, 0]), "test": (x, [0, 1, 0])}, "site"))
+    with pytest.raises(DataError, match="users: names the users of data of your own"):
+        data.with_users("digits", "writer")
+    x = np.zeros((3, 2))
+    own = data.DataSet.from_arrays((x, [0, 1, 0]), (x, [0, 1, 0]))
+    assert data.with_users(own, ["b", "a", "b"]).train_user.tolist() == [1, 0, 1]

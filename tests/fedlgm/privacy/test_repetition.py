@@ -1,0 +1,44 @@
+"""Remembered moments change no bit of what dp_accounting computes."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism, from_laplace_mechanism
+
+from fedlgm.privacy.accountants import PldAccountant
+from fedlgm.privacy.events import gaussian_event
+from fedlgm.privacy.repetition import repeatable
+
+
+@pytest.mark.parametrize(("multiplier", "rate"), [(0.9, 0.1), (5.0, 0.5), (0.35, 0.01), (1.5, 0.999)])
+@pytest.mark.parametrize("truncation", [0.0, 1e-15, 1e-6])
+def test_compositions_are_those_of_dp_accounting(multiplier: float, rate: float, truncation: float) -> None:
+    once = from_gaussian_mechanism(multiplier, sampling_prob=rate, value_discretization_interval=1e-3)
+    often = repeatable(once)
+    assert often._symmetric == once._symmetric
+    for count in (1, 2, 7, 40):
+        theirs, ours = (one.self_compose(count, truncation) for one in (once, often))
+        for side in ("_pmf_remove", "_pmf_add"):
+            a, b = (dict(vars(getattr(made, side))) for made in (theirs, ours))
+            assert a.keys() == b.keys()
+            assert np.array_equal(a.pop("_probs"), b.pop("_probs"))
+            assert a == b
+        assert theirs.get_epsilon_for_delta(1e-5) == ours.get_epsilon_for_delta(1e-5)
+
+
+def test_sparse_distributions_and_bad_counts_are_theirs() -> None:
+    once = from_laplace_mechanism(1.0, value_discretization_interval=0.5)
+    assert repeatable(once).self_compose(3).get_epsilon_for_delta(1e-5) == once.self_compose(3).get_epsilon_for_delta(
+        1e-5
+    )
+    for made in (once, repeatable(from_gaussian_mechanism(1.0, sampling_prob=0.1, value_discretization_interval=1e-3))):
+        with pytest.raises(ValueError, match="num_times"):
+            made.self_compose(0)
+
+
+def test_epsilons_of_a_run_grow_as_before() -> None:
+    seen = [PldAccountant().compose(gaussian_event(1.0, 0.1), count).get_epsilon(1e-5) for count in (1, 5, 10)]
+    assert all(low < high for low, high in pairwise(seen))

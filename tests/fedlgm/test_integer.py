@@ -1,0 +1,152 @@
+"""Integers for secure sums: the bound holds exactly, words add up, and what does not fit is refused."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedlgm import Guarantee, LayerTable, ReleasePlan, RunFacts, Sampling
+from fedlgm.aggregation import bound_update
+from fedlgm.errors import ConfigError, PrivacyError
+from fedlgm.integer import IntegerGrid, bits_needed, centred, round_within, words, wrap_probability
+from fedlgm.noised_in_shares import Shares
+from fedlgm.queries import NoisyQuery, named
+
+SIZES = {"a": 40, "b": 5, "c": 1}
+
+
+def facts_of(nodes=10, threshold=7, colluders=1, multiplier=2.0, **more) -> RunFacts:
+    sampling = Sampling("fixed", nodes, 1.0)
+    shares = Shares(threshold, colluders)
+    return RunFacts(multiplier, sampling, "replace-one", "distributed", accountant="rdp", shares=shares, **more)
+
+
+def plan_of(clip=(1.0, 2.0, 0.5), sigma=(6.0, 9.0, 3.0), facts=None, **more) -> ReleasePlan:
+    layers, proven = LayerTable.from_sizes(SIZES), Guarantee("proven", "an example")
+    return ReleasePlan(layers, list(clip), list(sigma), facts or facts_of(), proven, **more)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=60),
+    st.integers(1, 5000),
+    st.integers(0, 2**32 - 1),
+)
+def test_rounded_values_never_exceed_the_bound(values, bound, seed):
+    values = np.array(values)
+    norm = np.linalg.norm(values)
+    if norm > bound:
+        values = values * (bound / norm)
+    rounded = round_within(values, bound, np.random.default_rng(seed))
+    assert sum(int(x) ** 2 for x in rounded) <= bound**2  # in Python's integers, which do not overflow
+    assert rounded.shape == values.shape
+
+
+def test_rounding_on_a_fine_grid_is_without_bias():
+    values = np.random.default_rng(1).uniform(-3, 3, 50)
+    mean = np.mean([round_within(values, 10_000, np.random.default_rng(s)) for s in range(4000)], axis=0)
+    assert np.abs(mean - values).max() < 5 * 0.5 / math.sqrt(4000)
+
+
+def test_a_coarse_grid_shortens_what_it_must():
+    """Where coordinates are half a unit long nearly every draw is longer than the bound."""
+    values, rounded = np.full(400, 0.5), []
+    for seed in range(20):
+        rounded.append(round_within(values, 10, np.random.default_rng(seed)))
+        assert int(np.dot(rounded[-1], rounded[-1])) <= 100
+    assert np.mean(rounded) < 0.25
+
+
+@pytest.mark.parametrize("queries", [False, True])
+def test_sums_without_noise_come_back(queries):
+    asked = (NoisyQuery(named("below-bound", [40, 5, 1]), 8.0),) if queries else ()
+    plan = plan_of(queries=asked)
+    grid = IntegerGrid.of(plan)
+    exact = [bound_update(torch.randn(46, generator=torch.Generator().manual_seed(s)) * 3, plan) for s in range(10)]
+    total = np.zeros(plan.size, dtype=np.uint32)
+    for client, one in enumerate(exact):
+        total += words(grid.rounded(one.numpy(), np.random.default_rng(client)))
+    assert grid.opened(total) == pytest.approx(sum(exact).numpy(), abs=1e-4)
+
+
+def test_the_noise_of_the_honest_nodes_is_the_plans():
+    plan = plan_of(facts=facts_of(10, 7, 1))
+    grid = IntegerGrid.of(plan)
+    none = np.zeros(plan.size)
+    draws = np.array(
+        [
+            sum(grid.share(none, np.random.default_rng(1), np.random.default_rng([s, i])) for i in range(6))
+            for s in range(400)
+        ]
+    )
+    opened = np.array([grid.opened(words(row)) for row in draws])
+    for start, end, sigma in ((0, 40, 6.0), (40, 45, 9.0), (45, 46, 3.0)):
+        count = 400 * (end - start)
+        assert opened[:, start:end].std() == pytest.approx(sigma, rel=5 / math.sqrt(2 * count))
+    assert grid.variance * 6 >= (grid.units * plan.effective_multiplier) ** 2
+
+
+def test_a_layer_without_a_bound_or_noise_carries_nothing():
+    plan = plan_of(clip=(1.0, 0.0, 0.5), sigma=(6.0, 0.0, 3.0))
+    contribution = bound_update(torch.ones(46), plan).numpy()
+    rounded = IntegerGrid.of(plan).rounded(contribution, np.random.default_rng(1))
+    assert (rounded[40:45] == 0).all()
+    assert (rounded[:40] != 0).all()
+
+
+def test_a_contribution_beyond_the_plans_bounds_is_refused():
+    plan = plan_of()
+    for wrong in (np.full(46, 10.0), np.full(46, np.nan)):
+        with pytest.raises(PrivacyError, match="exceeds the bounds"):
+            IntegerGrid.of(plan).rounded(wrong, np.random.default_rng(1))
+
+
+def test_words_wrap_and_come_back():
+    values = np.random.default_rng(1).integers(-(2**31), 2**31, 1000)
+    assert (centred(words(values)) == values).all()
+    assert (centred(words(values * 8)) == centred(words(values) * np.uint32(8))).all()
+
+
+@pytest.mark.parametrize(
+    ("deviation", "coordinates", "answer"),
+    [(5000, 1, 5.6166e-11), (6000, 1, 4.7257e-8), (5000, 10**6, 5.6165e-5), (6000, 10**6, 4.6158e-2)],
+)
+def test_known_answers_of_wrapping(deviation, coordinates, answer):
+    assert float(f"{wrap_probability(16, deviation, coordinates):.4e}") == answer
+
+
+@pytest.mark.parametrize(
+    ("coordinates", "units", "asked", "bits"),
+    [(26_010, 600, 100, 17), (10**6, 4000, 100, 20), (10**6, 4000, 1000, 23), (11_200_000, 12_000, 1000, 25)],
+)
+def test_known_answers_of_the_bits_that_a_sum_needs(coordinates, units, asked, bits):
+    assert bits_needed(asked, units, float(units), coordinates) == bits  # noise multiplier 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "threshold", "colluders", "answer"),
+    [(100, 80, 0, 1.1180), (100, 67, 0, 1.2217), (100, 67, 10, 1.3245), (10, 7, 1, 1.2910)],
+)
+def test_known_answers_of_noise_over_a_trusted_servers(asked, threshold, colluders, answer):
+    grid = IntegerGrid.of(plan_of(facts=facts_of(asked, threshold, colluders)))
+    assert round(grid.noise_over_central, 4) == answer
+    assert grid.wrap_probability < 1e-9
+
+
+def test_grids_fit_for_any_number_of_nodes():
+    for nodes in (2, 30, 1000, 10**4):
+        for scale in (0.1, 1.0, 100.0):
+            plan = plan_of(sigma=(6.0 * scale, 9.0 * scale, 3.0 * scale), facts=facts_of(nodes, nodes, 0))
+            grid = IntegerGrid.of(plan)
+            assert grid.wrap_probability <= 1.001e-9
+            assert grid.units <= min(2**24, 2**30 // nodes)
+
+
+def test_a_modulus_that_wraps_and_noise_below_the_grid_are_refused():
+    with pytest.raises(ConfigError, match="fewer than 4, or the sum of 100000000 nodes would not fit into 32 bits"):
+        plan_of(facts=facts_of(10**8, 10**8, 0))

@@ -1,0 +1,112 @@
+"""The signer of a deployment's questions: it signs what belongs to registered runs, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from patience import wait_until
+
+from fedlgm import node_protocol as protocol
+from fedlgm.errors import RunError
+from fedlgm.node_protocol import Question
+from simulations.config import recipe as recipes
+from simulations.deploy import submit
+from simulations.deploy.create import create
+from simulations.deploy.server_entry import DeployedAssembly, deployed, work_of
+from simulations.deploy.signer import Signer
+from strategies.node.questions import signed_at
+
+RECIPE = recipes.load("nodes", ["model.hidden=[8]", "federation.rounds=2", "privacy.max_participations=2"])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return create(tmp_path_factory.mktemp("s") / "lab", 3)
+
+
+@pytest.fixture(scope="module")
+def question(folder):
+    """A question of the registered run."""
+    assembly = DeployedAssembly(deployed(RECIPE, 3))
+    run = submit.register(folder, RECIPE)
+    work = json.loads(json.dumps(work_of(assembly.recipe)))
+    return Question(run, 1, 0, assembly.first_plan().to_json(), "ab" * 32, work, "00", "cd" * 32)
+
+
+def changed(text, **values):
+    return json.dumps(json.loads(text) | values)
+
+
+def test_questions_of_a_registered_run_are_signed(folder, question):
+    signer = Signer(folder.signer)
+    key = folder.signer.key().public_key()
+    for one in (question, replace(question, client=2), replace(question, round=2), replace(question, nonce="01")):
+        assert protocol.verify(key, signer.sign(one), "question", one.digest)
+
+
+def test_whatever_belongs_to_no_registered_run_is_not(folder, question):
+    plan = json.loads(question.plan)
+    half = [sigma / 2 for sigma in plan["sigma"]]
+    cases = {
+        "not registered": replace(question, run="another"),
+        "is not registered": replace(question, run="../runs/" + question.run),
+        "2 rounds": replace(question, round=3),
+        "no round 0": replace(question, round=0),
+        "3 clients": replace(question, client=3),
+        "other work": replace(question, work=question.work | {"training": {"epochs": 20}}),
+        "cannot be read": replace(question, plan="[" * 10_000),
+        "noise multiplier": replace(question, client=1, plan=changed(question.plan, sigma=half)),
+        "facts": replace(question, client=1, plan=changed(question.plan, facts=plan["facts"] | {"rounds": 3})),
+        "not private": replace(question, client=1, plan=changed(question.plan, protected=False)),
+    }
+    signer = Signer(folder.signer)
+    for message, one in cases.items():
+        with pytest.raises(RunError, match=message):
+            signer.sign(one)
+
+
+def test_one_question_is_signed_for_a_round_and_client(folder, question):
+    """Else one registered run would do for any number of models."""
+    Signer(folder.signer).sign(question)
+    for _ in range(2):  # the record is on disk
+        signer = Signer(folder.signer)
+        with pytest.raises(RunError, match="another plan or model was signed for round 1 and client 0"):
+            signer.sign(replace(question, model="ee" * 32))
+        signer.sign(replace(question, nonce="02"))
+        signer.close()
+
+
+def test_a_recipe_is_registered_once_unless_another_run_is_wanted(folder):
+    recipe = recipes.load("nodes", ["model.hidden=[7]"])
+    first = submit.register(folder, recipe)
+    assert first.endswith("-001")
+    assert submit.register(folder, recipe) == first
+    assert submit.register(folder, recipe, fresh=True) == first.replace("-001", "-002")
+
+
+def test_the_process_answers_and_survives_what_is_no_question(folder, question):
+    process = subprocess.Popen([sys.executable, "-m", "simulations.deploy.signer", str(folder.signer.path)])
+    try:
+        wait_until(folder.signer.socket.exists, "the signer")
+        for raw in (b"", b"\xff" * 12, protocol.encode({"ask": "sign"}), protocol.encode(protocol.HELLO)):
+            with socket.socket(socket.AF_UNIX) as link:
+                link.connect(str(folder.signer.socket))
+                link.sendall(raw)
+                link.shutdown(socket.SHUT_WR)
+                assert not protocol.parse_header(link.recv(1 << 16)[protocol.PREFIX_BYTES :])["ok"]
+        with pytest.raises(RunError, match="does not sign this one: the run 'mine' is not registered"):
+            signed_at(folder.signer.socket, replace(question, run="mine"))
+        signature = signed_at(folder.signer.socket, question)
+        assert protocol.verify(folder.signer.key().public_key(), signature, "question", question.digest)
+        assert not protocol.verify(Ed25519PrivateKey.generate().public_key(), signature, "question", question.digest)
+    finally:
+        process.terminate()
+        assert process.wait(30) == 0
+    with pytest.raises(RunError, match="does not answer"):
+        signed_at(folder.signer.socket, question)

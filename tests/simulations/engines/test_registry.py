@@ -1,0 +1,73 @@
+"""Engines of a user's own: as an object, by a registered name, by a reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import simulations
+from clients import AnyClient
+from fedlgm.errors import ConfigError
+from simulations import engines
+from simulations.config.assembly import Assembly
+from simulations.engines import EngineOptions, GridEngine
+from simulations.engines.base import OpenGrid
+from simulations.engines.local import LocalEngine, LocalGrid
+
+TWO_ROUNDS = ["federation.rounds=2"]
+
+
+class Counting(GridEngine):
+    name = "counting"
+    served = 0
+
+    @contextmanager
+    def grids(self, assembly: Assembly) -> Iterator[OpenGrid]:
+        assembly.check()
+        Counting.served += 1
+        yield lambda assembly, keys: LocalGrid(assembly.client(keys, AnyClient()).as_app())
+
+
+def not_an_engine(options: EngineOptions) -> str:
+    return "local"
+
+
+def test_an_object_serves_a_run_and_its_resumption(tmp_path: Path) -> None:
+    local = simulations.simulate(overrides=TWO_ROUNDS, run_dir=tmp_path / "local")
+    before = Counting.served
+    own = simulations.simulate(overrides=TWO_ROUNDS, engine=Counting(), run_dir=tmp_path / "own")
+    assert (own["engine"], own["model_sha256"]) == ("counting", local["model_sha256"])
+    assert Counting.served == before + 1
+    assert simulations.resume(tmp_path / "own", engine=Counting())["model_sha256"] == local["model_sha256"]
+
+
+def test_a_registered_name_is_found_and_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "_ENGINES", dict(engines._ENGINES))
+    engines.register("counting", Counting)
+    engines.register("counting", Counting)
+    assert isinstance(engines.get("counting"), Counting)
+    assert "counting" in engines.names()
+    with pytest.raises(ConfigError, match="engine 'local' exists already"):
+        engines.register("local", Counting)
+
+
+def test_a_reference_is_imported() -> None:
+    assert isinstance(engines.get("simulations.engines.local:LocalEngine", EngineOptions(workers=2)), LocalEngine)
+
+
+@pytest.mark.parametrize(
+    ("engine", "options", "message"),
+    [
+        (Counting(), EngineOptions(workers=2), "given as an object: pass its options to it"),
+        (f"{__name__}:Missing", EngineOptions(), "Missing"),
+        (not_an_engine, EngineOptions(), "is no engine: it gives a str"),
+        ("ray", EngineOptions(supernodes=2), "SuperNodes is for engine 'flower'"),
+        (None, EngineOptions(), "unknown engine None"),
+    ],
+)
+def test_what_is_no_engine_is_refused(engine: object, options: EngineOptions, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        engines.get(engine, options)  # type: ignore[arg-type]

@@ -1,0 +1,339 @@
+"""`fedlgm compare`: which runs it makes, what it does with finished and interrupted ones, and what it shows."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from fedlgm.errors import ConfigError, RunError
+from simulations.cli import app
+from simulations.config import recipe
+from simulations.config.facts import facts_of
+from simulations.runs.folder import RunFolder
+from simulations.studies import comparison as comparing
+from simulations.studies import figures as comparison_figures
+from simulations.studies import running
+from simulations.studies.jobs import Job, jobs
+from simulations.studies.rows import Comparison
+from simulations.studies.statistics import difference
+
+SMALL = [
+    "federation.clients=20", "federation.rounds=6", "federation.rate=0.5", "training.epochs=1", "model.hidden=[4]",
+    "run.evaluate_every=1", "run.checkpoint_every=2", "run.seed=3", "privacy.accountant=rdp",
+]  # fmt: skip
+EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
+METHODS = ("ladp", "full-dp", "none")
+
+
+def small(methods: tuple[str, ...] = METHODS, seeds: int = 3, *more: str, **options: object) -> list[Job]:
+    return jobs("digits", methods, seeds, [*SMALL, *more], **options)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Job], Path]:
+    todo, out = small(epsilons=(8.0, 2.0)), tmp_path_factory.mktemp("set")
+    running.run(todo, out)
+    return todo, out
+
+
+# -- which runs --------------------------------------------------------------------------------------------------------
+
+
+def test_one_run_for_every_combination() -> None:
+    todo = small(METHODS, 2, epsilons=(8.0, 2.0), partitions=("dirichlet", "iid"))
+    assert len(todo) == 2 * (2 + 2 + 1) * 2  # partitions, (methods x budgets, none once), seeds
+    assert len({job.folder for job in todo}) == len(todo)
+    assert {job.repetition for job in todo} == {0, 1}
+    assert len({job.recipe.run.seed for job in todo}) == len(todo)  # runs that are compared share no noise
+    for job in todo:
+        assert job.recipe.model.seed == 3 + job.repetition
+        assert job.recipe.data.partition == job.partition
+        assert job.recipe.privacy.epsilon == (8.0 if job.epsilon is None else job.epsilon)
+        assert job.recipe.data.options == ({"alpha": 0.5} if job.partition == "dirichlet" else {})
+        assert recipe.validate(job.recipe.model_dump(exclude_none=True)) == job.recipe
+
+
+def test_options_reach_the_methods_that_have_them() -> None:
+    overrides = [
+        "mechanism.bound=0.3",
+        "mechanism.score_cap=4.0",
+        "full-dp/mechanism.bound=0.7",
+        "ladp/training.lr=0.9",
+    ]
+    sections = {job.method: job.recipe for job in small(METHODS, 1, *overrides)}
+    assert sections["ladp"].mechanism.options == {"bound": 0.3, "score_cap": 4.0}
+    assert sections["full-dp"].mechanism.options == {"bound": 0.7}
+    assert sections["none"].mechanism.options == {}
+    assert [sections[m].training.lr for m in METHODS] == [0.9, 0.5, 0.5]
+
+
+def test_what_adds_no_noise_is_compared_without_an_audit() -> None:
+    """One such method does not end a set whose other runs are audited."""
+    todo = small(METHODS, 1, "run.audit=true")
+    assert {job.method: job.recipe.run.audit for job in todo} == {"ladp": True, "full-dp": True, "none": False}
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "methods"),
+    [
+        ("digits", [], ["snr-consistent", "uniform", "gaussian"]),
+        ("digits", ["mechanism.name=gaussian"], ["gaussian", "uniform"]),
+        ("ladp-fashion-mnist", [], ["ladp", "uniform", "gaussian"]),
+        ("ladp-fashion-mnist-published", ["privacy.delta=1e-3"], ["ladp:published", "uniform", "gaussian"]),
+        ("dp-sgd-digits", [], ["dp-sgd", "auto-s"]),
+        ("lm-dp-sgd-digits", [], ["lm-dp-sgd", "dp-sgd", "auto-s"]),
+    ],
+)
+def test_without_methods_the_recipes_own_is_compared_with_plain_ones(name, overrides, methods) -> None:
+    todo = jobs(name, None, 1, overrides)
+    assert [job.method for job in todo] == methods
+    own = recipe.load(name, overrides).mechanism
+    assert (todo[0].recipe.mechanism.name, todo[0].recipe.mechanism.variant) == (own.name, own.variant)
+    assert {**own.options, **todo[0].recipe.mechanism.options} == own.options
+
+
+@pytest.mark.parametrize("key", ["mechanism.name=gaussian", "mechanism.variant=published", "name=mine"])
+def test_what_names_the_runs_is_not_set_for_all_of_them(key: str) -> None:
+    """All runs were then of one mechanism, under the names of the others."""
+    with pytest.raises(ConfigError, match="the runs of a comparison are named by it"):
+        small(("uniform", "gaussian"), 1, key)
+
+
+def test_a_variant_is_a_method_of_its_own() -> None:
+    frame = ["privacy.trust=local", "privacy.max_participations=6", "training.gradient_clip=20.0"]
+    todo = small(("ladp:published", "ladp"), 1, *frame, "ladp:published/mechanism.score_cap=1e-6")
+    assert [job.recipe.mechanism.variant for job in todo] == ["published", "sound"]
+    assert todo[0].folder == "ladp-published-eps8-dirichlet-run0"
+    assert todo[0].recipe.mechanism.options["score_cap"] == 1e-6
+
+
+def test_a_mechanism_of_ones_own_is_compared_by_its_dotted_name(tmp_path, monkeypatch) -> None:
+    """The documentation's example: beside a bundled one, with options, folders, a table and a picture."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    own = "own_mechanism:InverseSize"
+    todo = small((own, "uniform"), 1, f"{own}/mechanism.bound=0.5", "federation.rounds=1")
+    assert [job.recipe.mechanism.name for job in todo] == [own, "uniform"]
+    assert todo[0].recipe.mechanism.options == {"bound": 0.5}
+    running.run(todo, tmp_path / "set")
+    summary = comparing.summarise(todo, tmp_path / "set")
+    assert [cell["method"] for cell in summary["cells"]] == [own, "uniform"]
+    assert all(cell["epsilon"] <= 8 for cell in summary["cells"])
+    comparison_figures.draw(todo, tmp_path / "set")
+    console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(comparison_figures.tables(summary))
+    text = console.export_text()
+    assert "…" not in text  # long names are folded
+    assert "mean of the last evaluated round," in text
+    assert "Differences:" not in text  # of one repetition there are none
+    with pytest.raises(ConfigError, match="has no 'Inverse'; did you mean 'InverseSize'"):
+        small(("own_mechanism:Inverse",), 1)
+
+
+@pytest.mark.parametrize(
+    ("methods", "more", "word"),
+    [
+        (("ladp", "nbafl"), (), "unknown mechanism 'nbafl'"),
+        (("ladp:publishd",), (), "ladp has no variant 'publishd'; known: sound, published"),
+        (("ladp", "ladp"), (), "different"),
+        ((), (), "different"),
+        (("ladp",), ("mechanism.kappa=2.0",), "kappa"),
+        (("ladp",), ("full-dp/mechanism.bound=2.0",), "not among"),
+        (("ladp",), ("ladp/privacy.epsilon=2",), "comes from --epsilon"),
+        (("ladp",), ("ladp/run.seed=2",), "comes from --seeds"),
+        (("ladp",), ("ladp/mechanism.name=gaussian",), "comes from --methods"),
+        (("ladp",), ("ladp/data.partition=iid",), "comes from --partition"),
+        (("ladp",), ("mechanism.score_cap=-1.0",), "score_cap"),
+        (("ladp",), ("federation.cohorts=3",), "federation.cohorts"),
+    ],
+)
+def test_bad_sets_are_refused(methods: tuple[str, ...], more: tuple[str, ...], word: str) -> None:
+    with pytest.raises(ConfigError, match=word):
+        small(methods, 1, *more)
+    with pytest.raises(ConfigError, match="--seeds"):
+        small(("ladp",), 0)
+
+
+# -- resuming ----------------------------------------------------------------------------------------------------------
+
+
+def test_finished_runs_are_not_repeated(finished: tuple[list[Job], Path]) -> None:
+    todo, out = finished
+    before = {job.folder: (out / job.folder / "result.json").stat().st_mtime_ns for job in todo}
+    rounds: dict[str, list[int]] = {}
+    running.run(todo, out, on_row=lambda job, row: rounds.setdefault(job.folder, []).append(row["round"]))
+    assert {job.folder: (out / job.folder / "result.json").stat().st_mtime_ns for job in todo} == before
+    assert all(seen == [1, 2, 3, 4, 5, 6] for seen in rounds.values())  # progress still covers the whole set
+
+
+def test_a_budget_given_twice_is_not_twice_as_many_seeds() -> None:
+    assert len(jobs("digits", ["uniform"], 2, (), (8.0, 8.0), ("iid", "iid"))) == 2
+
+
+@pytest.mark.parametrize(("key", "was", "now"), [("vectorize", "auto", "on"), ("compile", "auto", False)])
+def test_what_was_auto_may_have_been_settled(key: str, was: str, now: object) -> None:
+    wanted = recipe.load("digits", [f"training.{key}={was}"])
+    stored = wanted.model_copy(update={"training": wanted.training.model_copy(update={key: now})})
+    assert running._same(stored, wanted)
+    assert not running._same(stored, recipe.load("digits", [f"training.{key}={was}", "training.lr=0.77"]))
+
+
+def test_an_interrupted_set_ends_like_an_uninterrupted_one(finished: tuple[list[Job], Path], tmp_path: Path) -> None:
+    todo, out = finished
+
+    def interrupt(job: Job, row: dict) -> None:
+        if job.folder == todo[1].folder and row["round"] == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        running.run(todo, tmp_path, on_row=interrupt)
+    assert not (tmp_path / todo[1].folder / "result.json").exists()
+    assert not (tmp_path / todo[2].folder).exists()
+    (tmp_path / todo[2].folder / "checkpoints").mkdir(parents=True)  # there is nothing in it
+    running.run(todo, tmp_path)
+    for job in todo:
+        ours, theirs = (RunFolder(folder / job.folder).result() for folder in (tmp_path, out))
+        assert ours is not None
+        assert theirs is not None
+        assert ours["model_sha256"] == theirs["model_sha256"]
+        assert ours["epsilon"] == theirs["epsilon"]
+
+
+def test_another_set_in_the_same_folder_is_refused(finished: tuple[list[Job], Path], tmp_path: Path) -> None:
+    todo, out = finished
+    shutil.copytree(out / todo[0].folder, tmp_path / todo[0].folder)
+    with pytest.raises(ConfigError, match="another --out"):
+        running.run(small(METHODS, 3, "training.lr=0.2", epsilons=(8.0, 2.0)), tmp_path)
+
+
+# -- what it shows -----------------------------------------------------------------------------------------------------
+
+
+def test_figures_are_those_of_the_runs(finished: tuple[list[Job], Path]) -> None:
+    todo, out = finished
+    summary = comparing.summarise(todo, out)
+    assert json.loads((out / "compare.json").read_text())["methods"] == list(METHODS)
+    cells = {(cell["method"], cell["epsilon_budget"]): cell for cell in summary["cells"]}
+    assert set(cells) == {("ladp", 8.0), ("ladp", 2.0), ("full-dp", 8.0), ("full-dp", 2.0), ("none", None)}
+
+    def rows(method: str) -> list[list[dict]]:
+        return [RunFolder(out / job.folder).rows() for job in todo if job.method == method and job.epsilon == 8.0]
+
+    accuracies = {m: [[row["accuracy"] for row in run[-5:]] for run in rows(m)] for m in ("ladp", "full-dp")}
+    cell = cells["full-dp", 8.0]
+    means = np.mean(accuracies["full-dp"], axis=1)
+    assert cell["accuracy"] == pytest.approx(means.mean())
+    assert cell["accuracy_std"] == pytest.approx(means.std(ddof=1))
+    assert cell["noise_scale"] == pytest.approx(
+        np.mean([sum(row["noise_norm"] for row in run) for run in rows("full-dp")])
+    )
+    expected = difference(accuracies["ladp"], accuracies["full-dp"])
+    found = cell["differences"]["accuracy"]
+    assert found == {name: pytest.approx(getattr(expected, name)) for name in ("mean", "low", "high", "p", "seeds")}
+    assert cells["ladp", 8.0]["differences"]["accuracy"] is None
+    assert cell["epsilon"] <= 8.0 < cells["none", None]["epsilon"]
+    # Less budget, more noise.
+    assert cells["full-dp", 2.0]["noise_scale"] > 2 * cell["noise_scale"]
+
+
+def test_tables_and_pictures(finished: tuple[list[Job], Path]) -> None:
+    todo, out = finished
+    summary = comparing.summarise(todo, out)
+    summary["pictures"] = comparison_figures.draw(todo, out)
+    assert set(summary["pictures"]) == {"accuracy", "noise", "model_noise", "epsilon"}
+    for path in summary["pictures"].values():
+        assert Path(path).read_bytes().startswith(b"\x89PNG")
+    console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(comparison_figures.tables(summary))
+    text = console.export_text()
+    for expected in (
+        "Accuracy in % (dirichlet)",
+        "Noise scale (dirichlet)",
+        "Noise of the model (dirichlet)",
+        "improvement",
+        "reduction",
+    ):
+        assert expected in text
+    first, second = (c for c in summary["cells"] if c["epsilon_budget"] == 8.0)
+    assert f"{100 * first['accuracy']:.2f} ± {100 * first['accuracy_std']:.2f}" in text
+    gains = [
+        ladp["accuracy"] / full["accuracy"] - 1
+        for ladp, full in ([c for c in summary["cells"] if c["epsilon_budget"] == budget] for budget in (8.0, 2.0))
+    ]
+    assert f"{np.mean(gains):+.2%}" in text
+    reductions = [
+        1 - ladp["noise_scale"] / full["noise_scale"]
+        for ladp, full in ([c for c in summary["cells"] if c["epsilon_budget"] == budget] for budget in (8.0, 2.0))
+    ]
+    assert f"{np.mean(reductions):+.2%}" in text
+    assert second["method"] == "full-dp"
+
+
+def test_one_repetition_has_no_spread(finished: tuple[list[Job], Path]) -> None:
+    todo, out = finished
+    once = [job for job in todo if job.repetition == 0]
+    assert "±" in shown(comparing.summarise(todo, out))
+    assert "±" not in shown(comparing.summarise(once, out))
+
+
+def test_with_one_partition_nothing_is_printed_twice(finished: tuple[list[Job], Path]) -> None:
+    todo, out = finished
+    summary = comparing.summarise(todo, out)
+    text = shown(summary)
+    assert "By partition" not in text
+    first = summary["cells"][0]
+    assert text.count(f"{100 * first['accuracy']:.2f} ± {100 * first['accuracy_std']:.2f}") == 1
+    for cell in summary["cells"]:
+        cell["partition"] = "dirichlet" if cell["method"] == "ladp" else "iid"
+    assert "By partition" in shown(summary)
+    assert "no protection" in shown(summary)
+
+
+def shown(summary: Comparison) -> str:
+    """What the terminal shows."""
+    console = Console(width=200, record=True, file=StringIO())
+    console.print(comparison_figures.tables(summary))
+    return console.export_text()
+
+
+def test_the_command(finished: tuple[list[Job], Path]) -> None:
+    _, out = finished
+    arguments = ["compare", "digits", "--methods", ",".join(METHODS), "--seeds", "3", "--out", str(out), "--json"]
+    arguments += ["--epsilon", "8", "--epsilon", "2", *(part for text in SMALL for part in ("--set", text))]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    printed = json.loads(result.stdout.strip().splitlines()[-1])
+    assert len(printed["runs"]) == 15
+    assert printed["runs"][-1]["epsilon"] == "inf"
+
+
+@pytest.mark.parametrize("name", [name for name in recipe.names() if name.startswith("ladp-")])
+def test_bundled_recipes_are_valid(name: str) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        parsed = recipe.load(name)
+    assert bool(caught) == (parsed.privacy.delta >= 0.01)  # the paper's delta = 0.02 is remarked on
+    assert parsed.mechanism.name == "ladp"
+    assert parsed.federation.clients == 100
+    assert parsed.sampling.expected == 10
+    mechanism = parsed.mechanism.build()
+    assert mechanism.variant == parsed.mechanism.variant
+    assert mechanism.calibrate(facts_of(parsed)) > 0
+
+
+def test_a_folder_with_the_name_of_a_run_is_not_removed(tmp_path: Path) -> None:
+    """A run that lost its recipe has its ledger all the same: what it has spent must not be forgotten."""
+    todo = jobs(None, ["uniform"], 1, ["federation.rounds=1"])
+    kept = tmp_path / todo[0].folder / "ledger.sqlite"
+    kept.parent.mkdir()
+    kept.write_bytes(b"what was spent")
+    with pytest.raises(RunError, match="not a run folder"):
+        running.run(todo, tmp_path)
+    assert kept.read_bytes() == b"what was spent"

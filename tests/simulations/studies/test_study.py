@@ -1,0 +1,449 @@
+"""`simulations.study`: which runs a grid makes, that nothing runs twice, and what it shows."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from diverging import install
+from own_objects import DATA, Alike, Net
+from scipy import stats
+from sklearn.metrics import roc_auc_score
+
+import simulations
+from fedlgm import mechanisms
+from fedlgm.errors import ConfigError
+from simulations import launch
+from simulations.runs import strict_json
+from simulations.runs.folder import RunFolder
+from simulations.studies import files, processes, records, running
+from simulations.studies.jobs import grid_jobs
+from simulations.studies.progress import Line
+from simulations.studies.results import Study
+from simulations.studies.study import base_of
+
+CHANGES = {
+    "federation.clients": 20, "federation.rounds": 2, "federation.rate": 0.5, "privacy.delta": 0.01,
+    "privacy.accountant": "rdp", "run.seed": 7, "run.evaluate_every": 1,
+}  # fmt: skip
+GRID = {"mechanism": ["uniform", Alike("mine"), "none"], "privacy.epsilon": [8.0, 2.0]}
+
+
+def auc(outputs, targets):
+    return roc_auc_score(targets, outputs[:, 1] - outputs[:, 0])
+
+
+def studied(folder: Path, grid: dict = GRID, **more) -> Study:
+    overrides = CHANGES | more.pop("overrides", {})
+    options = {"seeds": 2, "metrics": {"auc": auc}, "progress": False} | more
+    return simulations.study(model=Net, data=DATA, grid=grid, overrides=overrides, folder=folder, **options)
+
+
+def lasting(study: Study) -> pd.DataFrame:
+    return study.to_frame().drop(columns=["seconds", "folder"])
+
+
+def planned(grid: dict, overrides: dict | None = None, seeds: int = 1):
+    base, own, options = base_of(None, grid, {"model": Net, "data": DATA}, CHANGES | (overrides or {}))
+    return grid_jobs(base, grid, range(seeds), options, own)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Study:
+    return studied(tmp_path_factory.mktemp("study"))
+
+
+# -- which runs --------------------------------------------------------------------------------------------------------
+
+
+def test_every_combination_is_a_run_and_every_run_a_folder(finished: Study) -> None:
+    frame = finished.to_frame()
+    assert len(frame) == (2 * 2 + 1) * 2  # a budget means nothing without privacy
+    assert list(frame.columns[:4]) == ["method", "mechanism", "privacy.epsilon", "seed"]
+    assert {"epsilon", "claimed_epsilon", "audited_epsilon", "accuracy", "loss", "auc", "seconds"} <= set(frame.columns)
+    assert (frame["status"] == "finished").all()
+    assert frame[frame["method"] != "none"].apply(lambda row: row["epsilon"] <= row["privacy.epsilon"], axis=1).all()
+    for row in frame.itertuples():
+        result = RunFolder.open(Path(row.folder)).result()
+        assert (row.accuracy, row.epsilon, row.auc) == (
+            result["accuracy"], result["epsilon"], result["metrics"]["auc"],
+        )  # fmt: skip
+    assert len(set(frame["folder"])) == len(frame)
+    history = finished.history()
+    assert len(history) == len(frame) * CHANGES["federation.rounds"]
+    assert {"round", "auc", "epsilon"} <= set(history.columns)
+
+
+def test_a_method_may_stand_in_it_twice_with_other_options() -> None:
+    alike = Alike("b", bound=0.5)
+    grid = {
+        "mechanism": ["uniform", ("small", "uniform", {"bound": 0.5, "training.lr": 0.3}), Alike("a"), alike, Alike]
+    }
+    made = {job.method: job for job in planned(grid, {"mechanism.bound": 2.0})}
+    assert list(made) == ["uniform", "small", "a", "b", "Alike"]
+    assert [made[label].recipe.mechanism.options for label in ("uniform", "small")] == [{"bound": 2.0}, {"bound": 0.5}]
+    assert made["small"].recipe.training.lr == 0.3 != made["uniform"].recipe.training.lr
+    assert made["b"].own.mechanism is alike
+    assert len({job.recipe.run.seed for job in made.values()}) == 5  # no two share their noise
+    (registered,) = planned({"mechanism": [mechanisms.get("uniform", bound=0.25)]})
+    assert registered.recipe.mechanism.options["bound"] == 0.25
+
+
+def test_any_key_of_the_recipe_may_vary() -> None:
+    made = planned({"training.lr": np.array([0.1, 0.2]), "data.partition": ["iid", "dirichlet"]}, seeds=2)
+    assert [(job.recipe.training.lr, job.recipe.data.partition) for job in made[::2]] == [
+        (0.1, "iid"), (0.1, "dirichlet"), (0.2, "iid"), (0.2, "dirichlet"),
+    ]  # fmt: skip
+    assert made[0].folder == "snr-consistent-lr=0.1-iid-run0"
+    assert made[0].recipe.model.seed == made[2].recipe.model.seed != made[1].recipe.model.seed
+    odd = planned({"mechanism": [("a label / with: everything", "uniform", {})]})[0].folder
+    assert Path(odd).name == odd
+
+
+@pytest.mark.parametrize(
+    ("grid", "message"),
+    [
+        ({"epsilon": [1]}, r"grid\['epsilon'\]: a recipe has no such key; did you mean 'privacy.epsilon'"),
+        ({"privacy.epsilom": [1]}, "did you mean 'privacy.epsilon'"),
+        ({"privcy.epsilon": [1]}, "did you mean 'privacy.epsilon'"),
+        ({"run.seed": [1]}, "it comes from seeds and overrides"),
+        ({"mechanism.name": ["uniform"]}, "it comes from grid"),
+        ({"privacy.epsilon": 8.0}, "is a list of values"),
+        ({"privacy.epsilon": []}, "holds no values"),
+        ({"privacy.epsilon": [-1.0]}, "privacy.epsilon"),
+        ({"mechanism": ["uniform", "unifrm"]}, "unknown mechanism 'unifrm'"),
+        ({"mechanism": ["uniform", "uniform"]}, "two mechanisms have the label 'uniform'"),
+        ({"mechanism": ["uniform", ("uniform", "gaussian", {})]}, "two mechanisms have the label 'uniform'"),
+        ({"mechanism": [("a", "uniform", {"bund": 1})]}, "'a': uniform has no option 'bund'"),
+        ({"mechanism": [("a", Alike, {"bund": 1})]}, "bund"),
+        ({"mechanism": [("a", Alike("x"), {"bound": 1})]}, "has its options already"),
+        ({"mechanism": [7]}, "an entry of grid"),
+        ({"mechanism": [("uniform", {"bound": 1})]}, "an entry of grid"),
+        ({"mechanism": ["uniform"], "mechanism.kappa": [1]}, "none of uniform has the option kappa"),
+    ],
+)
+def test_what_is_wrong_with_a_grid_is_said_before_anything_runs(grid: dict, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message) as said:
+        studied(tmp_path / "set", grid)
+    assert "--set" not in str(said.value) or "kappa" in str(said.value)
+    assert not list(tmp_path.glob("set/*"))
+
+
+def test_a_metric_that_cannot_be_reported_is_said_before_anything_runs(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="metric 'auc' is nan"):
+        studied(tmp_path, metrics={"auc": lambda outputs, targets: np.nan})
+    assert not list(tmp_path.iterdir())
+
+
+# -- nothing twice -----------------------------------------------------------------------------------------------------
+
+
+def test_the_same_call_again_runs_nothing(finished: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_, **__):
+        raise AssertionError("a finished run was made again")
+
+    monkeypatch.setattr(launch, "simulate", refuse)
+    again = studied(finished.folder)
+    pd.testing.assert_frame_equal(again.to_frame(), finished.to_frame())
+    # A metric that is asked for later is measured on the models that are there.
+    further = studied(
+        finished.folder, metrics={"auc": auc, "error": lambda outputs, targets: 1 - auc(outputs, targets)}
+    )
+    assert np.allclose(further.to_frame()["error"], 1 - finished.to_frame()["auc"])
+
+
+def test_a_study_that_is_stopped_goes_on_to_the_same_frame(
+    finished: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, begun = launch.simulate, []
+
+    def stopping(recipe, **options):
+        begun.append(recipe.name)
+        if len(begun) == 4:
+            options["progress"] = stop
+        return real(recipe, **options)
+
+    def stop(row):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(launch, "simulate", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        studied(tmp_path)
+    monkeypatch.undo()
+    pd.testing.assert_frame_equal(lasting(studied(tmp_path)), lasting(finished))
+
+
+def test_a_worker_makes_the_run_that_this_process_would_make(finished: Study, tmp_path: Path) -> None:
+    job = planned(GRID, seeds=1)[0]
+    index, how = processes.work(5, job, tmp_path, (str(Path.cwd()), []), False)
+    assert (index, how) == (5, running.Ended())
+    ours, theirs = (RunFolder.open(folder / job.folder).result() for folder in (tmp_path, finished.folder))
+    assert ours["model_sha256"] == theirs["model_sha256"]
+
+
+_SCRIPT = """
+import sys, numpy as np, torch, simulations
+from dataclasses import dataclass
+from fedlgm import Guarantee, Mechanism, ReleasePlan
+x = np.random.default_rng(0).normal(size=(200, 5)); y = (x[:, 0] > 0).astype(int)
+@dataclass(frozen=True)
+class Equal(Mechanism):
+    def plan(self, layers, facts, transcript):
+        k = len(layers)
+        clip, sigma = np.full(k, k**-0.5), np.full(k, facts.noise_multiplier)
+        return ReleasePlan(layers, clip, sigma, facts, Guarantee("proven", "bounded, then noised"))
+class Net(torch.nn.Linear):
+    def __init__(self): super().__init__(5, 2)
+frames = [simulations.study(
+    model=Net, data={"train": (x, y), "test": (x, y)}, grid={"mechanism": ["uniform", Equal]}, seeds=2, workers=workers,
+    folder=f"{sys.argv[1]}/{workers}", overrides={"federation.clients": 20, "federation.rounds": 2,
+    "federation.rate": 0.5, "privacy.delta": 0.01, "run.seed": 3},
+).to_frame().drop(columns=["seconds", "folder"]) for workers in WORKERS]
+assert len(frames[0]) == 4 and (frames[0]["status"] == "finished").all(), frames[0]
+assert frames[0].equals(frames[1]), frames
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", ["(1, 2)", "(1, 'local')"])
+def test_classes_of_the_main_module_reach_other_processes_and_frames_are_equal(workers: str, tmp_path: Path) -> None:
+    """Without the guard that multiprocessing asks scripts for, as in a notebook; then on Ray."""
+    (tmp_path / "script.py").write_text(_SCRIPT.replace("WORKERS", workers))
+    done = subprocess.run(
+        [sys.executable, "script.py", str(tmp_path / "runs")], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "4 of 4 runs" in done.stderr
+
+
+_KILLED = """
+import sys, simulations
+simulations.study(
+    "digits", grid={"mechanism": ["uniform", "gaussian"]}, seeds=3, workers=int(sys.argv[2]), folder=sys.argv[1],
+    overrides={"federation.rounds": 20, "federation.clients": 20, "training.epochs": 1, "run.evaluate_every": 20,
+    "run.checkpoint_every": 5},
+)
+"""
+
+
+@pytest.mark.slow
+def test_a_study_with_workers_that_is_killed_goes_on_to_the_same_frame(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(_KILLED)
+    command = [sys.executable, "script.py", str(tmp_path / "killed"), "2"]
+    begun = subprocess.Popen(command, cwd=tmp_path, start_new_session=True, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not list((tmp_path / "killed").glob("*/result.json")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.killpg(begun.pid, signal.SIGKILL)  # this process and its workers
+    assert begun.wait() == -signal.SIGKILL
+    assert 0 < len(list((tmp_path / "killed").glob("*/result.json"))) < 6
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    subprocess.run([*command[:2], str(tmp_path / "whole"), "1"], cwd=tmp_path, check=True, capture_output=True)
+    results = [
+        {
+            one.parent.name: json.loads(one.read_text())["model_sha256"]
+            for one in (tmp_path / name).glob("*/result.json")
+        }
+        for name in ("killed", "whole")
+    ]
+    assert len(results[0]) == 6
+    assert results[0] == results[1]
+
+
+# -- runs without figures ----------------------------------------------------------------------------------------------
+
+
+def test_runs_that_are_refused_or_diverge_are_rows_with_their_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path / "modules", monkeypatch)
+    grid = {"mechanism": ["uniform", ("lost", "uniform", {"federation.server_optimizer": "my_diverging:Step"})]}
+    longer = {"federation.rounds": 3}
+    found = studied(tmp_path / "set", grid | {"privacy.noise": ["independent", "banded"]}, seeds=1, overrides=longer)
+    frame = found.to_frame().set_index(["method", "privacy.noise"])
+    assert frame["status"].to_dict() == {
+        ("uniform", "independent"): "finished", ("uniform", "banded"): "refused",
+        ("lost", "independent"): "diverged", ("lost", "banded"): "refused",
+    }  # fmt: skip
+    assert "federation.sampling" in frame.loc[("uniform", "banded"), "reason"]
+    assert "diverged" in frame.loc[("lost", "independent"), "reason"]
+    assert frame.loc[("uniform", "independent"), "reason"] == ""
+    assert found.joint["runs"] == 2  # what was refused has released nothing, what diverged has
+    assert found.table()["failed"].tolist() == [0, 1, 1, 1]
+    assert "--" in found.to_latex()
+    with pytest.raises(ConfigError, match="holds a different run"):
+        studied(tmp_path / "set", grid | {"privacy.noise": ["independent"]}, seeds=1, overrides={"training.lr": 0.3})
+
+
+# -- what it shows -----------------------------------------------------------------------------------------------------
+
+
+def test_the_table_has_means_and_students_intervals(finished: Study) -> None:
+    frame, table = finished.to_frame(), finished.table()
+    own = frame[(frame["method"] == "mine") & (frame["privacy.epsilon"] == 2.0)]["auc"]
+    row = table[(table["method"] == "mine") & (table["privacy.epsilon"] == 2.0)].iloc[0]
+    low, high = stats.t.interval(0.95, len(own) - 1, own.mean(), stats.sem(own))
+    assert (row["auc"], row["auc_low"], row["auc_high"]) == pytest.approx((own.mean(), low, high))
+    assert (row["n"], row["guarantee"]) == (2, "proven")
+    assert np.isinf(table[table["method"] == "none"]["epsilon"]).all()
+
+
+def test_latex_and_pictures(finished: Study, tmp_path: Path) -> None:
+    text = finished.to_latex(tmp_path / "table.tex")
+    assert text == (tmp_path / "table.tex").read_text()
+    assert all(
+        part in text for part in (r"\toprule", r"\pm", r"$\varepsilon$", "proven", r"$\infty$", r"accuracy (\%)")
+    )
+    for name, head, options in (
+        ("a.png", b"\x89PNG", {}),
+        ("a.svg", b"<?xml", {"x": "privacy.epsilon", "y": "auc", "labels": {"mine": "our mechanism"}}),
+        ("a.pdf", b"%PDF", {"x": "round", "spread": "std"}),
+    ):
+        figure = finished.plot(tmp_path / name, **options)
+        assert (tmp_path / name).read_bytes().startswith(head)
+    assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["uniform", "mine", "none"]
+    for wrong in ({"x": "epsilon"}, {"y": "f1"}, {"spread": "range"}, {"hue": "colour"}, {"path": "a.gif"}):
+        with pytest.raises(ConfigError):
+            finished.plot(**{"path": tmp_path / "b.png"} | wrong)
+
+
+def test_differences_are_paired_and_adjusted_for_the_number_of_cells(finished: Study) -> None:
+    found = finished.difference("uniform", "mine", "auc")
+    frame = finished.to_frame()
+    both = [frame[frame["method"] == label].pivot_table(index="seed", columns="privacy.epsilon", values="auc")
+            for label in ("uniform", "mine")]  # fmt: skip
+    whole = simulations.difference(both[0].mean(axis=1), both[1].mean(axis=1))
+    assert (found.mean, found.p) == pytest.approx((whole.mean, whole.p))
+    assert found.cells["privacy.epsilon"].tolist() == [8.0, 2.0]
+    for cell in found.cells.itertuples():
+        single = simulations.difference(both[0][cell[1]], both[1][cell[1]])
+        assert (cell.mean, cell.p) == pytest.approx((single.mean, single.p))
+        assert cell.p <= cell.p_holm <= min(1.0, 2 * cell.p) + 1e-12
+    assert len(finished.difference("uniform", "mine", at={"privacy.epsilon": 2}).cells) == 1
+    for wrong in (("uniform", "nobody"), ("uniform", "mine", "f1"), ("uniform", "none")):
+        with pytest.raises(ConfigError):
+            finished.difference(*wrong)
+
+
+def test_a_kept_file_gives_the_same_figures_without_the_runs(finished: Study, tmp_path: Path) -> None:
+    path = tmp_path / "study.json"
+    path.write_text(strict_json.dumps(records.kept(finished.records, ["accuracy"])))
+    again = Study.read(path)
+    pd.testing.assert_frame_equal(again.table(), finished.table())
+    pd.testing.assert_frame_equal(again.to_frame(), lasting(finished), check_dtype=False)
+    assert again.to_latex() == finished.to_latex()
+    pd.testing.assert_frame_equal(
+        again.difference("uniform", "mine").cells, finished.difference("uniform", "mine").cells
+    )
+    assert len(again.history()) == len(finished.history())
+    again.plot(tmp_path / "a.svg", x="round")
+    assert repr(again).splitlines()[-1] == repr(finished).splitlines()[-1]
+
+
+@pytest.mark.parametrize(("text", "message"), [(None, "is not a study.json"), ("[", "is not"), ("{}", "has no")])
+def test_another_file_is_no_kept_study(text: str | None, message: str, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / "study.json").write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        Study.read(tmp_path / "study.json")
+
+
+def test_it_shows_itself_with_what_publishing_everything_costs(finished: Study) -> None:
+    assert "published together, 8 runs cost epsilon" in repr(finished)
+    assert "<table" in finished._repr_html_()
+
+
+def test_one_line_of_progress(finished: Study) -> None:
+    jobs, stream = planned(GRID, seeds=2), io.StringIO()
+    line = Line(jobs, stream=stream)
+    line._live = True
+    for job in jobs[:3]:
+        for number in (1, 2):
+            line.on_row(job, {"round": number})
+        line.on_end(job)
+    assert "3 of 10 runs" in stream.getvalue()
+    assert stream.getvalue().count("\n") == 0
+    line.close()
+    assert stream.getvalue().endswith("\n")
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_runs_a_file_and_continues(run, tmp_path: Path) -> None:
+    (tmp_path / "small.toml").write_text(
+        'recipe = "digits"\nseeds = 2\n[grid]\n'
+        'mechanism = ["uniform", {label = "small", name = "uniform", options = {bound = 0.5}}, "none"]\n'
+        "[set]\n" + "".join(f"{json.dumps(key)} = {json.dumps(value)}\n" for key, value in CHANGES.items())
+        + '"model.hidden" = [4]\n"training.epochs" = 1\n[quick]\n"federation.rounds" = 1\n'
+    )  # fmt: skip
+    status, out, err = run("study", tmp_path / "small.toml", "--quick", "--out", tmp_path / "set", "--json")
+    assert status == 0, err
+    found = json.loads(out)
+    assert [row["method"] for row in found["runs"]] == ["uniform", "small", "none"]
+    assert found["cells"][2]["epsilon"] == "inf"
+    assert "seconds" not in (tmp_path / "set" / "study.json").read_text()
+    status, out, err = run("study", tmp_path / "small.toml", "--quick", "--out", tmp_path / "set")
+    assert status == 0, err
+    assert "published together" in out
+    assert {"runs.csv", "table.tex", "study.svg", "study.json"} <= {path.name for path in (tmp_path / "set").iterdir()}
+
+
+def test_a_grid_on_the_command_line_replaces_that_of_a_study_and_not_its_recipe(tmp_path: Path) -> None:
+    small = tmp_path / "small.toml"
+    small.write_text('recipe = "digits"\n[grid]\nmechanism = ["uniform"]\n"privacy.epsilon" = [8.0, 2.0]\n')
+    for study in (str(small), "004-table-2"):
+        asked = files.asked(study, ["privacy.epsilon=1.0"], (), ())
+        assert (asked.recipe, asked.grid) == (
+            files.load(study).recipe, files.load(study).grid | {"privacy.epsilon": [1.0]},
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "a study needs --grid"),
+        (("004-table-19",), "no study '004-table-19'"),
+        (("003-table-3",), "003-table-3 is not a grid of runs; made by: python -m benchmarks.inid"),
+        (("digits", "--grid", "privacy.epsilon"), "--grid takes key=value,value"),
+        (("digits", "--grid", "epsilon=1,2"), "did you mean 'privacy.epsilon'"),
+    ],
+)
+def test_the_command_says_what_is_wrong(run, arguments, message) -> None:
+    status, _, err = run("study", *arguments)
+    assert status == 2
+    assert message in err
+
+
+def test_bundled_studies_are_listed_and_can_be_planned(run) -> None:
+    status, out, _ = run("study", "--list", "--json")
+    assert status == 0
+    assert set(json.loads(out)) == {*files.names(), *files.elsewhere()}
+    assert all(bool(one.command) != bool(one.why) for one in files.elsewhere().values())
+    for name in files.names():
+        for quick in (False, True):
+            asked = files.asked(name, (), (), (), quick)
+            assert asked.title
+            assert asked.paper
+            base, own, options = base_of(asked.recipe, asked.grid, {}, asked.set)
+            made = grid_jobs(base, asked.grid | (asked.search or {}), range(1), options, own)
+            assert not [job.refused for job in made if job.refused]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["002-figure-7", "003-table-4"])
+def test_bundled_studies_run(name: str, run, tmp_path: Path) -> None:
+    status, out, err = run("study", name, "--quick", "--out", tmp_path / "set", "--json")
+    assert status == 0, err
+    found = json.loads(out)
+    assert {row["status"] for row in found["runs"]} == {"finished"}
+    assert len(found["runs"]) == len(found["cells"])

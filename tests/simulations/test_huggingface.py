@@ -1,0 +1,90 @@
+"""Models of transformers and peft in a whole run."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformer_models import CHANGES, LENGTH, bert, gpt2, lora, run, sentences
+
+import simulations
+from fedlgm import models
+from fedlgm.errors import ConfigError
+from fedlgm.layers import LayerTable
+from fedlgm.models.huggingface import plain, task_of
+from simulations.runs.folder import RunFolder
+
+
+@pytest.mark.parametrize("make", [gpt2, bert])
+def test_a_model_and_a_dataset_go_in_and_the_same_class_comes_out(make, tmp_path):
+    model = make(dropout=0.1)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    result = run(model, tmp_path / "run")
+    trained = result.model()
+    assert type(trained) is type(model)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert any(not torch.equal(value, before[name]) for name, value in trained.state_dict().items())
+    assert result["headline"] == ("perplexity" if make is gpt2 else "accuracy")
+    assert RunFolder.open(result.folder).recipe().federation.clients == 10
+    assert result.epsilon <= 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [gpt2, bert, lambda: lora(gpt2())], ids=["gpt2", "bert", "lora"])
+def test_every_engine_gives_the_same_model(make, tmp_path):
+    engines = ("local", "ray", "flower")
+    hashes = {engine: run(make(), tmp_path / engine, engine=engine)["model_sha256"] for engine in engines}
+    assert len(set(hashes.values())) == 1, hashes
+
+
+def test_vectorised_training_takes_eager_attention_without_a_mask(tmp_path):
+    even = sentences(labels=False).map(lambda row: {"input_ids": row["input_ids"][:3]})
+    options = {"data": even, "users": "user", "overrides": CHANGES | {"training.vectorize": "on"}}
+    found = {}
+    for name, changes in (("on", {}), ("off", {"training.vectorize": "off"})):
+        options["overrides"] |= changes
+        result = simulations.simulate(model=gpt2(attn_implementation="eager"), run_dir=tmp_path / name, **options)
+        found[name] = torch.cat([p.flatten() for p in result.model().parameters()])
+    torch.testing.assert_close(found["on"], found["off"], rtol=1e-4, atol=1e-5)
+
+
+def test_the_refusal_of_vectorised_training_names_what_transformers_needs(tmp_path):
+    with pytest.raises(ConfigError, match=r'attn_implementation="eager", use_cache=False') as caught:
+        run(gpt2(), tmp_path / "run", overrides={"training.vectorize": "on"})
+    assert "training.vectorize = 'off'" in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_examples_are_protected_in_gpt2(tmp_path):
+    short = {key: value for key, value in CHANGES.items() if key != "federation.rate"} | {"training.batch_size": 16}
+    options = {"model": gpt2(), "data": sentences(labels=False), "users": "user", "overrides": short}
+    result = simulations.simulate("dp-sgd-digits", **options, run_dir=tmp_path / "run")
+    assert result.guarantee.startswith("proven (example-level")
+
+
+def test_dropout_is_refused_where_examples_are_protected_and_the_message_says_how_to_remove_it(tmp_path):
+    with pytest.raises(ConfigError, match=r"dropout to 0.*module\.p = 0\.0"):
+        simulations.simulate(
+            "dp-sgd-digits",
+            model=gpt2(dropout=0.1),
+            data=sentences(labels=False),
+            users="user",
+            run_dir=tmp_path / "run",
+        )
+
+
+def test_a_model_without_a_head_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"BertModel gives no logits: use a class with a head"):
+        run(bert().bert, tmp_path / "run")
+
+
+def test_the_head_names_the_task_and_adapters_do_not_hide_it():
+    assert (task_of(gpt2()), task_of(lora(gpt2())), task_of(bert())) == ("causal-lm", "causal-lm", None)
+    several = bert(problem_type="multi_label_classification")
+    assert task_of(several) == "multi-label"
+
+
+def test_only_adapters_and_head_are_released():
+    names = LayerTable.from_module(plain(lora(bert()))).names
+    assert all("lora_" in name or "classifier" in name for name in names)
+    built = models.build(lora(gpt2()), in_shape=((LENGTH,), (LENGTH,)), classes=None)
+    assert sum(LayerTable.from_module(built).sizes) == 2 * (2 * 16 + 2 * 48)

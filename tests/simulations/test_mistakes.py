@@ -1,0 +1,204 @@
+"""What newcomers write, from Python: each mistake ends in one sentence that says what would be right.
+
+Mistakes at the command line are in `test_cli_refusals.py`, wrong values of a recipe in `config/test_messages.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import sparse
+from torch import nn
+
+import fedlgm
+import simulations
+from clients import PrivateClientApp
+from fedlgm import mechanisms, privacy
+from fedlgm.errors import FedlgmError
+from strategies import PrivateFedAvg
+
+X = np.random.default_rng(0).standard_normal((200, 5)).astype(np.float32)
+Y = (X[:, 0] > 0).astype(int)
+TABLE = pd.DataFrame(X, columns=list("abcde")).assign(y=Y)
+SMALL = {
+    "federation.clients": 10,
+    "federation.rounds": 1,
+    "federation.rate": 0.5,
+    "privacy.delta": 0.01,
+    "privacy.accountant": "rdp",
+}
+
+
+def run(**given: Any) -> Callable[[], Any]:
+    """A simulation of a small model on small data, with one thing wrong."""
+    return lambda: simulations.simulate(
+        **{"model": nn.Linear(5, 2), "data": {"train": (X, Y), "test": (X, Y)}, "overrides": SMALL, "engine": "local"}
+        | given
+    )
+
+
+def changed(**values: Any) -> Callable[[], Any]:
+    """The same with other values of the recipe; a double underscore is the dot."""
+    return run(overrides=SMALL | {name.replace("__", "."): value for name, value in values.items()})
+
+
+def on(x: Any, y: Any) -> Callable[[], Any]:
+    return run(data={"train": (x, y), "test": (x, y)})
+
+
+def strategy(*model: Any, **given: Any) -> Callable[[], Any]:
+    budget = {"epsilon": 8, "delta": 1e-3, "clients": 3, "rounds": 2, "ledger": "new.sqlite"}
+    return lambda: PrivateFedAvg(*(model or (nn.Linear(5, 2),)), **budget | given)
+
+
+def study(**given: Any) -> Callable[[], Any]:
+    return lambda: simulations.study(
+        **{"model": nn.Linear(5, 2), "data": {"train": (X, Y), "test": (X, Y)}, "seeds": 1, "progress": False} | given
+    )
+
+
+MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
+    # arguments
+    "epsilon as an argument": (run(epsilon=8), "overrides={'privacy.epsilon': 8}"),
+    "rounds as an argument": (run(rounds=3), "overrides={'federation.rounds': 3}"),
+    "clients as an argument": (run(clients=3), "overrides={'federation.clients': 3}"),
+    "learning rate as an argument": (run(lr=0.1), "overrides={'training.lr': 0.1}"),
+    "seed as an argument": (run(seed=1), "overrides={'run.seed': 1}"),
+    "epsilon of a study": (study(epsilon=8), "study has no argument 'epsilon'; a recipe has the key privacy.epsilon"),
+    "epsilon of an advice": (lambda: simulations.recommend(epsilon=8), "recommend has no argument 'epsilon'"),
+    "progress as a truth value": (run(progress=True), "progress is a function"),
+    "unknown engine": (run(engine="rays"), "did you mean 'ray'?"),
+    "a device as the engine": (run(engine="cuda"), "known: local, ray, flower"),
+    "unknown recipe": (lambda: simulations.simulate("digit"), "did you mean 'digits'?"),
+    "no such file": (lambda: simulations.simulate("/nowhere/x.toml"), "neither a file nor bundled"),
+    "a script as the recipe": (lambda: simulations.simulate("train.py"), "neither a file nor bundled"),
+    "no such run": (lambda: simulations.resume("nowhere"), "not a run folder"),
+    # overrides
+    "a key with an underscore": (run(overrides=["data_dir=x"]), "did you mean 'data.dir'?"),
+    "a key without a section": (run(overrides={"epsilon": 8}), "did you mean 'privacy.epsilon'?"),
+    "no value": (run(overrides=["privacy.epsilon"]), "take section.key=value"),
+    "a nested mapping": (run(overrides={"privacy": {"epsilon": 8}}), "without nesting: {'privacy.epsilon': 8}"),
+    "a mistyped key": (changed(privacy__epsilonn=3), "did you mean 'epsilon'?"),
+    "epsilon in words": (changed(privacy__epsilon="eight"), "must be a number, got 'eight'"),
+    "a rate in percent": (changed(federation__rate=50), "must be at most 1, got 50"),
+    "rate and cohort": (changed(federation__cohort=3), "exactly one of rate"),
+    "more clients than examples": (changed(federation__clients=500), "at most one per sample"),
+    "weights by counts": (changed(federation__weighting="num-examples"), "use equal weights, 'uniform'"),
+    "Flower's name of an optimizer": (changed(federation__server_optimizer="fedadam"), "'momentum', 'adam', 'yogi'"),
+    "another optimizer": (changed(training__optimizer="adamw"), "must be 'sgd' or 'adam'"),
+    "another accountant": (changed(privacy__accountant="moments"), "must be 'pld' or 'rdp'"),
+    "the unit of a user": (changed(privacy__unit="user"), "needs federation.users: the user of each client"),
+    "a client mechanism for examples": (changed(privacy__unit="example"), "or use one of dp-sgd"),
+    "local trust without a cap": (changed(privacy__trust="local"), "privacy.max_participations is needed"),
+    "correlated noise without a schedule": (changed(privacy__noise="banded"), "set federation.sampling to 'cyclic'"),
+    "a file of weights that is not there": (changed(model__weights="base.safetensors"), "weights: there is no file"),
+    # data
+    "labels as strings": (on(X, np.where(Y, "yes", "no")), "np.unique(labels, return_inverse=True)[1]"),
+    "labels as objects": (on(X, Y.astype(object)), "astype(int) for classes"),
+    "labels from 1": (on(X, Y + 1), "targets that begin at 0: y - 1"),
+    "labels of -1 and 1": (on(X, 2 * Y - 1), "np.unique(y, return_inverse=True)[1] numbers the classes"),
+    "labels in a column": (on(X, Y[:, None]), "one column of classes is y.ravel()"),
+    "one-hot labels": (on(X, np.eye(2, dtype=int)[Y]), "one-hot rows are y.argmax(1)"),
+    "labels as floats": (on(X, Y + 0.0), "y.astype(int)"),
+    "missing values": (on(np.where(X > 2, np.nan, X), Y), "values are NaN or infinite, the first at index"),
+    "a sparse matrix": (on(sparse.csr_matrix(X), Y), "x.toarray()"),
+    "no test set": (run(data={"train": (X, Y)}), "key 'test' is missing"),
+    "a mistyped part": (run(data={"train": (X, Y), "tets": (X, Y)}), "unknown key 'tets'"),
+    "two arrays": (run(data=(X, Y)), "{'train': (x, y), 'test': (x, y)}"),
+    "other columns in the test set": (
+        run(data={"train": (X, Y), "test": (X[:, :4], Y)}), "are not like the training set's",
+    ),
+    "a file of a table": (run(data="patients.csv"), "pandas.read_csv(...)"),
+    "a set of the hub": (run(data="imdb"), "unknown data set 'imdb'"),
+    "one table": (run(data=TABLE), "pass {'train': table, 'test': table}"),
+    "a table without a target": (run(data={"train": TABLE, "test": TABLE}), "which column is the target?"),
+    "no such column of users": (
+        run(data={"train": TABLE, "test": TABLE, "target": "y"}, users="u"), "its columns: 'a'",
+    ),
+    "a column of users in arrays": (run(users="who"), "give the user of each training example"),
+    "fewer users than clients": (
+        run(data={"train": (X, Y), "test": (X, Y), "users": np.arange(200) % 3}), "10 clients exceed the 3 users",
+    ),
+    "text without a tokenizer": (
+        run(data={"train": TABLE.assign(text="a b"), "test": TABLE.assign(text="a b"), "target": "y"}),
+        "text needs a tokenizer",
+    ),
+    "an example of two clients": (
+        run(data={"train": (X, Y), "test": (X, Y), "clients": [[0, 1], [1, 2]]}), "a sample has one owner",
+    ),
+    # models, tasks, mechanisms, metrics
+    "a model of other inputs": (run(model=nn.Linear(4, 2)), "does not take a batch of the data"),
+    "one output for two classes": (run(model=nn.Linear(5, 1)), "is the task 'binary'"),
+    "a file as the model": (run(model="model.pt"), "pass the nn.Module"),
+    "a mistyped model": (run(model="resnet-18"), "did you mean 'resnet18'"),
+    "the weights as the model": (run(model=nn.Linear(5, 2).state_dict()), "neither an nn.Module"),
+    "a frozen model": (run(model=nn.Linear(5, 2).requires_grad_(False)), "no trainable parameters"),
+    "double precision": (run(model=nn.Linear(5, 2).double()), "model.float() converts them"),
+    "a model of two outputs": (run(model=nn.GRU(5, 2)), "wrap it in a module that returns the one"),
+    "BatchNorm": (
+        run(model=nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))), "to_groupnorm replaces them",
+    ),
+    "a loss of torch": (run(task=nn.CrossEntropyLoss()), "reduction='none'"),
+    "a mistyped mechanism": (run(mechanism="unifrom"), "did you mean 'uniform'?"),
+    "a metric without a function": (run(metrics={"auc": 3}), "must be a function (outputs, targets) -> number"),
+    "a metric for each example": (run(metrics={"a": lambda o, t: o}), "must give one number for the whole test set"),
+    "an unknown option": (lambda: mechanisms.get("uniform", bounds=3), "did you mean 'bound'?"),
+    "epsilon 0": (lambda: privacy.calibrate(0, 1e-5, steps=3), "epsilon must be finite and positive, got 0"),
+    "an unknown rule": (lambda: fedlgm.allocation.allocate("equal", [1.0], [1], 1.0), "known: uniform"),
+    # studies
+    "a grid by a bare key": (study(grid={"epsilon": [1, 2]}), "did you mean 'privacy.epsilon'?"),
+    "a grid of one value": (study(grid={"privacy.epsilon": 3}), "is a list of values, got 3"),
+    "no seeds": (study(seeds=0), "at least 1, got 0"),
+    "sides of two lengths": (lambda: simulations.difference([1, 2, 3], [1, 2]), "paired by seed"),
+    # Flower apps
+    "only the class's name was changed": (
+        lambda: PrivateFedAvg(fraction_evaluate=0.5), "it is made with the model and its budget",  # type: ignore[call-arg]
+    ),
+    "Flower's fraction": (strategy(fraction_train=0.1), "rate is the probability"),
+    "epsilon in a string": (strategy(epsilon="8"), "must be finite and positive, got '8'"),
+    "no delta": (strategy(delta=0), "delta must lie in (0, 1), got 0"),
+    "a list of clients": (strategy(clients=[1]), "must be a whole number of at least 1, got [1]"),
+    "unknown trust": (strategy(trust="none"), "known: central, local"),
+    "a folder as the ledger": (strategy(ledger="."), "check that its folder exists"),
+    "a mechanism of examples": (strategy(mechanism="dp-sgd"), "bounds examples, which only clients"),
+    "the class of a model": (lambda: PrivateClientApp(nn.Linear), "PrivateClientApp(Linear(...))"),
+    "a client_fn": (lambda: PrivateClientApp(client_fn=print), "moves its training loop under @app.train()"),
+    "an app without a model": (lambda: PrivateClientApp(), "takes the model, an nn.Module"),
+    "an unknown option of an app": (
+        lambda: PrivateClientApp(nn.Linear(5, 2), groupby="module"), "its options are group_by, consent and mods",
+    ),
+}  # fmt: skip
+
+
+def test_there_are_many():
+    assert len(MISTAKES) >= 60
+
+
+@pytest.mark.parametrize(("make", "words"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_ends_in_one_sentence_with_the_remedy(make, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FedlgmError) as caught:
+        make()
+    said = str(caught.value)
+    assert words in said
+    assert "\n" not in said
+    assert len(said) < 600
+    assert list(Path().iterdir()) == []
+
+
+def test_a_file_is_not_exported_into_a_folder_that_is_not_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = run(run_dir="run")()
+    for target, words in (
+        ("no/m.safetensors", "there is no folder no; create it first"),
+        ("m.h5", "must name a format: .safetensors"),
+    ):
+        with pytest.raises(FedlgmError, match=words):
+            result.export(target)
+    with pytest.raises(FedlgmError, match=r"choose another folder \(--run-dir, run_dir=\), or continue"):
+        run(run_dir="run")()

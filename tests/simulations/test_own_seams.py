@@ -1,0 +1,104 @@
+"""A correlation and an audit from outside the library, registered and named by reference."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import simulations
+from fedlgm import audits, correlation
+from fedlgm.audits import Audit, Subject
+from fedlgm.correlation import Correlation
+from fedlgm.errors import ConfigError
+from simulations.cli import app
+from simulations.config import recipe as recipes
+
+CYCLE = [
+    "federation.sampling=cyclic", "federation.rate=0.25", "federation.clients=16", "federation.rounds=4",
+    "privacy.delta=0.01",
+]  # fmt: skip
+MODULE = """
+import numpy as np
+from fedlgm.audits.audit import reported_of
+from fedlgm.correlation import Correlation
+
+def halves(rounds, *, bands=2, min_separation=1):
+    column = 0.5 ** np.arange(min(bands, rounds))
+    return Correlation("halves", rounds, column / np.linalg.norm(column))
+
+def suspicious(subject, settings, progress):
+    reported = reported_of(subject, subject.method.plan(subject.start))
+    return reported.audited(settings.method, 1e6, settings.confidence, {}, 1)
+
+def wrong(*arguments, **options):
+    return 3
+"""
+
+
+@pytest.fixture
+def outside(tmp_path, monkeypatch):
+    (tmp_path / "outside_seams.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "outside_seams"
+    sys.modules.pop("outside_seams", None)
+
+
+def halves(rounds: int, *, bands: int = 2) -> Correlation:
+    column = 0.5 ** np.arange(min(bands, rounds))
+    return Correlation("halves", rounds, column / np.linalg.norm(column))
+
+
+def test_a_correlation_of_ones_own_is_a_recipes_noise_by_name_by_reference_and_as_an_object(outside, tmp_path):
+    correlation.register("halves", halves)
+    runs = {
+        name: simulations.simulate(overrides=CYCLE, noise=noise, run_dir=tmp_path / name)
+        for name, noise in (
+            ("name", "halves"), ("reference", f"{outside}:halves"), ("object", halves(4, bands=4)),
+        )
+    }  # fmt: skip
+    assert len({run["model_sha256"] for run in runs.values()}) == 1
+    assert len({run.epsilon for run in runs.values()}) == 1
+    assert all(run.guarantee.startswith("proven") for run in runs.values())
+    again = simulations.resume(tmp_path / "reference")
+    assert again["model_sha256"] == runs["name"]["model_sha256"]
+
+
+@pytest.mark.parametrize(
+    ("noise", "more", "message"),
+    [
+        ("halvs", [], "privacy.noise: must be 'independent', 'banded'"),
+        ("outside_seams:halve", [], "did you mean 'halves'"),
+        ("outside_seams:halves", ["privacy.buffers=2"], "privacy.buffers is for privacy.noise = 'blt'"),
+        ("outside_seams:wrong", [], "must return a Correlation for 4 rounds, got 3"),
+    ],
+)
+def test_a_correlation_that_is_none_is_refused(noise, more, message, outside):
+    with pytest.raises(ConfigError) as refused:
+        recipes.load("digits", [*CYCLE, f"privacy.noise={noise}", *more]).noise  # noqa: B018
+    assert message in str(refused.value)
+
+
+def test_a_name_is_registered_once():
+    with pytest.raises(ConfigError, match="there is a correlation 'banded' already"):
+        correlation.register("banded", halves)
+    with pytest.raises(ConfigError, match="there is an audit 'probe' already"):
+        audits.register("probe", lambda *given: None)
+
+
+def test_an_audit_of_ones_own_decides_beside_the_checks(outside, tmp_path):
+    found = Audit(method=f"{outside}:suspicious").mechanism(Subject.of("uniform", rounds=2))
+    assert (found.method, found.epsilon_lower, found.passed) == (f"{outside}:suspicious", 1e6, False)
+    assert found.checks  # those that every method makes
+    ran = CliRunner().invoke(app, ["audit", "uniform", "--method", f"{outside}:suspicious", "--rounds", "2", "--json"])
+    assert ran.exit_code == 1
+    assert json.loads(ran.stdout[ran.stdout.index("{") :])["method"] == f"{outside}:suspicious"
+    assert not list(Path().glob("audit*.png"))
+    with pytest.raises(ConfigError, match="must return an AuditResult, got 3"):
+        Audit(method=f"{outside}:wrong").mechanism(Subject.of("uniform", rounds=2))
+    with pytest.raises(ConfigError, match="unknown audit method 'prob'; known: auto, probe"):
+        Audit(method="prob")

@@ -1,0 +1,274 @@
+"""A malicious server with colluding nodes: random deviations from the protocol, and what it holds in the end.
+
+The colluders give the server all that they receive and sign whatever it wants; honest nodes are real participants. What
+leaves honest nodes is recorded share by share, so that what the server could compute is known exactly.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from clients.node.policy import Refusal
+from fedlgm.secagg.cohort import Advert, Survivors, Terms, key_pairs
+from tests.support.secagg import Federation, federation, terms
+
+SEED, MASKING = 0, 1
+
+
+@dataclass
+class Gains:
+    """What the server has obtained from honest nodes.
+
+    Attributes:
+        shares: (attempt, peer, kind of secret) -> honest nodes that gave their share of it.
+        signed: (attempt, cohort) -> set of survivors -> honest signers.
+        sent: (attempt, cohort) -> honest nodes whose vector was sent.
+        uncharged: vectors that left without a charge.
+        deviations: calls that were not those of an honest server.
+        accepted: of them, those that nodes did not refuse.
+    """
+
+    shares: dict[tuple[str, int, int], set[int]] = field(default_factory=lambda: defaultdict(set))
+    signed: dict[tuple[str, str], dict[Survivors, set[int]]] = field(
+        default_factory=lambda: defaultdict(lambda: defaultdict(set))
+    )
+    sent: dict[tuple[str, str], set[int]] = field(default_factory=lambda: defaultdict(set))
+    uncharged: int = 0
+    deviations: int = 0
+    accepted: int = 0
+
+
+class MaliciousServer:
+    """Attacks one federation, again and again.
+
+    Args:
+        rng: of all choices.
+        nodes: honest and colluding.
+        threshold, colluders: t, and m, which are the last clients.
+    """
+
+    def __init__(self, rng: np.random.Generator, nodes: int, threshold: int, colluders: int) -> None:
+        self.rng, self.gains = rng, Gains()
+        self.nodes: Federation = federation(nodes, colluders, seed=int(rng.integers(2**31)))
+        self.count, self.threshold, self.colluders = nodes, threshold, colluders
+        self.honest = range(nodes - colluders)
+        self.terms: dict[str, Terms] = {}
+        self.adverts: list[dict[str, Any]] = []  # all that were ever seen
+        self.sealed: list[tuple[int, int, str]] = []
+        self.signatures: list[tuple[int, str]] = []
+
+    def chance(self, probability: float) -> bool:
+        return bool(self.rng.random() < probability)
+
+    def some(self, items: Any, count: int) -> list[Any]:
+        items = list(items)
+        return [items[int(i)] for i in self.rng.permutation(len(items))[:count]]
+
+    def one(self, items: Any) -> Any:
+        return self.some(items, 1)[0]
+
+    def call(self, deviates: bool, step: Callable[[], Any]) -> Any:
+        """A node's answer; None if it refuses."""
+        self.gains.deviations += deviates
+        try:
+            answer = step()
+        except Refusal:
+            return None
+        self.gains.accepted += deviates
+        return answer
+
+    # -- one attempt ---------------------------------------------------------------------------------------------------
+
+    def attempt(self, number: int, zeal: float) -> None:
+        """One attempt at a round; each call deviates with probability `zeal`."""
+        agreed = terms(self.threshold, self.colluders, number=number, round=1 + number % 2)
+        self.terms[agreed.digest] = agreed
+        made = {}
+        for client in range(self.count):
+            asked = agreed
+            if self.chance(zeal / 4):  # a lowered threshold, or colluders that are not counted
+                asked = replace(agreed, threshold=max(1, self.threshold - 1), colluders=max(0, self.colluders - 1))
+            answer = self.call(asked != agreed, lambda client=client, asked=asked: self.advertised(client, asked))
+            if answer is not None:
+                made[client] = answer
+                self.adverts.append(answer)
+        cohorts = [self.cohort(made, agreed, 0.0), self.cohort(made, agreed, zeal), self.cohort(made, agreed, zeal)]
+        sealed: dict[int, dict[int, str]] = {}
+        for client in range(self.count):
+            plan = [0] if not self.chance(zeal) else self.some(range(3), 2)
+            for which in plan:
+                shared = self.call(which != 0, lambda client=client, which=which: self.participant(client).share(
+                    agreed.digest, cohorts[which]))  # fmt: skip
+                if shared is not None:
+                    sealed.setdefault(client, shared.sealed)
+                    self.sealed += [(client, to, text) for to, text in shared.sealed.items()]
+        for client in range(self.count):
+            for _ in range(2 if self.chance(zeal) else 1):
+                self.mask(client, agreed, sealed, zeal)
+        self.agree(agreed, zeal)
+        for client in self.honest:
+            for _ in range(2 if self.chance(zeal) else 1):
+                self.unmask(client, agreed, zeal)
+
+    def participant(self, client: int) -> Any:
+        return self.nodes.members[client].participant
+
+    def advertised(self, client: int, agreed: Terms) -> dict[str, Any]:
+        return self.participant(client).advertise(agreed).values()
+
+    def cohort(self, made: dict[int, Any], agreed: Terms, zeal: float) -> list[dict[str, Any]]:
+        """Adverts as they should be, or mixed with old, forged, swapped, copied or missing ones."""
+        chosen = dict(made)
+        if not self.chance(zeal):
+            return list(chosen.values())
+        for _ in range(int(self.rng.integers(1, 3))):
+            client, how = int(self.rng.integers(self.count)), int(self.rng.integers(6))
+            if how == 0:
+                chosen.pop(client, None)
+            elif how == 1:
+                chosen[client] = self.one(self.adverts)
+            elif how == 2:  # signed with a key that nobody has enrolled
+                chosen[client] = Advert.make(agreed, client, Ed25519PrivateKey.generate(), *key_pairs()).values()
+            elif how == 3 and client in chosen:
+                chosen[client] = chosen[client] | {"masking": self.one(self.adverts)["masking"]}
+            elif how == 4 and self.colluders:  # a colluder may sign anything: other keys, or a copy of its own
+                client = self.count - 1
+                chosen[client] = Advert.make(agreed, client, self.nodes.signers[client], *key_pairs()).values()
+            else:  # one real node and fakes
+                real = int(self.rng.integers(self.count))
+                chosen = {
+                    c: made[c] if c == real and c in made
+                    else Advert.make(agreed, c, Ed25519PrivateKey.generate(), *key_pairs()).values()
+                    for c in range(self.count)
+                }  # fmt: skip
+        return list(chosen.values())
+
+    def mask(self, client: int, agreed: Terms, sealed: dict[int, dict[int, str]], zeal: float) -> None:
+        delivered = {by: texts[client] for by, texts in sealed.items() if by != client and client in texts}
+        deviates = self.chance(zeal)
+        if deviates:
+            how = int(self.rng.integers(4))
+            if how == 0:
+                delivered = {by: delivered[by] for by in self.some(delivered, int(self.rng.integers(self.count)))}
+            elif how == 1 and delivered:
+                delivered[self.one(delivered)] = self.one(self.sealed)[2]
+            elif how == 2:
+                delivered |= {by: text for by, to, text in self.some(self.sealed, 2) if by != client}
+            elif delivered:
+                by = self.one(delivered)
+                delivered[by] = delivered[by][:-8]
+        member = self.nodes.members[client]
+        answer = self.call(
+            deviates, lambda: member.participant.mask(agreed.digest, delivered, member.charge, member.make)
+        )
+        if answer is not None and client in self.honest:
+            cohort = self.session(client, agreed).cohort
+            self.gains.sent[agreed.digest, cohort].add(client)
+            self.gains.uncharged += cohort not in member.charges
+
+    def session(self, client: int, agreed: Terms) -> Any:
+        return self.participant(client)._store.session(agreed.digest)
+
+    def agree(self, agreed: Terms, zeal: float) -> None:
+        """Two sets of survivors, dealt to overlapping halves, or each to everyone."""
+        everyone = sorted(c for c in range(self.count) if (s := self.session(c, agreed)) is not None and s.sharing)
+        sets = [everyone]
+        for _ in range(2):
+            size = int(self.rng.integers(max(1, self.threshold - 1), self.count + 1))
+            sets.append(sorted(self.some(range(self.count), size)))
+        if self.chance(zeal):
+            sets[0] = sets[1]
+        for client in self.honest:
+            plan = [0] if not self.chance(zeal) else self.some(range(3), 3)
+            for which in plan:
+                signature = self.call(which != 0, lambda client=client, which=which: self.participant(client).agree(
+                    agreed.digest, sets[which]))  # fmt: skip
+                if signature is None:
+                    continue
+                session = self.session(client, agreed)
+                survivors = Survivors(session.cohort, tuple(session.sharing), tuple(sets[which]))
+                self.gains.signed[agreed.digest, session.cohort][survivors].add(client)
+                self.signatures.append((client, signature))
+
+    def unmask(self, client: int, agreed: Terms, zeal: float) -> None:
+        session = self.session(client, agreed)
+        if session is None or not session.cohort:
+            return
+        found = self.participant(client)._store.signed(session.cohort)
+        signatures = {}
+        if found is not None:
+            survivors = found[0]
+            for signer, signature in self.signatures:
+                if survivors.valid(signature, self.nodes.services[signer]):
+                    signatures[signer] = signature
+            for colluder in range(len(self.honest), self.count):
+                signatures[colluder] = survivors.signed(self.nodes.signers[colluder])
+        deviates = self.chance(zeal)
+        if deviates:
+            how = int(self.rng.integers(4))
+            if how == 0:
+                signatures = {c: signatures[c] for c in self.some(signatures, self.threshold - 1)}
+            elif how == 1:
+                signatures = {c: text[:-2] for c, text in signatures.items()}
+            elif how == 2:
+                signatures = dict(self.some(self.signatures, self.threshold))
+            elif signatures:
+                same = self.one(list(signatures.values()))
+                signatures = dict.fromkeys(range(self.count), same)
+        held = dict(session.held)
+        revealed = self.call(deviates, lambda: self.participant(client).unmask(agreed.digest, signatures))
+        for peer, share in (revealed or {}).items():
+            if held:
+                self.gains.shares[agreed.digest, peer, held[str(peer)].index(share)].add(client)
+
+    # -- what it has ---------------------------------------------------------------------------------------------------
+
+    def obtained(self, attempt: str, peer: int, kind: int) -> bool:
+        """Whether the server can compute that secret of an honest peer: the colluders hold shares of everything."""
+        return len(self.gains.shares[attempt, peer, kind]) + self.colluders >= self.threshold
+
+    def violations(self) -> list[str]:
+        """What must never happen and has."""
+        found = []
+        for attempt in self.terms:
+            for peer in self.honest:
+                if self.obtained(attempt, peer, SEED) and self.obtained(attempt, peer, MASKING):
+                    found.append(f"both secrets of client {peer}")
+        for (attempt, cohort), sets in self.gains.signed.items():
+            for client in self.honest:
+                if sum(client in signers for signers in sets.values()) > 1:
+                    found.append(f"two signatures of client {client}")
+            complete = [s for s, signers in sets.items() if len(signers) + self.colluders >= self.threshold]
+            if len(complete) > 1:
+                found.append("two sets of survivors of one release")
+            unmasked = {peer for peer in self.honest if self.obtained(attempt, peer, SEED)}
+            if unmasked and len(self.gains.sent[attempt, cohort] & unmasked) < self.threshold - self.colluders:
+                found.append("a sum of too few")
+        if self.gains.uncharged:
+            found.append("a vector that was not charged")
+        return found
+
+
+def attacked(deviations: int, seed: int) -> tuple[Gains, list[str], int]:
+    """All gains of that many random deviations over many federations, the violations, and the sums that were read."""
+    rng, all_, violations, sums = np.random.default_rng(seed), Gains(), list[str](), 0
+    while all_.deviations < deviations:
+        nodes = int(rng.integers(3, 7))
+        colluders = int(rng.integers(0, min(2, nodes - 2) + 1))
+        threshold = int(rng.integers((nodes + colluders) // 2 + 1, nodes + 1))
+        if threshold <= colluders:
+            continue
+        server = MaliciousServer(rng, nodes, threshold, colluders)
+        for number in range(3):
+            server.attempt(number, zeal=float(rng.choice([0.05, 0.15, 0.4])))
+        violations += server.violations()
+        all_.deviations += server.gains.deviations
+        all_.accepted += server.gains.accepted
+        sums += sum(any(server.obtained(attempt, peer, SEED) for peer in server.honest) for attempt in server.terms)
+    return all_, violations, sums
