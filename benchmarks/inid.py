@@ -31,7 +31,6 @@ from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import inid
 from fedlgm.mechanisms.group_noise import calibrate_laplace
 from fedlgm.mechanisms.profiles import as_profile, shaped
-from fedlgm.mechanisms.staircase import Staircase2D
 from fedlgm.noise import Family, draw
 from fedlgm.papers.inid import coordinate_descent as cd
 from fedlgm.papers.inid.datasets import TabularData, load_tabular
@@ -39,6 +38,7 @@ from fedlgm.papers.inid.objectives import Array, Lasso, Logistic, Objective
 from fedlgm.papers.inid.pca import covariance_plan, methods
 from fedlgm.papers.inid.pca_trials import recovery_errors
 from fedlgm.papers.inid.smoothness import private_smoothness, smoothness
+from fedlgm.papers.inid.staircase import Staircase2D
 from fedlgm.plan import RunFacts, Sampling
 from fedlgm.privacy.accounting import calibrate
 from fedlgm.privacy.gaussian import gaussian_mu

@@ -15,8 +15,6 @@ from flwr_datasets.partitioner import (
     ShardPartitioner,
 )
 
-from fedlgm.data import partition
-from fedlgm.data.partitioner import SchemePartitioner
 from fedlgm.data.rows import LabelledRows
 
 
@@ -37,14 +35,3 @@ def test_selections_are_the_rows_that_a_plain_data_set_gives(make: Callable[[], 
     plain.dataset = Dataset.from_dict({"label": labels, "row": rows})
     for client in range(7):
         assert light.load_partition(client).tolist() == list(plain.load_partition(client)["row"])
-
-
-def test_scheme_partitioner_has_flowers_interface() -> None:
-    labels = np.random.default_rng(2).integers(0, 10, 500)
-    ours = SchemePartitioner(8, "label", "hsu", seed=4, alpha=0.3)
-    assert isinstance(ours, Partitioner)
-    ours.dataset = Dataset.from_dict({"label": labels, "row": np.arange(500)})
-    expected = partition(labels, 8, "hsu", seed=4, alpha=0.3)
-    assert ours.num_partitions == 8
-    for i in range(8):
-        assert list(ours.load_partition(i)["row"]) == expected[i].tolist()

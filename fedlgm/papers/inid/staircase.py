@@ -1,8 +1,7 @@
-"""Staircase noise in one and two dimensions: the epsilon-DP noise of least mean absolute (l1) error.
+"""Staircase noise in two dimensions: the epsilon-DP noise of least mean absolute (l1) error.
 
 Its density is constant on shells of the l1 norm and drops by e^-epsilon once in every interval of one sensitivity, at
-a fraction gamma of it. Both classes draw from a generator of `fedlgm.keys` passed by the caller. They use only the
-query's global l1 sensitivity; i.n.i.d. Laplace noise uses one sensitivity per coordinate, which is why it can win
+a fraction gamma of it. It uses only the query's global l1 sensitivity; i.n.i.d. Laplace noise uses one sensitivity per coordinate, which is why it can win
 (i.n.i.d. noise paper, section V-D and Table II).
 
 Sources: Geng and Viswanath, "The Optimal Noise-Adding Mechanism in Differential Privacy" (one dimension); Geng,
@@ -26,77 +25,7 @@ _LARGEST_EPSILON = 700.0  # e^-epsilon is still a normal double
 
 
 @dataclass(frozen=True)
-class _Steps:
-    epsilon: float
-    sensitivity: float
-    gamma: float
-
-    def __post_init__(self) -> None:
-        _check_epsilon(self.epsilon)
-        if not (math.isfinite(self.sensitivity) and self.sensitivity > 0):
-            raise ConfigError(f"sensitivity must be finite and > 0, got {self.sensitivity}")
-        if not 0 <= self.gamma <= 1:
-            raise ConfigError(f"gamma must lie in [0, 1], got {self.gamma}")
-
-    @property
-    def _ratio(self) -> float:
-        return math.exp(-self.epsilon)
-
-    @property
-    def _drop(self) -> float:
-        return -math.expm1(-self.epsilon)
-
-    def _fall(self, radius: Array) -> Array:
-        """Density relative to the origin; it falls by e^-epsilon in every step, at its fraction gamma."""
-        step = np.floor(radius / self.sensitivity)
-        dropped = radius / self.sensitivity - step >= self.gamma
-        return np.exp(-self.epsilon * (step + dropped))
-
-
-class Staircase(_Steps):
-    """One-dimensional staircase noise, epsilon-DP for a query of the given sensitivity.
-
-    Args:
-        epsilon: privacy budget, in (0, 700].
-        sensitivity: largest change of the query between neighbours, > 0.
-        gamma: fraction of each step before the drop, in [0, 1].
-
-    Raises:
-        ConfigError: a value out of range.
-    """
-
-    @classmethod
-    def optimal(cls, epsilon: float, sensitivity: float = 1.0) -> Staircase:
-        """The noise of least mean absolute error: gamma = 1 / (1 + e^(epsilon/2))."""
-        _check_epsilon(epsilon)
-        return cls(epsilon, sensitivity, float(scipy.special.expit(-epsilon / 2)))
-
-    def density(self, x: npt.ArrayLike) -> Array:
-        """Density at `x` (any shape)."""
-        peak = self._drop / (2 * self.sensitivity * (self.gamma + self._ratio * (1 - self.gamma)))
-        return peak * self._fall(np.abs(np.asarray(x, dtype=np.float64)))
-
-    def sample(self, rng: np.random.Generator, size: int) -> Array:
-        """Draw `size` independent noises, shape [size]."""
-        sign = rng.choice(np.array([-1.0, 1.0]), size)
-        step = rng.geometric(self._drop, size) - 1
-        before = rng.random(size) < self._mass_before()
-        place = rng.random(size)
-        within = np.where(before, self.gamma * place, self.gamma + (1 - self.gamma) * place)
-        return sign * self.sensitivity * (step + within)
-
-    def expected_l1(self) -> float:
-        """E|noise|; under the optimal gamma it is sensitivity e^(epsilon/2) / (e^epsilon - 1)."""
-        before = self._mass_before()
-        within = before * self.gamma / 2 + (1 - before) * (1 + self.gamma) / 2
-        return self.sensitivity * (self._ratio / self._drop + within)
-
-    def _mass_before(self) -> float:
-        """Probability that a draw lies before the drop of its step."""
-        return self.gamma / (self.gamma + self._ratio * (1 - self.gamma))
-
-
-class Staircase2D(_Steps):
+class Staircase2D:
     """Two-dimensional staircase noise, epsilon-DP for a query of the given l1 sensitivity.
 
     The two coordinates are dependent: the density is a function of their l1 norm.
@@ -109,6 +38,17 @@ class Staircase2D(_Steps):
     Raises:
         ConfigError: a value out of range.
     """
+
+    epsilon: float
+    sensitivity: float
+    gamma: float
+
+    def __post_init__(self) -> None:
+        _check_epsilon(self.epsilon)
+        if not (math.isfinite(self.sensitivity) and self.sensitivity > 0):
+            raise ConfigError(f"sensitivity must be finite and > 0, got {self.sensitivity}")
+        if not 0 <= self.gamma <= 1:
+            raise ConfigError(f"gamma must lie in [0, 1], got {self.gamma}")
 
     @classmethod
     def optimal(cls, epsilon: float, sensitivity: float = 1.0) -> Staircase2D:
@@ -150,6 +90,20 @@ class Staircase2D(_Steps):
         """
         b, v = self._ratio, self._v()
         return 2 / 3 * self.sensitivity * (v**3 + 3 * b * v + b * (1 + b)) / (self._drop * (v**2 + b))
+
+    @property
+    def _ratio(self) -> float:
+        return math.exp(-self.epsilon)
+
+    @property
+    def _drop(self) -> float:
+        return -math.expm1(-self.epsilon)
+
+    def _fall(self, radius: Array) -> Array:
+        """Density relative to the origin; it falls by e^-epsilon in every step, at its fraction gamma."""
+        step = np.floor(radius / self.sensitivity)
+        dropped = radius / self.sensitivity - step >= self.gamma
+        return np.exp(-self.epsilon * (step + dropped))
 
     def _v(self) -> float:
         return self._ratio + self._drop * self.gamma
