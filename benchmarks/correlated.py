@@ -171,10 +171,9 @@ def against_poisson(budgets: tuple[float, ...], groups: tuple[int, ...]) -> list
 
 
 def workloads() -> list[Row]:
-    """Mean error for servers with momentum and schedules, 10 bands: the C made for them and that for prefix sums."""
+    """Mean error for a server with momentum, 10 bands: the C made for them and that for prefix sums."""
     rows = []
-    rates = tuple((1 - np.arange(ROUNDS) / ROUNDS).tolist())
-    for name, workload in {"momentum 0.9": Workload(0.9), "linear schedule": Workload(rates=rates)}.items():
+    for name, workload in {"momentum 0.9": Workload(0.9)}.items():
         made = correlation.get("banded", ROUNDS, bands=BANDS, workload=workload)
         prefix, independent = correlation.get("banded", ROUNDS, bands=BANDS), correlation.get("identity", ROUNDS)
         errors = [c.error(workload) for c in (made, prefix, independent)]
@@ -184,14 +183,10 @@ def workloads() -> list[Row]:
     return rows
 
 
-HALVES = tuple((np.arange(ROUNDS) < ROUNDS // 2).astype(float).tolist())
-FALLING = tuple((1 - np.arange(ROUNDS) / ROUNDS).tolist())
 DIFFERENT = {
     "momentum 0.9 / none": (Workload(0.9), Workload()),
     "momentum 0.9 / 0.5": (Workload(0.9), Workload(0.5)),
     "weight decay 0.01 a round / none": (Workload(decay=0.99), Workload()),
-    "learning rate falling to 0 / constant": (Workload(rates=FALLING), Workload()),
-    "learning rate 0 after 150 rounds / constant": (Workload(rates=HALVES), Workload()),
     "no difference": (Workload(), Workload()),
 }
 """What the server could do differently with two kinds of layers."""
@@ -201,10 +196,10 @@ TABLES = {"CNN, FashionMNIST": MODELS["CNN, FashionMNIST"], "ResNet-18": MODELS[
 def per_layer() -> list[Row]:
     """Error of the best C for all layers over that of a C for each layer, under the optimal split of either.
 
-    With sens(C_l) E_l of each kind of layers the optimal split has the error sum_l c_l sens(C_l) E_l sqrt(d_l)
-    (`fedlgm.correlation.optimal_split`), so the cost of one C is the mean of its costs for either kind, weighted by the
-    terms of this sum. "worst": the largest over all weights, whatever the model. Models: layers have equal bounds, and
-    the last one ("output"), or the second half of them, is treated as named second.
+    With sens(C_l) E_l of each kind of layers the optimal split has the error sum_l c_l sens(C_l) E_l sqrt(d_l), so the
+    cost of one C is the mean of its costs for either kind, weighted by the terms of this sum. "worst": the largest
+    over all weights, whatever the model. Models: layers have equal bounds, and the last one ("output"), or the second
+    half of them, is treated as named second.
     """
     sizes = {
         name: LayerTable.from_module(models.build(kind, in_shape=shape, classes=10)).sizes

@@ -8,7 +8,6 @@ NumPy and SciPy only, except for the stream, which works on torch vectors.
 """
 
 from fedlgm.correlation.correlation import Correlation
-from fedlgm.correlation.layers import optimal_split
 from fedlgm.correlation.strategies import Strategy, get, names, options_of, register
 from fedlgm.correlation.stream import CorrelatedStream
 from fedlgm.correlation.toeplitz import Reduce
@@ -23,7 +22,6 @@ __all__ = [
     "as_workload",
     "get",
     "names",
-    "optimal_split",
     "options_of",
     "register",
 ]

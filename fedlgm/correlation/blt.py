@@ -14,7 +14,6 @@ from scipy.special import expit
 from fedlgm.correlation.sensitivities import earliest_pattern
 from fedlgm.correlation.toeplitz import Reduce
 from fedlgm.correlation.workloads import Workload
-from fedlgm.errors import ConfigError
 
 _STARTS = ((0.5, 0.6), (0.9, 0.6), (0.98, 0.35))  # (largest decay, sum of scales) to start the optimiser from
 _LEAST = 2.0**-1000
@@ -33,18 +32,13 @@ def optimal(
     """Decays and scales that minimise sensitivity times error, each [buffers], the largest decay first.
 
     Args:
-        workload: workload of the error; Toeplitz only.
+        workload: workload of the error.
         rounds: T.
         buffers: m >= 1. Under minimum separation a second buffer gains about one per cent, a third nothing.
         separation: fewest rounds between a client's participations.
         most: most participations of a client.
         reduce: "mean" or "max" of the outputs' errors.
-
-    Raises:
-        ConfigError: a schedule of learning rates.
     """
-    if workload.rates is not None:
-        raise ConfigError("blt cannot be optimised for a schedule of learning rates: use 'banded'")
     column = workload.column(rounds)
     weights = np.ones(rounds) if reduce == "max" else (rounds - np.arange(rounds)) / rounds
     lags = np.arange(rounds - 1)

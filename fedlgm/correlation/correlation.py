@@ -206,21 +206,6 @@ class Correlation:
         up = self.sensitivity(min_separation, max_participations) / math.sqrt(steps.sum())
         return np.sqrt(steps) * max(1.0, up)
 
-    def single_participation_sensitivity(self) -> float:
-        """sens(C) of clients that take part at most once: the largest column norm."""
-        return self.sensitivity(1, 1)
-
-    def cyclic_sensitivity(self, period: int) -> float:
-        """sens(C) of clients that take part in rounds r, r + period, r + 2 period, ... for a fixed r each.
-
-        Exact if no coefficient is negative, otherwise an upper bound; rounded up.
-
-        Raises:
-            ConfigError: a period below 1.
-        """
-        _participations(self.rounds, period, None)
-        return self._rounded_up(sensitivities.squared_cyclic_sensitivity(self.coefficients, self.rounds, period))
-
     def column_norms(self) -> np.ndarray:
         """l2 norm of each column of C, float64 [T]."""
         return np.sqrt(sensitivities.squared_column_norms(self.coefficients, self.rounds))

@@ -117,22 +117,6 @@ def squared_sensitivity(coefficients: np.ndarray, rounds: int, separation: int, 
     return float(best(rows, separation, most))
 
 
-def squared_cyclic_sensitivity(coefficients: np.ndarray, rounds: int, period: int) -> float:
-    """sens(C)^2 for participation in rounds r, r + b, r + 2b, ... (b = `period`); exact for coefficients >= 0.
-
-    Example:
-        >>> squared_cyclic_sensitivity(np.array([1.0, 0.5]), rounds=5, period=3)
-        2.5
-    """
-    if np.all(coefficients >= 0):
-        patterns = (
-            earliest_pattern(coefficients, rounds - first, period, rounds) for first in range(min(period, rounds))
-        )
-        return max(float(pattern @ pattern) for pattern in patterns)
-    products = magnitudes(coefficients, rounds)
-    return max(float(products[first::period, first::period].sum()) for first in range(min(period, rounds)))
-
-
 def magnitudes(coefficients: np.ndarray, rounds: int) -> np.ndarray:
     """|C^T C|, [T, T], with no entry rounded below its true value.
 

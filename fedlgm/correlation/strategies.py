@@ -103,7 +103,6 @@ def get(name: str, rounds: int, **options: Any) -> Correlation:
     rounds = _whole("rounds", rounds, 1_000_000)
     if "workload" in options_of(name):
         options["workload"] = as_workload(options.get("workload", "prefix"))
-        options["workload"].check(rounds)
     if options.get("reduce", "mean") not in get_args(Reduce):
         raise ConfigError(f"unknown reduce {options['reduce']!r}; known: {', '.join(get_args(Reduce))}")
     with users_code(f"correlation {name!r}", make):

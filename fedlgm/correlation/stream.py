@@ -6,7 +6,6 @@ The kept state is as secret as the noise: together with the releases it reveals 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -15,18 +14,6 @@ from fedlgm.correlation.correlation import Correlation
 from fedlgm.errors import ConfigError, PrivacyError
 
 _PIECE = 1 << 15  # coordinates of a thread at a time, which stay in its cache; the bits do not depend on it
-
-
-class StreamState(TypedDict):
-    """State of a stream, as secret as the noise.
-
-    Attributes:
-        round: number of finished rounds.
-        kept: state of these rounds that later rounds need.
-    """
-
-    round: int
-    kept: Tensor
 
 
 class CorrelatedStream:
@@ -64,11 +51,6 @@ class CorrelatedStream:
             dtype=torch.float64 if bands is None else torch.float32,
             device=device,
         )
-
-    @property
-    def memory(self) -> int:
-        """Bytes of the kept state when it is full."""
-        return self._kept.numel() * self._kept.element_size()
 
     def next(self, z: Tensor) -> Tensor:
         """Noise of the next round.
@@ -116,22 +98,6 @@ class CorrelatedStream:
             raise ConfigError(f"{self.round} rounds are over, which cannot be replayed to {rounds}")
         for t in range(self.round, rounds):
             self.next(draw(t))
-
-    def state(self) -> StreamState:
-        """What `restore` needs, not copied."""
-        return {"round": self.round, "kept": self._kept}
-
-    def restore(self, state: StreamState) -> None:
-        """Continue from a state.
-
-        Raises:
-            ConfigError: the state belongs to another stream.
-        """
-        kept, over = state["kept"], int(state["round"])
-        if kept.shape != self._kept.shape or kept.dtype != self._kept.dtype or over > self.correlation.rounds:
-            raise ConfigError("the stored noise is that of another correlation, or of vectors of another size")
-        self._kept.copy_(kept)
-        self.round = over
 
     def _banded(self, z: Tensor, kept: Tensor) -> None:
         first, *rest = self.correlation.coefficients.tolist()

@@ -10,18 +10,14 @@ from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
-from scipy.linalg import toeplitz
 from scipy.optimize import minimize
 from scipy.signal import lfilter
 
 from fedlgm.correlation.workloads import Workload
-from fedlgm.errors import ConfigError
 
 Reduce = Literal["mean", "max"]
-_Loss = Callable[[np.ndarray], tuple[float, np.ndarray]]
 
 _EXPLODED = 1e3  # logarithm of an error beyond the doubles' range
-_SMOOTH_MAX = (16, 128, 1024)  # the largest of T variances as their p-norm, at most T^(1/p) above it, ever sharper
 
 
 def square_root(workload: Workload, bands: int) -> np.ndarray:
@@ -29,12 +25,7 @@ def square_root(workload: Workload, bands: int) -> np.ndarray:
 
     1, 1/2, 3/8, 5/16, ... for prefix sums (Fichtenberger et al. 2022, arXiv 2202.11205); with momentum beta and decay
     alpha sum_i r_i r_{j-i} alpha^i beta^{j-i} (Kalinin and Lampert 2024, arXiv 2405.13763, Theorem 1).
-
-    Raises:
-        ConfigError: a schedule of learning rates, whose square root is not Toeplitz.
     """
-    if workload.rates is not None:
-        raise ConfigError("the square root has no closed form for a schedule of learning rates: use 'banded'")
     j = np.arange(bands)
     root = np.cumprod(np.concatenate([[1.0], (2 * j[1:] - 1) / (2 * j[1:])]))
     return _unit(np.convolve(root * workload.decay**j, root * workload.momentum**j)[:bands])
@@ -47,30 +38,16 @@ def optimal(workload: Workload, rounds: int, bands: int, reduce: Reduce) -> np.n
         workload: workload of the error.
         rounds: T.
         bands: number of coefficients, at most T.
-        reduce: "mean" minimises the root mean square over the outputs, "max" the largest (with a schedule of learning
-            rates a smooth maximum).
+        reduce: "mean" minimises the root mean square over the outputs, "max" the largest.
     """
-    start = square_root(Workload(workload.momentum, workload.decay), bands)
+    start = square_root(workload, bands)
     if bands == 1:
         return start
-    if workload.rates is None:
-        losses = [_toeplitz_loss(workload.column(rounds), reduce)]
-    elif reduce == "mean":
-        losses = [_quadratic_loss(_pair_weights(workload, rounds))]
-    else:
-        losses = [_largest_loss(workload, rounds, power) for power in _SMOOTH_MAX]
-    found = start
-    for loss in losses:
-        found = _minimum(loss, found)
-    return found
+    error_of = _toeplitz_loss(workload.column(rounds), reduce)
 
-
-def _minimum(loss: _Loss, start: np.ndarray) -> np.ndarray:
-    """Normalised coefficients of the least norm times error."""
-
-    def log_loss(c: np.ndarray) -> tuple[float, np.ndarray]:
+    def loss(c: np.ndarray) -> tuple[float, np.ndarray]:
         with np.errstate(over="ignore", invalid="ignore"):
-            error, gradient = loss(c)
+            error, gradient = error_of(c)
         norm = c @ c
         if not (np.isfinite(error) and np.isfinite(gradient).all()):  # C^-1 explodes: the line search turns back
             return _EXPLODED, np.zeros_like(c)
@@ -78,7 +55,7 @@ def _minimum(loss: _Loss, start: np.ndarray) -> np.ndarray:
 
     options = {"maxiter": 2000, "maxfun": 4000, "ftol": 1e-15, "gtol": 1e-11, "maxcor": 20}
     # The loss does not depend on the scale of c. The first step has length 1: a small part of a long vector.
-    return _unit(minimize(log_loss, 100 * start, jac=True, method="L-BFGS-B", options=options).x)
+    return _unit(minimize(loss, 100 * start, jac=True, method="L-BFGS-B", options=options).x)
 
 
 def _unit(c: np.ndarray) -> np.ndarray:
@@ -91,7 +68,7 @@ def _backward(c: np.ndarray, gradient: np.ndarray, output: np.ndarray) -> np.nda
     return -np.array([solved[j:] @ output[: output.size - j] for j in range(c.size)])
 
 
-def _toeplitz_loss(column: np.ndarray, reduce: Reduce) -> _Loss:
+def _toeplitz_loss(column: np.ndarray, reduce: Reduce) -> Callable[[np.ndarray], tuple[float, np.ndarray]]:
     """Mean (or last, which is the largest) squared error of a Toeplitz workload, in O(T b)."""
     rounds = column.size
     weights = np.ones(rounds) if reduce == "max" else (rounds - np.arange(rounds)) / rounds
@@ -99,47 +76,5 @@ def _toeplitz_loss(column: np.ndarray, reduce: Reduce) -> _Loss:
     def loss(c: np.ndarray) -> tuple[float, np.ndarray]:
         output = lfilter([1.0], c, column)
         return float(weights @ output**2), _backward(c, 2 * weights * output, output)
-
-    return loss
-
-
-def _pair_weights(workload: Workload, rounds: int) -> np.ndarray:
-    """Q such that the mean squared error is m^T Q m for the first column m of C^-1, [T, T].
-
-    Column s of C^-1 is m shifted by s, so Q[i, j] = sum_s (A^T A)[s + i, s + j] / T: sums along diagonals.
-    """
-    gram = workload.apply_transposed(workload.matrix(rounds))
-    for lag in range(rounds):  # in place; both triangles
-        along = np.cumsum(np.diagonal(gram, lag)[::-1])[::-1].copy()
-        index = np.arange(rounds - lag)
-        gram[index, index + lag] = gram[index + lag, index] = along
-    return gram / rounds
-
-
-def _quadratic_loss(pairs: np.ndarray) -> _Loss:
-    unit = np.eye(len(pairs), 1)[:, 0]
-
-    def loss(c: np.ndarray) -> tuple[float, np.ndarray]:
-        noising = lfilter([1.0], c, unit)
-        product = pairs @ noising
-        return float(noising @ product), _backward(c, 2 * product, noising)
-
-    return loss
-
-
-def _largest_loss(workload: Workload, rounds: int, power: int) -> _Loss:
-    unit, zeros = np.eye(rounds, 1)[:, 0], np.zeros(rounds)
-
-    def loss(c: np.ndarray) -> tuple[float, np.ndarray]:
-        noising = lfilter([1.0], c, unit)
-        rows = workload.apply(toeplitz(noising, zeros))
-        variances = np.sum(rows**2, axis=1)
-        scale = variances.max()
-        powers = (variances / scale) ** (power - 1)
-        total = float(powers @ variances) / scale
-        error = scale * total ** (1 / power)
-        weights = powers * total ** (1 / power - 1)
-        moved = workload.apply_transposed(2 * weights[:, None] * rows)
-        return error, _backward(c, np.array([np.trace(moved, -i) for i in range(rounds)]), noising)
 
     return loss

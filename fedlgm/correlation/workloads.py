@@ -1,14 +1,11 @@
 """A run's use of its releases: the linear map A from released vectors to models, output t = sum_r A[t, r] y_r.
 
-Only the error depends on it, never the
-privacy claim: everything after a release is post-processing.
+Only the error depends on it, never the privacy claim: everything after a release is post-processing.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import TypedDict
 
 import numpy as np
 from scipy.linalg import toeplitz
@@ -17,17 +14,9 @@ from scipy.signal import lfilter
 from fedlgm.errors import ConfigError
 
 
-class WorkloadRecord(TypedDict):
-    """JSON form of `Workload`."""
-
-    momentum: float
-    decay: float
-    rates: list[float] | None
-
-
 @dataclass(frozen=True)
 class Workload:
-    """A linear server optimizer: m_t = momentum m_{t-1} + y_t, model_t = decay model_{t-1} + rate_t m_t.
+    """A linear server optimizer: m_t = momentum m_{t-1} + y_t, model_t = decay model_{t-1} + m_t.
 
     The default is plain averaging, whose outputs are the prefix sums of the releases. Adam and other non-linear
     servers have no such map; prefix sums or momentum then stand in for it.
@@ -41,7 +30,6 @@ class Workload:
     Attributes:
         momentum: beta in [0, 1).
         decay: factor alpha in (0, 1] by which the model shrinks each round (weight decay).
-        rates: the server's learning rate in each round, non-negative, [T]; None: 1 throughout.
 
     Raises:
         ConfigError: a value outside its range.
@@ -51,57 +39,29 @@ class Workload:
 
     momentum: float = 0.0
     decay: float = 1.0
-    rates: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.momentum < 1:
             raise ConfigError(f"momentum must lie in [0, 1), got {self.momentum}")
         if not 0 < self.decay <= 1:
             raise ConfigError(f"decay must lie in (0, 1], got {self.decay}")
-        if self.rates is not None:
-            rates = tuple(float(rate) for rate in self.rates)
-            if not rates or not all(math.isfinite(rate) and rate >= 0 for rate in rates) or not any(rates):
-                raise ConfigError("rates must be non-negative numbers, one for each round, and not all zero")
-            object.__setattr__(self, "rates", rates)
-
-    def check(self, rounds: int) -> None:
-        """Raise ConfigError if the schedule does not match the number of rounds."""
-        if self.rates is not None and len(self.rates) != rounds:
-            raise ConfigError(f"rates must have one entry for each of {rounds} rounds, got {len(self.rates)}")
 
     def column(self, rounds: int) -> np.ndarray:
-        """First column of A, which is Toeplitz if there is no schedule, float64 [T]."""
+        """First column of A, which is Toeplitz, float64 [T]."""
         return self.apply(np.eye(rounds, 1))[:, 0]
 
     def matrix(self, rounds: int) -> np.ndarray:
         """A, float64 [T, T], lower triangular."""
-        return self.apply(np.eye(rounds)) if self.rates else toeplitz(self.column(rounds), np.zeros(rounds))
+        return toeplitz(self.column(rounds), np.zeros(rounds))
 
     def apply(self, x: np.ndarray) -> np.ndarray:
         """A x for the columns of x, [T, n]."""
         moved = lfilter([1.0], [1.0, -self.momentum], x, axis=0)
-        return lfilter([1.0], [1.0, -self.decay], self._scaled(moved), axis=0)
-
-    def apply_transposed(self, x: np.ndarray) -> np.ndarray:
-        """A^T x for the columns of x, [T, n]."""
-        moved = self._scaled(lfilter([1.0], [1.0, -self.decay], x[::-1], axis=0)[::-1])
-        return lfilter([1.0], [1.0, -self.momentum], moved[::-1], axis=0)[::-1]
+        return lfilter([1.0], [1.0, -self.decay], moved, axis=0)
 
     def variances(self, coefficients: np.ndarray, rounds: int) -> np.ndarray:
         """Squared row norms of A C^-1 for a lower-triangular Toeplitz C: variance of each output, [T]."""
-        if self.rates is None:
-            return np.cumsum(lfilter([1.0], coefficients, self.column(rounds)) ** 2)
-        self.check(rounds)
-        noising = lfilter([1.0], coefficients, np.eye(rounds, 1)[:, 0])
-        return np.sum(self.apply(toeplitz(noising, np.zeros(rounds))) ** 2, axis=1)
-
-    def to_dict(self) -> WorkloadRecord:
-        """JSON form; `Workload(**record)` is its inverse."""
-        rates = None if self.rates is None else list(self.rates)
-        return {"momentum": self.momentum, "decay": self.decay, "rates": rates}
-
-    def _scaled(self, x: np.ndarray) -> np.ndarray:
-        return x if self.rates is None else np.asarray(self.rates)[:, None] * x
+        return np.cumsum(lfilter([1.0], coefficients, self.column(rounds)) ** 2)
 
 
 PREFIX = Workload()

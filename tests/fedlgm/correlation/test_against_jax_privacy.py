@@ -54,12 +54,6 @@ def test_sensitivities(separation, limit):
     assert rising.sensitivity(separation, limit) == pytest.approx(float(theirs), rel=1e-6)
 
 
-def test_cycles():
-    c = correlation.get("banded", 40, bands=12)
-    theirs = peer.sensitivity.fixed_epoch_sensitivity(c.matrix(), 5)
-    assert c.cyclic_sensitivity(8) == pytest.approx(float(theirs), rel=1e-6)
-
-
 @pytest.mark.parametrize(("separation", "buffers"), [(5, 1), (5, 2), (40, 2)])
 def test_buffers(separation, buffers):
     """Coefficients, error and sensitivity of a buffered strategy."""

@@ -49,7 +49,6 @@ def test_errors_and_sensitivities(rounds, bands, root, mean, largest):
         assert c.amplified_column_norm() == pytest.approx(1, abs=1e-9)
         if rounds % bands == 0:
             assert c.sensitivity(bands) == pytest.approx(math.sqrt(k), abs=1e-6)
-            assert c.cyclic_sensitivity(bands) == pytest.approx(math.sqrt(k), abs=1e-6)
 
 
 def test_long_runs():
@@ -99,7 +98,7 @@ def test_buffered_toeplitz(rounds, separation, decays, scales, sensitivity, mean
     assert c.coefficients[0] == 1
     np.testing.assert_allclose(c.decays, decays, rtol=0, atol=6e-6)
     np.testing.assert_allclose(c.scales, scales, rtol=0, atol=6e-6)
-    once = c.single_participation_sensitivity()
+    once = c.sensitivity(1, 1)
     assert (c.sensitivity(separation) if separation else once) == pytest.approx(sensitivity, **FIVE_DIGITS)
     assert c.error() == pytest.approx(mean, **FIVE_DIGITS)
     assert c.error(reduce="max") == pytest.approx(largest, **FIVE_DIGITS)
@@ -108,9 +107,9 @@ def test_buffered_toeplitz(rounds, separation, decays, scales, sensitivity, mean
 def test_more_buffers():
     """Sensitivity times error: three buffers are within 0.03 % of all Toeplitz matrices; min-sep gains nothing."""
     three = correlation.get("blt", 300, buffers=3)
-    assert three.single_participation_sensitivity() * three.error() == pytest.approx(2.6676, abs=6e-5)
+    assert three.sensitivity(1, 1) * three.error() == pytest.approx(2.6676, abs=6e-5)
     one = correlation.get("blt", 300, buffers=1)
-    assert one.single_participation_sensitivity() * one.error() == pytest.approx(2.8413, abs=6e-5)
+    assert one.sensitivity(1, 1) * one.error() == pytest.approx(2.8413, abs=6e-5)
     for buffers in (1, 2):
         c = correlation.get("blt", 300, buffers=buffers, min_separation=10)
         assert c.sensitivity(10) * c.error() / math.sqrt(30) == pytest.approx(4.7583, abs=6e-5)
@@ -118,10 +117,7 @@ def test_more_buffers():
 
 def test_largest_error_of_buffered_toeplitz():
     mean, largest = (correlation.get("blt", 300, reduce=reduce) for reduce in ("mean", "max"))
-    products = [
-        [c.single_participation_sensitivity() * c.error(reduce=reduce) for reduce in ("mean", "max")]
-        for c in (mean, largest)
-    ]
+    products = [[c.sensitivity(1, 1) * c.error(reduce=reduce) for reduce in ("mean", "max")] for c in (mean, largest)]
     assert products[0][0] < products[1][0]
     assert products[1][1] < products[0][1]
 
@@ -132,7 +128,6 @@ def test_sensitivities():
     assert short.sensitivity(3) == pytest.approx(6.684310, abs=1e-6)
     assert short.sensitivity(3, 2) == pytest.approx(3.489986, abs=1e-6)
     assert long.sensitivity(7, 5) == pytest.approx(4.871345, abs=1e-6)
-    assert short.cyclic_sensitivity(4) == pytest.approx(5.075431, abs=1e-6)
     assert short.sensitivity(4) == pytest.approx(5.075431, abs=1e-6)
     root = Correlation("own", 16, [1, 0.5, 0.375, 0.3125])
     assert root.sensitivity(4) == pytest.approx(2.439903, abs=1e-6)
@@ -154,17 +149,6 @@ def test_momentum():
         correlation.get("identity", rounds),
     ]
     assert [c.error(workload) for c in found] == pytest.approx([37.97, 38.08, 39.61, 117.15], abs=6e-3)
-
-
-def test_schedules():
-    rates = Workload(rates=tuple(1 - np.arange(300) / 300))
-    plain = correlation.get("banded", 300, bands=10)
-    assert plain.error(rates) == pytest.approx(3.130, abs=6e-4)
-    assert correlation.get("identity", 300).error(rates) == pytest.approx(8.689, abs=6e-4)
-    mean = correlation.get("banded", 300, bands=10, workload=rates)
-    largest = correlation.get("banded", 300, bands=10, workload=rates, reduce="max")
-    assert mean.error(rates) < min(plain.error(rates), largest.error(rates))
-    assert largest.error(rates, "max") < min(plain.error(rates, "max"), mean.error(rates, "max"))
 
 
 @pytest.mark.parametrize(
