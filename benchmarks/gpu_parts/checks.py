@@ -36,7 +36,8 @@ def check_all(device: torch.device, backend: kernels.Backend, sizes: list[int]) 
 def _check_sums(
     updates: Tensor, factors: Tensor, offsets: Tensor, sizes: list[int], there: list[Tensor], backend: kernels.Backend
 ) -> dict[str, bool]:
-    squared, _ = kernels.squared_norms(there[0], offsets, backend=backend)
+    clip = torch.ones_like(there[2])
+    squared = kernels.clip_factors(there[0], offsets, clip, backend=backend).moments
     expected = torch.stack([part.double().square().sum(1) for part in updates.split(sizes, 1)], 1)
     out = torch.zeros(sum(sizes), device=there[0].device)
     kernels.clip_scale_sum(there[0], offsets, there[1], out, backend=backend)
@@ -45,7 +46,7 @@ def _check_sums(
         exact += factors[client].repeat_interleave(torch.tensor(sizes)) * updates[client]
     damaged = there[0].clone()
     damaged[1, 3] = math.nan
-    bounds = kernels.clip_factors(damaged, offsets, torch.ones_like(there[2]), backend=backend)
+    bounds = kernels.clip_factors(damaged, offsets, clip, backend=backend)
     bounded = torch.zeros(sum(sizes), device=damaged.device)
     kernels.clip_scale_sum(damaged, offsets, bounds.factors, bounded, backend=backend)
     return {

@@ -14,8 +14,6 @@ from fedlgm.aggregation.kernels.ops import (
     clip_factors,
     clip_scale_sum,
     has_triton,
-    l1_norms,
-    squared_norms,
     triton_interprets,
 )
 from fedlgm.aggregation.kernels.philox import DOWNLINK_STREAM, SERVER_STREAM, noise_key, philox4x32
@@ -32,10 +30,8 @@ __all__ = [
     "clip_scale_sum",
     "empty_block",
     "has_triton",
-    "l1_norms",
     "noise_key",
     "philox4x32",
-    "squared_norms",
     "triton_interprets",
     "widest",
 ]

@@ -30,8 +30,8 @@ _TOTALS = (torch.float32, torch.float64)
 
 class _Kernels(Protocol):
     def layer_moments(
-        self, updates: Tensor, layout: Layout, power: int, clip: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor | None]: ...
+        self, updates: Tensor, layout: Layout, power: int, clip: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]: ...
 
     def accumulate(
         self,
@@ -62,39 +62,6 @@ def backend_for(tensor: Tensor) -> Backend:
     return "triton" if tensor.is_cuda and has_triton() else "torch"
 
 
-def squared_norms(updates: Tensor, offsets: Tensor, *, backend: Backend | None = None) -> tuple[Tensor, Tensor]:
-    """Squared l2 norm of every client's layers, in one pass over memory.
-
-    Args:
-        updates: [B, D] float32 or bfloat16; elements of a row side by side.
-        offsets: layer boundaries [K + 1] int64 on the CPU.
-        backend: overrides `backend_for(updates)`.
-
-    Returns:
-        Squared norms [B, K] float32; number of each client's elements whose square is NaN or overflows float32 (above
-        1.8e19 in magnitude), [B] int64.
-
-    Raises:
-        ConfigError: tensors of another shape, type or device.
-    """
-    layout = _check_updates(updates, offsets)
-    moments, nonfinite, _ = _kernels(backend, updates).layer_moments(updates, layout, 2)
-    return moments, nonfinite
-
-
-def l1_norms(updates: Tensor, offsets: Tensor, *, backend: Backend | None = None) -> tuple[Tensor, Tensor]:
-    """l1 norm of every client's layers: the sensitivity that Laplace noise needs.
-
-    Arguments, second result and errors are those of `squared_norms`.
-
-    Returns:
-        l1 norms [B, K] float32; number of each client's elements that are NaN or infinite, [B] int64.
-    """
-    layout = _check_updates(updates, offsets)
-    moments, nonfinite, _ = _kernels(backend, updates).layer_moments(updates, layout, 1)
-    return moments, nonfinite
-
-
 def clip_factors(
     updates: Tensor, offsets: Tensor, clip: Tensor, family: Family = "gaussian", *, backend: Backend | None = None
 ) -> ClipFactors:
@@ -119,7 +86,6 @@ def clip_factors(
     _check_family(family)
     power = 2 if family == "gaussian" else 1
     moments, nonfinite, factors = _kernels(backend, updates).layer_moments(updates, layout, power, clip)
-    assert factors is not None
     return ClipFactors(moments, factors, nonfinite)
 
 

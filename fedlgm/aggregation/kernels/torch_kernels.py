@@ -25,20 +25,18 @@ def _chunk(device: torch.device) -> int:
     return 1 << (16 if device.type == "cpu" else 22)
 
 
-def layer_moments(
-    updates: Tensor, layout: Layout, power: int, clip: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor | None]:
+def layer_moments(updates: Tensor, layout: Layout, power: int, clip: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Sums of |u|^power over each client's layers, and from them the factors that bound the layers.
 
     Args:
         updates: [B, D] float32 or bfloat16.
         layout: layer boundaries.
         power: 2 (squared l2 norms) or 1 (l1 norms).
-        clip: bound of each layer's norm, [K] float32, or None for no factors.
+        clip: bound of each layer's norm, [K] float32.
 
     Returns:
         Moments [B, K] float32; number of each client's elements whose |u|^power is NaN or overflows, [B] int64; factors
-        min(1, bound / norm) [B, K] float32 (0 for a client with an overflow), or None.
+        min(1, bound / norm) [B, K] float32 (0 for a client with an overflow).
     """
     clients, device = updates.shape[0], updates.device
     wide = widest(device)  # makes the sum's order immaterial
@@ -53,7 +51,7 @@ def layer_moments(
             nonfinite += (~(terms < math.inf)).sum(dim=1)
             sums[:, layer] += terms.sum(dim=1, dtype=wide)
     moments = sums.float()
-    return moments, nonfinite, None if clip is None else _factors(moments, nonfinite, clip, power)
+    return moments, nonfinite, _factors(moments, nonfinite, clip, power)
 
 
 def _factors(moments: Tensor, nonfinite: Tensor, clip: Tensor, power: int) -> Tensor:

@@ -78,14 +78,13 @@ def _factor_kernel(
         sums += tl.load(partials + client.to(tl.int64) * tiles + index, mask=index < stop, other=0.0)
     moment = tl.sum(sums)
     tl.store(moments + program, moment)
-    if clip is not None:
-        norm = tl.sqrt_rn(moment) if POWER == 2 else moment
-        limit = tl.load(clip + layer) * _SAFETY
-        # The divisor's floor only spares the branch that is not taken a division by zero.
-        factor = tl.where(norm > limit, tl.div_rn(limit, tl.maximum(norm, 1.1754943508222875e-38)), 1.0)
-        factor = tl.where(limit > 0, factor, 0.0)
-        accepted = (norm < float("inf")) & (tl.load(nonfinite + client) == 0)
-        tl.store(factors + program, tl.where(accepted, factor, 0.0))
+    norm = tl.sqrt_rn(moment) if POWER == 2 else moment
+    limit = tl.load(clip + layer) * _SAFETY
+    # The divisor's floor only spares the branch that is not taken a division by zero.
+    factor = tl.where(norm > limit, tl.div_rn(limit, tl.maximum(norm, 1.1754943508222875e-38)), 1.0)
+    factor = tl.where(limit > 0, factor, 0.0)
+    accepted = (norm < float("inf")) & (tl.load(nonfinite + client) == 0)
+    tl.store(factors + program, tl.where(accepted, factor, 0.0))
 
 
 @triton.jit
@@ -181,21 +180,21 @@ def _sum_kernel(
 
 
 def layer_moments(
-    updates: Tensor, layout: Layout, power: int, clip: Tensor | None = None, tile: int = MOMENT_TILE
-) -> tuple[Tensor, Tensor, Tensor | None]:
+    updates: Tensor, layout: Layout, power: int, clip: Tensor, tile: int = MOMENT_TILE
+) -> tuple[Tensor, Tensor, Tensor]:
     """Layer moments, overflow counts and clip factors; see `torch_kernels.layer_moments`.
 
     Args:
         updates: [B, D] float32 or bfloat16, unit stride along D.
         layout: layer boundaries.
         power: 2 or 1.
-        clip: [K] float32, or None.
+        clip: [K] float32.
         tile: elements of one program, a multiple of 16; the last bits of the moments depend on it.
     """
     clients, device = updates.shape[0], updates.device
     tiles = layout.tiles(tile, device)
     moments = torch.empty(clients, layout.layers, device=device)
-    factors = None if clip is None else torch.empty_like(moments)
+    factors = torch.empty_like(moments)
     nonfinite = torch.zeros(clients, dtype=torch.int64, device=device)
     if clients:
         updates = aligned(updates)

@@ -32,8 +32,6 @@ from fedlgm.aggregation.kernels import (
     clip_factors,
     clip_scale_sum,
     empty_block,
-    l1_norms,
-    squared_norms,
 )
 from fedlgm.aggregation.kernels.layout import Layout, aligned
 from fedlgm.errors import ConfigError
@@ -47,14 +45,21 @@ def backend(request):
     return request.param
 
 
+def moments_of(updates, offsets, family="gaussian", *, backend=None):
+    """Moments and overflows alone; the factors are those of bounds that bound nothing."""
+    clip = torch.full((len(offsets) - 1,), math.inf, device=updates.device)
+    bounds = clip_factors(updates, offsets, clip, family, backend=backend)
+    return bounds.moments, bounds.nonfinite
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("clients", [0, 1, 3])
 @pytest.mark.parametrize("name", SIZES)
 def test_norms_against_float64(backend, name, clients, dtype):
     sizes = SIZES[name]
     updates = on(block(clients, sum(sizes), dtype), backend)
-    squared, nonfinite = squared_norms(updates, offsets_of(sizes), backend=backend)
-    absolute, _ = l1_norms(updates, offsets_of(sizes), backend=backend)
+    squared, nonfinite = moments_of(updates, offsets_of(sizes), backend=backend)
+    absolute, _ = moments_of(updates, offsets_of(sizes), "laplace", backend=backend)
     assert squared.shape == absolute.shape == (clients, len(sizes))
     assert nonfinite.tolist() == [0] * clients
     for k, part in enumerate(per_layer(updates, sizes)):
@@ -68,9 +73,9 @@ def test_nonfinite_clients_are_counted(backend):
     updates[2, 4999] = math.inf
     updates[3, 10:14] = -math.inf
     updates[4, 2] = 3e19  # its square overflows float32
-    _, nonfinite = squared_norms(on(updates, backend), offsets_of([1, 2999, 2000]), backend=backend)
+    _, nonfinite = moments_of(on(updates, backend), offsets_of([1, 2999, 2000]), backend=backend)
     assert nonfinite.tolist() == [0, 1, 1, 4, 1, 0]
-    _, nonfinite = l1_norms(on(updates, backend), offsets_of([5000]), backend=backend)
+    _, nonfinite = moments_of(on(updates, backend), offsets_of([5000]), "laplace", backend=backend)
     assert nonfinite.tolist() == [0, 1, 1, 4, 0, 0]
 
 
@@ -161,8 +166,7 @@ def test_factors_bound_every_layer(backend, family):
     updates = on(updates, backend)
     clip = on(torch.tensor([0.1, math.inf, 5.0, 0.0, 1e3, 1.0, 2.0, 1e-3]), backend)
     bounds = clip_factors(updates, offsets, clip, family, backend=backend)
-    norms = squared_norms if family == "gaussian" else l1_norms
-    moments, nonfinite = norms(updates, offsets, backend=backend)
+    moments, nonfinite = moments_of(updates, offsets, family, backend=backend)
     assert torch.equal(bounds.moments[[0, 1, 3]], moments[[0, 1, 3]])
     assert bounds.nonfinite.tolist() == nonfinite.tolist() == [0, 0, 1, 0]
     assert (bounds.factors[2] == 0).all()
@@ -275,7 +279,7 @@ def test_triton_backend_never_waits_for_the_device():
 def test_backend_choice():
     assert backend_for(torch.zeros(1)) == "torch"
     with pytest.raises(ConfigError, match="known: triton, torch"):
-        squared_norms(torch.zeros(1, 1), torch.tensor([0, 1]), backend="cuda")
+        moments_of(torch.zeros(1, 1), torch.tensor([0, 1]), backend="cuda")
 
 
 @pytest.mark.parametrize(
@@ -292,17 +296,17 @@ def test_backend_choice():
 )
 def test_bad_boundaries_are_refused(offsets):
     with pytest.raises(ConfigError, match="offsets must be"):
-        squared_norms(torch.zeros(1, 4), offsets)
+        moments_of(torch.zeros(1, 4), offsets)
 
 
 def test_bad_arguments_are_refused():
     offsets, updates, ones = torch.tensor([0, 1, 4]), torch.zeros(2, 4), torch.ones(2)
     with pytest.raises(ConfigError, match=r"updates must be float32 or bfloat16 \[clients, 4\]"):
-        squared_norms(torch.zeros(2, 5), offsets)
+        moments_of(torch.zeros(2, 5), offsets)
     with pytest.raises(ConfigError, match="updates must be"):
-        squared_norms(updates.double(), offsets)
+        moments_of(updates.double(), offsets)
     with pytest.raises(ConfigError, match="side by side"):
-        squared_norms(torch.zeros(4, 2).T, offsets)
+        moments_of(torch.zeros(4, 2).T, offsets)
     with pytest.raises(ConfigError, match=r"factors must be contiguous torch.float32 \[2, 2\] on cpu"):
         clip_scale_sum(updates, offsets, ones, torch.zeros(4))
     with pytest.raises(ConfigError, match="out must be"):
@@ -327,7 +331,7 @@ def test_import_needs_neither_triton_nor_flower():
         "import sys; sys.modules['triton'] = None; import fedlgm.aggregation.kernels as k, torch; "
         "k.clip_factors(torch.ones(1, 2), torch.tensor([0, 2]), torch.ones(1)); "
         "assert not {'flwr', 'ray', 'opacus'} & set(sys.modules)\n"
-        "try: k.squared_norms(torch.ones(1, 2), torch.tensor([0, 2]), backend='triton')\n"
+        "try: k.clip_factors(torch.ones(1, 2), torch.tensor([0, 2]), torch.ones(1), backend='triton')\n"
         "except ValueError as error: assert 'needs the package triton' in str(error)\n"
         "else: raise SystemExit('not refused')"
     )
