@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from fedlgm.errors import ConfigError, alternatives
-from fedlgm.extension import is_reference, load_object, users_code
+from fedlgm.errors import ConfigError
+from fedlgm.extension import enter, named, users_code
 
 Rule = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """(clip bounds s [K], layer sizes d [K], both float64) -> budget shares [K] >= 0, of any positive sum."""
@@ -65,8 +65,7 @@ def register(name: str, rule: Rule) -> None:
     if not callable(rule):
         raise ConfigError(f"allocation {name!r}: a rule is a function (bounds, sizes) -> shares, got {rule!r}")
     mechanisms.register_rule(name)
-    if _SHARES.setdefault(name, rule) is not rule:
-        raise ConfigError(f"there is an allocation {name!r} already: choose another name")
+    enter(_SHARES, name, rule, "allocation")
 
 
 def shares(strategy: str, clip: Sequence[float] | np.ndarray, dims: Sequence[int] | np.ndarray) -> np.ndarray:
@@ -84,9 +83,7 @@ def shares(strategy: str, clip: Sequence[float] | np.ndarray, dims: Sequence[int
     [0.25, 0.75]
     """
     s, d = np.asarray(clip, dtype=np.float64), np.asarray(dims, dtype=np.float64)
-    rule = load_object(strategy, "allocation") if is_reference(strategy) else _SHARES.get(strategy)
-    if rule is None:
-        raise ConfigError(f"unknown allocation {strategy!r}; {alternatives(strategy, _SHARES)}")
+    rule = named(_SHARES, strategy, "allocation")
     if s.ndim != 1 or s.shape != d.shape or s.size == 0:
         raise ConfigError(f"clip and dims must be two equally long lists, got shapes {s.shape} and {d.shape}")
     if not (np.all(np.isfinite(s)) and np.all(s > 0)):

@@ -10,14 +10,16 @@ import importlib
 import inspect
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
-from fedlgm.errors import ConfigError, FedlgmError, out_of_memory
+from fedlgm.errors import ConfigError, FedlgmError, alternatives, out_of_memory
+
+OWN = "your own as 'package.module:name'"
 
 
 def is_reference(name: object) -> bool:
@@ -108,6 +110,39 @@ def load_object(reference: str, what: str) -> Any:
         similar = get_close_matches(name, dir(module), n=1)
         hint = f"; did you mean {similar[0]!r}?" if similar else ""
         raise ConfigError(f"{what} {reference!r}: module {module_name!r} has no {name!r}{hint}") from error
+
+
+def named(known: Mapping[str, Any], name: str, what: str) -> Any:
+    """The object that a recipe's value names: one of the known ones, or a user's own.
+
+    Args:
+        known: what is bundled or registered, by name.
+        name: a key of `known`, or "package.module:name".
+        what: what the object is for, for the message.
+
+    Raises:
+        ConfigError: an unknown name, or see `load_object`.
+
+    >>> import math
+    >>> named({"root": math.sqrt}, "root", "function")(9.0), named({}, "math:sqrt", "function")(9.0)
+    (3.0, 3.0)
+    """
+    if name in known:
+        return known[name]
+    if is_reference(name):
+        return load_object(name, what)
+    raise ConfigError(f"unknown {what} {name!r}; {alternatives(name, known, OWN)}")
+
+
+def enter(known: dict[str, Any], name: str, made: Any, what: str) -> None:
+    """Register an object under a new name; the same object may be registered again.
+
+    Raises:
+        ConfigError: the name belongs to another object.
+    """
+    if known.setdefault(name, made) != made:
+        article = "an" if what[0] in "aeiou" else "a"
+        raise ConfigError(f"there is {article} {what} {name!r} already: choose another name")
 
 
 def is_bundled(found: object) -> bool:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedlgm.errors import ConfigError
-from fedlgm.extension import is_bundled
+from fedlgm.extension import enter, is_bundled
 from fedlgm.layers import SAFETY
 
 
@@ -260,8 +260,7 @@ def register(kind: type[AuxiliaryQuery]) -> type[AuxiliaryQuery]:
         >>> register(BelowBound) is BelowBound  # the same class again is no conflict
         True
     """
-    if _KINDS.setdefault(kind.name, kind) is not kind:
-        raise ConfigError(f"there is a query {kind.name!r} already: choose another name")
+    enter(_KINDS, kind.name, kind, "query")
     return kind
 
 

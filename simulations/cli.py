@@ -10,15 +10,14 @@ from typing import Annotated, Any
 import typer
 import typer.core
 from click import Context, NoSuchOption, UsageError
-from rich.console import Console
 
 from simulations.advice.command import recommend
-from simulations.applications.rows import ApplicationResult
 from simulations.attacks import command as attack_command
 from simulations.audits.command import audit
 from simulations.deploy import commands, node_commands
 from simulations.ending import ending, interrupted
 from simulations.risk.command import risk
+from simulations.shell import JsonOption, RecipeArgument, SetOption, console, print_json, show
 from simulations.studies.command import study
 from simulations.tuning.command import tune
 
@@ -52,11 +51,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-_out = Console(emoji=False)
-
-RecipeArgument = Annotated[str | None, typer.Argument(help="Bundled recipe or TOML file; default `digits`.")]
-SetOption = Annotated[list[str] | None, typer.Option("--set", help="section.key=value; repeatable.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 def _show_version(wanted: bool) -> None:
@@ -140,10 +134,7 @@ def simulate(
             how = "" if engine == "auto" else f" --engine {engine}"
             interrupted(f"interrupted; continue with: fedlgm simulate --resume {folder}{how}")
         raise
-    if as_json:
-        _print_json(result)
-    else:
-        _out.print(display.summary(result))
+    show(result, display.summary, as_json)
 
 
 @app.command()
@@ -179,7 +170,7 @@ def compare(
     names = None if methods is None else [name.strip() for name in methods.split(",") if name.strip()]
     values = (seeds, overrides or (), epsilons or (), partitions or ())
     shown = studying.compare(recipe, names, *values, engine, workers, attacks, out, as_json)
-    _print_json(shown) if as_json else _out.print(shown)
+    print_json(shown) if as_json else console.print(shown)
 
 
 app.command()(study)
@@ -204,14 +195,9 @@ def plan(
     from simulations.reports import terminal as display
 
     if sweep:
-        swept = sweeping.sweep_report(recipe, overrides or ())
-        _print_json(swept) if as_json else _out.print(sweeping.sweep_table(swept))
-        return
-    report = planning.plan_report(_recipe(recipe, overrides))
-    if as_json:
-        _print_json(report)
+        show(sweeping.sweep_report(recipe, overrides or ()), sweeping.sweep_table, as_json)
     else:
-        _out.print(display.plan_table(report))
+        show(planning.plan_report(_recipe(recipe, overrides)), display.plan_table, as_json)
 
 
 @app.command()
@@ -233,10 +219,10 @@ def calibrate(
     multiplier = privacy.calibrate(epsilon, delta, **settings)
     reached = privacy.epsilon(multiplier, delta, **settings)
     if as_json:
-        _print_json({"noise_multiplier": multiplier, "epsilon": reached, "delta": delta, **settings})
+        print_json({"noise_multiplier": multiplier, "epsilon": reached, "delta": delta, **settings})
     else:
-        _out.print(f"noise multiplier [bold]{multiplier:.6f}[/bold] gives epsilon {reached:.6f} at delta {delta:g}")
-        _out.print(
+        console.print(f"noise multiplier [bold]{multiplier:.6f}[/bold] gives epsilon {reached:.6f} at delta {delta:g}")
+        console.print(
             f"{steps} releases, sampling rate {sampling_rate:g}, {relation}, {accountant} accountant", style="dim"
         )
 
@@ -253,10 +239,7 @@ def partition(
     from simulations.reports import terminal as display
 
     report = planning.partition_report(_recipe(recipe, overrides), out)
-    if as_json:
-        _print_json(report)
-    else:
-        _out.print(display.partition_table(report))
+    show(report, display.partition_table, as_json)
 
 
 @app.command()
@@ -272,10 +255,7 @@ def report(
     from simulations.reports import terminal as display
 
     summary = reporting.write_report(run, private)
-    if as_json:
-        _print_json(summary)
-    else:
-        _out.print(display.summary(summary))
+    show(summary, display.summary, as_json)
 
 
 @app.command()
@@ -296,10 +276,7 @@ def export(
         written = export_adapter(run, out)
     else:
         written = exporting.export(run, format, out)  # type: ignore[arg-type]
-    if as_json:
-        _print_json(written)
-    else:
-        _out.print(display.exported(written))
+    show(written, display.exported, as_json)
 
 
 @app.command()
@@ -309,10 +286,7 @@ def ledger(run: Annotated[Path, typer.Argument(help="Run folder.")], as_json: Js
     from simulations.reports import terminal as display
 
     summary = reporting.ledger_report(run)
-    if as_json:
-        _print_json(summary)
-    else:
-        _out.print(display.ledger_table(summary))
+    show(summary, display.ledger_table, as_json)
 
 
 @applications.command("coordinate-descent")
@@ -342,10 +316,10 @@ def apply_coordinate_descent(
     }  # fmt: skip
     from simulations.applications import runs as apps
     from simulations.applications.settings import DescentSettings
+    from simulations.reports import terminal as display
 
-    _print_application(
-        apps.coordinate_descent(DescentSettings.load("coordinate-descent", settings, values), out), as_json
-    )
+    found = apps.coordinate_descent(DescentSettings.load("coordinate-descent", settings, values), out)
+    show(found, display.application, as_json)
 
 
 @applications.command("pca")
@@ -370,17 +344,9 @@ def apply_pca(
     }  # fmt: skip
     from simulations.applications import runs as apps
     from simulations.applications.settings import PcaSettings
-
-    _print_application(apps.principal_components(PcaSettings.load("pca", settings, values), out), as_json)
-
-
-def _print_application(result: ApplicationResult, as_json: bool) -> None:
     from simulations.reports import terminal as display
 
-    if as_json:
-        _print_json(result)
-    else:
-        _out.print(display.application(result))
+    show(apps.principal_components(PcaSettings.load("pca", settings, values), out), display.application, as_json)
 
 
 @app.command()
@@ -390,10 +356,7 @@ def doctor(as_json: JsonOption = False) -> None:
     from simulations.reports import terminal as display
 
     findings = health.examine()
-    if as_json:
-        _print_json(findings)
-    else:
-        _out.print(display.doctor_table(findings))
+    show(findings, display.doctor_table, as_json)
 
 
 def _recipe(recipe: str | None, overrides: list[str] | None, rounds: int | None = None, seed: int | None = None) -> Any:
@@ -403,12 +366,6 @@ def _recipe(recipe: str | None, overrides: list[str] | None, rounds: int | None 
     extra += [f"federation.rounds={rounds}"] if rounds is not None else []
     extra += [f"run.seed={seed}"] if seed is not None else []
     return recipes.load(recipe, extra)
-
-
-def _print_json(value: Any) -> None:
-    from simulations.runs import strict_json
-
-    sys.stdout.write(strict_json.dumps(value) + "\n")
 
 
 def main() -> None:

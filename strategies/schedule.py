@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlgm.errors import ConfigError, alternatives
-from fedlgm.extension import is_reference, load_object, misfit, users_code
+from fedlgm.errors import ConfigError
+from fedlgm.extension import misfit, named, users_code
 from strategies.server_optimizer import ServerStep, restore, state_of
 
 Schedule = Callable[[int, int], float]
@@ -39,15 +39,10 @@ def factors(schedule: str, rounds: int) -> np.ndarray:
         >>> factors("linear", 4).tolist()
         [1.0, 0.75, 0.5, 0.25]
     """
-    made = _NAMED.get(schedule)
-    if made is None:
-        if not is_reference(schedule):
-            known = alternatives(schedule, list(_NAMED), "your own as 'package.module:name'")
-            raise ConfigError(f"unknown schedule {schedule!r}; {known}")
-        made = load_object(schedule, "schedule")
-        wrong = misfit(made, 1, rounds) if callable(made) else "it is no function"
-        if wrong:
-            raise ConfigError(f"schedule {schedule!r} must be a function (round, rounds) -> factor: {wrong}")
+    made = named(_NAMED, schedule, "schedule")
+    wrong = misfit(made, 1, rounds) if callable(made) else "it is no function"
+    if wrong:
+        raise ConfigError(f"schedule {schedule!r} must be a function (round, rounds) -> factor: {wrong}")
     found = []
     for round_ in range(1, rounds + 1):
         with users_code(f"schedule {schedule!r}", made):

@@ -80,7 +80,7 @@ REGISTRIES = (
     kinds._KINDS,
     engines._ENGINES,
     strategies._STRATEGIES,
-    audit._OWN,
+    audit._METHODS,
 )
 """What `register` functions fill; the modules that own them register at import, and no other module does."""
 

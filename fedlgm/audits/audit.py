@@ -20,7 +20,7 @@ from fedlgm.audits.result import AuditResult, Method, Reported
 from fedlgm.audits.scores import CONFIDENCE
 from fedlgm.audits.subject import Subject
 from fedlgm.errors import ConfigError
-from fedlgm.extension import is_reference, load_object, misfit, users_code
+from fedlgm.extension import enter, misfit, named, users_code
 from fedlgm.keys import KeyRing
 from fedlgm.plan import ReleasePlan
 from fedlgm.release import release
@@ -58,8 +58,7 @@ class Audit:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        if self.method not in get_args(Method):
-            _own(self.method)
+        _own(self.method)
         if not 0.5 < self.confidence < 1:
             raise ConfigError(f"confidence must lie in (0.5, 1), got {self.confidence}")
 
@@ -83,11 +82,11 @@ class Audit:
             result = audit_by_probe(subject)
         else:
             reading = probe(subject)
-            own = None if self.method in get_args(Method) else _own(self.method)
+            own = _own(self.method)
             method = self._settled(subject)
             if own is None and method != "one-run-gaussian" and subject.facts.run is not None:
                 raise ConfigError(
-                    f"{method}audits separate releases, but the rounds of this run are one mechanism (correlated "
+                    f"{method} audits separate releases, but the rounds of this run are one mechanism (correlated "
                     "noise, or restricted participation): use 'one-run-gaussian' or 'probe'"
                 )
             if own is not None:
@@ -131,7 +130,7 @@ class Audit:
 
 OwnAudit = Callable[[Subject, Audit, Progress | None], AuditResult]
 """(subject, settings, progress) -> what the audit found; `Reported.audited` makes the result."""
-_OWN: dict[str, OwnAudit] = {}
+_METHODS: dict[str, OwnAudit | None] = dict.fromkeys(get_args(Method))  # None: the library's own
 
 
 def register(name: str, audit: OwnAudit) -> None:
@@ -154,18 +153,14 @@ def register(name: str, audit: OwnAudit) -> None:
         >>> Audit(method="blind").mechanism(Subject.of("uniform")).epsilon_lower
         0.0
     """
-    if name in get_args(Method) or _OWN.setdefault(name, audit) is not audit:
-        raise ConfigError(f"there is an audit {name!r} already: choose another name")
+    enter(_METHODS, name, audit, "audit")
 
 
-def _own(name: str) -> OwnAudit:
-    """A registered audit, or the one that a reference names."""
-    if name in _OWN:
-        return _OWN[name]
-    if not is_reference(name):
-        known = ", ".join((*get_args(Method), *_OWN))
-        raise ConfigError(f"unknown audit method {name!r}; known: {known}, or your own as 'package.module:name'")
-    found: Any = load_object(name, "audit")
+def _own(name: str) -> OwnAudit | None:
+    """A registered audit, or the one that a reference names; None for the library's methods."""
+    found: Any = named(_METHODS, name, "audit method")
+    if found is None:
+        return None
     wrong = misfit(found, None, None, None) if callable(found) else "it is no function"
     if wrong:
         raise ConfigError(f"audit {name!r} must be a function (subject, settings, progress) -> AuditResult: {wrong}")

@@ -11,8 +11,8 @@ from fedlgm.correlation import blt, sensitivities, toeplitz
 from fedlgm.correlation.correlation import Correlation
 from fedlgm.correlation.toeplitz import Reduce
 from fedlgm.correlation.workloads import Workload, as_workload
-from fedlgm.errors import ConfigError, alternatives
-from fedlgm.extension import is_reference, load_object, misfit, parameters_of, users_code
+from fedlgm.errors import ConfigError
+from fedlgm.extension import enter, misfit, named, parameters_of, users_code
 
 Strategy = Callable[..., Correlation]
 """(rounds, **options) -> `Correlation` for so many rounds."""
@@ -49,8 +49,7 @@ def register(name: str, make: Strategy) -> None:
         >>> get("two-rounds", 8, share=0.75).coefficients
         array([0.8, 0.6])
     """
-    if _STRATEGIES.setdefault(name, make) is not make:
-        raise ConfigError(f"there is a correlation {name!r} already: choose another name")
+    enter(_STRATEGIES, name, make, "correlation")
 
 
 def options_of(name: str) -> tuple[str, ...]:
@@ -113,12 +112,7 @@ def get(name: str, rounds: int, **options: Any) -> Correlation:
 
 
 def _find(name: str) -> Strategy:
-    if name in _STRATEGIES:
-        return _STRATEGIES[name]
-    if not is_reference(name):
-        known = alternatives(name, names(), "your own as 'package.module:name'")
-        raise ConfigError(f"unknown correlation {name!r}; {known}")
-    found: Strategy = load_object(name, "correlation")
+    found: Strategy = named(_STRATEGIES, name, "correlation")
     wrong = misfit(found, 1) if callable(found) else "it is no function"
     if wrong:
         raise ConfigError(f"correlation {name!r} must be a function (rounds, **options) -> Correlation: {wrong}")

@@ -13,7 +13,7 @@ from typing import Any
 
 from fedlgm import allocation
 from fedlgm.errors import ConfigError, alternatives
-from fedlgm.extension import load_object
+from fedlgm.extension import enter, load_object
 from fedlgm.mechanisms import group_noise
 from fedlgm.mechanisms import options as _options
 from fedlgm.mechanisms.adaptive import AdaptiveAllocation
@@ -67,8 +67,7 @@ def register(name: str, kind: type[Mechanism], published: type[Mechanism] | None
         if known.unit == "example" and not issubclass(known, BoundsExamples):
             raise ConfigError(f"a mechanism of unit 'example' must also be derived from BoundsExamples, got {known!r}")
     entry: Mapping[str, type[Mechanism] | str] = {"sound": kind, **({"published": published} if published else {})}
-    if _REGISTRY.setdefault(name, entry) != entry:
-        raise ConfigError(f"there is a mechanism {name!r} already: choose another name")
+    enter(_REGISTRY, name, entry, "mechanism")
 
 
 def register_rule(name: str) -> None:

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedlgm.errors import ConfigError, alternatives
-from fedlgm.extension import is_reference, load_object, misfit, parameters_of, users_code
+from fedlgm.errors import ConfigError
+from fedlgm.extension import misfit, named, parameters_of, users_code
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.models.convolutional import cifar_cnn, cnn, cnn_small, d_cnn
 from fedlgm.models.dense import logistic, mlp
@@ -190,13 +190,9 @@ def _require_inputs(name: str, in_shape: tuple[Any, ...], classes: int | None) -
 
 
 def _find(name: str) -> Any:
-    if is_reference(name):
-        return load_object(name, "model")
     if name.endswith((".pt", ".pth", ".ckpt", ".safetensors", ".bin", ".onnx")):
         raise ConfigError(
             f"model {name!r} is the name of a file: pass the nn.Module; the weights of a public base in a safetensors "
             "file are model.weights"
         )
-    if name not in _MODELS:
-        raise ConfigError(f"unknown model {name!r}; {alternatives(name, _MODELS, 'your own as package.module:name')}")
-    return _MODELS[name]
+    return named(_MODELS, name, "model")

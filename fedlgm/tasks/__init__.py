@@ -14,8 +14,8 @@ from typing import Any
 
 from torch import Tensor
 
-from fedlgm.errors import ConfigError, alternatives
-from fedlgm.extension import is_reference, load_object, misfit, parameters_of, users_code
+from fedlgm.errors import ConfigError
+from fedlgm.extension import misfit, named, parameters_of, users_code
 from fedlgm.tasks.base import Task
 from fedlgm.tasks.binary import Binary
 from fedlgm.tasks.causal_lm import CausalLM
@@ -81,7 +81,7 @@ def options(name: str) -> tuple[str, ...]:
         >>> "loss" in options("regression")
         True
     """
-    found = _find(name)
+    found = named(_TASKS, name, "task")
     return tuple(parameters_of(found)) if isinstance(found, type) else ()
 
 
@@ -101,7 +101,7 @@ def get(task: str | Task | type[Task] | _Losses | None = None, **values: Any) ->
     >>> get("regression", loss="huber").losses(torch.zeros(2, 1), torch.tensor([0.5, 3.0])).tolist()
     [0.125, 2.5]
     """
-    found = _find(task) if isinstance(task, str) else Classification if task is None else task
+    found = named(_TASKS, task, "task") if isinstance(task, str) else Classification if task is None else task
     label = repr(task) if isinstance(task, str) else getattr(found, "__name__", type(found).__name__)
     if isinstance(found, type) and issubclass(found, Task):
         known = tuple(parameters_of(found))
@@ -120,11 +120,3 @@ def get(task: str | Task | type[Task] | _Losses | None = None, **values: Any) ->
     if callable(found) and not isinstance(found, type):
         return _OfFunction(found)
     raise ConfigError(f"task {label} is neither a fedlgm.tasks.Task nor a function of outputs and targets")
-
-
-def _find(name: str) -> Any:
-    if is_reference(name):
-        return load_object(name, "task")
-    if name not in _TASKS:
-        raise ConfigError(f"unknown task {name!r}; {alternatives(name, _TASKS, 'your own as package.module:name')}")
-    return _TASKS[name]

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedlgm.errors import ConfigError, alternatives
-from fedlgm.extension import is_reference, load_object, misfit, parameters_of, shown_name, users_code
+from fedlgm.errors import ConfigError
+from fedlgm.extension import enter, misfit, named, parameters_of, shown_name, users_code
 from fedlgm.training.base import Trainer
 from fedlgm.training.fedprox import FedProx, VectorizedFedProx
 from fedlgm.training.native import NativeTrainer
@@ -77,9 +77,7 @@ def register(name: str, sequential: MakesTrainer, vectorized: MakesTrainer | Non
             ...
         fedlgm.errors.ConfigError: there is a trainer 'fedprox' already: choose another name
     """
-    kind = TrainerKind(sequential, vectorized)
-    if _KINDS.setdefault(name, kind) != kind:
-        raise ConfigError(f"there is a trainer {name!r} already: choose another name")
+    enter(_KINDS, name, TrainerKind(sequential, vectorized), "trainer")
 
 
 def options_of(trainer: str) -> tuple[str, ...]:
@@ -130,12 +128,10 @@ def get(trainer: str | MakesTrainer | None = None, **options: Any) -> TrainerKin
 
 def _find(trainer: str | MakesTrainer) -> TrainerKind:
     if isinstance(trainer, str):
-        if trainer in _KINDS:
-            return _KINDS[trainer]
-        if not is_reference(trainer):
-            known = alternatives(trainer, _KINDS, "your own as package.module:name")
-            raise ConfigError(f"unknown trainer {trainer!r}; {known}")
-        trainer = load_object(trainer, "trainer")
+        found = named(_KINDS, trainer, "trainer")
+        if isinstance(found, TrainerKind):
+            return found
+        trainer = found
     if not callable(trainer):
         raise ConfigError(
             f"trainer {shown_name(trainer)} must be a class or function (module, layers, settings, *, device, task) -> "

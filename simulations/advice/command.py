@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
+
+from simulations.shell import JsonOption, RecipeArgument, SetOption, show
 
 if TYPE_CHECKING:
     from rich.console import Group
 
     from simulations.advice.rows import Advice
 
-_out = Console(emoji=False)
-
 
 def recommend(
-    recipe: Annotated[str | None, typer.Argument(help="Bundled recipe or TOML file; default `digits`.")] = None,
+    recipe: RecipeArgument = None,
     public: Annotated[
         str | None,
         typer.Option(
@@ -28,18 +26,14 @@ def recommend(
     examples: Annotated[
         int | None, typer.Option(min=1, help="Training examples of all clients, if the data set does not state it.")
     ] = None,
-    overrides: Annotated[list[str] | None, typer.Option("--set", help="section.key=value; repeatable.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    overrides: SetOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Recommend a mechanism for a recipe's model from public examples only; reads no private example."""
     from simulations.advice.recommend import recommend as recommending
-    from simulations.runs import strict_json
 
     found = recommending(recipe, public=public, examples=examples, overrides=overrides or ())
-    if as_json:
-        sys.stdout.write(strict_json.dumps(dict(found)) + "\n")
-        return
-    _out.print(tables(found.values_()))
+    show(found.values_(), tables, as_json)
 
 
 def tables(found: Advice) -> Group:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from simulations.shell import JsonOption, console, print_json
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -21,14 +23,12 @@ app = typer.Typer(
     help="Measure what a federation reveals: membership, images of single clients, whole classes.",
     no_args_is_help=True,
 )
-_out = Console(emoji=False)
 
 TargetArgument = Annotated[
     str | None,
     typer.Argument(metavar="[RUN|RECIPE]", help="Run folder, bundled recipe or TOML file; default `digits`."),
 ]
 SetOption = Annotated[list[str] | None, typer.Option("--set", help="section.key=value of a recipe; repeatable.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 PictureOption = Annotated[Path | None, typer.Option(help="PNG to write; by default attack-<name>.png.")]
 ExamplesOption = Annotated[
     int | None, typer.Option(help="Number of examples for the attacked recipe (fewer: more overfitted).")
@@ -117,7 +117,7 @@ def inversion(
     path = figures.save(figures.inversions(findings), picture or Path("attack-inversion.png"))
     rows = [finding.to_dict() for finding in findings]
     if as_json:
-        _print_json({"attack": "inversion", "target": opened.name, "findings": rows, "picture": str(path)})
+        print_json({"attack": "inversion", "target": opened.name, "findings": rows, "picture": str(path)})
         return
     table = _table(
         f"inversion of single updates: {opened.name}", "protection", "client", "layer", "SSIM", "PSNR", "labels"
@@ -127,8 +127,8 @@ def inversion(
             row["protection"], str(row["client"]), row["layer"] or "all released", f"{row['ssim']:.3f}",
             f"{row['psnr']:.1f} dB", f"{row['labels_found']}/{row['images']}",
         )  # fmt: skip
-    _out.print(table)
-    _out.print(f"SSIM: 1 for the private image itself, near 0 for an unrelated one\npicture: {path}", markup=False)
+    console.print(table)
+    console.print(f"SSIM: 1 for the private image itself, near 0 for an unrelated one\npicture: {path}", markup=False)
 
 
 @app.command()
@@ -162,7 +162,7 @@ def gan(
         figures.classes([(f"{kind}, {'active' if active else 'passive'}", found)]), picture or Path("attack-gan.png")
     )
     if as_json:
-        _print_json({"attack": "gan", "name": opened.name, **found.to_dict(), "picture": str(path)})
+        print_json({"attack": "gan", "name": opened.name, **found.to_dict(), "picture": str(path)})
         return
     table = _table(f"reconstruction of class {found.target}: {opened.name}", "figure", "value")
     table.add_row("Frechet distance (features of a classifier trained on the public test set)", f"{found.distance:.1f}")
@@ -173,8 +173,8 @@ def gan(
         table.add_row("Frechet Inception distance", f"{found.inception_distance:.1f}")
         table.add_row("the same between halves of the private images", f"{found.inception_floor:.1f}")
     table.add_row("accuracy of the attacked model", f"{found.result['accuracy']:.1%}")
-    _out.print(table)
-    _out.print(_spent(found.result), f"picture: {path}", sep="\n", markup=False)
+    console.print(table)
+    console.print(_spent(found.result), f"picture: {path}", sep="\n", markup=False)
 
 
 def _population(
@@ -217,7 +217,7 @@ def _report_membership(
                  "guarantee_status": "guarantee_status", "unit": "epsilon_unit"}  # fmt: skip
         values = dict(attacked)
         figures_of_run = {shown: values[name] for name, shown in known.items() if name in values}
-        _print_json(
+        print_json(
             {
                 "attack": attack,
                 "unit": people.pool.unit,
@@ -238,8 +238,8 @@ def _report_membership(
     for name, result in results.items():
         cells = [f"{rate.tpr:.4f} ({rate.low:.4f}-{rate.high:.4f})" for rate in result.rates]
         table.add_row(name, f"{result.auc:.3f} ({result.auc_low:.3f}-{result.auc_high:.3f})", *cells)
-    _out.print(table)
-    _out.print(
+    console.print(table)
+    console.print(
         f"accuracy of the attacked model: {inside:.1%} on members, {outside:.1%} on others", _spent(attacked),
         *_other_unit(people), f"picture: {path}", sep="\n", markup=False,
     )  # fmt: skip
@@ -302,9 +302,3 @@ def progress(name: str, shown: bool) -> Iterator[OnProgress]:
     finally:
         if bar.live.is_started:
             bar.stop()
-
-
-def _print_json(value: Any) -> None:
-    from simulations.runs import strict_json
-
-    sys.stdout.write(strict_json.dumps(value) + "\n")

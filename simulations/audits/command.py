@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from simulations.shell import JsonOption, console, print_json
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -46,7 +47,7 @@ def audit(
     out: Annotated[
         Path | None, typer.Option(help="Picture to write; by default `audit.png` in the folder of a run.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Bound from below what a mechanism, a recipe or a finished run leaks; status 1 if more than reported."""
     from fedlgm.audits import CONFIDENCE, Audit
@@ -79,14 +80,9 @@ def audit(
     if picture is not None:
         draw_audit(result, picture)
     if as_json:
-        from simulations.runs import strict_json
-
-        figures = result.to_dict() | ({"picture": str(picture)} if picture is not None else {})
-        sys.stdout.write(strict_json.dumps(figures) + "\n")
+        print_json(result.to_dict() | ({"picture": str(picture)} if picture is not None else {}))
     else:
-        from rich.console import Console
-
-        Console(emoji=False).print(table(result, picture))
+        console.print(table(result, picture))
     if not result.passed:
         raise typer.Exit(FAILED)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
+
+from simulations.shell import JsonOption, SetOption, print_json
 
 app = typer.Typer(help="Federations of real nodes: make, start, run, stop.", no_args_is_help=True)
 _out = Console(highlight=False, soft_wrap=True, emoji=False)
@@ -16,7 +17,6 @@ _err = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 # The users of a deployment's processes may pass through its folder, and need not be able to list it.
 FolderArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The deployment's folder.", readable=False)]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 @app.command()
@@ -48,7 +48,7 @@ def init(
     made = create(folder, nodes, example=shared, hosts=hosts or (), port=port, policy=policy, test_seed=test_seed)
     settings = made.settings()
     if as_json:
-        _print_json({"folder": str(made.path), "address": f"{settings.host}:{settings.port}", "nodes": nodes})
+        print_json({"folder": str(made.path), "address": f"{settings.host}:{settings.port}", "nodes": nodes})
         return
     _out.print(f"made {made.path} for https://{settings.host}:{settings.port} and {nodes} nodes", markup=False)
     next_step = f"fedlgm deploy up {folder}" if shared is not None else f"edit {made.path}/nodes/*/service/policy.toml"
@@ -94,7 +94,7 @@ def status(folder: FolderArgument, as_json: JsonOption = False) -> None:
 
     found = processes.status(DeploymentFolder.open(folder))
     if as_json:
-        _print_json(found)
+        print_json(found)
         return
     state = f"answers, {found['connected']} nodes connected" if found["superlink"] else "does not answer"
     _out.print(f"SuperLink at {found['address']}: {state}", markup=False)
@@ -114,7 +114,7 @@ def status(folder: FolderArgument, as_json: JsonOption = False) -> None:
 def register(
     recipe: Annotated[str, typer.Argument(help="Bundled recipe or TOML file.")],
     folder: FolderArgument,
-    overrides: Annotated[list[str] | None, typer.Option("--set", help="section.key=value; repeatable.")] = None,
+    overrides: SetOption = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Another run of this recipe.")] = False,
 ) -> None:
     """As the signer's user: register a recipe's run, so that its questions are signed; `run` does this if it may."""
@@ -130,7 +130,7 @@ def register(
 def run(
     recipe: Annotated[str, typer.Argument(help="Bundled recipe or TOML file.")],
     folder: FolderArgument,
-    overrides: Annotated[list[str] | None, typer.Option("--set", help="section.key=value; repeatable.")] = None,
+    overrides: SetOption = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start another run of this recipe.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -142,7 +142,7 @@ def run(
 
     result = submit.run(DeploymentFolder.open(folder), recipes.load(recipe, overrides or ()), fresh=fresh, say=_say)
     if as_json:
-        _print_json(result)
+        print_json(result)
     else:
         _out.print(terminal.summary(result), soft_wrap=False)
 
@@ -159,9 +159,3 @@ def down(folder: FolderArgument) -> None:
 
 def _say(line: str) -> None:
     _err.print(line, markup=False)
-
-
-def _print_json(value: Any) -> None:
-    from simulations.runs import strict_json
-
-    sys.stdout.write(strict_json.dumps(value) + "\n")

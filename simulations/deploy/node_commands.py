@@ -17,12 +17,12 @@ from rich.text import Text
 from fedlgm.node_protocol import printable
 from fedlgm.privacy.guarantee import Guarantee, Relation, Unit
 from simulations.deploy.rows import NodeLedgerReport
+from simulations.shell import JsonOption, print_json
 
 app = typer.Typer(help="A node's own release service: policy, data, ledger.", no_args_is_help=True)
 _out = Console(soft_wrap=True, emoji=False)
 
 NodeArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The node's folder.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 @app.command()
@@ -72,7 +72,7 @@ def init(
     NodeFolder(folder).check_length()
     made = NodeFolder.create(folder, values, test_seed=test_seed)
     if as_json:
-        _print_json({"folder": str(folder), **made.public()})
+        print_json({"folder": str(folder), **made.public()})
         return
     _out.print(f"made {folder}: read and edit {made.policy_file}, then `fedlgm node serve {folder}`", markup=False)
     _out.print(f"give {made.public_file} to the server's operator; back up {folder / 'state'} as one", markup=False)
@@ -100,7 +100,7 @@ def status(folder: NodeArgument, as_json: JsonOption = False) -> None:
     except RunError as error:
         answer = {"ok": False, "why": str(error)}
     if as_json:
-        _print_json(answer)
+        print_json(answer)
     elif answer.get("ok"):
         note = ". FOR TESTS, NOT PRIVATE" if answer["test"] else ""
         _out.print(
@@ -152,7 +152,7 @@ def ledger(folder: NodeArgument, as_json: JsonOption = False) -> None:
                       "trust": row.trust, "protects": row.protects, "event": row.event} for row in rows],
         }  # fmt: skip
     if as_json:
-        _print_json(report)
+        print_json(report)
         return
     table = Table(title=f"{policy.node.name}: {report['data']}", title_justify="left")
     for column in ("release", "charged at", "run", "round", "trust", "cost"):
@@ -179,9 +179,3 @@ def _kind(data: Path) -> str:
     if data.suffix == ".parquet" or (data.is_dir() and any(data.rglob("*.parquet"))):
         return "parquet"
     return "images" if data.is_dir() else "idx"
-
-
-def _print_json(value: Any) -> None:
-    from simulations.runs import strict_json
-
-    sys.stdout.write(strict_json.dumps(value) + "\n")

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fedlgm.errors import ConfigError, alternatives
-from fedlgm.extension import is_reference, load_object, shown_name
+from fedlgm.errors import ConfigError
+from fedlgm.extension import enter, load_object, named, shown_name
 from simulations.engines.base import Engine, EngineOptions, GridEngine
 
 __all__ = ["Engine", "EngineOptions", "GridEngine", "get", "names", "register"]
@@ -48,9 +48,7 @@ def register(name: str, make: Callable[[EngineOptions], Engine]) -> None:
         >>> get("in-process").name
         'local'
     """
-    if _ENGINES.get(name, make) is not make:
-        raise ConfigError(f"engine {name!r} exists already; known: {', '.join(names())}")
-    _ENGINES[name] = make
+    enter(_ENGINES, name, make, "engine")
 
 
 def get(engine: str | Engine, options: EngineOptions | None = None) -> Engine:
@@ -74,15 +72,10 @@ def get(engine: str | Engine, options: EngineOptions | None = None) -> Engine:
         if asked != EngineOptions():
             raise ConfigError(f"engine {engine.name!r} was given as an object: pass its options to it")
         return engine
-    found: object = _ENGINES.get(engine) if isinstance(engine, str) else engine
-    if isinstance(engine, str) and found is None and is_reference(engine):
-        found = engine
+    found = engine if callable(engine) else named(_ENGINES, engine, "engine")
     if isinstance(found, str):
         found = load_object(found, "engine")
-    if not callable(found):
-        known = alternatives(engine, names(), "your own as 'package.module:name'")
-        raise ConfigError(f"unknown engine {engine!r}; {known}")
-    made = found(asked)
+    made = found(asked) if callable(found) else found
     if not isinstance(made, Engine):
         raise ConfigError(f"{shown_name(found)} is no engine: it gives a {type(made).__name__}, not an `Engine`")
     return made

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
-from rich.console import Console
 
 from simulations.attacks.command import progress
 from simulations.risk.rows import Summary
+from simulations.shell import JsonOption, RecipeArgument, SetOption, console, print_json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -18,11 +17,9 @@ if TYPE_CHECKING:
     from simulations.config.recipe import Recipe
     from simulations.risk.measure import Errors, Findings
 
-_out = Console(emoji=False)
-
 
 def risk(
-    recipe: Annotated[str | None, typer.Argument(help="Bundled recipe or TOML file; default `digits`.")] = None,
+    recipe: RecipeArgument = None,
     public: Annotated[
         str | None, typer.Option(help="Public data set; by default risk.data, else the set's public part.")
     ] = None,
@@ -32,10 +29,10 @@ def risk(
     errors: Annotated[
         str, typer.Option(help="Error rates for the weights: training (as in the paper) or held-out.")
     ] = "training",
-    overrides: Annotated[list[str] | None, typer.Option("--set", help="section.key=value; repeatable.")] = None,
+    overrides: SetOption = None,
     seed: Annotated[int | None, typer.Option(help="Overrides run.seed.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the results; by default runs/risk-RECIPE.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Measure which layers of a recipe's model reveal membership, on public data only."""
     from fedlgm.errors import ConfigError
@@ -64,10 +61,10 @@ def risk(
         summary["recipe"] = str(folder / "recipe.toml")
     (folder / "risk.json").write_text(strict_json.dumps(summary) + "\n", encoding="utf-8")
     if as_json:
-        sys.stdout.write(strict_json.dumps(summary) + "\n")
+        print_json(summary)
         return
-    _out.print(table(found, summary["weights"]))
-    _out.print(*_words(summary), sep="\n", markup=False)
+    console.print(table(found, summary["weights"]))
+    console.print(*_words(summary), sep="\n", markup=False)
 
 
 def table(found: Findings, weights: list[float]) -> Table:

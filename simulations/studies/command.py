@@ -9,16 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from simulations.ending import interrupted
+from simulations.shell import JsonOption, SetOption, console, print_json
 
 if TYPE_CHECKING:
     from rich.console import Group
 
     from simulations.studies.rows import Comparison
-
-_out = Console(emoji=False)
 
 
 def study(
@@ -38,9 +36,9 @@ def study(
     seeds: Annotated[int | None, typer.Option(min=1, help="Runs of each combination.")] = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes that take one run each.")] = 1,
     ray_address: Annotated[str | None, typer.Option(help="A Ray cluster, whose CPUs take one run each.")] = None,
-    overrides: Annotated[list[str] | None, typer.Option("--set", help="section.key=value; repeatable.")] = None,
+    overrides: SetOption = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the runs; continued if it exists.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Run every combination of a grid and show the figures; finished runs are not repeated."""
     if listed:
@@ -77,19 +75,21 @@ def study(
     _write(folder / "study.json", kept)
     table = found.table(parsed.metrics)
     if as_json:
-        _print_json(kept | {"cells": records.rows_of(table), "out": str(folder)})
+        print_json(kept | {"cells": records.rows_of(table), "out": str(folder)})
         return
     frame = found.to_frame()
     frame.drop(columns=records.NOT_KEPT).to_csv(folder / "runs.csv", index=False)
     found.to_latex(folder / "table.tex", parsed.metrics)
     found.plot(folder / "study.svg", x=parsed.x, y=metric)
-    _out.print(table.to_string(index=False), highlight=False, markup=False, soft_wrap=True)
+    console.print(table.to_string(index=False), highlight=False, markup=False, soft_wrap=True)
     for _, row in frame[frame["reason"] != ""].iterrows():
-        _out.print(f"note: {row['method']}, seed {row['seed']}: {row['reason']}", highlight=False, markup=False)
+        console.print(f"note: {row['method']}, seed {row['seed']}: {row['reason']}", highlight=False, markup=False)
     for one in checked:
-        _out.print(f"{one.outcome}: {one.says} ({one.found()})", highlight=False, markup=False, soft_wrap=True)
-    _out.print(str(found).splitlines()[-1], highlight=False, markup=False)
-    _out.print(f"files: {', '.join(str(folder / one) for one in ('runs.csv', 'table.tex', 'study.svg', 'study.json'))}")
+        console.print(f"{one.outcome}: {one.says} ({one.found()})", highlight=False, markup=False, soft_wrap=True)
+    console.print(str(found).splitlines()[-1], highlight=False, markup=False)
+    console.print(
+        f"files: {', '.join(str(folder / one) for one in ('runs.csv', 'table.tex', 'study.svg', 'study.json'))}"
+    )
 
 
 def compare(
@@ -170,7 +170,7 @@ def _list(as_json: bool) -> None:
     others = files.elsewhere()
     if as_json:
         described = {name: {"paper": one.paper, "title": one.title, "data": one.data} for name, one in found.items()}
-        _print_json(described | {name: one.model_dump() for name, one in others.items()})
+        print_json(described | {name: one.model_dump() for name, one in others.items()})
         return
     from rich.table import Table
 
@@ -179,22 +179,16 @@ def _list(as_json: bool) -> None:
         table.add_column(column, overflow="fold")
     for name, study in found.items():
         table.add_row(name, study.paper, study.title, study.data or "-")
-    _out.print(table)
+    console.print(table)
     table = Table(title="Tables and figures that are no grids of runs", title_justify="left")
     for column in ("name", "paper", "what it shows", "how"):
         table.add_column(column, overflow="fold")
     for name, other in others.items():
         table.add_row(name, other.paper, other.title, str(other))
-    _out.print(table)
+    console.print(table)
 
 
 def _write(path: Path, value: Any) -> None:
     from simulations.runs import strict_json
 
     path.write_text(strict_json.dumps(value, indent=1) + "\n", encoding="utf-8")
-
-
-def _print_json(value: Any) -> None:
-    from simulations.runs import strict_json
-
-    sys.stdout.write(strict_json.dumps(value) + "\n")

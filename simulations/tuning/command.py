@@ -2,36 +2,33 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
+
+from simulations.shell import JsonOption, RecipeArgument, SetOption, show
 
 if TYPE_CHECKING:
     from rich.console import Group
 
     from simulations.tuning.rows import SearchResult
 
-_out = Console(emoji=False)
-
 
 def tune(
-    recipe: Annotated[str | None, typer.Argument(help="Bundled recipe or TOML file; default `digits`.")] = None,
+    recipe: RecipeArgument = None,
     search: Annotated[
         list[str] | None, typer.Option("--search", help="section.key=value,value: values to try; repeatable.")
     ] = None,
     expected_runs: Annotated[float, typer.Option(help="Mean of the secret random number of runs.")] = 10.0,
     law: Annotated[str, typer.Option(help="Law of that number: logarithmic, geometric or poisson.")] = "logarithmic",
-    overrides: Annotated[list[str] | None, typer.Option("--set", help="section.key=value; repeatable.")] = None,
+    overrides: SetOption = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder to create; everything but private/ may be published.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Search settings privately: publish the best of a secret number of runs, charged as a whole before the first."""
-    from simulations.runs import strict_json
     from simulations.tuning.terms import parsed
     from simulations.tuning.tune import tune as tuning
 
@@ -39,10 +36,7 @@ def tune(
         recipe, search=parsed(search or ()), expected_runs=expected_runs, law=law, overrides=overrides or (),  # type: ignore[arg-type]
         folder=out,
     )  # fmt: skip
-    if as_json:
-        sys.stdout.write(strict_json.dumps(dict(found)) + "\n")
-    else:
-        _out.print(summary(found.values_()))
+    show(found.values_(), summary, as_json)
 
 
 def summary(found: SearchResult) -> Group:

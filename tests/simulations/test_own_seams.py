@@ -100,5 +100,5 @@ def test_an_audit_of_ones_own_decides_beside_the_checks(outside, tmp_path):
     assert not list(Path().glob("audit*.png"))
     with pytest.raises(ConfigError, match="must return an AuditResult, got 3"):
         Audit(method=f"{outside}:wrong").mechanism(Subject.of("uniform", rounds=2))
-    with pytest.raises(ConfigError, match="unknown audit method 'prob'; known: auto, probe"):
+    with pytest.raises(ConfigError, match="unknown audit method 'prob'; did you mean 'probe'"):
         Audit(method="prob")

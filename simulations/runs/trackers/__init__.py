@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from fedlgm.errors import ConfigError, FedlgmError, Notice, RunError
-from fedlgm.extension import is_reference, load_object, misfit, raised_in, users_code
+from fedlgm.extension import misfit, named, raised_in, users_code
 from fedlgm.facts import RunFacts
 
 __all__ = ["RunStart", "Tracker", "Trackers", "make", "names", "scalars"]
@@ -112,24 +112,18 @@ def make(name: str) -> Tracker:
         ConfigError: unknown name, package not installed, reference that does not import, or an object that is not a
             tracker.
     """
-    if is_reference(name):
-        found = load_object(name, "tracker")
-        if isinstance(found, type) or (callable(found) and not isinstance(found, Tracker)):
-            wrong = misfit(found)
-            if wrong:
-                raise ConfigError(f"tracker {name!r} cannot be made without arguments: {wrong}")
-            with users_code(f"tracker {name!r}", found):
-                found = found()
-        return _checked(found, repr(name))
-    if name not in _BUNDLED:
-        raise ConfigError(
-            f"unknown tracker {name!r}; known: {', '.join(_BUNDLED)}, or your own as 'package.module:name'"
-        )
-    if not installed(name):
+    found = named(_BUNDLED, name, "tracker")
+    if name in _BUNDLED and not installed(name):
         raise ConfigError(
             f"tracker {name!r} needs the package {name!r}, which is not installed: pip install 'fedlgm[{name}]'"
         )
-    return _BUNDLED[name]()
+    if isinstance(found, type) or (callable(found) and not isinstance(found, Tracker)):
+        wrong = misfit(found)
+        if wrong:
+            raise ConfigError(f"tracker {name!r} cannot be made without arguments: {wrong}")
+        with users_code(f"tracker {name!r}", found):
+            found = found()
+    return _checked(found, repr(name))
 
 
 def _checked(tracker: object, what: str) -> Tracker:

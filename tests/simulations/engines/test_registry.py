@@ -50,7 +50,7 @@ def test_a_registered_name_is_found_and_listed(monkeypatch: pytest.MonkeyPatch) 
     engines.register("counting", Counting)
     assert isinstance(engines.get("counting"), Counting)
     assert "counting" in engines.names()
-    with pytest.raises(ConfigError, match="engine 'local' exists already"):
+    with pytest.raises(ConfigError, match="there is an engine 'local' already"):
         engines.register("local", Counting)
 
 

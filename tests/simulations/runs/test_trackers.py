@@ -194,7 +194,7 @@ def test_what_is_not_finite_or_not_released_is_left_out() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("tensorbord", "unknown tracker 'tensorbord'; known: tensorboard, mlflow, wandb"),
+        ("tensorbord", "unknown tracker 'tensorbord'; did you mean 'tensorboard'"),
         ("test_trackers:Nothing", "module 'test_trackers' has no 'Nothing'"),
         ("json:loads", "cannot be made without arguments"),
         ("collections:OrderedDict", "has no method 'start'"),
