@@ -130,25 +130,24 @@ def laplace_scales(profile: ProfileLike, budget: float, p: float = 2, weights: n
     return shape * (float(runs.values.max()) * total / budget)
 
 
-def gaussian_iid(profile: ProfileLike, mu: float, *, sensitivity: float | None = None) -> Array:
-    """Baseline: one standard deviation D2 / mu for every coordinate.
+def gaussian_iid(profile: ProfileLike, mu: float) -> Array:
+    """Baseline: one standard deviation ||lambda||_2 / mu for every coordinate.
 
     Args:
         profile: sensitivities lambda, shape [K], or a `Profile`.
         mu: budget of mu-Gaussian DP, > 0.
-        sensitivity: l2 sensitivity D2 of the query, if known to be smaller than the default ||lambda||_2.
 
     Returns:
         sigma, one entry per coordinate (a run for a `Profile`), all equal, zero-sensitivity coordinates included.
     """
     runs, _, _ = _prepare(profile, mu, "mu")
-    return np.full(runs.values.size, _sensitivity(runs, 2, sensitivity) / mu)
+    return np.full(runs.values.size, runs.norm(2) / mu)
 
 
-def laplace_iid(profile: ProfileLike, budget: float, *, sensitivity: float | None = None) -> Array:
-    """Baseline: one scale D1 / budget for every coordinate; `sensitivity` as in `gaussian_iid`, for the l1 norm."""
+def laplace_iid(profile: ProfileLike, budget: float) -> Array:
+    """Baseline: one scale ||lambda||_1 / budget for every coordinate."""
     runs, _, _ = _prepare(profile, budget, "budget")
-    return np.full(runs.values.size, _sensitivity(runs, 1, sensitivity) / budget)
+    return np.full(runs.values.size, runs.norm(1) / budget)
 
 
 def gaussian_spr(profile: ProfileLike, mu: float) -> Array:
@@ -207,18 +206,6 @@ def laplace_groups(
     return laplace_scales(_layers(clip, dims, 1), budget, p, weights)
 
 
-def gaussian_spent(profile: ProfileLike, scales: npt.ArrayLike) -> float:
-    """Parameter mu that Gaussian noise spends on `profile`: (sum_i lambda_i^2 / sigma_i^2)^(1/2)."""
-    runs, ratios = _ratios(profile, scales)
-    return math.sqrt(float(runs.counts @ ratios**2))
-
-
-def laplace_spent(profile: ProfileLike, scales: npt.ArrayLike) -> float:
-    """Pure-DP epsilon that Laplace noise spends on `profile`: sum_i lambda_i / beta_i."""
-    runs, ratios = _ratios(profile, scales)
-    return float(runs.counts @ ratios)
-
-
 def expected_error(family: Family, scales: npt.ArrayLike, p: float = 2, counts: Counts | None = None) -> float:
     """Closed-form E||noise||_p^p of independent noise.
 
@@ -271,15 +258,6 @@ def _check_exponent(p: float) -> None:
         raise ConfigError(f"p must be finite and >= 1, got {p}")
 
 
-def _sensitivity(runs: Profile, order: int, given: float | None) -> float:
-    bound = runs.norm(order)
-    if given is None:
-        return bound
-    if not 0 < given <= bound * (1 + 1e-9):
-        raise ConfigError(f"l{order} sensitivity must lie in (0, {bound:g}], the profile's l{order} norm, got {given}")
-    return given
-
-
 def _active(runs: Profile) -> int:
     return int(runs.counts[runs.values > 0].sum())
 
@@ -288,13 +266,3 @@ def _layers(clip: npt.ArrayLike, dims: npt.ArrayLike, order: int) -> Profile:
     bounds = as_profile(clip).values
     sizes = Profile(np.ones_like(bounds), np.asarray(dims)).counts
     return Profile(bounds / sizes ** (1 / order), sizes)
-
-
-def _ratios(profile: ProfileLike, scales: npt.ArrayLike) -> tuple[Profile, Array]:
-    """lambda_i / scale_i; 0/0 is 0 (nothing to hide), lambda/0 is infinite (released in the clear)."""
-    runs = as_profile(profile)
-    scale = np.asarray(scales, dtype=np.float64)
-    if scale.shape != runs.values.shape or not np.all(scale >= 0):
-        raise ConfigError(f"noise scales must be >= 0 and of shape {runs.values.shape}, got shape {scale.shape}")
-    with np.errstate(divide="ignore"):
-        return runs, np.divide(runs.values, scale, out=np.zeros_like(scale), where=runs.values > 0)
