@@ -97,11 +97,11 @@ class LayerwiseClient:
         """
         summed = isinstance(self._serves, AnyClient) or self._serves.simulated
         agreed = Agreed(self._keys, self._consent, context.state, summed=summed)
-        block, notes = client_release(self._contributions, agreed, self._asked(message))
+        block, notes = client_release(self._contributions, agreed, asked_of(message, self._layers, self._serves))
         metrics = {wire.CLIENT_COUNT: block.count, wire.DISCARDED: int(block.discarded)}
         arrays = {wire.SUM: block.total.cpu().numpy()}
         arrays |= {wire.NOTE + name: np.stack([note[name] for note in notes]) for name in (notes[0] if notes else ())}
-        return _reply(message, arrays, metrics)
+        return reply_with(message, arrays, metrics)
 
     def evaluate(self, message: Message, context: Context) -> Message:
         """Reply with the task's metrics of the global model on the block's own data, and the number of examples.
@@ -116,7 +116,7 @@ class LayerwiseClient:
         if evaluator is None:
             raise PrivacyError("this client does not evaluate: unprotected figures of its data would leave it")
         self._layers.load_(evaluator, _model(message))
-        data = [own for own in map(self._work.source, self._members(message)) if len(own)]
+        data = [own for own in map(self._work.source, _members(message, self._serves)) if len(own)]
         figures: dict[str, Any] = {wire.EXAMPLE_COUNT: sum(map(len, data))}
         if data:
             x, y = inputs.concatenate([own.x for own in data]), torch.cat([own.y for own in data])
@@ -127,20 +127,8 @@ class LayerwiseClient:
         """Reply with each client's raw layer norms [clients, K]. Only published, NOT PRIVATE variants request them."""
         if self._consent is not None:
             self._consent.check_raw_figures()
-        rows = self._contributions.figures(self._asked(message), self._keys)
-        return _reply(message, {wire.NORMS: rows}, {wire.CLIENT_COUNT: len(rows)})
-
-    def _asked(self, message: Message) -> Asked:
-        config = message.content.config_records[wire.CONFIG]
-        plan = ReleasePlan.from_json(self._layers, str(config[wire.PLAN]))
-        round_ = int(config[wire.ROUND])  # type: ignore[arg-type]
-        return Asked(plan, _model(message), round_, self._members(message))
-
-    def _members(self, message: Message) -> list[int]:
-        """The clients named by the message."""
-        clients = [int(c) for c in message.content.config_records[wire.CONFIG][wire.CLIENTS]]  # type: ignore[union-attr]
-        self._serves.check(clients)
-        return clients
+        rows = self._contributions.figures(asked_of(message, self._layers, self._serves), self._keys)
+        return reply_with(message, {wire.NORMS: rows}, {wire.CLIENT_COUNT: len(rows)})
 
 
 ExampleClient = LayerwiseClient  # the same for mechanisms that bound examples
@@ -151,11 +139,35 @@ def place_reply(message: Message, serves: Serving) -> Message:
     return Message(content=RecordDict({wire.CONFIG: ConfigRecord(dict(serves.place()))}), reply_to=message)
 
 
-def _model(message: Message) -> Tensor:
-    return torch.from_numpy(wire.view(message.content.array_records[wire.ARRAYS][wire.MODEL].data).copy())
+def asked_of(message: Message, layers: LayerTable, serves: Serving) -> Asked:
+    """What a message asks of its clients.
+
+    Args:
+        message: a train message of the strategy.
+        layers: the model's layers.
+        serves: the clients that this process answers for.
+
+    Raises:
+        PrivacyError: the message asks for another client.
+    """
+    clients = _members(message, serves)
+    config = message.content.config_records[wire.CONFIG]
+    plan = ReleasePlan.from_json(layers, str(config[wire.PLAN]))
+    return Asked(plan, _model(message), int(config[wire.ROUND]), clients)  # type: ignore[arg-type]
 
 
-def _reply(message: Message, arrays: dict[str, np.ndarray], metrics: dict[str, int]) -> Message:
+def reply_with(message: Message, arrays: dict[str, np.ndarray], metrics: dict[str, int]) -> Message:
+    """A reply of arrays and counts."""
     record = ArrayRecord({name: Array(**wire.fields(array)) for name, array in arrays.items()})
     content = RecordDict({wire.ARRAYS: record, wire.METRICS: MetricRecord(dict(metrics))})
     return Message(content=content, reply_to=message)
+
+
+def _members(message: Message, serves: Serving) -> list[int]:
+    clients = [int(c) for c in message.content.config_records[wire.CONFIG][wire.CLIENTS]]  # type: ignore[union-attr]
+    serves.check(clients)
+    return clients
+
+
+def _model(message: Message) -> Tensor:
+    return torch.from_numpy(wire.view(message.content.array_records[wire.ARRAYS][wire.MODEL].data).copy())

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
 from clients.consent import Agreed, Consent
-from clients.layerwise import place_reply
+from clients.layerwise import asked_of, place_reply, reply_with
 from clients.serving import OneClient
 from fedlgm import wire
 from fedlgm.client_release import Asked, Contributions, client_release
@@ -25,7 +25,6 @@ from fedlgm.extension import misfit
 from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
 from fedlgm.models.arrays import of_arrays
-from fedlgm.plan import ReleasePlan
 
 Next = Callable[[Message, Context], Message]
 _log = logging.getLogger("fedlgm.mod")
@@ -72,17 +71,11 @@ class PrivateUpdates:
             raise PrivacyError(
                 f"this client answers train messages only, got {kind!r}: other figures are not protected"
             )
-        config = message.content.config_records[wire.CONFIG]
-        own.check([int(c) for c in config[wire.CLIENTS]])  # type: ignore[union-attr]
-        plan = self._plan(str(config[wire.PLAN]))
-        round_ = int(config[wire.ROUND])  # type: ignore[arg-type]
-        model = torch.from_numpy(wire.view(message.content.array_records[wire.ARRAYS][wire.MODEL].data).copy())
-        update = _GivenUpdate(lambda: self._flat(self._trained(message, model, context, call_next)) - model)
+        asked = asked_of(message, self._table(message), own)
+        update = _GivenUpdate(lambda: self._flat(self._trained(message, asked.model, context, call_next)) - asked.model)
         agreed = Agreed(node_keys(context), self._consent, context.state, needed=True)
-        total, _ = client_release(update, agreed, Asked(plan, model, round_, [own.number]))
-        arrays = ArrayRecord({wire.SUM: Array(**wire.fields(total.total.numpy()))})
-        counts = MetricRecord({wire.CLIENT_COUNT: 1, wire.DISCARDED: 0})
-        return Message(content=RecordDict({wire.ARRAYS: arrays, wire.METRICS: counts}), reply_to=message)
+        total, _ = client_release(update, agreed, asked)
+        return reply_with(message, {wire.SUM: total.total.numpy()}, {wire.CLIENT_COUNT: 1, wire.DISCARDED: 0})
 
     def _trained(self, message: Message, model: Tensor, context: Context, call_next: Next) -> RecordDict:
         """The app's result; its error messages stay on the node, because they may quote private data.
@@ -106,10 +99,11 @@ class PrivateUpdates:
         """The reply to the strategy's query: the client named in this node's configuration."""
         return place_reply(message, _own_client(context))
 
-    def _plan(self, text: str) -> ReleasePlan:
-        """The round's plan; a plan over one layer applies to the whole model."""
+    def _table(self, message: Message) -> LayerTable:
+        """The layers of the round's plan; a plan over one layer applies to the whole model."""
+        text = str(message.content.config_records[wire.CONFIG][wire.PLAN])
         whole = len(json.loads(text).get("clip", ())) == 1 and len(self._layers) > 1
-        return ReleasePlan.from_json(self._layers.merged() if whole else self._layers, text)
+        return self._layers.merged() if whole else self._layers
 
     def _as_the_app_knows_it(self, message: Message, model: Tensor) -> Message:
         """The message with the model under the app's own names, without the mod's own records."""
