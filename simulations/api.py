@@ -106,7 +106,7 @@ class RunResult(Mapping[str, Any]):
         return RunFolder.open(self.folder)
 
     def model(self) -> nn.Module:
-        """The model with its final weights, in evaluation mode; a Hugging Face model as one.
+        """The model with its final weights, in evaluation mode; a Hugging Face model keeps its own class.
 
         Raises:
             RunError: the run's checkpoints are gone.

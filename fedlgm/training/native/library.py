@@ -84,7 +84,7 @@ def build(instructions: InstructionSet) -> ctypes.CDLL:
 
 
 def _kept() -> Path | None:
-    """Where kernels are kept: a folder that nobody else can write, since its files are executed; None where none is."""
+    """The folder of compiled kernels, which no other user can write (its files are executed); None if there is none."""
     root = remembered.folder()
     if root is None:
         return None
