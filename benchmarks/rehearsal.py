@@ -3,8 +3,8 @@
     python -m benchmarks.rehearsal            # makes the missing rehearsals of the settings on digits
     python -m benchmarks.rehearsal --write    # the table of the page
 
-A rehearsal trains on public examples with the run's noise: in every round as many public clients as a run's cohort has,
-the plan's bounds, noise of the standard deviation that the run adds to the mean, and the run's server step. Its accuracy
+A rehearsal trains on public examples with the run's noise: in every round as many public clients as a run's cohort
+has, the plan's bounds, noise of the standard deviation that the run adds to the mean, and the run's server step. Its accuracy
 on held-out public examples is the forecast. No private example is read, and no forecast uses a measured accuracy; only
 the server learning rate is that of the measured runs.
 """
@@ -29,6 +29,7 @@ from fedlgm.devices import torch_threads
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.method import Method
+from fedlgm.training import ClientTask
 from fedlgm.transcript import Transcript
 from simulations.advice.recommend import _setting
 from simulations.advice.score import Landscape
@@ -39,7 +40,13 @@ SEEDS = (1, 2, 3)
 
 def rehearse(setting: Setting, rule: str, rate: float, seed: int) -> dict[str, Any]:
     """Accuracy (%) of a rehearsal on held-out public examples."""
-    changes = [*setting.changes, *setting.of(rule), f"{setting.rate}={rate}", "training.vectorize=on", f"run.seed={seed}"]
+    changes = [
+        *setting.changes,
+        *setting.of(rule),
+        f"{setting.rate}={rate}",
+        "training.vectorize=on",
+        f"run.seed={seed}",
+    ]
     found, _ = _setting(setting.recipe, None, None, setting.public, None, changes, setting.examples)
     assembly, facts = found.assembly, found.facts
     recipe, public, rng = assembly.recipe, assembly.dataset, np.random.default_rng(seed)
@@ -57,13 +64,13 @@ def rehearse(setting: Setting, rule: str, rate: float, seed: int) -> dict[str, A
     parties = math.sqrt(facts.noised_by.noises_in_sum(expected))
     generator = torch.Generator().manual_seed(seed)
     plan = method.plan(Transcript.start(model))
-    sigma = torch.cat([torch.full((int(size),), float(s)) for size, s in zip(plan.layers.sizes, plan.sigma, strict=True)])
+    sigma = torch.cat(
+        [torch.full((int(size),), float(s)) for size, s in zip(plan.layers.sizes, plan.sigma, strict=True)]
+    )
     with torch_threads(1):
         for t in range(recipe.federation.rounds):
             drawn = rng.binomial(recipe.federation.clients, expected / recipe.federation.clients)
             cohort = [clients[i] for i in rng.choice(len(clients), size=min(drawn, len(clients)), replace=False)]
-            from fedlgm.training import ClientTask
-
             tasks = [
                 ClientTask(
                     inputs.take(x, rows), y[rows], keys.torch_generator(Purpose.PROBE, t, i), recipe.training.epochs
@@ -111,10 +118,11 @@ def main() -> None:
         return
     kept = Kept(REHEARSED)
     for seed in SEEDS:
-        for name, setting in settings().items():
-            for rule, rate in rates(name, setting).items():
-                label = {"setting": name, "rule": rule, "rate": rate, "seed": seed}
-                kept.keep(label, lambda s=setting, r=rule, e=rate, n=seed: rehearse(s, r, e, n))  # type: ignore[misc]
+        for rule in (FLAT, *RULES):
+            for name, setting in settings().items():
+                if (rate := rates(name, setting).get(rule)) is not None:
+                    label = {"setting": name, "rule": rule, "rate": rate, "seed": seed}
+                    kept.keep(label, lambda s=setting, r=rule, e=rate, n=seed: rehearse(s, r, e, n))  # type: ignore[misc]
 
 
 def page() -> dict[str, str]:
@@ -140,8 +148,8 @@ def page() -> dict[str, str]:
     root = math.sqrt(statistics.fmean(error**2 for error in errors))
     agree = sum(told * seen > 0 for told, seen in gaps)
     summary = (
-        f"{len(errors)} forecasts: mean error {statistics.fmean(errors):+.1f} points, root mean square {root:.1f}, largest "
-        f"{max(errors, key=abs):+.1f}. The sign of the difference from the flat Gaussian is right in {agree} of "
+        f"{len(errors)} forecasts: mean error {statistics.fmean(errors):+.1f} points, root mean square {root:.1f}, "
+        f"largest {max(errors, key=abs):+.1f}. The sign of the difference from the flat Gaussian is right in {agree} of "
         f"{len(gaps)} cases."
     )
     return {"forecasts": table(header, rows), "forecast errors": summary}

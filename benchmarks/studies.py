@@ -49,7 +49,7 @@ ELSEWHERE = {
     "004-table-4": "[LaDP](ladp.md)",
     "004-figure-7": "[attacks](attacks.md)",
     "004-table-10": "[attacks](attacks.md)",
-    "layer-wise-narrow-wide-narrow": "[does `recommend` predict runs?](recommend.md), three seeds",
+    "layer-wise-narrow-wide-narrow": "[does `recommend` predict runs?](recommend.md)",
 }
 """Pages that hold results of a table or figure beside the studies."""
 NOTES = {

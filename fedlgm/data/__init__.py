@@ -42,13 +42,13 @@ __all__ = [
     "divide",
     "load",
     "names",
+    "only_test_examples",
     "outline",
     "partition",
     "published_examples",
     "scheme_options",
     "schemes",
     "synthetic",
-    "test_examples",
     "twin",
     "with_users",
 ]
@@ -140,7 +140,7 @@ def load(
     return _synthetic(int(size[1])) if size[1] else _synthetic()
 
 
-def test_examples(
+def only_test_examples(
     name: str, data_dir: str | Path | None = None, *, pixels: Sequence[float] | None = None, **images: Any
 ) -> DataSet:
     """The test examples of a bundled set, in the place of its training examples too, which are not read.
@@ -158,7 +158,7 @@ def test_examples(
         ConfigError: an unknown name, or a set of a user's own, whose test examples come with private ones.
         DataError: as for `load`.
 
-    >>> found = test_examples("digits")
+    >>> found = only_test_examples("digits")
     >>> len(found.train_y), found.train_y is found.test_y
     (355, True)
     """

@@ -211,9 +211,7 @@ def store() -> Path:
     return Path(os.environ.get("FEDLGM_DATA") or Path.home() / ".cache" / "fedlgm")
 
 
-def locate(
-    name: str, data_dir: str | Path | None, *, download: bool, files: tuple[str, ...] | None = None
-) -> Path:
+def locate(name: str, data_dir: str | Path | None, *, download: bool, files: tuple[str, ...] | None = None) -> Path:
     """Folder that holds the set `name` of `FILE_SETS`; downloads the set if no folder does.
 
     Args:

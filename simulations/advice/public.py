@@ -126,7 +126,7 @@ def _test_part(recipe: Recipe) -> DataSet:
     """The recipe's test examples, which every run evaluates without protection."""
     section = recipe.data
     with prefix_key("public"):
-        return data.test_examples(section.name, section.dir, **section.images)
+        return data.only_test_examples(section.name, section.dir, **section.images)
 
 
 def of_public(recipe: Recipe) -> Recipe:

@@ -57,8 +57,8 @@ class Work:
         if passes < LEAST_PASSES:
             raise ConfigError(
                 f"model: {model} takes {operations:.2g} operations for one example and step, so a minute of one core "
-                f"makes about {passes} such passes, and advice needs at least {LEAST_PASSES}: ask for a smaller model of "
-                "the same kind, such as --set model.name=resnet20, and compare a few seeds of the large one"
+                f"makes about {passes} such passes, and advice needs at least {LEAST_PASSES}: ask for a smaller model "
+                "of the same kind, such as --set model.name=resnet20, and compare a few seeds of the large one"
             )
         batch = min(assembly.recipe.training.batch_size, len(found.train_y), 128)
         steps = max(16, min(STEPS, passes // (3 * batch)))

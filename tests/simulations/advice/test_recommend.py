@@ -131,7 +131,7 @@ def test_sets_whose_test_examples_come_with_private_ones_are_refused(name: str) 
 
 
 def test_a_model_too_large_for_a_minute_is_refused_at_once() -> None:
-    with pytest.warns(Notice), pytest.raises(ConfigError, match="resnet152 takes .* passes"):
+    with pytest.warns(Notice), pytest.raises(ConfigError, match=r"resnet152 takes .* passes"):
         simulations.recommend("ladp-cifar100-resnet152")
 
 
