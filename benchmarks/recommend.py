@@ -183,7 +183,6 @@ SCREENED: dict[str, Setting] = {
     "digits, 64-128-128-128-128-128-10, Adam": Setting("digits", (*_LOW, *_ADAM, f"model.hidden={[128] * 5}")),
     "digits, 64-1024-10, Adam": Setting("digits", (*_LOW, *_ADAM, "model.hidden=[1024]")),
     "digits, adapters of rank 4, Adam": Setting("digits", (*_LOW, *_ADAM, "model.name=benchmarks.recommend:adapted")),
-    "FashionMNIST, cnn-small, Adam": Setting("fashion-mnist", ("model.name=cnn-small", "federation.rounds=100")),
     "text, transformer, Adam": Setting("text-transformer", (), examples=115_802),
     "text, transformer, SGD": Setting(
         "text-transformer", ("training.optimizer=sgd", "training.lr=1.0"), examples=115_802

@@ -4,9 +4,9 @@
     python -m benchmarks.rehearsal --write    # the table of the page
 
 A rehearsal trains on public examples with the run's noise: in every round as many public clients as a run's cohort
-has, the plan's bounds, noise of the standard deviation that the run adds to the mean, and the run's server step. Its accuracy
-on held-out public examples is the forecast. No private example is read, and no forecast uses a measured accuracy; only
-the server learning rate is that of the measured runs.
+has, the plan's bounds, noise of the standard deviation that the run adds to the mean, and the run's server step. Its
+accuracy on held-out public examples is the forecast. No private example is read, and no forecast uses a measured
+accuracy; only the server learning rate is that of the measured runs.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -122,7 +123,7 @@ def main() -> None:
             for name, setting in settings().items():
                 if (rate := rates(name, setting).get(rule)) is not None:
                     label = {"setting": name, "rule": rule, "rate": rate, "seed": seed}
-                    kept.keep(label, lambda s=setting, r=rule, e=rate, n=seed: rehearse(s, r, e, n))  # type: ignore[misc]
+                    kept.keep(label, partial(rehearse, setting, rule, rate, seed))
 
 
 def page() -> dict[str, str]:
@@ -149,8 +150,8 @@ def page() -> dict[str, str]:
     agree = sum(told * seen > 0 for told, seen in gaps)
     summary = (
         f"{len(errors)} forecasts: mean error {statistics.fmean(errors):+.1f} points, root mean square {root:.1f}, "
-        f"largest {max(errors, key=abs):+.1f}. The sign of the difference from the flat Gaussian is right in {agree} of "
-        f"{len(gaps)} cases."
+        f"largest {max(errors, key=abs):+.1f}. The sign of the difference from the flat Gaussian is right in {agree} "
+        f"of {len(gaps)} cases."
     )
     return {"forecasts": table(header, rows), "forecast errors": summary}
 
