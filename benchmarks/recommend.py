@@ -22,16 +22,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from scipy.stats import spearmanr
+from torch import nn
 
-from benchmarks import adaptive, central_allocations, noise_and_split
+from benchmarks import adaptive, central_allocations, noise_and_split, studies
 from benchmarks.kept import Kept, Search, Values, against, change
 from benchmarks.pages import show, table
+from fedlgm import data
+from fedlgm.models.adapters import adapt
 from simulations.advice.recommend import recommend
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "recommend.md"
 KEPT = PAGE.with_suffix(".json")
 PREDICTED = PAGE.with_name("recommend-predicted.json")
+SCORED = PAGE.with_name("recommend-screened.json")
 FLAT, RULES = "gaussian", ("uniform", "dimension-adjusted", "snr-consistent")
 """Under EqClip the other two scored rules are one of these each."""
 SEEDS = (1, 2, 3)
@@ -172,11 +177,44 @@ SETTINGS: dict[str, Setting] = {
 }
 
 
+SCREENED: dict[str, Setting] = {
+    "digits, 64-1024-8-10, Adam": Setting("digits", (*_LOW, *_ADAM, "model.hidden=[1024, 8]")),
+    "digits, 64-8-512-10, Adam": Setting("digits", (*_LOW, *_ADAM, "model.hidden=[8, 512]")),
+    "digits, 64-128-128-128-128-128-10, Adam": Setting("digits", (*_LOW, *_ADAM, f"model.hidden={[128] * 5}")),
+    "digits, 64-1024-10, Adam": Setting("digits", (*_LOW, *_ADAM, "model.hidden=[1024]")),
+    "digits, adapters of rank 4, Adam": Setting("digits", (*_LOW, *_ADAM, "model.name=benchmarks.recommend:adapted")),
+    "text, transformer, Adam": Setting("text-transformer", (), examples=115_802),
+    "text, transformer, SGD": Setting(
+        "text-transformer", ("training.optimizer=sgd", "training.lr=1.0"), examples=115_802
+    ),
+    "text, GRU, Adam": Setting("text-gru", _ADAM, examples=115_802),
+}
+"""Settings that were scored to look for a rule that wins; most were not run."""
+STUDIES = ("layer-wise-narrow-wide-narrow", "layer-wise-bottleneck")
+"""Named studies of settings in which a rule was predicted to win."""
+
+
+def adapted() -> nn.Module:
+    """A network 64-256-32-10 trained on the digits 0 to 4 of the public half, then frozen, with adapters of rank 4."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 32), nn.Tanh(), nn.Linear(32, 10))
+    found = data.load("digits/public")
+    low = found.train_y < 5
+    x, y = torch.from_numpy(found.train_x[low]), torch.from_numpy(found.train_y[low])
+    optimizer = torch.optim.Adam(net.parameters(), 1e-3)
+    for _ in range(100):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(x), y).backward()
+        optimizer.step()
+    return adapt(net, rank=4)
+
+
 def predict() -> None:
     """Scores of every setting that has none."""
-    values = Values(PREDICTED)
-    for name, setting in SETTINGS.items():
-        values.get(name, lambda s=setting: _predicted(s))  # type: ignore[misc]
+    for path, settings in ((PREDICTED, SETTINGS), (SCORED, SCREENED)):
+        values = Values(path)
+        for name, setting in settings.items():
+            values.get(name, lambda s=setting: _predicted(s))  # type: ignore[misc]
 
 
 def _predicted(setting: Setting) -> dict[str, float]:
@@ -270,7 +308,14 @@ def write() -> None:
             per_setting.append([name, f"{ranks:+.2f}", repeats, f"{spread:.1f}", told, best])
     header = ["setting", "runs", "rule", "predicted", "change", "95 % interval", "p", "seeds"]
     columns = ["setting", "rank correlation", "two halves of the seeds", "spread", "predicted best", "measured best"]
-    texts = {"settings": table(columns, per_setting), "pairs": table(header, rows)}
+    scored = json.loads(SCORED.read_text(encoding="utf-8"))
+    found_rows = [[name, *(f"{values[rule]:.2f}" for rule in RULES)] for name, values in scored.items()]
+    texts = {
+        "settings": table(columns, per_setting),
+        "pairs": table(header, rows),
+        "screened": table(["setting", *RULES], found_rows),
+        "studies": table(["study", "claim", "found", "outcome"], _claims()),
+    }
     show(PAGE, texts, write=True)
     if len(pairs) > 2:
         ranks = spearmanr([s for s, _ in pairs], [g for _, g in pairs])
@@ -281,6 +326,16 @@ def write() -> None:
         print(f"two halves of the seeds: {statistics.fmean(halves):.3f} over {len(halves)} settings")
         wide = [float(row[1]) for row in per_setting if float(row[3]) >= WIDE]
         print(f"{len(wide)} settings with a spread of {WIDE} or more: {statistics.fmean(wide):.3f}")
+
+
+def _claims() -> list[list[str]]:
+    """Outcomes of the named studies that have run."""
+    return [
+        [f"`{name}`", one.says, one.found(), one.outcome]
+        for name in STUDIES
+        if name in studies.kept()
+        for one in studies.checked(name)
+    ]
 
 
 def _ranks(points: Sequence[tuple[float, float]]) -> float:

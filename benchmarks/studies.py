@@ -49,7 +49,7 @@ ELSEWHERE = {
     "004-table-4": "[LaDP](ladp.md)",
     "004-figure-7": "[attacks](attacks.md)",
     "004-table-10": "[attacks](attacks.md)",
-    "layer-wise-narrow-wide-narrow": "[does `recommend` predict runs?](recommend.md), three seeds",
+    "layer-wise-narrow-wide-narrow": "[does `recommend` predict runs?](recommend.md)",
 }
 """Pages that hold results of a table or figure beside the studies."""
 NOTES = {
@@ -85,7 +85,7 @@ def keep(folder: Path) -> Path:
 def checked(name: str) -> list[claims.Checked]:
     """The claims of a study, checked against its kept runs."""
     found = Study.read(KEPT / f"{name}.json")
-    return claims.check(files.load(name).claims, found.to_frame(), found.keys, found.headline)
+    return claims.check(files.load(name).claims, found.to_frame(), found.compared_keys, found.headline)
 
 
 def counted(outcomes: Sequence[str]) -> str:

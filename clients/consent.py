@@ -63,7 +63,9 @@ class Consent:
             PrivacyError: another trust model, law of noise or way of bounding, or too little noise.
         """
         if not plan.facts.noised_by.uploads_released:
-            raise PrivacyError("this client agreed to add its own noise: it refuses a plan for central trust")
+            raise PrivacyError(
+                f"this client agreed to add its own noise: it refuses a plan for {plan.facts.trust} trust"
+            )
         if not self.protected:
             return
         if not plan.protected:

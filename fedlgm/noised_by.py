@@ -45,12 +45,14 @@ class NoisedBy:
         alone: whether anybody may see what a client hands over; if not, only a sum of several clients'.
         relation: the neighbouring relation of whole clients that it is usually proven for.
         uncorrelated: why noise is not correlated over rounds; empty where it may be.
+        observed_rounds: what a server that nobody trusts sees of a round; empty where the server is trusted.
     """
 
     name: Trust = "central"
     uploads_released = False
     alone = True
     uncorrelated = ""
+    observed_rounds = ""
     relation: Relation = "add-remove"
 
     def accounted_rate(self, sampling: Sampling) -> float:
@@ -132,6 +134,7 @@ class NoisedByClients(NoisedBy):
     name: Trust = "local"
     uploads_released = True
     relation: Relation = "replace-one"
+    observed_rounds = "every client's release"
     uncorrelated = (
         "every upload is seen alone, so noise could only be correlated along one client's own uploads, where "
         "independent noise has the least last and largest error already"
@@ -155,6 +158,16 @@ class NoisedByClients(NoisedBy):
 
 
 NOISED_BY: dict[Trust, NoisedBy] = {kind.name: kind for kind in (NoisedBy(), NoisedByClients())}
+
+
+def named(*, uploads_released: bool) -> str:
+    """The trust models in which clients hand over releases, or those in which they do not, for messages.
+
+    Example:
+        >>> named(uploads_released=False)
+        "'central'"
+    """
+    return " or ".join(repr(name) for name, kind in NOISED_BY.items() if kind.uploads_released == uploads_released)
 
 
 def get(trust: str, shares: Shares | None = None) -> NoisedBy:

@@ -107,6 +107,7 @@ class NoisedInShares(NoisedByClients):
     name = "distributed"
     alone = False
     uncorrelated = "the server sees every round's sum with the shares of that round"
+    observed_rounds = "every round's noised sum"
 
     shares: Shares | None = None
 

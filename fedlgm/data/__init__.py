@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from fedlgm import inputs
-from fedlgm.data.bundled import breast_cancer, digits, synthetic
+from fedlgm.data.bundled import TRAINING_EXAMPLES, breast_cancer, digits, synthetic
 from fedlgm.data.dataset import DataSet
 from fedlgm.data.division import divide
 from fedlgm.data.images import NAME as IMAGE_FOLDER
@@ -30,7 +30,7 @@ from fedlgm.data.images import load_folder
 from fedlgm.data.partition import Partition, partition, schemes
 from fedlgm.data.partition import options as scheme_options
 from fedlgm.data.pixels import Pixels, moved
-from fedlgm.data.sources import FILE_SETS, FileSet, locate, read
+from fedlgm.data.sources import FILE_SETS, FileSet, locate, read, read_test
 from fedlgm.data.tables import is_table
 from fedlgm.errors import ConfigError, DataError, alternatives
 from fedlgm.extension import is_reference, load_object, users_code
@@ -42,6 +42,7 @@ __all__ = [
     "divide",
     "load",
     "names",
+    "only_test_examples",
     "outline",
     "partition",
     "published_examples",
@@ -139,6 +140,42 @@ def load(
     return _synthetic(int(size[1])) if size[1] else _synthetic()
 
 
+def only_test_examples(
+    name: str, data_dir: str | Path | None = None, *, pixels: Sequence[float] | None = None, **images: Any
+) -> DataSet:
+    """The test examples of a bundled set, in the place of its training examples too, which are not read.
+
+    The files of the training examples are not opened and need not exist. Two kinds of sets have no such files: those
+    that are made here or come with scikit-learn, and the texts; they are published as a whole.
+
+    Args:
+        name: as for `load`; the name of a set, or of its half.
+        data_dir: as for `load`.
+        pixels: as for `load`.
+        images: options of an "image-folder", which is refused.
+
+    Raises:
+        ConfigError: an unknown name, or a set of a user's own, whose test examples come with private ones.
+        DataError: as for `load`.
+
+    >>> found = only_test_examples("digits")
+    >>> len(found.train_y), found.train_y is found.test_y
+    (355, True)
+    """
+    base = _base(name)
+    if is_reference(name) or base == IMAGE_FOLDER:
+        raise ConfigError(
+            f"the test examples of {name!r} cannot be read without its training examples, which may be private: give "
+            "public examples that are a set by themselves"
+        )
+    if base in FILE_SETS and (test := FILE_SETS[base].test) is not None:
+        found = read_test(base, locate(base, data_dir, download=True, files=test[0]))
+    else:
+        whole = load(base, data_dir)
+        found = DataSet(base, whole.test_x, whole.test_y, whole.test_x, whole.test_y, whole.classes)
+    return found if pixels is None else _between(found, tuple(pixels))
+
+
 def outline(
     name: str, *, image_classes: int | None = None, image_size: int = IMAGE_SIZE, channels: int = 3, **images: Any
 ) -> DataSet | None:
@@ -182,7 +219,8 @@ def published_examples(name: str, train_images: int | None = None) -> int | None
     162770
     """
     spec, half = _files_of(name), _HALF.fullmatch(name)
-    whole = train_images if _base(name) == IMAGE_FOLDER else None if spec is None else spec.examples
+    base = _base(name)
+    whole = train_images if base == IMAGE_FOLDER else TRAINING_EXAMPLES.get(base) if spec is None else spec.examples
     if whole is None or half is None:
         return whole
     return len(range(whole)[_rows(whole, half[2] == "public")])

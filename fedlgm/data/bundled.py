@@ -11,6 +11,8 @@ import numpy as np
 from fedlgm.data.dataset import DataSet
 from fedlgm.errors import ConfigError
 
+TRAINING_EXAMPLES = {"digits": 1442, "breast-cancer": 456}
+"""Published numbers of training examples."""
 _TEST_EVERY = 5
 _SYNTHETIC_TEST = 10_000
 _SITES = 10

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
@@ -38,6 +38,8 @@ class FileSet:
         advice: how to get the files by hand, up to "into <folder>".
         debian: folder in which Debian's package keeps them; None is a folder of the set's name among its data sets.
         examples: published number of training examples, or None.
+        test: patterns of the files that hold the test examples alone, and what reads these; None where one file holds
+            all examples.
     """
 
     classes: int
@@ -49,6 +51,7 @@ class FileSet:
     advice: str
     debian: Path | None = None
     examples: int | None = None
+    test: tuple[tuple[str, ...], Callable[[Path], Samples]] | None = None
 
 
 def _stored(folder: Path, pattern: str) -> list[Path]:
@@ -56,26 +59,49 @@ def _stored(folder: Path, pattern: str) -> list[Path]:
     return sorted(path for path in folder.glob(pattern) if path.is_file())
 
 
+def _read_idx(folder: Path, patterns: Sequence[str]) -> Samples:
+    images, labels = (_stored(folder, pattern)[0] for pattern in patterns)
+    return formats.read_idx_pair(images, labels)
+
+
 def _read_mnist(folder: Path) -> tuple[Samples, Samples]:
-    train_x, train_y, test_x, test_y = (_stored(folder, pattern)[0] for pattern in _IDX_FILES)
-    return formats.read_idx_pair(train_x, train_y), formats.read_idx_pair(test_x, test_y)
+    return _read_idx(folder, _IDX_FILES[:2]), _test_mnist(folder)
+
+
+def _test_mnist(folder: Path) -> Samples:
+    return _read_idx(folder, _IDX_FILES[2:])
 
 
 def _read_cifar10(folder: Path) -> tuple[Samples, Samples]:
-    train = [folder / name for name in _CIFAR10_FILES[:-1]]
-    return formats.read_cifar(train, "labels"), formats.read_cifar([folder / "test_batch"], "labels")
+    return formats.read_cifar([folder / name for name in _CIFAR10_FILES[:-1]], "labels"), _test_cifar10(folder)
+
+
+def _test_cifar10(folder: Path) -> Samples:
+    return formats.read_cifar([folder / "test_batch"], "labels")
 
 
 def _read_cifar100(folder: Path) -> tuple[Samples, Samples]:
-    return formats.read_cifar([folder / "train"], "fine_labels"), formats.read_cifar([folder / "test"], "fine_labels")
+    return formats.read_cifar([folder / "train"], "fine_labels"), _test_cifar100(folder)
+
+
+def _test_cifar100(folder: Path) -> Samples:
+    return formats.read_cifar([folder / "test"], "fine_labels")
 
 
 def _read_svhn(folder: Path) -> tuple[Samples, Samples]:
-    return formats.read_svhn(folder / "train_32x32.mat"), formats.read_svhn(folder / "test_32x32.mat")
+    return formats.read_svhn(folder / "train_32x32.mat"), _test_svhn(folder)
+
+
+def _test_svhn(folder: Path) -> Samples:
+    return formats.read_svhn(folder / "test_32x32.mat")
 
 
 def _read_femnist(folder: Path) -> tuple[Samples, Samples]:
-    return formats.read_leaf(_stored(folder, "train/*.json")), formats.read_leaf(_stored(folder, "test/*.json"))
+    return formats.read_leaf(_stored(folder, "train/*.json")), _test_femnist(folder)
+
+
+def _test_femnist(folder: Path) -> Samples:
+    return formats.read_leaf(_stored(folder, "test/*.json"))
 
 
 def _read_bible(folder: Path, by_chapter: bool) -> tuple[Samples, Samples]:
@@ -115,6 +141,7 @@ FILE_SETS: dict[str, FileSet] = {
         shape=(1, 28, 28),
         files=_IDX_FILES,
         read=_read_mnist,
+        test=(_IDX_FILES[2:], _test_mnist),
         layout="MNIST/raw",
         torchvision="MNIST",
         examples=60_000,
@@ -125,6 +152,7 @@ FILE_SETS: dict[str, FileSet] = {
         shape=(1, 28, 28),
         files=_IDX_FILES,
         read=_read_mnist,
+        test=(_IDX_FILES[2:], _test_mnist),
         layout="FashionMNIST/raw",
         torchvision="FashionMNIST",
         examples=60_000,
@@ -135,6 +163,7 @@ FILE_SETS: dict[str, FileSet] = {
         shape=(3, 32, 32),
         files=_CIFAR10_FILES,
         read=_read_cifar10,
+        test=(("test_batch",), _test_cifar10),
         layout="cifar-10-batches-py",
         torchvision="CIFAR10",
         examples=50_000,
@@ -145,6 +174,7 @@ FILE_SETS: dict[str, FileSet] = {
         shape=(3, 32, 32),
         files=("train", "test"),
         read=_read_cifar100,
+        test=(("test",), _test_cifar100),
         layout="cifar-100-python",
         torchvision="CIFAR100",
         examples=50_000,
@@ -155,6 +185,7 @@ FILE_SETS: dict[str, FileSet] = {
         shape=(3, 32, 32),
         files=("train_32x32.mat", "test_32x32.mat"),
         read=_read_svhn,
+        test=(("test_32x32.mat",), _test_svhn),
         layout="SVHN",
         torchvision="SVHN",
         examples=73_257,
@@ -165,6 +196,7 @@ FILE_SETS: dict[str, FileSet] = {
         shape=(1, 28, 28),
         files=("train/*.json", "test/*.json"),
         read=_read_femnist,
+        test=(("test/*.json",), _test_femnist),
         layout="femnist/data",
         torchvision=None,
         advice="create train/ and test/ with LEAF's FEMNIST scripts (https://leaf.cmu.edu) and put them",
@@ -179,13 +211,14 @@ def store() -> Path:
     return Path(os.environ.get("FEDLGM_DATA") or Path.home() / ".cache" / "fedlgm")
 
 
-def locate(name: str, data_dir: str | Path | None, *, download: bool) -> Path:
+def locate(name: str, data_dir: str | Path | None, *, download: bool, files: tuple[str, ...] | None = None) -> Path:
     """Folder that holds the set `name` of `FILE_SETS`; downloads the set if no folder does.
 
     Args:
         name: key of `FILE_SETS`.
         data_dir: directory searched first, or None.
         download: whether torchvision may download the set.
+        files: patterns of the files that are needed; None: all of the set's.
 
     Returns:
         The folder.
@@ -196,19 +229,19 @@ def locate(name: str, data_dir: str | Path | None, *, download: bool) -> Path:
     if data_dir is not None and not Path(data_dir).is_dir():
         raise DataError(f"the data folder {str(data_dir)!r} (data.dir in a recipe) is not a directory")
     spec = FILE_SETS[name]
-    own = store()
+    own, needed = store(), spec.files if files is None else files
     folders = [own / name, own / spec.layout, spec.debian or _DEBIAN / name]
     if data_dir is not None:
         # Bare files count only in a directory given for this very set: MNIST and Fashion-MNIST use the same file names.
         folders = [Path(data_dir) / below for below in ("", name, spec.layout)] + folders
-    found = _first_complete(folders, spec)
+    found = _first_complete(folders, needed)
     if found is not None:
         return found
     problem = _download(name, spec, own, download)
-    found = _first_complete(folders, spec)
+    found = _first_complete(folders, needed)
     if found is None:
         raise DataError(
-            f"{name} not found: looked for {', '.join(spec.files)} in {', '.join(map(str, folders))}. {problem} "
+            f"{name} not found: looked for {', '.join(needed)} in {', '.join(map(str, folders))}. {problem} "
             f"To fix it, {spec.advice} into {own / name} or a directory given as data_dir."
         )
     return found
@@ -227,10 +260,30 @@ def read(name: str, folder: Path) -> DataSet:
     spec = FILE_SETS[name]
     train, test = spec.read(folder)
     for part, y in (("training", train.y), ("test", test.y)):
-        if not len(y) or y.min() < 0 or y.max() >= spec.classes:
-            raise DataError(f"{folder}: the {part} labels of {name} must exist and lie in [0, {spec.classes})")
+        _check_labels(name, folder, part, y)
     users = None if train.user is None else np.unique(train.user, return_inverse=True)[1].astype(np.int64)
     return DataSet(name, _scaled(train.x), train.y, _scaled(test.x), test.y, spec.classes, users)
+
+
+def read_test(name: str, folder: Path) -> DataSet:
+    """The test examples of the set `name`, which has files for them alone, as training and as test examples.
+
+    Raises:
+        DataError: if a file is damaged.
+    """
+    spec = FILE_SETS[name]
+    if spec.test is None:
+        raise DataError(f"{name}: one file holds all examples of this set, so its test examples cannot be read alone")
+    found = spec.test[1](folder)
+    _check_labels(name, folder, "test", found.y)
+    x = _scaled(found.x)
+    return DataSet(name, x, found.y, x, found.y, spec.classes)
+
+
+def _check_labels(name: str, folder: Path, part: str, y: np.ndarray) -> None:
+    classes = FILE_SETS[name].classes
+    if not len(y) or y.min() < 0 or y.max() >= classes:
+        raise DataError(f"{folder}: the {part} labels of {name} must exist and lie in [0, {classes})")
 
 
 def _scaled(x: np.ndarray) -> Any:
@@ -245,9 +298,9 @@ def _scaled(x: np.ndarray) -> Any:
     return scaled
 
 
-def _first_complete(folders: list[Path], spec: FileSet) -> Path | None:
+def _first_complete(folders: list[Path], files: Sequence[str]) -> Path | None:
     for folder in folders:
-        if all(_stored(folder, pattern) for pattern in spec.files):
+        if all(_stored(folder, pattern) for pattern in files):
             return folder.resolve()
     return None
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from fedlgm import data, inputs
 from fedlgm.data import DataSet
-from fedlgm.errors import ConfigError, DataError, Notice
+from fedlgm.errors import ConfigError, DataError, Notice, prefix_key
+from fedlgm.extension import is_object, is_reference
 from fedlgm.tasks import Task
 from simulations.config.recipe import Recipe
+from simulations.config.sections import Data
 
 SYNTHETIC = 2048
 """Examples that are made up where none are given."""
@@ -52,7 +54,7 @@ def public_examples(recipe: Recipe, task: Task, public: Any, outline: DataSet | 
     """
     section = recipe.data
     if public is None:
-        shapes = outline or data.outline(section.name, **section.images) or _loaded(recipe)
+        shapes = outline or data.outline(section.name, **section.images) or _test_part(recipe)
         warnings.warn(
             Notice(
                 "no public examples are given: the advice is for synthetic ones of the same shape, which say how large "
@@ -62,9 +64,8 @@ def public_examples(recipe: Recipe, task: Task, public: Any, outline: DataSet | 
         )
         found, source = _synthetic(shapes, task), "synthetic examples of the same shape"
     elif isinstance(public, str) and public == "test":
-        whole = outline or _loaded(recipe)
-        found = replace(whole, train_x=whole.test_x, train_y=whole.test_y)
-        source = f"test examples of {whole.name}"
+        found = outline or _test_part(recipe)
+        source = f"test examples of {found.name}"
     elif isinstance(public, tuple) and len(public) == 2:
         known = outline or (data.outline(section.name, **section.images) if _is_named(recipe) else None)
         found = DataSet.from_arrays(public, public, classes=None if known is None else known.classes, name="given")
@@ -91,7 +92,10 @@ def outline_of(given: Any) -> tuple[DataSet | None, int | None]:
     if given is None or isinstance(given, str):
         return None, None
     if callable(given) and not isinstance(given, DataSet | Mapping):
-        given = given()
+        raise DataError(
+            "data: this function would also return private examples, so it is not called: give {'test': (x, y)}, or "
+            "leave data out and give public examples"
+        )
     if isinstance(given, DataSet):
         clients = None if given.clients is None else len(given.clients)
         test = (given.test_x, given.test_y)
@@ -108,8 +112,7 @@ def examples_of(recipe: Recipe) -> int | None:
     section = recipe.data
     if not _is_named(recipe):
         return None
-    base = section.name.partition("/")[0]
-    if base in ("digits", "breast-cancer") or base.startswith("synthetic"):  # made here, public as a whole
+    if section.name.startswith("synthetic"):  # made here
         return len(data.load(section.name).train_y)
     return data.published_examples(section.name, section.train_images)
 
@@ -119,9 +122,21 @@ def _is_named(recipe: Recipe) -> bool:
     return not name.startswith("<") and ":" not in name
 
 
-def _loaded(recipe: Recipe) -> DataSet:
+def _test_part(recipe: Recipe) -> DataSet:
+    """The recipe's test examples, which every run evaluates without protection."""
     section = recipe.data
-    return data.load(section.name, section.dir, **section.images)
+    with prefix_key("public"):
+        return data.only_test_examples(section.name, section.dir, **section.images)
+
+
+def of_public(recipe: Recipe) -> Recipe:
+    """The recipe without the name and the place of its data: what is made from it cannot read them."""
+    section = recipe.data
+    scheme, options = section.partition, section.options
+    if scheme == "natural" or is_object(scheme) or is_reference(scheme):
+        scheme, options = "iid", {}  # it divides the private examples
+    kept = Data(name="<public examples>", partition=scheme, partition_seed=section.partition_seed, **options)
+    return recipe.model_copy(update={"data": kept})
 
 
 def _divided(found: DataSet) -> DataSet:

@@ -20,9 +20,10 @@ from fedlgm.facts import RunFacts
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import BoundsExamples, Mechanism
 from fedlgm.mechanisms.method import Method
-from simulations.advice.public import examples_of, outline_of, public_examples
+from fedlgm.plan import ReleasePlan
+from simulations.advice.public import examples_of, of_public, outline_of, public_examples
 from simulations.advice.rows import Advice, LayerAdvice, StageRow
-from simulations.advice.score import Landscape, score
+from simulations.advice.score import Curvature, Landscape, score
 from simulations.advice.units import Clients, Examples, Units
 from simulations.advice.verdict import verdict
 from simulations.advice.work import Work
@@ -187,7 +188,7 @@ def _setting(
         raise ConfigError(f"mechanism.name: {parsed.mechanism.name} adds no noise, so there is nothing to advise")
     own = Own(**(objects | {"data": None}))
     found = public_examples(parsed, Assembly(parsed, own).task, public, outline)
-    assembly = Assembly(parsed, Own(**(objects | {"data": found.data})))
+    assembly = Assembly(of_public(parsed), Own(**(objects | {"data": found.data})))
     total = examples if examples is not None else examples_of(parsed) if data is None else None
     share = total / parsed.federation.clients if total is not None else float(parsed.training.batch_size)
     return _Setting(assembly, _facts(parsed, total), share, total is None), found.source
@@ -230,11 +231,13 @@ def _stages(
     start, path = _warmed_up(units, landscape, work)
     least = min(loss for _, _, loss in path)
     _refuse_chance(units.assembly.dataset, start, least)
+    seen: dict[int, tuple[list[Tensor], list[ReleasePlan], Tensor, Curvature]] = {}
     for share in STAGES:
         target = start - share * (start - least)
         steps, model, _ = next(point for point in path if point[2] <= target)
-        means, plans, lengths = units.observe(model, list(methods.values()))
-        found = landscape.at(model)
+        if steps not in seen:  # a short warm-up may pass two marks at one model
+            seen[steps] = (*units.observe(model, list(methods.values())), landscape.at(model))
+        means, plans, lengths, found = seen[steps]
         values = [score(found, mean, plan) for mean, plan in zip(means, plans, strict=True)]
         if values[0] <= 0:
             continue  # the loss on public examples does not fall along the mean update: nothing can be compared here

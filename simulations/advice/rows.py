@@ -52,7 +52,8 @@ class Advice(TypedDict):
         stages: the models of the warm-up.
         layers: the model's layers.
         noise_multiplier: z of a release, over the bound.
-        noise_on_mean: z / (q N), noise std on the mean update over the bound; z / sqrt(q N) under local trust.
+        noise_on_mean: z sqrt(k) / (q N), the noise std on the mean update over the bound, with the noise of k releases
+            in a sum of q N contributions.
         bound: the bound S that was scored.
         suggested_bound: median norm of a whole unbounded contribution.
         examples_per_client: mean number of the run's examples per client.

@@ -16,7 +16,6 @@ from fedlgm.aggregation.bounded_sum import bound_update
 from fedlgm.contributions import unbounded
 from fedlgm.example_level.engine import ExampleGradients
 from fedlgm.example_level.scaling import FlatClip
-from fedlgm.extension import is_object, is_reference
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import BoundsExamples
@@ -79,10 +78,7 @@ class Clients(Units):
             whole, train_x=inputs.take(whole.train_x, slice(self.warming, None)), train_y=whole.train_y[self.warming :]
         )
         count = max(2, round(len(found.train_y) / max(share, 1.0)))
-        scheme, options = section.partition, section.options
-        if assembly.own.partition is not None or scheme == "natural" or is_object(scheme) or is_reference(scheme):
-            scheme, options = "iid", {}  # it divides the private examples
-        division = data.divide(found, count, scheme, seed=section.partition_seed, **options)
+        division = data.divide(found, count, section.partition, seed=section.partition_seed, **section.options)
         filled = [rows for rows in division if len(rows)]
         affordable = int(most / (max(share, 1.0) * training.epochs))
         self._clients = filled[: max(4, min(CLIENTS, affordable))]

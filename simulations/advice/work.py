@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedlgm import inputs
+from fedlgm.errors import ConfigError
 from fedlgm.layers import LayerTable
 from simulations.advice.units import gradient_of
 from simulations.config.assembly import Assembly
@@ -21,6 +22,8 @@ PASSES = 120_000
 """Passes over an example at most, for small models, which are bound by other things than arithmetic."""
 STEPS = 512
 """Steps of a warm-up at most."""
+LEAST_PASSES = 1000
+"""Passes over an example below which no warm-up leaves chance."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +46,20 @@ class Work:
 
     @classmethod
     def of(cls, assembly: Assembly) -> Work:
-        """The work for a recipe's model."""
-        found = assembly.dataset
-        passes = min(PASSES, int(OPERATIONS / _operations(assembly)))
+        """The work for a recipe's model.
+
+        Raises:
+            ConfigError: a model so large that there are too few passes for a warm-up.
+        """
+        found, model = assembly.dataset, assembly.recipe.model.name
+        operations = _operations(assembly)
+        passes = min(PASSES, int(OPERATIONS / operations))
+        if passes < LEAST_PASSES:
+            raise ConfigError(
+                f"model: {model} takes {operations:.2g} operations for one example and step, so a minute of one core "
+                f"makes about {passes} such passes, and advice needs at least {LEAST_PASSES}: ask for a smaller model "
+                "of the same kind, such as --set model.name=resnet20, and compare a few seeds of the large one"
+            )
         batch = min(assembly.recipe.training.batch_size, len(found.train_y), 128)
         steps = max(16, min(STEPS, passes // (3 * batch)))
         held_out = max(32, min(len(found.test_y), 1024, passes // 128))

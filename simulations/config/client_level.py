@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING
 
-from fedlgm import run_rules
+from fedlgm import noised_by, run_rules
 from fedlgm.errors import ConfigError, prefix_key
 from fedlgm.facts import LocalSteps, Sampling
 from fedlgm.privacy.guarantee import Relation
@@ -55,9 +55,12 @@ class ClientLevel(UnitKind):
                 "federation.sampling to 'cyclic', 'min-separation' or 'grouped-poisson'"
             )
         if local and privacy.max_participations is None:
-            raise ConfigError("privacy.max_participations is needed under local trust: every participation costs")
+            raise ConfigError(
+                f"privacy.max_participations is needed under {privacy.trust} trust: every participation costs"
+            )
         if not local and privacy.max_participations is not None:
-            raise ConfigError("privacy.max_participations is for privacy.trust = 'local': leave it out here")
+            trusts = noised_by.named(uploads_released=True)
+            raise ConfigError(f"privacy.max_participations is for privacy.trust = {trusts}: leave it out here")
 
     def _check_separation(self, recipe: Recipe) -> None:
         privacy, rounds = recipe.privacy, recipe.federation.rounds

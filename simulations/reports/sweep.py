@@ -32,9 +32,10 @@ class SweepRow(TypedDict):
         epsilon, clients, delta: the setting.
         noise_multiplier: z as calibrated, the noise of a release over the bound of a contribution.
         expected_cohort: q N, the divisor of a sum.
-        noise_on_mean: z / (q N), the noise std on the mean over the bound; z / sqrt(q N) under local trust.
+        noises_in_sum: number k of independent releases' noise in a sum of q N contributions: 1 under central trust.
+        noise_on_mean: z sqrt(k) / (q N), the noise std on the mean over the bound.
         snr: SNR_j of every layer, by its name.
-        refused: why there is no such plan; the four figures above are then missing.
+        refused: why there is no such plan; the five figures above are then missing.
     """
 
     epsilon: float
@@ -42,6 +43,7 @@ class SweepRow(TypedDict):
     delta: float
     noise_multiplier: NotRequired[float]
     expected_cohort: NotRequired[float]
+    noises_in_sum: NotRequired[float]
     noise_on_mean: NotRequired[float]
     snr: NotRequired[dict[str, float]]
     refused: NotRequired[str]
@@ -119,6 +121,7 @@ def _row(recipe: str | None, changes: list[str], base: Recipe, epsilon: float, c
         **row,
         "noise_multiplier": multiplier,
         "expected_cohort": cohort,
+        "noises_in_sum": parties,
         "noise_on_mean": multiplier * math.sqrt(parties) / cohort,
         "snr": {layer["layer"]: layer["snr"] for layer in report["layers"]},
     }
@@ -128,10 +131,9 @@ def sweep_table(report: SweepReport) -> Group:
     """Settings of a sweep, then an explanation of the columns."""
     layers = next((list(row["snr"]) for row in report["rows"] if "snr" in row), [])
     table = Table(title=escape(f"{report['recipe']}: one round of {report['mechanism']}"), title_justify="left")
-    mean = "z / (q N)" if report["trust"] == "central" else "z / sqrt(q N)"
     few = len(layers) <= _MOST_COLUMNS
     ratios = [f"SNR {layer}" for layer in layers] if few else ["least SNR_j", "largest SNR_j"]
-    for name in ("epsilon", "clients", "delta", "z", mean, *ratios):
+    for name in ("epsilon", "clients", "delta", "z", "noise on mean", *ratios):
         table.add_column(escape(name), justify="right")
     refused = []
     for row in report["rows"]:
@@ -146,7 +148,14 @@ def sweep_table(report: SweepReport) -> Group:
         table.add_row(*cells)
     notes = [
         f"delta: {report['delta']}",
-        f"{mean}: noise std on the mean update, over the bound of a contribution",
+        f"noise on mean: its std over the bound of a contribution, z sqrt(k) / (q N): {_noises(report)}",
         *refused,
     ]
     return Group(table, *map(Text, notes))
+
+
+def _noises(report: SweepReport) -> str:
+    """How many releases' noise is in a sum, in words."""
+    counts = {row["noises_in_sum"] for row in report["rows"] if "noises_in_sum" in row}
+    known = f"k = {min(counts):g}" + (f" to {max(counts):g}" if len(counts) > 1 else "") if counts else "k"
+    return f"{known} releases' noise in a sum of q N contributions, under {report['trust']} trust"

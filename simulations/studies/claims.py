@@ -107,7 +107,7 @@ def check(claims: Sequence[Claim], frame: DataFrame, keys: Sequence[str], headli
     Args:
         claims: the study's claims.
         frame: see `Study.to_frame`.
-        keys: see `Study.keys`.
+        keys: see `Study.compared_keys`.
         headline: metric for claims that name none.
     """
     found = [_pairs(claim, frame, keys, claim.metric or headline) for claim in claims]
@@ -144,7 +144,7 @@ def _pairs(claim: Claim, frame: DataFrame, keys: Sequence[str], metric: str) -> 
     if claim.along is not None:
         values = [value for value in own[claim.along].tolist() if frames.name_of(value) != "none"]
         first, second = ({"method": claim.a, claim.along: values[place]} for place in (-1, 0)) if values else ({}, {})
-    shared = [key for key in keys if key not in ("method", "mechanism", claim.along)]
+    shared = [key for key in keys if key != claim.along]
     sides = []
     for side in (first, second):
         rows = frames.at(own, side)

@@ -61,7 +61,7 @@ def study(
             search=parsed.search or None,
             progress=not as_json,
         )
-    checked = claims.check(parsed.claims, found.to_frame(), found.keys, found.headline)
+    checked = claims.check(parsed.claims, found.to_frame(), found.compared_keys, found.headline)
     metric = parsed.y or found.headline
     kept: dict[str, Any] = {
         "study": label,

@@ -171,8 +171,9 @@ def _refuse(base: Recipe) -> None:
     """Refuse recipes whose runs are visible to others than the operator."""
     if base.noised_by.uploads_released:
         raise ConfigError(
-            "privacy.trust = 'local': a search hides its losing runs from readers of the model, and here the server "
-            "sees every client's release in each of them; all of them count: use `fedlgm compare`"
+            f"privacy.trust = {base.noised_by.name!r}: a search hides its losing runs from readers of the model, and "
+            f"here the server sees {base.noised_by.observed_rounds} in each of them, so all of them count: use "
+            "`fedlgm compare`"
         )
     if base.run.audit:
         raise ConfigError("run.audit: canaries take part in single runs: leave it out of a search")

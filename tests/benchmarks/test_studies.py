@@ -29,6 +29,7 @@ def test_a_kept_file_is_an_outcome_of_its_study(name: str) -> None:
     assert not {"seconds", "folder"} & set(frame)
     wanted = {one.says: one.outcome for one in studies.checked(name)}
     assert {one["says"]: one["outcome"] for one in kept["claims"]} == wanted
+    assert all(one.seeds >= 3 for one in studies.checked(name))
 
 
 @pytest.mark.parametrize("name", studies.DRAWN)

@@ -92,6 +92,27 @@ def test_bare_files_of_a_shared_store_are_not_guessed_at(tmp_path: Path) -> None
         data.load("mnist")
 
 
+@pytest.mark.parametrize("half", ["", "/private"])
+def test_test_examples_need_no_training_files(tmp_path: Path, half: str) -> None:
+    folder = tmp_path / "store" / "mnist"
+    write_mnist(folder)
+    whole = data.load("mnist")
+    for file in folder.glob("train-*"):
+        file.unlink()
+    found = data.only_test_examples(f"mnist{half}", pixels=(-1, 1))
+    assert np.array_equal(found.train_x, whole.test_x)
+    assert np.array_equal(found.test_y, whole.test_y)
+    for file in folder.glob("t10k-labels*"):
+        file.unlink()
+    with pytest.raises(DataError, match="mnist not found: looked for t10k-images"):
+        data.only_test_examples("mnist")
+
+
+@pytest.mark.parametrize("name", ["digits", "breast-cancer", "digits/private", "digits/public"])
+def test_published_numbers_of_sets_that_are_made_here(name: str) -> None:
+    assert data.published_examples(name) == len(data.load(name).train_y)
+
+
 @pytest.mark.skipif(not DEBIAN_FASHION.is_dir(), reason="needs Debian's package dataset-fashion-mnist")
 def test_fashion_mnist_of_debian() -> None:
     fashion = data.load("fashion-mnist")

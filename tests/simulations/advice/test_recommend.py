@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import nullcontext
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,11 +13,12 @@ from torch import nn
 
 import simulations
 from fedlgm import allocation
+from fedlgm.data import sources
 from fedlgm.errors import ConfigError, DataError, Notice
 from fedlgm.layers import LayerTable
 from fedlgm.plan import ReleasePlan
 from simulations.advice.picture import bars
-from simulations.advice.public import outline_of
+from simulations.advice.public import of_public, outline_of
 from simulations.advice.recommend import RULES, Recommendation
 from simulations.advice.score import Curvature, Landscape, score
 from simulations.advice.verdict import verdict
@@ -87,13 +89,50 @@ def test_private_data_are_never_touched(public: object) -> None:
     assert advice["examples_per_client"] == 20.0  # of the data's own 40 clients
 
 
-def test_a_private_set_that_is_gone_is_not_missed(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
-    """A recipe whose folder does not exist: only the public set named is loaded."""
-    advice = simulations.recommend(
-        "fashion-mnist", public="digits/public", model=nn.Sequential(nn.Flatten(), nn.Linear(64, 10)),
-        overrides={"data.dir": str(tmp_path), "federation.rounds": 5, "training.lr": 0.01},
-    )  # fmt: skip
-    assert advice["public"] == "training examples of digits/public"
+@pytest.mark.parametrize("public", ["digits/public", "test", None])
+def test_a_private_set_that_is_gone_is_not_missed(
+    public: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The files of the training examples are deleted before the call."""
+    monkeypatch.setenv("FEDLGM_DATA", str(tmp_path / "none"))
+    monkeypatch.setattr(sources, "_DEBIAN", tmp_path / "none")
+    rng = np.random.default_rng(0)
+    y = rng.integers(10, size=200).astype(np.uint8)
+    x = (y[:, None, None] * 20 + rng.integers(30, size=(200, 28, 28))).astype(np.uint8)
+    for name, values in (("images-idx3", x), ("labels-idx1", y)):
+        header = np.array([2048 + values.ndim, *values.shape], dtype=">i4").tobytes()
+        (tmp_path / f"t10k-{name}-ubyte").write_bytes(header + values.tobytes())
+    sides = {"digits/public": 64}.get(str(public), 784)
+    with pytest.warns(Notice, match="synthetic") if public is None else nullcontext():
+        advice = simulations.recommend(
+            "mnist", public=public, model=nn.Sequential(nn.Flatten(), nn.Linear(sides, 10)),
+            overrides={"data.dir": str(tmp_path), "federation.rounds": 5, "training.lr": 0.01},
+        )  # fmt: skip
+    expected = {None: "synthetic", "test": "test examples of mnist"}.get(public, "training examples of digits/public")
+    assert advice["public"].startswith(expected)
+
+
+def test_what_is_advised_cannot_name_the_private_data() -> None:
+    """The recipe that all computation gets has neither the name nor the folder of the data."""
+    recipe = of_public(load("fashion-mnist", ["data.dir=/private"]))
+    assert recipe.data.model_dump(exclude_none=True) == {
+        "name": "<public examples>", "partition": "dirichlet", "partition_seed": 0, "alpha": 0.5
+    }  # fmt: skip
+    with pytest.raises(ConfigError, match="public examples"):
+        Assembly(recipe).dataset  # noqa: B018
+
+
+@pytest.mark.parametrize("name", ["somewhere:private", "image-folder"])
+def test_sets_whose_test_examples_come_with_private_ones_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="cannot be read without its training examples"):
+        simulations.recommend("digits", public="test", overrides={"data.name": name})
+    with pytest.raises(DataError, match="is not called"):
+        simulations.recommend(model=nn.Linear(6, 3), data=lambda: pytest.fail("called"), public="test")
+
+
+def test_a_model_too_large_for_a_minute_is_refused_at_once() -> None:
+    with pytest.warns(Notice), pytest.raises(ConfigError, match=r"resnet152 takes .* passes"):
+        simulations.recommend("ladp-cifar100-resnet152")
 
 
 def test_a_warm_up_at_chance_is_refused() -> None:

@@ -59,10 +59,24 @@ def test_a_refused_setting_is_a_row_with_the_reason(monkeypatch: pytest.MonkeyPa
     assert "delta: the recipe's 1e-05" in shown
 
 
-def test_under_local_trust_every_client_of_the_cohort_adds_noise() -> None:
-    changes = ["federation.rounds=1", "privacy.trust='local'", "privacy.max_participations=1"]
-    row = sweep.sweep_report("digits", changes)["rows"][0]
-    assert row["noise_on_mean"] == pytest.approx(row["noise_multiplier"] / 10**0.5)
+@pytest.mark.parametrize(
+    ("recipe", "changes", "noises", "said"),
+    [
+        ("digits", [], 1.0, "k = 1 releases' noise in a sum of q N contributions, under central trust"),
+        ("digits", ["privacy.trust='local'", "privacy.max_participations=1"], 10.0, "under local trust"),
+        ("distributed-digits", ["distributed.threshold=60"], 100 / 57, "k = 1.75439 releases' noise"),
+    ],
+)
+def test_the_noise_on_the_mean_counts_the_releases_in_a_sum(
+    recipe: str, changes: list[str], noises: float, said: str
+) -> None:
+    report = sweep.sweep_report(recipe, ["federation.rounds=1", *changes])
+    row = report["rows"][0]
+    assert row["noises_in_sum"] == pytest.approx(noises)
+    assert row["noise_on_mean"] == pytest.approx(row["noise_multiplier"] * noises**0.5 / row["expected_cohort"])
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(sweep.sweep_table(report))
+    assert said in console.export_text()
 
 
 @pytest.mark.parametrize(

@@ -129,13 +129,20 @@ def test_runs_that_diverge_lose_and_a_search_without_a_model_publishes_none(tmp_
             "no cost of a search is proven",
         ),
         ({"overrides": {"run.audit": True}}, "canaries"),
-        ({"overrides": {"privacy.trust": "local", "privacy.max_participations": 5}}, "sees every client's release"),
+        (
+            {"overrides": {"privacy.trust": "local", "privacy.max_participations": 5}},
+            "trust = 'local': .* sees every client's release",
+        ),
+        (
+            {"recipe": "distributed-digits", "overrides": {}},
+            "trust = 'distributed': .* sees every round's noised sum",
+        ),
     ],
 )
 def test_what_cannot_be_charged_is_refused_before_anything_is_written(tmp_path, change, message):
-    arguments = {"search": SEARCH, "overrides": SHORT, "folder": tmp_path / "search"} | change
+    arguments = {"recipe": "digits", "search": SEARCH, "overrides": SHORT, "folder": tmp_path / "search"} | change
     with pytest.raises(ConfigError, match=message):
-        simulations.tune("digits", **arguments)
+        simulations.tune(**arguments)
     assert not (tmp_path / "search").exists()
 
 
