@@ -100,8 +100,8 @@ class Service:
         except BaseException:
             self.close()
             raise
-        budget = self.policy.privacy
-        self._least = calibrate(budget.epsilon, budget.delta, steps=self.policy.ask.releases) * (1 + 1e-4)
+        self._least = self._calibrated("pld")
+        self._least_in_shares = self._calibrated("rdp") if self._secure is not None else self._least
         self._server_key = protocol.public_key(self.policy.ask.server_key) if self.policy.ask.server_key else None
         self._failed: str | None = None
 
@@ -298,7 +298,7 @@ class Service:
         event, delta = request.event, self.policy.privacy.delta
         least = privacy.events.gaussian_event(self._least)
         if isinstance(event, dp_event.ZCDpEvent):  # of noise in shares
-            return dp_event.ZCDpEvent(max(event.rho, 0.5 / self._least**2))
+            return dp_event.ZCDpEvent(max(event.rho, 0.5 / self._least_in_shares**2))
         if type(event) is type(least):
             return least if event.noise_multiplier > self._least else event
         floor, record = privacy.composed_epsilon([(least, 1)], delta), privacy.events.encode(event)
@@ -309,6 +309,11 @@ class Service:
             inner["noise_multiplier"] = min(0.8 * inner["noise_multiplier"], 1e3 * self._least)
             event = privacy.events.decode(record)
         return event
+
+    def _calibrated(self, accountant: str) -> float:
+        """Noise multiplier of one of as many releases as the policy allows, which together cost its budget."""
+        budget, releases = self.policy.privacy, self.policy.ask.releases
+        return calibrate(budget.epsilon, budget.delta, steps=releases, accountant=accountant) * (1 + 1e-4)
 
     def _spent(self, further: Any = None) -> float:
         """Epsilon of all charges for the protected unit, including one further release if given."""

@@ -52,11 +52,11 @@ def write_data(path: Path, examples: int = EXAMPLES, seed: int = 0) -> None:
     np.savez(path, x=x, y=np.arange(examples) % CLASSES)
 
 
-def make_node(path: Path, *, test_seed: int | None = None, **values: Any) -> NodeFolder:
+def make_node(path: Path, *, test_seed: int | None = None, signer: Any = None, **values: Any) -> NodeFolder:
     """A node's folder with its own data beside it."""
     write_data(path.with_name(path.name + ".npz"))
     policy = {"population": 3, "path": f"../{path.name}.npz", "shape": list(SHAPE), "classes": CLASSES} | values
-    made = NodeFolder.create(path, policy, test_seed=test_seed)
+    made = NodeFolder.create(path, policy, test_seed=test_seed, signer=signer)
     edit(made, "reply_every_seconds = 0.5", "reply_every_seconds = 0.0")
     return made
 
