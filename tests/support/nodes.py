@@ -200,7 +200,7 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _die_around(owner: Any, name: str, after: bool) -> Callable[[], None]:
+def die_around(owner: Any, name: str, after: bool) -> Callable[[], None]:
     original = getattr(owner, name)
 
     def dying(*args: Any, **kwargs: Any) -> Any:
@@ -213,12 +213,12 @@ def _die_around(owner: Any, name: str, after: bool) -> Callable[[], None]:
 
 
 CRASHES: dict[str, Callable[[], None]] = {
-    "before the charge": _die_around(NodeLedger, "charge", after=False),
-    "between the charge and its witness": _die_around(NodeLedger, "_witness", after=False),
-    "after the charge": _die_around(NodeLedger, "charge", after=True),
-    "after training and noise": _die_around(service.Service, "_keep", after=False),
-    "after the answer was kept": _die_around(NodeLedger, "answer", after=False),
-    "before the answer was sent": _die_around(service.Service, "_keep", after=True),
+    "before the charge": die_around(NodeLedger, "charge", after=False),
+    "between the charge and its witness": die_around(NodeLedger, "_witness", after=False),
+    "after the charge": die_around(NodeLedger, "charge", after=True),
+    "after training and noise": die_around(service.Service, "_keep", after=False),
+    "after the answer was kept": die_around(NodeLedger, "answer", after=False),
+    "before the answer was sent": die_around(service.Service, "_keep", after=True),
 }
 
 

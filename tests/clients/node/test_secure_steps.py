@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from dataclasses import replace
@@ -15,7 +16,7 @@ from clients.node.secagg.service import LedgeredStore
 from clients.node.secagg.store import SessionStore
 from clients.node.service import Service
 from fedlgm import node_protocol as protocol
-from fedlgm.errors import ConfigError, LedgerError
+from fedlgm.errors import ConfigError, LedgerError, RunError
 from fedlgm.node_protocol import public_text
 from fedlgm.secagg.cohort import Advert, Terms, key_pairs
 from fedlgm.secagg.steps import terms_of
@@ -137,6 +138,32 @@ def test_a_crash_at_every_write(federation, monkeypatch, when):
     assert charges(federation) == [1] * NODES
     refused = federation.ask(1, "agree", {"answered": [0, 1, 2, 3]})
     assert "another set" in refused["why"]
+
+
+@pytest.mark.slow
+def test_kill_9_after_every_write(federation):
+    """As above, with the service of client 1 in processes that are killed."""
+    folder, run, died = federation.folders[1], federation.steps(), 0
+    federation.served.stop(folder)
+    step, client, call = next(run)
+    while True:
+        for owner, name in WRITES[step] if client == 1 else ():
+            process = local.NodeProcess(folder, local.die_around(owner, name, after=True))
+            with pytest.raises(RunError):
+                call()
+            process.wait()
+            died += 1
+        with local.served(folder) if client == 1 else contextlib.nullcontext():
+            answer = call()
+        assert answer["ok"], answer
+        try:
+            step, client, call = run.send(answer)
+        except StopIteration:
+            break
+    assert died == 7
+    assert charges(federation) == [1] * NODES
+    with local.served(folder):
+        assert "another set" in federation.ask(1, "agree", {"answered": [0, 1, 2, 3]})["why"]
 
 
 def test_one_set_of_survivors_for_ever_even_if_the_sessions_are_restored(federation):
