@@ -32,6 +32,7 @@ from strategies.node.round import Patience, RoundReport
 from strategies.node.secure_grid import EnrolledSum, SecureGrid
 
 TOLD = "nodes.log"  # lines for people, among the run's private files
+_POLL_S = 0.2
 REPORT = "nodes.jsonl"  # what became of each round's questions
 
 
@@ -218,4 +219,5 @@ def _patience(recipe: Recipe) -> Patience:
         round_seconds=federation.round_timeout or 600.0,
         offline_seconds=deployment.offline_seconds,
         give_up_seconds=deployment.give_up_seconds,
+        poll_seconds=_POLL_S if shares is None else _POLL_S / 4,  # five short trips in a round
     )
