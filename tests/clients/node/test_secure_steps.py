@@ -78,6 +78,7 @@ def test_a_plan_for_shares_is_not_answered_alone_and_a_plan_for_one_not_in_steps
     assert charges(federation) == [0] * NODES
 
 
+@pytest.mark.slow
 def test_every_step_can_be_asked_again_after_a_restart(federation):
     run, answers = federation.steps(), {}
     step, client, call = next(run)
@@ -108,7 +109,7 @@ WRITES = {
 }
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("when", [pytest.param("before", marks=pytest.mark.slow), "after"])
 def test_a_crash_at_every_write(federation, monkeypatch, when):
     """The service of client 1 dies before or after each write; started again it goes on, charged once."""
     run, died = federation.steps(), []

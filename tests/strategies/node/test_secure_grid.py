@@ -67,7 +67,9 @@ def test_the_sum_is_that_of_the_nodes_own_words(federation, monkeypatch):
     np.testing.assert_array_equal(total, np.sum(put_in, axis=0, dtype=np.uint32))
 
 
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize(
+    "step", [step if step == "mask" else pytest.param(step, marks=pytest.mark.slow) for step in STEPS]
+)
 def test_a_node_that_drops_out_at_a_step(federation, monkeypatch, step):
     """The cohort needs all five nodes; from the second step on a sum of four is opened."""
     monkeypatch.setattr(protocol, "exchange", silent(federation, {2: step}))
@@ -85,6 +87,7 @@ def test_a_node_that_drops_out_at_a_step(federation, monkeypatch, step):
     assert charges(federation) == [1, 1, int(in_sum), 1, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ["mask", "agree", "unmask"])
 def test_below_the_threshold_a_round_is_void_and_stays_charged(federation, monkeypatch, step):
     monkeypatch.setattr(protocol, "exchange", silent(federation, {1: step, 2: step}))
@@ -102,6 +105,7 @@ def test_too_few_nodes_before_anything_is_charged_end_the_run(federation):
     assert charges(federation) == [0] * NODES
 
 
+@pytest.mark.slow
 def test_another_attempt_is_another_release_with_other_noise(federation):
     first = federation.run()
     federation.ledger.unlink()
@@ -112,6 +116,7 @@ def test_another_attempt_is_another_release_with_other_noise(federation):
     assert all(one != other for one, other in names)
 
 
+@pytest.mark.slow
 def test_a_relay_that_alters_answers_loses_its_node_alone(federation):
     def altered(client, message, reply):
         header = protocol.parse_header(str(reply.config_records[wire.CONFIG][HEADER]).encode())
