@@ -73,6 +73,8 @@ def create(
         draft.path.rename(path)
     except OSError as error:
         raise RunError(f"cannot make the deployment {path}: {error}") from error
+    except ConfigError as error:
+        raise ConfigError(str(error).replace(str(draft.path), str(path))) from error
     finally:
         shutil.rmtree(draft.path, ignore_errors=True)
     return DeploymentFolder(path)
