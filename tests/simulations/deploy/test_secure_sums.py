@@ -60,7 +60,9 @@ def test_the_pages_commands_give_the_simulations_model_and_a_killed_node_goes_on
 
 def a_killed_service_comes_back(folder: DeploymentFolder) -> None:
     """`kill -9` in the middle of a round: the service is started again, and is in the sum or counted as lost."""
-    asked = recipes.load("distributed-digits", [*CHANGED, "privacy.epsilon=0.5", "deployment.offline_seconds=60"])
+    asked = recipes.load(
+        "distributed-digits", [*CHANGED, "privacy.epsilon=0.5", f"deployment.offline_seconds={LIMIT_S}"]
+    )
     for i in range(4):
         policy = folder.node(f"node{i}").service.policy_file
         policy.write_text(policy.read_text().replace("epsilon = 8.0", "epsilon = 9.0"))
