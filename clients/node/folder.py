@@ -1,7 +1,7 @@
 """A node's folder: the owners of its files, and their creation.
 
 DIR/policy.toml          what the operator allows
-DIR/state/               noise key, service key, ledger, kept answers: the service's user only
+DIR/state/               noise key, service key, ledger, kept answers, open rounds: the service's user only
                          (the noise key is made by the service itself, at its first start)
 DIR/witness/             how far the ledger is; best another disk, or another backup schedule
 DIR/run/release.sock     where questions arrive; the group of the folder may connect
@@ -24,7 +24,7 @@ import tomli_w
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from clients.node.ledger import NodeLedger
-from clients.node.policy import TEMPLATE, Policy
+from clients.node.policy import DISTRIBUTED, TEMPLATE, Policy
 from fedlgm import mechanisms, models
 from fedlgm.errors import ConfigError, RunError
 from fedlgm.files import write_durably
@@ -32,7 +32,7 @@ from fedlgm.node_protocol import digest, public_text
 
 DEFAULTS: dict[str, Any] = {
     "client": 0, "population": 1, "data_name": "my data", "kind": "numpy", "path": "data.npz", "shape": [1, 28, 28],
-    "classes": 10, "epsilon": 8.0, "delta": 1e-5, "unit": "client", "server_key": "",
+    "classes": 10, "epsilon": 8.0, "delta": 1e-5, "unit": "client", "trust": ["local"], "server_key": "",
 }  # fmt: skip
 
 
@@ -75,6 +75,11 @@ class NodeFolder:
         return self.path / "state" / "replies"
 
     @property
+    def rounds_file(self) -> Path:
+        """Unfinished rounds of secure sums: secrets that are needed for seconds, so it belongs in no backup."""
+        return self.path / "state" / "rounds.sqlite"
+
+    @property
     def socket(self) -> Path:
         """The socket that the service listens on."""
         return self.path / "run" / "release.sock"
@@ -98,13 +103,21 @@ class NodeFolder:
         return self.path / "public.toml"
 
     @classmethod
-    def create(cls, path: Path, values: Mapping[str, Any] | None = None, *, test_seed: int | None = None) -> NodeFolder:
+    def create(
+        cls,
+        path: Path,
+        values: Mapping[str, Any] | None = None,
+        *,
+        test_seed: int | None = None,
+        signer: Ed25519PrivateKey | None = None,
+    ) -> NodeFolder:
         """Make a node's folder with a fresh service key, an empty ledger and a commented policy, and no noise key.
 
         Args:
             path: folder to make.
             values: values of the policy, by the names of `DEFAULTS`, and `name`, `labels`, `class_names`.
             test_seed: for tests only: give the node the noise of a simulation with this seed.
+            signer: its service key, where other nodes' policies have to name it before; by default a fresh one.
 
         Raises:
             ConfigError: an invalid value of the policy.
@@ -123,7 +136,7 @@ class NodeFolder:
             text = policy_text(path.name, values or {})
             write_durably(folder.policy_file, text.encode())
             policy = Policy.load(folder.policy_file)
-            signer = Ed25519PrivateKey.generate()
+            signer = signer or Ed25519PrivateKey.generate()
             write_durably(draft / "state" / "service.key", signer.private_bytes_raw())
             if test_seed is not None:
                 write_durably(draft / "state" / "test-seed", str(test_seed).encode())
@@ -232,7 +245,8 @@ def policy_text(name: str, values: Mapping[str, Any]) -> str:
         ConfigError: an unknown name.
     """
     more = {key: values[key] for key in ("labels", "class_names", "features", "loader", "options") if key in values}
-    unknown = sorted(values.keys() - DEFAULTS.keys() - more.keys() - {"name", "mechanisms", "models"})
+    own = {key: values.get(key) for key in ("min_cohort", "max_colluders", "peers")}
+    unknown = sorted(values.keys() - DEFAULTS.keys() - more.keys() - own.keys() - {"name", "mechanisms", "models"})
     if unknown:
         raise ConfigError(f"unknown value {unknown[0]!r} of a policy; known: {', '.join(DEFAULTS)}")
     private = [one for one in mechanisms.names("client") if one != "none"]
@@ -240,7 +254,9 @@ def policy_text(name: str, values: Mapping[str, Any]) -> str:
         private += mechanisms.names("example")
     filled = {"name": name, "mechanisms": private, "models": list(models.names()), **DEFAULTS, **values}
     written = {key: json.dumps(value) for key, value in filled.items()}
-    return TEMPLATE.format(more_data="".join(f"{key} = {_toml(value)}\n" for key, value in more.items()), **written)
+    lines = "".join(f"{key} = {_toml(value)}\n" for key, value in more.items())
+    shared = DISTRIBUTED.format(**{key: json.dumps(value) for key, value in own.items()}) if own["peers"] else ""
+    return TEMPLATE.format(more_data=lines, distributed=shared, **written)
 
 
 def _toml(value: Any) -> str:

@@ -45,7 +45,10 @@ CREATE TABLE releases (
 );
 CREATE TABLE answers (seq INTEGER PRIMARY KEY, digest TEXT NOT NULL, answered_at TEXT NOT NULL);
 """
-_QUESTIONS = "CREATE TABLE IF NOT EXISTS questions (digest TEXT PRIMARY KEY, request TEXT NOT NULL) WITHOUT ROWID"
+_ADDED = """
+CREATE TABLE IF NOT EXISTS questions (digest TEXT PRIMARY KEY, request TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS agreed (cohort TEXT PRIMARY KEY, survivors TEXT NOT NULL) WITHOUT ROWID;
+"""
 _COLUMNS = "seq, request, event, trust, run, round, data, charged_at, head"
 _OLD_EXAMPLES = ", examples"  # after the trust of rows of earlier versions that protect single examples
 _locked: set[tuple[int, int]] = set()  # databases that this process holds
@@ -57,11 +60,15 @@ _COVERS = {CLIENT: (CLIENT, EXAMPLE), EXAMPLE: (EXAMPLE,)}
 
 
 class _Seen(TypedDict):
-    """The witness's record of a ledger: its identity, its number of rows and their last hash."""
+    """The witness's record of a ledger: its identity, its number of rows and their last hash, and of agreed sets."""
 
     ledger: str
     seq: int
     head: str
+    agreed: int
+
+
+_SEEN = {"ledger": str, "seq": int, "head": str, "agreed": int}
 
 
 @dataclass(frozen=True)
@@ -121,6 +128,7 @@ class NodeLedger:
     def __init__(self, path: Path, witness: Path, dataset: str | None = None, *, readonly: bool = False) -> None:
         self.path, self.witness, self._readonly = path, witness, readonly
         self.identity, self.dataset, self.seq, self.head = "", "", 0, ""
+        self._agreed = 0
         self._lock: int | None = None
         self._columns = _COLUMNS
         seen = self._seen()  # before the database is opened: SQLite may change what lies beside it
@@ -136,8 +144,6 @@ class NodeLedger:
                 self._db.execute("PRAGMA synchronous = FULL")
                 self._extend()
                 self._verify(seen, dataset)
-                if not readonly:
-                    self._db.execute(_QUESTIONS)  # ledgers of earlier versions have none
         except BaseException:
             self.close()
             raise
@@ -219,7 +225,7 @@ class NodeLedger:
         return None if row is None else int(row[0])
 
     def epsilon(self, delta: float, protected: str, further: dp_event.DpEvent | None = None) -> float:
-        """Epsilon at `delta` of all charges, and of one further release if given, by PLD.
+        """Epsilon at `delta` of all charges, and of one further release if given, by PLD (RDP: noise in shares).
 
         Args:
             delta: its delta.
@@ -242,7 +248,7 @@ class NodeLedger:
         events = [(privacy.events.decode(json.loads(event)), int(count)) for event, count in counts]
         if further is not None:
             events.append((further, 1))
-        return privacy.composed_epsilon(events, delta) if events else 0.0
+        return privacy.composed_epsilon(events, delta, _accountant(events)) if events else 0.0
 
     def noise_key(self) -> str:
         """Digest of the noise key that the service has made for this ledger; empty if it has made none yet."""
@@ -321,6 +327,23 @@ class NodeLedger:
         self.identity, self.seq, self.head = signed.ledger, signed.seq, signed.head
         self._witness()
 
+    def agreed(self, cohort: str) -> str | None:
+        """The set of survivors that this node has signed for a cohort of a secure sum; None if it has signed none."""
+        with self._translated():
+            row = self._db.execute("SELECT survivors FROM agreed WHERE cohort = ?", (cohort,)).fetchone()
+        return None if row is None else str(row[0])
+
+    def agree(self, cohort: str, survivors: str) -> None:
+        """Record the only set of survivors that is ever signed for a cohort; returns after set and witness are on disk.
+
+        Raises:
+            LedgerError: one was recorded before.
+        """
+        with self._translated():
+            self._db.execute("INSERT INTO agreed VALUES (?, ?)", (cohort, survivors))
+        self._agreed += 1
+        self._witness()
+
     def close(self) -> None:
         """Close the file and release its lock."""
         if hasattr(self, "_db"):
@@ -360,6 +383,8 @@ class NodeLedger:
             self._db.execute("ALTER TABLE releases ADD COLUMN protects TEXT NOT NULL DEFAULT ''")
             present.add("protects")
         self._columns = f"{_COLUMNS}, {'protects' if 'protects' in present else repr('')}"
+        if not self._readonly:
+            self._db.executescript(_ADDED)
 
     # -- integrity -----------------------------------------------------------------------------------------------------
 
@@ -391,22 +416,35 @@ class NodeLedger:
             )
         if not passed:
             raise LedgerError(f"the ledger {self.path} is not the one that its witness has seen: rows were exchanged")
-        if self.seq > seen["seq"] and not self._readonly:
-            self._witness()  # the service ended between the charge and its witness
+        self._agreed = self._sets()
+        if self._agreed < seen["agreed"]:
+            raise LedgerError(
+                f"the ledger {self.path} was rolled back: it has {self._agreed} sets of survivors that this node has "
+                f"signed, its witness saw {seen['agreed']}"
+            )
+        if (self.seq, self._agreed) > (seen["seq"], seen["agreed"]) and not self._readonly:
+            self._witness()  # the service ended between a row and its witness
+
+    def _sets(self) -> int:
+        """Number of signed sets of survivors; a ledger of an earlier version has none."""
+        table = "SELECT COUNT(*) FROM sqlite_master WHERE name = 'agreed'"
+        if not self._db.execute(table).fetchone()[0]:
+            return 0
+        return int(self._db.execute("SELECT COUNT(*) FROM agreed").fetchone()[0])
 
     def _seen(self) -> _Seen:
         try:
-            seen = json.loads(self.witness.read_bytes())
-            if {name: type(value) for name, value in seen.items()} != {"ledger": str, "seq": int, "head": str}:
+            seen = {"agreed": 0} | json.loads(self.witness.read_bytes())  # earlier versions wrote no number of sets
+            if {name: type(value) for name, value in seen.items()} != _SEEN:
                 raise ValueError("not a witness")
         except FileNotFoundError:
             raise LedgerError(f"the witness {self.witness} is gone: the ledger's last position is unknown") from None
-        except (OSError, ValueError, AttributeError) as error:
+        except (OSError, ValueError, AttributeError, TypeError) as error:
             raise LedgerError(f"the witness {self.witness} cannot be read: {error}") from error
         return cast(_Seen, seen)
 
     def _witness(self) -> None:
-        seen = {"ledger": self.identity, "seq": self.seq, "head": self.head}
+        seen: _Seen = {"ledger": self.identity, "seq": self.seq, "head": self.head, "agreed": self._agreed}
         try:
             write_durably(self.witness, json.dumps(seen).encode())
         except OSError as error:
@@ -418,6 +456,12 @@ class NodeLedger:
             yield
         except (sqlite3.Error, KeyError, ValueError, TypeError, AttributeError) as error:
             raise LedgerError(f"the ledger {self.path} cannot be used: {error!r}") from error
+
+
+def _accountant(events: list[tuple[dp_event.DpEvent, int]]) -> str:
+    """The accountant that covers all events: no privacy loss distribution is known of noise in shares."""
+    known = all(type(privacy.events.unfolded(event, 1)[0]).__name__ != "ZCDpEvent" for event, _ in events)
+    return "pld" if known else "rdp"
 
 
 def _protects(stated: str, trust: str) -> str:

@@ -25,6 +25,7 @@ from clients.node.service import Answer, Ask, Service
 from fedlgm import node_protocol as protocol
 from fedlgm.errors import RunError
 from fedlgm.node_protocol import FrameError
+from fedlgm.secagg.steps import STEPS
 
 _log = logging.getLogger("fedlgm.node")
 
@@ -75,6 +76,8 @@ class Listener:
             await self._turn()
             began = time.monotonic()
             answer = await self._answer(ask, body, began)
+            if ask.ask in STEPS and not ask.trains:
+                began = None  # it depends on nothing of the data; four such answers come before and after each vector
         except Refusal as refusal:
             code = refusal.code
             if code == "slow":
@@ -142,7 +145,7 @@ class Listener:
 
         def ended(work: asyncio.Future[Answer]) -> None:
             # Questions that wait their turn would see when training ended, came it at other times than answers do.
-            trained = ask.ask == "release" and not (work.cancelled() or isinstance(work.exception(), Refusal))
+            trained = ask.trains and not (work.cancelled() or isinstance(work.exception(), Refusal))
             loop.call_later(self._left(began) if trained else 0.0, self._busy.release)
 
         # Whatever becomes of this connection, the next release waits for this one to end.

@@ -19,6 +19,7 @@ from fedlgm.errors import ConfigError, explained
 from fedlgm.extension import is_reference
 from fedlgm.node_protocol import NAME, printable, public_key
 from fedlgm.plan import ReleasePlan
+from fedlgm.privacy.guarantee import Trust
 
 _ROUNDING = 1 + 1e-6
 _LARGEST_SCALE = 2.0**100  # of noise; beyond it float64 sums overflow
@@ -95,7 +96,7 @@ class Privacy(_Section):
     epsilon: float = Field(gt=0)
     delta: float = Field(gt=0, lt=1)
     unit: Literal["client", "example"] = "client"  # what the budget protects: all of the node's data, or one example
-    trust: Annotated[tuple[Literal["local", "central"], ...], LISTED] = ("local",)
+    trust: Annotated[tuple[Trust, ...], LISTED] = ("local",)
     min_noise_multiplier: float = Field(default=0.0, ge=0)
     largest_clip: float = Field(default=1.0, gt=0, le=1e6)
     exact_sums: bool = False  # example-level steps add up in float64, asked for or not
@@ -103,7 +104,7 @@ class Privacy(_Section):
     @model_validator(mode="after")
     def _some_trust(self) -> Self:
         if not self.trust:
-            raise ValueError("trust must name 'local', 'central' or both")
+            raise ValueError("trust must name 'local', 'central' or 'distributed'")
         return self
 
 
@@ -184,6 +185,45 @@ class Socket(_Section):
     uids: Annotated[tuple[int, ...], LISTED] = ()
 
 
+class Distributed(_Section):
+    """[distributed]: the peers of a node in secure sums, and its least conditions for them.
+
+    Example:
+        >>> Distributed(min_cohort=5, max_colluders=1, peers=("aa" * 32, "", "bb" * 32)).services.keys()
+        dict_keys([0, 2])
+    """
+
+    min_cohort: int = Field(ge=2)  # nodes, at least, among which a node's vector is hidden
+    max_colluders: int = Field(ge=0)  # of them that may collude with the server; the others' noise has to suffice
+    # Ed25519 keys of all clients' services, by client number; "": none
+    peers: Annotated[tuple[str, ...], Field(min_length=2), LISTED]
+
+    @field_validator("peers")
+    @classmethod
+    def _keys(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for client, key in enumerate(value):
+            try:
+                if key:
+                    public_key(key)
+            except ValueError:
+                raise ValueError(f"the key of client {client} must have 64 hexadecimal digits, or be empty") from None
+        return value
+
+    @model_validator(mode="after")
+    def _enough(self) -> Self:
+        if self.min_cohort <= self.max_colluders + 1:
+            raise ValueError(
+                f"min_cohort = {self.min_cohort} must exceed max_colluders + 1 = {self.max_colluders + 1}: a node's "
+                "vector would be hidden among those of colluders alone"
+            )
+        return self
+
+    @property
+    def services(self) -> dict[int, str]:
+        """Client -> public key of its service."""
+        return {client: key for client, key in enumerate(self.peers) if key}
+
+
 class Policy(_Section):
     """A validated policy."""
 
@@ -194,6 +234,13 @@ class Policy(_Section):
     ask: Ask = Ask()
     limits: Limits = Limits()
     socket: Socket = Socket()
+    distributed: Distributed | None = None
+
+    @model_validator(mode="after")
+    def _known_peers(self) -> Self:
+        if "distributed" in self.privacy.trust and self.distributed is None:
+            raise ValueError("privacy.trust names 'distributed', which needs a section [distributed] with its peers")
+        return self
 
     @classmethod
     def load(cls, path: Path) -> Policy:
@@ -225,6 +272,7 @@ class Policy(_Section):
             raise Refusal("privacy", f"a plan for {plan.facts.trust} trust; allowed: {', '.join(privacy.trust)}")
         if plan.size == 0:
             raise Refusal("plan", "a plan that releases nothing")
+        self._admit_shares(plan)
         if not plan.protected:
             raise Refusal("privacy", "a plan without a guarantee")
         names = [noisy.query.name for noisy in plan.queries]
@@ -253,6 +301,24 @@ class Policy(_Section):
         if not math.isfinite(multiplier) or multiplier < privacy.min_noise_multiplier or multiplier <= 0:
             raise Refusal(
                 "privacy", f"a noise multiplier of {multiplier:g}; at least {privacy.min_noise_multiplier:g} is needed"
+            )
+
+    def _admit_shares(self, plan: ReleasePlan) -> None:
+        """Refuse noise in shares that counts on too many honest nodes, or too small a cohort."""
+        shares, own = plan.facts.shares, self.distributed
+        if shares is None or own is None:
+            return
+        if shares.colluders < own.max_colluders:
+            raise Refusal(
+                "privacy",
+                f"noise that suffices against {shares.colluders} colluders; this node wants "
+                f"max_colluders = {own.max_colluders} or more",
+            )
+        if round(plan.facts.sampling.expected) < own.min_cohort:
+            raise Refusal(
+                "privacy",
+                f"rounds of {plan.facts.sampling.expected:g} nodes; this node takes part in sums of "
+                f"min_cohort = {own.min_cohort} or more",
             )
 
     def _admit_steps(self, plan: ReleasePlan) -> None:
@@ -304,7 +370,10 @@ classes = {classes} # or outputs per example, for other tasks than classificatio
 epsilon = {epsilon} # the most that all releases together may cost, over all runs and servers
 delta = {delta}
 unit = {unit} # "client": epsilon is for all of this node's data together. "example": for one example each
-trust = ["local"] # "local": this node adds the noise. "central": the server does, and sees the bounded update
+# "local": this node adds the noise. "central": the server does, and sees the bounded update. "distributed": the nodes
+# add it together, and the server sees the sum alone; it needs a section [distributed] with min_cohort, max_colluders
+# and peers
+trust = {trust}
 min_noise_multiplier = 0.0 # noise over bound of any one release, at least
 largest_clip = 1.0 # l2 bound of any layer of an update, at most
 exact_sums = false # true: examples' gradients add up in float64, asked for or not, so that rounding keeps the bounds
@@ -342,4 +411,13 @@ kept_replies = 4 # answers kept on disk, so that the same question after a lost 
 [socket]
 group = "" # group of the processes that may connect
 uids = [] # user numbers that may connect; empty: whoever the permissions of run/ let through
+{distributed}"""
+
+DISTRIBUTED = """
+[distributed]
+min_cohort = {min_cohort} # nodes, at least, among which this node's vector is hidden
+max_colluders = {max_colluders} # nodes that may be on the server's side: the others' noise has to suffice
+# Public keys of all clients' services, in the order of their numbers ("": none), as their operators have sent them to
+# you. This list alone says who the peers are: a server that could choose it would be all of them.
+peers = {peers}
 """

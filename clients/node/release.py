@@ -27,6 +27,7 @@ from fedlgm.client_release import Asked, Contributions, Keys, Noised, client_rel
 from fedlgm.contributions import Updates
 from fedlgm.devices import Numerics, torch_threads
 from fedlgm.example_level.trainer import ExampleTrainer
+from fedlgm.integer import words
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.base import BoundsExamples
@@ -86,7 +87,7 @@ class Request:
         multiplier = self.plan.effective_multiplier / moved
         if self.plan.family == "laplace":
             return privacy.events.laplace_event(1.0 / multiplier, 1.0, "replace-one")
-        return privacy.events.gaussian_event(multiplier, 1.0)
+        return self.plan.facts.noised_by.event(multiplier, 1.0)
 
     def least_epsilon(self, delta: float) -> float:
         """A lower bound on the release's epsilon, in closed form; 0 if composition is fast for any noise.
@@ -201,13 +202,14 @@ class Releaser:
             raise Refusal("work", "exact_sums belongs to example-level steps; this plan bounds whole updates")
         return request
 
-    def name(self, request: Request, run: str) -> str:
+    def name(self, request: Request, run: str, cohort: str = "") -> str:
         """Name of the release: a keyed digest of everything that its numbers depend on.
 
         The data are included: otherwise an additional record would be released with the same noise as before, and the
         difference of the two answers would reveal it. Under local trust the run's label is not included: the same
         question costs once. Under central trust every run adds its own noise to its answers and invites this node by
-        its own schedule, so an answer to another run is another participation.
+        its own schedule, so an answer to another run is another participation. In a secure sum the cohort's digest is
+        included: its next attempt is another release, with other noise.
         """
         versions = (fedlgm.__version__, torch.__version__, self._policy.limits.threads)
         parts: tuple[str | int, ...] = (
@@ -220,6 +222,8 @@ class Releaser:
         work = request.work.model_dump() | {"exact_sums": self._exact(request.work)}
         if not request.plan.facts.noised_by.uploads_released:
             parts += (run,)
+        if cohort:
+            parts += ("cohort", cohort)
         named = digest("release", *parts, canonical(work), *versions)
         return hmac.new(self._secret, named.encode(), hashlib.sha256).hexdigest()
 
@@ -255,10 +259,17 @@ class Releaser:
 
         The dtype is float32 if that is exact (usual, since released values lie on a grid), else float64.
         """
-        with torch_threads(self._policy.limits.threads):  # threads of services that share cores would wait for another
-            return self._made(request, name)
+        return _narrow(self._made(request, name))
 
-    def _made(self, request: Request, name: str) -> np.ndarray:
+    def words(self, request: Request, name: str) -> np.ndarray:
+        """The node's part of a secure sum, charged: bounded, rounded and with its share of the noise, uint32 [size]."""
+        return words(self._made(request, name).numpy())
+
+    def _made(self, request: Request, name: str) -> Tensor:
+        with torch_threads(self._policy.limits.threads):  # threads of services that share cores would wait for another
+            return self._released(request, name)
+
+    def _released(self, request: Request, name: str) -> Tensor:
         model = torch.from_numpy(request.model.copy())
         if self._test_seed is None:
             keys = Keys(self._keys("order", name), self._keys("noise", name))
@@ -266,7 +277,7 @@ class Releaser:
             seeded = KeyRing.from_seed(self._test_seed)
             keys = Keys(seeded, seeded.derive(model.numpy().tobytes(), request.plan.to_json().encode()))
         asked = Asked(request.plan, model, request.round, [self._policy.node.client])
-        return _narrow(client_release(self._contributions(request), Charged(keys), asked)[0].total)
+        return client_release(self._contributions(request), Charged(keys), asked)[0].total
 
     def _contributions(self, request: Request) -> Contributions:
         """The node's contribution; None without data, or if training fails on them."""

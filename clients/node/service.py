@@ -2,6 +2,9 @@
 
     parse -> policy -> price -> trial -> charge, on disk -> train, bound, noise -> keep the answer -> send it
 
+A release in a secure sum is asked for in five steps (`fedlgm.secagg.steps`), each of which passes the same checks. Only
+"mask" reads data and is charged.
+
 It makes one release at a time. It trusts no statement of a client process: not the run, the round or the sender; only
 the user that the kernel reports. It answers no question with figures without noise, except for the bounded update of
 central trust if the policy allows it.
@@ -17,6 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from dp_accounting import dp_event
 from pydantic import BaseModel, ConfigDict, Field
 
 from clients.node import data as node_data
@@ -24,12 +28,15 @@ from clients.node.folder import NodeFolder
 from clients.node.ledger import PROTECTED, Row
 from clients.node.policy import Refusal
 from clients.node.release import Releaser, Request
+from clients.node.secagg.service import SecureSteps
 from fedlgm import node_protocol as protocol
 from fedlgm import privacy
-from fedlgm.errors import LedgerError
+from fedlgm.errors import LedgerError, RunError
 from fedlgm.files import write_durably
 from fedlgm.node_protocol import FrameError, Position, Question
 from fedlgm.privacy import calibrate
+from fedlgm.secagg.cohort import Terms
+from fedlgm.secagg.steps import STEPS, terms_of
 
 _log = logging.getLogger("fedlgm.node")
 
@@ -48,6 +55,13 @@ class Ask(BaseModel):
     work: dict[str, Any] = {}
     expect: dict[str, Any] | None = None
     signature: str = Field(default="", pattern="^[0-9a-f]{0,128}$")
+    model: str = Field(default="", pattern="^([0-9a-f]{64})?$")  # its digest, in steps that do not bring it
+    given: dict[str, Any] = {}  # to a step of a secure sum
+
+    @property
+    def trains(self) -> bool:
+        """Whether the answer depends on the node's data, and so its time does."""
+        return self.ask in ("release", "mask")
 
 
 @dataclass
@@ -72,7 +86,10 @@ class Service:
         self.folder, self.policy = folder, folder.policy()
         self._signer = folder.signer()
         self._ledger = folder.ledger()
+        self._secure: SecureSteps | None = None
         try:
+            if self.policy.distributed is not None:
+                self._secure = SecureSteps(self.policy, self._signer, self._ledger, folder.rounds_file)
             seed = folder.test_seed()
             if (seed is not None) != self._ledger.test:
                 raise LedgerError("a ledger of private releases cannot be used in a test, nor one of tests afterwards")
@@ -81,10 +98,10 @@ class Service:
             self._examples = len(data)
             self._releaser = Releaser(self.policy, data, node_data.digest(data), folder.secret(self._ledger), seed)
         except BaseException:
-            self._ledger.close()
+            self.close()
             raise
-        budget = self.policy.privacy
-        self._least = calibrate(budget.epsilon, budget.delta, steps=self.policy.ask.releases) * (1 + 1e-4)
+        self._least = self._calibrated("pld")
+        self._least_in_shares = self._calibrated("rdp") if self._secure is not None else self._least
         self._server_key = protocol.public_key(self.policy.ask.server_key) if self.policy.ask.server_key else None
         self._failed: str | None = None
 
@@ -117,8 +134,8 @@ class Service:
         facts = protocol.canonical(header)
         return Answer(header | {"signature": protocol.sign(self._signer, "hello", ask.nonce, facts)})
 
-    def admit(self, ask: Ask, body: bytes) -> tuple[Request, str]:
-        """The request of a question and the question's digest; nothing is charged yet.
+    def admit(self, ask: Ask, body: bytes) -> tuple[Request, Question]:
+        """The request of a question, and the question; nothing is charged yet.
 
         Raises:
             Refusal: the question is malformed, not allowed, or not the server's.
@@ -128,31 +145,98 @@ class Service:
             raise Refusal("malformed", "rounds are numbered from 1")
         if ask.client != node.client:
             raise Refusal("client", f"this node is client {node.client}: it does not answer for {ask.client}")
-        service = protocol.public_text(self._signer)
+        service, model_digest = protocol.public_text(self._signer), ask.model or protocol.sha256(body)
+        if ask.model and (ask.trains or body):
+            raise Refusal("malformed", "a question names its model's digest or brings the model, not both")
         question = Question(
-            ask.run, ask.round, ask.client, ask.plan, protocol.sha256(body), ask.work, ask.nonce, service, ask.expect
-        ).digest
-        if self._server_key and not protocol.verify(self._server_key, ask.signature, "question", question):
+            ask.run, ask.round, ask.client, ask.plan, model_digest, ask.work, ask.nonce, service, ask.expect
+        )
+        if self._server_key and not protocol.verify(self._server_key, ask.signature, "question", question.digest):
             raise Refusal("unsigned", "this node answers its enrolled server only, which has not signed this question")
         if limits.runs and ask.run not in limits.runs:
             raise Refusal(
                 "run", f"the run {protocol.printable(ask.run, 80)!r} is not among those that this node takes part in"
             )
         self._check_expectation(ask.expect)
+        if ask.model:
+            return self._releaser.understand(ask.round, ask.plan, ask.work), question
         try:
             model = protocol.vector(body, ("<f4",))
         except FrameError as error:
             raise Refusal("model", str(error)) from error
         return self._releaser.understand(ask.round, ask.plan, ask.work, model), question
 
-    def release(self, ask: Ask, request: Request, question: str) -> Answer:
+    def release(self, ask: Ask, request: Request, question: Question) -> Answer:
         """Charge, make, keep and sign one release; a repeated question gets the kept answer.
 
         Raises:
             Refusal: the budget is spent, a cap is reached, nothing can be trained, the question was answered by another
                 release, or the answer has already been sent and is no longer kept.
         """
+        if not request.plan.facts.noised_by.alone:
+            raise Refusal("privacy", "a plan that protects a sum of several nodes: this node's part is not shown alone")
         name = self._releaser.name(request, ask.run)
+        row, replayed = self._charged(ask, request, question.digest, name)
+        body = self._kept(row)
+        if body is None:
+            body = protocol.npy(self._releaser.make(request, name))
+            digest = self._keep(row, body)
+        else:
+            digest = protocol.sha256(body)
+        return self._released(ask, question, row, replayed, body, digest)
+
+    def step(self, ask: Ask, request: Request, question: Question) -> Answer:
+        """Answer one step of a secure sum; a repeated one gets the same answer.
+
+        Raises:
+            Refusal: as for `release`, or the step is not allowed (see `clients.node.secagg`).
+        """
+        if self._secure is None or request.plan.facts.noised_by.alone:
+            raise Refusal("privacy", "this node answers steps of a secure sum only under trust 'distributed'")
+        try:
+            terms = terms_of(question, request.plan)
+        except RunError as error:
+            raise Refusal("malformed", str(error)) from error
+        if ask.ask == "mask":
+            return self._masked(self._secure, ask, request, question, terms)
+        header = {
+            "ok": True, "protocol": protocol.PROTOCOL, "client": ask.client, "question": question.digest,
+            "said": self._secure.answer(ask.ask, terms, ask.given),
+        }  # fmt: skip
+        return Answer(header | {"signature": protocol.sign(self._signer, ask.ask, protocol.canonical(header))})
+
+    def _masked(self, secure: SecureSteps, ask: Ask, request: Request, question: Question, terms: Terms) -> Answer:
+        """Charge this node's part of a secure sum, make and mask it."""
+        charged: list[tuple[Row, bool]] = []
+
+        def name(cohort: str) -> str:
+            return self._releaser.name(request, ask.run, cohort)
+
+        def charge(cohort: str) -> None:
+            row, replayed = self._charged(ask, request, question.digest, name(cohort))
+            if self._ledger.answered(row.seq) is not None:
+                raise Refusal("gone", "a vector has left this node in this attempt, and its sessions were restored")
+            charged.append((row, replayed))
+
+        body = protocol.npy(
+            secure.mask(terms, ask.given, charge, lambda cohort: self._releaser.words(request, name(cohort)))
+        )
+        row, replayed = charged[0] if charged else (self._ledger.find(name(secure.cohort(terms))), True)
+        digest = protocol.sha256(body)
+        left = None if row is None else self._ledger.answered(row.seq)
+        if row is None or left not in (None, digest):
+            # The data or the software is not what it was when the vector was made.
+            raise Refusal("gone", "another vector has left this node in this attempt: it takes no further part in it")
+        if left is None:
+            self._ledger.answer(row.seq, digest)
+        return self._released(ask, question, row, replayed, body, digest)
+
+    def _charged(self, ask: Ask, request: Request, question: str, name: str) -> tuple[Row, bool]:
+        """The row of a release, and whether it was charged before; on disk.
+
+        Raises:
+            Refusal: see `release`.
+        """
         row = self._ledger.find(name)
         replayed = row is not None
         if self._server_key and self._ledger.asked(question) not in (None, name):
@@ -168,12 +252,10 @@ class Service:
             )  # fmt: skip
         elif self._server_key:
             self._ledger.remember(question, name)
-        body = self._kept(row)
-        if body is None:
-            body = protocol.npy(self._releaser.make(request, name))
-            digest = self._keep(row, body)
-        else:
-            digest = protocol.sha256(body)
+        return row, replayed
+
+    def _released(self, ask: Ask, question: Question, row: Row, replayed: bool, body: bytes, digest: str) -> Answer:
+        """The signed answer with a release's numbers."""
         _log.info(
             "round %d of run %r: %s release %d, epsilon %.4g of %g spent",
             ask.round, protocol.printable(ask.run, 80), "again" if replayed else "new", row.seq,
@@ -181,10 +263,10 @@ class Service:
         )  # fmt: skip
         position = self._position()
         header = {
-            "ok": True, "protocol": protocol.PROTOCOL, "client": self.policy.node.client, "question": question,
+            "ok": True, "protocol": protocol.PROTOCOL, "client": self.policy.node.client, "question": question.digest,
             "seq": row.seq, "replayed": replayed, "test": self._ledger.test, "position": position.values(),
         }  # fmt: skip
-        signed = protocol.answer_fields(question, self.policy.node.client, row.seq, digest, position)
+        signed = protocol.answer_fields(question.digest, self.policy.node.client, row.seq, digest, position)
         return Answer(header | {"signature": protocol.sign(self._signer, *signed)}, body)
 
     def _afford(self, ask: Ask, request: Request) -> None:
@@ -215,6 +297,8 @@ class Service:
         """
         event, delta = request.event, self.policy.privacy.delta
         least = privacy.events.gaussian_event(self._least)
+        if isinstance(event, dp_event.ZCDpEvent):  # of noise in shares
+            return dp_event.ZCDpEvent(max(event.rho, 0.5 / self._least_in_shares**2))
         if type(event) is type(least):
             return least if event.noise_multiplier > self._least else event
         floor, record = privacy.composed_epsilon([(least, 1)], delta), privacy.events.encode(event)
@@ -225,6 +309,11 @@ class Service:
             inner["noise_multiplier"] = min(0.8 * inner["noise_multiplier"], 1e3 * self._least)
             event = privacy.events.decode(record)
         return event
+
+    def _calibrated(self, accountant: str) -> float:
+        """Noise multiplier of one of as many releases as the policy allows, which together cost its budget."""
+        budget, releases = self.policy.privacy, self.policy.ask.releases
+        return calibrate(budget.epsilon, budget.delta, steps=releases, accountant=accountant) * (1 + 1e-4)
 
     def _spent(self, further: Any = None) -> float:
         """Epsilon of all charges for the protected unit, including one further release if given."""
@@ -338,14 +427,14 @@ class Service:
         """
         if self._failed is not None:  # perhaps by the question before this one
             raise Refusal("rolled-back", self._failed)
-        if ask.ask not in ("hello", "afford", "release"):
-            raise Refusal("malformed", "a service answers only hello, afford and release")
+        if ask.ask not in ("hello", "afford", "release", *STEPS):
+            raise Refusal("malformed", "a service answers only hello, afford, release and the steps of a secure sum")
         if ask.ask == "hello":
             return self.hello(ask)
         try:
             if ask.ask == "afford":
                 return self.afford(ask)
-            return self.release(ask, *self.admit(ask, body))
+            return (self.step if ask.ask in STEPS else self.release)(ask, *self.admit(ask, body))
         except LedgerError as error:
             self._failed = "its ledger cannot be used; its operator's log says why"
             _log.error("REFUSING EVERYTHING: %s", error)
@@ -362,5 +451,7 @@ class Service:
             _log.warning("TEST: the noise of this node is known to whoever knows its seed. NOT PRIVATE.")
 
     def close(self) -> None:
-        """Close the ledger."""
+        """Close the ledger, and the sessions of secure sums."""
+        if self._secure is not None:
+            self._secure.close()
         self._ledger.close()

@@ -34,6 +34,9 @@ def init(
     unit: Annotated[
         str | None, typer.Option(help="Unit that the budgets protect: client (all of a node's data) or example.")
     ] = None,
+    trust: Annotated[
+        str | None, typer.Option(help="Who may add the noise, in every policy: local, central or distributed.")
+    ] = None,
     test_seed: Annotated[
         int | None, typer.Option(help="FOR TESTS: anyone who knows the seed can subtract the noise. NOT PRIVATE.")
     ] = None,
@@ -44,7 +47,8 @@ def init(
     from simulations.deploy.create import create
 
     shared = None if example == "none" else recipes.load(example)
-    policy = {name: value for name, value in (("epsilon", epsilon), ("unit", unit)) if value is not None}
+    given = {"epsilon": epsilon, "unit": unit, "trust": None if trust is None else [trust]}
+    policy = {name: value for name, value in given.items() if value is not None}
     made = create(folder, nodes, example=shared, hosts=hosts or (), port=port, policy=policy, test_seed=test_seed)
     settings = made.settings()
     if as_json:

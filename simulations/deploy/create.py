@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from clients.node.folder import NodeFolder
 from fedlgm.errors import ConfigError, RunError
 from fedlgm.node_protocol import public_text
+from fedlgm.noised_in_shares import least_threshold
 from simulations.config.assembly import Assembly
 from simulations.config.recipe import Recipe
 from simulations.deploy import certificates
@@ -72,6 +73,8 @@ def create(
         draft.path.rename(path)
     except OSError as error:
         raise RunError(f"cannot make the deployment {path}: {error}") from error
+    except ConfigError as error:
+        raise ConfigError(str(error).replace(str(draft.path), str(path))) from error
     finally:
         shutil.rmtree(draft.path, ignore_errors=True)
     return DeploymentFolder(path)
@@ -121,6 +124,9 @@ def _fill(
         (draft.proxy / "Caddyfile").write_text(_caddyfile(settings), encoding="utf-8")
         _script(draft.proxy / "start-proxy.sh", ['exec "${CADDY:-caddy}" run --config Caddyfile --adapter caddyfile'])
     shares = _shares(example, nodes)
+    keys = [Ed25519PrivateKey.generate() for _ in settings.nodes]
+    if "distributed" in policy.get("trust", ()):
+        policy = secure_sums(nodes) | {"peers": [public_text(key) for key in keys]} | policy
     enrolled: list[EnrolmentEntry] = []
     for client, one in enumerate(settings.nodes):
         node = draft.node(one.name)
@@ -131,7 +137,7 @@ def _fill(
         }  # fmt: skip
         if shares is not None:
             values |= _write_share(node, *shares[client])
-        service = NodeFolder.create(node.service.path, values, test_seed=test_seed)
+        service = NodeFolder.create(node.service.path, values, test_seed=test_seed, signer=keys[client])
         pem = certificates.make_node_key(node.flower_key)
         node.flower_home.mkdir(mode=0o700)
         shared = secrets.token_hex(32).encode()
@@ -154,6 +160,18 @@ def _fill(
     for file in (draft.settings_file, draft.enrolment_file):
         file.chmod(0o644)  # the signer's user reads them, too
     _write_units(draft, final, settings)
+
+
+def secure_sums(nodes: int) -> dict[str, int]:
+    """The [distributed] section of the policies of nodes that are made together, without their peers.
+
+    Raises:
+        ConfigError: too few nodes to hide one among.
+    """
+    if nodes < 3:
+        raise ConfigError(f"--trust distributed hides a node among others: it needs 3 nodes or more, got {nodes}")
+    colluders = nodes // 10
+    return {"min_cohort": max(least_threshold(nodes, colluders), colluders + 2), "max_colluders": colluders}
 
 
 def enrol(folder: DeploymentFolder, public: Path, key: Path, *, replace: bool = False) -> EnrolmentEntry:

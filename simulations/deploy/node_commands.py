@@ -122,6 +122,9 @@ def _guarantee(trust: set[str], protected: str) -> Guarantee:
     if "central" in trust:
         reason = "the server adds the noise, and is believed that it does"
         return Guarantee("conditional", reason, relation, "central", unit)
+    if "distributed" in trust:
+        reason = "at most max_colluders of the policy's peers share their noise with the server"
+        return Guarantee("conditional", reason, relation, "distributed", unit)
     return Guarantee("proven", "every answer was bounded and noised before it left this node", relation, "local", unit)
 
 

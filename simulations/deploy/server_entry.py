@@ -29,8 +29,10 @@ from strategies.node.enrolment import Enrolment
 from strategies.node.grid import EnrolledNodes, NodeGrid
 from strategies.node.questions import NodeQuestions, signed_at
 from strategies.node.round import Patience, RoundReport
+from strategies.node.secure_grid import EnrolledSum, SecureGrid
 
 TOLD = "nodes.log"  # lines for people, among the run's private files
+_POLL_S = 0.2
 REPORT = "nodes.jsonl"  # what became of each round's questions
 
 
@@ -173,11 +175,12 @@ def make_server_app() -> ServerApp:
         answers = AnswerCheck(
             enrolment, assembly.layers, positions=deployment.positions_file, test=deployment.settings().test
         )
-        nodes = NodeGrid(
+        alone = assembly.facts.noised_by.alone
+        nodes = (NodeGrid if alone else SecureGrid)(
             grid, enrolment, questions, answers,
             patience=_patience(recipe), say=record.say, on_round=record.round,
         )  # fmt: skip
-        enrolled = EnrolledNodes(
+        enrolled = (EnrolledNodes if alone else EnrolledSum)(
             round_timeout=federation.round_timeout, quorum=federation.quorum, max_failures=federation.max_failures,
             simulated=recipe.run.test_mode,
         )  # fmt: skip
@@ -210,9 +213,11 @@ def _work_in(directory: str) -> None:
 
 def _patience(recipe: Recipe) -> Patience:
     federation, deployment = recipe.federation, recipe.deployment or Deployment()
+    shares = recipe.distributed
     return Patience(
-        quorum=federation.quorum or 0.0,
+        quorum=federation.quorum or 0.0 if shares is None else shares.threshold / federation.clients,
         round_seconds=federation.round_timeout or 600.0,
         offline_seconds=deployment.offline_seconds,
         give_up_seconds=deployment.give_up_seconds,
+        poll_seconds=_POLL_S if shares is None else _POLL_S / 4,  # five short trips in a round
     )

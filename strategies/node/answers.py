@@ -10,6 +10,7 @@ from fedlgm.errors import PrivacyError, RunError
 from fedlgm.layers import LayerTable
 from fedlgm.node_protocol import Position, Question
 from fedlgm.plan import ReleasePlan
+from fedlgm.secagg.steps import WORDS
 from strategies.node.enrolment import Enrolment
 from strategies.node.ledger_positions import LedgerPositions
 from strategies.replies import bounded
@@ -42,6 +43,18 @@ class AnswerCheck:
         """The client's last signed ledger position; None if it has never answered."""
         return self._positions.get(client)
 
+    def plan(self, question: Question) -> ReleasePlan:
+        """The plan of a question."""
+        return ReleasePlan.from_json(self._layers, question.plan)
+
+    def said(self, step: str, question: Question, header: dict[str, Any], body: bytes) -> str:
+        """Why an answer to a step of a secure sum without numbers is rejected; empty if it counts."""
+        signature = str(header.pop("signature", ""))
+        signed = protocol.verify(self._keys[question.client], signature, step, protocol.canonical(header))
+        if not signed or header.get("question") != question.digest or not isinstance(header.get("said"), dict):
+            return "its answer was not signed by its enrolled service, or answers another question"
+        return ""
+
     def problem(self, question: Question, header: dict[str, Any], body: bytes) -> str:
         """Why an answer is rejected; empty if it counts, and its ledger's position is then stored.
 
@@ -63,16 +76,18 @@ class AnswerCheck:
             return f"its ledger is older than its answer: {position.seq} releases, the answer is release {seq}"
         if position.test != self._test:
             return "it is a node for tests: its noise is known" if position.test else "it is no node for tests"
+        plan = self.plan(question)
         try:
-            values = protocol.vector(body, KINDS)
+            values = protocol.vector(body, KINDS if plan.facts.noised_by.alone else WORDS)
         except RunError as error:
             return f"its answer cannot be read: {error}"
-        plan = ReleasePlan.from_json(self._layers, question.plan)
         if values.shape != (plan.size,):
             return f"its answer has {values.size} numbers where the plan releases {plan.size}"
         if problem := self._positions.problem(question.client, position):
             return problem
         self._positions.put(question.client, position)
+        if not plan.facts.noised_by.alone:
+            return ""  # nobody can see how long a masked vector is
         try:
             bounded(values, plan)
         except PrivacyError as error:

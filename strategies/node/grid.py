@@ -13,8 +13,10 @@ a void round would waste budget.
 from __future__ import annotations
 
 import itertools
+import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, Metadata, MetricRecord, RecordDict
@@ -23,6 +25,7 @@ from flwr.serverapp import Grid
 from fedlgm import node_protocol as protocol
 from fedlgm import wire
 from fedlgm.errors import RunError
+from fedlgm.node_protocol import Question
 from strategies.node.answers import KINDS, AnswerCheck
 from strategies.node.budgets import Need, carried, require
 from strategies.node.enrolment import Enrolment
@@ -35,7 +38,7 @@ from strategies.nodes import OneNodePerClient
 _TTL = 12 * 3600.0
 _LOST = 1  # code of an error reply; Flower's own say nothing that fits
 _SERVER_NODE = 1
-_FIRST_NODE = 2  # client c stands behind node id c + 2 of this grid
+FIRST_NODE = 2  # client c stands behind node id c + 2 of this grid
 
 
 class EnrolledNodes(OneNodePerClient):
@@ -71,12 +74,12 @@ class NodeGrid(Grid):
         say: Callable[[str], None] = print,
         on_round: Callable[[RoundReport], None] | None = None,
     ) -> None:
-        self._runtime, self._enrolment, self._questions, self._answers = runtime, enrolment, questions, answers
+        self._runtime, self._enrolment, self._questions, self.answers = runtime, enrolment, questions, answers
         self._say, self._on_round = say, on_round
         self._link = NodeLink(runtime, enrolment, say)
         patience = patience or Patience()
         self._quorum = patience.quorum
-        self._polling = Polling(self._link, enrolment, answers, patience, say)
+        self.polling = Polling(self._link, enrolment, patience, say)
         self._numbers = itertools.count(1)
         self._ready: dict[str, Message] = {}
 
@@ -102,7 +105,7 @@ class NodeGrid(Grid):
 
     def get_node_ids(self) -> list[int]:
         """One node per enrolled client, connected or not."""
-        return [client + _FIRST_NODE for client in range(len(self._enrolment))]
+        return [client + FIRST_NODE for client in range(len(self._enrolment))]
 
     def get_nodes(self) -> list[Any]:
         """The registered nodes that are connected."""
@@ -117,6 +120,20 @@ class NodeGrid(Grid):
         found = carried(self._link, self._enrolment, need, seconds)
         for line in require(self._enrolment, need, found, self._quorum):
             self._say(f"{line}: it is left out from then on")
+
+    @property
+    def services(self) -> dict[int, str]:
+        """Client -> public key of its enrolled service."""
+        return {node.client: node.service_key for node in self._enrolment.node}
+
+    def question(self, client: int, round: int, plan: str, model: str, nonce: str = "") -> Question:
+        """A question to a client's node; see `NodeQuestions.question`."""
+        node, position = self._enrolment[client], self.answers.position(client)
+        return self._questions.question(node, round, plan, model, position, nonce)
+
+    def header(self, question: Question) -> dict[str, Any]:
+        """Its header, signed if there is a signer."""
+        return self._questions.header(question)
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Ask and wait; the replies are kept for `pull_messages`."""
@@ -144,7 +161,7 @@ class NodeGrid(Grid):
 
     def _introduce(self, message: Message) -> Message:
         answer: dict[str, Any] = {
-            wire.PARTITION: message.metadata.dst_node_id - _FIRST_NODE, wire.PARTITIONS: len(self._enrolment),
+            wire.PARTITION: message.metadata.dst_node_id - FIRST_NODE, wire.PARTITIONS: len(self._enrolment),
         }  # fmt: skip
         return Message(content=RecordDict({wire.CONFIG: ConfigRecord(answer)}), reply_to=message)
 
@@ -152,20 +169,24 @@ class NodeGrid(Grid):
         started = time.monotonic()
         models: dict[int, str] = {}
         asked = [self._asked(message, models) for message in batch]
-        late = self._polling.wait(asked, started)
-        round_ = asked[0].question.round
-        report = RoundReport(
-            round_,
-            [self._enrolment[one.client].name for one in asked if one.answer is not None],
-            {self._enrolment[one.client].name: one.lost for one in asked if one.lost},
-            late,
-            time.monotonic() - started,
+        needed = max(1, math.ceil(self._quorum * len(asked) - 1e-9))
+        late = self.polling.wait(asked, started, needed, "federation.quorum")
+        answered = [one.client for one in asked if one.answer is not None]
+        self._report(
+            asked[0].question.round, answered, {one.client: one.lost for one in asked if one.lost}, late, started
         )
-        for name, why in report.lost.items():
-            self._say(f"round {round_}: {name} counts as zero: {why}")
-        if self._on_round is not None:
-            self._on_round(report)
         return [self._reply(one) for one in asked]
+
+    def _report(self, round: int, answered: Iterable[int], lost: Mapping[int, str], late: int, started: float) -> None:
+        """Report a round: clients that count, and why the others do not."""
+        names = {client: self._enrolment[client].name for client in (*answered, *lost)}
+        told = {names[client]: why for client, why in lost.items()}
+        for name, why in told.items():
+            self._say(f"round {round}: {name} counts as zero: {why}")
+        if self._on_round is not None:
+            self._on_round(
+                RoundReport(round, [names[client] for client in answered], told, late, time.monotonic() - started)
+            )
 
     def _asked(self, message: Message, models: dict[int, str]) -> Asked:
         """Convert a strategy's message to its node's question; `models` caches hashes, by identity, over a round."""
@@ -173,14 +194,13 @@ class NodeGrid(Grid):
             raise RunError(f"nodes answer no {message.metadata.message_type!r} questions: nothing raw leaves them")
         config = message.content.config_records[wire.CONFIG]
         arrays = message.content.array_records[wire.ARRAYS]
-        client = message.metadata.dst_node_id - _FIRST_NODE
+        client = message.metadata.dst_node_id - FIRST_NODE
         model = arrays[wire.MODEL].data  # one object for all clients of a round
         if id(model) not in models:
             models[id(model)] = protocol.sha256(model)
         round_, plan = int(config[wire.ROUND]), str(config[wire.PLAN])  # type: ignore[arg-type]
-        node, position = self._enrolment[client], self._answers.position(client)
-        question = self._questions.question(node, round_, plan, models[id(model)], position)
-        return Asked(message, question, self._questions.header(question), model)
+        question = self.question(client, round_, plan, models[id(model)])
+        return Asked(message, question, self.header(question), model, partial(self.answers.problem, question))
 
     def _reply(self, one: Asked) -> Message:
         if not one.body:

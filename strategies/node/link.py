@@ -61,12 +61,14 @@ class NodeLink:
         masked: dict[int, ArrayRecord] = {}  # nodes that are asked together share what is sent
         messages = []
         for one in asked:
-            if id(one.model) not in masked:
+            if one.model and id(one.model) not in masked:
                 data = bytes(protocol.masked(one.model, key))
                 array = Array(dtype="uint8", shape=(len(data),), stype="bytes", data=data)
                 masked[id(one.model)] = ArrayRecord({BODY: array})
             config = ConfigRecord({HEADER: json.dumps(one.header), MASK: key})
-            content = RecordDict({wire.CONFIG: config, wire.ARRAYS: masked[id(one.model)]})
+            content = RecordDict({wire.CONFIG: config})
+            if one.model:
+                content[wire.ARRAYS] = masked[id(one.model)]
             messages.append(self._message(one.client, content, one.message.metadata.group_id))
         return [{id_: key} if id_ else {} for id_ in self._runtime.push_messages(messages)]
 

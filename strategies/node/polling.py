@@ -13,7 +13,6 @@ from fedlgm import node_protocol as protocol
 from fedlgm import wire
 from fedlgm.errors import RunError
 from fedlgm.node_protocol import HEADER, TRANSIENT, printable
-from strategies.node.answers import AnswerCheck
 from strategies.node.enrolment import Enrolment
 from strategies.node.greetings import Greetings
 from strategies.node.link import NodeLink, body_of
@@ -28,29 +27,30 @@ class Polling:
     Args:
         link: link to the nodes.
         enrolment: their names.
-        answers: check of answers.
         patience: quorum and waiting times.
         say: receives lines for people.
     """
 
-    def __init__(
-        self, link: NodeLink, enrolment: Enrolment, answers: AnswerCheck, patience: Patience, say: Callable[[str], None]
-    ) -> None:
-        self._link, self._enrolment, self._answers = link, enrolment, answers
-        self._patience, self._say = patience, say
+    def __init__(self, link: NodeLink, enrolment: Enrolment, patience: Patience, say: Callable[[str], None]) -> None:
+        self._link, self._enrolment, self._patience, self._say = link, enrolment, patience, say
         self._greetings = Greetings(patience.greet_seconds)
         self._excluded: dict[int, str] = {}
         self._down: dict[int, float] = {}
         self._late: dict[str, int] = {}  # message id -> client
 
-    def wait(self, asked: list[Asked], started: float) -> int:
+    def wait(self, asked: list[Asked], started: float, needed: int, key: str) -> int:
         """Ask until every client has answered or is lost; returns the number of late answers to earlier rounds.
 
+        Args:
+            asked: the clients' parts.
+            started: when the round, or its step, began.
+            needed: number of answers below which it waits.
+            key: the recipe's key that says so.
+
         Raises:
-            RunError: the quorum was not reached.
+            RunError: too few have answered.
         """
         patience = self._patience
-        needed = max(1, math.ceil(patience.quorum * len(asked) - 1e-9))
         for one in asked:
             one.lost = self._excluded.get(one.client, "")
         looked, told = -math.inf, started
@@ -76,7 +76,7 @@ class Polling:
             time.sleep(protocol.pause_after(now - started, shortest, longest, share=0.02))
         for one in asked:
             self._late |= dict.fromkeys(one.keys if one.lost else (), one.client)
-        self._require(asked, needed)
+        self._require(asked, needed, key)
         return late
 
     def _leave(self, asked: list[Asked], needed: int, started: float, now: float) -> None:
@@ -95,14 +95,14 @@ class Polling:
                 for one in asked:
                     one.lost = one.lost or (f"no answer within {seconds:g} s" if one.open else "")
 
-    def _require(self, asked: list[Asked], needed: int) -> None:
+    def _require(self, asked: list[Asked], needed: int, key: str) -> None:
         answered = sum(one.answer is not None for one in asked)
         if answered < needed:
             reasons = "; ".join(
                 f"{self._enrolment[one.client].name}: {one.missing}" for one in asked if one.answer is None
             )
             raise RunError(
-                f"{answered} of {len(asked)} nodes answered, the quorum is {needed} (federation.quorum); {reasons}. "
+                f"{answered} of {len(asked)} nodes answered, the quorum is {needed} ({key}); {reasons}. "
                 "The same command resumes the run"
             )
 
@@ -178,7 +178,7 @@ class Polling:
             self._refused(one, header, now)
             return
         body = body_of(reply, key)
-        problem = self._answers.problem(one.question, header, body)
+        problem = one.check(header, body)
         if problem:
             one.lost = problem
             self._excluded |= {one.client: problem} if "ledger" in problem else {}

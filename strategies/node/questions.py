@@ -31,9 +31,9 @@ class NodeQuestions:
     sign: Callable[[Question], str] | None = None
 
     def question(
-        self, node: EnrolledNode, round: int, plan: str, model: str, position: Position | None = None
+        self, node: EnrolledNode, round: int, plan: str, model: str, position: Position | None = None, nonce: str = ""
     ) -> Question:
-        """A unique question.
+        """A question, unique unless a nonce is given.
 
         Args:
             node: the addressed node.
@@ -41,11 +41,13 @@ class NodeQuestions:
             plan: JSON text of the round's plan.
             model: SHA-256 of the global model.
             position: the last signed position of the node's ledger.
+            nonce: that of an attempt at a secure sum, which its nodes share.
         """
         expect = None if position is None else position.values()
         return Question(
-            self.run, round, node.client, plan, model, self.work, secrets.token_hex(16), node.service_key, expect
-        )
+            self.run, round, node.client, plan, model, self.work, nonce or secrets.token_hex(16), node.service_key,
+            expect,
+        )  # fmt: skip
 
     def header(self, question: Question) -> dict[str, Any]:
         """The header to send, signed if there is a signer.

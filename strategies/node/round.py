@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -43,6 +44,8 @@ class Asked:
         question: the question to its node.
         header: the question's signed header.
         model: the question's body.
+        check: why an answer does not count, of its header and body; empty if it counts.
+        step: step of a secure sum, if it is one.
         keys: message id -> mask, for messages that may still be answered.
         answer: header of the accepted answer.
         body: its numbers.
@@ -57,6 +60,8 @@ class Asked:
     question: Question
     header: dict[str, Any]
     model: bytes
+    check: Callable[[dict[str, Any], bytes], str]
+    step: str = ""
     keys: dict[str, int] = field(default_factory=dict)
     answer: dict[str, Any] | None = None
     body: bytes = b""
@@ -75,7 +80,7 @@ class Asked:
     @cached_property
     def digest(self) -> str:
         """Name of the question."""
-        return self.question.digest
+        return self.question.digest + self.step
 
     @property
     def open(self) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from clients.node.policy import Policy
+from clients.node.policy import Distributed, Policy
 from simulations import cli
 from simulations.cli import app
 from simulations.config import recipe as recipes
@@ -65,8 +65,10 @@ def test_the_commands_of_distributed_trust_run(tmp_path: Path, monkeypatch: pyte
     result = RunFolder.open(tmp_path / "runs" / "distributed").result()
     assert result is not None
     assert result["readers_epsilon"] < result["epsilon"] <= 8
-    [(kind, block)] = BLOCK.findall(text)
+    (kind, block), (_, policy) = BLOCK.findall(text)
     assert kind == "toml"
+    rules = Distributed(**tomllib.loads(policy.replace("...", "ab" * 32))["distributed"])
+    assert (rules.min_cohort, rules.max_colluders) == (6, 1)
     changes = {
         f"{section}.{key}": value for section, rows in tomllib.loads(block).items() for key, value in rows.items()
     }

@@ -52,11 +52,11 @@ def write_data(path: Path, examples: int = EXAMPLES, seed: int = 0) -> None:
     np.savez(path, x=x, y=np.arange(examples) % CLASSES)
 
 
-def make_node(path: Path, *, test_seed: int | None = None, **values: Any) -> NodeFolder:
+def make_node(path: Path, *, test_seed: int | None = None, signer: Any = None, **values: Any) -> NodeFolder:
     """A node's folder with its own data beside it."""
     write_data(path.with_name(path.name + ".npz"))
     policy = {"population": 3, "path": f"../{path.name}.npz", "shape": list(SHAPE), "classes": CLASSES} | values
-    made = NodeFolder.create(path, policy, test_seed=test_seed)
+    made = NodeFolder.create(path, policy, test_seed=test_seed, signer=signer)
     edit(made, "reply_every_seconds = 0.5", "reply_every_seconds = 0.0")
     return made
 
@@ -200,7 +200,7 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _die_around(owner: Any, name: str, after: bool) -> Callable[[], None]:
+def die_around(owner: Any, name: str, after: bool) -> Callable[[], None]:
     original = getattr(owner, name)
 
     def dying(*args: Any, **kwargs: Any) -> Any:
@@ -213,12 +213,12 @@ def _die_around(owner: Any, name: str, after: bool) -> Callable[[], None]:
 
 
 CRASHES: dict[str, Callable[[], None]] = {
-    "before the charge": _die_around(NodeLedger, "charge", after=False),
-    "between the charge and its witness": _die_around(NodeLedger, "_witness", after=False),
-    "after the charge": _die_around(NodeLedger, "charge", after=True),
-    "after training and noise": _die_around(service.Service, "_keep", after=False),
-    "after the answer was kept": _die_around(NodeLedger, "answer", after=False),
-    "before the answer was sent": _die_around(service.Service, "_keep", after=True),
+    "before the charge": die_around(NodeLedger, "charge", after=False),
+    "between the charge and its witness": die_around(NodeLedger, "_witness", after=False),
+    "after the charge": die_around(NodeLedger, "charge", after=True),
+    "after training and noise": die_around(service.Service, "_keep", after=False),
+    "after the answer was kept": die_around(NodeLedger, "answer", after=False),
+    "before the answer was sent": die_around(service.Service, "_keep", after=True),
 }
 
 

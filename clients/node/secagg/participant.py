@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from clients.node.policy import Refusal
-from clients.node.secagg.rules import Distributed
+from clients.node.policy import Distributed, Refusal
 from clients.node.secagg.store import Session, SessionStore
 from fedlgm.errors import RunError
 from fedlgm.node_protocol import public_text, sha256

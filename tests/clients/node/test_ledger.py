@@ -43,7 +43,12 @@ def test_what_was_charged_is_there_and_chained(paths):
         assert ledger.head_at(0) == ledger.identity
         assert ledger.head_at(3) == ledger.head
         assert ledger.head_at(4) is None
-        assert json.loads(paths[1].read_text()) == {"ledger": ledger.identity, "seq": 3, "head": ledger.head}
+        assert json.loads(paths[1].read_text()) == {
+            "ledger": ledger.identity,
+            "seq": 3,
+            "head": ledger.head,
+            "agreed": 0,
+        }
         assert ledger.count(run="run") == 3
         assert ledger.count(run="other") == 0
         assert ledger.count(since="2000-01-01") == 3

@@ -1,0 +1,141 @@
+"""The five steps of a secure sum as the node's service answers them: on its ledger, with its own list of peers.
+
+A restored copy of the session store alone changes nothing that counts: the ledger holds the signed sets of survivors
+and the digest of every vector that may have left, and its witness shows whether the ledger itself was restored.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from clients.node.ledger import NodeLedger
+from clients.node.policy import Policy, Refusal
+from clients.node.secagg.participant import Participant
+from clients.node.secagg.store import SessionStore
+from fedlgm.errors import ConfigError, LedgerError
+from fedlgm.secagg.cohort import MOST_NODES, Survivors, Terms
+
+
+class LedgeredStore(SessionStore):
+    """Sessions in their own file, and signed sets of survivors in the node's ledger.
+
+    Args:
+        path: SQLite file of the sessions; created if missing.
+        ledger: the node's ledger.
+    """
+
+    def __init__(self, path: Path, ledger: NodeLedger) -> None:
+        super().__init__(path)
+        self._ledger = ledger
+
+    def signed(self, cohort: str) -> tuple[Survivors, str] | None:
+        """See `SessionStore.signed`."""
+        found = self._ledger.agreed(cohort)
+        if found is None:
+            return None
+        try:
+            kept = json.loads(found)
+            return Survivors(cohort, tuple(kept["sharing"]), tuple(kept["answered"])), str(kept["signature"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise LedgerError(f"the ledger's set of survivors of {cohort} cannot be read: {error!r}") from error
+
+    def sign(self, survivors: Survivors, signature: str) -> None:
+        """See `SessionStore.sign`."""
+        kept = {"sharing": survivors.sharing, "answered": survivors.answered, "signature": signature}
+        self._ledger.agree(survivors.cohort, json.dumps(kept))
+
+
+class SecureSteps:
+    """Answers the steps of one node.
+
+    Args:
+        policy: the node's policy, with its peers.
+        signer: Ed25519 key of its service.
+        ledger: its ledger.
+        file: SQLite file of its sessions.
+
+    Raises:
+        ConfigError: the policy does not list this node among its peers.
+        LedgerError: the file cannot be used.
+    """
+
+    def __init__(self, policy: Policy, signer: Ed25519PrivateKey, ledger: NodeLedger, file: Path) -> None:
+        if policy.distributed is None:
+            raise ConfigError("a policy without a section [distributed] takes part in no secure sum")
+        self._store = LedgeredStore(file, ledger)
+        try:
+            self._participant = Participant(policy.node.client, signer, policy.distributed, self._store)
+        except Refusal as refusal:
+            self._store.close()
+            raise ConfigError(f"the policy's {refusal.why}") from refusal
+
+    def answer(self, step: str, terms: Terms, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Answer of a step that reads none of the node's data.
+
+        Args:
+            step: "advertise", "share", "agree" or "unmask".
+            terms: terms of the attempt, as they follow from the question.
+            given: the server's part of the step; untrusted.
+
+        Raises:
+            Refusal: the step is not allowed, or malformed.
+        """
+        node, attempt = self._participant, terms.digest
+        if step == "advertise":
+            return node.advertise(terms).values()
+        if step == "share":
+            adverts = given.get("adverts")
+            if not isinstance(adverts, list) or len(adverts) > MOST_NODES:
+                raise Refusal("malformed", f"adverts must be a list of at most {MOST_NODES}")
+            shared = node.share(attempt, adverts)
+            return {"sealed": _texts(shared.sealed), "commitment": shared.commitment}
+        if step == "agree":
+            return {"signature": node.agree(attempt, given.get("answered"))}
+        return {"shares": _texts(node.unmask(attempt, _by_client(given.get("signatures"))))}
+
+    def mask(
+        self,
+        terms: Terms,
+        given: Mapping[str, Any],
+        charge: Callable[[str], None],
+        make: Callable[[str], np.ndarray],
+    ) -> np.ndarray:
+        """The masked vector, uint32 [size]; `charge` and `make` as for `Participant.mask`.
+
+        Raises:
+            Refusal: the step is not allowed, or malformed.
+        """
+        return self._participant.mask(terms.digest, _by_client(given.get("sealed")), charge, make)
+
+    def cohort(self, terms: Terms) -> str:
+        """Digest of the cohort that this node has shared its secrets with; empty if it has shared none."""
+        session = self._store.session(terms.digest)
+        return "" if session is None else session.cohort
+
+    def close(self) -> None:
+        """Close the session store."""
+        self._store.close()
+
+
+def _texts(values: Mapping[int, str]) -> dict[str, str]:
+    return {str(client): text for client, text in values.items()}
+
+
+def _by_client(raw: Any) -> dict[int, str]:
+    """Texts by client number.
+
+    Raises:
+        Refusal: something else.
+    """
+    if not isinstance(raw, dict) or len(raw) > MOST_NODES:
+        raise Refusal("malformed", f"a step's texts must be an object with at most {MOST_NODES} clients")
+    texts = {int(client): text for client, text in raw.items() if client.isdecimal() and len(client) < 11}
+    if len(texts) < len(raw) or not all(isinstance(text, str) for text in texts.values()):
+        raise Refusal("malformed", "a step's texts must be given by client number, each once")
+    return texts

@@ -1,0 +1,342 @@
+"""The five steps at a node's service, asked by a hostile server: replays, other rounds, altered terms; and crashes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from clients.node.ledger import NodeLedger
+from clients.node.secagg.service import LedgeredStore
+from clients.node.secagg.store import SessionStore
+from clients.node.service import Service
+from fedlgm import node_protocol as protocol
+from fedlgm.errors import ConfigError, LedgerError, RunError
+from fedlgm.node_protocol import public_text
+from fedlgm.secagg.cohort import Advert, Terms, key_pairs
+from fedlgm.secagg.steps import terms_of
+from tests.support import nodes as local
+from tests.support.nodes import edit, rows
+from tests.support.secure_nodes import NODES, SecureFederation, Served, make_nodes, plan
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Nodes that nobody has asked."""
+    path = tmp_path_factory.mktemp("made")
+    make_nodes(path)
+    return path
+
+
+@pytest.fixture
+def federation(made, tmp_path):
+    shutil.copytree(made, tmp_path / "n")
+    served = Served([local.NodeFolder(tmp_path / "n" / f"n{client}") for client in range(NODES)])
+    yield SecureFederation(tmp_path, served)
+    served.close()
+
+
+def charges(federation):
+    return [len(rows(folder)) for folder in federation.folders]
+
+
+def restart(federation, client):
+    federation.served.stop(federation.folders[client])
+    federation.served.start(federation.folders[client])
+
+
+def given_to(federation, step):
+    """What an honest server would give every node at a step, and the answers until then."""
+    answers = federation.whole(until=step)
+    return [federation_given(answers, step, client) for client in range(NODES)], answers
+
+
+def federation_given(answers, step, client):
+    everyone = range(NODES)
+    if step == "share":
+        return {"adverts": [answers["advertise", c]["said"] for c in everyone]}
+    if step == "mask":
+        return {"sealed": {str(c): answers["share", c]["said"]["sealed"][str(client)] for c in everyone if c != client}}
+    if step == "agree":
+        return {"answered": list(everyone)}
+    return {"signatures": {str(c): answers["agree", c]["said"]["signature"] for c in everyone}}
+
+
+def test_a_plan_for_shares_is_not_answered_alone_and_a_plan_for_one_not_in_steps(federation):
+    """The vector with a share of the noise alone is not private: it leaves masked or not at all."""
+    question = federation.question(0)
+    answer, numbers = federation.served.exchange(
+        str(federation.folders[0].socket), question.header(), local.BODY
+    )  # fmt: skip
+    assert (answer["code"], len(numbers)) == ("privacy", 0)
+    assert federation.ask(0, "advertise", plan=local.plan(population=NODES).to_json())["code"] == "privacy"
+    assert charges(federation) == [0] * NODES
+
+
+@pytest.mark.slow
+def test_every_step_can_be_asked_again_after_a_restart(federation):
+    run, answers = federation.steps(), {}
+    step, client, call = next(run)
+    while True:
+        answers[step, client] = call()
+        restart(federation, client)
+        again = call()
+        assert again.get("said") == answers[step, client].get("said")
+        np.testing.assert_array_equal(again.get("words", ()), answers[step, client].get("words", ()))
+        try:
+            step, client, call = run.send(answers[step, client])
+        except StopIteration:
+            break
+    assert charges(federation) == [1] * NODES
+    assert all(answers["mask", client]["replayed"] is False for client in range(NODES))
+
+
+class Killed(BaseException):
+    """As if the process had ended here."""
+
+
+WRITES = {
+    "advertise": [(SessionStore, "open")],
+    "share": [(SessionStore, "keep")],
+    "mask": [(NodeLedger, "charge"), (SessionStore, "keep"), (NodeLedger, "answer")],
+    "agree": [(NodeLedger, "agree")],
+    "unmask": [(SessionStore, "keep")],
+}
+
+
+@pytest.mark.parametrize("when", [pytest.param("before", marks=pytest.mark.slow), "after"])
+def test_a_crash_at_every_write(federation, monkeypatch, when):
+    """The service of client 1 dies before or after each write; started again it goes on, charged once."""
+    run, died = federation.steps(), []
+    step, client, call = next(run)
+    while True:
+        for owner, name in WRITES[step] if client == 1 else ():
+            original = getattr(owner, name)
+
+            def dying(*args, original=original, **options):
+                if when == "after":
+                    original(*args, **options)
+                raise Killed
+
+            with monkeypatch.context() as fault:
+                fault.setattr(owner, name, dying)
+                with pytest.raises(Killed):
+                    call()
+            died.append((step, name))
+            restart(federation, client)
+        answer = call()
+        assert answer["ok"], answer
+        try:
+            step, client, call = run.send(answer)
+        except StopIteration:
+            break
+    assert len(died) == 7
+    assert charges(federation) == [1] * NODES
+    refused = federation.ask(1, "agree", {"answered": [0, 1, 2, 3]})
+    assert "another set" in refused["why"]
+
+
+@pytest.mark.slow
+def test_kill_9_after_every_write(federation):
+    """As above, with the service of client 1 in processes that are killed."""
+    folder, run, died = federation.folders[1], federation.steps(), 0
+    federation.served.stop(folder)
+    step, client, call = next(run)
+    while True:
+        for owner, name in WRITES[step] if client == 1 else ():
+            process = local.NodeProcess(folder, local.die_around(owner, name, after=True))
+            with pytest.raises(RunError):
+                call()
+            process.wait()
+            died += 1
+        with local.served(folder) if client == 1 else contextlib.nullcontext():
+            answer = call()
+        assert answer["ok"], answer
+        try:
+            step, client, call = run.send(answer)
+        except StopIteration:
+            break
+    assert died == 7
+    assert charges(federation) == [1] * NODES
+    with local.served(folder):
+        assert "another set" in federation.ask(1, "agree", {"answered": [0, 1, 2, 3]})["why"]
+
+
+def test_one_set_of_survivors_for_ever_even_if_the_sessions_are_restored(federation):
+    """A copy of the session store from before the signature: the ledger knows the set, and its witness the ledger."""
+    federation.whole(until="agree")
+    folder = federation.folders[0]
+    federation.served.stop(folder)
+    kept = folder.path.with_name("kept")
+    shutil.copytree(folder.path, kept)
+    federation.served.start(folder)
+    assert federation.ask(0, "agree", {"answered": [0, 1, 2, 3, 4]})["ok"]
+    federation.served.stop(folder)
+    shutil.copyfile(kept / "state/rounds.sqlite", folder.rounds_file)
+    federation.served.start(folder)
+    assert "another set" in federation.ask(0, "agree", {"answered": [0, 1, 2, 3]})["why"]
+    federation.served.stop(folder)
+    for file in (kept / "state").glob("ledger.sqlite*"):
+        shutil.copyfile(file, folder.path / "state" / file.name)
+    with pytest.raises(LedgerError, match="rolled back: it has 0 sets of survivors that this node has signed"):
+        Service(folder)
+
+
+def test_a_restored_session_store_masks_nothing_again(federation):
+    given, _ = given_to(federation, "mask")
+    folder = federation.folders[0]
+    federation.served.stop(folder)
+    kept = folder.path / "kept.sqlite"
+    shutil.copyfile(folder.rounds_file, kept)
+    federation.served.start(folder)
+    assert federation.ask(0, "mask", given[0])["ok"]
+    federation.served.stop(folder)
+    shutil.copyfile(kept, folder.rounds_file)
+    federation.served.start(folder)
+    fewer = {"sealed": {str(client): given[0]["sealed"][str(client)] for client in (1, 2, 3)}}
+    for again in (given[0], fewer):
+        assert federation.ask(0, "mask", again)["code"] == "gone"
+    assert charges(federation)[0] == 1
+
+
+def test_a_replaced_advert_is_not_shared_with(federation):
+    (given, *_), answers = given_to(federation, "share")
+    question = federation.question(0)
+    agreed = terms_of(question, plan())
+    strange = Advert.make(agreed, 1, Ed25519PrivateKey.generate(), *key_pairs()).values()
+    swapped = answers["advertise", 1]["said"] | {"masking": answers["advertise", 2]["said"]["masking"]}
+    for advert in (strange, swapped):
+        adverts = [advert if one["client"] == 1 else one for one in given["adverts"]]
+        assert "not signed by its enrolled service" in federation.ask(0, "share", {"adverts": adverts})["why"]
+    assert "min_cohort is 5" in federation.ask(0, "share", {"adverts": given["adverts"][:4]})["why"]
+
+
+def test_adverts_of_another_round_model_threshold_or_attempt_do_not_fit(federation):
+    """All of them follow from the question, so a node that is asked otherwise signs for other terms."""
+    (given, *_), _ = given_to(federation, "share")
+    others = {
+        "round": 2, "run": "other", "model": "ab" * 32, "nonce": "1" * 32,
+        "plan": plan(multiplier=5.0).to_json(),
+    }  # fmt: skip
+    lowered = json.loads(plan().to_json())
+    lowered["facts"]["shares"]["threshold"] = 5
+    for values in (*({key: value} for key, value in others.items()), {"plan": json.dumps(lowered)}):
+        asked = federation.ask(0, "advertise", **values)
+        assert asked["ok"], asked
+        answer = federation.ask(0, "share", given, **values)
+        assert "not signed by its enrolled service for these terms" in answer["why"], values
+
+
+@pytest.mark.parametrize("threshold", [3, 1])
+def test_a_lowered_threshold_is_refused_with_the_plan(federation, threshold):
+    """Two halves of the cohort could both reach it."""
+    lowered = json.loads(plan().to_json())
+    lowered["facts"]["shares"]["threshold"] = threshold
+    answer = federation.ask(0, "advertise", plan=json.dumps(lowered))
+    assert answer["code"] == "plan"
+    assert "threshold" in answer["why"]
+
+
+def test_another_model_or_plan_is_not_masked_for_the_terms_that_were_agreed(federation):
+    given, _ = given_to(federation, "mask")
+    other = protocol.npy(local.MODEL.numpy() + np.float32(1))
+    header = federation.question(0).header() | {"ask": "mask", "given": given[0]}
+    answer, _ = federation.served.exchange(str(federation.folders[0].socket), header, other)
+    assert "advertised no keys" in answer["why"]
+    assert "advertised no keys" in federation.ask(0, "mask", given[0], plan=plan(multiplier=3.0).to_json())["why"]
+    assert charges(federation)[0] == 0
+
+
+def test_a_budget_that_is_spent_is_refused_before_anything_is_made(federation):
+    folder = federation.folders[0]
+    federation.served.stop(folder)
+    edit(folder, "releases = 1000 #", "releases = 1 #")
+    federation.served.start(folder)
+    federation.whole()
+    federation.nonce = "3" * 32
+    answers = {}
+    run = federation.steps(round=2)
+    step, client, call = next(run)
+    while step != "mask":
+        answers[step, client] = call()
+        step, client, call = run.send(answers[step, client])
+    assert call()["code"] == "budget-spent"
+    assert charges(federation)[0] == 1, "and a policy for one release carries one that costs its whole budget"
+
+
+@pytest.mark.parametrize(
+    ("step", "given"),
+    [
+        ("share", {}), ("share", {"adverts": [1]}), ("share", {"adverts": {"0": 1}}), ("mask", {"sealed": [1]}),
+        ("mask", {"sealed": {"x": "y"}}), ("mask", {"sealed": {"1": 5}}), ("mask", {"sealed": {"1": "AA", "01": "AA"}}),
+        ("agree", {"answered": "all"}), ("agree", {}), ("unmask", {"signatures": None}),
+    ],
+)  # fmt: skip
+def test_malformed_steps_are_refused(federation, step, given):
+    federation.ask(0, "advertise")
+    assert federation.ask(0, step, given)["code"] in ("malformed", "cohort")
+
+
+def test_a_recorded_question_charges_nothing_twice_where_questions_are_signed(made, tmp_path):
+    """Whoever has recorded an attempt's question can ask it again; with other adverts it would be another release."""
+    server = Ed25519PrivateKey.generate()
+    shutil.copytree(made, tmp_path / "n")
+    folders = [local.NodeFolder(tmp_path / "n" / f"n{client}") for client in range(NODES)]
+    for folder in folders:
+        edit(folder, 'server_key = ""', f'server_key = "{public_text(server)}"')
+    served = Served(folders)
+    federation = SecureFederation(tmp_path, served)
+    try:
+        assert federation.ask(0, "advertise")["code"] == "unsigned"
+        federation.whole(signer=server)
+        for folder in folders:
+            served.stop(folder)
+            folder.rounds_file.unlink()  # the attempt is forgotten: new keys, another cohort
+            served.start(folder)
+        run = federation.steps(signer=server)
+        step, _, call = next(run)
+        while step != "mask":
+            step, _, call = run.send(call())
+        assert call()["code"] == "replayed"
+        assert charges(federation) == [1] * NODES
+    finally:
+        served.close()
+
+
+def test_a_policy_without_its_own_key_among_the_peers_is_refused_at_the_start(tmp_path):
+    folder = make_nodes(tmp_path)[0]
+    key = folder.public()["service_key"]
+    edit(folder, key, public_text(Ed25519PrivateKey.generate()))
+    with pytest.raises(ConfigError, match=r"distributed\.peers does not hold this node's service key as client 0"):
+        Service(folder)
+    text = folder.policy_file.read_text()
+    folder.policy_file.write_text(text[: text.rindex("[distributed]")])
+    with pytest.raises(ConfigError, match=r"needs a section \[distributed\] with its peers"):
+        folder.policy()
+
+
+def test_the_ledger_holds_the_signed_sets(federation):
+    federation.whole()
+    folder = federation.folders[2]
+    federation.served.stop(folder)
+    with folder.ledger() as ledger:
+        store = LedgeredStore(folder.rounds_file, ledger)
+        cohort = store.session(terms_of(federation.question(2), plan()).digest).cohort
+        survivors, signature = store.signed(cohort)
+        assert survivors.valid(signature, federation.services[2])
+        with pytest.raises(LedgerError):
+            store.sign(replace(survivors, answered=(0, 1, 2, 3)), signature)
+        assert store.signed(cohort)[0].answered == tuple(range(NODES))
+        store.close()
+
+
+def test_terms_follow_from_the_question(federation):
+    agreed = terms_of(federation.question(0), plan())
+    assert isinstance(agreed, Terms)
+    assert (agreed.threshold, agreed.colluders, agreed.size, agreed.attempt) == (4, 1, plan().size, "0" * 32)
+    assert agreed == terms_of(federation.question(3), plan()), "nodes that are asked together have the same terms"

@@ -1,0 +1,153 @@
+"""Rounds of nodes whose server sees only sums: the simulation's integers, drops, void rounds, and what they cost."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import RecordDict
+
+from clients.node.service import Ask
+from fedlgm import node_protocol as protocol
+from fedlgm import wire
+from fedlgm.errors import ConfigError, RunError
+from fedlgm.node_protocol import HEADER
+from fedlgm.secagg.steps import STEPS
+from strategies.node.budgets import Need
+from tests.support.node_grids import QUICK
+from tests.support.nodes import MODEL, WORK, edit, rows
+from tests.support.secure_nodes import NODES, THRESHOLD, SecureFederation, Served, make_nodes, plan
+
+
+@pytest.fixture
+def federation(tmp_path, monkeypatch):
+    served = Served(make_nodes(tmp_path))
+    monkeypatch.setattr(protocol, "exchange", served.exchange)
+    yield SecureFederation(tmp_path, served)
+    served.close()
+
+
+def charges(federation):
+    return [len(rows(folder)) for folder in federation.folders]
+
+
+def silent(federation, drops):
+    """Nodes whose service ends, as by `kill -9`, when it is asked a step."""
+    exchange = federation.served.exchange
+
+    def ending(path, header, body, **more):
+        ask = Ask.model_validate(protocol.parse_header(header.encode()))
+        if drops.get(ask.client) == ask.ask:
+            federation.served.stop(federation.folders[ask.client])
+        return exchange(path, header, body, **more)
+
+    return ending
+
+
+def test_a_round_moves_the_model_and_charges_every_node_once(federation):
+    moved = federation.run(2)
+    assert torch.linalg.norm(moved - MODEL) > 0.01
+    assert [report.answered for report in federation.reports] == [[f"n{client}" for client in range(NODES)]] * 2
+    assert charges(federation) == [2] * NODES
+    assert {row.trust for folder in federation.folders for row in rows(folder)} == {"distributed"}
+
+
+def test_the_sum_is_that_of_the_nodes_own_words(federation, monkeypatch):
+    """What the server opens is the sum of what the nodes put in before they masked it."""
+    put_in = []
+    for service in federation.served.services.values():
+        make = service._releaser.words
+        monkeypatch.setattr(
+            service._releaser, "words", lambda *given, make=make: put_in.append(make(*given)) or put_in[-1]
+        )
+    total = federation.whole()
+    assert len(put_in) == NODES
+    np.testing.assert_array_equal(total, np.sum(put_in, axis=0, dtype=np.uint32))
+
+
+@pytest.mark.parametrize(
+    "step", [step if step == "mask" else pytest.param(step, marks=pytest.mark.slow) for step in STEPS]
+)
+def test_a_node_that_drops_out_at_a_step(federation, monkeypatch, step):
+    """The cohort needs all five nodes; from the second step on a sum of four is opened."""
+    monkeypatch.setattr(protocol, "exchange", silent(federation, {2: step}))
+    if step == "advertise":
+        with pytest.raises(RunError, match="the quorum is 4"):
+            federation.run()
+        assert charges(federation) == [0] * NODES
+        return
+    moved = federation.run()
+    (report,) = federation.reports
+    assert torch.linalg.norm(moved - MODEL) > 0.01
+    in_sum = step in ("agree", "unmask")  # its vector was there by then
+    assert report.answered == [f"n{client}" for client in range(NODES) if client != 2 or in_sum]
+    assert report.lost == ({} if in_sum else {"n2": report.lost["n2"]})
+    assert charges(federation) == [1, 1, int(in_sum), 1, 1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", ["mask", "agree", "unmask"])
+def test_below_the_threshold_a_round_is_void_and_stays_charged(federation, monkeypatch, step):
+    monkeypatch.setattr(protocol, "exchange", silent(federation, {1: step, 2: step}))
+    moved = federation.run(1, federation.grid(dataclasses.replace(QUICK, give_up_seconds=1.0)))
+    torch.testing.assert_close(moved, MODEL, rtol=0, atol=0)
+    assert federation.reports[0].answered == []
+    assert any("round 1 is void" in line for line in federation.lines)
+    assert charges(federation) == ([1, 0, 0, 1, 1] if step == "mask" else [1] * NODES)
+
+
+def test_too_few_nodes_before_anything_is_charged_end_the_run(federation):
+    federation.link.offline = {0, 1}
+    with pytest.raises(RunError, match=rf"3 of 5 nodes answered, the quorum is {THRESHOLD} \(distributed.threshold\)"):
+        federation.run(1, federation.grid(dataclasses.replace(QUICK, give_up_seconds=0.5)))
+    assert charges(federation) == [0] * NODES
+
+
+@pytest.mark.slow
+def test_another_attempt_is_another_release_with_other_noise(federation):
+    first = federation.run()
+    federation.ledger.unlink()
+    again = federation.run()
+    assert charges(federation) == [2] * NODES
+    assert torch.linalg.norm(first - again) > 0.01
+    names = [[row.request for row in rows(folder)] for folder in federation.folders]
+    assert all(one != other for one, other in names)
+
+
+@pytest.mark.slow
+def test_a_relay_that_alters_answers_loses_its_node_alone(federation):
+    def altered(client, message, reply):
+        header = protocol.parse_header(str(reply.config_records[wire.CONFIG][HEADER]).encode())
+        if client != 3 or "said" not in header or "sealed" not in header["said"]:
+            return reply
+        text = str(reply.config_records[wire.CONFIG][HEADER]).replace('"commitment": "', '"commitment": "0')
+        changed = RecordDict({wire.CONFIG: reply.config_records[wire.CONFIG]})
+        changed.config_records[wire.CONFIG][HEADER] = text
+        return changed
+
+    federation.link.fault = altered
+    federation.run()
+    assert federation.reports[0].answered == ["n0", "n1", "n2", "n4"]
+    assert "not signed by its enrolled service" in federation.reports[0].lost["n3"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "options", "why"),
+    [
+        ("min_cohort = 5", "min_cohort = 6", {}, "takes part in sums of min_cohort = 6"),
+        ("max_colluders = 1", "max_colluders = 2", {}, "this node wants max_colluders = 2"),
+        ('trust = ["distributed"]', 'trust = ["local"]', {}, "a plan for distributed trust; allowed: local"),
+        ("epsilon = 8.0", "epsilon = 0.1", {}, "0 of the 10 releases"),
+    ],
+)  # fmt: skip
+def test_what_a_policy_does_not_allow_is_said_before_anything_is_charged(federation, old, new, options, why):
+    for folder in federation.folders:
+        federation.served.stop(folder)
+        edit(folder, old, new)
+        federation.served.start(folder)
+    need = Need("run", WORK, plan(**options).to_json(), 10)
+    with pytest.raises(ConfigError, match=why):
+        federation.grid().require(need, 2.0)
+    assert charges(federation) == [0] * NODES

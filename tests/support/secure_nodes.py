@@ -1,0 +1,205 @@
+"""Nodes that answer only in secure sums: their services in this process, and a server that asks them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from clients.node.folder import NodeFolder
+from clients.node.policy import Refusal
+from clients.node.service import Ask, Service
+from fedlgm import mechanisms
+from fedlgm import node_protocol as protocol
+from fedlgm.facts import RunFacts, Sampling
+from fedlgm.keys import KeyRing
+from fedlgm.mechanisms.method import Method
+from fedlgm.node_protocol import Question, public_text
+from fedlgm.noised_in_shares import Shares
+from fedlgm.plan import ReleasePlan
+from fedlgm.privacy.ledger import Ledger
+from fedlgm.secagg.steps import WORDS, terms_of
+from fedlgm.transcript import Transcript
+from strategies import CohortSampler, LayerwiseFedAvg, Releaser, ServerOptimizer
+from strategies.node.answers import AnswerCheck
+from strategies.node.enrolment import Enrolment, key_digest
+from strategies.node.questions import NodeQuestions
+from strategies.node.round import RoundReport
+from strategies.node.secagg import SecureSum
+from strategies.node.secure_grid import EnrolledSum, SecureGrid
+from tests.support.node_grids import QUICK, Link, pem
+from tests.support.nodes import BODY, LAYERS, MODEL, WORK, make_node
+from tests.support.patience import LIMIT_S
+
+NODES, THRESHOLD, COLLUDERS = 5, 4, 1
+
+
+def facts(
+    multiplier: float = 4.0, nodes: int = NODES, threshold: int = THRESHOLD, colluders: int = COLLUDERS
+) -> RunFacts:
+    return RunFacts(
+        multiplier, Sampling("fixed", nodes, 1.0), "replace-one", "distributed", 10, accountant="rdp",
+        shares=Shares(threshold, colluders),
+    )  # fmt: skip
+
+
+def plan(**options: Any) -> ReleasePlan:
+    """A plan for the nodes' model."""
+    method = Method(mechanisms.get("snr-consistent"), LAYERS, facts(**options))
+    return method.plan(Transcript.start(MODEL))
+
+
+def make_nodes(path: Path, nodes: int = NODES, test_seed: int | None = None, **values: Any) -> list[NodeFolder]:
+    """Folders of nodes that know each other's keys."""
+    signers = [Ed25519PrivateKey.generate() for _ in range(nodes)]
+    policy: dict[str, Any] = {
+        "trust": ["distributed"], "min_cohort": nodes, "max_colluders": COLLUDERS, "population": nodes,
+        "peers": [public_text(signer) for signer in signers],
+    }  # fmt: skip
+    return [
+        make_node(path / f"n{client}", client=client, signer=signer, test_seed=test_seed, **(policy | values))
+        for client, signer in enumerate(signers)
+    ]
+
+
+_exchange = protocol.exchange
+
+
+class Served:
+    """Services of some nodes in this process, by the paths of their sockets, behind `protocol.exchange`."""
+
+    def __init__(self, folders: list[NodeFolder]) -> None:
+        self.folders = folders
+        self.services: dict[str, Service] = {}
+        for folder in folders:
+            self.start(folder)
+
+    def start(self, folder: NodeFolder) -> None:
+        self.services[str(folder.socket)] = Service(folder)
+
+    def stop(self, folder: NodeFolder) -> None:
+        """As by `kill -9`: nothing but what is on disk is kept."""
+        with contextlib.suppress(KeyError):
+            self.services.pop(str(folder.socket)).close()
+
+    def close(self) -> None:
+        for folder in self.folders:
+            self.stop(folder)
+
+    def exchange(self, path: str, header: Any, body: Any, **_: Any) -> tuple[dict[str, Any], memoryview]:
+        """See `protocol.exchange`."""
+        if path not in self.services:  # in a process of its own, or nowhere
+            return _exchange(path, header, body, timeout=LIMIT_S)
+        text = header if isinstance(header, str) else json.dumps(header)
+        try:
+            ask = Ask.model_validate(protocol.parse_header(text.encode()))
+            answer = self.services[path].answer(ask, bytes(body))
+        except Refusal as refusal:
+            return {"ok": False, "code": refusal.code, "why": refusal.why}, memoryview(b"")
+        return json.loads(json.dumps(answer.header)), memoryview(answer.body)
+
+
+class SecureFederation:
+    """A server over such nodes: a strategy, or a round step by step."""
+
+    def __init__(self, tmp_path: Path, served: Served, nonce: str = "0" * 32) -> None:
+        self.served, self.folders, self.nonce = served, served.folders, nonce
+        self.keys = [pem() for _ in self.folders]
+        self.link = Link(self.folders, self.keys)
+        self.lines: list[str] = []
+        self.reports: list[RoundReport] = []
+        self.ledger = tmp_path / "server.sqlite"
+
+    @property
+    def services(self) -> dict[int, str]:
+        return {client: folder.public()["service_key"] for client, folder in enumerate(self.folders)}
+
+    def grid(self, patience: Any = QUICK, test: bool = False) -> SecureGrid:
+        enrolled = [
+            {
+                "client": client,
+                "name": f"n{client}",
+                "flower_key": key_digest(key),
+                "service_key": self.services[client],
+            }
+            for client, key in enumerate(self.keys)
+        ]
+        enrolment = Enrolment.model_validate({"node": enrolled})
+        return SecureGrid(
+            self.link, enrolment, NodeQuestions("run", WORK), AnswerCheck(enrolment, LAYERS, test=test),
+            patience=patience, say=self.lines.append, on_round=self.reports.append,
+        )  # fmt: skip
+
+    def run(
+        self, rounds: int = 1, grid: SecureGrid | None = None, start: torch.Tensor = MODEL, **options: Any
+    ) -> torch.Tensor:
+        """The model after some rounds of a real strategy."""
+        method, keys = Method(mechanisms.get("snr-consistent"), LAYERS, facts(**options)), KeyRing(1, secret=True)
+        with Ledger(self.ledger, "run") as ledger:
+            strategy = LayerwiseFedAvg(
+                method, Transcript.start(MODEL), CohortSampler(method.facts.sampling, keys),
+                ServerOptimizer("sgd", 1.0), Releaser(keys, ledger, attempt=b"one"), EnrolledSum(),
+            )  # fmt: skip
+            strategy.start(grid or self.grid(), strategy.initial_arrays(), num_rounds=rounds)
+        return strategy.transcript.models[-1]
+
+    # -- one round, step by step ---------------------------------------------------------------------------------------
+
+    def question(self, client: int, **values: Any) -> Question:
+        usual: dict[str, Any] = {"run": "run", "round": 1, "plan": plan().to_json(), "model": protocol.sha256(BODY)}
+        usual |= {"work": WORK, "nonce": self.nonce, "service": self.services[client]}
+        return Question(**(usual | values), client=client)
+
+    def ask(self, client: int, step: str, given: Any = None, signer: Any = None, **values: Any) -> dict[str, Any]:
+        """A node's answer; a refusal is one, too."""
+        question = self.question(client, **values)
+        header = question.header(signer) | {"ask": step, "given": given or {}}
+        body = BODY if step == "mask" else b""
+        header |= {} if body else {"model": question.model}
+        answer, numbers = self.served.exchange(str(self.folders[client].socket), header, body)
+        return answer | ({"words": protocol.vector(bytes(numbers), WORDS)} if numbers else {})
+
+    def steps(self, signer: Any = None, **values: Any) -> Any:
+        """The calls of one round as (step, client, call), a generator that is sent the answers; it returns the sum."""
+        question = self.question(0, **values)
+        server = SecureSum(terms_of(question, ReleasePlan.from_json(LAYERS, question.plan)), self.services)
+        here = range(len(self.folders))
+
+        def call(step: str, client: int, given: Any = None) -> Any:
+            return step, client, lambda: self.ask(client, step, given, signer, **values)
+
+        adverts = {}
+        for client in here:
+            adverts[client] = (yield call("advertise", client))["said"]
+        cohort, shared = server.advertised(adverts), {}
+        for client in here:
+            said = (yield call("share", client, {"adverts": cohort}))["said"]
+            shared[client] = {int(to): text for to, text in said["sealed"].items()}, said["commitment"]
+        for client, sealed in server.shared(shared).items():
+            answer = yield call("mask", client, {"sealed": {str(by): text for by, text in sealed.items()}})
+            server.add(client, answer["words"].astype(np.uint32))
+        answered, signed, revealed = server.answered(), {}, {}
+        for client in answered:
+            signed[client] = (yield call("agree", client, {"answered": answered}))["said"]["signature"]
+        signatures = {str(client): text for client, text in server.signed(signed).items()}
+        for client in answered:
+            said = (yield call("unmask", client, {"signatures": signatures}))["said"]
+            revealed[client] = {int(peer): share for peer, share in said["shares"].items()}
+        return server.total(revealed)
+
+    def whole(self, until: str = "", **values: Any) -> Any:
+        """The sum of a round without incident; with `until`, its answers before that step, by step and client."""
+        run, answers = self.steps(**values), dict[tuple[str, int], Any]()
+        step, client, call = next(run)
+        while step != until:
+            answers[step, client] = call()
+            try:
+                step, client, call = run.send(answers[step, client])
+            except StopIteration as ended:
+                return ended.value
+        return answers
