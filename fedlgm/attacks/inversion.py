@@ -77,8 +77,11 @@ class InversionSettings:
     def effort(self, *, noisy: bool) -> Effort:
         """The settings with their defaults for an update that has noise, or none."""
         usual = Effort(1, 0.1, 2e-2) if noisy else Effort(4, 0.3, 5e-3)
-        given = (self.restarts, self.lr, self.total_variation)
-        return Effort(*(other if own is None else own for own, other in zip(given, usual, strict=True)))  # type: ignore[arg-type]
+        return Effort(
+            usual.restarts if self.restarts is None else self.restarts,
+            usual.lr if self.lr is None else self.lr,
+            usual.total_variation if self.total_variation is None else self.total_variation,
+        )
 
 
 class Effort(NamedTuple):
