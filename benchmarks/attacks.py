@@ -1,9 +1,10 @@
-"""Success of the default inversion of single updates on convolutional networks, without noise.
+"""Success of the default inversion on convolutional networks without noise, and of membership attacks by unit.
 
     python -m benchmarks.attacks            # measures what docs/results/attacks.json lacks
-    python -m benchmarks.attacks --write    # and puts the table on docs/results/attacks.md
+    python -m benchmarks.attacks --write    # and puts the tables on docs/results/attacks.md
 
-Three clients, with one or two images each, at each of three initial models.
+Inversion: three clients, with one or two images each, at each of three initial models. Membership: federations that
+overfit, on random halves of the clients or of the examples, under several mechanisms at equal epsilon.
 """
 
 from __future__ import annotations
@@ -12,19 +13,23 @@ import argparse
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
 from scipy import stats
 from torch import nn
 
-from benchmarks.kept import Kept, Row
+from benchmarks.kept import LEAST_SEEDS, Kept, Row
 from benchmarks.pages import show, table
 from fedlgm import data, models
 from fedlgm.attacks import InversionSettings, Observation, invert
+from fedlgm.attacks.membership import Rate
 from fedlgm.contributions import unbounded
 from fedlgm.layers import LayerTable
 from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer
+from simulations.attacks import membership
+from simulations.attacks.target import Target
 
 SEEDS = (1, 2, 3)
 VICTIMS = 3
@@ -36,6 +41,30 @@ TARGETS: tuple[tuple[str, str, int], ...] = (  # data, model, images of a client
     ("fashion-mnist", "cnn-small", 1),
 )
 _TRAINING = LocalTraining(lr=0.1, epochs=1, batch_size=8)
+FEDERATIONS, EXAMPLES = 8, 300
+FEDERATION = (
+    "federation.clients=30", "federation.rounds=40", "federation.rate=0.3", "data.partition=iid", "model.hidden=[64]",
+    "training.lr=0.3",
+)  # fmt: skip
+PARTY = (
+    "federation.rounds=200", "model.hidden=[64]", "training.batch_size=50",
+)  # fmt: skip
+MECHANISMS: tuple[tuple[str, str, float | None], ...] = (  # recipe, mechanism, epsilon
+    ("digits", "none", None),
+    *(
+        ("digits", name, epsilon)
+        for name in ("snr-consistent", "gaussian", "ladp", "full-dp")
+        for epsilon in (8.0, 1.0)
+    ),
+    *(("dp-sgd-digits", "dp-sgd", epsilon) for epsilon in (8.0, 1.0)),
+)
+UNITS: dict[str, tuple[Literal["client", "example"], ...]] = {
+    "digits": ("client", "example"),
+    "dp-sgd-digits": ("example",),
+}
+EARLIER = "inversion, one start"
+"""Kept rows of the default before there were several starts: a first step of 0.1, a total-variation weight of 0.02."""
+SIDES = ("online", "offline", "rmia online", "rmia offline")
 
 
 def inverted(name: str, model: str, images: int, seed: int) -> Row:
@@ -60,27 +89,76 @@ def inverted(name: str, model: str, images: int, seed: int) -> Row:
     return {"parameters": layers.size, "ssim": scores}
 
 
-def interval(values: Sequence[float]) -> str:
+def exposed(recipe: str, name: str, epsilon: float | None, unit: Literal["client", "example"], seed: int) -> Row:
+    """AUC of LiRA, RMIA and the attacks of `mia` on federations that were trained on halves of the units."""
+    overrides = [*(FEDERATION if recipe == "digits" else PARTY), f"mechanism.name={name}", f"run.seed={seed}"]
+    overrides += [f"data.partition_seed={seed}", *([] if epsilon is None else [f"privacy.epsilon={epsilon}"])]
+    people = membership.population(Target.open(recipe, overrides), FEDERATIONS, examples=EXAMPLES, unit=unit)
+    pooled, single, summary = membership.lira(people), membership.mia(people), people.results[0]
+    inside, outside = membership.overfit(people.modules[0], people)
+    return {
+        "proven": summary["epsilon"] if epsilon is not None else None,
+        "guarantee": str(summary["guarantee"]),
+        "units": int(people.membership.shape[1]),
+        "accuracy_members": inside,
+        "accuracy_others": outside,
+        "auc": {side: pooled[side].auc for side in SIDES},
+        "tpr_at_1_percent": {side: min(pooled[side].rates, key=_to_one_percent).tpr for side in SIDES},
+        "mia": {name: found.auc for name, found in single.outputs.items()},
+        "mia_layers": {name: found.auc for name, found in single.layers.items()},
+    }
+
+
+def _to_one_percent(rate: Rate) -> float:
+    return abs(rate.fpr - 0.01)
+
+
+def interval(values: Sequence[float], digits: int = 3) -> str:
     """Mean and the half width of the 95 % Student interval over the seeds."""
     mean = float(np.mean(values))
     if len(values) < 2:
-        return f"{mean:.3f}"
+        return f"{mean:.{digits}f}"
     half = float(stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / len(values) ** 0.5)
-    return f"{mean:.3f} ± {half:.3f}"
+    return f"{mean:.{digits}f} ± {half:.{digits}f}"
+
+
+def memberships(kept: Kept) -> str:
+    """One row per mechanism, budget and unit of the attack."""
+    lines = []
+    for recipe, name, epsilon in MECHANISMS:
+        for unit in UNITS[recipe]:
+            rows = kept.find(attack="membership", recipe=recipe, mechanism=name, budget=epsilon, unit=unit)
+            if len(rows) < LEAST_SEEDS:
+                continue
+            protected = "client" if recipe == "digits" else "example"
+            proven = "NOT PRIVATE" if epsilon is None else f"{epsilon:g}, {protected}"
+            if epsilon is not None and unit != protected:
+                proven += " (other unit)"
+            accuracy = [
+                interval([100 * row[key] for row in rows], 1) for key in ("accuracy_members", "accuracy_others")
+            ]
+            found = [interval([row["auc"][side] for row in rows]) for side in SIDES]
+            loss = interval([row["mia"]["modified-entropy"] for row in rows])
+            lines.append([name, proven, unit, *accuracy, *found, loss])
+    header = ("method", "proven epsilon, unit", "attacked unit", "members %", "others %", "LiRA online", "LiRA offline")
+    return table((*header, "RMIA online", "RMIA offline", "mia, modified entropy"), lines)
 
 
 def texts(kept: Kept) -> dict[str, str]:
-    """The page's table."""
+    """The page's tables."""
     inversions = []
     for name, model, images in TARGETS:
-        rows = kept.find(attack="inversion", data=name, model=model, images=images)
-        scores = [np.array(row["ssim"]) for row in rows]
-        if scores:
+        for attack, said in (("inversion", "default"), (EARLIER, "one start, shorter steps")):
+            rows = kept.find(attack=attack, data=name, model=model, images=images)
+            if len(rows) < LEAST_SEEDS:
+                continue
+            scores = [np.array(row["ssim"]) for row in rows]
             every = np.concatenate(scores)
             means = interval([float(score.mean()) for score in scores])
-            size = f"{rows[0]['parameters']:,}"
-            inversions.append([name, f"{model} ({size})", str(images), means, f"{every.min():.3f}", str(len(every))])
-    return {"inversion": table(("data", "model (parameters)", "images", "SSIM", "least", "of"), inversions)}
+            size = f"{model} ({rows[0]['parameters']:,})"
+            inversions.append([name, size, str(images), said, means, f"{every.min():.3f}", str(len(every))])
+    header = ("data", "model (parameters)", "images", "attack", "SSIM", "least", "of")
+    return {"inversion": table(header, inversions), "membership": memberships(kept)}
 
 
 def main() -> None:
@@ -96,6 +174,11 @@ def main() -> None:
         for name, model, images in TARGETS:
             row = {"attack": "inversion", "data": name, "model": model, "images": images, "seed": seed}
             kept.keep(row, partial(inverted, name, model, images, seed))
+    for seed in SEEDS:
+        for recipe, name, epsilon in MECHANISMS:
+            for unit in UNITS[recipe]:
+                row = {"attack": "membership", "recipe": recipe, "mechanism": name, "budget": epsilon, "unit": unit}
+                kept.keep({**row, "seed": seed}, partial(exposed, recipe, name, epsilon, unit, seed))
     show(Path("docs/results/attacks.md"), texts(kept), options.write)
 
 

@@ -160,15 +160,17 @@ def audited(of: Subject, count: int, number: int) -> AuditResult:
     return audit_record(watched(of, count, number), of.layers, reported)
 
 
-def watched(subject: Subject, count: int, number: int) -> CanaryRecord:
-    """The canaries' observations of a run of releases exactly as planned; each number has other canaries and noise."""
+def watched(
+    subject: Subject, count: int, number: int, publish: Callable[..., torch.Tensor] | None = None
+) -> CanaryRecord:
+    """The canaries' observations of a run as planned, or by `publish`; each number has its canaries and noise."""
     first, keys, run_noise = subject.method.plan(subject.start), KeyRing(2 * number + 1), RunNoise()
     canaries = Canaries(subject.layers, count, KeyRing(2 * number))
     for round_ in range(1, subject.facts.rounds + 1):
         plan = first if first.position is None else dataclasses.replace(first, position=round_ - 1)
         total = torch.zeros(plan.size, dtype=torch.float64)
         canaries.insert(round_, plan, total)
-        canaries.observe(round_, plan, release(total, plan, keys, round_, run_noise=run_noise))
+        canaries.observe(round_, plan, (publish or release)(total, plan, keys, round_, run_noise=run_noise))
     return canaries.record()
 
 

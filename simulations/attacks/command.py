@@ -90,7 +90,9 @@ def inversion(
     published: Annotated[bool, typer.Option(help="Attack the mechanism's published variant as well.")] = False,
     per_layer: Annotated[bool, typer.Option(help="Attack each released layer alone as well.")] = False,
     iterations: Annotated[int, typer.Option(help="Steps of the optimisation.")] = 400,
-    restarts: Annotated[int, typer.Option(help="Random starts of the optimisation.")] = 1,
+    restarts: Annotated[
+        int | None, typer.Option(help="Random starts of the optimisation; by default 4 without noise, 1 with it.")
+    ] = None,
     overrides: SetOption = None,
     picture: PictureOption = None,
     as_json: JsonOption = False,

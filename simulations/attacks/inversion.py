@@ -25,6 +25,7 @@ from simulations.config.recipe import Recipe, validate
 
 OnProgress = Callable[[int, int, str], None]
 UNPROTECTED = "no noise"
+_STEPS = 1000  # of the progress of one inversion
 
 
 @dataclass(frozen=True)
@@ -218,12 +219,12 @@ def attack(
             if per_layer:
                 names = np.array(observation.layers.names)[observation.visible]
                 seen += [(protection.label, victim, observation.only([name]), str(name)) for name in names]
-    findings, steps = [], settings.iterations * settings.restarts
+    findings = []
     for number, (label, victim, observation, layer) in enumerate(seen):
 
         def on_step(done: int, total: int, number: int = number, label: str = label) -> None:
             if progress is not None:
-                progress(number * steps + done * steps // total, len(seen) * steps, label)
+                progress(number * _STEPS + done * _STEPS // total, len(seen) * _STEPS, label)
 
         # The last bias tells the labels; an attacker that sees one layer only is given them.
         known = victim.y.sort().values.tolist() if labels_known or layer is not None else None

@@ -64,7 +64,10 @@ def library() -> ctypes.CDLL:
     """
     here = instruction_set()
     if here is None:
-        raise ConfigError("the native training kernel needs a processor with AVX2")
+        raise ConfigError(
+            "the native training kernel needs AVX2, which the processor lacks or ATEN_CPU_CAPABILITY switches off: use "
+            "training.kernel = 'torch'"
+        )
     return build(here)
 
 

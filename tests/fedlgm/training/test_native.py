@@ -40,11 +40,14 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def one_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+def another_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one compiled by hand, or the portable one where PyTorch does without AVX2; its bits are the same."""
     if HERE:
         made = ctypes.CDLL(HERE)
         made.fedlgm_workspace.restype = ctypes.c_int64
         monkeypatch.setattr(module_of_trainer, "library", lambda: made)
+    elif instruction_set() is None:
+        monkeypatch.setattr(module_of_trainer, "library", lambda: library.build("portable"))
 
 
 def trainer(module: nn.Module, task: Task | None = None, **options: object) -> tuple[NativeTrainer, Tensor]:
