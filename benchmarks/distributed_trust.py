@@ -4,8 +4,8 @@
     python -m benchmarks.distributed_trust --write   # the page's table from the kept runs
 
 The recipe is `distributed-digits`. Nothing but who adds the noise, the number of nodes, the budget, the learning rate
-and the seed differs. Every cell chooses among the same learning rates, by the accuracy of a seed that the table does not
-use. Epsilon is that against the server where nodes add the noise, under replace-one everywhere.
+and the seed differs. Every cell chooses among the same learning rates, by the accuracy of a seed that the table does
+not use. Epsilon is that against the server where nodes add the noise, under replace-one everywhere.
 """
 
 from __future__ import annotations

@@ -86,8 +86,8 @@ class IntegerGrid:
         if units * multiplier < law.least_deviation * math.sqrt(honest):
             raise ConfigError(
                 f"each of {honest} honest nodes would add noise of {units * multiplier / math.sqrt(honest):.2g} grid "
-                f"units, fewer than {law.least_deviation}, or the sum of {asked} nodes would not fit into {BITS} bits: the "
-                f"plan's noise multiplier is {multiplier:.3g}; change privacy.epsilon or federation.clients"
+                f"units, fewer than {law.least_deviation}, or the sum of {asked} nodes would not fit into {BITS} bits: "
+                f"the plan's noise multiplier is {multiplier:.3g}; change privacy.epsilon or federation.clients"
             )
         parts = tuple((part.size, part.sigma / (units * multiplier)) for part in plan.parts)
         variance = law.variance((units * multiplier) ** 2, honest)

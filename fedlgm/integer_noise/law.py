@@ -53,8 +53,11 @@ class IntegerNoise(ABC):
 
         Args:
             orders: above 1, [n].
-            deviation, parties, dimension: as there.
-            l2, l1: largest changes of the integer sum by a neighbour.
+            deviation: as there.
+            parties: as there.
+            l2: largest l2 change of the integer sum by a neighbour.
+            l1: largest l1 change.
+            dimension: coordinates of the sum.
 
         Returns:
             [n].

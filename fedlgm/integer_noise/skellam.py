@@ -63,9 +63,7 @@ def _candidates(mean: int, count: int, rng: np.random.Generator) -> np.ndarray:
     scale = math.isqrt(mean) + 1
     proposed = discrete_laplace(scale, count, rng)
     proposed = proposed[proposed >= -mean]
-    above = (
-        Fraction(mean, 2 * scale**2) + Fraction(1, 2 * scale) + Fraction(mean, 4 * scale**3) + Fraction(1, 8 * mean)
-    )
+    above = Fraction(mean, 2 * scale**2) + Fraction(1, 2 * scale) + Fraction(mean, 4 * scale**3) + Fraction(1, 8 * mean)
 
     def exactly(lane: int, digits: int) -> Fraction:
         x = int(proposed[lane])
@@ -87,7 +85,7 @@ def _log_ratios(mean: int, x: np.ndarray) -> np.ndarray:
 
 
 def _stirling(k: np.ndarray) -> np.ndarray:
-    """ln k! - (k ln k - k + ln(2 pi k) / 2), and 0 for k = 0."""
+    """Error of Stirling's formula: ln k! - (k ln k - k + ln(2 pi k) / 2), and 0 for k = 0."""
     table = [0.0, *(math.lgamma(j + 1) - (j + 0.5) * math.log(j) + j - 0.5 * math.log(2 * math.pi)
                     for j in range(1, _SMALL))]  # fmt: skip
     large = np.maximum(k, _SMALL)

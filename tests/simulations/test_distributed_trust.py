@@ -9,8 +9,10 @@ import pytest
 
 import simulations
 from benchmarks import distributed_trust
+from fedlgm.audits import Audit
 from fedlgm.errors import ConfigError, FedlgmError
 from fedlgm.privacy.ledger import Ledger
+from simulations.audits.targets import audit_recipe, audit_run
 from simulations.config import recipe as recipes
 from simulations.reports.planning import plan_report
 
@@ -118,12 +120,33 @@ def test_the_pages_table_is_that_of_the_kept_runs():
 @pytest.mark.slow
 def test_an_audit_stays_below_both_epsilons(tmp_path):
     """One release as the server sees it, with the noise of the honest nodes alone."""
-    from fedlgm.audits import Audit
-    from simulations.audits.targets import audit_recipe
-
     small = {**SHORT, "federation.rounds": 1, "privacy.max_participations": 1, "distributed.threshold": 6}
     changes = [f"{key}={json.dumps(value)}" for key, value in small.items()]
     found = audit_recipe(RECIPE, Audit(method="distinguisher", trials=1500), overrides=changes)
     plan = plan_report(recipes.load(RECIPE, small))
     assert found.passed
     assert 0.5 < found.epsilon_lower < plan["readers_epsilon"] < plan["epsilon_rdp"]
+
+
+@pytest.mark.parametrize("noise", ["discrete-gaussian", "skellam"])
+def test_the_probe_finds_what_the_plan_states(noise):
+    """One node moves the sum by what is accounted for, and Gaussian noise of that multiplier costs a little less."""
+    changes = [f"{key}={json.dumps(value)}" for key, value in {**SHORT, "distributed.noise": noise}.items()]
+    found = audit_recipe(RECIPE, Audit(method="probe"), overrides=[*changes, "privacy.max_participations=2"])
+    assert found.passed
+    assert 0.9 * found.epsilon_reported < found.epsilon_lower < found.epsilon_reported
+
+
+@pytest.mark.parametrize("method", ["one-run-gaussian", "one-run", "one-run-fdp", "one-shot"])
+def test_audits_with_canaries_are_refused_in_one_sentence(method):
+    changes = [f"{key}={json.dumps(value)}" for key, value in SHORT.items()]
+    with pytest.raises(ConfigError, match=r"under distributed trust .* use `fedlgm audit` with --method distinguisher"):
+        audit_recipe(RECIPE, Audit(method=method), overrides=[*changes, "privacy.max_participations=2"])
+
+
+@pytest.mark.slow
+def test_finished_runs_are_audited_by_their_recipe_and_hold_no_canaries(tmp_path):
+    result = simulate(tmp_path / "run", **{"privacy.max_participations": 2})
+    assert audit_run(result.folder, Audit(method="probe")).passed
+    with pytest.raises(ConfigError, match="under distributed trust"):
+        simulate(tmp_path / "canaries", **{"run.audit": True})
