@@ -246,7 +246,7 @@ class NoisedInShares(NoisedByClients):
 
     def against(self, facts: RunFacts) -> str:
         """Both epsilons' adversaries, with the second epsilon, so that it stands beside the first everywhere."""
-        said = f"against the server with {self._shares.colluders} colluding nodes"
+        said = f"against the server with {self._shares.colluders} colluding nodes{self._shares.law.words}"
         if facts.epsilon is None or facts.delta is None or not facts.noise_multiplier > 0:
             return said
         said += f"; for readers of the released models: epsilon {self.readers_epsilon(facts, facts.rounds):.4g}"

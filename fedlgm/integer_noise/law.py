@@ -18,10 +18,12 @@ class IntegerNoise(ABC):
 
     Attributes:
         name: the law, as recipes and `distributed_epsilon` name it.
+        words: the law in a guarantee's sentence. Empty for the default, since plans' texts key their noise.
         least_deviation: least standard deviation of a node's noise, in grid units, that its bounds are stated for.
     """
 
     name: str
+    words: str = ""
     least_deviation: int
 
     @abstractmethod

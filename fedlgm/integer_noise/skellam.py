@@ -116,6 +116,7 @@ class Skellam(IntegerNoise):
     """
 
     name = "skellam"
+    words = ", by Skellam noise"
     least_deviation = 32  # from here on nine deviations are as rare as under a normal law, to a third
 
     def variance(self, wanted: float, parties: int) -> int:

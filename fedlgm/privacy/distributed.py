@@ -7,7 +7,6 @@ honest parties' shares. Only these count: a party that colludes with the server,
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 import numpy as np
 from dp_accounting.rdp import compute_epsilon
@@ -16,9 +15,6 @@ from fedlgm import integer_noise
 from fedlgm.errors import ConfigError, check_count
 from fedlgm.integer_noise import gaussian
 from fedlgm.privacy.accountants import quiet
-
-IntegerNoise = Literal["discrete-gaussian", "skellam"]
-"""Laws of integer noise."""
 
 _ORDERS = np.concatenate([1 + np.arange(1, 100) / 10, np.arange(11, 64), [80, 96, 128, 192, 256, 512, 1024, 2048]])
 
@@ -45,7 +41,7 @@ def discrete_gaussian_tau(deviation: float, parties: int) -> float:
 
 
 def distributed_epsilon(
-    noise: IntegerNoise,
+    noise: str,
     *,
     deviation: float,
     parties: int,
@@ -60,7 +56,7 @@ def distributed_epsilon(
     most d2 min(sqrt(d), d2).
 
     Args:
-        noise: "discrete-gaussian" or "skellam".
+        noise: law, "discrete-gaussian" or "skellam" (`fedlgm.integer_noise.LAWS`).
         deviation: noise of each honest party (discrete Gaussian), or of the sum of all honest parties (Skellam).
         parties: honest parties whose noise is in the sum.
         sensitivity: l2 distance by which a neighbour moves the integer sum: the bound in grid units (zero-out or

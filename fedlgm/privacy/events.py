@@ -24,7 +24,7 @@ class WholeOrdersDpEvent(dp_event.DpEvent):
     Example:
         >>> from fedlgm.privacy import composed_epsilon
         >>> round(composed_epsilon([(WholeOrdersDpEvent(0.1), 1)], 1e-5, "rdp"), 4)
-        1.9129
+        1.9162
     """
 
     rho: float

@@ -65,8 +65,7 @@ def test_the_commands_of_distributed_trust_run(tmp_path: Path, monkeypatch: pyte
     result = RunFolder.open(tmp_path / "runs" / "distributed").result()
     assert result is not None
     assert result["readers_epsilon"] < result["epsilon"] <= 8
-    [(kind, block)] = BLOCK.findall(text)
-    assert kind == "toml"
+    [block] = [block for kind, block in BLOCK.findall(text) if kind == "toml"]
     changes = {
         f"{section}.{key}": value for section, rows in tomllib.loads(block).items() for key, value in rows.items()
     }
@@ -82,6 +81,7 @@ def test_the_commands_of_distributed_trust_run(tmp_path: Path, monkeypatch: pyte
             pytest.param(page, marks=pytest.mark.slow)
             for page in ("example-level", "adaptive-allocation", "compare", "study", "hugging-face", "adapters")
         ),
+        pytest.param("distributed-trust", marks=pytest.mark.slow),
     ],
 )
 def test_the_pages_code_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

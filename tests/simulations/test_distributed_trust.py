@@ -37,6 +37,7 @@ def test_skellam_shares_run_on_the_same_grid_at_the_same_budget(tmp_path):
     one, other = simulate(tmp_path / "one"), simulate(tmp_path / "other", **{"distributed.noise": "skellam"})
     assert one["model_sha256"] != other["model_sha256"]
     assert other["guarantee_status"] == "proven"
+    assert "colluding nodes, by Skellam noise" in str(other.guarantee)
     assert one.epsilon == pytest.approx(other.epsilon, rel=1e-5)
     assert one["readers_epsilon"] == pytest.approx(other["readers_epsilon"], rel=1e-2)
 
