@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from decimal import Context, Decimal
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 
@@ -74,7 +75,7 @@ def happens(
     uniform, chance = rng.random(len(exponents)), np.exp(-exponents)
     out = uniform < chance
     for lane in np.flatnonzero(np.abs(uniform - chance) <= (MARGIN if margin is None else margin)):
-        out[lane] = decided(int(uniform[lane] * 2**_BITS), lambda digits, i=int(lane): exactly(i, digits), rng)
+        out[lane] = decided(int(uniform[lane] * 2**_BITS), partial(exactly, int(lane)), rng)
     return out
 
 

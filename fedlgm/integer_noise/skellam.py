@@ -22,7 +22,10 @@ _SLACK = 4
 """Variance by which Skellam noise in squared grid units exceeds Gaussian noise of the same cost."""
 _NEAR = 0.1
 _SMALL = 16
-_TERMS = 10
+_SMALL_ERRORS = np.array(
+    [0.0] + [math.lgamma(j + 1) - (j + 0.5) * math.log(j) + j - 0.5 * math.log(2 * math.pi) for j in range(1, _SMALL)]
+)
+_TERMS = 9
 
 
 def skellam(variance: int, size: int, rng: np.random.Generator) -> np.ndarray:
@@ -77,20 +80,25 @@ def _log_ratios(mean: int, x: np.ndarray) -> np.ndarray:
     """h(x) = ln(p(mean) / p(mean + x)) of the Poisson law in float64, without cancellation (Loader 2000)."""
     middle, k = float(mean), mean + x.astype(np.float64)
     v = x / (middle + k)
+    square, series = v * v, np.zeros(len(v))
+    for j in range(_TERMS, 0, -1):
+        series = (series + 1 / (2 * j + 1)) * square
+    out = v * (x + 2 * k * series)
+    far = np.abs(v) >= _NEAR
     with np.errstate(divide="ignore", invalid="ignore"):
-        far = np.where(k > 0, k * np.log(k / middle), 0.0) - x
+        out[far] = np.where(k[far] > 0, k[far] * np.log(k[far] / middle), 0.0) - x[far]
         half = np.where(k > 0, 0.5 * np.log1p(x / middle), -0.5 * math.log(2 * math.pi * middle))
-    near = x * v + 2 * k * sum(v ** (2 * j + 1) / (2 * j + 1) for j in range(1, _TERMS))
-    return np.where(np.abs(v) < _NEAR, near, far) + half + _stirling(k) - _stirling(np.array([middle]))
+    return out + half + _stirling(k) - _stirling(np.array([middle]))
 
 
 def _stirling(k: np.ndarray) -> np.ndarray:
     """Error of Stirling's formula: ln k! - (k ln k - k + ln(2 pi k) / 2), and 0 for k = 0."""
-    table = [0.0, *(math.lgamma(j + 1) - (j + 0.5) * math.log(j) + j - 0.5 * math.log(2 * math.pi)
-                    for j in range(1, _SMALL))]  # fmt: skip
     large = np.maximum(k, _SMALL)
-    series = (1 / 12 - (1 / 360 - (1 / 1260 - 1 / 1680 / large**2) / large**2) / large**2) / large
-    return np.where(k < _SMALL, np.take(table, np.minimum(k, _SMALL - 1).astype(np.int64)), series)
+    square = 1 / (large * large)
+    out = (1 / 12 - (1 / 360 - (1 / 1260 - square / 1680) * square) * square) / large
+    small = k < _SMALL
+    out[small] = _SMALL_ERRORS[k[small].astype(np.int64)]
+    return out
 
 
 def _log_ratio(mean: int, x: int, digits: int) -> Fraction:

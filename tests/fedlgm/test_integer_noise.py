@@ -26,10 +26,10 @@ def probabilities(law: str, values: np.ndarray, variance: float) -> np.ndarray:
     return np.exp(-(values**2) / (2 * variance))
 
 
-def p_value(law: str, draws: np.ndarray, variance: float = VARIANCE) -> float:
-    """Of a chi-square test of the whole law, tails pooled."""
-    reach = math.ceil(4 * variance**0.5)
-    wide = np.arange(-20 * reach, 20 * reach + 1)
+def p_value(law: str, draws: np.ndarray, variance: float = VARIANCE, deviations: float = 4) -> float:
+    """Of a chi-square test of the whole law, tails pooled beyond so many standard deviations."""
+    reach = math.ceil(deviations * variance**0.5)
+    wide = np.arange(-40 * reach, 40 * reach + 1)
     weights = probabilities(law, wide, variance)
     weights /= weights.sum()
     bins = np.clip(wide, -reach, reach) + reach
@@ -84,7 +84,7 @@ def test_every_acceptance_may_be_decided_exactly(law, monkeypatch):
     """As if float64 could never tell: all comparisons take the exact path, and the law stays."""
     monkeypatch.setattr(exact, "MARGIN", 2.0)
     monkeypatch.setattr(skellam, "_MARGIN", 2.0)
-    assert p_value(law.name, law.draw(VARIANCE, 400, np.random.default_rng(4))) > 1e-3
+    assert p_value(law.name, law.draw(VARIANCE, 600, np.random.default_rng(4)), deviations=2) > 1e-3
 
 
 def test_ties_take_more_digits():
