@@ -1,10 +1,11 @@
-"""Accuracy by who adds the noise, at one epsilon: the table of docs/how-to/distributed-trust.md.
+"""Accuracy by who adds the noise, at two epsilons: the table of docs/how-to/distributed-trust.md.
 
     python -m benchmarks.distributed_trust           # the runs that are not kept yet
     python -m benchmarks.distributed_trust --write   # the page's table from the kept runs
 
-The recipe is `distributed-digits`; nothing but who adds the noise, the number of nodes and the seed differs. Epsilon is
-that against the server where nodes add the noise, under replace-one everywhere.
+The recipe is `distributed-digits`. Nothing but who adds the noise, the number of nodes, the budget, the learning rate
+and the seed differs. Every cell chooses among the same learning rates, by the accuracy of a seed that the table does
+not use. Epsilon is that against the server where nodes add the noise, under replace-one everywhere.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import itertools
 import json
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,34 +22,45 @@ from benchmarks.pages import show, spread, table
 
 KEPT = Path(__file__).parents[1] / "docs" / "results" / "distributed-trust.json"
 PAGE = Path(__file__).parents[1] / "docs" / "how-to" / "distributed-trust.md"
-NODES = {30: (20, 3), 100: (67, 10)}
+NODES = {30: (20, 3), 100: (67, 10), 10: (7, 1)}
+BUDGETS = (8.0, 2.0)
+RATES = (0.15, 0.5, 1.5)
+SEARCH = 11
 SEEDS = (1, 2, 3)
-ALONE = {"distributed": None}
+_ALONE = {"distributed": None}
+_CENTRAL = {"privacy.trust": "central", "privacy.max_participations": None, **_ALONE}
 TRUST: dict[str, dict[str, Any]] = {
-    "no noise to speak of (epsilon 1e6)": {
-        "privacy.trust": "central",
-        "privacy.max_participations": None,
-        "privacy.epsilon": 1e6,
-        **ALONE,
-    },
-    "trusted server": {"privacy.trust": "central", "privacy.max_participations": None, **ALONE},
+    "no noise to speak of": {"privacy.epsilon": 1e6, **_CENTRAL},
+    "trusted server": _CENTRAL,
     "in shares": {},
-    "each node alone": {"privacy.trust": "local", **ALONE},
+    "each node alone": {"privacy.trust": "local", **_ALONE},
 }
+_FREE = next(iter(TRUST))
+Cell = tuple[str, int, float]
 
 
-def run(trust: str, nodes: int, seed: int) -> dict[str, Any]:
+def cells() -> Iterator[Cell]:
+    """(who adds the noise, nodes, epsilon) of all cells; without noise the budget does not matter."""
+    for budget, nodes, trust in itertools.product(BUDGETS, NODES, TRUST):
+        if trust != _FREE or budget == BUDGETS[0]:
+            yield trust, nodes, budget
+
+
+def run(cell: Cell, rate: float, seed: int) -> dict[str, Any]:
     """One run's row."""
     from simulations import simulate
 
+    trust, nodes, budget = cell
     threshold, colluders = NODES[nodes]
-    shares = {"distributed.threshold": threshold, "distributed.colluders": colluders}
+    shares = {} if "distributed" in TRUST[trust] else {
+        "distributed.threshold": threshold, "distributed.colluders": colluders
+    }  # fmt: skip
     setting = {"federation.clients": nodes, "run.seed": seed, "run.evaluate_every": 20, "run.checkpoint_every": 20}
-    changes = setting | TRUST[trust] | ({} if ALONE.items() <= TRUST[trust].items() else shares)
+    changes = setting | {"training.lr": rate, "privacy.epsilon": budget} | TRUST[trust] | shares
     with tempfile.TemporaryDirectory() as folder:
-        result = simulate("distributed-digits", overrides=changes, run_dir=Path(folder) / "run")
-    row = {"trust": trust, "nodes": nodes, "seed": seed, "accuracy": result.accuracy, "epsilon": result.epsilon}
-    return row | ({"readers_epsilon": result["readers_epsilon"]} if "readers_epsilon" in result else {})
+        result = simulate("distributed-digits", overrides=changes, engine="local", run_dir=Path(folder) / "run")
+    row = {"trust": trust, "nodes": nodes, "budget": budget, "lr": rate, "seed": seed, "accuracy": result.accuracy}
+    return row | {"epsilon": result.epsilon, "readers_epsilon": result.get("readers_epsilon")}
 
 
 def kept() -> list[dict[str, Any]]:
@@ -55,30 +68,49 @@ def kept() -> list[dict[str, Any]]:
     return json.loads(KEPT.read_text()) if KEPT.exists() else []
 
 
+def found(cell: Cell, rate: float, seed: int) -> dict[str, Any]:
+    """The kept row of one run, which is run and kept if it is missing."""
+    rows = kept()
+    for row in rows:
+        if (row["trust"], row["nodes"], row["budget"], row["lr"], row["seed"]) == (*cell, rate, seed):
+            return row
+    row = run(cell, rate, seed)
+    KEPT.write_text(json.dumps([*rows, row], indent=1) + "\n")
+    return row
+
+
+def chosen(cell: Cell) -> float:
+    """Learning rate of a cell: the best of `RATES` for the seed of the search."""
+    return max(RATES, key=lambda rate: found(cell, rate, SEARCH)["accuracy"])
+
+
 def accuracies() -> str:
     """The page's table: mean and standard deviation over the seeds."""
     rows = kept()
 
-    def cell(trust: str, nodes: int) -> str:
-        return spread([row["accuracy"] for row in rows if (row["trust"], row["nodes"]) == (trust, nodes)], digits=3)
+    def text(trust: str, nodes: int, budget: float) -> str:
+        own = [row for row in rows if (row["trust"], row["nodes"], row["budget"]) == (trust, nodes, budget)]
+        measured = [row["accuracy"] for row in own if row["seed"] in SEEDS]
+        return spread(measured, digits=3) if len(measured) == len(SEEDS) else "not run"
 
-    return table(
-        ("who adds the noise", *(f"{nodes} nodes, t = {t}, m = {m}" for nodes, (t, m) in NODES.items())),
-        [(trust, *(cell(trust, nodes) for nodes in NODES)) for trust in TRUST],
-    )
+    lines = []
+    for budget, nodes in itertools.product(BUDGETS, sorted(NODES)):
+        threshold, colluders = NODES[nodes]
+        shown = [text(trust, nodes, BUDGETS[0] if trust == _FREE else budget) for trust in TRUST]
+        lines.append((f"{budget:g}, {nodes} ({threshold}, {colluders})", *shown))
+    return table(("epsilon, nodes (t, m)", *TRUST), lines)
 
 
 def main() -> None:
     """Run what is missing, or write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="put the table into the page; runs nothing")
-    if not parser.parse_args().write:
-        for nodes, seed, trust in itertools.product(NODES, SEEDS, TRUST):
-            rows = kept()
-            if not any((row["trust"], row["nodes"], row["seed"]) == (trust, nodes, seed) for row in rows):
-                KEPT.write_text(json.dumps([*rows, run(trust, nodes, seed)], indent=1) + "\n")
+    if parser.parse_args().write:
+        show(PAGE, {"accuracy by trust": accuracies()}, write=True)
         return
-    show(PAGE, {"accuracy by trust": accuracies()}, write=True)
+    for cell in cells():
+        for seed in SEEDS:
+            found(cell, chosen(cell), seed)
 
 
 if __name__ == "__main__":

@@ -335,7 +335,7 @@ class RunFacts:
         if self.steps is not None:
             record["steps"] = asdict(self.steps)
         if self.shares is not None:
-            record["shares"] = asdict(self.shares)
+            record["shares"] = self.shares.to_dict()
         return record if self.noise is None else record | {"noise": self.noise.to_dict()}
 
     @classmethod

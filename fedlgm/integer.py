@@ -17,7 +17,7 @@ import numpy as np
 import scipy.special
 
 from fedlgm.errors import ConfigError, PrivacyError
-from fedlgm.integer_noise import discrete_gaussian
+from fedlgm.integer_noise import IntegerNoise
 
 if TYPE_CHECKING:
     from fedlgm.plan import ReleasePlan
@@ -26,8 +26,6 @@ BITS = 32
 """Bits of a word; sums are taken modulo 2^BITS."""
 WRAP = 1e-9
 """Largest probability that any coordinate of an honest round's sum leaves the range of a word."""
-LEAST_DEVIATION = 4
-"""Least noise of a node in grid units: from 2 on a sum of discrete Gaussians costs what one Gaussian does, to 1e-15."""
 
 _FINEST = 2**24
 _ATTEMPTS = 20
@@ -57,7 +55,8 @@ class IntegerGrid:
         colluders: nodes m that may collude with the server.
         size: coordinates d of the sum.
         units: l2 bound c of one contribution, in grid units.
-        variance: variance of each node's discrete Gaussian noise, in squared grid units.
+        noise: law of the nodes' noise.
+        variance: variance of each node's noise, in squared grid units.
         scale: value of a grid unit in each coordinate's part, (coordinates, value) pairs.
     """
 
@@ -66,6 +65,7 @@ class IntegerGrid:
     colluders: int
     size: int
     units: int
+    noise: IntegerNoise = field(repr=False)
     variance: int
     scale: tuple[tuple[int, float], ...] = field(repr=False)
 
@@ -82,15 +82,16 @@ class IntegerGrid:
         asked, honest = round(plan.facts.sampling.expected), shares.honest
         reach = _deviations(plan.size) * multiplier * math.sqrt(asked / honest)
         units = min(_FINEST, 2 ** (BITS - 2) // asked, int((2 ** (BITS - 1) - 1) / (asked + reach)))
-        if units * multiplier < LEAST_DEVIATION * math.sqrt(honest):
+        law = shares.law
+        if units * multiplier < law.least_deviation * math.sqrt(honest):
             raise ConfigError(
                 f"each of {honest} honest nodes would add noise of {units * multiplier / math.sqrt(honest):.2g} grid "
-                f"units, fewer than {LEAST_DEVIATION}, or the sum of {asked} nodes would not fit into {BITS} bits: the "
-                f"plan's noise multiplier is {multiplier:.3g}; change privacy.epsilon or federation.clients"
+                f"units, fewer than {law.least_deviation}, or the sum of {asked} nodes would not fit into {BITS} bits: "
+                f"the plan's noise multiplier is {multiplier:.3g}; change privacy.epsilon or federation.clients"
             )
         parts = tuple((part.size, part.sigma / (units * multiplier)) for part in plan.parts)
-        variance = math.ceil((units * multiplier) ** 2 / honest)
-        return cls(asked, shares.threshold, shares.colluders, plan.size, units, variance, parts)
+        variance = law.variance((units * multiplier) ** 2, honest)
+        return cls(asked, shares.threshold, shares.colluders, plan.size, units, law, variance, parts)
 
     @property
     def wrap_probability(self) -> float:
@@ -121,14 +122,12 @@ class IntegerGrid:
         Raises:
             PrivacyError: the contribution exceeds the plan's bounds.
         """
-        return self.rounded(contribution, rounding) + discrete_gaussian(self.variance, self.size, noise)
+        return self.rounded(contribution, rounding) + self.noise.draw(self.variance, self.size, noise)
 
     def rounded(self, contribution: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """A bounded contribution in grid units, rounded at random, of l2 norm at most `units` exactly; int64 [size]."""
         with np.errstate(divide="ignore", invalid="ignore"):
             values = np.where(contribution == 0, 0.0, contribution / self._scales())
-        if not np.linalg.norm(values) <= self.units * _ROUNDING:
-            raise PrivacyError("a contribution exceeds the bounds of its plan: it cannot be rounded to integers")
         return round_within(values, self.units, rng)
 
     def opened(self, total: np.ndarray) -> np.ndarray:
@@ -156,17 +155,22 @@ def round_within(values: np.ndarray, bound: int, rng: np.random.Generator) -> np
     than bound / sqrt(d) pass at once.
 
     Args:
-        values: float64 [d] of l2 norm at most about the bound.
+        values: float64 [d] of l2 norm at most the bound, up to the rounding of float64.
         bound: whole number.
         rng: stream to draw from.
 
     Returns:
         int64 [d].
 
+    Raises:
+        PrivacyError: a longer vector, or one that is not finite.
+
     Example:
         >>> round_within(np.array([0.6, 0.8]), 1, np.random.default_rng(1)).tolist() in ([1, 0], [0, 1], [0, 0])
         True
     """
+    if not np.linalg.norm(values) <= bound * _ROUNDING:
+        raise PrivacyError("a contribution exceeds the bounds of its plan: it cannot be rounded to integers")
     while True:
         for _ in range(_ATTEMPTS):
             rounded = np.floor(values + rng.random(len(values))).astype(np.int64)

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from fedlgm.errors import ConfigError
@@ -93,6 +94,15 @@ class NoisedBy:
         from fedlgm.privacy.events import gaussian_event
 
         return gaussian_event(multiplier, rate)
+
+    def calibrated(self, gaussian: float, within: Callable[[float], bool]) -> float:
+        """Noise multiplier of a run.
+
+        Args:
+            gaussian: the smallest one whose Gaussian noise meets the budget.
+            within: whether the events of a multiplier meet the budget.
+        """
+        return gaussian
 
     def against(self, facts: RunFacts) -> str:
         """The adversaries of a guarantee, if its other fields do not state them; otherwise empty."""

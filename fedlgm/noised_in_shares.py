@@ -7,25 +7,32 @@ plain integers, which gives the same sum.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from functools import lru_cache, partial
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from fedlgm import integer_noise
 from fedlgm.errors import ConfigError, check_count
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.noised_by import NOISED_BY, NoisedBy, NoisedByClients
+from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR
 
 if TYPE_CHECKING:
     from dp_accounting import dp_event
 
     from fedlgm.aggregation import BoundedSum
     from fedlgm.facts import RunFacts
+    from fedlgm.integer_noise import IntegerNoise
     from fedlgm.noise import Family, NoiseBackend
     from fedlgm.plan import Part, ReleasePlan
     from fedlgm.run_noise import NoiseSource
+
+
+_TOLERANCE = 1 + 1e-6
 
 
 def least_threshold(nodes: int, colluders: int) -> int:
@@ -52,13 +59,15 @@ class Shares:
     Attributes:
         threshold: nodes t that must answer; with fewer the round is void.
         colluders: nodes m that may pass what they know, their own noise included, to the server.
+        noise: law of the nodes' noise, "discrete-gaussian" or "skellam".
 
     Raises:
-        ConfigError: numbers outside their range, or no more answers than colluders.
+        ConfigError: numbers outside their range, no more answers than colluders, or an unknown law.
     """
 
     threshold: int
     colluders: int = 0
+    noise: str = integer_noise.DiscreteGaussian.name
 
     def __post_init__(self) -> None:
         check_count("threshold", self.threshold)
@@ -68,6 +77,19 @@ class Shares:
                 f"a threshold of {self.threshold} with {self.colluders} colluders leaves no honest node whose noise "
                 "counts: raise the threshold, or count on fewer colluders"
             )
+        integer_noise.get(self.noise)
+
+    @property
+    def law(self) -> IntegerNoise:
+        """The law of the nodes' noise."""
+        return integer_noise.get(self.noise)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON form; the default law is left out, because noise is keyed by this text."""
+        record = asdict(self)
+        if self.noise == integer_noise.DiscreteGaussian.name:
+            del record["noise"]
+        return record
 
     @property
     def honest(self) -> int:
@@ -154,7 +176,7 @@ class NoisedInShares(NoisedByClients):
             raise ConfigError("trust 'distributed' hides nothing but what noise protects: this plan is not private")
         if plan.family != "gaussian":
             raise ConfigError(
-                f"trust 'distributed' adds discrete Gaussian noise: the plan asks for {plan.family} noise"
+                f"trust 'distributed' adds integer noise of a Gaussian's cost: the plan asks for {plan.family} noise"
             )
         if plan.bounded_by != "aggregator":
             raise ConfigError("trust 'distributed' rounds bounded clients: this plan's trainer bounds other units")
@@ -162,14 +184,18 @@ class NoisedInShares(NoisedByClients):
             IntegerGrid.of(plan)
 
     def event(self, multiplier: float, rate: float) -> dp_event.DpEvent:
-        """Proven concentrated differential privacy of 1 / (2 multiplier^2).
+        """That of the law of the shares."""
+        return self._shares.law.event(multiplier)
 
-        Kairouz, Liu and Steinke 2021, Proposition 14: (moved + sqrt(d) tau)^2 / 2, where a node's noise of at least 4
-        grid units makes tau less than 1e-60: less than the rounding of the figures.
-        """
-        from dp_accounting import dp_event
-
-        return dp_event.ZCDpEvent(0.5 / multiplier**2)
+    def calibrated(self, gaussian: float, within: Callable[[float], bool]) -> float:
+        """The Gaussian one, or a little more where the law of the shares costs more; to a relative 1e-6."""
+        if within(gaussian):
+            return gaussian
+        low, high = gaussian, 2 * gaussian
+        while high > low * _TOLERANCE:
+            middle = math.sqrt(low * high)
+            low, high = (low, middle) if within(middle) else (middle, high)
+        return high
 
     def source(self) -> NoiseSource:
         """`IntegerShares`."""
@@ -221,7 +247,7 @@ class NoisedInShares(NoisedByClients):
 
     def against(self, facts: RunFacts) -> str:
         """Both epsilons' adversaries, with the second epsilon, so that it stands beside the first everywhere."""
-        said = f"against the server with {self._shares.colluders} colluding nodes"
+        said = f"against the server with {self._shares.colluders} colluding nodes{self._shares.law.words}"
         if facts.epsilon is None or facts.delta is None or not facts.noise_multiplier > 0:
             return said
         said += f"; for readers of the released models: epsilon {self.readers_epsilon(facts, facts.rounds):.4g}"
@@ -243,14 +269,13 @@ def _readers_epsilon(facts: RunFacts, rounds: int) -> float:
     if rounds == 0 or shares is None:
         return 0.0
     multiplier = facts.noise_multiplier * math.sqrt(shares.threshold / shares.honest)
-    releases = min(rounds, facts.releases)
-    cost = partial(accounting.epsilon, multiplier, delta, relation=facts.relation, accountant="rdp")
-    every = cost(steps=releases)
-    if (
-        facts.sampling.rate == 1 or releases < rounds
-    ):  # draws of clients at their cap are not independent of earlier ones
+    releases, rate = min(rounds, facts.releases), facts.sampling.rate
+    event = shares.law.event(multiplier / SENSITIVITY_FACTOR[facts.relation])
+    every = accounting.composed_epsilon([(event, releases)], delta, "rdp")
+    if rate == 1 or releases < rounds:  # draws of clients at their cap are not independent of earlier ones
         return every
-    return min(every, cost(steps=rounds, sampling_rate=facts.sampling.rate))
+    sampled = {"steps": rounds, "sampling_rate": rate, "relation": facts.relation, "accountant": "rdp"}
+    return min(every, accounting.epsilon(multiplier, delta, **sampled))
 
 
 class IntegerShares:

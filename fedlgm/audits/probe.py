@@ -139,7 +139,9 @@ def _epsilon(subject: Subject, reading: ProbeReading) -> float:
     run, multipliers = subject.facts.run, subject.multipliers(plan)
     if run is not None:
         return run_epsilon(run, 1.0 / multipliers, ratio, subject.delta)
-    return privacy.accounting.composed_epsilon(subject.facts.process.events(plan, multipliers / ratio), subject.delta)
+    events = subject.facts.process.events(plan, multipliers / ratio)
+    exact = [(privacy.events.as_gaussian(event), count) for event, count in events]
+    return privacy.accounting.composed_epsilon(exact, subject.delta)
 
 
 def _accounted(plan: ReleasePlan) -> float:

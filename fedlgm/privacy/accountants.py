@@ -9,11 +9,12 @@ from typing import Any
 
 import absl.logging
 import dp_accounting
+import numpy as np
 from dp_accounting import dp_event
 from dp_accounting.pld import PLDAccountant, privacy_loss_distribution
 from dp_accounting.rdp import RdpAccountant
 
-from fedlgm.privacy.events import gaussian_event
+from fedlgm.privacy.events import WholeOrdersDpEvent, gaussian_event
 from fedlgm.privacy.repetition import repeatable
 
 ACCOUNTANTS = ("pld", "rdp")
@@ -73,7 +74,7 @@ def _renyi_curve(multiplier: float, rate: float) -> Any:
 
 
 class RenyiAccountant(RdpAccountant):
-    """Google's RDP accountant; it caches single sampled Gaussian releases in the same way.
+    """Google's RDP accountant, which also composes `WholeOrdersDpEvent`s and caches sampled Gaussian releases.
 
     Example:
         >>> accountant = RenyiAccountant().compose(gaussian_event(2.0), 4)
@@ -86,6 +87,10 @@ class RenyiAccountant(RdpAccountant):
             case dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(multiplier)) if rate * multiplier > 0:
                 if do_compose:
                     self._rdp += count * _renyi_curve(multiplier, rate)  # type: ignore[has-type]
+                return None
+            case WholeOrdersDpEvent(rho):
+                if do_compose:
+                    self._rdp += count * rho * np.ceil(self._orders)  # type: ignore[has-type]
                 return None
         return super()._maybe_compose(event, count, do_compose)
 

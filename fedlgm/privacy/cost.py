@@ -7,7 +7,7 @@ from typing import Literal
 
 from dp_accounting import dp_event
 
-from fedlgm.privacy.events import pure_epsilon
+from fedlgm.privacy.events import as_gaussian, pure_epsilon
 from fedlgm.privacy.guarantee import Relation, Unit
 
 Law = Literal["gaussian", "laplace", "pure", "none", "free"]
@@ -45,11 +45,9 @@ class Cost:
             else:
                 rate *= event.sampling_probability
             event = event.event
-        match event:
-            case dp_event.GaussianDpEvent():
-                return cls("gaussian", float(event.noise_multiplier), rate, steps)
-            case dp_event.ZCDpEvent():  # what Gaussian noise of this multiplier costs by Renyi orders
-                return cls("gaussian", (2 * event.rho) ** -0.5, rate, steps)
+        match as_gaussian(event):
+            case dp_event.GaussianDpEvent(multiplier):
+                return cls("gaussian", float(multiplier), rate, steps)
             case dp_event.LaplaceDpEvent():
                 return cls("laplace", pure_epsilon(event), rate, steps)
             case dp_event.RandomizedResponseDpEvent():

@@ -7,16 +7,14 @@ honest parties' shares. Only these count: a party that colludes with the server,
 from __future__ import annotations
 
 import math
-from typing import Literal, get_args
 
 import numpy as np
 from dp_accounting.rdp import compute_epsilon
 
+from fedlgm import integer_noise
 from fedlgm.errors import ConfigError, check_count
+from fedlgm.integer_noise import gaussian
 from fedlgm.privacy.accountants import quiet
-
-IntegerNoise = Literal["discrete-gaussian", "skellam"]
-"""Laws of integer noise."""
 
 _ORDERS = np.concatenate([1 + np.arange(1, 100) / 10, np.arange(11, 64), [80, 96, 128, 192, 256, 512, 1024, 2048]])
 
@@ -39,12 +37,11 @@ def discrete_gaussian_tau(deviation: float, parties: int) -> float:
         9.701158
     """
     _check_noise(deviation, parties)
-    k = np.arange(1, int(parties))
-    return 10.0 * math.fsum(np.exp(-2 * math.pi**2 * deviation**2 * k / (k + 1)))
+    return gaussian.discrete_gaussian_tau(deviation, parties)
 
 
 def distributed_epsilon(
-    noise: IntegerNoise,
+    noise: str,
     *,
     deviation: float,
     parties: int,
@@ -59,7 +56,7 @@ def distributed_epsilon(
     most d2 min(sqrt(d), d2).
 
     Args:
-        noise: "discrete-gaussian" or "skellam".
+        noise: law, "discrete-gaussian" or "skellam" (`fedlgm.integer_noise.LAWS`).
         deviation: noise of each honest party (discrete Gaussian), or of the sum of all honest parties (Skellam).
         parties: honest parties whose noise is in the sum.
         sensitivity: l2 distance by which a neighbour moves the integer sum: the bound in grid units (zero-out or
@@ -88,32 +85,11 @@ def distributed_epsilon(
     if not 0 < delta < 1:
         raise ConfigError(f"delta must lie in (0, 1), got {delta}")
     l1 = sensitivity * min(math.sqrt(dimension), sensitivity)
-    if noise == "discrete-gaussian":
-        curve = _discrete_gaussian(deviation, parties, sensitivity, l1, dimension)
-    elif noise == "skellam":
-        curve = _skellam(deviation, sensitivity, l1)
-    else:
-        raise ConfigError(f"unknown noise {noise!r}; known: {', '.join(get_args(IntegerNoise))}")
+    curve = integer_noise.get(noise).divergences(
+        _ORDERS, deviation=deviation, parties=parties, l2=sensitivity, l1=l1, dimension=dimension
+    )
     with quiet():
         return float(compute_epsilon(_ORDERS, rounds * curve, delta)[0])
-
-
-def _discrete_gaussian(deviation: float, parties: int, l2: float, l1: float, dimension: int) -> np.ndarray:
-    total, tau = math.sqrt(parties) * deviation, discrete_gaussian_tau(deviation, parties)
-    moved = l2 / total
-    return np.minimum.reduce(
-        [
-            _ORDERS / 2 * moved**2 + tau * dimension,
-            _ORDERS / 2 * (moved**2 + 2 * l1 / total * tau + tau**2 * dimension),
-            _ORDERS / 2 * (moved + math.sqrt(dimension) * tau) ** 2,
-        ]
-    )
-
-
-def _skellam(deviation: float, l2: float, l1: float) -> np.ndarray:
-    variance = deviation**2
-    rest = np.minimum(((2 * _ORDERS - 1) * l2**2 + 6 * l1) / (4 * variance**2), 3 * l1 / (2 * variance))
-    return _ORDERS * l2**2 / (2 * variance) + rest
 
 
 def _check_noise(deviation: float, parties: int) -> None:

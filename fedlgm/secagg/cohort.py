@@ -15,8 +15,10 @@ from fedlgm.node_protocol import canonical, digest, public_key, sign, verify
 from fedlgm.noised_in_shares import least_threshold
 from fedlgm.secagg.keys import new_secret, public_of
 
-MOST_NODES = 200
-"""Of a cohort: every node shares secrets with every other one, and masks its vector once for each."""
+MOST_NODES = 1000
+"""Of a cohort: every node shares secrets with every other one, and masks its vector once for each.
+
+A graph of few neighbours would cost less and is no safer: docs/decisions.md, section Distributed trust."""
 MOST_WORDS = 1 << 30
 _HEXADECIMAL = re.compile("[0-9a-f]*")
 

@@ -412,12 +412,13 @@ class Distributed(Section):
 
     threshold: int
     colluders: int = 0
+    noise: str = "discrete-gaussian"
 
     @property
     def shares(self) -> Shares:
         """As a library object."""
         with prefix_key("distributed"):
-            return Shares(self.threshold, self.colluders)
+            return Shares(self.threshold, self.colluders, self.noise)
 
 
 class Deployment(Section):

@@ -9,20 +9,23 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import special
 
-from fedlgm import Guarantee, LayerTable, ReleasePlan, RunFacts, Sampling
+from fedlgm import Guarantee, LayerTable, ReleasePlan, RunFacts, Sampling, integer
 from fedlgm.aggregation import bound_update
 from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.integer import IntegerGrid, bits_needed, centred, round_within, words, wrap_probability
+from fedlgm.integer_noise import LAWS
 from fedlgm.noised_in_shares import Shares
+from fedlgm.privacy import composed_epsilon, epsilon
 from fedlgm.queries import NoisyQuery, named
 
 SIZES = {"a": 40, "b": 5, "c": 1}
 
 
-def facts_of(nodes=10, threshold=7, colluders=1, multiplier=2.0, **more) -> RunFacts:
+def facts_of(nodes=10, threshold=7, colluders=1, multiplier=2.0, noise="discrete-gaussian", **more) -> RunFacts:
     sampling = Sampling("fixed", nodes, 1.0)
-    shares = Shares(threshold, colluders)
+    shares = Shares(threshold, colluders, noise)
     return RunFacts(multiplier, sampling, "replace-one", "distributed", accountant="rdp", shares=shares, **more)
 
 
@@ -74,19 +77,20 @@ def test_sums_without_noise_come_back(queries):
     assert grid.opened(total) == pytest.approx(sum(exact).numpy(), abs=1e-4)
 
 
-def test_the_noise_of_the_honest_nodes_is_the_plans():
-    plan = plan_of(facts=facts_of(10, 7, 1))
+@pytest.mark.parametrize("noise", LAWS)
+def test_the_noise_of_the_honest_nodes_is_the_plans(noise):
+    plan = plan_of(facts=facts_of(10, 7, 1, noise=noise))
     grid = IntegerGrid.of(plan)
     none = np.zeros(plan.size)
     draws = np.array(
         [
             sum(grid.share(none, np.random.default_rng(1), np.random.default_rng([s, i])) for i in range(6))
-            for s in range(400)
+            for s in range(150)
         ]
     )
     opened = np.array([grid.opened(words(row)) for row in draws])
     for start, end, sigma in ((0, 40, 6.0), (40, 45, 9.0), (45, 46, 3.0)):
-        count = 400 * (end - start)
+        count = 150 * (end - start)
         assert opened[:, start:end].std() == pytest.approx(sigma, rel=5 / math.sqrt(2 * count))
     assert grid.variance * 6 >= (grid.units * plan.effective_multiplier) ** 2
 
@@ -104,6 +108,47 @@ def test_a_contribution_beyond_the_plans_bounds_is_refused():
     for wrong in (np.full(46, 10.0), np.full(46, np.nan)):
         with pytest.raises(PrivacyError, match="exceeds the bounds"):
             IntegerGrid.of(plan).rounded(wrong, np.random.default_rng(1))
+
+
+def law_of_one(noise: str, variance: int, reach: int) -> np.ndarray:
+    """Probabilities of one node's noise on [-reach, reach]."""
+    values = np.arange(-reach, reach + 1)
+    weights = special.ive(np.abs(values), variance) if noise == "skellam" else np.exp(-(values**2) / (2 * variance))
+    return weights / weights.sum()
+
+
+@pytest.mark.parametrize("noise", LAWS)
+@pytest.mark.parametrize(("counted", "holds"), [(6, True), (10, False)], ids=["t - m", "n instead"])
+def test_the_exact_delta_of_a_coarse_grid_is_below_the_stated_one(monkeypatch, noise, counted, holds):
+    """The hockey-stick divergence of the honest nodes' noise, moved by twice the bound, by summation over all integers.
+
+    The attacker knows everybody else's contribution and all noise of the colluders. Noise in n shares instead of t - m
+    is found out.
+    """
+    monkeypatch.setattr(integer, "_FINEST", 100)
+    multiplier, delta = 4.0, 1e-5
+    plan = plan_of(clip=(1.0, 0.0, 0.0), sigma=(multiplier, 0.0, 0.0), facts=facts_of(10, 7, 1, multiplier, noise))
+    grid = IntegerGrid.of(plan)
+    variance = grid.variance if holds else grid.noise.variance((grid.units * multiplier) ** 2, counted)
+    one = law_of_one(noise, variance, 10 * math.isqrt(variance))
+    total = one
+    for _ in range(5):
+        total = np.convolve(total, one)
+    moved = 2 * grid.units
+    here, there = np.pad(total, (0, moved)), np.pad(total, (moved, 0))
+    stated = composed_epsilon([(plan.event, 1)], delta, "rdp")
+    gaussian = epsilon(multiplier, delta, steps=1, relation="replace-one")
+    exact = np.maximum(0.0, here - math.exp(stated) * there).sum()
+    assert (exact <= delta) == holds
+    if holds:  # nor is more added than asked for
+        assert np.maximum(0.0, here - math.exp(gaussian) * there).sum() == pytest.approx(delta, rel=0.02)
+
+
+@pytest.mark.parametrize("length", [1 + 1e-6, 2.0**31, math.inf])
+def test_rounding_refuses_what_is_longer_than_the_bound(length):
+    """A very long vector would pass an integer check that overflows."""
+    with pytest.raises(PrivacyError, match="exceeds the bounds"):
+        round_within(np.array([length * 100, 0.0]), 100, np.random.default_rng(1))
 
 
 def test_words_wrap_and_come_back():

@@ -12,6 +12,7 @@ from fedlgm.aggregation import BoundedSum
 from fedlgm.client_release import Asked
 from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.facts import LocalSteps
+from fedlgm.integer_noise import LAWS
 from fedlgm.keys import KeyRing
 from fedlgm.noised_in_shares import Shares
 from fedlgm.plan import UnprotectedPlan
@@ -70,7 +71,7 @@ def test_shares_that_no_node_can_have_are_refused(threshold, colluders, message)
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"family": "laplace"}, "adds discrete Gaussian noise: the plan asks for laplace noise"),
+        ({"family": "laplace"}, "integer noise of a Gaussian's cost: the plan asks for laplace noise"),
         ({"bounded_by": "trainer"}, "rounds bounded clients"),
         ({"kind": UnprotectedPlan, "guarantee": Guarantee("none", "an example")}, "this plan is not private"),
     ],
@@ -80,8 +81,9 @@ def test_plans_that_cannot_be_carried_out_are_refused(more, message):
         plan_of(**more)
 
 
-def test_plans_and_events_travel():
-    plan = plan_of(facts_of(epsilon=8.0, delta=1e-5, rounds=3, max_participations=3))
+@pytest.mark.parametrize("noise", LAWS)
+def test_plans_and_events_travel(noise):
+    plan = plan_of(facts_of(epsilon=8.0, delta=1e-5, rounds=3, max_participations=3, shares=Shares(7, 1, noise)))
     text = plan.to_json()
     again = ReleasePlan.from_json(LAYERS, text)
     assert again.to_json() == text
@@ -90,13 +92,14 @@ def test_plans_and_events_travel():
     assert Cost.of(plan.event).figure == pytest.approx(plan.effective_multiplier / 2)
 
 
+@pytest.mark.parametrize("noise", LAWS)
 @pytest.mark.parametrize("relation_factor", [(1.0, 4.3772), (0.5, 9.9973)])
-def test_one_release_costs_a_little_more_than_the_exact_gaussian(relation_factor):
+def test_one_release_costs_a_little_more_than_the_exact_gaussian(relation_factor, noise):
     """The exact costs are known (one release at multiplier 1, zero-out and replace-one); what is proven is above."""
     multiplier, exact = relation_factor
-    event = noised_by.get("distributed", Shares(7, 1)).event(multiplier, 1.0)
+    event = noised_by.get("distributed", Shares(7, 1, noise)).event(multiplier, 1.0)
     assert round(epsilon(multiplier, 1e-5, steps=1), 4) == exact
-    assert exact < composed_epsilon([(event, 1)], 1e-5, "rdp") < exact * 1.09
+    assert exact < composed_epsilon([(event, 1)], 1e-5, "rdp") < exact * 1.1
     with pytest.raises(PrivacyError, match="accountant = 'rdp'"):
         composed_epsilon([(event, 1)], 1e-5, "pld")
 
@@ -203,5 +206,17 @@ def test_single_precision_does_not_hold_words():
         plan.facts.noised_by.source().add_(torch.zeros(45), plan, KeyRing.from_seed(1), 1, 0, "cpu")
 
 
+def test_whole_orders_cost_a_little_more_noise_and_stay_within_the_budget():
+    budget = {"epsilon": 8.0, "delta": 1e-5, "rounds": 20, "max_participations": 20}
+    gaussian, skellam = (facts_of(**budget, shares=Shares(7, 1, noise)) for noise in LAWS)
+    least, more = gaussian.process.calibrate(), skellam.process.calibrate()
+    assert least < more < 1.01 * least
+    event = skellam.noised_by.event(more / 2, 1.0)
+    assert 7.999 < composed_epsilon([(event, 20)], 1e-5, "rdp") <= 8.0
+    with pytest.raises(ConfigError, match="unknown noise 'binomial'; known: discrete-gaussian, skellam"):
+        Shares(7, 1, "binomial")
+
+
 def test_other_settings_keep_their_texts():
+    assert facts_of().to_dict()["shares"] == {"threshold": 7, "colluders": 1}
     assert "shares" not in RunFacts(1.0, Sampling("poisson", 10, 0.5), training=LocalTraining()).to_dict()

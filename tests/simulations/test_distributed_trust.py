@@ -9,8 +9,10 @@ import pytest
 
 import simulations
 from benchmarks import distributed_trust
+from fedlgm.audits import Audit
 from fedlgm.errors import ConfigError, FedlgmError
 from fedlgm.privacy.ledger import Ledger
+from simulations.audits.targets import audit_recipe, audit_run
 from simulations.config import recipe as recipes
 from simulations.reports.planning import plan_report
 
@@ -29,6 +31,15 @@ def test_the_model_does_not_depend_on_the_order_of_addition(tmp_path):
         for size in (1, 3, 8)
     }
     assert len(models) == 1
+
+
+def test_skellam_shares_run_on_the_same_grid_at_the_same_budget(tmp_path):
+    one, other = simulate(tmp_path / "one"), simulate(tmp_path / "other", **{"distributed.noise": "skellam"})
+    assert one["model_sha256"] != other["model_sha256"]
+    assert other["guarantee_status"] == "proven"
+    assert "colluding nodes, by Skellam noise" in str(other.guarantee)
+    assert one.epsilon == pytest.approx(other.epsilon, rel=1e-5)
+    assert one["readers_epsilon"] == pytest.approx(other["readers_epsilon"], rel=1e-2)
 
 
 @pytest.mark.slow
@@ -81,12 +92,13 @@ def test_a_summary_that_states_another_second_epsilon_is_refused(tmp_path):
         ({"distributed.threshold": 5}, "threshold must be at least 6"),
         ({"distributed.colluders": 7}, "leaves no honest node"),
         ({"distributed.threshold": 11}, "never met"),
+        ({"distributed.noise": "binomial"}, "unknown noise 'binomial'; known: discrete-gaussian, skellam"),
         ({"federation.sampling": "poisson", "federation.rate": 0.5}, "a public number of nodes|replace-one"),
         ({"privacy.accountant": "pld"}, "set privacy.accountant = 'rdp'"),
         ({"privacy.trust": "central", "privacy.max_participations": None}, "for trust 'distributed', not 'central'"),
         ({"privacy.noise": "banded"}, "needs privacy.trust = 'central': under distributed trust"),
         ({"mechanism.name": "none"}, "not private"),
-        ({"mechanism.name": "laplace-inid"}, "discrete Gaussian|unknown|laplace"),
+        ({"mechanism.name": "laplace-inid"}, "unknown|laplace"),
     ],
 )
 def test_wrong_recipes_are_one_sentence_before_anything_is_charged(tmp_path, changes, message):
@@ -109,12 +121,33 @@ def test_the_pages_table_is_that_of_the_kept_runs():
 @pytest.mark.slow
 def test_an_audit_stays_below_both_epsilons(tmp_path):
     """One release as the server sees it, with the noise of the honest nodes alone."""
-    from fedlgm.audits import Audit
-    from simulations.audits.targets import audit_recipe
-
     small = {**SHORT, "federation.rounds": 1, "privacy.max_participations": 1, "distributed.threshold": 6}
     changes = [f"{key}={json.dumps(value)}" for key, value in small.items()]
     found = audit_recipe(RECIPE, Audit(method="distinguisher", trials=1500), overrides=changes)
     plan = plan_report(recipes.load(RECIPE, small))
     assert found.passed
     assert 0.5 < found.epsilon_lower < plan["readers_epsilon"] < plan["epsilon_rdp"]
+
+
+@pytest.mark.parametrize("noise", ["discrete-gaussian", "skellam"])
+def test_the_probe_finds_what_the_plan_states(noise):
+    """One node moves the sum by what is accounted for, and Gaussian noise of that multiplier costs a little less."""
+    changes = [f"{key}={json.dumps(value)}" for key, value in {**SHORT, "distributed.noise": noise}.items()]
+    found = audit_recipe(RECIPE, Audit(method="probe"), overrides=[*changes, "privacy.max_participations=2"])
+    assert found.passed
+    assert 0.9 * found.epsilon_reported < found.epsilon_lower < found.epsilon_reported
+
+
+@pytest.mark.parametrize("method", ["one-run-gaussian", "one-run", "one-run-fdp", "one-shot"])
+def test_audits_with_canaries_are_refused_in_one_sentence(method):
+    changes = [f"{key}={json.dumps(value)}" for key, value in SHORT.items()]
+    with pytest.raises(ConfigError, match=r"under distributed trust .* use `fedlgm audit` with --method distinguisher"):
+        audit_recipe(RECIPE, Audit(method=method), overrides=[*changes, "privacy.max_participations=2"])
+
+
+@pytest.mark.slow
+def test_finished_runs_are_audited_by_their_recipe_and_hold_no_canaries(tmp_path):
+    result = simulate(tmp_path / "run", **{"privacy.max_participations": 2})
+    assert audit_run(result.folder, Audit(method="probe")).passed
+    with pytest.raises(ConfigError, match="under distributed trust"):
+        simulate(tmp_path / "canaries", **{"run.audit": True})

@@ -60,6 +60,16 @@ def test_the_sum_is_exact_or_the_round_is_void_in_many_rounds():
     assert void > 100
 
 
+@pytest.mark.slow
+def test_more_than_two_hundred_nodes():
+    nodes = federation(205, 2)
+    agreed = terms(104, 2)
+    drops = {"share": {0, 1}, "mask": set(range(5, 30)), "agree": {40}, "unmask": {41, 42}}
+    np.testing.assert_array_equal(*aggregate(nodes, agreed, drops))
+    assert agreed.problem(205) == ""
+    assert "at most 1000 share secrets" in terms(600).problem(1001)
+
+
 def test_dropped_nodes_are_charged_and_not_in_the_sum():
     nodes = federation(5, 1)
     total, expected = aggregate(nodes, terms(4, 1), {"agree": {4}})

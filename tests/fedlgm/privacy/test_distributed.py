@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
+from scipy import special
 
+from fedlgm import integer_noise
 from fedlgm.errors import ConfigError
 from fedlgm.privacy import discrete_gaussian_tau, distributed_epsilon, gaussian_epsilon
 
@@ -61,6 +65,23 @@ def test_epsilon_against_the_server(noise, deviation, rounds, epsilon):
     assert found == pytest.approx(epsilon, abs=5e-5)
     each = deviation if noise == "discrete-gaussian" else deviation / 10
     assert found > gaussian_epsilon(10 * each / 60 / rounds**0.5, 1e-5)
+
+
+@pytest.mark.parametrize("variance", [4, 64, 2048])
+def test_skellam_divergences_lie_below_the_bound_between_whole_orders_too(variance):
+    """The corollary is proven for whole orders; exact divergences of one coordinate are summed here."""
+    orders = np.array([1.1, 1.5, 2.0, 2.5, 3.3, 5.5, 8.7])
+    for moved in {1, 2, 5, math.isqrt(variance), 2 * math.isqrt(variance)}:
+        x = np.arange(-45 * math.isqrt(variance) - 400, 45 * math.isqrt(variance) + 400)
+        with np.errstate(divide="ignore"):
+            one, other = (np.log(special.ive(np.abs(x - shift), variance)) for shift in (moved, 0))
+        seen = np.isfinite(one) & np.isfinite(other)
+        terms = orders[:, None] * one[seen] + (1 - orders)[:, None] * other[seen]
+        exact = special.logsumexp(terms, axis=1) / (orders - 1)
+        law = {"deviation": math.sqrt(variance), "parties": 1, "l2": moved, "l1": moved, "dimension": 1}
+        bound = integer_noise.get("skellam").divergences(orders, **law)
+        assert (exact <= bound).all()
+        assert exact[2] > bound[2] * (1 - 4 / math.sqrt(variance)), "the bound is near enough to be tested"
 
 
 @pytest.mark.parametrize(("rounds", "epsilon"), [(1, 4.7285), (100, 96.1163)])

@@ -1,0 +1,27 @@
+"""Laws of integer noise that nodes add in shares; each is one class, and nothing else distinguishes them."""
+
+from __future__ import annotations
+
+from fedlgm.errors import ConfigError
+from fedlgm.integer_noise.gaussian import DiscreteGaussian
+from fedlgm.integer_noise.law import IntegerNoise
+from fedlgm.integer_noise.skellam import Skellam
+
+LAWS: dict[str, IntegerNoise] = {law.name: law for law in (DiscreteGaussian(), Skellam())}
+
+__all__ = ["LAWS", "DiscreteGaussian", "IntegerNoise", "Skellam", "get"]
+
+
+def get(name: str) -> IntegerNoise:
+    """A law by its name.
+
+    Raises:
+        ConfigError: an unknown name.
+
+    Example:
+        >>> get("skellam").least_deviation
+        32
+    """
+    if name not in LAWS:
+        raise ConfigError(f"unknown noise {name!r}; known: {', '.join(LAWS)}")
+    return LAWS[name]

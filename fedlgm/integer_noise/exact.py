@@ -1,0 +1,101 @@
+"""Exact rejection sampling over whole vectors: acceptances are decided in as many digits as they need.
+
+An event of probability exp(-g) compares a uniform number with exp(-g) in float64. Where the two lie closer together
+than float64 is known to err, the number gets more random bits and exp(-g) more digits. So no delta is left for
+rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from decimal import Context, Decimal
+from fractions import Fraction
+from functools import partial
+
+import numpy as np
+
+MARGIN = 2.0**-44
+"""A hundred times the error of an acceptance probability in float64; one acceptance in 10^13 is decided otherwise."""
+_BITS = 53
+_CHUNK = 1 << 18
+
+
+def accepted(size: int, candidates: Callable[[int], np.ndarray]) -> np.ndarray:
+    """The first `size` draws that rejection accepts, int64 [size].
+
+    Args:
+        size: number of draws.
+        candidates: gives what is accepted of a number of proposals.
+    """
+    out, filled = np.empty(size, dtype=np.int64), 0
+    while filled < size:
+        found = candidates(min(_CHUNK, int(1.5 * (size - filled)) + 64))[: size - filled]
+        out[filled : filled + len(found)] = found
+        filled += len(found)
+    return out
+
+
+def discrete_laplace(scale: int, count: int, rng: np.random.Generator) -> np.ndarray:
+    """Up to `count` draws with probabilities proportional to exp(-|x| / scale), int64.
+
+    Source: Canonne, Kamath and Steinke 2020, Algorithm 2.
+    """
+    rest = rng.integers(0, scale, count)
+    rest = rest[happens(rest / scale, lambda lane, _: Fraction(int(rest[lane]), scale), rng)]
+    wholes, going = np.zeros(len(rest), dtype=np.int64), np.arange(len(rest))
+    while len(going):
+        going = going[happens(np.ones(len(going)), lambda *_: Fraction(1), rng)]
+        wholes[going] += 1
+    size, negative = rest + scale * wholes, rng.integers(0, 2, len(rest), dtype=np.int64) == 1
+    return np.where(negative, -size, size)[~(negative & (size == 0))]  # else zero would come up twice
+
+
+def happens(
+    exponents: np.ndarray,
+    exactly: Callable[[int, int], Fraction],
+    rng: np.random.Generator,
+    margin: float | None = None,
+) -> np.ndarray:
+    """Independent events of probabilities exp(-g), exactly.
+
+    Args:
+        exponents: g >= 0 in float64, off by so little that exp(-g) errs by less than the margin, [n].
+        exactly: (place, digits) -> g of that place, off by at most 10^-digits.
+        rng: stream to draw from.
+        margin: largest error of exp(-g) in float64; default: `MARGIN`.
+
+    Returns:
+        bool [n].
+
+    Example:
+        >>> share = happens(np.full(100_000, 1.0), lambda *_: Fraction(1), np.random.default_rng(1)).mean()
+        >>> round(float(share), 2)  # exp(-1) = 0.368
+        0.37
+    """
+    uniform, chance = rng.random(len(exponents)), np.exp(-exponents)
+    out = uniform < chance
+    for lane in np.flatnonzero(np.abs(uniform - chance) <= (MARGIN if margin is None else margin)):
+        out[lane] = decided(int(uniform[lane] * 2**_BITS), partial(exactly, int(lane)), rng)
+    return out
+
+
+def decided(leading: int, exactly: Callable[[int], Fraction], rng: np.random.Generator) -> bool:
+    """Whether a uniform number with these leading 53 bits lies below exp(-g).
+
+    Args:
+        leading: those bits.
+        exactly: digits -> g, off by at most 10^-digits.
+        rng: stream of further bits.
+    """
+    bits, digits = _BITS, 40
+    while True:
+        context, exponent = Context(prec=digits), exactly(digits)
+        ratio = context.divide(Decimal(exponent.numerator), Decimal(exponent.denominator))
+        chance = Fraction(context.exp(ratio.copy_negate()))
+        off = (exponent + 2) * chance * Fraction(10) ** (2 - digits)
+        if Fraction(leading + 1, 2**bits) <= chance - off:
+            return True
+        if Fraction(leading, 2**bits) >= chance + off:
+            return False
+        leading = (leading << 64) + int(rng.integers(0, 2**64, dtype=np.uint64))
+        bits, digits = bits + 64, digits + 20
