@@ -459,9 +459,9 @@ class NodeLedger:
 
 
 def _accountant(events: list[tuple[dp_event.DpEvent, int]]) -> str:
-    """The accountant that covers all events: no privacy loss distribution is known of noise in shares."""
-    known = all(type(privacy.events.unfolded(event, 1)[0]).__name__ != "ZCDpEvent" for event, _ in events)
-    return "pld" if known else "rdp"
+    """The accountant that covers all events."""
+    in_shares = any(isinstance(privacy.events.unfolded(event, 1)[0], privacy.events.RENYI_ONLY) for event, _ in events)
+    return "rdp" if in_shares else "pld"
 
 
 def _protects(stated: str, trust: str) -> str:

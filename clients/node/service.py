@@ -20,7 +20,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from dp_accounting import dp_event
 from pydantic import BaseModel, ConfigDict, Field
 
 from clients.node import data as node_data
@@ -297,8 +296,8 @@ class Service:
         """
         event, delta = request.event, self.policy.privacy.delta
         least = privacy.events.gaussian_event(self._least)
-        if isinstance(event, dp_event.ZCDpEvent):  # of noise in shares
-            return dp_event.ZCDpEvent(max(event.rho, 0.5 / self._least_in_shares**2))
+        if isinstance(event, privacy.events.RENYI_ONLY):
+            return type(event)(max(event.rho, 0.5 / self._least_in_shares**2))
         if type(event) is type(least):
             return least if event.noise_multiplier > self._least else event
         floor, record = privacy.composed_epsilon([(least, 1)], delta), privacy.events.encode(event)

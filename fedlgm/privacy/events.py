@@ -30,6 +30,10 @@ class WholeOrdersDpEvent(dp_event.DpEvent):
     rho: float
 
 
+RENYI_ONLY = (dp_event.ZCDpEvent, WholeOrdersDpEvent)
+"""Events of noise in shares: they have a Renyi bound rho a, and no privacy loss distribution is known of them."""
+
+
 def gaussian_event(multiplier: float, sampling_rate: float = 1.0) -> dp_event.DpEvent:
     """Event of one (Poisson-sampled) Gaussian release; a multiplier of 0 is not private.
 

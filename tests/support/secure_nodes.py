@@ -40,11 +40,15 @@ NODES, THRESHOLD, COLLUDERS = 5, 4, 1
 
 
 def facts(
-    multiplier: float = 4.0, nodes: int = NODES, threshold: int = THRESHOLD, colluders: int = COLLUDERS
+    multiplier: float = 4.0,
+    nodes: int = NODES,
+    threshold: int = THRESHOLD,
+    colluders: int = COLLUDERS,
+    noise: str = "discrete-gaussian",
 ) -> RunFacts:
     return RunFacts(
         multiplier, Sampling("fixed", nodes, 1.0), "replace-one", "distributed", 10, accountant="rdp",
-        shares=Shares(threshold, colluders),
+        shares=Shares(threshold, colluders, noise),
     )  # fmt: skip
 
 

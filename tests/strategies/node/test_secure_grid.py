@@ -46,8 +46,9 @@ def silent(federation, drops):
     return ending
 
 
-def test_a_round_moves_the_model_and_charges_every_node_once(federation):
-    moved = federation.run(2)
+@pytest.mark.parametrize("noise", ["discrete-gaussian", "skellam"])
+def test_a_round_moves_the_model_and_charges_every_node_once(federation, noise):
+    moved = federation.run(2, noise=noise)
     assert torch.linalg.norm(moved - MODEL) > 0.01
     assert [report.answered for report in federation.reports] == [[f"n{client}" for client in range(NODES)]] * 2
     assert charges(federation) == [2] * NODES
