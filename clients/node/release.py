@@ -342,8 +342,10 @@ class Releaser:
 
     def _module(self, work: Work) -> torch.nn.Module:
         options, data = options_of(work.model), self._policy.data
+        file = self._policy.allow.weights_file(options.pop("weights")) if "weights" in options else None
         shape = tuple(data.shape)
-        return models.build(work.model["name"], in_shape=shape, classes=data.classes, seed=0, **options)  # type: ignore[arg-type]
+        module = models.build(work.model["name"], in_shape=shape, classes=data.classes, seed=0, **options)  # type: ignore[arg-type]
+        return module if file is None else models.load_weights_(module, file)
 
 
 def _narrow(total: Tensor) -> np.ndarray:

@@ -31,7 +31,7 @@ from fedlgm.transcript import Transcript
 from simulations.cli import app
 from simulations.config import recipe as recipes
 from simulations.config.fingerprints import fixed_digest
-from simulations.deploy.server_entry import deployed
+from simulations.deploy.server_entry import deployed, work_of
 from simulations.runs.folder import RunFolder
 
 CHANGES = {
@@ -179,11 +179,15 @@ def test_a_recipe_begins_with_the_weights_of_a_file_and_is_only_continued_with_t
         simulations.resume(tmp_path / "run", model=other, data=numbers())
 
 
-def test_nodes_refuse_a_file_of_weights_that_they_cannot_read():
-    recipe = recipes.load("nodes")
-    recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"weights": "/base.safetensors"})})
-    with pytest.raises(ConfigError, match=r"model\.weights: nodes build their models from what is installed"):
+def test_nodes_get_the_hash_of_the_base_and_the_seed_of_the_adapters(tmp_path):
+    recipe = recipes.load("nodes", ["model.adapters={rank = 2, style = 'ffa'}", "model.seed=5"])
+    with pytest.raises(ConfigError, match=r"model\.adapters: nodes must have the same frozen base"):
         deployed(recipe, 3)
+    save_file(base().state_dict(), tmp_path / "base.safetensors")
+    changed = recipe.model.model_copy(update={"weights": str(tmp_path / "base.safetensors")})
+    work = work_of(deployed(recipe.model_copy(update={"model": changed}), 3))
+    assert work["model"]["weights"] == models.digest_of_file(tmp_path / "base.safetensors")
+    assert work["model"]["adapters"] == {"seed": 5, "rank": 2, "style": "ffa"}
 
 
 def test_a_recipe_adapts_a_bundled_model_and_counts_what_the_note_counts():
