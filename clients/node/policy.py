@@ -141,13 +141,19 @@ class Allow(_Section):
         """The node's file with this SHA-256.
 
         Raises:
-            Refusal: the policy does not list the hash, or the file has another one now.
+            Refusal: the policy does not list the hash, or the file has another one now. The path stays secret.
         """
         if not isinstance(digest, str) or digest not in self.weights:
             raise Refusal("work", f"model.weights: no file with SHA-256 {str(digest)[:64]!r} is allowed on this node")
         file = Path(self.weights[digest])
-        if digest_of_file(file) != digest:
-            raise Refusal("work", f"model.weights: the node's file for SHA-256 {digest} has another content")
+        try:
+            found = digest_of_file(file)
+        except ConfigError:
+            found = ""
+        if found != digest:
+            raise Refusal(
+                "work", f"model.weights: the node's file for SHA-256 {digest} is missing or has another content"
+            )
         return file
 
     def check_options(self, mechanism: str, options: Mapping[str, Any]) -> None:

@@ -330,12 +330,12 @@ def test_a_model_begins_only_with_files_that_the_policy_pins(tmp_path):
     uniform = {"name": "uniform"}
     adapters = {"rank": 2, "targets": ["fc1", "fc2"], "style": "ffa", "seed": 5}
 
-    def understood(weights: object):
-        module = models.build("mlp", in_shape=nodes.SHAPE, classes=nodes.CLASSES, hidden=[5], adapters=adapters)
+    def understood(weights: object, hidden: int = 5):
+        module = models.build("mlp", in_shape=nodes.SHAPE, classes=nodes.CLASSES, hidden=[hidden], adapters=adapters)
         table = LayerTable.from_module(module)
         facts = RunFacts(6.0, Sampling("fixed", 3, 1.0), "replace-one", "local", rounds=3, epsilon=8.0, delta=1e-5)
         text = built(uniform).plan(table, facts, Transcript(0, ())).to_json()
-        work = {"mechanism": uniform, "model": MODEL | {"adapters": adapters, "weights": weights}}
+        work = {"mechanism": uniform, "model": MODEL | {"hidden": [hidden], "adapters": adapters, "weights": weights}}
         return releaser.understand(1, text, work, table.flatten(module).numpy())
 
     request = understood(digest)
@@ -346,8 +346,13 @@ def test_a_model_begins_only_with_files_that_the_policy_pins(tmp_path):
     for weights in ("0" * 64, str(file), None, 7):
         with pytest.raises(Refusal, match=r"model\.weights: no file with SHA-256 .* is allowed on this node"):
             understood(weights)
+    with pytest.raises(Refusal, match=r"the tensors of that file are not those of the model$"):
+        understood(digest, hidden=6)
     save_file({name: value + 1 for name, value in MODULE.state_dict().items()}, file)
-    with pytest.raises(Refusal, match=r"the node's file .* has another content"):
+    with pytest.raises(Refusal, match=r"the node's file .* is missing or has changed$"):
+        releaser._module(request.work)
+    file.unlink()
+    with pytest.raises(Refusal, match=r"the node's file .* is missing or has changed$"):
         releaser._module(request.work)
 
 
