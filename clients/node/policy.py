@@ -151,9 +151,7 @@ class Allow(_Section):
         except ConfigError:
             found = ""
         if found != digest:
-            raise Refusal(
-                "work", f"model.weights: the node's file for SHA-256 {digest} is missing or has another content"
-            )
+            raise Refusal("work", f"model.weights: the node's file for SHA-256 {digest} is missing or has changed")
         return file
 
     def check_options(self, mechanism: str, options: Mapping[str, Any]) -> None:
