@@ -76,7 +76,7 @@ def main() -> None:
         for seed in chosen.seeds:
             for method, (changes, _) in METHODS.items():
                 name = {"method": method, "seed": seed, "base": digest, "parameters": sized(base, changes)}
-                kept.measure(name, "text-adapters", [f"model.weights={base}", *changes])
+                kept.measure(name, "text-adapters", [f"model.weights={base}", "run.evaluate_every=1000", *changes])
     if chosen.write or chosen.base is None:
         show(PAGE, {"comparison": page(kept)}, chosen.write)
 
