@@ -38,8 +38,9 @@ _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"sgd": torch.opt
 
 
 def client_level() -> list[str]:
-    """Bundled recipes whose clients train before anything is bounded."""
-    return [name for name in recipes.names() if recipes.load(name).unit == "client" and name != "nodes"]
+    """Bundled recipes whose clients train before anything is bounded, and whose model needs no file."""
+    loaded = {name: recipes.load(name) for name in recipes.names() if name != "nodes"}
+    return [name for name, recipe in loaded.items() if recipe.unit == "client" and recipe.model.weights is None]
 
 
 def plain(module: nn.Module, start: dict[str, Any], task: ClientTask, settings: LocalTraining, of: Task) -> None:

@@ -85,7 +85,7 @@ class ClientUpdates(Contributions):
 
     def updates(self, asked: Asked, order: KeyRing) -> Iterator[tuple[list[int], Updates | None]]:
         """See `Contributions.updates`; None for clients without data."""
-        tasks = {client: self._task(client, asked.round, order) for client in asked.clients}
+        tasks = {client: self._task(client, asked, order) for client in asked.clients}
         with torch_threads(self.numerics.threads):
             blocks = cast(Trainer, self._work.trainer).updates(
                 asked.model, [task for task in tasks.values() if task is not None]
@@ -120,8 +120,8 @@ class ClientUpdates(Contributions):
                 rows += [layers.norms(update).numpy() for update in unbounded(updates).cpu()]
         return np.stack(rows)
 
-    def _task(self, client: int, round_: int, order: KeyRing) -> ClientTask | None:
-        data = self._work.source(client)
+    def _task(self, client: int, asked: Asked, order: KeyRing) -> ClientTask | None:
+        data, round_ = self._work.source(client), asked.round
         if len(data) == 0:
             return None
         epochs = self._work.settings.epochs
@@ -129,4 +129,5 @@ class ClientUpdates(Contributions):
             # Path (round, client, 1): dropouts, drawn by the strategy, use 0.
             late = order.numpy_generator(Purpose.DROPOUT, round_, client, 1).random() < self._work.straggler_rate
             epochs = 1 if late else epochs
-        return ClientTask(data.x, data.y, order.torch_generator(Purpose.TRAIN, round_, client), epochs)
+        shuffling = order.torch_generator(Purpose.TRAIN, round_, client)
+        return ClientTask(data.x, data.y, shuffling, epochs, asked.plan.trained)

@@ -80,6 +80,8 @@ class ReleasePlan:
             broadcast. It costs nothing and proves nothing more: the uploads are released already.
         position: rounds before this one, in runs whose rounds are not charged one by one; see `Method.plan`.
         notes: public figures that explain the plan, by name, each [K]; they are logged and do not travel.
+        freezes: whether clients do not train layers that are not released. It changes only what they train, so the
+            proof does not depend on it.
 
     Raises:
         ConfigError: numbers outside their range, or of another shape.
@@ -107,6 +109,7 @@ class ReleasePlan:
     downlink: float = 0.0
     position: int | None = None
     notes: dict[str, np.ndarray] = field(default_factory=dict)
+    freezes: bool = False
 
     def __post_init__(self) -> None:
         clip, sigma = np.asarray(self.clip, dtype=np.float64), np.asarray(self.sigma, dtype=np.float64)
@@ -303,6 +306,13 @@ class ReleasePlan:
             views[j].copy_(part)
         return update
 
+    @cached_property
+    def trained(self) -> Tensor | None:
+        """1 for each coordinate that clients train and 0 for the others, float32 [D]; None if they train all."""
+        if not self.freezes or self.released.all():
+            return None
+        return torch.from_numpy(np.repeat(self.released, self.layers.sizes).astype(np.float32))
+
     def to_json(self) -> str:
         """The information with which a client bounds (and, under local trust, noises) its contribution."""
         return json.dumps(
@@ -320,6 +330,7 @@ class ReleasePlan:
                 "downlink": self.downlink,
             }
             | ({} if self.position is None else {"position": self.position})
+            | ({"freezes": True} if self.freezes else {})
         )
 
     @staticmethod
@@ -345,6 +356,7 @@ class ReleasePlan:
                 claim=raw["claim"],
                 downlink=float(raw["downlink"]),
                 position=raw.get("position"),
+                freezes=raw.get("freezes", False) is True,
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             if isinstance(error, ConfigError):

@@ -85,6 +85,32 @@ OutOption = Annotated[Path | None, typer.Option(help="Folder to create: settings
 
 
 @app.command()
+def pretrain(
+    recipe: Annotated[str, typer.Argument(help="Bundled recipe or TOML file.")] = "text-adapters",
+    text: Annotated[
+        list[Path] | None, typer.Option(help="Public UTF-8 text; repeatable. Default: docstrings of Python packages.")
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Adam steps.")] = 1500,
+    out: Annotated[Path | None, typer.Option(help="File to write; default: the recipe's model.weights.")] = None,
+    overrides: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Train the public base of a text recipe, without privacy, on public text."""
+    from simulations.pretrain import pretrain as pretraining
+    from simulations.runs import strict_json
+
+    def show(step: int, loss: float) -> None:
+        if not as_json:
+            _out.print(f"step {step}: {loss:.3f} nats per character", highlight=False)
+
+    done = pretraining(_recipe(recipe, overrides), out, texts=text or (), steps=steps, progress=show)
+    if as_json:
+        typer.echo(strict_json.dumps(dict(done)))
+        return
+    _out.print(f"wrote {done['file']} (SHA-256 {done['sha256']})", highlight=False, soft_wrap=True)
+
+
+@app.command()
 def simulate(
     recipe: RecipeArgument = None,
     engine: Annotated[

@@ -6,6 +6,7 @@ All checks use the numbers of the plan as it will be executed. Labels in a plan 
 from __future__ import annotations
 
 import math
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from fedlgm.clipping import LEAST_CLIP
 from fedlgm.errors import ConfigError, explained
 from fedlgm.extension import is_reference
+from fedlgm.models.weights import digest_of_file
 from fedlgm.node_protocol import NAME, printable, public_key
 from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.guarantee import Trust
@@ -115,6 +117,7 @@ class Allow(_Section):
     models: Annotated[tuple[str, ...], LISTED]
     tasks: Annotated[tuple[str, ...], LISTED] = ("classification",)
     options: dict[str, dict[str, list[Any]]] = {}  # of mechanisms: the values that may be asked for
+    weights: dict[str, str] = {}  # initial weights of models: SHA-256 of a safetensors file -> its path on this node
     largest_model: int = Field(default=20_000_000, ge=1)  # parameters
     most_epochs: int = Field(default=20, ge=1)
 
@@ -124,6 +127,33 @@ class Allow(_Section):
             if name not in self.mechanisms:
                 raise ValueError(f"options names {name!r}, which mechanisms does not list")
         return self
+
+    @field_validator("weights")
+    @classmethod
+    def _pinned(cls, value: dict[str, str]) -> dict[str, str]:
+        for digest, file in value.items():
+            if not re.fullmatch("[0-9a-f]{64}", digest):
+                raise ValueError(f"must map a file's SHA-256 of 64 hexadecimal digits to its path, got {digest!r}")
+            if not Path(file).is_absolute():
+                raise ValueError(f"must hold absolute paths, got {file!r}")
+        return value
+
+    def weights_file(self, digest: object) -> Path:
+        """The node's file with this SHA-256.
+
+        Raises:
+            Refusal: the policy does not list the hash, or the file has another one now. The path stays secret.
+        """
+        if not isinstance(digest, str) or digest not in self.weights:
+            raise Refusal("work", f"model.weights: no file with SHA-256 {str(digest)[:64]!r} is allowed on this node")
+        file = Path(self.weights[digest])
+        try:
+            found = digest_of_file(file)
+        except ConfigError:
+            found = ""
+        if found != digest:
+            raise Refusal("work", f"model.weights: the node's file for SHA-256 {digest} is missing or has changed")
+        return file
 
     def check_options(self, mechanism: str, options: Mapping[str, Any]) -> None:
         """Refuse options of a mechanism that this node's operator does not allow.
@@ -384,6 +414,7 @@ models = {models}
 # Options of these mechanisms are the server's to choose; what a release costs follows from its bounds and noise. To
 # allow some values only, at the end of this file: [allow.options.dp-sgd] and style = ["flat"]. A mechanism of your own
 # ("package.module:Class") takes the options that are listed so, and no others.
+# weights = {{"<SHA-256>" = "/path/base.safetensors"}} # public weights: a model may begin with these alone
 tasks = ["classification"] # also "regression", "binary", "multi-label"
 largest_model = 20_000_000 # parameters
 most_epochs = 20 # of local training in one round

@@ -26,6 +26,7 @@ from fedlgm import inputs, models, privacy, tasks
 from fedlgm.client_release import Asked, Contributions, Keys, Noised, client_release
 from fedlgm.contributions import Updates
 from fedlgm.devices import Numerics, torch_threads
+from fedlgm.errors import ConfigError
 from fedlgm.example_level.trainer import ExampleTrainer
 from fedlgm.integer import words
 from fedlgm.keys import KeyRing, Purpose
@@ -353,8 +354,13 @@ class Releaser:
 
     def _module(self, work: Work) -> torch.nn.Module:
         options, data = options_of(work.model), self._policy.data
+        file = self._policy.allow.weights_file(options.pop("weights")) if "weights" in options else None
         shape = tuple(data.shape)
-        return models.build(work.model["name"], in_shape=shape, classes=data.classes, seed=0, **options)  # type: ignore[arg-type]
+        module = models.build(work.model["name"], in_shape=shape, classes=data.classes, seed=0, **options)  # type: ignore[arg-type]
+        try:
+            return module if file is None else models.load_weights_(module, file)
+        except ConfigError as error:  # its message has the path
+            raise Refusal("work", "model.weights: the tensors of that file are not those of the model") from error
 
 
 def _narrow(total: Tensor) -> np.ndarray:

@@ -17,6 +17,7 @@ from fedlgm.extension import enter, load_object
 from fedlgm.mechanisms import group_noise
 from fedlgm.mechanisms import options as _options
 from fedlgm.mechanisms.adaptive import AdaptiveAllocation
+from fedlgm.mechanisms.alternate import Alternate
 from fedlgm.mechanisms.base import (
     BoundsExamples,
     Mechanism,
@@ -81,6 +82,7 @@ for _name in group_noise.names():
     register(_name, group_noise.GroupNoise)
 register("gaussian", FlatGaussian)
 register("adaptive", AdaptiveAllocation)
+register("alternate", Alternate)
 register("none", NoPrivacy)
 _REGISTRY["ladp"] = {"sound": LaDP, "published": "fedlgm.papers.ladp.published:PublishedLaDP"}
 _REGISTRY |= {name: {"sound": reference} for name, reference in _PAPERS.items()}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch import nn
 from fedlgm.errors import ConfigError
 from fedlgm.extension import misfit, named, parameters_of, users_code
 from fedlgm.keys import KeyRing, Purpose
+from fedlgm.models.adapters import adapt
 from fedlgm.models.convolutional import cifar_cnn, cnn, cnn_small, d_cnn
 from fedlgm.models.dense import logistic, mlp
 from fedlgm.models.huggingface import HuggingFace, original, plain, task_of
@@ -100,7 +101,15 @@ def options(name: str) -> tuple[str, ...]:
     return tuple(p.name for p in parameters_of(found).values() if p.kind in _NAMED and p.name not in _FILLED)
 
 
-def build(model: Model, *, in_shape: tuple[Any, ...], classes: int | None, seed: int = 0, **values: Any) -> nn.Module:
+def build(
+    model: Model,
+    *,
+    in_shape: tuple[Any, ...],
+    classes: int | None,
+    seed: int = 0,
+    adapters: Mapping[str, Any] | None = None,
+    **values: Any,
+) -> nn.Module:
     """Build a model whose initial weights depend on `seed` only.
 
     Global random generators are neither read nor changed. Weights are drawn on the CPU and then moved to the default
@@ -115,6 +124,7 @@ def build(model: Model, *, in_shape: tuple[Any, ...], classes: int | None, seed:
         in_shape: shape of one input, such as (C, H, W) of images or (length,) of text; a tuple of several.
         classes: number of outputs per example (`Task.outputs`); None if the data do not give it.
         seed: public seed, 0 <= seed < 2**128.
+        adapters: options of `adapters.adapt`: all but the adapters is then frozen.
         **values: options of the model.
 
     Returns:
@@ -138,6 +148,11 @@ def build(model: Model, *, in_shape: tuple[Any, ...], classes: int | None, seed:
     else:
         made = _made(found, label, in_shape, classes, seed, values)
     made = plain(made)
+    if adapters is not None:
+        wrong = misfit(adapt, made, **adapters)
+        if wrong:
+            raise ConfigError(f"model.adapters: {wrong}; its options: {', '.join(list(parameters_of(adapt))[1:])}")
+        made = adapt(made, **{"seed": seed} | dict(adapters))
     if not (isinstance(model, str) and model in _MODELS):
         require_trainable(made, label)
     unmade = [name for name, parameter in made.named_parameters() if parameter.is_meta]

@@ -73,10 +73,10 @@ def adapt(
 
     Args:
         model: any module.
-        rank: rank of every adapter.
+        rank: rank of every adapter; 0 adds no adapter, and only `also` is trained.
         targets: suffixes of the names of the linear layers to adapt, such as ["query", "value"]; None is all of them.
         alpha: see `LowRank`.
-        also: suffixes of the names of further modules to train completely, such as a new output layer.
+        also: suffixes of the names of further modules or parameters to train, such as a new output layer or "bias".
         style: "both" trains A and B; "ffa" freezes A at its initial value (FFA-LoRA; Sun et al., ICLR 2024), which
             makes averages of products exact and halves the uploads.
         seed: public seed of the initial A.
@@ -85,7 +85,7 @@ def adapt(
         The model.
 
     Raises:
-        ConfigError: no layer is adapted, a target matches none, or the style is unknown.
+        ConfigError: nothing is trained, a name matches nothing, or the style is unknown.
 
     Example:
         >>> model = adapt(nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3)), 2, ["0"], also=["2"])
@@ -95,25 +95,31 @@ def adapt(
     if style not in ("both", "ffa"):
         raise ConfigError(f"adapters: unknown style {style!r}; known: both, ffa")
     model.requires_grad_(False)
-    whole = [name for name, _ in model.named_modules() if _ends(name, also)]
+    whole = [name for name, _ in model.named_modules() if name and _ends(name, also)]
+    single = [name for name, _ in model.named_parameters() if _ends(name, also)]
     linear = {
         name: child
         for name, child in model.named_modules()
-        if type(child) is nn.Linear and name not in whole and (targets is None or _ends(name, targets))
+        if rank and type(child) is nn.Linear and name not in whole and (targets is None or _ends(name, targets))
     }
-    for asked, names in ((targets or (), list(linear)), (also, whole)):
+    for asked, names in ((targets or () if rank else (), list(linear)), (also, whole + single)):
         unmet = [end for end in asked if not any(_ends(name, [end]) for name in names)]
         if unmet:
             layers = ", ".join(name for name, child in model.named_modules() if type(child) is nn.Linear)
             raise ConfigError(f"adapters: {unmet[0]!r} ends no name of a layer of the model; linear layers: {layers}")
-    if not linear:
+    if rank and not linear:
         raise ConfigError(f"adapters: {type(model).__name__} has no torch.nn.Linear to adapt")
+    if not rank and not also:
+        raise ConfigError("adapters: rank = 0 adds no adapter, and `also` names nothing else to train")
+    trained = [p for name, p in model.named_parameters() if _ends(name, also)]
     generator = KeyRing.from_seed(seed).derive(b"adapters").torch_generator(Purpose.MODEL)
     for name, layer in linear.items():
         parent, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(parent), leaf, LowRank(layer, rank, alpha, generator))
     for name in whole:
         model.get_submodule(name).requires_grad_(True)
+    for parameter in trained:
+        parameter.requires_grad_(True)
     return freeze_first_factors(model) if style == "ffa" else model
 
 

@@ -25,6 +25,8 @@ class ClientTask:
         y: targets [n, ...] of the run's task.
         order: the client's stream of the round: it shuffles the batches and seeds the model's random numbers.
         epochs: number of passes; fewer than usual for a straggler.
+        trained: 1 for each coordinate that is trained, 0 for those that keep the model's values, float32 [D]; None
+            trains all. Equal in all tasks of a call. A trainer may ignore it: the plan drops what it does not release.
 
     Example:
         >>> task = ClientTask(torch.zeros(3, 2), torch.zeros(3), torch.Generator().manual_seed(1), epochs=2)
@@ -36,6 +38,7 @@ class ClientTask:
     y: Tensor
     order: torch.Generator
     epochs: int
+    trained: Tensor | None = None
 
     def permutations(self) -> Tensor:
         """Order of the examples in every epoch, int64 [epochs, n]."""

@@ -16,6 +16,7 @@ from fedlgm.errors import ConfigError
 from fedlgm.extension import enter, misfit, named, parameters_of, shown_name, users_code
 from fedlgm.training.base import Trainer
 from fedlgm.training.fedprox import FedProx, VectorizedFedProx
+from fedlgm.training.fedsgd import FedSGD, VectorizedFedSGD
 from fedlgm.training.native import NativeTrainer
 from fedlgm.training.sequential import SequentialTrainer
 from fedlgm.training.vectorized import VectorizedTrainer
@@ -46,7 +47,10 @@ PLAIN = TrainerKind(SequentialTrainer, VectorizedTrainer, NativeTrainer)
 """Minibatch SGD or Adam, as [training] says."""
 
 _PASSED = ("device", "task")
-_KINDS: dict[str, TrainerKind] = {"fedprox": TrainerKind(FedProx, VectorizedFedProx)}
+_KINDS: dict[str, TrainerKind] = {
+    "fedprox": TrainerKind(FedProx, VectorizedFedProx),
+    "fedsgd": TrainerKind(FedSGD, VectorizedFedSGD),
+}
 
 
 def names() -> tuple[str, ...]:

@@ -67,6 +67,7 @@ class SequentialTrainer:
         optimizer = optimizer_of(settings, self._weights)
         self._module.train()
         x, y = inputs.to(task.x, self._device), task.y.to(self._device)
+        trained = None if task.trained is None else task.trained.to(self._device)
         stack, orders = self._gradients.stack(x), task.permutations().to(self._device)
         differentiate = (stack or self._gradients.autograd).differentiate
         # Layers of a stack draw nothing; other models may, and would otherwise differ from one engine to another.
@@ -74,6 +75,8 @@ class SequentialTrainer:
             for rows in (rows for order in orders for rows in order.split(settings.batch_size)):
                 differentiate(x, y, rows)
                 self._adjust_(self._gradient, self._weights, model)
+                if trained is not None:
+                    self._gradient.mul_(trained)
                 if settings.gradient_clip is not None:
                     norm = torch.linalg.vector_norm(self._gradient)
                     self._gradient.mul_(torch.clamp(settings.gradient_clip / norm, max=1.0))

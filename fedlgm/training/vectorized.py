@@ -113,12 +113,15 @@ class VectorizedTrainer:
         weights = model.expand(self._width, -1).clone()
         parameters = self._layers.unflatten(weights)
         gradient = torch.zeros_like(weights)
+        trained = None if batch[0].trained is None else batch[0].trained.to(self._device)
         optimizer = optimizer_of(self._settings, weights)
         result = empty_block(self._width, self._layers.size, self._device, weights.dtype)
         for step in range(schedule.steps):
             gradients = self._call(parameters, *schedule.batch(step))
             torch.cat([gradients[name].flatten(1) for name in parameters], dim=1, out=gradient)
             self._adjust_(gradient, weights, model)
+            if trained is not None:
+                gradient.mul_(trained)
             self._clip_(gradient)
             optimizer.step(gradient)
             # Rows that are finished keep being stepped with the rest; their result is the copy made here.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -123,15 +124,23 @@ class Assembly:
                 raise missing_object(section.name, "model")
             module = models.build(
                 section.name if self.own.model is None else self.own.model,
-                in_shape=self._outline.shape,
-                classes=self.task.outputs(self._outline),
+                in_shape=self.outline.shape,
+                classes=self.task.outputs(self.outline),
                 seed=(self.recipe.run.seed or 0) if section.seed is None else section.seed,
+                adapters=section.adapters,
                 **section.options,
             )
-            return module if section.weights is None else models.load_weights_(module, section.weights)
+            if section.weights is None:
+                return module
+            if self.recipe.task.name == "next-token" and not Path(section.weights).exists():
+                raise ConfigError(
+                    f"there is no file {section.weights}: `fedlgm pretrain {self.recipe.name}` in its folder trains "
+                    "this base on public text"
+                )
+            return models.load_weights_(module, section.weights)
 
     @property
-    def _outline(self) -> DataSet:
+    def outline(self) -> DataSet:
         """The shapes and classes that the model needs, without loading a bundled set."""
         if "dataset" not in self.__dict__ and self.own.data is None:
             section = self.recipe.data
@@ -335,7 +344,7 @@ class Assembly:
         """The compiled kernel's trainer; ConfigError where there is no kernel, or not for this model or trainer."""
         if self.trainer_kind.native is None:
             raise ConfigError("training.kernel: this trainer has no native form: use training.kernel = 'torch'")
-        Program.of(module, self.layers, tuple(self._outline.shape), self.task)
+        Program.of(module, self.layers, tuple(self.outline.shape), self.task)
         return self.trainer_kind.native(module, *arguments, **keywords)
 
     def _kernel(self) -> Literal["native"] | None:

@@ -98,7 +98,7 @@ class Model(_OpenSection):
     """[model]: name; further keys are options of the model. `seed` initialises it; default: the run's seed (or 0).
 
     `weights` is a safetensors file of initial weights instead, for example of a public base model below adapters.
-    Provenance holds the file's SHA-256.
+    Provenance holds the file's SHA-256. `adapters` are options of `fedlgm.models.adapters.adapt`.
 
     Example:
         >>> Model(name="mlp", hidden=[64]).options
@@ -110,6 +110,7 @@ class Model(_OpenSection):
     name: str
     seed: int | None = Field(default=None, ge=0, lt=2**128)
     weights: str | None = None
+    adapters: dict[str, Any] | None = None
 
     @field_validator("weights")
     @classmethod

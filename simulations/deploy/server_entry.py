@@ -8,6 +8,7 @@ import os
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from flwr.app import Context
@@ -15,6 +16,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from clients.flower_private import hasten_server_grid
 from fedlgm.errors import ConfigError, DivergedError
+from fedlgm.models import digest_of_file
 from simulations.config.assembly import Assembly
 from simulations.config.recipe import Recipe
 from simulations.config.sections import Deployment
@@ -74,10 +76,10 @@ def deployed(recipe: Recipe, clients: int, *, test: bool = False) -> Recipe:
             f"mechanism.variant = {recipe.mechanism.variant!r} is not private, and real nodes make sound releases "
             "only: leave it out"
         )
-    if recipe.model.weights is not None:
+    if recipe.model.adapters is not None and recipe.model.weights is None:
         raise ConfigError(
-            "model.weights: nodes build their models from what is installed there and read no file of the server's: "
-            "install a function that builds the model with its weights, and name it as model.name"
+            "model.adapters: nodes must have the same frozen base: name its file as model.weights, and its SHA-256 in "
+            "every node's policy, [allow] weights"
         )
     if test and run.seed is None:
         raise ConfigError("a test deployment needs run.seed, the seed that its nodes were made with")
@@ -93,11 +95,17 @@ def deployed(recipe: Recipe, clients: int, *, test: bool = False) -> Recipe:
 
 def work_of(recipe: Recipe) -> Work:
     """The requested work, by names that are installed on the nodes; see `fedlgm.node_protocol.Question`."""
+    model: dict[str, Any] = {"name": recipe.model.name, **recipe.model.options}
+    if recipe.model.weights is not None:
+        model["weights"] = digest_of_file(recipe.model.weights)  # each node has its own copy, which its policy pins
+    if recipe.model.adapters is not None:
+        seed = (recipe.run.seed or 0) if recipe.model.seed is None else recipe.model.seed
+        model["adapters"] = {"seed": seed, **recipe.model.adapters}  # where A is frozen, it is not sent
     work: Work = {
         "mechanism": {"name": recipe.mechanism.name, **recipe.mechanism.options},
         "group_by": recipe.mechanism.group_by,
         "task": {"name": recipe.task.name, **recipe.task.options},
-        "model": {"name": recipe.model.name, **recipe.model.options},
+        "model": model,
         "training": asdict(recipe.training.local),
     }
     if recipe.training.exact_sums:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, cast
 
-import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
@@ -15,9 +14,10 @@ from fedlgm.files import PUBLIC, replacing
 from fedlgm.layers import adapted_layer, factor_of
 from fedlgm.models.adapters import LowRank
 from simulations.config.fingerprints import fixed_digest
-from simulations.reports.export import finished_model, texts
+from simulations.reports.export import load_model, metadata, texts
 from simulations.reports.rows import Exported, Protection
 from simulations.runs import strict_json
+from simulations.runs.folder import RunFolder
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _PREFIX = "base_model.model."
@@ -43,23 +43,22 @@ def export_adapter(run: Path | str, out: Path | str | None = None, module: nn.Mo
         RunError: the run has not changed any adapter; or see `load_model`.
     """
     folder = Path(run) / "adapter" if out is None else Path(out)
-    told, loaded, initial = finished_model(run, module)
-    trained = {name: p.detach().clone() for name, p in loaded.named_parameters() if p.requires_grad}
-    adapters = [name for name in trained if factor_of(name)]
+    told, loaded = metadata(run), load_model(run, module)
+    adapters = {name for name, p in loaded.named_parameters() if p.requires_grad and factor_of(name)}
     if not adapters:
         raise ConfigError(
             f"{run}: its model has no adapters (parameters named lora_A and lora_B): export it as a whole"
         )
-    if initial is not None and all(torch.equal(trained[name], initial[name]) for name in adapters):
+    if adapters <= set(RunFolder.open(Path(run)).finished().get("unmoved", ())):
         raise RunError(
             f"{run} has not changed any adapter: none of its rounds released one, so there is nothing to write"
         )
-    metadata = texts(told) | {"base_sha256": fixed_digest(loaded), "format": "pt"}
+    texts_of = texts(told) | {"base_sha256": fixed_digest(loaded), "format": "pt"}
     model = models.original(loaded)
     tensors, config = _of_peft(model) if hasattr(model, "peft_config") else _of_low_rank(model)
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in (
-        (WEIGHTS, save({key: value.detach().contiguous().clone() for key, value in tensors.items()}, metadata)),
+        (WEIGHTS, save({key: value.detach().contiguous().clone() for key, value in tensors.items()}, texts_of)),
         (CONFIG, (strict_json.dumps(config, indent=2) + "\n").encode()),
     ):
         with replacing(folder / name, PUBLIC, shared=True) as partial:

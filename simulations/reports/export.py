@@ -151,28 +151,6 @@ def export(
     }
 
 
-def finished_model(
-    run: Path | str, module: nn.Module | None = None
-) -> tuple[Metadata, nn.Module, dict[str, torch.Tensor] | None]:
-    """Metadata and model of a finished run, and its initial parameters by name if `module` still holds them.
-
-    Args:
-        run: run folder.
-        module: see `load_model`.
-    """
-    folder = RunFolder.open(Path(run))
-    result = folder.finished()
-    told = _metadata(folder, result)
-    if module is None:
-        loaded = _load(folder, result, None)
-        start = Assembly(folder.recipe()).module()
-        return told, loaded, {name: value.detach() for name, value in start.named_parameters()}
-    before = {name: value.detach().clone() for name, value in models.plain(module).named_parameters()}
-    loaded = _load(folder, result, module)
-    held = all(torch.equal(before[name], value) for name, value in loaded.named_parameters())
-    return told, loaded, None if held else before
-
-
 def _load(folder: RunFolder, result: RunSummary, module: nn.Module | None) -> nn.Module:
     """See `load_model`; of a run that was checked."""
     run, recipe = folder.path, folder.recipe()

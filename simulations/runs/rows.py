@@ -46,6 +46,7 @@ class RunSummary(Figures, total=False):
         noise_backend, device: generator of the noise, and device of the training.
         model_sha256: hash of the final model as one flat float32 vector.
         ledger_head: the ledger's head.
+        base_sha256, unmoved: of a model with frozen parameters: their hash, and the parameters that no round changed.
         audited_epsilon, audit_method, audit_confidence, audit_passed: with `run.audit`; for the operator alone.
         failures, seconds_per_round, seconds: for the operator alone; not kept in the run's folder.
         report: file of the report, if written.
@@ -67,6 +68,8 @@ class RunSummary(Figures, total=False):
     device: str
     model_sha256: str
     ledger_head: str
+    base_sha256: str
+    unmoved: list[str]
     audited_epsilon: float
     audit_method: str
     audit_confidence: float

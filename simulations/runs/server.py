@@ -21,6 +21,7 @@ from simulations.audits.canaries import audited_figures, run_canaries
 from simulations.config.assembly import Assembly
 from simulations.runs.checkpoints import model_digest
 from simulations.runs.folder import RunFolder
+from simulations.runs.frozen import FrozenBase
 from simulations.runs.provenance import provenance_of
 from simulations.runs.recorder import Recorder
 from simulations.runs.rows import FullRow, OnRound, RunSummary
@@ -74,6 +75,7 @@ def serve(
         folder.diverged.forget()
         keys, abandoned = folder.keys(recipe.run.seed, checkpoint)
         run_noise = RunNoise() if assembly.facts.noise is None else folder.run_noise(recipe.run.seed, checkpoint)
+        base = FrozenBase(assembly)
         started = time.perf_counter()
         with (
             _followed(assembly, folder, transcript.rounds, trackers) as followers,
@@ -136,6 +138,7 @@ def serve(
             "ledger_head": str(head),
         }
         result.update(figures)  # type: ignore[typeddict-item]
+        result.update(base.check(final))
         if canaries is not None:
             folder.keep_audit(audited_figures(assembly, folder, result))
         folder.finish(result)

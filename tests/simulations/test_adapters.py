@@ -15,15 +15,23 @@ from transformer_models import bert, gpt2, lora, run, tokens
 from typer.testing import CliRunner
 
 import simulations
-from fedlgm.errors import ConfigError, RunError
+from fedlgm import Sampling, mechanisms, models
+from fedlgm.errors import ConfigError, Notice, RunError
 from fedlgm.example_level import clipped_sum
 from fedlgm.example_level.engine import ExampleGradients
-from fedlgm.layers import LayerTable
+from fedlgm.facts import RunFacts
+from fedlgm.layers import LayerTable, factor_of
 from fedlgm.models.adapters import LowRank, adapt, freeze_first_factors
 from fedlgm.models.requirements import Unchanged
+from fedlgm.plan import ReleasePlan
+from fedlgm.training import ClientTask, FedProx, LocalTraining, NativeTrainer, SequentialTrainer, VectorizedTrainer
+from fedlgm.training.fedsgd import FedSGD
+from fedlgm.training.native import reason
+from fedlgm.transcript import Transcript
 from simulations.cli import app
 from simulations.config import recipe as recipes
-from simulations.deploy.server_entry import deployed
+from simulations.config.fingerprints import fixed_digest
+from simulations.deploy.server_entry import deployed, work_of
 from simulations.runs.folder import RunFolder
 
 CHANGES = {
@@ -171,8 +179,137 @@ def test_a_recipe_begins_with_the_weights_of_a_file_and_is_only_continued_with_t
         simulations.resume(tmp_path / "run", model=other, data=numbers())
 
 
-def test_nodes_refuse_a_file_of_weights_that_they_cannot_read():
-    recipe = recipes.load("nodes")
-    recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"weights": "/base.safetensors"})})
-    with pytest.raises(ConfigError, match=r"model\.weights: nodes build their models from what is installed"):
+def test_nodes_get_the_hash_of_the_base_and_the_seed_of_the_adapters(tmp_path):
+    recipe = recipes.load("nodes", ["model.adapters={rank = 2, style = 'ffa'}", "model.seed=5"])
+    with pytest.raises(ConfigError, match=r"model\.adapters: nodes must have the same frozen base"):
         deployed(recipe, 3)
+    save_file(base().state_dict(), tmp_path / "base.safetensors")
+    changed = recipe.model.model_copy(update={"weights": str(tmp_path / "base.safetensors")})
+    work = work_of(deployed(recipe.model_copy(update={"model": changed}), 3))
+    assert work["model"]["weights"] == models.digest_of_file(tmp_path / "base.safetensors")
+    assert work["model"]["adapters"] == {"seed": 5, "rank": 2, "style": "ffa"}
+
+
+def test_a_recipe_adapts_a_bundled_model_and_counts_what_the_note_counts():
+    options = {"rank": 4, "targets": ["query", "value", "expand", "contract"], "also": ["outputs.bias"]}
+    for adapters, size in (
+        (options, 7744),  # L3
+        (options | {"style": "ffa"}, 3904),
+        ({"rank": 0, "also": ["outputs", "norm"]}, 4288),
+        ({"rank": 0, "also": ["bias", "norm", "norm1", "norm2"]}, 2304),
+    ):
+        made = models.build("transformer", in_shape=(32,), classes=64, width=64, layers=3, adapters=adapters)
+        assert LayerTable.from_module(made).size == size
+    with pytest.raises(ConfigError, match=r"model\.adapters: .*ranks.*its options: rank, targets"):
+        models.build("mlp", in_shape=(4,), classes=2, adapters={"rank": 4, "ranks": 4})
+
+
+@pytest.mark.parametrize("vectorize", ["off", "on"])
+def test_factors_in_turn_move_in_their_own_rounds_only(vectorize, tmp_path):
+    changes = {"mechanism.name": "alternate", "mechanism.group_by": "factor", "training.vectorize": vectorize}
+    before = dict(adapted().named_parameters())
+    for rounds, moved in ((1, {"B", None}), (2, {"A", "B", None})):
+        own = CHANGES | changes | {"federation.rounds": rounds}
+        result = simulations.simulate(model=adapted(), data=numbers(), overrides=own, run_dir=tmp_path / str(rounds))
+        after = result.model().named_parameters()
+        assert {factor_of(name) for name, p in after if not torch.equal(p, before[name])} == moved
+    assert [row["released"] for row in result.history] == [3, 3]
+    assert result.epsilon == pytest.approx(8, rel=1e-2)
+
+
+@pytest.mark.parametrize("kind", [SequentialTrainer, VectorizedTrainer, FedSGD, FedProx])
+def test_a_frozen_factor_is_not_trained(kind):
+    model = adapted()
+    nn.init.normal_(model[0].lora_B.weight)
+    layers = LayerTable.from_module(model, "factor")
+    trained = torch.cat([torch.full((layer.size,), float("lora_A" not in layer.name)) for layer in layers.layers])
+    flat, settings = layers.flatten(model), LocalTraining(lr=0.1, optimizer="adam", epochs=2, gradient_clip=1.0)
+    x, y = torch.from_numpy(numbers()["train"][0]), torch.from_numpy(numbers()["train"][1])
+    one, all_of = (
+        next(kind(adapted(), layers, settings).updates(flat, [ClientTask(x, y, torch.Generator(), 2, mask)])).clone()[0]
+        for mask in (trained, None)
+    )
+    assert not one[trained == 0].any()
+    assert one[trained == 1].any()
+    assert all_of[trained == 0].any()
+
+
+def test_alternation_needs_factors_that_are_layers():
+    changes = CHANGES | {"mechanism.name": "alternate", "mechanism.group_by": "adapter"}
+    with pytest.raises(ConfigError, match=r"layer '0' holds both factors.*group_by = 'factor', 'kind' or 'tensor'"):
+        simulations.simulate(model=adapted(), data=numbers(), overrides=changes)
+    facts = RunFacts(1.0, Sampling("poisson", 100, 0.1))
+    for model in (adapted(style="ffa"), base()):  # nothing to alternate between
+        plan = mechanisms.get("alternate").plan(LayerTable.from_module(model), facts, Transcript(1, ()))
+        assert plan.released.all()
+
+
+@pytest.mark.skipif(reason() is not None, reason="no compiled kernel here")
+def test_the_compiled_kernel_refuses_to_freeze_layers():
+    layers = LayerTable.from_module(base())
+    task = ClientTask(torch.zeros(2, 6), torch.zeros(2).long(), torch.Generator(), 1, torch.ones(layers.size))
+    with pytest.raises(ConfigError, match=r"'native' trains all layers"):
+        next(NativeTrainer(base(), layers, LocalTraining()).updates(layers.flatten(base()), [task]))
+
+
+def test_a_plan_says_what_it_freezes_and_other_plans_keep_their_text():
+    layers = LayerTable.from_module(adapted(), "kind")
+    facts = RunFacts(1.0, Sampling("poisson", 100, 0.1))
+    plan = mechanisms.get("alternate").plan(layers, facts, Transcript(0, ()))
+    again = ReleasePlan.from_json(layers, plan.to_json())
+    assert again.freezes
+    assert torch.equal(
+        again.trained, torch.tensor(again.released).repeat_interleave(torch.tensor(layers.sizes)).float()
+    )
+    assert "freezes" not in mechanisms.get("uniform").plan(layers, facts, Transcript(0, ())).to_json()
+
+
+def test_a_run_names_the_base_and_what_never_moved(tmp_path):
+    changes = CHANGES | {"mechanism.name": "alternate", "mechanism.group_by": "kind", "federation.rounds": 1}
+    with pytest.warns(
+        Notice, match=r"has not changed these parameters: 0\.lora_A\.weight, 2\.lora_A\.weight; no round"
+    ):
+        result = simulations.simulate(model=adapted(), data=numbers(), overrides=changes, run_dir=tmp_path / "run")
+    assert result["unmoved"] == ["0.lora_A.weight", "2.lora_A.weight"]
+    assert result["base_sha256"] == fixed_digest(adapted())
+
+
+def test_a_base_that_changes_during_the_run_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    net = base()
+    save_file(net.state_dict(), "base.safetensors")
+    changed = [False]
+
+    def replaced(row):
+        if not changed[0]:
+            save_file({name: value + 1 for name, value in net.state_dict().items()}, "base.safetensors")
+            changed[0] = True
+
+    changes = CHANGES | {"model.weights": "base.safetensors"}
+    with pytest.raises(RunError, match=r"frozen parameters of the model changed during the run"):
+        simulations.simulate(model=adapted(), data=numbers(), overrides=changes, progress=replaced)
+
+
+def test_a_missing_base_says_which_command_makes_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["plan", "text-adapters"])
+    assert isinstance(done.exception, ConfigError)
+    assert "text-base.safetensors: `fedlgm pretrain text-adapters` in its folder trains" in str(done.exception)
+
+
+def test_a_base_is_pretrained_on_public_text(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "public.txt").write_text("In the beginning was the word. " * 20)
+    small = ["--set", "model.width=8", "--set", "model.layers=1", "--set", "model.heads=1"]
+    words = ["pretrain", "--text", "public.txt", "--steps", "20", "--json", *small]
+    made = [json.loads(CliRunner().invoke(app, words, catch_exceptions=False).output) for _ in range(2)]
+    assert made[0] == made[1]
+    assert made[0]["sha256"] == models.digest_of_file("text-base.safetensors")
+    assert 0 < made[0]["loss"] < 4.2
+    done = CliRunner().invoke(app, ["plan", "text-adapters", *small, "--set", "federation.rounds=2"])
+    assert done.exit_code == 0, done.output
+    for extra, message in (
+        (["--text", "no.txt"], "cannot be read"),
+        (["--set", "task.name=classification"], "next-token"),
+    ):
+        assert message in str(CliRunner().invoke(app, [*words, *extra]).exception)

@@ -54,11 +54,24 @@ def test_the_refusal_of_vectorised_training_names_what_transformers_needs(tmp_pa
     assert not (tmp_path / "run").exists()
 
 
-def test_examples_are_protected_in_gpt2(tmp_path):
+def protecting_examples(model, path, engine="local"):
     short = {key: value for key, value in CHANGES.items() if key != "federation.rate"} | {"training.batch_size": 16}
-    options = {"model": gpt2(), "data": sentences(labels=False), "users": "user", "overrides": short}
-    result = simulations.simulate("dp-sgd-digits", **options, run_dir=tmp_path / "run")
-    assert result.guarantee.startswith("proven (example-level")
+    options = {"data": sentences(not task_of(model)), "users": "user", "overrides": short, "engine": engine}
+    return simulations.simulate("dp-sgd-digits", model=model, run_dir=path, **options)
+
+
+def test_examples_are_protected_in_gpt2(tmp_path):
+    assert protecting_examples(gpt2(), tmp_path / "run").guarantee.startswith("proven (example-level")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [gpt2, lambda: lora(gpt2()), lambda: lora(bert())], ids=["gpt2", "lora", "bert-lora"])
+def test_every_engine_protects_examples_alike(make, tmp_path):
+    engines = ("local", "ray", "flower")
+    made = {engine: protecting_examples(make(), tmp_path / engine, engine) for engine in engines}
+    assert len({result["model_sha256"] for result in made.values()}) == 1
+    assert len({result.get("base_sha256") for result in made.values()}) == 1
+    assert not made["local"].get("unmoved")
 
 
 def test_dropout_is_refused_where_examples_are_protected_and_the_message_says_how_to_remove_it(tmp_path):

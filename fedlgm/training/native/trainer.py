@@ -68,6 +68,8 @@ class NativeTrainer:
         if model.shape != self._update.shape:
             raise ConfigError(f"the model has {model.numel()} parameters, its layer table {self._update.numel()}")
         for task in tasks:
+            if task.trained is not None:
+                raise ConfigError("training.kernel = 'native' trains all layers, this plan freezes some: use 'torch'")
             self._run(model, task, task.permutations(), self._settings)
             yield self._update[None]
 

@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 
 from clients.node import data as node_data
 from clients.node.folder import NodeFolder
@@ -315,3 +317,48 @@ def test_a_mechanism_of_the_operators_own_takes_the_options_that_he_lists(tmp_pa
     with folder.policy_file.open("a") as file:
         file.write(f'\n[allow.options."{name}"]\nnote = ["other"]\n')
     assert Work.parse(work({"name": name, "note": "other"}), folder.policy()).built().note == "other"
+
+
+def test_a_model_begins_only_with_files_that_the_policy_pins(tmp_path):
+    file = tmp_path / "base.safetensors"
+    save_file(MODULE.state_dict(), file)
+    digest = models.digest_of_file(file)
+    folder = make_node(tmp_path / "node")
+    nodes.edit(folder, "tasks = [", f'weights = {{"{digest}" = "{file}"}}\ntasks = [')
+    data = node_data.read(folder.policy().data, folder.path)
+    releaser = Releaser(folder.policy(), data, node_data.digest(data), b"0" * 32)
+    uniform = {"name": "uniform"}
+    adapters = {"rank": 2, "targets": ["fc1", "fc2"], "style": "ffa", "seed": 5}
+
+    def understood(weights: object, hidden: int = 5):
+        module = models.build("mlp", in_shape=nodes.SHAPE, classes=nodes.CLASSES, hidden=[hidden], adapters=adapters)
+        table = LayerTable.from_module(module)
+        facts = RunFacts(6.0, Sampling("fixed", 3, 1.0), "replace-one", "local", rounds=3, epsilon=8.0, delta=1e-5)
+        text = built(uniform).plan(table, facts, Transcript(0, ())).to_json()
+        work = {"mechanism": uniform, "model": MODEL | {"hidden": [hidden], "adapters": adapters, "weights": weights}}
+        return releaser.understand(1, text, work, table.flatten(module).numpy())
+
+    request = understood(digest)
+    releaser.prepare(request)
+    module = releaser._module(request.work)
+    fixed = {name: value for name, value in module.named_parameters() if not value.requires_grad}
+    assert torch.equal(fixed["fc1.base.weight"], MODULE.fc1.weight)
+    for weights in ("0" * 64, str(file), None, 7):
+        with pytest.raises(Refusal, match=r"model\.weights: no file with SHA-256 .* is allowed on this node"):
+            understood(weights)
+    with pytest.raises(Refusal, match=r"the tensors of that file are not those of the model$"):
+        understood(digest, hidden=6)
+    save_file({name: value + 1 for name, value in MODULE.state_dict().items()}, file)
+    with pytest.raises(Refusal, match=r"the node's file .* is missing or has changed$"):
+        releaser._module(request.work)
+    file.unlink()
+    with pytest.raises(Refusal, match=r"the node's file .* is missing or has changed$"):
+        releaser._module(request.work)
+
+
+@pytest.mark.parametrize("line", ['weights = {"abc" = "/base"}', f'weights = {{"{"0" * 64}" = "base"}}'])
+def test_a_pin_is_a_hash_and_an_absolute_path(tmp_path, line):
+    folder = make_node(tmp_path / "node")
+    nodes.edit(folder, "tasks = [", f"{line}\ntasks = [")
+    with pytest.raises(ConfigError, match=r"allow\.weights.*(SHA-256|absolute)"):
+        folder.policy()

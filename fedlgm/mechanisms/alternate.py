@@ -1,0 +1,77 @@
+"""Alternating low-rank factors: each round trains and releases one factor of every adapter, with the whole budget.
+
+Source: RoLoRA (Chen et al. 2024, arXiv 2409.02346), with noise on the released factor.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedlgm import clipping
+from fedlgm.allocation import shares, spread
+from fedlgm.errors import ConfigError
+from fedlgm.facts import RunFacts
+from fedlgm.layers import Layer, LayerTable, factor_of
+from fedlgm.mechanisms.base import Mechanism, check_positive
+from fedlgm.plan import ReleasePlan
+from fedlgm.privacy.guarantee import Guarantee
+from fedlgm.transcript import Transcript
+
+_PROVEN = "the order of releases is public; every contribution is bounded, then noised or not sent"
+
+
+@dataclass(frozen=True)
+class Alternate(Mechanism):
+    """Odd rounds release the factors B of all adapters, even rounds their factors A.
+
+    B comes first: it begins at zero, where the gradient of A vanishes. Layers of no adapter, such as a new head, are
+    released in every round. A factor that is not released is not trained, either. The budget of a round is spread over
+    the layers that it releases. A model that does not train both factors releases all layers in every round.
+
+    Attributes:
+        bound: l2 bound S of one client's update; each of n released layers has S / sqrt(n).
+        rule: allocation rule of the noise, see `fedlgm.allocation.names`.
+
+    Raises:
+        ConfigError: an unknown rule; in `plan`, a layer that mixes both factors.
+
+    Example:
+        >>> from torch import nn
+        >>> from fedlgm import Sampling
+        >>> from fedlgm.models.adapters import LowRank
+        >>> layers = LayerTable.from_module(LowRank(nn.Linear(6, 4), rank=2), "factor")
+        >>> plan = Alternate("alternate").plan(layers, RunFacts(1.0, Sampling("poisson", 100, 0.1)), Transcript(0, ()))
+        >>> plan.released.tolist(), plan.sigma.tolist(), plan.freezes
+        ([False, True], [inf, 1.0], True)
+    """
+
+    bound: float = 1.0
+    rule: str = "snr-consistent"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self.name, bound=self.bound)
+        shares(self.rule, [1.0], [1])
+
+    def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
+        """The round's plan, a function of its number."""
+        factors = [self._factor(layer) for layer in layers.layers]
+        both = {"A", "B"} <= set(factors)
+        released = np.array([not both or factor in (None, "BA"[transcript.rounds % 2]) for factor in factors])
+        clip, sigma = np.zeros(len(layers)), np.full(len(layers), math.inf)
+        clip[released] = clipping.eq_clip(self.bound, int(released.sum()))
+        share = shares(self.rule, clip[released], layers.sizes[released])
+        sigma[released] = spread(share, clip[released], facts.noise_multiplier)
+        return ReleasePlan(layers, clip, sigma, facts, Guarantee("proven", _PROVEN), freezes=True)
+
+    def _factor(self, layer: Layer) -> str | None:
+        found = {factor_of(slot.name) for slot in layer.slots}
+        if len(found) > 1:
+            raise ConfigError(
+                f"{self.name}: layer {layer.name!r} holds both factors of an adapter, or one and other parameters: use "
+                "mechanism.group_by = 'factor', 'kind' or 'tensor'"
+            )
+        return found.pop()

@@ -1,0 +1,158 @@
+"""Pretrain the public base of a text recipe: docstrings of installed packages, or texts of your own."""
+
+from __future__ import annotations
+
+import ast
+import math
+import sysconfig
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TypedDict
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from fedlgm import models
+from fedlgm.data.text import encode
+from fedlgm.devices import torch_threads
+from fedlgm.errors import ConfigError, DataError
+from fedlgm.files import PUBLIC, replacing
+from fedlgm.keys import KeyRing, Purpose
+from simulations.config.assembly import Assembly
+from simulations.config.recipe import Recipe
+
+_PACKAGES = ("torch", "scipy", "numpy", "sklearn", "sympy", "networkx", "pandas")
+"""Besides Python's own library; all are installed with fedlgm. Packages that are missing are left out."""
+_CHARACTERS = 6_000_000
+_BATCH, _LR = 64, 3e-3
+
+
+class Pretrained(TypedDict):
+    """A pretrained base: its file with SHA-256, characters of text, steps, and the mean loss of the last tenth of them.
+
+    Example:
+        >>> Pretrained(file="base.safetensors", sha256="", characters=6, steps=1, loss=4.1)["steps"]
+        1
+    """
+
+    file: str
+    sha256: str
+    characters: int
+    steps: int
+    loss: float
+
+
+def docstrings(characters: int = _CHARACTERS) -> np.ndarray:
+    """Docstrings of Python's library and of installed packages, as the text data sets encode them.
+
+    Which texts there are depends on the installed versions, and on nothing else.
+
+    Args:
+        characters: largest number of characters.
+
+    Returns:
+        int64 [characters].
+    """
+    parts: list[np.ndarray] = []
+    left = characters
+    for text in _docstrings():
+        tokens = encode(text + "\n")[:left]
+        parts.append(tokens)
+        left -= len(tokens)
+        if left == 0:
+            break
+    return np.concatenate(parts)
+
+
+def _docstrings() -> Iterator[str]:
+    roots = [Path(sysconfig.get_paths()["stdlib"])]
+    found = (find_spec(name) for name in _PACKAGES)
+    roots += [Path(spec.submodule_search_locations[0]) for spec in found if spec and spec.submodule_search_locations]
+    for root in roots:
+        for file in sorted(root.rglob("*.py")):
+            if {"test", "tests", "site-packages"} & set(file.relative_to(root).parts):
+                continue
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # of escapes in other people's strings
+                    tree = ast.parse(file.read_bytes())
+            except (SyntaxError, ValueError):
+                continue
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                    text = ast.get_docstring(node)
+                    if text:
+                        yield text
+
+
+def pretrain(
+    recipe: Recipe,
+    out: Path | str | None = None,
+    *,
+    texts: Sequence[Path] = (),
+    steps: int = 1500,
+    progress: Callable[[int, float], None] | None = None,
+) -> Pretrained:
+    """Train the base of a recipe's model to predict the next character of public text, and write it to a file.
+
+    The base is the recipe's model without its adapters. Training is not private: give public texts only.
+
+    Args:
+        recipe: a recipe of the task "next-token" on the bundled alphabet.
+        out: file to write; default: the recipe's `model.weights`.
+        texts: UTF-8 files; default: docstrings of installed packages.
+        steps: Adam steps with 64 windows each.
+        progress: called with the number of steps and the mean loss, ten times.
+
+    Raises:
+        ConfigError: another task or alphabet, or no file to write.
+        DataError: a text cannot be read, or all are too short.
+    """
+    file = out if out is not None else recipe.model.weights
+    if file is None:
+        raise ConfigError("pretrain: --out names no file, and the recipe has no model.weights")
+    if recipe.task.name != "next-token":
+        raise ConfigError(f"pretrain: text trains the task 'next-token', the recipe's is {recipe.task.name!r}")
+    base = recipe.model.model_copy(update={"weights": None, "adapters": None})
+    assembly = Assembly(recipe.model_copy(update={"model": base}), planned=True)
+    module, length = assembly.module().train(), int(assembly.outline.shape[0])
+    try:
+        text = np.concatenate([encode(p.read_text(encoding="utf-8")) for p in texts]) if texts else docstrings()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"pretrain: a text cannot be read: {error}") from error
+    if len(text) < 2 * length:
+        raise DataError(f"pretrain: the texts hold {len(text)} known characters; {2 * length} are the fewest")
+    with torch_threads(recipe.run.threads):
+        loss = _train(module, torch.from_numpy(text), length, steps, recipe.run.seed or 0, progress)
+    with replacing(Path(file), PUBLIC, shared=True) as partial:
+        save_file(module.state_dict(), partial)
+    digest = models.digest_of_file(file)
+    return {"file": str(file), "sha256": digest, "characters": len(text), "steps": steps, "loss": loss}
+
+
+def _train(
+    module: nn.Module, text: Tensor, length: int, steps: int, seed: int, progress: Callable[[int, float], None] | None
+) -> float:
+    """Adam with a cosine schedule; returns the mean loss of the last tenth of the steps."""
+    generator = KeyRing.from_seed(seed).derive(b"pretrain").torch_generator(Purpose.MODEL)
+    optimizer = torch.optim.Adam(module.parameters(), lr=_LR)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5 * (1 + math.cos(math.pi * step / steps)))
+    total, every, mean = 0.0, max(1, steps // 10), math.nan
+    for step in range(1, steps + 1):
+        starts = torch.randint(len(text) - length, (_BATCH,), generator=generator)
+        rows = text[starts[:, None] + torch.arange(length + 1)]
+        loss = nn.functional.cross_entropy(module(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        schedule.step()
+        total += float(loss.detach())
+        if step % every == 0:
+            mean, total = total / every, 0.0
+            if progress is not None:
+                progress(step, mean)
+    return mean

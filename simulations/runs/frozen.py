@@ -1,0 +1,56 @@
+"""The check at the end of a run whose model has frozen parameters: the rest has moved, they have not."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+
+from fedlgm.errors import Notice, RunError
+from fedlgm.transcript import Transcript
+from simulations.config.assembly import Assembly
+from simulations.config.fingerprints import fixed_digest
+from simulations.runs.rows import RunSummary
+
+
+class FrozenBase:
+    """The frozen part of a run's model before its rounds.
+
+    Args:
+        assembly: the run's objects.
+    """
+
+    def __init__(self, assembly: Assembly) -> None:
+        module = assembly.module()
+        self._assembly, self._start = assembly, assembly.layers.flatten(module)
+        frozen = any(not parameter.requires_grad for parameter in module.parameters())
+        self._digest = fixed_digest(module) if frozen else ""
+
+    def check(self, final: Transcript) -> RunSummary:
+        """Compare with the model after the last round; nothing for a model without frozen parameters.
+
+        Returns:
+            `base_sha256`, and as `unmoved` the parameters that still have their initial values. A warning names them.
+
+        Raises:
+            RunError: the frozen parameters or buffers have changed.
+        """
+        if not self._digest:
+            return {}
+        if fixed_digest(self._assembly.module()) != self._digest:
+            raise RunError(
+                "the frozen parameters of the model changed during the run, so its adapters fit no base: something "
+                "else writes the model, or the file model.weights was replaced"
+            )
+        layers = self._assembly.layers
+        before, after = layers.unflatten(self._start), layers.unflatten(final.models[-1].cpu())
+        unmoved = [name for name, value in before.items() if torch.equal(value, after[name])]
+        if unmoved and final.rounds:
+            warnings.warn(
+                Notice(
+                    f"the run has not changed these parameters: {', '.join(unmoved)}; no round released them, or their "
+                    "updates were zero"
+                ),
+                stacklevel=2,
+            )
+        return {"base_sha256": self._digest, "unmoved": unmoved}
