@@ -2,7 +2,7 @@
 
 >>> import simulations
 >>> sorted(simulations.__all__)
-['Recipe', 'RunResult', 'Study', 'difference', 'load_recipe', 'recommend', 'resume', 'simulate', 'study', 'tune']
+['Recipe', 'RunResult', 'Study', 'difference', 'load_recipe', 'recommend', 'resume', 'simulate', 'standardise', 'study', 'tune']
 """
 
 import lazy_loader

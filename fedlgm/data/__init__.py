@@ -206,7 +206,7 @@ def with_users(data: Any, users: Any) -> Any:
         named = DataSet.from_arrays(
             (data.train_x, data.train_y), (data.test_x, data.test_y), users=users, classes=data.classes, name=data.name
         )
-        return named
+        return dataclasses.replace(named, spent=data.spent)
     if isinstance(data, Mapping):
         return {**_two_parts(data), "users": users}
     if is_table(data):

@@ -79,6 +79,8 @@ def serve(
             _followed(assembly, folder, transcript.rounds, trackers) as followers,
             Ledger(folder.ledger_file, folder.owner()) as ledger,
         ):
+            if assembly.spent is not None:
+                assembly.spent.charge(ledger)
             # Real nodes make other updates when a round is made again, unless they keep their answers.
             repeats, redrawn = nodes.repeats, abandoned
             attempt = b"" if repeats else secrets.token_bytes(16)
