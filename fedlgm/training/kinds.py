@@ -16,7 +16,9 @@ from fedlgm.errors import ConfigError, alternatives
 from fedlgm.extension import is_reference, load_object, misfit, parameters_of, shown_name, users_code
 from fedlgm.training.base import Trainer
 from fedlgm.training.fedprox import FedProx, VectorizedFedProx
+from fedlgm.training.mixed import MixedPrecisionTrainer
 from fedlgm.training.native import NativeTrainer
+from fedlgm.training.scheduled import ScheduledTrainer
 from fedlgm.training.sequential import SequentialTrainer
 from fedlgm.training.vectorized import VectorizedTrainer
 
@@ -46,7 +48,11 @@ PLAIN = TrainerKind(SequentialTrainer, VectorizedTrainer, NativeTrainer)
 """Minibatch SGD or Adam, as [training] says."""
 
 _PASSED = ("device", "task")
-_KINDS: dict[str, TrainerKind] = {"fedprox": TrainerKind(FedProx, VectorizedFedProx)}
+_KINDS: dict[str, TrainerKind] = {
+    "fedprox": TrainerKind(FedProx, VectorizedFedProx),
+    "bfloat16": TrainerKind(MixedPrecisionTrainer),
+    "scheduled": TrainerKind(ScheduledTrainer),
+}
 
 
 def names() -> tuple[str, ...]:

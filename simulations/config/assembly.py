@@ -33,6 +33,7 @@ from fedlgm.tasks.own_figures import own_figures
 from fedlgm.training import ClientTask, Trainer, fastest, kinds
 from fedlgm.training.kinds import TrainerKind
 from fedlgm.training.native import Program
+from fedlgm.training.rates import factors
 from fedlgm.transcript import Transcript
 from fedlgm.trial import try_clients, try_examples
 from simulations.config.facts import facts_of
@@ -42,7 +43,7 @@ from simulations.config.recipe import Recipe
 from simulations.config.sections import Training
 from simulations.config.spent import method_beside
 from strategies import ServerStep
-from strategies.schedule import Scheduled, factors
+from strategies.schedule import Scheduled
 from strategies.server_optimizer import OwnStep
 
 _PROBED = 8  # public examples on which a user's own model is tried before anything is written

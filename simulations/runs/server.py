@@ -8,7 +8,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from statistics import median_high
 
 from flwr.serverapp import Grid
@@ -24,6 +24,7 @@ from simulations.runs.folder import RunFolder
 from simulations.runs.provenance import provenance_of
 from simulations.runs.recorder import Recorder
 from simulations.runs.rows import FullRow, OnRound, RunSummary
+from simulations.runs.stopping import StoppedEarly
 from simulations.runs.trackers import RunStart, Tracker, Trackers
 from strategies import AnyNode, CohortSampler, LayerwiseFedAvg, OneNodePerClient, Releaser
 from strategies.nodes import Nodes
@@ -103,7 +104,8 @@ def serve(
                 on_round=recorder,
             )
             try:
-                with closing(recorder):
+                with closing(recorder), suppress(StoppedEarly):
+                    recorder.check_stopped()
                     strategy.start(
                         grid,
                         strategy.initial_arrays(),
@@ -115,6 +117,7 @@ def serve(
                 diverged = folder.diverged.write(error)
                 diverged.largest = error.largest
                 raise diverged from error
+            recorder.checkpoint()
             final, head = strategy.transcript, ledger.head()
             figures = recorder.figures(final)
         plan, seeded = final.plan, recipe.run.seed is not None
