@@ -109,9 +109,7 @@ def standardise(
         spent, cost = Spent(tuple(book.worst_profile()), book.protects()), book.epsilon(delta)
     first, second = np.split(found, 2)
     made = Standardised(own, middle + half * first, half * np.sqrt(np.maximum(second - first**2, _LEAST)), cost)
-    return replace(
-        made, data=replace(own, train_x=made.rows(x), test_x=made.rows(own.test_x), spent=spent)
-    )
+    return replace(made, data=replace(own, train_x=made.rows(x), test_x=made.rows(own.test_x), spent=spent))
 
 
 def _range(name: str, value: Any, columns: int) -> np.ndarray:
@@ -133,7 +131,9 @@ def _of_units(scaled: np.ndarray, own: DataSet, unit: str) -> np.ndarray:
     if own.clients is None and own.train_user is None:
         raise ConfigError("unit='client' needs the client of each row: name them by users=")
     parts = (
-        own.clients if own.clients is not None else [np.flatnonzero(own.train_user == u) for u in np.unique(own.train_user)]
+        own.clients
+        if own.clients is not None
+        else [np.flatnonzero(own.train_user == u) for u in np.unique(own.train_user)]
     )
     means = [_of_units(scaled[part], own, "example").mean(0) for part in parts if len(part)]
     return np.stack(means)

@@ -289,5 +289,5 @@ def _own(found: Any, label: str) -> DataSet:
         )
     raise DataError(
         f"data set {label} must be a fedlgm.data.DataSet or {{'train': (x, y), 'test': (x, y)}}, or a function that "
-        f"gives one; it is of type {type(found).__name__}"
+        f"gives one; it is of type {type(found).__name__}: of a torch data set or loader give the arrays"
     )

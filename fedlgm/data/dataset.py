@@ -219,7 +219,7 @@ class DataSet:
 def _pair(pair: Sequence[Any], part: str) -> tuple[Arrays, np.ndarray]:
     """Inputs and targets as arrays, checked."""
     if not isinstance(pair, tuple | list) or len(pair) != 2:
-        raise DataError(f"{part} data must be a pair (inputs, targets), got {type(pair).__name__}")
+        raise DataError(f"{part} data must be a pair (inputs, targets), got {type(pair).__name__}: give its arrays")
     x, y = pair
     arrays: Arrays
     several = "several inputs are a tuple of arrays (a, b), in the order in which the model takes them"

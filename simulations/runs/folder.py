@@ -61,7 +61,7 @@ class RunFolder:
             write_durably(cls(draft).recipe_file, recipe.to_toml().encode(), PUBLIC)
             draft.rename(path)
         except OSError as error:
-            raise RunError(f"cannot create the run folder {path}: {error}") from error
+            raise RunError(f"cannot create the run folder {path}: {error.strerror}; choose another folder") from error
         finally:
             shutil.rmtree(draft, ignore_errors=True)
         return cls(path)

@@ -100,9 +100,7 @@ def test_a_run_that_cannot_pay_is_refused(tmp_path):
 def test_statistics_of_clients_pay_into_a_run_that_protects_clients(tmp_path):
     found = statistics(tmp_path, unit="client", epsilon=2.0, delta=1e-3)
     changes = {"privacy.unit": "client", "mechanism.name": "gaussian", "privacy.delta": 0.05}
-    result = simulations.simulate(
-        "ten-hospitals", data=found.data, overrides=SHORT | changes, run_dir=tmp_path / "run"
-    )
+    result = simulations.simulate("ten-hospitals", data=found.data, overrides=SHORT | changes, run_dir=tmp_path / "run")
     assert result.epsilon <= 8
     with Ledger(tmp_path / "run" / "ledger.sqlite") as ledger:
         assert [charge.round for charge in ledger.charges()] == [0, 1, 2, 3]
