@@ -78,5 +78,5 @@ def test_an_edited_epsilon_is_found(tmp_path):
 
 
 def test_patience_is_at_least_one(tmp_path):
-    with pytest.raises(ConfigError, match="run.patience: must be at least 1"):
+    with pytest.raises(ConfigError, match=r"run\.patience: must be at least 1"):
         run(tmp_path / "run", run__patience=0)
