@@ -135,8 +135,9 @@ def _of_units(scaled: np.ndarray, own: DataSet, unit: str) -> np.ndarray:
         if own.clients is not None
         else [np.flatnonzero(own.train_user == u) for u in np.unique(own.train_user)]
     )
-    means = [_of_units(scaled[part], own, "example").mean(0) for part in parts if len(part)]
-    return np.stack(means)
+    # A client without rows counts, with a contribution of zero: how many have some is private.
+    zero = np.zeros(2 * scaled.shape[1])
+    return np.stack([_of_units(scaled[part], own, "example").mean(0) if len(part) else zero for part in parts])
 
 
 def _plan(units: int, columns: int, epsilon: float, delta: float, unit: Literal["example", "client"]) -> ReleasePlan:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from fedlgm.errors import prefix_key
 from fedlgm.training.optimizers import FlatOptimizer
 from fedlgm.training.rates import factors
 from fedlgm.training.sequential import SequentialTrainer
@@ -41,7 +42,8 @@ class ScheduledTrainer(SequentialTrainer):
     """
 
     def __init__(self, *arguments: Any, schedule: str = "cosine", **options: Any) -> None:
-        factors(schedule, 1, "step")
+        with prefix_key("trainer.schedule"):
+            factors(schedule, 1, "step")
         super().__init__(*arguments, **options)
         self._schedule = schedule
 
