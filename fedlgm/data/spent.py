@@ -25,7 +25,7 @@ class Spent:
         >>> from fedlgm.privacy.events import gaussian_event
         >>> spent = Spent(((gaussian_event(4.0), 1),), "example, add-remove")
         >>> round(spent.epsilon(1e-5), 3)
-        0.929
+        0.926
     """
 
     events: tuple[tuple[dp_event.DpEvent, int], ...]
