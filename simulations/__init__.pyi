@@ -6,6 +6,7 @@ from .api import load_recipe as load_recipe
 from .api import resume as resume
 from .api import simulate as simulate
 from .config.recipe import Recipe as Recipe
+from .standardise import standardise as standardise
 from .studies.results import Study as Study
 from .studies.statistics import difference as difference
 from .studies.study import study as study

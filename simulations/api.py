@@ -278,6 +278,9 @@ def simulate(
         "server_optimizer": server_optimizer, "trainer": trainer, "metrics": metrics,
         "evaluate": evaluate,
     }  # fmt: skip
+    for name in ("metrics", "evaluate"):
+        if isinstance(given[name], str):
+            raise ConfigError(f"{name} takes functions, such as {_MEASURES[name]}; got {given[name]!r}")
     named = {name: value for name, value in {**given, "noise": noise}.items() if isinstance(value, str)}
     texts = [f"{_KEYS.get(name, f'{name}.name')}={value}" for name, value in named.items()]
     objects = own_of({name: value for name, value in given.items() if not isinstance(value, str)})
@@ -326,6 +329,10 @@ def resume(
     return result_of(launch.resume(run, engine=engine, progress=progress, own=own, **options), own)  # type: ignore[arg-type]
 
 
+_MEASURES = {
+    "metrics": "{'auc': lambda outputs, targets: roc_auc_score(targets, outputs)}",
+    "evaluate": "lambda round, module: {'norm': float(module.weight.norm())}",
+}
 _FIRST = ("run.seed",)  # of several sections' keys of one name, the one that is meant
 _LAUNCHING = ("workers", "ray_address", "supernodes", "on_folder", "trackers")
 

@@ -1,56 +1,14 @@
-"""Learning-rate schedules of the server's step: public factors, one per round."""
+"""Learning-rate schedules of the server's step."""
 
 from __future__ import annotations
-
-import math
-from collections.abc import Callable
-from numbers import Real
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedlgm.errors import ConfigError
-from fedlgm.extension import misfit, named, users_code
 from strategies.server_optimizer import ServerStep, restore, state_of
 
-Schedule = Callable[[int, int], float]
-"""(round from 1, rounds) -> factor of the learning rate."""
-
-_NAMED: dict[str, Schedule] = {
-    "linear": lambda round, rounds: 1 - (round - 1) / rounds,
-    "cosine": lambda round, rounds: (1 + math.cos(math.pi * (round - 1) / rounds)) / 2,
-}
 _ROUND = "schedule.round"
-
-
-def factors(schedule: str, rounds: int) -> np.ndarray:
-    """Factor of the learning rate in every round, [rounds].
-
-    Args:
-        schedule: "linear" (from 1 towards 0), "cosine" (half a period), or your own function (round, rounds) -> factor
-            as "package.module:name".
-        rounds: of the whole run.
-
-    Raises:
-        ConfigError: unknown, or a function that fails or gives a negative, infinite or NaN factor.
-
-    Example:
-        >>> factors("linear", 4).tolist()
-        [1.0, 0.75, 0.5, 0.25]
-    """
-    made = named(_NAMED, schedule, "schedule")
-    wrong = misfit(made, 1, rounds) if callable(made) else "it is no function"
-    if wrong:
-        raise ConfigError(f"schedule {schedule!r} must be a function (round, rounds) -> factor: {wrong}")
-    found = []
-    for round_ in range(1, rounds + 1):
-        with users_code(f"schedule {schedule!r}", made):
-            value = made(round_, rounds)
-        if not isinstance(value, Real) or not 0 <= float(value) < math.inf:
-            raise ConfigError(f"schedule {schedule!r} gives {value!r} in round {round_}: a factor is at least 0")
-        found.append(float(value))
-    return np.array(found)
 
 
 class Scheduled:

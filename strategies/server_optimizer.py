@@ -64,6 +64,13 @@ def server_step(choice: Any, lr: float, momentum: float) -> ServerStep:
         return choice
     found = load_object(choice, "server optimizer") if isinstance(choice, str) else choice
     label = shown_name(choice)
+    if isinstance(found, torch.optim.Optimizer) or (
+        isinstance(found, type) and issubclass(found, torch.optim.Optimizer)
+    ):
+        raise ConfigError(
+            f"server optimizer {label} is a torch optimizer, which steps on gradients: use "
+            f"{', '.join(map(repr, get_args(Name)))}, or an object with step(model, mean_update)"
+        )
     if (not hasattr(found, "step") and callable(found)) or isinstance(found, type):
         wrong = misfit(found, lr, momentum)
         if wrong:

@@ -244,7 +244,7 @@ def with_users(data: Any, users: Any) -> Any:
         named = DataSet.from_arrays(
             (data.train_x, data.train_y), (data.test_x, data.test_y), users=users, classes=data.classes, name=data.name
         )
-        return named
+        return dataclasses.replace(named, spent=data.spent)
     if isinstance(data, Mapping):
         return {**_two_parts(data), "users": users}
     if is_table(data):
@@ -327,5 +327,5 @@ def _own(found: Any, label: str) -> DataSet:
         )
     raise DataError(
         f"data set {label} must be a fedlgm.data.DataSet or {{'train': (x, y), 'test': (x, y)}}, or a function that "
-        f"gives one; it is of type {type(found).__name__}"
+        f"gives one; it is of type {type(found).__name__}: of a torch data set or loader give the arrays"
     )

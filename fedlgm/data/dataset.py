@@ -13,6 +13,7 @@ from fedlgm import inputs
 from fedlgm.data import tables
 from fedlgm.data.partition import Partition
 from fedlgm.data.pixels import Pixels
+from fedlgm.data.spent import Spent
 from fedlgm.errors import DataError
 from fedlgm.inputs import Arrays
 
@@ -37,6 +38,7 @@ class DataSet:
             other targets.
         train_user: for sets with natural clients, the user of each training example, int64 [n], in [0, users).
         clients: the set's own division among clients, if it has one; users are then ignored.
+        spent: cost of private figures that are part of the arrays, such as statistics that standardised them.
     """
 
     name: str
@@ -47,6 +49,7 @@ class DataSet:
     classes: int | None = None
     train_user: np.ndarray | None = None
     clients: Partition | None = None
+    spent: Spent | None = None
 
     def __post_init__(self) -> None:
         for name in ("train_x", "test_x"):
@@ -216,7 +219,7 @@ class DataSet:
 def _pair(pair: Sequence[Any], part: str) -> tuple[Arrays, np.ndarray]:
     """Inputs and targets as arrays, checked."""
     if not isinstance(pair, tuple | list) or len(pair) != 2:
-        raise DataError(f"{part} data must be a pair (inputs, targets), got {type(pair).__name__}")
+        raise DataError(f"{part} data must be a pair (inputs, targets), got {type(pair).__name__}: give its arrays")
     x, y = pair
     arrays: Arrays
     several = "several inputs are a tuple of arrays (a, b), in the order in which the model takes them"

@@ -93,5 +93,8 @@ def _natural(data: DataSet, clients: int, seed: int, values: dict[str, Any]) -> 
             )
         return data.clients
     if users is None:
-        raise ConfigError(f"'natural' needs a set with clients or users of its own: {data.name!r} has none")
+        raise ConfigError(
+            f"'natural' needs a set with clients or users of its own: {data.name!r} has none; name the owner of each "
+            "example (users=), or divide by another scheme, such as 'iid'"
+        )
     return partition(_labels(data, "natural"), clients, "natural", seed=seed, users=users, **values)

@@ -3,8 +3,10 @@
 from fedlgm.training.base import ClientTask, LocalTraining, Trainer
 from fedlgm.training.choice import fastest
 from fedlgm.training.fedprox import FedProx, VectorizedFedProx
+from fedlgm.training.mixed import MixedPrecisionTrainer
 from fedlgm.training.native import NativeTrainer
 from fedlgm.training.optimizers import FlatOptimizer
+from fedlgm.training.scheduled import ScheduledTrainer
 from fedlgm.training.sequential import SequentialTrainer
 from fedlgm.training.vectorized import VectorizedTrainer
 
@@ -13,7 +15,9 @@ __all__ = [
     "FedProx",
     "FlatOptimizer",
     "LocalTraining",
+    "MixedPrecisionTrainer",
     "NativeTrainer",
+    "ScheduledTrainer",
     "SequentialTrainer",
     "Trainer",
     "VectorizedFedProx",

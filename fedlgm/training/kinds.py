@@ -17,7 +17,9 @@ from fedlgm.extension import enter, misfit, named, parameters_of, shown_name, us
 from fedlgm.training.base import Trainer
 from fedlgm.training.fedprox import FedProx, VectorizedFedProx
 from fedlgm.training.fedsgd import FedSGD, VectorizedFedSGD
+from fedlgm.training.mixed import MixedPrecisionTrainer
 from fedlgm.training.native import NativeTrainer
+from fedlgm.training.scheduled import ScheduledTrainer
 from fedlgm.training.sequential import SequentialTrainer
 from fedlgm.training.vectorized import VectorizedTrainer
 
@@ -50,6 +52,8 @@ _PASSED = ("device", "task")
 _KINDS: dict[str, TrainerKind] = {
     "fedprox": TrainerKind(FedProx, VectorizedFedProx),
     "fedsgd": TrainerKind(FedSGD, VectorizedFedSGD),
+    "bfloat16": TrainerKind(MixedPrecisionTrainer),
+    "scheduled": TrainerKind(ScheduledTrainer),
 }
 
 

@@ -20,7 +20,7 @@ class FlatOptimizer:
     Args:
         name: "sgd" or "adam".
         weights: float32 or float64 of any shape; changed in place by `step`.
-        lr: learning rate.
+        lr: learning rate; may be changed between steps.
         momentum: for "sgd".
         eps: for "adam".
     """
@@ -28,7 +28,7 @@ class FlatOptimizer:
     def __init__(
         self, name: Literal["sgd", "adam"], weights: Tensor, *, lr: float, momentum: float = 0.0, eps: float = 1e-8
     ) -> None:
-        self._weights, self._lr, self._momentum, self._eps = weights, lr, momentum, eps
+        self._weights, self.lr, self._momentum, self._eps = weights, lr, momentum, eps
         self._state: dict[str, Tensor] = {}
         if name == "adam":
             self._state = {"exp_avg": torch.zeros_like(weights), "exp_avg_sq": torch.zeros_like(weights)}
@@ -52,14 +52,14 @@ class FlatOptimizer:
         state = self._state
         adam(
             [self._weights], [gradient], [state["exp_avg"]], [state["exp_avg_sq"]], [], [state["step"]], fused=True,
-            lr=self._lr, beta1=0.9, beta2=0.999, eps=self._eps, weight_decay=0.0, amsgrad=False, maximize=False,
+            lr=self.lr, beta1=0.9, beta2=0.999, eps=self._eps, weight_decay=0.0, amsgrad=False, maximize=False,
         )  # fmt: skip
 
     def _sgd(self, gradient: Tensor) -> None:
         momenta: list[Tensor | None] = [self._state.get("momentum_buffer")]
         sgd(
             [self._weights], [gradient], momenta, foreach=False, fused=False,
-            lr=self._lr, momentum=self._momentum, dampening=0.0, weight_decay=0.0, nesterov=False, maximize=False,
+            lr=self.lr, momentum=self._momentum, dampening=0.0, weight_decay=0.0, nesterov=False, maximize=False,
         )  # fmt: skip
         if momenta[0] is not None:
             self._state["momentum_buffer"] = momenta[0]

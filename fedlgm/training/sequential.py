@@ -64,11 +64,11 @@ class SequentialTrainer:
     def _train(self, model: Tensor, task: ClientTask) -> None:
         settings = self._settings
         self._weights.copy_(model)
-        optimizer = optimizer_of(settings, self._weights)
         self._module.train()
         x, y = inputs.to(task.x, self._device), task.y.to(self._device)
         trained = None if task.trained is None else task.trained.to(self._device)
         stack, orders = self._gradients.stack(x), task.permutations().to(self._device)
+        optimizer = self._optimizer(len(orders) * -(-len(y) // settings.batch_size))
         differentiate = (stack or self._gradients.autograd).differentiate
         # Layers of a stack draw nothing; other models may, and would otherwise differ from one engine to another.
         with nullcontext() if stack else seeded(task.seed(), self._device):
@@ -82,6 +82,10 @@ class SequentialTrainer:
                     self._gradient.mul_(torch.clamp(settings.gradient_clip / norm, max=1.0))
                 optimizer.step(self._gradient)
         self._state.check()
+
+    def _optimizer(self, steps: int) -> FlatOptimizer:
+        """A fresh optimizer for the `steps` steps of one client."""
+        return optimizer_of(self._settings, self._weights)
 
     def _adjust_(self, gradient: Tensor, weights: Tensor, model: Tensor) -> None:
         """Change a step's gradient in place, for local objectives other than the loss, such as FedProx."""
@@ -103,10 +107,14 @@ class Autograd:
 
     def differentiate(self, x: Inputs, y: Tensor, rows: Tensor) -> None:
         """Fill the gradients for the batch `rows` [n] of inputs `x` [N, ...] and targets `y` [N, ...]."""
-        loss = self._task.loss(inputs.call(self._module, inputs.take(x, rows)), y[rows])
+        loss = self._task.loss(self._outputs(inputs.take(x, rows)), y[rows])
         found = torch.autograd.grad(loss, self._parameters, materialize_grads=True)
         for into, gradient in zip(self._gradients, found, strict=True):
             into.copy_(gradient)
+
+    def _outputs(self, x: Inputs) -> Tensor:
+        outputs: Tensor = inputs.call(self._module, x)
+        return outputs
 
 
 class Gradients:

@@ -16,6 +16,7 @@ from clients.serving import Serving
 from fedlgm import data, devices, inputs, models, tasks
 from fedlgm.contributions import unbounded
 from fedlgm.data import DataSet, Partition
+from fedlgm.data.spent import Spent
 from fedlgm.devices import Numerics, torch_threads
 from fedlgm.errors import ConfigError, prefix_key
 from fedlgm.example_level.trainer import ExampleTrainer
@@ -33,6 +34,7 @@ from fedlgm.tasks.own_figures import own_figures
 from fedlgm.training import ClientTask, Trainer, fastest, kinds
 from fedlgm.training.kinds import TrainerKind
 from fedlgm.training.native import Program
+from fedlgm.training.rates import factors
 from fedlgm.transcript import Transcript
 from fedlgm.trial import try_clients, try_examples
 from simulations.config.facts import facts_of
@@ -40,8 +42,9 @@ from simulations.config.messages import in_section
 from simulations.config.own import Own
 from simulations.config.recipe import Recipe
 from simulations.config.sections import Training
+from simulations.config.spent import method_beside
 from strategies import ServerStep
-from strategies.schedule import Scheduled, factors
+from strategies.schedule import Scheduled
 from strategies.server_optimizer import OwnStep
 
 _PROBED = 8  # public examples on which a user's own model is tried before anything is written
@@ -166,7 +169,13 @@ class Assembly:
     def method(self) -> Method:
         """Mechanism, layers and facts, the noise calibrated so that the run stays within the recipe's budget."""
         facts = facts_of(self.recipe, self._examples)
-        return Method.calibrated(self.mechanism, self.layers, facts, self.recipe.protects.calibrated)
+        make = partial(Method.calibrated, self.mechanism, self.layers, by=self.recipe.protects.calibrated)
+        return make(facts) if self.spent is None else method_beside(self.spent, facts, make, self.start())
+
+    @property
+    def spent(self) -> Spent | None:
+        """What releases from the data have cost before the run."""
+        return self.dataset.spent if self.own.data is not None or "dataset" in self.__dict__ else None
 
     @property
     def _examples(self) -> int:

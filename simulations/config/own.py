@@ -135,6 +135,8 @@ class Own:
             found["structure of the model"] = module_digest(initial)
             found[FIXED] = fixed_digest(initial)
         if self.data is not None:
+            if self.data.spent is not None:
+                found["cost of the data's statistics"] = object_digest(self.data.spent)
             found["division of the data"] = array_digest(division.order, division.offsets)
         return found
 

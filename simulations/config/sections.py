@@ -361,8 +361,9 @@ class Run(Section):
 
     A `seed` is public: it makes a simulation reproducible and its noise predictable. Real nodes refuse it unless
     `test_mode` states that nothing needs protection. With `audit`, canaries take part in every round of a simulation,
-    and the summary has their audit. `trackers` follow the run: tensorboard, mlflow, wandb, or your own as
-    "package.module:name"; default: TensorBoard if it is installed.
+    and the summary has their audit. `patience` ends a run after that many evaluations of the public test set without a
+    better headline; its epsilon stays that of all rounds (`simulations.runs.stopping`). `trackers` follow the run:
+    tensorboard, mlflow, wandb, or your own as "package.module:name"; default: TensorBoard if it is installed.
 
     Example:
         >>> Run().seed is None  # noise that nobody can draw again
@@ -377,6 +378,7 @@ class Run(Section):
     workers: int | None = Field(default=None, ge=1)
     test_mode: bool = False
     audit: bool = False
+    patience: int | None = Field(default=None, ge=1)
     trackers: list[str] | None = None
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from simulations.reports import ticks
 from simulations.reports.svg import LIGHT, SERIES, drawing, to_svg
 from simulations.reports.terminal import number
 
@@ -60,10 +61,8 @@ def over_rounds(
     with drawing() as figure:
         axes = _axes(figure, "round")
         for (name, points), style in zip(finite.items(), ("-", "--", ":", "-."), strict=False):
-            marker = "o" if len(points) < 30 and style == "-" else None
-            axes.plot(*zip(*points, strict=True), style, label=name, marker=marker, markersize=3.5)
-        if percent:
-            axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+            axes.plot(*zip(*points, strict=True), style, label=name, marker=_marker(points), markersize=3.5)
+        ticks.plain(axes.yaxis, ticks.percent if percent else ticks.figure)
         if len(finite) > 1:
             axes.legend(loc="best")
         axes.margins(x=0.02)
@@ -121,9 +120,7 @@ def _bars(title: str, names: Sequence[str], values: np.ndarray, log: bool, dark:
             axes.fill_between(range(1, len(names) + 1), values, step="mid", alpha=0.25, color=SERIES[0], linewidth=0)
             axes.step(range(1, len(names) + 1), values, where="mid", color=SERIES[0])
             axes.margins(x=0)
-        if log:
-            (axes.set_xscale if named else axes.set_yscale)("log")
-        (axes.xaxis if named else axes.yaxis).set_major_formatter(lambda value, _: number(value))
+        _scale(axes, "x" if named else "y", values, log)
         svg = to_svg(figure, dark=dark)
     return Picture(title, f"{title} of each layer, the same in every round: {_extremes(names, values)}.", svg)
 
@@ -135,10 +132,11 @@ def _curves(
         axes = _axes(figure, "round")
         for position, name in enumerate(names):
             style = ("-", "--")[position // 4 % 2]
-            axes.plot(rounds, values[:, position], style, label=_short(name), color=SERIES[position % len(SERIES)])
-        if log:
-            axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(lambda value, _: number(value))
+            color, marker = SERIES[position % len(SERIES)], _marker(rounds)
+            axes.plot(
+                rounds, values[:, position], style, label=_short(name), color=color, marker=marker, markersize=3.5
+            )
+        _scale(axes, "y", values, log)
         axes.margins(x=0.02)
         if len(names) > 1:
             figure.legend(loc="outside lower center", ncols=min(3, len(names)), handlelength=1.6, columnspacing=1.2)
@@ -171,8 +169,7 @@ def heat_map(
             axes.set_ylabel("layer, from input to output")
         bar = figure.colorbar(image, ax=axes, pad=0.02)
         bar.outline.set_visible(False)  # type: ignore[operator]
-        if log:
-            bar.ax.yaxis.set_major_formatter(lambda value, _: number(10**value))
+        ticks.plain(bar.ax.yaxis, ticks.power_of_ten if log else ticks.figure)
         svg = to_svg(figure, dark=dark)
     return Picture(title, f"{title} of each layer over the rounds; in the last: {_extremes(names, values[-1])}.", svg)
 
@@ -239,7 +236,7 @@ def draw_division(figure: Figure, top: Axes, below: Axes, histogram: np.ndarray)
         below.set_yticks(range(classes))
     bar = figure.colorbar(image, ax=[top, below], pad=0.02, label="share of the client's examples")
     bar.outline.set_visible(False)  # type: ignore[operator]
-    bar.ax.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    ticks.plain(bar.ax.yaxis, ticks.percent)
 
 
 def sorted_clients(histogram: np.ndarray) -> np.ndarray:
@@ -262,6 +259,22 @@ def _axes(figure: Figure, label: str, grid: bool = True) -> Axes:
     if grid:
         axes.grid(alpha=0.9)
     return axes
+
+
+def _scale(axes: Axes, which: Literal["x", "y"], values: np.ndarray, log: bool) -> None:
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    if not log:
+        if which == "x":
+            axis.set_major_locator(MaxNLocator(6))
+        ticks.plain(axis)
+        return
+    (axes.set_xscale if which == "x" else axes.set_yscale)("log")
+    ticks.logarithmic(axis, float(np.nanmin(values)), float(np.nanmax(values)))
+
+
+def _marker(points: Sequence[Any]) -> str | None:
+    """A dot at each of a few points, which a line alone hardly shows."""
+    return "o" if len(points) < 30 else None
 
 
 def _short(name: str) -> str:

@@ -15,6 +15,7 @@ from fedlgm.privacy.ledger import Ledger
 from simulations.config.facts import facts_of
 from simulations.config.recipe import Recipe
 from simulations.runs.rows import RunSummary
+from simulations.runs.stopping import reported_epsilon
 
 _TOLERANCE = 1e-3
 """Relative: other versions of the accountant compute an epsilon slightly differently."""
@@ -42,13 +43,13 @@ def check_summary(
     spent = privacy.delta, privacy.accountant
     true: dict[str, Any] = {
         "recipe": recipe.name,
-        "rounds": recipe.federation.rounds,
+        "rounds": recipe.federation.rounds if recipe.run.patience is None else ledger.rounds(),
         "mechanism": recipe.mechanism.name,
         "variant": recipe.mechanism.variant,
         "unit": recipe.unit,
         "delta": privacy.delta,
         "noise_reproducible": recipe.run.seed is not None,
-        "epsilon": ledger.epsilon(*spent),
+        "epsilon": reported_epsilon(recipe, ledger.epsilon(*spent)),
         "claimed_epsilon": ledger.claimed_epsilon(*spent),
         "guarantee_status": "none" if math.isinf(ledger.epsilon(*spent)) else guarantee.status,
     }

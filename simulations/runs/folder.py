@@ -61,7 +61,7 @@ class RunFolder:
             write_durably(cls(draft).recipe_file, recipe.to_toml().encode(), PUBLIC)
             draft.rename(path)
         except OSError as error:
-            raise RunError(f"cannot create the run folder {path}: {error}") from error
+            raise RunError(f"cannot create the run folder {path}: {error.strerror}; choose another folder") from error
         finally:
             shutil.rmtree(draft, ignore_errors=True)
         return cls(path)
@@ -191,7 +191,7 @@ class RunFolder:
     def _guarantee(self, ledger: Ledger) -> Guarantee:
         recipe, sizes = self.recipe(), self.provenance.read().get("layers")
         if sizes and not is_own(recipe):
-            first = next(ledger.charges(), None)
+            first = next((charge for charge in ledger.charges() if charge.round > 0), None)  # 0: before the run
             return guarantee_of(recipe, sizes, amplified=first is None or Cost.of(first.event).rate < 1)
         plan = self.checkpoints.plan()
         if "guarantee" not in plan:
@@ -337,8 +337,8 @@ class RunFolder:
         return RunNoise(rings)
 
     def _complete(self) -> bool:
-        """Whether all rounds have been released, so that no more noise will be drawn."""
-        return self.checkpoints.rounds() >= self.recipe().federation.rounds
+        """Whether the run has ended or all rounds have been released, so that no more noise will be drawn."""
+        return self.result_file.is_file() or self.checkpoints.rounds() >= self.recipe().federation.rounds
 
     @property
     def _keys(self) -> KeyFile:

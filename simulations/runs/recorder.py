@@ -16,6 +16,7 @@ from fedlgm.transcript import Transcript
 from simulations.config.assembly import Assembly
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import Figures, OnRound, RoundRow, private_row, released_figures, round_row
+from simulations.runs.stopping import Patience, StoppedEarly, reported_epsilon
 from simulations.runs.trackers import Trackers
 from strategies import RoundRecord, ServerStep
 from strategies.server_optimizer import state_of
@@ -52,6 +53,8 @@ class Recorder:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="recorder")
         self._pending: deque[Future[None]] = deque()
         self._trackers = trackers or Trackers()
+        patience, task = assembly.recipe.run.patience, assembly.task
+        self._rule = None if patience is None else Patience(patience, task.headline, task.better)
         self._latest: tuple[int, Figures] = (-1, {})
         self._finished: tuple[Transcript, dict[str, Tensor]] | None = None
 
@@ -59,8 +62,16 @@ class Recorder:
         """Take over one finished round."""
         self._finished = transcript, state_of(self._optimizer)
         self._pending.append(self._thread.submit(self._record, record, *self._finished))
-        while len(self._pending) > _IN_FLIGHT:
+        evaluated = record.round % self._assembly.recipe.run.evaluate_every == 0
+        while len(self._pending) > (0 if self._rule is not None and evaluated else _IN_FLIGHT):
             self._pending.popleft().result()
+        if evaluated:
+            self.check_stopped()
+
+    def check_stopped(self) -> None:
+        """End the run if its rule holds; StoppedEarly."""
+        if self._rule is not None and self._rule.holds(self._folder.rows()):
+            raise StoppedEarly
 
     def close(self) -> None:
         """Wait until everything is written; raises errors of the recording thread."""
@@ -94,7 +105,7 @@ class Recorder:
             figures: Figures = {
                 "metrics": metrics,
                 "headline": task.headline,
-                "epsilon": ledger.epsilon(*spent),
+                "epsilon": reported_epsilon(self._assembly.recipe, ledger.epsilon(*spent)),
                 "claimed_epsilon": ledger.claimed_epsilon(*spent),
             }
         facts = self._assembly.facts

@@ -8,7 +8,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from statistics import median_high
 
 from flwr.serverapp import Grid
@@ -25,6 +25,7 @@ from simulations.runs.frozen import FrozenBase
 from simulations.runs.provenance import provenance_of
 from simulations.runs.recorder import Recorder
 from simulations.runs.rows import FullRow, OnRound, RunSummary
+from simulations.runs.stopping import StoppedEarly
 from simulations.runs.trackers import RunStart, Tracker, Trackers
 from strategies import AnyNode, CohortSampler, LayerwiseFedAvg, OneNodePerClient, Releaser
 from strategies.nodes import Nodes
@@ -81,6 +82,8 @@ def serve(
             _followed(assembly, folder, transcript.rounds, trackers) as followers,
             Ledger(folder.ledger_file, folder.owner()) as ledger,
         ):
+            if assembly.spent is not None:
+                assembly.spent.charge(ledger)
             # Real nodes make other updates when a round is made again, unless they keep their answers.
             repeats, redrawn = nodes.repeats, abandoned
             attempt = b"" if repeats else secrets.token_bytes(16)
@@ -103,7 +106,8 @@ def serve(
                 on_round=recorder,
             )
             try:
-                with closing(recorder):
+                with closing(recorder), suppress(StoppedEarly):
+                    recorder.check_stopped()
                     strategy.start(
                         grid,
                         strategy.initial_arrays(),
@@ -115,6 +119,7 @@ def serve(
                 diverged = folder.diverged.write(error)
                 diverged.largest = error.largest
                 raise diverged from error
+            recorder.checkpoint()
             final, head = strategy.transcript, ledger.head()
             figures = recorder.figures(final)
         plan, seeded = final.plan, recipe.run.seed is not None

@@ -79,7 +79,17 @@ def test_the_commands_of_distributed_trust_run(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize(
     "page",
     [
-        *("own-model", "own-data", "own-task", "text", "layer-risk", "tables", "tune", "secure-aggregation"),
+        *(
+            "own-model",
+            "own-data",
+            "own-task",
+            "text",
+            "layer-risk",
+            "tables",
+            "tune",
+            "private-statistics",
+            "secure-aggregation",
+        ),
         *(
             pytest.param(page, marks=pytest.mark.slow)
             for page in ("example-level", "adaptive-allocation", "compare", "study", "hugging-face", "adapters")

@@ -7,6 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
+from simulations.cli import app
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -155,3 +158,9 @@ def test_the_process_itself(tmp_path):
     assert done.stderr.startswith("error: privacy.epsilon")
     assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_argument_too_many_names_the_options():
+    done = CliRunner().invoke(app, ["compare", "digits", "uniform"])
+    assert done.exit_code == 2
+    assert "--methods" in done.output

@@ -14,6 +14,8 @@ import pandas as pd
 import pytest
 from scipy import sparse
 from torch import nn
+from torch.optim import SGD
+from torch.utils.data import TensorDataset
 
 import fedlgm
 import simulations
@@ -145,6 +147,16 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a loss of torch": (run(task=nn.CrossEntropyLoss()), "reduction='none'"),
     "a mistyped mechanism": (run(mechanism="unifrom"), "did you mean 'uniform'?"),
+    "a metric by name": (run(metrics="auc"), "metrics takes functions, such as {'auc': lambda outputs, targets"),
+    "evaluate by name": (run(evaluate="auc"), "evaluate takes functions"),
+    "an optimizer of torch": (run(server_optimizer=SGD), "is a torch optimizer, which steps on gradients: use 'sgd'"),
+    "a set of torch": (run(data=TensorDataset()), "of a torch data set or loader give the arrays"),
+    "a part of torch": (run(data={"train": TensorDataset(), "test": TensorDataset()}), "give its arrays"),
+    "owners that nobody named": (changed(data__partition="natural"), "name the owner of each example (users=)"),
+    "a search of nothing": (lambda: simulations.tune(), "search: give at least one key and its values"),
+    "no patience": (changed(run__patience=0), "run.patience: must be at least 1"),
+    "a mistyped schedule": (run(trainer="scheduled", overrides=SMALL | {"trainer.schedule": "cos"}), "known: linear"),
+    "a mistyped precision": (run(trainer="float16"), "unknown trainer 'float16'"),
     "a metric without a function": (run(metrics={"auc": 3}), "must be a function (outputs, targets) -> number"),
     "a metric for each example": (run(metrics={"a": lambda o, t: o}), "must give one number for the whole test set"),
     "an unknown option": (lambda: mechanisms.get("uniform", bounds=3), "did you mean 'bound'?"),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import simulations
@@ -102,3 +103,28 @@ def test_an_audit_of_ones_own_decides_beside_the_checks(outside, tmp_path):
         Audit(method=f"{outside}:wrong").mechanism(Subject.of("uniform", rounds=2))
     with pytest.raises(ConfigError, match="unknown audit method 'prob'; did you mean 'probe'"):
         Audit(method="prob")
+
+
+class Module(torch.nn.Module):
+    """As a LightningModule has it: the network inside, and steps and optimizers that fedlgm does not call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = torch.nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.net(x)
+
+    def training_step(self, batch, index):
+        raise AssertionError("fedlgm trains")
+
+    configure_optimizers = training_step
+
+
+@pytest.mark.parametrize("make", [Module, lambda: torch.nn.DataParallel(Module()).module])
+def test_a_module_of_lightning_or_accelerate_is_a_model(make, tmp_path):
+    x = np.random.default_rng(0).standard_normal((60, 4)).astype("float32")
+    data = {"train": (x, np.arange(60) % 2), "test": (x, np.arange(60) % 2)}
+    changes = {"federation.clients": 6, "federation.rounds": 1, "privacy.delta": 0.01, "privacy.accountant": "rdp"}
+    result = simulations.simulate(model=make(), data=data, overrides=changes, run_dir=tmp_path / "run")
+    assert result.epsilon <= 8

@@ -10,10 +10,11 @@ from torch.nn.utils import parameters_to_vector
 
 import simulations
 from fedlgm.errors import ConfigError
+from fedlgm.training.rates import factors
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
 from strategies import ServerOptimizer
-from strategies.schedule import Scheduled, factors
+from strategies.schedule import Scheduled
 from strategies.server_optimizer import restore, state_of
 
 SHORT = ["federation.clients=10", "federation.rate=0.5", "federation.rounds=3", "privacy.delta=0.01"]

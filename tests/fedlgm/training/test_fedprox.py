@@ -17,10 +17,13 @@ from fedlgm.training import (
     ClientTask,
     FedProx,
     LocalTraining,
+    MixedPrecisionTrainer,
+    ScheduledTrainer,
     SequentialTrainer,
     VectorizedFedProx,
     VectorizedTrainer,
     kinds,
+    rates,
 )
 
 TWO_ROUNDS = ["federation.rounds=2"]
@@ -132,3 +135,59 @@ def test_a_registered_trainer_has_options(monkeypatch: pytest.MonkeyPatch) -> No
     assert kinds.get("scaled", by=2).vectorized is None
     with pytest.raises(ConfigError, match="scaled"):
         kinds.get("scaled")
+
+
+def test_a_constant_schedule_is_plain_training_and_a_cosine_follows_the_loop() -> None:
+    settings = LocalTraining("sgd", lr=0.05, momentum=0.9, batch_size=4)
+    rates.__dict__["ones"] = lambda step, steps: 1.0
+    plain = update(SequentialTrainer, settings)
+    try:
+        np.testing.assert_array_equal(update(ScheduledTrainer, settings, schedule="fedlgm.training.rates:ones"), plain)
+    finally:
+        del rates.__dict__["ones"]
+    loop, (x, y), order = linear(), examples(), torch.Generator().manual_seed(1)
+    layers = LayerTable.from_module(loop)
+    start, steps = layers.flatten(loop), torch.optim.SGD(loop.parameters(), lr=0.05, momentum=0.9)
+    shape = torch.optim.lr_scheduler.LambdaLR(steps, lambda t: rates.factors("cosine", 9)[min(t, 8)])
+    for permutation in [torch.randperm(12, generator=order) for _ in range(3)]:
+        for batch in permutation.split(4):
+            steps.zero_grad()
+            ((loop(x[batch]) - y[batch]) ** 2).mean().backward()
+            steps.step()
+            shape.step()
+    np.testing.assert_allclose(update(ScheduledTrainer, settings), layers.flatten(loop) - start, atol=1e-6)
+    with pytest.raises(ConfigError, match="unknown schedule 'cos'"):
+        update(ScheduledTrainer, settings, schedule="cos")
+
+
+def test_mixed_precision_computes_in_bfloat16_and_returns_float32() -> None:
+    seen = []
+
+    class Watched(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            found = super().forward(x)
+            seen.append(found.dtype)
+            return found
+
+    module, settings = Watched(3, 1), LocalTraining(lr=0.05, batch_size=4)
+    module.load_state_dict(linear().state_dict())
+    layers = LayerTable.from_module(module)
+    trainer = MixedPrecisionTrainer(module, layers, settings, task=Regression(loss="squared"))
+    task = ClientTask(*examples(), torch.Generator().manual_seed(1), epochs=3)
+    found = unbounded(next(iter(trainer.updates(layers.flatten(linear()), [task]))))[0]
+    assert (found.dtype, set(seen)) == (torch.float32, {torch.bfloat16})
+    plain = update(SequentialTrainer, settings)
+    assert 0 < np.abs(found.numpy() - plain).max() < 0.02 * np.abs(plain).max() + 0.02
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trainer", ["bfloat16", "scheduled"])
+def test_their_updates_are_bounded_and_equal_in_two_engines(trainer: str, tmp_path: Path) -> None:
+    hashes = {
+        simulations.simulate(
+            "digits", trainer=trainer, engine=engine, run_dir=tmp_path / engine, workers=workers,
+            overrides=[*TWO_ROUNDS, "privacy.accountant=rdp"],
+        )["model_sha256"]
+        for engine, workers in (("local", None), ("processes", 2))
+    }  # fmt: skip
+    assert len(hashes) == 1

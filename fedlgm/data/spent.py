@@ -1,0 +1,46 @@
+"""What releases from a data set have cost before a run trains on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fedlgm import privacy
+
+if TYPE_CHECKING:
+    from dp_accounting import dp_event
+
+    from fedlgm.privacy.ledger import Ledger
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Charges that every run on a data set counts as its own.
+
+    Attributes:
+        events: (event, number of releases).
+        protects: unit and neighbouring relation of all of them, as in "example, add-remove".
+
+    Example:
+        >>> from fedlgm.privacy.events import gaussian_event
+        >>> spent = Spent(((gaussian_event(4.0), 1),), "example, add-remove")
+        >>> round(spent.epsilon(1e-5), 3)
+        0.926
+    """
+
+    events: tuple[tuple[dp_event.DpEvent, int], ...]
+    protects: str
+
+    def epsilon(self, delta: float, accountant: str = "pld") -> float:
+        """Epsilon at `delta` of the events alone."""
+        return privacy.accounting.composed_epsilon(self.events, delta, accountant)
+
+    def charge(self, ledger: Ledger) -> None:
+        """Put the events on a run's ledger, before its first round; again does nothing.
+
+        Raises:
+            LedgerError: the ledger protects another unit, or cannot be written.
+        """
+        for i, (event, count) in enumerate(self.events):
+            for n in range(count):
+                ledger.charge(event, round=0, key=f"before the run: {i}.{n}", protects=self.protects)

@@ -1,0 +1,52 @@
+"""Training in mixed precision: the model computes in bfloat16, weights and updates stay float32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedlgm.inputs import Inputs
+from fedlgm.layers import LayerTable
+from fedlgm.tasks import Classification
+from fedlgm.training.sequential import Autograd, SequentialTrainer
+
+
+class MixedPrecisionTrainer(SequentialTrainer):
+    """`SequentialTrainer` whose forward and backward passes run under bfloat16 autocast; the loss is float32.
+
+    bfloat16 has the range of float32, so losses need no scaling. The update is float32 and is bounded like any other:
+    precision changes no guarantee.
+
+    Args:
+        module: see `SequentialTrainer`.
+        layers: see `SequentialTrainer`.
+        options: see `SequentialTrainer`.
+
+    Example:
+        >>> from fedlgm.training import ClientTask, LocalTraining
+        >>> module = torch.nn.Linear(2, 2)
+        >>> layers, x, y = LayerTable.from_module(module), torch.eye(2), torch.tensor([0, 1])
+        >>> trainer = MixedPrecisionTrainer(module, layers, LocalTraining(lr=0.1))
+        >>> next(trainer.updates(layers.flatten(module), [ClientTask(x, y, torch.Generator(), 1)])).dtype
+        torch.float32
+    """
+
+    def __init__(self, module: torch.nn.Module, layers: LayerTable, *arguments: Any, **options: Any) -> None:
+        super().__init__(module, layers, *arguments, **options)
+        task = options.get("task") or Classification()
+        self._gradients = _Mixed(self._module, layers.unflatten(self._gradient), task)  # type: ignore[assignment]
+
+
+class _Mixed(Autograd):
+    @property
+    def autograd(self) -> Autograd:
+        return self
+
+    def stack(self, x: Inputs) -> None:
+        """No kernel of the library computes in bfloat16."""
+
+    def _outputs(self, x: Inputs) -> Tensor:
+        with torch.autocast(self._parameters[0].device.type, dtype=torch.bfloat16):
+            return super()._outputs(x).float()

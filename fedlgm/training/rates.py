@@ -1,0 +1,50 @@
+"""Learning-rate schedules: public factors, one per round or per local step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from numbers import Real
+
+import numpy as np
+
+from fedlgm.errors import ConfigError
+from fedlgm.extension import misfit, named, users_code
+
+Schedule = Callable[[int, int], float]
+"""(number from 1, count) of rounds or local steps -> factor of the learning rate."""
+
+_NAMED: dict[str, Schedule] = {
+    "linear": lambda number, count: 1 - (number - 1) / count,
+    "cosine": lambda number, count: (1 + math.cos(math.pi * (number - 1) / count)) / 2,
+}
+
+
+def factors(schedule: str, count: int, unit: str = "round") -> np.ndarray:
+    """Factor of the learning rate in every round (or local step), [count].
+
+    Args:
+        schedule: "linear" (from 1 towards 0), "cosine" (half a period), or your own function (round, rounds) -> factor
+            as "package.module:name".
+        count: number of rounds of the run, or of steps of a client's round.
+        unit: what is counted, for messages.
+
+    Raises:
+        ConfigError: unknown, or a function that fails or gives a negative, infinite or NaN factor.
+
+    Example:
+        >>> factors("linear", 4).tolist()
+        [1.0, 0.75, 0.5, 0.25]
+    """
+    made = named(_NAMED, schedule, "schedule")
+    wrong = misfit(made, 1, count) if callable(made) else "it is no function"
+    if wrong:
+        raise ConfigError(f"schedule {schedule!r} must be a function ({unit}, {unit}s) -> factor: {wrong}")
+    found = []
+    for number in range(1, count + 1):
+        with users_code(f"schedule {schedule!r}", made):
+            value = made(number, count)
+        if not isinstance(value, Real) or not 0 <= float(value) < math.inf:
+            raise ConfigError(f"schedule {schedule!r} gives {value!r} in {unit} {number}: a factor is at least 0")
+        found.append(float(value))
+    return np.array(found)

@@ -1,0 +1,63 @@
+"""Plain training whose learning rate follows a schedule over a client's local steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from fedlgm.errors import prefix_key
+from fedlgm.training.optimizers import FlatOptimizer
+from fedlgm.training.rates import factors
+from fedlgm.training.sequential import SequentialTrainer
+
+
+class ScheduledTrainer(SequentialTrainer):
+    """`SequentialTrainer` whose rate in local step t of n is `training.lr` times the schedule's factor.
+
+    A client's number of steps follows from its own data and stays with it; its update is bounded like any other, so a
+    schedule changes no guarantee. Over rounds, `federation.server_schedule` scales the server's step instead.
+
+    Args:
+        arguments: see `SequentialTrainer`.
+        schedule: "linear", "cosine", or "package.module:name"; see `fedlgm.training.rates.factors`.
+        options: see `SequentialTrainer`.
+
+    Raises:
+        ConfigError: an unknown schedule.
+
+    Example:
+        >>> import torch
+        >>> from fedlgm import LayerTable
+        >>> from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer
+        >>> module, settings = torch.nn.Linear(2, 2), LocalTraining(lr=0.1, batch_size=1)
+        >>> layers, x, y = LayerTable.from_module(module), torch.eye(2), torch.tensor([0, 1])
+        >>> model = layers.flatten(module)
+        >>> def length(trainer):
+        ...     return float(next(trainer.updates(model, [ClientTask(x, y, torch.Generator(), 5)])).norm())
+        >>> scheduled, plain = ScheduledTrainer(module, layers, settings), SequentialTrainer(module, layers, settings)
+        >>> length(scheduled) < length(plain)
+        True
+    """
+
+    def __init__(self, *arguments: Any, schedule: str = "cosine", **options: Any) -> None:
+        with prefix_key("trainer.schedule"):
+            factors(schedule, 1, "step")
+        super().__init__(*arguments, **options)
+        self._schedule = schedule
+
+    def _optimizer(self, steps: int) -> FlatOptimizer:
+        settings = self._settings
+        made = _Scheduled(settings.optimizer, self._weights, lr=settings.lr, momentum=settings.momentum)
+        made.rates = settings.lr * factors(self._schedule, steps, "step")
+        return made
+
+
+class _Scheduled(FlatOptimizer):
+    rates: np.ndarray
+    taken = 0
+
+    def step(self, gradient: Tensor) -> None:
+        self.lr, self.taken = float(self.rates[self.taken]), self.taken + 1
+        super().step(gradient)

@@ -1,0 +1,66 @@
+"""Runs on data whose standardisation, or another figure in them, was a private release that the run must pay for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from fedlgm.data.spent import Spent
+from fedlgm.errors import ConfigError, PrivacyError
+from fedlgm.facts import RunFacts
+from fedlgm.mechanisms.method import Method
+from fedlgm.privacy.accounting import composed_epsilon
+from fedlgm.transcript import Transcript
+
+_SHARE = 0.1  # of delta, for the first guess of what is left
+_TRIES = 8
+_SLACK = 0.01  # share of epsilon that may stay unspent
+
+
+def method_beside(spent: Spent, facts: RunFacts, make: Callable[[RunFacts], Method], start: Transcript) -> Method:
+    """The method whose rounds, composed with `spent`, stay within the budget of `facts`.
+
+    Args:
+        spent: what was released before the run.
+        facts: the run's facts with the whole budget.
+        make: calibrates a method to the budget of its argument.
+        start: the transcript before the first round.
+
+    Raises:
+        ConfigError: the run protects another unit, or is no sequence of rounds with noise of a trusted server.
+        PrivacyError: nothing is left for the training.
+    """
+    epsilon, delta = facts.budget()
+    if facts.noised_by.uploads_released or facts.run is not None:
+        raise ConfigError(
+            "data: its private statistics are charged together with rounds that a trusted server noises: use "
+            "privacy.trust = 'central' and privacy.noise = 'independent', or standardise with public figures"
+        )
+    left, found = epsilon - spent.epsilon(_SHARE * delta, facts.accountant), None
+    for _ in range(_TRIES):
+        if not left > 0:
+            break
+        method = make(replace(facts, epsilon=left, delta=(1 - _SHARE) * delta))
+        plan = method.plan(start)
+        if plan.protects != spent.protects:
+            raise ConfigError(
+                f"data: its private statistics protect ({spent.protects}), the run ({plan.protects}): standardise with "
+                f"unit={plan.guarantee.unit!r}"
+            )
+        multipliers = method.facts.noise_multiplier / np.sqrt(method.mechanism.costs(method.layers, facts.rounds))
+        rounds = method.facts.process.events(plan, multipliers)
+        above = composed_epsilon([*spent.events, *rounds], delta, facts.accountant) - epsilon
+        if above <= 0:
+            found = replace(method, facts=replace(method.facts, epsilon=epsilon, delta=delta))
+            if above > -_SLACK * epsilon:
+                break
+        left -= (1.1 if above > 0 else 0.9) * above
+    if found is not None:
+        return found
+    raise PrivacyError(
+        f"data: its private statistics cost epsilon = {spent.epsilon(delta, facts.accountant):.4g} of "
+        f"privacy.epsilon = {epsilon:g} and leave too little for the training: raise privacy.epsilon, or standardise "
+        "with a smaller epsilon and a new ledger"
+    )

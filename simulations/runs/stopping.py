@@ -1,0 +1,56 @@
+"""End a run early by a public rule: the headline on the public test set has stopped improving.
+
+The rule reads released models and public examples alone, so it is post-processing of the releases. Rounds that are not
+made release nothing. But the round at which a run stops depends on its releases, and an epsilon that shrinks with it is
+none that was fixed in advance: composition proves the bound of all planned rounds (a privacy filter), which a stopped
+run reports. Its ledger holds what was made.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from simulations.config.recipe import Recipe
+
+
+class StoppedEarly(Exception):
+    """The rule holds after a round: no further one is made."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Stop after this many evaluations without a better figure.
+
+    Attributes:
+        evaluations: their number, at least 1.
+        headline: name of the figure.
+        better: whether a "higher" or a "lower" one is better.
+
+    Example:
+        >>> rule = Patience(2, "accuracy", "higher")
+        >>> rows = [{"metrics": {"accuracy": value}} for value in (0.5, 0.6, 0.6, 0.4)]
+        >>> rule.holds(rows[:3]), rule.holds(rows)
+        (False, True)
+    """
+
+    evaluations: int
+    headline: str
+    better: str
+
+    def holds(self, rows: Iterable[Mapping[str, Any]]) -> bool:
+        """Whether a run with these public rows ends; rows without an evaluation do not count."""
+        best, since = -math.inf, 0
+        for row in rows:
+            if "metrics" in row:
+                value = float(row["metrics"].get(self.headline, math.nan))
+                value = value if self.better == "higher" else -value
+                best, since = (value, 0) if value > best else (best, since + 1)
+        return since >= self.evaluations
+
+
+def reported_epsilon(recipe: Recipe, charged: float) -> float:
+    """Epsilon of a run whose ledger shows `charged`: with a rule that may stop it, at least that of all its rounds."""
+    return charged if recipe.run.patience is None else max(charged, recipe.privacy.epsilon)

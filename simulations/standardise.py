@@ -1,0 +1,149 @@
+"""Mean and standard deviation of private tables, as one release that the runs on the tables count as theirs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from fedlgm import data as data_sets
+from fedlgm import privacy
+from fedlgm.aggregation import BoundedSum
+from fedlgm.data import DataSet
+from fedlgm.data.spent import Spent
+from fedlgm.errors import ConfigError, DataError
+from fedlgm.facts import RunFacts, Sampling
+from fedlgm.keys import KeyRing
+from fedlgm.layers import LayerTable
+from fedlgm.plan import ReleasePlan
+from fedlgm.privacy.guarantee import Guarantee
+from fedlgm.privacy.ledger import Ledger
+from strategies.releaser import Releaser
+
+_LEAST = 1e-3  # smallest variance, in units of half a column's range squared: noise may leave less, or a negative one
+
+
+@dataclass(frozen=True)
+class Standardised:
+    """Released statistics, and the data that they standardise.
+
+    Attributes:
+        data: for `simulate(data=...)`. A run on it has its statistics on its ledger: they are part of its epsilon.
+        mean: released mean of each column, float64 [d].
+        deviation: released standard deviation of each column, float64 [d].
+        epsilon: of all releases on the ledger of the statistics, at the delta given.
+    """
+
+    data: DataSet
+    mean: np.ndarray
+    deviation: np.ndarray
+    epsilon: float
+
+    def rows(self, x: Any) -> np.ndarray:
+        """Further rows [m, d], standardised, float32; for predictions."""
+        return ((np.asarray(x, np.float64) - self.mean) / self.deviation).astype(np.float32)
+
+
+def standardise(
+    data: Any,
+    *,
+    low: Any,
+    high: Any,
+    epsilon: float,
+    delta: float,
+    ledger: Path | str,
+    users: Any = None,
+    unit: Literal["example", "client"] = "example",
+) -> Standardised:
+    """Release mean and variance of every column under (epsilon, delta), and standardise with them.
+
+    A unit contributes its row (a client: the mean of its rows), moved to [-1, 1] by the public ranges and clipped, and
+    its squares. Both vectors are bounded (max(1, sqrt(d) / 2) and max(1, sqrt(d) / 4)), summed, charged and noised like
+    a round of training, under add-or-remove-one; the number of units is public. Keys come from the operating system.
+
+    The charge is durable before anything noisy exists, in a ledger that counts every call with the same file. A run on
+    the result calibrates its noise to what is left of its budget, and composes both.
+
+    Args:
+        data: tables or arrays, as for `simulate`; one input [n, d].
+        low: smallest plausible value of each column: a number or [d]. Public knowledge, not the private minimum.
+        high: largest plausible value, likewise.
+        epsilon: of the release; a tenth of the run's is usual.
+        delta: its delta, below the run's.
+        ledger: SQLite file of what statistics of these data have cost; a second call with it adds its cost.
+        users: as for `simulate`.
+        unit: what is protected: that of the run.
+
+    Raises:
+        ConfigError: ranges, or a unit, that do not fit.
+        DataError: inputs that are no table.
+        LedgerError: the ledger is that of other data.
+
+    Example:
+        >>> import tempfile
+        >>> x = np.random.default_rng(0).normal(50, 10, size=(2000, 2))
+        >>> found = standardise(
+        ...     {"train": (x, np.arange(2000) % 2), "test": (x, np.arange(2000) % 2)}, low=0, high=100,
+        ...     epsilon=1.0, delta=1e-6, ledger=tempfile.mkdtemp() + "/statistics.sqlite",
+        ... )
+        >>> bool(abs(found.mean - 50).max() < 3), bool(abs(found.deviation - 10).max() < 4), found.epsilon <= 1
+        (True, True, True)
+    """
+    own = data_sets.load(data if users is None else data_sets.with_users(data, users))
+    x = own.train_x
+    if isinstance(x, tuple) or x.ndim != 2 or x.dtype.kind != "f":
+        raise DataError("standardise takes tables: one array of real numbers [n, d] (x.astype(float)) for each part")
+    low, high = (_range(name, value, x.shape[1]) for name, value in (("low", low), ("high", high)))
+    if not (low < high).all():
+        raise ConfigError("low must lie below high in every column: give plausible ranges that are public")
+    middle, half = (low + high) / 2, (high - low) / 2
+    rows = _of_units(np.clip((x - middle) / half, -1, 1), own, unit)
+    plan = _plan(len(rows), x.shape[1], epsilon, delta, unit)
+    total = BoundedSum.empty(plan)
+    total.add(torch.from_numpy(rows))
+    with Ledger(ledger, owner=f"statistics of {len(rows)} {unit}s with {x.shape[1]} columns") as book:
+        found = Releaser(KeyRing.from_seed(None), book).mean(total, plan, book.rounds() + 1).double().numpy()
+        spent, cost = Spent(tuple(book.worst_profile()), book.protects()), book.epsilon(delta)
+    first, second = np.split(found, 2)
+    made = Standardised(own, middle + half * first, half * np.sqrt(np.maximum(second - first**2, _LEAST)), cost)
+    return replace(made, data=replace(own, train_x=made.rows(x), test_x=made.rows(own.test_x), spent=spent))
+
+
+def _range(name: str, value: Any, columns: int) -> np.ndarray:
+    try:
+        found = np.broadcast_to(np.asarray(value, np.float64), (columns,))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{name} must be a number, or one for each of the {columns} columns") from error
+    if not np.isfinite(found).all():
+        raise ConfigError(f"{name} must be finite in every column")
+    return found
+
+
+def _of_units(scaled: np.ndarray, own: DataSet, unit: str) -> np.ndarray:
+    """Contributions (values, then squares) of the units, float64 [units, 2 d]."""
+    if unit == "example":
+        return np.concatenate([scaled, scaled**2], axis=1)
+    if unit != "client":
+        raise ConfigError(f"unit must be 'example' or 'client', got {unit!r}")
+    if own.clients is None and own.train_user is None:
+        raise ConfigError("unit='client' needs the client of each row: name them by users=")
+    parts = (
+        own.clients
+        if own.clients is not None
+        else [np.flatnonzero(own.train_user == u) for u in np.unique(own.train_user)]
+    )
+    # A client without rows counts, with a contribution of zero: how many have some is private.
+    zero = np.zeros(2 * scaled.shape[1])
+    return np.stack([_of_units(scaled[part], own, "example").mean(0) if len(part) else zero for part in parts])
+
+
+def _plan(units: int, columns: int, epsilon: float, delta: float, unit: Literal["example", "client"]) -> ReleasePlan:
+    layers = LayerTable.from_sizes({"mean": columns, "second moment": columns})
+    clip = np.maximum(1.0, np.sqrt(columns) / np.array([2.0, 4.0]))
+    multiplier = privacy.calibrate(epsilon, delta, steps=1)
+    facts = RunFacts(multiplier, Sampling("poisson", units, 1.0), epsilon=epsilon, delta=delta)
+    words = Guarantee("proven", "every contribution is bounded before noise is added to the sum", unit=unit)
+    return ReleasePlan(layers, clip, multiplier * np.sqrt(2) * clip, facts, words)

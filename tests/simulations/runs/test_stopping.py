@@ -1,0 +1,82 @@
+"""Early stopping: a public rule ends the run, the ledger holds what was made, and epsilon is that of all rounds."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import simulations
+from fedlgm.errors import ConfigError
+from fedlgm.privacy.ledger import Ledger
+from simulations.runs.folder import RunFolder
+from simulations.runs.stopping import Patience
+
+X = np.random.default_rng(0).standard_normal((60, 4)).astype("float32")
+DATA = {"train": (X, (X[:, 0] > 0).astype(int)), "test": (X, (X[:, 0] > 0).astype(int))}
+SHORT = {
+    "federation.clients": 6, "federation.rounds": 6, "privacy.delta": 0.01, "privacy.accountant": "rdp",
+    "federation.server_lr": 1e-9, "run.patience": 2, "run.evaluate_every": 1, "run.seed": 3,
+}  # fmt: skip
+
+
+def run(folder, engine="local", **changes):
+    torch.manual_seed(0)
+    overrides = SHORT | {name.replace("__", "."): value for name, value in changes.items()}
+    return simulations.simulate(
+        model=torch.nn.Linear(4, 2), data=DATA, overrides=overrides, run_dir=folder, engine=engine
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "better", "holds"),
+    [
+        ([0.1, 0.2, 0.3], "higher", False),
+        ([0.3, 0.3, 0.3], "higher", True),
+        ([0.3, 0.2, 0.1], "lower", False),
+        ([0.3, 0.4, 0.5], "lower", True),
+        ([0.3, float("nan"), float("nan")], "higher", True),
+        ([0.3, 0.2], "higher", False),
+    ],
+)
+def test_the_rule(values, better, holds):
+    rows = [{"metrics": {"f": value}} for value in values]
+    assert Patience(2, "f", better).holds([rows[0], {"round": 9}, *rows[1:]]) is holds
+
+
+def test_a_model_that_does_not_improve_ends_the_run(tmp_path):
+    result = run(tmp_path / "run")
+    assert result["rounds"] == 3  # the first evaluation is the best one
+    with Ledger(tmp_path / "run" / "ledger.sqlite") as ledger:
+        assert ledger.rounds() == 3
+        assert ledger.epsilon(0.01, "rdp") < 7
+    assert result.epsilon == 8  # when it ended depends on the releases: the bound is that of all rounds
+    assert len(result.history) == 3
+    assert result.model()(torch.zeros(1, 4)).shape == (1, 2)
+    RunFolder.open(tmp_path / "run").verify()
+    whole = run(tmp_path / "whole", run__patience=6)
+    assert whole["rounds"] == 6
+    assert whole.epsilon == 8
+
+
+def test_an_interrupted_run_stops_where_it_would_have_stopped(tmp_path):
+    first = run(tmp_path / "run")
+    (tmp_path / "run" / "result.json").unlink()
+    torch.manual_seed(0)
+    again = simulations.resume(tmp_path / "run", model=torch.nn.Linear(4, 2), data=DATA)
+    assert (again["rounds"], again["model_sha256"], again.epsilon) == (3, first["model_sha256"], 8)
+
+
+def test_an_edited_epsilon_is_found(tmp_path):
+    run(tmp_path / "run")
+    file = tmp_path / "run" / "result.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"epsilon": 4.0}))
+    with pytest.raises(Exception, match="epsilon"):
+        RunFolder.open(tmp_path / "run").verify()
+
+
+def test_patience_is_at_least_one(tmp_path):
+    with pytest.raises(ConfigError, match=r"run\.patience: must be at least 1"):
+        run(tmp_path / "run", run__patience=0)

@@ -1,0 +1,124 @@
+"""Private statistics: bounded, charged before they exist, and part of the epsilon of every run on the result."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_breast_cancer
+from sklearn.metrics import roc_auc_score
+
+import simulations
+from fedlgm import privacy
+from fedlgm.aggregation import BoundedSum
+from fedlgm.errors import ConfigError, LedgerError, PrivacyError, RunError
+from fedlgm.privacy.ledger import Ledger
+from simulations.standardise import _plan, standardise
+
+X, Y = load_breast_cancer(return_X_y=True)
+PUBLIC = np.arange(len(X)) % 5 == 0
+SITES = np.arange(int((~PUBLIC).sum())) % 10
+DATA = {"train": (X[~PUBLIC], Y[~PUBLIC]), "test": (X[PUBLIC], Y[PUBLIC])}
+METRICS = {"auc": lambda outputs, targets: roc_auc_score(targets, outputs)}
+SHORT = {"federation.rounds": 3, "privacy.accountant": "rdp", "privacy.delta": 1e-3}
+
+
+def statistics(folder, **given):
+    options = {"users": SITES, "low": 0, "high": 1.2 * X[PUBLIC].max(0), "epsilon": 1.0, "delta": 1e-4}
+    return standardise(DATA, **options | {"ledger": folder / "statistics.sqlite"} | given)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("draw", [1, 2, 3])
+def test_the_auc_at_epsilon_8_with_private_statistics(draw, tmp_path):
+    changes = {"privacy.epsilon": 8, "privacy.delta": 1e-3, "privacy.accountant": "rdp"}
+    data = statistics(tmp_path).data
+    result = simulations.simulate(
+        "ten-hospitals", data=data, metrics=METRICS, run_dir=tmp_path / "run", overrides=changes
+    )
+    assert result.metrics["auc"] >= 0.97
+    assert 7.8 < result.epsilon <= 8
+
+
+@pytest.mark.slow
+def test_a_run_pays_for_its_statistics(tmp_path):
+    found = statistics(tmp_path)
+    result = simulations.simulate("ten-hospitals", data=found.data, overrides=SHORT, run_dir=tmp_path / "run")
+    assert 7.8 < result.epsilon <= 8
+    with Ledger(tmp_path / "run" / "ledger.sqlite") as run, Ledger(tmp_path / "statistics.sqlite") as own:
+        charges, (before,) = list(run.charges()), own.charges()
+        assert (charges[0].round, charges[0].event, charges[0].protects) == (0, before.event, "example, add-remove")
+        assert [charge.round for charge in charges] == [0, 1, 2, 3]
+        assert result.epsilon == run.epsilon(1e-3, "rdp")
+        assert own.epsilon(1e-4) == found.epsilon <= 1
+
+
+def test_one_row_moves_the_sum_by_at_most_its_bounds():
+    rows = np.random.default_rng(0).uniform(-1, 1, (1, 30))
+    for extreme in (np.ones((1, 30)), np.full((1, 30), 1e30).clip(-1, 1), rows):
+        plan = _plan(100, 30, 1.0, 1e-5, "example")
+        total = BoundedSum.empty(plan)
+        total.add(torch.from_numpy(np.concatenate([extreme, extreme**2], axis=1)))
+        norms = np.linalg.norm(total.total.numpy().reshape(2, 30), axis=1)
+        assert (norms <= plan.clip * (1 + 1e-6)).all()
+        assert plan.effective_multiplier == pytest.approx(privacy.calibrate(1.0, 1e-5, steps=1), rel=1e-5)
+
+
+def test_nothing_is_released_without_a_charge(tmp_path, monkeypatch):
+    monkeypatch.setattr(Ledger, "charge", lambda *_, **__: (_ for _ in ()).throw(LedgerError("the disk is full")))
+    monkeypatch.setattr("fedlgm.release.Noising.add_", lambda self: pytest.fail("noise before the charge"))
+    with pytest.raises(LedgerError, match="disk is full"):
+        statistics(tmp_path)
+
+
+def test_every_call_with_a_ledger_counts(tmp_path):
+    first, second = statistics(tmp_path), statistics(tmp_path)
+    assert sum(count for _, count in second.data.spent.events) == 2
+    assert second.epsilon > first.epsilon
+    assert not np.array_equal(first.mean, second.mean)
+    with pytest.raises(LedgerError):
+        statistics(tmp_path, unit="client")
+
+
+def test_a_run_that_cannot_pay_is_refused(tmp_path):
+    found = statistics(tmp_path)
+    for changes, error, words in (
+        ({"privacy.epsilon": 0.5}, PrivacyError, "leave too little for the training"),
+        ({"privacy.trust": "local", "training.sampling_rate": 0.1}, ConfigError, "public figures"),
+        ({"privacy.unit": "client", "mechanism.name": "gaussian"}, ConfigError, "standardise with unit='client'"),
+    ):
+        with pytest.raises(error, match=words):
+            simulations.simulate("ten-hospitals", data=found.data, overrides=SHORT | changes, run_dir=tmp_path / "no")
+    assert not (tmp_path / "no").exists()
+    with pytest.raises(ConfigError, match="a search does not charge"):
+        simulations.tune("ten-hospitals", search={"training.lr": [1.0]}, data=found.data)
+
+
+@pytest.mark.slow
+def test_statistics_of_clients_pay_into_a_run_that_protects_clients(tmp_path):
+    found = statistics(tmp_path, unit="client", epsilon=2.0, delta=1e-3)
+    changes = {"privacy.unit": "client", "mechanism.name": "gaussian", "privacy.delta": 0.05}
+    result = simulations.simulate("ten-hospitals", data=found.data, overrides=SHORT | changes, run_dir=tmp_path / "run")
+    assert result.epsilon <= 8
+    with Ledger(tmp_path / "run" / "ledger.sqlite") as ledger:
+        assert [charge.round for charge in ledger.charges()] == [0, 1, 2, 3]
+    with pytest.raises(RunError, match="cost of the data's statistics"):
+        simulations.resume(tmp_path / "run", data=dataclasses.replace(found.data, spent=None))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"low": 1e6}, "low must lie below high"),
+        ({"high": [1.0, 2.0]}, "one for each of the 30 columns"),
+        ({"high": float("inf")}, "must be finite"),
+        ({"unit": "user"}, "'example' or 'client'"),
+        ({"unit": "client", "users": None}, "name them by users="),
+    ],
+)
+def test_mistakes_are_named(given, words, tmp_path):
+    with pytest.raises(ConfigError, match=words):
+        statistics(tmp_path, **given)
+    assert not (tmp_path / "statistics.sqlite").exists()
