@@ -167,6 +167,10 @@ def compare(
         str | None,
         typer.Option(help="Attack every run: membership, inversion, gan:CLASS[:CLASS...], separated by commas."),
     ] = None,
+    inception: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="With gan: add Inception distances, with torch-fidelity's weights in FILE."),
+    ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes that take one run each.")] = 1,
     out: Annotated[Path | None, typer.Option(help="Folder of the runs; continued if it exists.")] = None,
     as_json: JsonOption = False,
@@ -178,7 +182,7 @@ def compare(
     engines.get(engine)
     names = None if methods is None else [name.strip() for name in methods.split(",") if name.strip()]
     values = (seeds, overrides or (), epsilons or (), partitions or ())
-    shown = studying.compare(recipe, names, *values, engine, workers, attacks, out, as_json)
+    shown = studying.compare(recipe, names, *values, engine, workers, attacks, inception, out, as_json)
     _print_json(shown) if as_json else _out.print(shown)
 
 

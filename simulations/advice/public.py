@@ -52,7 +52,7 @@ def public_examples(recipe: Recipe, task: Task, public: Any, outline: DataSet | 
     """
     section = recipe.data
     if public is None:
-        shapes = outline or data.outline(section.name, **section.images) or _loaded(recipe)
+        shapes = outline or data.outline(section.name, **section.reading) or _loaded(recipe)
         warnings.warn(
             Notice(
                 "no public examples are given: the advice is for synthetic ones of the same shape, which say how large "
@@ -66,12 +66,14 @@ def public_examples(recipe: Recipe, task: Task, public: Any, outline: DataSet | 
         found = replace(whole, train_x=whole.test_x, train_y=whole.test_y)
         source = f"test examples of {whole.name}"
     elif isinstance(public, tuple) and len(public) == 2:
-        known = outline or (data.outline(section.name, **section.images) if _is_named(recipe) else None)
+        known = outline or (data.outline(section.name, **section.reading) if _is_named(recipe) else None)
         found = DataSet.from_arrays(public, public, classes=None if known is None else known.classes, name="given")
         source = "given examples"
     else:
         directory = section.dir if isinstance(public, str) else None
-        found = data.load(public, directory, **(section.images if isinstance(public, str) else {}))
+        known_options = data.reading_options(public) if isinstance(public, str) else ()
+        options = {key: value for key, value in section.reading.items() if key in known_options}
+        found = data.load(public, directory, **options)
         source = f"training examples of {found.name}"
     return PublicExamples(task.prepare(_divided(found)), source)
 
@@ -99,8 +101,9 @@ def outline_of(given: Any) -> tuple[DataSet | None, int | None]:
     if not isinstance(given, Mapping) or "test" not in given:
         raise DataError("data: give a fedlgm.data.DataSet or {'train': (x, y), 'test': (x, y)}")
     clients = len(given["clients"]) if given.get("clients") is not None else None
-    kept = {key: given[key] for key in ("classes", "name") if key in given}
-    return DataSet.from_arrays(given["test"], given["test"], **kept), clients
+    owners = ("clients",) if isinstance(given.get("users"), str) else ("clients", "users")  # a column is no feature
+    kept = {key: value for key, value in given.items() if key not in owners}
+    return DataSet.from_mapping(kept | {"train": given["test"]}), clients
 
 
 def examples_of(recipe: Recipe) -> int | None:
@@ -121,7 +124,7 @@ def _is_named(recipe: Recipe) -> bool:
 
 def _loaded(recipe: Recipe) -> DataSet:
     section = recipe.data
-    return data.load(section.name, section.dir, **section.images)
+    return data.load(section.name, section.dir, **section.reading)
 
 
 def _divided(found: DataSet) -> DataSet:
