@@ -3,7 +3,8 @@
 fedlgm study NAME [--seeds N] [--set ...]                  # makes or continues the runs, in runs/study-NAME
 python -m benchmarks.studies keep runs/study-NAME [...]    # keeps its study.json beside the page
 python -m benchmarks.studies page                          # rewrites docs/results/studies.md from what is kept
-python -m benchmarks.studies ratios [--json]               # what workers and a second call save: run it alone
+python -m benchmarks.studies ratios [--json]               # what workers and a second call save: run it alone;
+                                                           # keeps docs/results/study-ratios.json
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from simulations.studies.study import study
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "studies.md"
 KEPT = PAGE.with_suffix("")
+RATIOS = PAGE.with_name("study-ratios.json")
 DRAWN = {"002-figure-5": "002-figure-5.png"}
 """Pictures of the page, by study."""
 ELSEWHERE = {
@@ -232,6 +234,7 @@ def main() -> None:
         show(PAGE, page(), write=True)
     else:
         found = ratios()
+        RATIOS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         print(
             json.dumps(found)
             if arguments.json

@@ -51,9 +51,9 @@ def as_arrays(data: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         data: {"train": table, "test": table}, and where needed: "users", the column that names each example's user;
             "target", the target's column (default: "labels" or "label"; tokens without either are their own target, for
-            the task "causal-lm"); "inputs", a column or a list of them, for the features (default: all others); "text", "tokenizer" and "length": the column of texts, their tokenizer, and the
-            maximum number of tokens of a text; "image_size" and "channels" of images, see
-            `fedlgm.data.pixels.fitted`. Other keys are passed on.
+            the task "causal-lm"); "inputs", a column or a list of them, for the features (default: all others); "text",
+            "tokenizer" and "length": the column of texts, their tokenizer, and the maximum number of tokens of a text;
+            "image_size" and "channels" of images, see `fedlgm.data.pixels.fitted`. Other keys are passed on.
 
     Returns:
         The mapping with arrays; a `datasets.Dataset` that names its classes gives "labels", if they are not given.

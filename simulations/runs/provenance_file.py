@@ -59,10 +59,8 @@ class ProvenanceFile:
             if changed != source:
                 warnings.warn(Notice(f"the source of the {what} has changed since the run started"), stacklevel=2)
         if stored.get("labels") != provenance.get("labels"):
-            raise RunError(
-                f"{self._run} was run with the classes {', '.join(stored.get('labels') or ['without names'])}: it cannot "
-                f"be continued with {', '.join(provenance.get('labels') or ['classes without names'])}"
-            )
+            was, now = (", ".join(one.get("labels") or ["without names"]) for one in (stored, provenance))
+            raise RunError(f"{self._run} was run with the classes {was}: it cannot be continued with {now}")
         if stored.get("clients") != provenance.get("clients"):
             raise RunError(
                 f"{self._run} was run with {stored.get('clients')}: it cannot be continued with "

@@ -147,7 +147,7 @@ def test_a_class_that_only_private_rows_have_and_damaged_files_are_refused(files
 @pytest.mark.parametrize(
     ("name", "given", "message"),
     [
-        ("hf:owner/absent", {}, r"'hf:owner/absent' is not in the local cache, and .* cannot be reached or has no such"),
+        ("hf:owner/absent", {}, r"'hf:owner/absent' is not in the local cache, and .* cannot be reached"),
         ("hf:owner/name", {"data_dir": "nowhere"}, r"data\.dir: 'nowhere' is no folder; it must hold the files"),
         ("hf:owner/name", {"data_dir": ".", "splits": ["train", "dev"]}, r"cannot be read: Unknown split \"dev\""),
         ("hf:owner/name", {"data_dir": ".", "subset": "other"}, r"cannot be read: BuilderConfig 'other' not found"),
