@@ -87,7 +87,7 @@ def keep(folder: Path) -> Path:
 def checked(name: str) -> list[claims.Checked]:
     """The claims of a study, checked against its kept runs."""
     found = Study.read(KEPT / f"{name}.json")
-    return claims.check(files.load(name).claims, found.to_frame(), found.keys, found.headline)
+    return claims.check(files.load(name).claims, found.to_frame(), found.axes, found.headline)
 
 
 def counted(outcomes: Sequence[str]) -> str:

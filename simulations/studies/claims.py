@@ -107,7 +107,7 @@ def check(claims: Sequence[Claim], frame: DataFrame, keys: Sequence[str], headli
     Args:
         claims: the study's claims.
         frame: see `Study.to_frame`.
-        keys: see `Study.keys`.
+        keys: see `Study.axes`.
         headline: metric for claims that name none.
     """
     found = [_pairs(claim, frame, keys, claim.metric or headline) for claim in claims]

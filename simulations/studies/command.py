@@ -63,7 +63,7 @@ def study(
             search=parsed.search or None,
             progress=not as_json,
         )
-    checked = claims.check(parsed.claims, found.to_frame(), found.keys, found.headline)
+    checked = claims.check(parsed.claims, found.to_frame(), found.axes, found.headline)
     metric = parsed.y or found.headline
     kept: dict[str, Any] = {
         "study": label,

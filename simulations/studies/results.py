@@ -92,6 +92,11 @@ class Study:
         return list(self.records.keys)
 
     @property
+    def axes(self) -> list[str]:
+        """The keys without those of a search, whose values the methods need not share."""
+        return [key for key in self.records.keys if key not in self.records.searched]
+
+    @property
     def headline(self) -> str:
         """The task's metric that summarises a run."""
         return self.records.headline
@@ -187,8 +192,7 @@ class Study:
             raise ConfigError(
                 f"no metric {name!r} in this study; it has {', '.join(frames.metrics_of(self._frame, self.keys))}"
             )
-        searched, beside = self.records.searched, self.records.beside
-        return _differences(self._frame, beside, a, b, name, self.keys, searched, at or {})
+        return _differences(self._frame, self.records.beside, a, b, name, self.axes, at or {})
 
     @property
     def search(self) -> DataFrame:
@@ -235,12 +239,11 @@ def _differences(
     b: str,
     metric: str,
     keys: list[str],
-    searched: Sequence[str],
     at: Mapping[str, Any],
 ) -> StudyDifference:
     import pandas as pd
 
-    own = [key for key in keys if key not in ("method", "mechanism", *searched)]
+    own = [key for key in keys if key not in ("method", "mechanism")]
     unknown = [key for key in at if key not in own]
     if unknown:
         raise ConfigError(f"at: {unknown[0]!r} is not a key of the grid; it has {', '.join(own) or 'no other'}")
