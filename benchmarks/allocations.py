@@ -1,17 +1,20 @@
 """Which allocation is best on the digits federation? `python -m benchmarks.allocations` (about five minutes on a core).
 
 Every method gets the same search (server learning rate on a separate seed at epsilon = 3) and is then run on other
-seeds. Writes docs/results/allocations.md and allocations.png.
+seeds. Keeps docs/results/allocations.json, and makes allocations.md and allocations.png of it.
 """
 
 from __future__ import annotations
 
 import statistics
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 
+from benchmarks.kept import Values
 from benchmarks.pages import put, spread, table
 from simulations import launch
 from simulations.config import recipe as recipes
@@ -31,6 +34,7 @@ METHODS = {
 RATES, EPSILONS = (0.1, 0.2, 0.4), (1.0, 3.0, 8.0)
 SEARCH_SEED, SEEDS = 100, (1, 2, 3)
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
+KEPT, PICTURE = RESULTS / "allocations.json", RESULTS / "allocations.png"
 
 
 def accuracy(overrides: list[str], epsilon: float, rate: float, seed: int) -> float:
@@ -41,26 +45,53 @@ def accuracy(overrides: list[str], epsilon: float, rate: float, seed: int) -> fl
         return float(launch.simulate(recipe, engine="local", run_dir=Path(directory) / "run")["accuracy"])
 
 
-def main() -> None:
-    found: dict[str, tuple[float, dict[float, list[float]]]] = {}
+def measure(kept: Values) -> None:
+    """Search and runs, as far as they are missing."""
     for name, overrides in METHODS.items():
-        rate = max(RATES, key=lambda r, o=overrides: accuracy(o, 3.0, r, SEARCH_SEED))
-        found[name] = rate, {e: [accuracy(overrides, e, rate, seed) for seed in SEEDS] for e in EPSILONS}
-        print(name, rate, {e: round(statistics.mean(a), 4) for e, a in found[name][1].items()}, flush=True)
-    lines = []
+        for rate in RATES:
+            kept.get(f"search {name} {rate:g}", lambda o=overrides, r=rate: accuracy(o, 3.0, r, SEARCH_SEED))
+        rate = best(kept.values, name)
+        for epsilon in EPSILONS:
+            kept.get(f"run {name} {epsilon:g}", lambda o=overrides, e=epsilon, r=rate: [
+                accuracy(o, e, r, seed) for seed in SEEDS
+            ])  # fmt: skip
+
+
+def best(values: Mapping[str, Any], name: str) -> float:
+    """The rate that the search chose for a method."""
+    return max(RATES, key=lambda rate: float(values[f"search {name} {rate:g}"]))
+
+
+def page(values: Mapping[str, Any]) -> str:
+    """The table of kept figures."""
+    lines = [
+        [name, f"{best(values, name):g}", *(spread(values[f"run {name} {e:g}"], 100, 1) for e in EPSILONS)]
+        for name in METHODS
+    ]
+    return table(["method", "server lr", *(f"epsilon {e:g}" for e in EPSILONS)], lines)
+
+
+def draw(values: Mapping[str, Any], path: Path) -> None:
+    """The picture of kept figures, which the README shows."""
     figure, axes = plt.subplots(figsize=(7, 4))
-    for name, (rate, by_epsilon) in found.items():
-        lines.append([name, f"{rate:g}", *(spread(a, 100, 1) for a in by_epsilon.values())])
-        means = [statistics.mean(a) for a in by_epsilon.values()]
-        axes.errorbar(EPSILONS, means, [statistics.stdev(a) for a in by_epsilon.values()], marker="o", label=name)
+    for name in METHODS:
+        found = [values[f"run {name} {e:g}"] for e in EPSILONS]
+        means, spreads = map(statistics.mean, found), map(statistics.stdev, found)
+        axes.errorbar(EPSILONS, list(means), list(spreads), marker="o", label=name)
     axes.set(xscale="log", xlabel="proven epsilon (delta = 1e-5)", ylabel="test accuracy", title="digits, 500 clients")
     axes.set_xticks(EPSILONS, [f"{e:g}" for e in EPSILONS])
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
     figure.tight_layout()
-    figure.savefig(RESULTS / "allocations.png", dpi=100)
-    header = ["method", "server lr", *(f"epsilon {e:g}" for e in EPSILONS)]
-    put(RESULTS / "allocations.md", "table", table(header, lines))
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
+
+
+def main() -> None:
+    kept = Values(KEPT)
+    measure(kept)
+    draw(kept.values, PICTURE)
+    put(RESULTS / "allocations.md", "table", page(kept.values))
 
 
 if __name__ == "__main__":

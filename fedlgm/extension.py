@@ -28,7 +28,7 @@ def is_reference(name: object) -> bool:
     >>> is_reference("mypkg.models:Net"), is_reference("mlp")
     (True, False)
     """
-    return isinstance(name, str) and ":" in name
+    return isinstance(name, str) and ":" in name and not name.startswith("hf:")  # a data set of the Hugging Face Hub
 
 
 def object_name(value: object) -> str:

@@ -264,6 +264,7 @@ class NoisedInShares(NoisedByClients):
 @lru_cache(maxsize=256)
 def _readers_epsilon(facts: RunFacts, rounds: int) -> float:
     from fedlgm.privacy import accounting
+    from fedlgm.privacy.events import WholeOrdersDpEvent
 
     shares, (_, delta) = facts.shares, facts.budget()
     if rounds == 0 or shares is None:
@@ -274,8 +275,12 @@ def _readers_epsilon(facts: RunFacts, rounds: int) -> float:
     every = accounting.composed_epsilon([(event, releases)], delta, "rdp")
     if rate == 1 or releases < rounds:  # draws of clients at their cap are not independent of earlier ones
         return every
-    sampled = {"steps": rounds, "sampling_rate": rate, "relation": facts.relation, "accountant": "rdp"}
-    return min(every, accounting.epsilon(multiplier, delta, **sampled))
+    if isinstance(event, WholeOrdersDpEvent):  # amplification is known of noise with the Gaussian's divergences
+        return every
+    sampled = accounting.epsilon(
+        multiplier, delta, steps=rounds, sampling_rate=rate, relation=facts.relation, accountant="rdp"
+    )
+    return min(every, sampled)
 
 
 class IntegerShares:

@@ -97,6 +97,11 @@ class RunResult(Mapping[str, Any]):
         return list(self._folder.rows())
 
     @property
+    def labels(self) -> list[str] | None:
+        """Names of the classes, in the order of the model's outputs; None if the data have none."""
+        return self._folder.provenance.read().get("labels")
+
+    @property
     def folder(self) -> Path:
         """The run's folder."""
         return Path(self["run"])

@@ -102,17 +102,16 @@ def pretrain(
 ) -> None:
     """Train the public base of a text recipe, without privacy, on public text."""
     from simulations.pretrain import pretrain as pretraining
-    from simulations.runs import strict_json
 
     def show(step: int, loss: float) -> None:
         if not as_json:
-            _out.print(f"step {step}: {loss:.3f} nats per character", highlight=False)
+            console.print(f"step {step}: {loss:.3f} nats per character", highlight=False)
 
     done = pretraining(_recipe(recipe, overrides), out, texts=text or (), steps=steps, progress=show)
     if as_json:
-        typer.echo(strict_json.dumps(dict(done)))
+        print_json(dict(done))
         return
-    _out.print(f"wrote {done['file']} (SHA-256 {done['sha256']})", highlight=False, soft_wrap=True)
+    console.print(f"wrote {done['file']} (SHA-256 {done['sha256']})", highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -189,6 +188,10 @@ def compare(
         str | None,
         typer.Option(help="Attack every run: membership, inversion, gan:CLASS[:CLASS...], separated by commas."),
     ] = None,
+    inception: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="With gan: add Inception distances, with torch-fidelity's weights in FILE."),
+    ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes that take one run each.")] = 1,
     out: Annotated[Path | None, typer.Option(help="Folder of the runs; continued if it exists.")] = None,
     as_json: JsonOption = False,
@@ -200,7 +203,7 @@ def compare(
     engines.get(engine)
     names = None if methods is None else [name.strip() for name in methods.split(",") if name.strip()]
     values = (seeds, overrides or (), epsilons or (), partitions or ())
-    shown = studying.compare(recipe, names, *values, engine, workers, attacks, out, as_json)
+    shown = studying.compare(recipe, names, *values, engine, workers, attacks, inception, out, as_json)
     print_json(shown) if as_json else console.print(shown)
 
 

@@ -128,13 +128,12 @@ def _of_units(scaled: np.ndarray, own: DataSet, unit: str) -> np.ndarray:
         return np.concatenate([scaled, scaled**2], axis=1)
     if unit != "client":
         raise ConfigError(f"unit must be 'example' or 'client', got {unit!r}")
-    if own.clients is None and own.train_user is None:
+    if own.clients is not None:
+        parts = list(own.clients)
+    elif own.train_user is not None:
+        parts = [np.flatnonzero(own.train_user == user) for user in np.unique(own.train_user)]
+    else:
         raise ConfigError("unit='client' needs the client of each row: name them by users=")
-    parts = (
-        own.clients
-        if own.clients is not None
-        else [np.flatnonzero(own.train_user == u) for u in np.unique(own.train_user)]
-    )
     # A client without rows counts, with a contribution of zero: how many have some is private.
     zero = np.zeros(2 * scaled.shape[1])
     return np.stack([_of_units(scaled[part], own, "example").mean(0) if len(part) else zero for part in parts])

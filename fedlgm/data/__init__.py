@@ -27,6 +27,8 @@ from fedlgm.data.division import divide
 from fedlgm.data.images import NAME as IMAGE_FOLDER
 from fedlgm.data.images import SIZE as IMAGE_SIZE
 from fedlgm.data.images import load_folder
+from fedlgm.data.named_tables import HUB, read_files, read_hub
+from fedlgm.data.named_tables import NAME as TABLE
 from fedlgm.data.partition import Partition, partition, schemes
 from fedlgm.data.partition import options as scheme_options
 from fedlgm.data.pixels import Pixels, moved
@@ -46,6 +48,7 @@ __all__ = [
     "outline",
     "partition",
     "published_examples",
+    "reading_options",
     "scheme_options",
     "schemes",
     "synthetic",
@@ -56,6 +59,13 @@ __all__ = [
 _synthetic = cache(synthetic)
 _MADE_HERE: dict[str, Callable[[], DataSet]] = {"digits": digits, "breast-cancer": breast_cancer}
 _HALF = re.compile(r"([^:/]+)/(public|private)")
+_COLUMNS = ("target", "inputs", "users", "labels")
+OPTIONS = {
+    IMAGE_FOLDER: ("image_size", "channels", "attribute", "train_images", "image_classes"),
+    TABLE: ("file", "test_file", *_COLUMNS),
+    f"{HUB}owner/name": ("subset", "splits", *_COLUMNS, "image_size", "channels"),
+}
+"""Options of `load` by kind of set."""
 
 
 def names() -> tuple[str, ...]:
@@ -65,7 +75,7 @@ def names() -> tuple[str, ...]:
         >>> "digits" in names()
         True
     """
-    return (*_MADE_HERE, *FILE_SETS, "synthetic", IMAGE_FOLDER)
+    return (*_MADE_HERE, *FILE_SETS, "synthetic", IMAGE_FOLDER, TABLE)
 
 
 Loadable = str | DataSet | Mapping[str, Any] | Callable[[], Any]
@@ -77,7 +87,7 @@ def load(
     *,
     download: bool = True,
     pixels: Sequence[float] | None = None,
-    **images: Any,
+    **options: Any,
 ) -> DataSet:
     """Load a data set; a bundled one is held once per process.
 
@@ -86,15 +96,18 @@ def load(
     forbids downloads.
 
     Args:
-        name: one of `names()`; "synthetic-N" is synthetic data with N training samples. A suffix "/private" or
+        name: one of `names()`; "synthetic-N" is synthetic data with N training samples; "hf:owner/name" is a data set
+            of the Hugging Face Hub, whose files `data_dir` may hold. A suffix "/private" or
             "/public" selects one half of its training examples, by a fixed random division: for runs that need public
             examples of the same kind. Or your own data: a `DataSet`, a mapping for `DataSet.from_mapping`, a
             function without arguments that gives one of these, or "package.module:name" of any of them.
         data_dir: directory of the files: bare, in a folder of the set's name, or in torchvision's (LEAF's) layout.
         download: whether to download a missing set.
         pixels: (low, high) that the darkest and the brightest value of a bundled image set become, instead of (-1, 1).
-        images: for "image-folder", whose `data_dir` is the folder: `image_size`, `channels`, `attribute`,
-            `train_images` and `image_classes`, see `fedlgm.data.images.load_folder`.
+        options: for "image-folder", whose `data_dir` is the folder, see `fedlgm.data.images.load_folder`. For "table":
+            `file` and `test_file`, .csv or .parquet, and the columns `target`, `inputs`, `users`, see
+            `fedlgm.data.tables.as_arrays`; `labels`, see `DataSet.from_arrays`. For the Hub: these columns, `subset`,
+            `splits`, `image_size` and `channels`, see `fedlgm.data.named_tables.read_hub`.
 
     Returns:
         The set. Pixels lie in [-1, 1] (grey: from background to ink), scaled by constants that do not depend on the
@@ -110,38 +123,41 @@ def load(
     ((3,), 10)
     """
     if pixels is not None:
-        return _between(load(name, data_dir, download=download, **images), tuple(pixels))
-    if isinstance(name, str) and name == IMAGE_FOLDER:
-        return load_folder(data_dir, **images)
+        return _between(load(name, data_dir, download=download, **options), tuple(pixels))
     label = repr(name if isinstance(name, str) else getattr(name, "__name__", type(name).__name__))
-    if images and not (isinstance(name, str) and name in (f"{IMAGE_FOLDER}/private", f"{IMAGE_FOLDER}/public")):
-        raise ConfigError(f"{next(iter(images))} is for data.name = {IMAGE_FOLDER!r}, not for {label}")
+    _refuse_others(name, label, options)
     if not isinstance(name, str):
         return _own(name, label)
+    if name == IMAGE_FOLDER:
+        return load_folder(data_dir, **options)
+    if name == TABLE:
+        return DataSet.from_mapping(read_files(**options))
+    if name.startswith(HUB):
+        return DataSet.from_mapping(read_hub(name, data_dir, download=download, **options))
     if is_reference(name):
         return _own(load_object(name, "data set"), repr(name))
     if (half := _HALF.fullmatch(name)) is not None:
-        return _part(load(half[1], data_dir, download=download, **images), name, half[2] == "public")
+        return _part(load(half[1], data_dir, download=download, **options), name, half[2] == "public")
     if name in _MADE_HERE:
         return _MADE_HERE[name]()
     if name in FILE_SETS:
         return read(name, locate(name, data_dir, download=download))
     size = re.fullmatch(r"synthetic(?:-(\d+))?", name)
-    if size is None and name.endswith((".csv", ".parquet", ".tsv", ".npz", ".npy", ".json", ".xlsx")):
+    if size is None and name.endswith((".csv", ".parquet")):
         raise ConfigError(
-            f"{name!r} is a file: read it and pass the tables or arrays, for example data={{'train': "
-            "pandas.read_csv(...), 'test': pandas.read_csv(...), 'target': column}"
+            f"{name!r} is a file: set data.name = {TABLE!r}, data.file = {name!r}, data.test_file and data.target; in "
+            "Python pass tables, data={'train': pandas.read_csv(...), 'test': ..., 'target': column}"
         )
+    if size is None and name.endswith((".tsv", ".npz", ".npy", ".json", ".xlsx")):
+        raise ConfigError(f"{name!r} is a file: read it in Python and pass data={{'train': (x, y), 'test': (x, y)}}")
     if size is None:
-        raise ConfigError(
-            f"unknown data set {name!r}; "
-            + alternatives(name, names(), "synthetic-N with N samples", "your own as package.module:name")
-        )
+        own = ("synthetic-N with N samples", f"{HUB}owner/name", "your own as package.module:name")
+        raise ConfigError(f"unknown data set {name!r}; {alternatives(name, names(), *own)}")
     return _synthetic(int(size[1])) if size[1] else _synthetic()
 
 
 def only_test_examples(
-    name: str, data_dir: str | Path | None = None, *, pixels: Sequence[float] | None = None, **images: Any
+    name: str, data_dir: str | Path | None = None, *, pixels: Sequence[float] | None = None, **options: Any
 ) -> DataSet:
     """The test examples of a bundled set, in the place of its training examples too, which are not read.
 
@@ -152,7 +168,7 @@ def only_test_examples(
         name: as for `load`; the name of a set, or of its half.
         data_dir: as for `load`.
         pixels: as for `load`.
-        images: options of an "image-folder", which is refused.
+        options: of sets of a user's own, which are refused.
 
     Raises:
         ConfigError: an unknown name, or a set of a user's own, whose test examples come with private ones.
@@ -163,7 +179,7 @@ def only_test_examples(
     (355, True)
     """
     base = _base(name)
-    if is_reference(name) or base == IMAGE_FOLDER:
+    if is_reference(name) or base in OPTIONS or base.startswith(HUB):
         raise ConfigError(
             f"the test examples of {name!r} cannot be read without its training examples, which may be private: give "
             "public examples that are a set by themselves"
@@ -174,6 +190,26 @@ def only_test_examples(
         whole = load(base, data_dir)
         found = DataSet(base, whole.test_x, whole.test_y, whole.test_x, whole.test_y, whole.classes)
     return found if pixels is None else _between(found, tuple(pixels))
+
+
+def reading_options(name: str) -> tuple[str, ...]:
+    """Names of the options of `load` for a set.
+
+    >>> reading_options("image-folder")[:2], reading_options("hf:owner/name")[:2], reading_options("my.data:faces")
+    (('image_size', 'channels'), ('subset', 'splits'), ())
+    """
+    base = _base(name)
+    kind = f"{HUB}owner/name" if base.startswith(HUB) else base
+    pictures = base in ("digits", IMAGE_FOLDER) or (base in FILE_SETS and len(FILE_SETS[base].shape) == 3)
+    return OPTIONS.get(kind, ()) + (("pixels",) if pictures else ())
+
+
+def _refuse_others(name: Loadable, label: str, options: Mapping[str, Any]) -> None:
+    """Refuse options of another kind of set."""
+    for key in options:
+        if not isinstance(name, str) or key not in reading_options(name):
+            kinds = " or ".join(repr(kind) for kind, known in OPTIONS.items() if key in known)
+            raise ConfigError(f"{key} is for data.name = {kinds}, not for {label}")
 
 
 def outline(
@@ -242,8 +278,9 @@ def with_users(data: Any, users: Any) -> Any:
     """
     if isinstance(data, DataSet):
         named = DataSet.from_arrays(
-            (data.train_x, data.train_y), (data.test_x, data.test_y), users=users, classes=data.classes, name=data.name
-        )
+            (data.train_x, data.train_y), (data.test_x, data.test_y), users=users, classes=data.classes,
+            labels=data.labels, name=data.name,
+        )  # fmt: skip
         return dataclasses.replace(named, spent=data.spent)
     if isinstance(data, Mapping):
         return {**_two_parts(data), "users": users}
@@ -292,13 +329,12 @@ def _part(whole: DataSet, name: str, public: bool) -> DataSet:
     users = None if whole.train_user is None else np.unique(whole.train_user[rows], return_inverse=True)[1]
     held, test_x, y = whole.held("train_x"), whole.held("test_x"), whole.train_y[rows]
     x = held.keep(rows) if isinstance(held, Pixels) else inputs.take(held, rows)
-    return DataSet(name, x, y, test_x, whole.test_y, whole.classes, users)  # type: ignore[arg-type]
+    return DataSet(name, x, y, test_x, whole.test_y, whole.classes, users, None, whole.labels)  # type: ignore[arg-type]
 
 
 def _between(found: DataSet, pixels: tuple[float, ...]) -> DataSet:
     """A bundled set of images in [-1, 1], rescaled to [low, high]."""
-    base = found.name.partition("/")[0]
-    if base not in ("digits", IMAGE_FOLDER) and not (base in FILE_SETS and len(FILE_SETS[base].shape) == 3):
+    if "pixels" not in reading_options(found.name):
         raise ConfigError(f"pixels is for bundled sets of images: the values of {found.name!r} are taken as they are")
     if len(pixels) != 2 or not all(map(math.isfinite, pixels)) or not pixels[0] < pixels[1]:
         raise ConfigError(f"pixels must be two numbers, the lower one first, such as [0, 1]; got {list(pixels)}")

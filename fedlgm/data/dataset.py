@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from fedlgm.errors import DataError
 from fedlgm.inputs import Arrays
 
 _BYTES = "bytes of "
-_KEYS = ("train", "test", "clients", "users", "classes", "name")
+_KEYS = ("train", "test", "clients", "users", "classes", "labels", "name")
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class DataSet:
         train_user: for sets with natural clients, the user of each training example, int64 [n], in [0, users).
         clients: the set's own division among clients, if it has one; users are then ignored.
         spent: cost of private figures that are part of the arrays, such as statistics that standardised them.
+        labels: for classes with names, the name of each class.
     """
 
     name: str
@@ -50,6 +52,7 @@ class DataSet:
     train_user: np.ndarray | None = None
     clients: Partition | None = None
     spent: Spent | None = None
+    labels: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         for name in ("train_x", "test_x"):
@@ -83,9 +86,10 @@ class DataSet:
         clients: Sequence[Any] | None = None,
         users: Any = None,
         classes: int | None = None,
+        labels: Sequence[str] | None = None,
         name: str = "own",
     ) -> DataSet:
-        """A checked set of a user's arrays. Floats become float32, integers int64.
+        """A checked set of a user's arrays. Floats become float32, integers int64; targets that are names, classes.
 
         Args:
             train: (inputs [n, ...], targets [n, ...]), array-likes; a tuple of arrays as inputs is for a model with
@@ -96,17 +100,21 @@ class DataSet:
             users: instead of `clients`, the user of each training example [n], numbers or names.
             classes: number of classes (tokens). None takes the test targets' largest plus one, so that the number does
                 not depend on private examples.
+            labels: names of the classes, in the order of their numbers. None takes the names among the test targets in
+                alphabetical order, if targets are names.
             name: for reports.
 
         Raises:
             DataError: arrays that are empty, not numeric, of unequal lengths, of different shapes in training and test,
-                or with NaN or infinity; an index that is out of range or given to two clients.
+                or with NaN or infinity; a target without a class; an index that is out of range or given to two
+                clients.
 
         >>> x, y = np.zeros((6, 3)), np.arange(6) % 2
         >>> own = DataSet.from_arrays((x, y), (x, y), clients=[[0, 1, 2], [3, 4, 5]])
         >>> own.shape, own.classes, len(own.clients)
         ((3,), 2, 2)
         """
+        train, test, named = _classes({"training": train, "test": test}, labels)
         train_x, train_y = _pair(train, "training")
         test_x, test_y = _pair(test, "test")
         for part, y in (("training", train_y), ("test", test_y)):
@@ -122,11 +130,15 @@ class DataSet:
             raise DataError("clients and users: give at most one of them")
         if classes is not None and not (isinstance(classes, int | np.integer) and classes >= 1):
             raise DataError(f"classes must be a whole number of at least 1, got {classes!r}")
+        if named is not None and classes not in (None, len(named)):
+            raise DataError(f"classes = {classes}, but labels names {len(named)}: {', '.join(named)}")
+        if named is not None:
+            classes = len(named)
         if classes is None and np.issubdtype(test_y.dtype, np.integer):
             classes = int(test_y.max()) + 1
         user = None if users is None else _users(users, len(train_y))
         own = None if clients is None else Partition.from_clients(clients, len(train_y))
-        return cls(name, train_x, train_y, test_x, test_y, classes, user, own)
+        return cls(name, train_x, train_y, test_x, test_y, classes, user, own, labels=named)
 
     @classmethod
     def from_mapping(cls, arrays: Mapping[str, Any]) -> DataSet:
@@ -158,13 +170,16 @@ class DataSet:
         if isinstance(self.held("train_x"), Pixels):
             return self  # a bundled set
         alike = DataSet.from_arrays(
-            (self.train_x, self.train_y), (self.test_x, self.test_y), users=self.train_user, classes=self.classes
-        )
+            (self.train_x, self.train_y), (self.test_x, self.test_y), users=self.train_user, classes=self.classes,
+            labels=self.labels,
+        )  # fmt: skip
         changed: dict[str, Any] = {
             name: getattr(alike, name)
             for name in ("train_x", "train_y", "test_x", "test_y")
             if not _identical(getattr(alike, name), getattr(self, name))
         }
+        if alike.labels != self.labels:
+            changed |= {"labels": alike.labels, "classes": alike.classes}
         if self.train_user is not None and getattr(self.train_user, "dtype", None) != np.int64:
             changed["train_user"] = alike.train_user
         if self.clients is not None:
@@ -216,6 +231,41 @@ class DataSet:
         return sum(array.nbytes for array in arrays)
 
 
+def _classes(parts: dict[str, Any], labels: Sequence[str] | None) -> tuple[Any, Any, tuple[str, ...] | None]:
+    """Both parts with targets that are names as class numbers, and the names of the classes; None if they have none."""
+    targets = {}
+    for part, pair in parts.items():
+        if isinstance(pair, tuple | list) and len(pair) == 2 and not isinstance(pair[1], torch.Tensor):
+            with suppress(ValueError):  # of unequal rows, which `as_numbers` reports
+                targets[part] = np.asarray(pair[1])
+    texts = {part: y for part, y in targets.items() if _is_text(y)}
+    if labels is None and not texts:
+        return (*parts.values(), None)
+    if labels is None and len(texts) < len(parts):
+        raise DataError(f"{next(iter(texts))} targets are names, those of the other part are not: both must be alike")
+    names = tuple(map(str, labels)) if labels is not None else tuple(sorted({str(one) for one in texts["test"]}))
+    if len(set(names)) < max(len(names), 2):
+        raise DataError(f"labels: must name two or more classes, each once, got {', '.join(names[:8]) or 'none'}")
+    number, made = {name: i for i, name in enumerate(names)}, dict(parts)
+    for part, y in targets.items():
+        if part in texts:
+            unknown = [i for i, one in enumerate(y) if not isinstance(one, str) or one not in number]
+            made[part] = (parts[part][0], np.array([number.get(str(one), 0) for one in y], dtype=np.int64))
+        else:
+            unknown = [i for i, one in enumerate(y.reshape(-1)) if one not in range(len(names))]
+        if unknown:
+            known = "data.labels names" if labels is not None else "the public test part has"
+            raise DataError(
+                f"data.labels: {len(unknown)} {part} targets, the first in row {unknown[0]}, are none of the classes "
+                f"that {known} ({', '.join(names[:8])}{', ...' if len(names) > 8 else ''}): name all classes there"
+            )
+    return made["training"], made["test"], names
+
+
+def _is_text(y: np.ndarray) -> bool:
+    return y.ndim == 1 and (y.dtype.kind in "UT" or (y.dtype == object and any(isinstance(one, str) for one in y)))
+
+
 def _pair(pair: Sequence[Any], part: str) -> tuple[Arrays, np.ndarray]:
     """Inputs and targets as arrays, checked."""
     if not isinstance(pair, tuple | list) or len(pair) != 2:
@@ -257,11 +307,8 @@ def as_numbers(values: Any, what: str) -> np.ndarray:
     except (ValueError, TypeError, RuntimeError) as error:
         raise DataError(f"{what}: not an array of numbers: {error}") from error
     if array.ndim == 0 or not (np.issubdtype(array.dtype, np.number) or array.dtype == np.bool_):
-        text = array.dtype.kind in "US" or (array.dtype == object and array.size > 0 and isinstance(array.flat[0], str))
         remedy = ""
-        if text and "targets" in what:
-            remedy = "; number the labels first: np.unique(labels, return_inverse=True)[1]"
-        elif hasattr(values, "toarray"):
+        if hasattr(values, "toarray"):
             remedy = "; give a sparse matrix as x.toarray()"
         elif array.dtype == object and array.ndim:
             remedy = "; give it as array.astype(float), or astype(int) for classes"

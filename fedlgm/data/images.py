@@ -25,6 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from fedlgm.data.dataset import DataSet
+from fedlgm.data.pixels import fitted
 from fedlgm.data.sources import store
 from fedlgm.errors import DataError, Notice
 
@@ -135,17 +136,13 @@ def _read_all(files: Sequence[Path], kept: Path, size: int, channels: int) -> np
 
 def _read(path: Path, size: int, channels: int) -> np.ndarray:
     """One image [channels, size, size] in [-1, 1]."""
-    from PIL import Image, ImageOps
+    from PIL import Image
 
     try:
         with Image.open(path) as image:
-            fitted = ImageOps.fit(
-                image.convert("RGB" if channels == 3 else "L"), (size, size), Image.Resampling.BILINEAR
-            )
-            pixels = np.asarray(fitted, dtype=np.float32)
+            return fitted(image, size, channels)
     except (OSError, ValueError, SyntaxError) as error:
         raise DataError(f"{path} is not a readable image: {error}") from error
-    return pixels.reshape(size, size, channels).transpose(2, 0, 1) * np.float32(2 / 255) - np.float32(1)
 
 
 def _images(folder: Path) -> list[Path]:

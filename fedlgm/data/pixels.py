@@ -72,3 +72,20 @@ def moved(x: np.ndarray, low: float, high: float) -> np.ndarray:
     start, half = np.float32(low), np.float32((high - low) / 2)
     result: np.ndarray = start + half * (np.asarray(x) + np.float32(1))
     return result
+
+
+def fitted(image: Any, size: int | None, channels: int) -> np.ndarray:
+    """An image of Pillow as float32 [channels, H, W] in [-1, 1].
+
+    Args:
+        image: a `PIL.Image.Image`.
+        size: height and width; the largest centred square is resized bilinearly. None keeps the image's own.
+        channels: 3 (RGB) or 1 (grey).
+    """
+    from PIL import Image, ImageOps
+
+    image = image.convert("RGB" if channels == 3 else "L")
+    if size is not None:
+        image = ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
+    pixels = np.asarray(image, dtype=np.float32)
+    return pixels.reshape(*pixels.shape[:2], channels).transpose(2, 0, 1) * np.float32(2 / 255) - np.float32(1)

@@ -305,11 +305,16 @@ def _first_complete(folders: list[Path], files: Sequence[str]) -> Path | None:
     return None
 
 
+def may_download(allowed: bool) -> bool:
+    """Whether a caller allows downloads and FEDLGM_OFFLINE does not forbid them."""
+    return allowed and os.environ.get("FEDLGM_OFFLINE", "") in ("", "0")
+
+
 def _download(name: str, spec: FileSet, store: Path, allowed: bool) -> str:
     """Try to download the set into `store`; returns a sentence about the failure, or ""."""
     if spec.torchvision is None:
         return "No ready-made files of it are published."
-    if not allowed or os.environ.get("FEDLGM_OFFLINE", "") not in ("", "0"):
+    if not may_download(allowed):
         return "Downloads are off."
     from torchvision import datasets
 

@@ -1,23 +1,25 @@
 """Tables with named columns, pandas frames or `datasets.Dataset` objects, as the arrays of a data set.
 
 A table of tokens has the columns of a tokenizer (`input_ids` and perhaps `attention_mask`, `token_type_ids`), which
-become the inputs in this order; rows of unequal length are padded. Any other table is one of numbers: its columns
-except target and user are the features.
+become the inputs in this order; rows of unequal length are padded. Any other table is one of numbers or images: its
+columns except target and user are the features.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from fedlgm.data.pixels import fitted
 from fedlgm.errors import DataError
 
 TOKENS = ("input_ids", "attention_mask", "token_type_ids")
 TARGETS = ("labels", "label")
-OPTIONS = ("users", "target", "text", "tokenizer", "length")
+OPTIONS = ("users", "target", "inputs", "text", "tokenizer", "length", "image_size", "channels")
 IGNORED = -100
 """Target of a padded position, as `transformers` and torch's `ignore_index` have it."""
 
@@ -49,8 +51,12 @@ def as_arrays(data: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         data: {"train": table, "test": table}, and where needed: "users", the column that names each example's user;
             "target", the target's column (default: "labels" or "label"; tokens without either are their own target, for
-            the task "causal-lm"); "text", "tokenizer" and "length": the column of texts, their tokenizer, and the
-            maximum number of tokens of a text. Other keys are passed on.
+            the task "causal-lm"); "inputs", a column or a list of them, for the features (default: all others); "text",
+            "tokenizer" and "length": the column of texts, their tokenizer, and the maximum number of tokens of a text;
+            "image_size" and "channels" of images, see `fedlgm.data.pixels.fitted`. Other keys are passed on.
+
+    Returns:
+        The mapping with arrays; a `datasets.Dataset` that names its classes gives "labels", if they are not given.
 
     Raises:
         DataError: a part or column is missing, or a feature is not a number.
@@ -74,14 +80,19 @@ def as_arrays(data: Mapping[str, Any]) -> dict[str, Any]:
             columns.update(_tokenized(columns, part, options))
     target = options.get("target") or next((name for name in TARGETS if name in parts["train"]), None)
     if target is None and "input_ids" not in parts["train"]:
-        raise DataError(f"data: which column is the target? Name it: 'target': one of {_listed(parts['train'])}")
+        raise DataError(f"data.target: which column is the target? It must be one of {_listed(parts['train'])}")
+    if target is not None and data.get("labels") is None and (classes := _class_names(data["train"], target)):
+        found["labels"] = classes
     targets = {part: None if target is None else _taken(columns, target, part) for part, columns in parts.items()}
     if "input_ids" in parts["train"]:
         padding = getattr(options.get("tokenizer"), "pad_token_id", None) or 0
         return found | _of_tokens(parts, targets, padding)
-    names = list(parts["train"])
+    inputs = options.get("inputs", list(parts["train"]))
+    names = [inputs] if isinstance(inputs, str) else list(inputs)
+    size, channels = options.get("image_size"), options.get("channels", 3)
     return found | {
-        part: (_features(columns, names, part), np.asarray(targets[part])) for part, columns in parts.items()
+        part: (_features(columns, names, part, partial(_column, size=size, channels=channels)), targets[part])
+        for part, columns in parts.items()
     }
 
 
@@ -91,6 +102,12 @@ def _columns(table: Any, part: str) -> _Columns:
     if hasattr(table, "with_format"):
         return dict(table.with_format(None)[:])
     return {str(name): table[name].to_numpy() for name in table.columns}
+
+
+def _class_names(table: Any, target: str) -> tuple[str, ...] | None:
+    """Names of a target's classes that a `datasets.Dataset` states."""
+    names = getattr(getattr(table, "features", {}).get(target), "names", None)
+    return None if names is None else tuple(names)
 
 
 def _taken(columns: _Columns, name: str, part: str) -> Any:
@@ -149,18 +166,42 @@ def _padded(rows: Sequence[Any], width: int, value: int) -> np.ndarray:
     return padded
 
 
-def _features(columns: _Columns, names: Sequence[str], part: str) -> np.ndarray:
-    kept = []
-    for name in names:
-        if name not in columns:
-            raise DataError(f"data: {part!r} has no column {name!r}, which 'train' has")
-        values = np.asarray(columns[name])
-        if not (np.issubdtype(values.dtype, np.number) or values.dtype == np.bool_) or values.ndim != 1:
-            raise DataError(
-                f"data: column {name!r} of {part!r} is {values.dtype}, not a column of numbers: drop it, or convert "
-                "it (pandas.get_dummies); text needs a tokenizer: data={'train': ..., 'tokenizer': tokenizer}"
-            )
-        kept.append(values.astype(np.float64))
-    if not kept:
+def _features(
+    columns: _Columns, names: Sequence[str], part: str, as_array: Callable[[Any, str, str], np.ndarray]
+) -> np.ndarray:
+    """The columns side by side, [n, k], or a single column of arrays [n, ...]."""
+    lost = [name for name in names if name not in columns]
+    if lost:
+        raise DataError(f"data: {part!r} has no column {lost[0]!r}; its columns: {_listed(columns)}")
+    if not names:
         raise DataError(f"data: {part!r} has no column besides target and user: there are no features")
-    return np.stack(kept, axis=1)
+    found = {name: as_array(columns[name], name, part) for name in names}
+    if len(found) == 1:
+        (values,) = found.values()
+        return values[:, None] if values.ndim == 1 else values
+    wide = next((name for name, values in found.items() if values.ndim > 1), None)
+    if wide is not None:
+        raise DataError(
+            f"data.inputs: column {wide!r} holds an array per row: name it alone, as data.inputs = [{wide!r}]"
+        )
+    return np.stack(list(found.values()), axis=1)
+
+
+def _column(values: Any, name: str, part: str, *, size: int | None, channels: int) -> np.ndarray:
+    """A column of numbers as float64 [n], of lists of numbers as [n, ...], of images as float32 [n, C, H, W]."""
+    if len(values) and hasattr(values[0], "convert"):
+        found = [fitted(image, size, channels) for image in values]
+        if len({image.shape for image in found}) > 1:
+            raise DataError(f"data.image_size: images of column {name!r} differ in size: name one, in pixels")
+        return np.stack(found)
+    try:
+        lists = len(values) and isinstance(values[0], (list, np.ndarray))
+        array = np.asarray([np.asarray(row) for row in values] if lists else values)
+    except ValueError as error:
+        raise DataError(f"data: column {name!r} of {part!r} holds lists of unequal length") from error
+    if not (np.issubdtype(array.dtype, np.number) or array.dtype == np.bool_):
+        raise DataError(
+            f"data: column {name!r} of {part!r} is {array.dtype}, not a column of numbers: drop it, or convert "
+            "it (pandas.get_dummies); text needs a tokenizer: data={'train': ..., 'tokenizer': tokenizer}"
+        )
+    return array.astype(np.float64)

@@ -54,7 +54,7 @@ def public_examples(recipe: Recipe, task: Task, public: Any, outline: DataSet | 
     """
     section = recipe.data
     if public is None:
-        shapes = outline or data.outline(section.name, **section.images) or _test_part(recipe)
+        shapes = outline or data.outline(section.name, **section.reading) or _test_part(recipe)
         warnings.warn(
             Notice(
                 "no public examples are given: the advice is for synthetic ones of the same shape, which say how large "
@@ -67,12 +67,14 @@ def public_examples(recipe: Recipe, task: Task, public: Any, outline: DataSet | 
         found = outline or _test_part(recipe)
         source = f"test examples of {found.name}"
     elif isinstance(public, tuple) and len(public) == 2:
-        known = outline or (data.outline(section.name, **section.images) if _is_named(recipe) else None)
+        known = outline or (data.outline(section.name, **section.reading) if _is_named(recipe) else None)
         found = DataSet.from_arrays(public, public, classes=None if known is None else known.classes, name="given")
         source = "given examples"
     else:
         directory = section.dir if isinstance(public, str) else None
-        found = data.load(public, directory, **(section.images if isinstance(public, str) else {}))
+        known_options = data.reading_options(public) if isinstance(public, str) else ()
+        options = {key: value for key, value in section.reading.items() if key in known_options}
+        found = data.load(public, directory, **options)
         source = f"training examples of {found.name}"
     return PublicExamples(task.prepare(_divided(found)), source)
 
@@ -103,8 +105,9 @@ def outline_of(given: Any) -> tuple[DataSet | None, int | None]:
     if not isinstance(given, Mapping) or "test" not in given:
         raise DataError("data: give a fedlgm.data.DataSet or {'train': (x, y), 'test': (x, y)}")
     clients = len(given["clients"]) if given.get("clients") is not None else None
-    kept = {key: given[key] for key in ("classes", "name") if key in given}
-    return DataSet.from_arrays(given["test"], given["test"], **kept), clients
+    owners = ("clients",) if isinstance(given.get("users"), str) else ("clients", "users")  # a column is no feature
+    kept = {key: value for key, value in given.items() if key not in owners}
+    return DataSet.from_mapping(kept | {"train": given["test"]}), clients
 
 
 def examples_of(recipe: Recipe) -> int | None:
@@ -126,7 +129,7 @@ def _test_part(recipe: Recipe) -> DataSet:
     """The recipe's test examples, which every run evaluates without protection."""
     section = recipe.data
     with prefix_key("public"):
-        return data.only_test_examples(section.name, section.dir, **section.images)
+        return data.only_test_examples(section.name, section.dir, **section.reading)
 
 
 def of_public(recipe: Recipe) -> Recipe:

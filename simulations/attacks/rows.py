@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 
 class Attacked(TypedDict, total=False):
@@ -23,6 +23,7 @@ class ClassFigures(TypedDict):
     Attributes:
         distance, agreement, nearest_class, floor: see `simulations.attacks.gan.ClassFinding`.
         accuracy: accuracy of the attacked model.
+        inception_distance, inception_floor: see `simulations.attacks.gan.ClassFinding`; only where they were requested.
     """
 
     distance: float
@@ -30,18 +31,21 @@ class ClassFigures(TypedDict):
     nearest_class: float
     floor: float
     accuracy: float
+    inception_distance: NotRequired[float]
+    inception_floor: NotRequired[float]
 
 
 class RepeatedClass(ClassFigures):
     """Reconstruction of one class over the repetitions: means.
 
     Attributes:
-        distance_std, agreement_std: standard deviations.
+        distance_std, agreement_std, inception_distance_std: standard deviations.
         seeds: repetitions.
     """
 
     distance_std: float
     agreement_std: float
+    inception_distance_std: NotRequired[float]
     seeds: int
 
 

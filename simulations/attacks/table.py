@@ -22,6 +22,7 @@ from rich.table import Table
 
 from fedlgm.attacks.frechet import PublicClassifier
 from fedlgm.attacks.gan import GanSettings
+from fedlgm.attacks.inception import InceptionFeatures
 from fedlgm.attacks.inversion import InversionSettings
 from fedlgm.attacks.mia import attack_outputs
 from fedlgm.errors import ConfigError
@@ -60,6 +61,7 @@ class Attacks:
         victims: clients of the inversion.
         inversion: effort of the inversion.
         gan: training of the reconstruction.
+        inception: measures Inception distances of the reconstructions too.
     """
 
     names: tuple[Attack, ...] = ("membership", "inversion")
@@ -67,17 +69,25 @@ class Attacks:
     victims: int = 3
     inversion: InversionSettings = InversionSettings()  # noqa: RUF009  (frozen)
     gan: GanSettings = GanSettings()  # noqa: RUF009  (frozen)
+    inception: InceptionFeatures | None = None
 
     def __post_init__(self) -> None:
+        if self.inception is not None and not self.labels:
+            raise ConfigError("--inception measures reconstructed classes: name them, as in --attacks gan:3:9")
         if ("gan" in self.names) != bool(self.labels):
             raise ConfigError("--attacks: 'gan' takes the classes to reconstruct, as in gan:3:9")
 
     @classmethod
-    def parse(cls, text: str) -> Attacks:
+    def parse(cls, text: str, inception: Path | None = None) -> Attacks:
         """The attacks of "membership,inversion,gan:3:9".
 
+        Args:
+            text: names, separated by commas.
+            inception: file of the weights for Inception distances, see `fedlgm.attacks.inception`.
+
         Raises:
-            ConfigError: an unknown attack, a class that is not a number, or "gan" without a class.
+            ConfigError: an unknown attack, a class that is not a number, or "gan" without a class; or see
+                `InceptionFeatures`.
         """
         names: list[Attack] = []
         labels: list[int] = []
@@ -93,7 +103,8 @@ class Attacks:
             labels += [int(label) for label in classes]
         if not names:
             raise ConfigError(f"--attacks takes attacks by comma: {', '.join(get_args(Attack))}")
-        return cls(tuple(names), tuple(labels))
+        features = None if inception is None else InceptionFeatures(inception)
+        return cls(tuple(names), tuple(labels), inception=features)
 
 
 def measure(
@@ -145,7 +156,8 @@ def measure(
             row.update(cast(AttackedRun, found))
         for label in attacks.labels:
             tell(f"class {label}")
-            reconstructed = kept.get(f"gan {label}", asdict(attacks.gan), partial(_gan, job, label, attacks.gan))
+            settings = asdict(attacks.gan) | ({} if attacks.inception is None else {"inception": True})
+            reconstructed = kept.get(f"gan {label}", settings, partial(_gan, job, label, attacks))
             row.setdefault("gan", {})[str(label)] = reconstructed
         rows.append(row)
     if progress is not None:
@@ -220,7 +232,7 @@ def _values(runs: list[AttackedRun], name: str) -> list[float]:
 
 
 def _repeated(found: list[ClassFigures]) -> RepeatedClass:
-    return {
+    made: RepeatedClass = {
         "distance": _mean([one["distance"] for one in found]),
         "distance_std": _spread([one["distance"] for one in found]),
         "agreement": _mean([one["agreement"] for one in found]),
@@ -230,6 +242,15 @@ def _repeated(found: list[ClassFigures]) -> RepeatedClass:
         "accuracy": _mean([one["accuracy"] for one in found]),
         "seeds": len(found),
     }
+    if all("inception_distance" in one for one in found):
+        distances = [one["inception_distance"] for one in found]
+        floor = _mean([one["inception_floor"] for one in found])
+        made |= {
+            "inception_distance": _mean(distances),
+            "inception_distance_std": _spread(distances),
+            "inception_floor": floor,
+        }
+    return made
 
 
 def tables(made: Sequence[AttackedCell]) -> Group:
@@ -238,6 +259,8 @@ def tables(made: Sequence[AttackedCell]) -> Group:
     parts: list[Any] = [_rich("Privacy, utility, attacks", header, body)]
     if any(cell["gan"] for cell in made):
         parts.append(_rich("Reconstruction of classes that one client lacks", *reconstruction_table(made)))
+    if any("inception_distance" in found for cell in made for found in cell["gan"].values()):
+        parts.append(_rich("Their Frechet Inception distance", *reconstruction_table(made, _inception)))
     sentences = dict.fromkeys(f"{cell['method']}: {cell['guarantee']}" for cell in made)
     return Group(*parts, *sentences, NOTES)
 
@@ -277,20 +300,37 @@ def main_table(made: Sequence[AttackedCell]) -> tuple[list[str], list[list[str]]
     return header, body
 
 
-def reconstruction_table(made: Sequence[AttackedCell]) -> tuple[list[str], list[list[str]]]:
-    """Header and rows in the layout of the LaDP-FL paper's Table X: budget, method, one column per class."""
+def reconstruction_table(
+    made: Sequence[AttackedCell], show: Callable[[RepeatedClass], str] | None = None
+) -> tuple[list[str], list[list[str]]]:
+    """Header and rows in the layout of the LaDP-FL paper's Table X: budget, method, one column per class.
+
+    Args:
+        made: cells of the comparison.
+        show: text of a class; default: distance and agreement by the public classifier, which has two more rows: its
+            distances of another class and between private images.
+    """
     labels = list(dict.fromkeys(label for cell in made for label in cell["gan"]))
     body = []
     for cell in sorted(made, key=lambda cell: (cell["epsilon_budget"] is not None, cell["epsilon_budget"] or 0.0)):
         if cell["gan"]:
             shown = [cell["gan"].get(label) for label in labels]
-            body.append([_budget(cell), cell["method"], *(_reconstruction(found) for found in shown)])
+            body.append(
+                [
+                    _budget(cell),
+                    cell["method"],
+                    *("-" if found is None else (show or _reconstruction)(found) for found in shown),
+                ]
+            )
+    header = ["budget", "method", *(f"class {label}" for label in labels)]
+    if show is not None:
+        return header, body
     first = next(cell["gan"] for cell in made if cell["gan"])
     nearest = {label: found["nearest_class"] for label, found in first.items()}
     floor = {label: found["floor"] for label, found in first.items()}
     for title, known in (("another class", nearest), ("private images", floor)):
         body.append(["-", f"({title})", *(f"{known[label]:.0f}" if label in known else "-" for label in labels)])
-    return ["budget", "method", *(f"class {label}" for label in labels)], body
+    return header, body
 
 
 def markdown(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
@@ -325,19 +365,26 @@ def _inversion(target: Target, victims: int, settings: InversionSettings) -> Inv
     return {"inversion_ssim": _mean(scores), "inversion_clients": len(scores)}
 
 
-def _gan(job: Job, label: int, settings: GanSettings) -> ClassFigures:
+def _gan(job: Job, label: int, attacks: Attacks) -> ClassFigures:
     raw = job.recipe.model_dump(exclude_none=True)
     if not job.recipe.data.partition.startswith("isolation"):
         recipes.override(raw, ["data.partition=isolation"])
     raw["data"]["private_class"] = label
-    found = gan.attack(Target(recipes.validate(raw)), label=label, settings=settings, classifier=_classifier(raw))
-    return {
+    target, classifier = Target(recipes.validate(raw)), _classifier(raw)
+    found = gan.attack(target, label=label, settings=attacks.gan, classifier=classifier, inception=attacks.inception)
+    made: ClassFigures = {
         "distance": float(found.distance),
         "agreement": float(found.agreement),
         "nearest_class": float(found.nearest_class),
         "floor": float(found.floor),
         "accuracy": float(found.result["accuracy"]),
     }
+    if found.inception_distance is not None and found.inception_floor is not None:
+        made |= {
+            "inception_distance": float(found.inception_distance),
+            "inception_floor": float(found.inception_floor),
+        }
+    return made
 
 
 _classifiers: dict[tuple[str, str | None], PublicClassifier] = {}
@@ -374,9 +421,13 @@ def _figure(cell: AttackedCell, name: str, scale: float, digits: int, unit: str 
     return f"{scale * known[name]:.{digits}f}{spread}{unit}"
 
 
-def _reconstruction(found: RepeatedClass | None) -> str:
-    if found is None:
-        return "-"
+def _inception(found: RepeatedClass) -> str:
+    """Distance to the private images, and between halves of these."""
+    spread = f" ± {found['inception_distance_std']:.1f}" if found["seeds"] > 1 else ""
+    return f"{found['inception_distance']:.1f}{spread} (private images: {found['inception_floor']:.1f})"
+
+
+def _reconstruction(found: RepeatedClass) -> str:
     if found["seeds"] == 1:
         return f"{found['distance']:.0f} ({found['agreement']:.0%})"
     agreement = f"{100 * found['agreement']:.0f} ± {100 * found['agreement_std']:.0f} %"

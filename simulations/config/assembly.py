@@ -76,7 +76,7 @@ class Assembly:
         with in_section("data", section.partition):
             if own is None and is_object(section.name):
                 raise missing_object(section.name, "data")
-            found = data.load(section.name if own is None else own, section.dir, **section.images)
+            found = data.load(section.name if own is None else own, section.dir, **section.reading)
             with users_code(f"task {task.name!r}", task):
                 return task.prepare(found)
 
@@ -147,7 +147,7 @@ class Assembly:
         """The shapes and classes that the model needs, without loading a bundled set."""
         if "dataset" not in self.__dict__ and self.own.data is None:
             section = self.recipe.data
-            known = data.outline(section.name, **section.images)
+            known = data.outline(section.name, **section.reading)
             if known is not None:
                 return known
         return self.dataset

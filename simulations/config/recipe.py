@@ -24,7 +24,7 @@ from simulations.config.client_level import ClientLevel
 from simulations.config.example_level import ExampleLevel
 from simulations.config.messages import OPTIONS, SECTIONS
 from simulations.config.sections import (
-    IMAGES,
+    READING,
     Data,
     Deployment,
     Distributed,
@@ -325,7 +325,7 @@ def _laid_over(section: str, below: dict[str, Any], above: dict[str, Any]) -> di
     if section == "data" and above.get("name", below.get("name")) != below.get("name"):
         kept.pop("pixels", None)  # other examples, another interval
         if not str(above["name"]).startswith(f"{str(below.get('name')).partition('/')[0]}/"):  # no half of the same set
-            kept = {key: value for key, value in kept.items() if key not in IMAGES}
+            kept = {key: value for key, value in kept.items() if key not in READING}
     naming = _NAMING.get(section, "")
     name = above.get(naming, below.get(naming))
     variant = above.get("variant", below.get("variant", "sound")) if section == "mechanism" else None

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from fedlgm import mechanisms, tasks
+from fedlgm import data, mechanisms, tasks
 from fedlgm.devices import NoiseChoice
 from fedlgm.errors import prefix_key
 from fedlgm.extension import is_object, is_reference, missing_object
@@ -22,6 +22,11 @@ from strategies.server_optimizer import Name as OptimizerName
 
 _NOISE = ("independent", "banded", "square-root", "blt", "given")
 _LARGEST = 1e9  # float32 still multiplies with it
+
+
+def absolute(path: str | None) -> str | None:
+    """A path that does not depend on the working directory."""
+    return None if path is None else str(Path(path).expanduser().resolve())
 
 
 class Section(BaseModel):
@@ -60,7 +65,8 @@ class _OpenSection(BaseModel):
         return dict(self.model_extra or {})
 
 
-IMAGES = ("image_size", "channels", "attribute", "train_images", "image_classes", "pixels")
+READING = (*dict.fromkeys(key for keys in data.OPTIONS.values() for key in keys), "pixels")
+"""Keys of [data] about how a set is read."""
 
 
 class Data(_OpenSection):
@@ -69,6 +75,8 @@ class Data(_OpenSection):
     `image_size`, `channels` and `attribute` are for name = "image-folder", whose folder is `dir`. `train_images` and
     `image_classes` are the folder's numbers of training images and of classes: with them a plan needs no folder, and a
     run refuses a folder with other numbers. `pixels` is the interval of a bundled image set's values; default: [-1, 1].
+    `file`, `test_file` and the columns `target`, `inputs` and `users` are for name = "table", the columns, `subset` and
+    `splits` for name = "hf:owner/name"; `labels` names the classes of both.
 
     Example:
         >>> Data(name="digits", partition="dirichlet", alpha=0.1).options
@@ -87,11 +95,25 @@ class Data(_OpenSection):
     train_images: int | None = Field(default=None, ge=1)
     image_classes: int | None = Field(default=None, ge=2)
     pixels: tuple[float, float] | None = None
+    file: str | None = None
+    test_file: str | None = None
+    target: str | None = None
+    users: str | None = None
+    inputs: tuple[str, ...] | None = None
+    labels: tuple[str, ...] | None = None
+    subset: str | None = None
+    splits: tuple[str, str] | None = None
+
+    @field_validator("file", "test_file")
+    @classmethod
+    def _absolute(cls, value: str | None) -> str | None:
+        """Make the path absolute, because workers and resumed runs have other working directories."""
+        return absolute(value)
 
     @property
-    def images(self) -> dict[str, Any]:
-        """Options of image sets that are given."""
-        return self.model_dump(include=set(IMAGES), exclude_none=True)
+    def reading(self) -> dict[str, Any]:
+        """Options of `fedlgm.data.load` that are given."""
+        return self.model_dump(include=set(READING), exclude_none=True)
 
 
 class Model(_OpenSection):
@@ -115,8 +137,8 @@ class Model(_OpenSection):
     @field_validator("weights")
     @classmethod
     def _absolute(cls, value: str | None) -> str | None:
-        """Make the path absolute, because workers and resumed runs have other working directories."""
-        return None if value is None else str(Path(value).expanduser().resolve())
+        """See `Data`."""
+        return absolute(value)
 
 
 class TaskSection(_OpenSection):

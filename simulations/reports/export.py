@@ -74,6 +74,8 @@ def load_model(run: Path | str, module: nn.Module | None = None) -> nn.Module:
 def metadata(run: Path | str) -> Metadata:
     """Metadata of a run's model: recipe (TOML), epsilon, guarantee, ledger head, SHA-256 of the flat model.
 
+    `labels` are the names of the classes, in the order of the model's outputs, if the data have names.
+
     Raises:
         RunError: not a run folder, or not finished.
         LedgerError: the ledger is damaged, or does not match recipe, checkpoints and result.
@@ -85,7 +87,11 @@ def metadata(run: Path | str) -> Metadata:
 def _metadata(folder: RunFolder, result: RunSummary) -> Metadata:
     """See `metadata`; for a run that has been checked."""
     kept = excerpt(Protection, result)
-    return {"made_by": "fedlgm", **kept, "recipe": folder.recipe_file.read_text(encoding="utf-8")}
+    told = cast(Metadata, {"made_by": "fedlgm", **kept, "recipe": folder.recipe_file.read_text(encoding="utf-8")})
+    labels = folder.provenance.read().get("labels")
+    if labels is not None:
+        told["labels"] = labels
+    return told
 
 
 def export(
@@ -147,7 +153,7 @@ def export(
         "format": format,
         "bytes": target.stat().st_size,
         "metadata_file": None if beside is None else str(beside),
-        **cast(Protection, {name: value for name, value in told.items() if name != "recipe"}),
+        **cast(Protection, {name: value for name, value in told.items() if name not in ("recipe", "labels")}),
     }
 
 

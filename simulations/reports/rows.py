@@ -210,9 +210,10 @@ class Protection(TypedDict, total=False):
 
 
 class Metadata(Protection, total=False):
-    """The same with the recipe (TOML)."""
+    """The same with the recipe (TOML), and the names of the classes if they have names."""
 
     recipe: str
+    labels: list[str]
 
 
 class Exported(Protection, total=False):

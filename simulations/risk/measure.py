@@ -118,10 +118,10 @@ def public_examples(recipe: Recipe) -> PublicExamples:
     if section.data is not None:
         _refuse_private(section, recipe.data)
     named = section.data or data.twin(own)
-    folder, images = (section.dir, {}) if section.data else (recipe.data.dir, recipe.data.images)
+    folder, images = (section.dir, {}) if section.data else (recipe.data.dir, recipe.data.reading)
     if section.data == data.IMAGE_FOLDER:
         images = {
-            key: value for key, value in recipe.data.images.items() if key in ("image_size", "channels", "pixels")
+            key: value for key, value in recipe.data.reading.items() if key in ("image_size", "channels", "pixels")
         }
         images |= {} if section.attribute is None else {"attribute": section.attribute}
     elif section.data is not None and recipe.data.pixels is not None and not is_reference(section.data):
@@ -165,7 +165,7 @@ def input_shape(recipe: Recipe) -> tuple[int, ...]:
         (1, 8, 8)
     """
     section = recipe.data
-    known = data.outline(section.name, **section.images) or data.load(section.name, section.dir, **section.images)
+    known = data.outline(section.name, **section.reading) or data.load(section.name, section.dir, **section.reading)
     return known.shape
 
 

@@ -13,8 +13,8 @@ from strategies.nodes import Nodes
 _PACKAGES = ("fedlgm", "flwr", "torch", "numpy", "dp-accounting", "ray")
 
 
-WEIGHTS = "weights"
-"""Under which the sources hold the file of the initial weights."""
+FILES = {"weights": ("model", "weights"), "training file": ("data", "file"), "test file": ("data", "test_file")}
+"""Keys of a recipe that name files, by the name under which the sources hold them."""
 
 
 def provenance_of(assembly: Assembly, nodes: Nodes) -> Provenance:
@@ -24,13 +24,15 @@ def provenance_of(assembly: Assembly, nodes: Nodes) -> Provenance:
         assembly: the run's objects.
         nodes: which nodes serve which clients.
     """
-    return {
+    made: Provenance = {
         "clients": "simulated clients" if nodes.simulated else "real nodes",
         "objects": assembly.own.fingerprints(assembly.module(), assembly.partition) if assembly.own else {},
         "sources": sources(assembly),
         "layers": dict(zip(assembly.layers.names, assembly.layers.sizes.tolist(), strict=True)),
         "versions": {name: version for name in _PACKAGES if (version := _version(name)) is not None},
     }
+    labels = assembly.dataset.labels
+    return made if labels is None else made | {"labels": list(labels)}
 
 
 def sources(assembly: Assembly) -> dict[str, Source]:
@@ -49,9 +51,10 @@ def sources(assembly: Assembly) -> dict[str, Source]:
         if is_reference(name):
             file, digest = source_of(name, what)
             found[what] = {"name": name, "file": str(file), "sha256": str(digest)}
-    if recipe.model.weights is not None:
-        path = recipe.model.weights
-        found[WEIGHTS] = {"name": "model.weights", "file": path, "sha256": models.digest_of_file(path)}
+    for what, (section, key) in FILES.items():
+        path = getattr(getattr(recipe, section), key)
+        if path is not None:
+            found[what] = {"name": f"{section}.{key}", "file": path, "sha256": models.digest_of_file(path)}
     return found
 
 

@@ -11,6 +11,7 @@ from fedlgm.errors import Notice, RunError
 from fedlgm.files import PUBLIC, write_durably
 from simulations.config.own import Own
 from simulations.runs import strict_json
+from simulations.runs.provenance import FILES
 from simulations.runs.rows import Provenance
 
 
@@ -50,13 +51,16 @@ class ProvenanceFile:
         self.check_objects(provenance.get("objects", {}))
         for what, source in dict(stored.get("sources", {})).items():
             changed = dict(provenance.get("sources", {})).get(what)
-            if what == "weights" and (changed is None or changed["sha256"] != source["sha256"]):
+            if what in FILES and (changed is None or changed["sha256"] != source["sha256"]):
                 raise RunError(
-                    f"{source['file']} is not the file of weights that {self._run} began with (SHA-256 "
-                    f"{source['sha256']}): restore it"
+                    f"{source['file']} is not the {what} that {self._run} began with (SHA-256 {source['sha256']}): "
+                    "restore it"
                 )
             if changed != source:
                 warnings.warn(Notice(f"the source of the {what} has changed since the run started"), stacklevel=2)
+        if stored.get("labels") != provenance.get("labels"):
+            was, now = (", ".join(one.get("labels") or ["without names"]) for one in (stored, provenance))
+            raise RunError(f"{self._run} was run with the classes {was}: it cannot be continued with {now}")
         if stored.get("clients") != provenance.get("clients"):
             raise RunError(
                 f"{self._run} was run with {stored.get('clients')}: it cannot be continued with "

@@ -152,6 +152,7 @@ class Provenance(TypedDict, total=False):
         sources: sources of the objects that the recipe names as "package.module:name".
         layers: d_j by name.
         versions: versions of the installed packages.
+        labels: names of the classes, if they have names.
     """
 
     clients: str
@@ -159,6 +160,7 @@ class Provenance(TypedDict, total=False):
     sources: dict[str, Source]
     layers: dict[str, int]
     versions: dict[str, str]
+    labels: list[str]
 
 
 class FailureRow(TypedDict):

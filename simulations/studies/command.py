@@ -102,6 +102,7 @@ def compare(
     engine: str,
     workers: int,
     attacks: str | None,
+    inception: Path | None,
     out: Path | None,
     as_json: bool,
 ) -> Group | Comparison:
@@ -117,6 +118,7 @@ def compare(
         engine: engine that trains.
         workers: processes that take one run each.
         attacks: see `simulations.attacks.table.Attacks.parse`.
+        inception: likewise.
         out: folder of the runs.
         as_json: whether to return figures instead of tables.
     """
@@ -128,10 +130,10 @@ def compare(
     from simulations.studies.progress import Line
 
     wanted = None
-    if attacks is not None:
+    if attacks is not None or inception is not None:
         from simulations.attacks import table as attacking
 
-        wanted = attacking.Attacks.parse(attacks)
+        wanted = attacking.Attacks.parse(attacks or "", inception)
     todo = jobs(recipe, methods, seeds, overrides, epsilons, partitions)
     folder = out or Path("runs") / f"compare-{Path(recipe or 'digits').stem}"
     line = Line(todo, not as_json)

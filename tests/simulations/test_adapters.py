@@ -175,7 +175,7 @@ def test_a_recipe_begins_with_the_weights_of_a_file_and_is_only_continued_with_t
     source = RunFolder.open(tmp_path / "run").provenance.read()["sources"]["weights"]
     assert source["file"] == str(tmp_path / "base.safetensors")
     save_file({name: value + 1 for name, value in base().state_dict().items()}, "base.safetensors")
-    with pytest.raises(RunError, match=r"not the file of weights that .*run began with|frozen|another model"):
+    with pytest.raises(RunError, match=r"not the weights that .*run began with|frozen|another model"):
         simulations.resume(tmp_path / "run", model=other, data=numbers())
 
 

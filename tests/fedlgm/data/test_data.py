@@ -70,7 +70,7 @@ def test_nbytes_counts_every_array() -> None:
 def test_names_and_unknown_name() -> None:
     assert set(data.names()) == {
         "digits", "breast-cancer", "mnist", "fashion-mnist", "cifar10", "cifar100", "svhn", "femnist", "bible-kjv",
-        "bible-kjv-chapters", "image-folder", "synthetic",
+        "bible-kjv-chapters", "image-folder", "synthetic", "table",
     }  # fmt: skip
     with pytest.raises(ConfigError, match=r"unknown data set 'cifar'; did you mean 'cifar10'"):
         data.load("cifar")

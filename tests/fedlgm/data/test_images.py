@@ -200,5 +200,7 @@ def test_a_folder_must_be_named():
 
 
 def test_options_of_images_are_for_folders_of_images():
-    with pytest.raises(ConfigError, match=r"image_size is for data\.name = 'image-folder', not for 'digits'"):
+    with pytest.raises(
+        ConfigError, match=r"image_size is for data\.name = 'image-folder' or 'hf:owner/name', not for 'digits'"
+    ):
         data.load("digits", image_size=8)

@@ -95,6 +95,14 @@ def test_bad_input(run, arguments, message):
     assert message in " ".join(err.split())
 
 
+@pytest.mark.parametrize("attacks", [(), ("--attacks", "membership")])
+def test_a_comparison_measures_inception_distances_of_classes_only(run, tmp_path, attacks):
+    (tmp_path / "weights.pth").touch()
+    status, _, err = run("compare", "digits", *attacks, "--inception", tmp_path / "weights.pth")
+    assert status == 2
+    assert "--attacks" in err or "Inception" in err
+
+
 def test_a_finished_run_is_as_it_is(run, finished):
     for arguments, message in (
         (["mia", finished, "--set", "federation.rounds=1"], "attack"),

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from simulations.attacks.table import cells, main_table, reconstruction_table
+import io
+
+from rich.console import Console
+
+from simulations.attacks.table import _inception, cells, main_table, reconstruction_table, tables
 
 
-def row(repetition: int, ssim: float, distance: float, agreement: float) -> dict:
+def row(repetition: int, ssim: float, distance: float, agreement: float, **further: float) -> dict:
     found = {"distance": distance, "agreement": agreement, "nearest_class": 209.0, "floor": 5.0, "accuracy": 0.9}
+    found |= further
     return {
         "method": "gaussian", "epsilon_budget": 8.0, "partition": "iid", "repetition": repetition, "accuracy": 0.9,
         "epsilon": 8.0, "claimed_epsilon": 8.0, "delta": 1e-5, "guarantee": "proven", "guarantee_status": "proven",
@@ -21,6 +26,16 @@ def test_two_repetitions_show_mean_and_spread():
     assert header == ["budget", "method", "class 3"]
     assert body[0] == ["8", "gaussian", "90 ± 14 (95 ± 7 %)"]
     assert body[1:] == [["-", "(another class)", "209"], ["-", "(private images)", "5"]]
+
+
+def test_inception_distances_are_a_second_table():
+    made = cells([row(i, 0.1, 80.0, 0.9, inception_distance=d, inception_floor=10.0) for i, d in enumerate((200, 220))])
+    shown = io.StringIO()
+    Console(file=shown, width=200).print(tables(made))
+    assert "Their Frechet Inception distance" in shown.getvalue()
+    assert "210.0 ± 14.1 (private images: 10.0)" in shown.getvalue()
+    once = cells([row(0, 0.1, 80.0, 0.9, inception_distance=200.0, inception_floor=10.0)])
+    assert reconstruction_table(once, _inception)[1] == [["8", "gaussian", "200.0 (private images: 10.0)"]]
 
 
 def test_one_repetition_has_no_spread():

@@ -32,7 +32,7 @@ SAID = {
     "task.weird=1": "task 'classification': unknown option 'weird'; its options: none",
     "data.name=typo": "data.name: unknown data set 'typo'; known: digits",
     "data.name=a.b:c": "data 'a.b:c': module 'a.b' cannot be imported",
-    "data.image_size=28": "data.image_size is for data.name = 'image-folder', not for 'digits'",
+    "data.image_size=28": "data.image_size is for data.name = 'image-folder' or 'hf:owner/name', not for 'digits'",
     "data.partition=typo": "data.partition: unknown partition scheme 'typo'; known: iid",
     "data.partition=a.b:c": "data.partition 'a.b:c': module 'a.b' cannot be imported",
     "data.alpha=-1": "data.alpha must be a number > 0, got -1",

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pandas as pd
 import pytest
 from pydantic import ValidationError
 
 from simulations.studies import files
 from simulations.studies.claims import Claim, check
+from simulations.studies.records import KeptRecords
+from simulations.studies.results import Study
 
 KEYS = ["privacy.epsilon"]
 OFFSETS = (0.0, 0.02, -0.01, 0.01)  # seeds differ, in the same way for both methods
@@ -37,6 +41,14 @@ def test_a_direction_is_reproduced_refuted_or_not_decided() -> None:
     (found,) = check([higher], frame(a=(0.7, 0.8), b=(0.5, 0.7)), KEYS, "accuracy")
     assert found.mean == pytest.approx(0.15 + 0.003)
     assert found.found().startswith("accuracy +15.3 points, 95 % interval")
+
+
+def test_methods_are_compared_at_the_rates_that_each_of_them_takes() -> None:
+    rows = frame(a=(0.7, 0.8), b=(0.5, 0.6)).assign(**{"training.lr": lambda one: (one["method"] == "a") + 1.0})
+    kept = {"keys": [*KEYS, "training.lr"], "searched": ["training.lr"], "headline": "accuracy", "runs": []}
+    study = Study(Path(), KeptRecords(kept))
+    (found,) = check([Claim(says="a is better", a="a", b="b")], rows, study.axes, "accuracy")
+    assert (found.outcome, found.seeds) == ("reproduced", 4)
 
 
 def test_equality_is_decided_by_the_interval() -> None:
