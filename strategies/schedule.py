@@ -23,6 +23,7 @@ class Scheduled:
         factors: by round, [rounds].
 
     Example:
+        >>> from fedlgm.training.rates import factors
         >>> from strategies import ServerOptimizer
         >>> step = Scheduled(ServerOptimizer("sgd", 1.0), factors("linear", 2))
         >>> model = step.step(torch.zeros(1), torch.ones(1))

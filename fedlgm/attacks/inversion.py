@@ -85,7 +85,12 @@ class InversionSettings:
 
 
 class Effort(NamedTuple):
-    """Settings without open defaults: see `InversionSettings`."""
+    """Settings without open defaults: see `InversionSettings`.
+
+    Example:
+        >>> Effort(restarts=4, lr=0.3, total_variation=0.005).restarts
+        4
+    """
 
     restarts: int
     lr: float

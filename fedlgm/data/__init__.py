@@ -329,7 +329,9 @@ def _part(whole: DataSet, name: str, public: bool) -> DataSet:
     users = None if whole.train_user is None else np.unique(whole.train_user[rows], return_inverse=True)[1]
     held, test_x, y = whole.held("train_x"), whole.held("test_x"), whole.train_y[rows]
     x = held.keep(rows) if isinstance(held, Pixels) else inputs.take(held, rows)
-    return DataSet(name, x, y, test_x, whole.test_y, whole.classes, users, None, whole.labels)  # type: ignore[arg-type]
+    return DataSet(
+        name, x, y, test_x, whole.test_y, whole.classes, users, spent=whole.spent, labels=whole.labels,  # type: ignore[arg-type]
+    )  # fmt: skip
 
 
 def _between(found: DataSet, pixels: tuple[float, ...]) -> DataSet:

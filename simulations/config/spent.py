@@ -11,7 +11,6 @@ from fedlgm.data.spent import Spent
 from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.facts import RunFacts
 from fedlgm.mechanisms.method import Method
-from fedlgm.privacy.accounting import composed_epsilon
 from fedlgm.transcript import Transcript
 
 _SHARE = 0.1  # of delta, for the first guess of what is left
@@ -32,6 +31,8 @@ def method_beside(spent: Spent, facts: RunFacts, make: Callable[[RunFacts], Meth
         ConfigError: the run protects another unit, or is no sequence of rounds with noise of a trusted server.
         PrivacyError: nothing is left for the training.
     """
+    from fedlgm.privacy.accounting import composed_epsilon  # an import that workers do without
+
     epsilon, delta = facts.budget()
     if facts.noised_by.uploads_released or facts.run is not None:
         raise ConfigError(

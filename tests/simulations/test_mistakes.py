@@ -100,7 +100,6 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "correlated noise without a schedule": (changed(privacy__noise="banded"), "set federation.sampling to 'cyclic'"),
     "a file of weights that is not there": (changed(model__weights="base.safetensors"), "weights: there is no file"),
     # data
-    "labels as strings": (on(X, np.where(Y, "yes", "no")), "np.unique(labels, return_inverse=True)[1]"),
     "labels as objects": (on(X, Y.astype(object)), "astype(int) for classes"),
     "labels from 1": (on(X, Y + 1), "targets that begin at 0: y - 1"),
     "labels of -1 and 1": (on(X, 2 * Y - 1), "np.unique(y, return_inverse=True)[1] numbers the classes"),

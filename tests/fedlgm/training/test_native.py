@@ -162,7 +162,8 @@ def test_clients_are_trained_as_the_reference_trains_them(options: dict[str, obj
         return torch.cat([update.clone() for update in of.updates(model, tasks)])
 
     ours, theirs = updates(native), updates(reference)
-    assert (ours - theirs).norm() / theirs.norm() < 1e-5
+    # Adam divides by the size of a gradient, so that rounding of the smallest ones counts a hundred times as much.
+    assert (ours - theirs).norm() / theirs.norm() < (1e-3 if options.get("optimizer") == "adam" else 1e-5)
     assert torch.equal(ours, updates(native))  # also after other clients
 
 

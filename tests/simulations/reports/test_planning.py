@@ -56,6 +56,6 @@ def test_plans_of_a_folder_of_images_go_by_the_stated_number_and_runs_check_it(t
 
 def test_options_of_a_folder_of_images_fall_away_with_it():
     other = recipes.load("lm-dp-sgd-celeba", ["data.name=fashion-mnist", "model.name=cnn"])
-    assert other.data.images == {}
+    assert other.data.reading == {}
     half = recipes.load("lm-dp-sgd-celeba", ["data.name=image-folder/private"])
     assert (half.data.attribute, half.data.train_images) == ("Smiling", 162_770)

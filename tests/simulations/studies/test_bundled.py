@@ -57,7 +57,7 @@ def test_a_study_runs_quickly_on_files_of_the_real_format(name: str, folder: Pat
     frame = found.to_frame()
     assert (frame["status"] == "finished").all(), frame["reason"].tolist()
     known = [one for one in asked.claims if {one.a, one.b} <= {*frame["method"], None}]
-    assert {one.outcome for one in claims.check(known, frame, found.axes, found.headline)} <= {"not decided"}
+    assert {one.outcome for one in claims.check(known, frame, found.compared_keys, found.headline)} <= {"not decided"}
     metric = asked.y or found.headline
     found.plot(tmp_path / "study.svg", x=asked.x, y=metric)
     assert "toprule" in found.to_latex(metrics=asked.metrics)

@@ -47,7 +47,7 @@ def test_methods_are_compared_at_the_rates_that_each_of_them_takes() -> None:
     rows = frame(a=(0.7, 0.8), b=(0.5, 0.6)).assign(**{"training.lr": lambda one: (one["method"] == "a") + 1.0})
     kept = {"keys": [*KEYS, "training.lr"], "searched": ["training.lr"], "headline": "accuracy", "runs": []}
     study = Study(Path(), KeptRecords(kept))
-    (found,) = check([Claim(says="a is better", a="a", b="b")], rows, study.axes, "accuracy")
+    (found,) = check([Claim(says="a is better", a="a", b="b")], rows, study.compared_keys, "accuracy")
     assert (found.outcome, found.seeds) == ("reproduced", 4)
 
 
