@@ -11,8 +11,10 @@ from fedlgm.data.spent import Spent
 from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.facts import RunFacts
 from fedlgm.mechanisms.method import Method
+from fedlgm.plan import ReleasePlan
 from fedlgm.transcript import Transcript
 
+_RELATION = "add-remove"  # of the statistics of `simulations.standardise`
 _SHARE = 0.1  # of delta, for the first guess of what is left
 _TRIES = 8
 _SLACK = 0.01  # share of epsilon that may stay unspent
@@ -47,8 +49,8 @@ def method_beside(spent: Spent, facts: RunFacts, make: Callable[[RunFacts], Meth
         plan = method.plan(start)
         if plan.protects != spent.protects:
             raise ConfigError(
-                f"data: its private statistics protect ({spent.protects}), the run ({plan.protects}): standardise with "
-                f"unit={plan.guarantee.unit!r}"
+                f"data: its private statistics protect ({spent.protects}), the run ({plan.protects}): their epsilons do "
+                f"not add up; {_remedy(plan)}"
             )
         multipliers = method.facts.noise_multiplier / np.sqrt(method.mechanism.costs(method.layers, facts.rounds))
         rounds = method.facts.process.events(plan, multipliers)
@@ -65,3 +67,12 @@ def method_beside(spent: Spent, facts: RunFacts, make: Callable[[RunFacts], Meth
         f"privacy.epsilon = {epsilon:g} and leave too little for the training: raise privacy.epsilon, or standardise "
         "with a smaller epsilon and a new ledger"
     )
+
+
+def _remedy(plan: ReleasePlan) -> str:
+    unit = plan.guarantee.unit
+    if plan.facts.relation != _RELATION:
+        return f"runs under {_RELATION} count statistics (federation.sampling = 'poisson')"
+    if unit == "user":
+        return "standardise with public figures, or protect clients (privacy.unit = 'client')"
+    return f"standardise with unit={unit!r}"
