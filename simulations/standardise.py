@@ -109,7 +109,8 @@ def standardise(
     total.add(torch.from_numpy(rows))
     with Ledger(ledger, owner=f"statistics of {len(rows)} {unit}s with {x.shape[1]} columns") as book:
         found = Releaser(KeyRing.from_seed(None), book).mean(total, plan, book.rounds() + 1).double().numpy()
-        spent, cost = Spent(tuple(book.worst_profile()), book.protects()), book.epsilon(delta)
+        clients = len(rows) if unit == "client" else 0
+        spent, cost = Spent(tuple(book.worst_profile()), book.protects(), clients), book.epsilon(delta)
     first, second = np.split(found, 2)
     made = Standardised(own, middle + half * first, half * np.sqrt(np.maximum(second - first**2, _LEAST)), cost)
     return replace(made, data=replace(own, train_x=made.rows(x), test_x=made.rows(own.test_x), spent=spent))

@@ -20,7 +20,9 @@ _TRIES = 8
 _SLACK = 0.01  # share of epsilon that may stay unspent
 
 
-def method_beside(spent: Spent, facts: RunFacts, make: Callable[[RunFacts], Method], start: Transcript) -> Method:
+def method_beside(
+    spent: Spent, facts: RunFacts, make: Callable[[RunFacts], Method], start: Transcript, clients: int
+) -> Method:
     """The method whose rounds, composed with `spent`, stay within the budget of `facts`.
 
     Args:
@@ -28,9 +30,11 @@ def method_beside(spent: Spent, facts: RunFacts, make: Callable[[RunFacts], Meth
         facts: the run's facts with the whole budget.
         make: calibrates a method to the budget of its argument.
         start: the transcript before the first round.
+        clients: number of clients of the run if they are those that the data name; else 0.
 
     Raises:
-        ConfigError: the run protects another unit, or is no sequence of rounds with noise of a trusted server.
+        ConfigError: the run protects another unit, or clients that hold other data, or is no sequence of rounds with
+            noise of a trusted server.
         PrivacyError: nothing is left for the training.
     """
     from fedlgm.privacy.accounting import composed_epsilon  # an import that workers do without
@@ -49,8 +53,13 @@ def method_beside(spent: Spent, facts: RunFacts, make: Callable[[RunFacts], Meth
         plan = method.plan(start)
         if plan.protects != spent.protects:
             raise ConfigError(
-                f"data: its private statistics protect ({spent.protects}), the run ({plan.protects}): their epsilons do "
-                f"not add up; {_remedy(plan)}"
+                f"data: its private statistics protect ({spent.protects}), the run ({plan.protects}): their epsilons "
+                f"do not add up; {_remedy(plan)}"
+            )
+        if spent.clients and clients != spent.clients:
+            raise ConfigError(
+                f"data: its private statistics protect {spent.clients} clients as the data name them, and this run's "
+                f"clients hold other data: use data.partition = 'natural' and federation.clients = {spent.clients}"
             )
         multipliers = method.facts.noise_multiplier / np.sqrt(method.mechanism.costs(method.layers, facts.rounds))
         rounds = method.facts.process.events(plan, multipliers)

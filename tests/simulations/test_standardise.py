@@ -104,6 +104,9 @@ def test_statistics_of_clients_pay_into_a_run_that_protects_clients(tmp_path):
     assert result.epsilon <= 8
     with Ledger(tmp_path / "run" / "ledger.sqlite") as ledger:
         assert [charge.round for charge in ledger.charges()] == [0, 1, 2, 3]
+    for other in ({"data.partition": "iid", "federation.clients": 40}, {"federation.clients": 5}):
+        with pytest.raises(ConfigError, match=r"hold other data: use data\.partition = 'natural'"):
+            simulations.simulate("ten-hospitals", data=found.data, overrides=SHORT | changes | other)
     with pytest.raises(RunError, match="cost of the data's statistics"):
         simulations.resume(tmp_path / "run", data=dataclasses.replace(found.data, spent=None))
 
@@ -136,7 +139,10 @@ def test_data_are_standardised_once(tmp_path):
     ("changes", "words"),
     [
         ({"privacy.unit": "client", "mechanism.name": "gaussian"}, "unit='client'"),
-        ({"privacy.unit": "client", "mechanism.name": "gaussian", "federation.sampling": "fixed"}, "federation.sampling"),
+        (
+            {"privacy.unit": "client", "mechanism.name": "gaussian", "federation.sampling": "fixed"},
+            "federation.sampling",
+        ),
         ({"privacy.unit": "user", "mechanism.name": "gaussian", "federation.users": 5}, "privacy.unit = 'client'"),
     ],
 )
