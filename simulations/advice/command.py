@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -33,7 +33,7 @@ def recommend(
     from simulations.advice.recommend import recommend as recommending
 
     found = recommending(recipe, public=public, examples=examples, overrides=overrides or ())
-    show(found.values_(), tables, as_json)
+    show(cast("Advice", dict(found)), tables, as_json)
 
 
 def tables(found: Advice) -> Group:
