@@ -132,7 +132,7 @@ def _guarantee(trust: set[str], protected: str) -> Guarantee:
 def ledger(folder: NodeArgument, as_json: JsonOption = False) -> None:
     """Show the releases of the data set and the remaining budget, verified row by row."""
     from clients.node.folder import NodeFolder
-    from clients.node.ledger import PROTECTED
+    from clients.node.row import PROTECTED
     from fedlgm.privacy.cost import Cost
     from fedlgm.privacy.events import decode
 
