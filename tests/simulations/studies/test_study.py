@@ -386,6 +386,10 @@ def test_another_file_is_no_kept_study(text: str | None, message: str, tmp_path:
 def test_it_shows_itself_with_what_publishing_everything_costs(finished: Study) -> None:
     assert "published together, 8 runs cost epsilon" in repr(finished)
     assert "<table" in finished._repr_html_()
+    assert repr(finished).splitlines()[1].split()[:3] == ["method", "privacy.epsilon", "n"]
+    found = finished.difference("uniform", "mine")
+    for text in (repr(found), found._repr_html_()):
+        assert f"difference over all cells: {found.mean:+.4g}, 95 % interval {found.low:+.4g} to" in text
 
 
 def test_one_line_of_progress(finished: Study) -> None:
