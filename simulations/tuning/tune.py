@@ -34,6 +34,7 @@ from simulations.api import RunResult, recipe_of, result_of
 from simulations.config.own import Own, own_of
 from simulations.config.recipe import Overrides, Recipe
 from simulations.runs import strict_json
+from simulations.runs.folder import SEARCH
 from simulations.tuning.rows import SearchResult
 from simulations.tuning.terms import Search
 
@@ -195,12 +196,12 @@ class _Searching:
     def _charge(self) -> None:
         """Write the fixed terms, and charge the whole search."""
         terms = _json(self._planned.terms)
-        write_durably(self._folder / "search.json", terms, PUBLIC)
+        write_durably(self._folder / SEARCH, terms, PUBLIC)
         owner = hashlib.sha256(terms).hexdigest()
         with Ledger(self._folder / "ledger.sqlite", owner) as ledger:
             key = hashlib.sha256(secrets.token_bytes(32)).hexdigest()
             ledger.charge(self._planned.event, round=1, key=key, protects=self._planned.terms["protects"])
-        self._charged = (self._folder / "search.json").stat().st_mtime
+        self._charged = (self._folder / SEARCH).stat().st_mtime
 
     def _best(self) -> tuple[RunResult, int, float] | None:
         """The best run, its candidate and its score; None if no run gave a model."""
