@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fedlgm.facts import RunFacts
 from simulations.config.recipe import Recipe
 
 
@@ -49,6 +50,11 @@ class Patience:
                 value = value if self.better == "higher" else -value
                 best, since = (value, 0) if value > best else (best, since + 1)
         return since >= self.evaluations
+
+
+def readers_epsilon(recipe: Recipe, facts: RunFacts, rounds: int) -> float | None:
+    """Epsilon towards readers after some rounds, if it is another; with a rule that may stop the run, of all rounds."""
+    return facts.noised_by.readers_epsilon(facts, rounds if recipe.run.patience is None else facts.rounds)
 
 
 def reported_epsilon(recipe: Recipe, charged: float) -> float:
