@@ -93,9 +93,7 @@ def test_a_second_attempt_has_another_cohort_another_vector_and_another_charge()
         assert (first != second).any()
 
 
-@pytest.mark.parametrize(
-    ("hostile", "keys"), [([1], ("00" * 32, "01" + "00" * 31)), ([1, 4], ("aa" * 32, "bb" * 32))]
-)
+@pytest.mark.parametrize(("hostile", "keys"), [([1], ("00" * 32, "01" + "00" * 31)), ([1, 4], ("aa" * 32, "bb" * 32))])
 def test_nodes_with_keys_that_nobody_can_use_are_left_out(hostile, keys):
     """Keys of small order, and one pair of keys for two colluding nodes: every honest node would refuse the cohort."""
     nodes, agreed = federation(6, 1, min_cohort=4), terms(4, 1)
