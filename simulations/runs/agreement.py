@@ -15,7 +15,7 @@ from fedlgm.privacy.ledger import Ledger
 from simulations.config.facts import facts_of
 from simulations.config.recipe import Recipe
 from simulations.runs.rows import RunSummary
-from simulations.runs.stopping import readers_epsilon, reported_epsilon
+from simulations.runs.stopping import reported_epsilon
 
 _TOLERANCE = 1e-3
 """Relative: other versions of the accountant compute an epsilon slightly differently."""
@@ -50,14 +50,14 @@ def check_summary(
         "delta": privacy.delta,
         "noise_reproducible": recipe.run.seed is not None,
         "epsilon": reported_epsilon(recipe, ledger.epsilon(*spent)),
-        "claimed_epsilon": ledger.claimed_epsilon(*spent),
+        "claimed_epsilon": reported_epsilon(recipe, ledger.claimed_epsilon(*spent)),
         "guarantee_status": "none" if math.isinf(ledger.epsilon(*spent)) else guarantee.status,
     }
     if multiplier is not None:
         true["noise_multiplier"] = multiplier
         if "readers_epsilon" in result:
             facts = facts_of(recipe).with_multiplier(multiplier)
-            true["readers_epsilon"] = readers_epsilon(recipe, facts, facts.rounds)
+            true["readers_epsilon"] = facts.noised_by.readers_epsilon(facts, facts.rounds)
     for name, value in true.items():
         if not _same(result.get(name), value):
             raise LedgerError(

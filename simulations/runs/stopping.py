@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedlgm.facts import RunFacts
 from simulations.config.recipe import Recipe
 
 
@@ -52,11 +51,11 @@ class Patience:
         return since >= self.evaluations
 
 
-def readers_epsilon(recipe: Recipe, facts: RunFacts, rounds: int) -> float | None:
-    """Epsilon towards readers after some rounds, if it is another; with a rule that may stop the run, of all rounds."""
-    return facts.noised_by.readers_epsilon(facts, rounds if recipe.run.patience is None else facts.rounds)
-
-
 def reported_epsilon(recipe: Recipe, charged: float) -> float:
     """Epsilon of a run whose ledger shows `charged`: with a rule that may stop it, at least that of all its rounds."""
     return charged if recipe.run.patience is None else max(charged, recipe.privacy.epsilon)
+
+
+def reported_rounds(recipe: Recipe, made: int) -> int:
+    """Rounds that any other epsilon of a run is stated for: with a rule that may stop it, all of them."""
+    return made if recipe.run.patience is None else recipe.federation.rounds
