@@ -16,6 +16,7 @@ from fedlgm.privacy.guarantee import Relation, Trust
 from fedlgm.privacy.ledger import SERVER
 
 if TYPE_CHECKING:
+    import numpy as np
     from dp_accounting import dp_event
     from torch import Tensor
 
@@ -83,6 +84,9 @@ class NoisedBy:
 
     def check_plan(self, plan: ReleasePlan) -> None:
         """Refuse a plan that cannot be carried out under this trust (ConfigError)."""
+
+    def check_costs(self, name: str, costs: np.ndarray) -> None:
+        """Refuse a mechanism by the costs of its rounds (ConfigError), see `Mechanism.costs`."""
 
     def event(self, multiplier: float, rate: float) -> dp_event.DpEvent:
         """Event of one release with Gaussian noise.

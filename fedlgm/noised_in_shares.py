@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -182,6 +183,14 @@ class NoisedInShares(NoisedByClients):
             raise ConfigError("trust 'distributed' rounds bounded clients: this plan's trainer bounds other units")
         if plan.size:
             IntegerGrid.of(plan)
+
+    def check_costs(self, name: str, costs: np.ndarray) -> None:
+        """One multiplier for all rounds: the facts alone state the second epsilon."""
+        if not np.allclose(costs, 1.0, rtol=1e-9, atol=0.0):
+            raise ConfigError(
+                f"{name}: trust 'distributed' states the epsilon of readers for the same noise multiplier in every "
+                "round; this mechanism's noise changes over the rounds"
+            )
 
     def event(self, multiplier: float, rate: float) -> dp_event.DpEvent:
         """That of the law of the shares."""
