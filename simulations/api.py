@@ -276,9 +276,7 @@ def simulate(
         "server_optimizer": server_optimizer, "trainer": trainer, "metrics": metrics,
         "evaluate": evaluate,
     }  # fmt: skip
-    for name in ("metrics", "evaluate"):
-        if isinstance(given[name], str):
-            raise ConfigError(f"{name} takes functions, such as {_MEASURES[name]}; got {given[name]!r}")
+    refuse_named_measures(given)
     named = {name: value for name, value in {**given, "noise": noise}.items() if isinstance(value, str)}
     texts = [f"{_KEYS.get(name, f'{name}.name')}={value}" for name, value in named.items()]
     objects = own_of({name: value for name, value in given.items() if not isinstance(value, str)})
@@ -333,6 +331,20 @@ _MEASURES = {
 }
 _FIRST = ("run.seed",)  # of several sections' keys of one name, the one that is meant
 _LAUNCHING = ("workers", "ray_address", "supernodes", "on_folder", "trackers")
+
+
+def refuse_named_measures(given: Mapping[str, Any]) -> None:
+    """Refuse the name of a metric where functions are taken.
+
+    Args:
+        given: a run's objects, by argument.
+
+    Raises:
+        ConfigError: a text for `metrics` or `evaluate`.
+    """
+    for name, example in _MEASURES.items():
+        if isinstance(given[name], str):
+            raise ConfigError(f"{name} takes functions, such as {example}; got {given[name]!r}")
 
 
 def _require_callback(progress: Any) -> None:

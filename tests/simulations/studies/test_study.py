@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from diverging import install
 from own_objects import DATA, Alike, Net
 from scipy import stats
@@ -40,6 +41,10 @@ GRID = {"mechanism": ["uniform", Alike("mine"), "none"], "privacy.epsilon": [8.0
 
 def auc(outputs, targets):
     return roc_auc_score(targets, outputs[:, 1] - outputs[:, 0])
+
+
+def length(round, module):
+    return {"length": torch.nn.utils.parameters_to_vector(module.parameters()).norm().item()}
 
 
 def studied(folder: Path, grid: dict = GRID, **more) -> Study:
@@ -138,10 +143,26 @@ def test_what_is_wrong_with_a_grid_is_said_before_anything_runs(grid: dict, mess
     assert not list(tmp_path.glob("set/*"))
 
 
-def test_a_metric_that_cannot_be_reported_is_said_before_anything_runs(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="metric 'auc' is nan"):
-        studied(tmp_path, metrics={"auc": lambda outputs, targets: np.nan})
+@pytest.mark.parametrize(
+    ("measures", "message"),
+    [
+        ({"metrics": {"auc": lambda outputs, targets: np.nan}}, "metric 'auc' is nan"),
+        ({"metrics": "auc"}, "metrics takes functions, such as"),
+        ({"evaluate": lambda round, module: {"length": np.nan}}, "finite numbers by name"),
+        ({"evaluate": "length"}, "evaluate takes functions, such as"),
+    ],
+)
+def test_a_metric_that_cannot_be_reported_is_said_before_anything_runs(measures, message, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        studied(tmp_path, **measures)
     assert not list(tmp_path.iterdir())
+
+
+def test_figures_of_the_released_model_are_in_the_frame_and_the_history(tmp_path: Path) -> None:
+    found = studied(tmp_path, {"mechanism": ["uniform"]}, seeds=1, evaluate=length)
+    (row,) = found.to_frame().to_dict("records")
+    assert found.history()["length"].iloc[-1] == row["length"] > 0
+    assert found.table(["length"])["length"].tolist() == [row["length"]]
 
 
 # -- nothing twice -----------------------------------------------------------------------------------------------------
@@ -159,6 +180,11 @@ def test_the_same_call_again_runs_nothing(finished: Study, monkeypatch: pytest.M
         finished.folder, metrics={"auc": auc, "error": lambda outputs, targets: 1 - auc(outputs, targets)}
     )
     assert np.allclose(further.to_frame()["error"], 1 - finished.to_frame()["auc"])
+    # So are figures of the released model.
+    with_lengths = studied(finished.folder, evaluate=length).to_frame()
+    module = simulations.resume(with_lengths["folder"][0], model=Net, data=DATA).model()
+    assert with_lengths["length"][0] == length(0, module)["length"]
+    assert with_lengths["length"].nunique() == len(with_lengths)
 
 
 def test_a_study_that_is_stopped_goes_on_to_the_same_frame(
@@ -360,6 +386,10 @@ def test_another_file_is_no_kept_study(text: str | None, message: str, tmp_path:
 def test_it_shows_itself_with_what_publishing_everything_costs(finished: Study) -> None:
     assert "published together, 8 runs cost epsilon" in repr(finished)
     assert "<table" in finished._repr_html_()
+    assert repr(finished).splitlines()[1].split()[:3] == ["method", "privacy.epsilon", "n"]
+    found = finished.difference("uniform", "mine")
+    for text in (repr(found), found._repr_html_()):
+        assert f"difference over all cells: {found.mean:+.4g}, 95 % interval {found.low:+.4g} to" in text
 
 
 def test_one_line_of_progress(finished: Study) -> None:
