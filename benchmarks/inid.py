@@ -24,20 +24,22 @@ from dp_accounting.pld import privacy_loss_distribution
 from scipy import stats
 from sklearn.datasets import load_digits
 
+from benchmarks.pca_trials import recovery_errors
+from benchmarks.private_smoothness import private_smoothness
+from benchmarks.profiles import gaussian_groups, gini, laplace_groups, shaped
+from benchmarks.staircase import Staircase2D
 from fedlgm import mechanisms, models
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import inid
 from fedlgm.mechanisms.group_noise import calibrate_laplace
-from fedlgm.mechanisms.profiles import as_profile, shaped
+from fedlgm.mechanisms.profiles import as_profile
 from fedlgm.noise import Family, draw
 from fedlgm.papers.inid import coordinate_descent as cd
 from fedlgm.papers.inid.datasets import TabularData, load_tabular
 from fedlgm.papers.inid.objectives import Array, Lasso, Logistic, Objective
 from fedlgm.papers.inid.pca import covariance_plan, methods
-from fedlgm.papers.inid.pca_trials import recovery_errors
-from fedlgm.papers.inid.smoothness import private_smoothness, smoothness
-from fedlgm.papers.inid.staircase import Staircase2D
+from fedlgm.papers.inid.smoothness import smoothness
 from fedlgm.plan import RunFacts, Sampling
 from fedlgm.privacy.accounting import calibrate
 from fedlgm.privacy.gaussian import gaussian_mu
@@ -279,7 +281,7 @@ def high_dimension(sizes: tuple[int, ...]) -> Rows:
         data = rng.uniform(-0.5, 0.5, (50, size)) * profile  # replacing one record moves coordinate i by up to lambda_i
         scale = inid.laplace_inid(profile, 0.5)
         released = data.sum(axis=0) + draw("laplace", scale, rng, size=(200, size))
-        row: dict[str, Any] = {"profile": f"i^-{power:g}", "K": size, "Gini": as_profile(profile).gini()}
+        row: dict[str, Any] = {"profile": f"i^-{power:g}", "K": size, "Gini": gini(as_profile(profile))}
         row |= {"Gaussian i.n.i.d.": db(gaussian), "Laplace i.n.i.d., (eps, 0)": db(pure)}
         row["... measured"] = db(float(((released - data.sum(axis=0)) ** 2).sum(axis=1).mean()))
         row["Laplace, (eps, delta) by PLD"] = db(proven)
@@ -303,9 +305,9 @@ def gradients() -> Rows:
             (g * np.maximum(0, 1 - c / n)[:, None]).sum(axis=0) for g, n, c in zip(layers, norms, clip, strict=True)
         ]
         if order == 2:
-            scales = inid.gaussian_groups(clip, dims, gaussian_mu(epsilon, 1e-6))
+            scales = gaussian_groups(clip, dims, gaussian_mu(epsilon, 1e-6))
         else:
-            scales = inid.laplace_groups(clip, dims, epsilon)
+            scales = laplace_groups(clip, dims, epsilon)
         noise = inid.expected_error("gaussian" if order == 2 else "laplace", scales, counts=np.array(dims))
         return math.sqrt(noise + sum(float(v @ v) for v in lost)) / size
 

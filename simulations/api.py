@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from simulations.config.messages import keys_like
 from simulations.config.own import Own, few_sites, own_of
 from simulations.config.recipe import Overrides, Recipe
 from simulations.engines import Engine
+from simulations.figures import Figures
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import LayerRow, OnRound, RoundRow, RunSummary
 
@@ -38,7 +39,7 @@ _KEYS = {"noise": "privacy.noise", "partition": "data.partition", "server_optimi
 """Keys of a recipe for arguments that have no separate section."""
 
 
-class RunResult(Mapping[str, Any]):
+class RunResult(Figures):
     """A finished run: summary as a mapping, figures as attributes, model and history.
 
     Example:
@@ -54,16 +55,8 @@ class RunResult(Mapping[str, Any]):
     """
 
     def __init__(self, summary: Mapping[str, Any], assembly: Assembly) -> None:
-        self._summary, self._assembly = dict(summary), assembly
-
-    def __getitem__(self, key: str) -> Any:
-        return self._summary[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._summary)
-
-    def __len__(self) -> int:
-        return len(self._summary)
+        super().__init__(summary)
+        self._assembly = assembly
 
     @property
     def epsilon(self) -> float:

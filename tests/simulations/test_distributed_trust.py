@@ -15,6 +15,7 @@ from fedlgm.privacy.ledger import Ledger
 from simulations.audits.targets import audit_recipe, audit_run
 from simulations.config import recipe as recipes
 from simulations.reports.planning import plan_report
+from simulations.runs.folder import RunFolder
 
 RECIPE = "distributed-digits"
 SHORT = {"federation.clients": 10, "federation.rounds": 2, "distributed.threshold": 7, "distributed.colluders": 1}
@@ -56,12 +57,25 @@ def test_both_epsilons_are_in_results_and_plans_and_say_whose_they_are(tmp_path)
     assert result["readers_epsilon"] == pytest.approx(plan["readers_epsilon"])
     assert result["readers_epsilon"] < result.epsilon <= 8
     assert f"readers of the released models: epsilon {result['readers_epsilon']:.4g}" in str(result.guarantee)
+    assert RunFolder.open(tmp_path / "run").guarantee() == result["guarantee"], "readers of the folder derive it again"
+    for file in tmp_path.glob("run/checkpoints/*"):
+        file.unlink()
+    assert RunFolder.open(tmp_path / "run").guarantee() == result["guarantee"]
     assert plan["epsilon_pld"] == float("inf"), "nothing is proven of the privacy loss distribution"
     assert plan["epsilon_rdp"] == pytest.approx(8.0, rel=1e-3)
     shares = plan["shares"]
     assert (shares["asked"], shares["threshold"], shares["colluders"], shares["bits"]) == (10, 7, 1, 32)
     assert shares["noise_over_central"] == pytest.approx((10 / 6) ** 0.5)
     assert shares["wrap_probability"] < 1e-9
+
+
+def test_a_run_that_may_stop_states_the_second_epsilon_of_all_rounds(tmp_path):
+    changes = {"federation.rounds": 4, "privacy.max_participations": 4, "federation.server_lr": 1e-12}
+    result = simulate(tmp_path / "run", **changes, **{"run.patience": 1, "run.evaluate_every": 1})
+    plan = plan_report(recipes.load(RECIPE, SHORT | changes))
+    assert result["rounds"] < 4
+    assert result["readers_epsilon"] == pytest.approx(plan["readers_epsilon"])
+    RunFolder.open(tmp_path / "run").verify()
 
 
 def test_a_round_with_too_few_answers_moves_nothing_and_costs(tmp_path):
