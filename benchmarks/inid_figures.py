@@ -13,8 +13,9 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 
-from benchmarks.inid import RESULTS, SHAPES, db, gaussian_mse, gini, laplace_mse
-from fedlgm.mechanisms.profiles import as_profile, shaped
+from benchmarks.inid import RESULTS, SHAPES, db, gaussian_mse, laplace_mse
+from benchmarks.profiles import gini, shaped
+from fedlgm.mechanisms.profiles import as_profile
 from fedlgm.privacy.gaussian import gaussian_mu
 
 mpl.use("Agg")
