@@ -155,7 +155,7 @@ class NoisedByClients(NoisedBy):
     uploads_released = True
     relation: Relation = "replace-one"
     observed_rounds = "every client's release"
-    answers = ("proven", "every answer was bounded and noised before it left this node")
+    answers: tuple[Status, str] = ("proven", "every answer was bounded and noised before it left this node")
     uncorrelated = (
         "every upload is seen alone, so noise could only be correlated along one client's own uploads, where "
         "independent noise has the least last and largest error already"
