@@ -16,6 +16,7 @@ from fedlgm.privacy.guarantee import Relation, Status, Trust
 from fedlgm.privacy.ledger import SERVER
 
 if TYPE_CHECKING:
+    import numpy as np
     from dp_accounting import dp_event
     from torch import Tensor
 
@@ -89,6 +90,9 @@ class NoisedBy:
     def unmet(self, facts: RunFacts, min_cohort: int, max_colluders: int) -> str:
         """The condition of a node, for sums with its peers, that a run does not meet; empty where it meets all."""
         return ""
+
+    def check_costs(self, name: str, costs: np.ndarray) -> None:
+        """Refuse a mechanism by the costs of its rounds (ConfigError), see `Mechanism.costs`."""
 
     def event(self, multiplier: float, rate: float) -> dp_event.DpEvent:
         """Event of one release with Gaussian noise.

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -197,6 +198,14 @@ class NoisedInShares(NoisedByClients):
                 f"min_cohort = {min_cohort} or more"
             )
         return ""
+
+    def check_costs(self, name: str, costs: np.ndarray) -> None:
+        """One multiplier for all rounds: the facts alone state the second epsilon."""
+        if not np.allclose(costs, 1.0, rtol=1e-9, atol=0.0):
+            raise ConfigError(
+                f"{name}: trust 'distributed' states the epsilon of readers for the same noise multiplier in every "
+                "round; this mechanism's noise changes over the rounds"
+            )
 
     def event(self, multiplier: float, rate: float) -> dp_event.DpEvent:
         """That of the law of the shares."""
