@@ -87,12 +87,12 @@ class NoisedBy:
     def check_plan(self, plan: ReleasePlan) -> None:
         """Refuse a plan that cannot be carried out under this trust (ConfigError)."""
 
-    def check_costs(self, name: str, costs: np.ndarray) -> None:
-        """Refuse a mechanism by the costs of its rounds (ConfigError), see `Mechanism.costs`."""
-
     def unmet(self, facts: RunFacts, min_cohort: int, max_colluders: int) -> str:
         """The condition of a node, for sums with its peers, that a run does not meet; empty where it meets all."""
         return ""
+
+    def check_costs(self, name: str, costs: np.ndarray) -> None:
+        """Refuse a mechanism by the costs of its rounds (ConfigError), see `Mechanism.costs`."""
 
     def event(self, multiplier: float, rate: float) -> dp_event.DpEvent:
         """Event of one release with Gaussian noise.
