@@ -253,6 +253,27 @@ class Distributed(_Section):
         """Client -> public key of its service."""
         return {client: key for client, key in enumerate(self.peers) if key}
 
+    def admit(self, plan: ReleasePlan) -> None:
+        """Refuse noise in shares that counts on too many honest nodes, or too small a cohort.
+
+        Raises:
+            Refusal: the message names the condition.
+        """
+        shares, asked = plan.facts.shares, plan.facts.sampling.expected
+        if shares is None:
+            return
+        if shares.colluders < self.max_colluders:
+            raise Refusal(
+                "privacy",
+                f"noise that suffices against {shares.colluders} colluders; this node wants "
+                f"max_colluders = {self.max_colluders} or more",
+            )
+        if round(asked) < self.min_cohort:
+            raise Refusal(
+                "privacy",
+                f"rounds of {asked:g} nodes; this node takes part in sums of min_cohort = {self.min_cohort} or more",
+            )
+
 
 class Policy(_Section):
     """A validated policy."""
@@ -302,7 +323,8 @@ class Policy(_Section):
             raise Refusal("privacy", f"a plan for {plan.facts.trust} trust; allowed: {', '.join(privacy.trust)}")
         if plan.size == 0:
             raise Refusal("plan", "a plan that releases nothing")
-        self._admit_shares(plan)
+        if self.distributed is not None:
+            self.distributed.admit(plan)
         if not plan.protected:
             raise Refusal("privacy", "a plan without a guarantee")
         names = [noisy.query.name for noisy in plan.queries]
@@ -331,24 +353,6 @@ class Policy(_Section):
         if not math.isfinite(multiplier) or multiplier < privacy.min_noise_multiplier or multiplier <= 0:
             raise Refusal(
                 "privacy", f"a noise multiplier of {multiplier:g}; at least {privacy.min_noise_multiplier:g} is needed"
-            )
-
-    def _admit_shares(self, plan: ReleasePlan) -> None:
-        """Refuse noise in shares that counts on too many honest nodes, or too small a cohort."""
-        shares, own = plan.facts.shares, self.distributed
-        if shares is None or own is None:
-            return
-        if shares.colluders < own.max_colluders:
-            raise Refusal(
-                "privacy",
-                f"noise that suffices against {shares.colluders} colluders; this node wants "
-                f"max_colluders = {own.max_colluders} or more",
-            )
-        if round(plan.facts.sampling.expected) < own.min_cohort:
-            raise Refusal(
-                "privacy",
-                f"rounds of {plan.facts.sampling.expected:g} nodes; this node takes part in sums of "
-                f"min_cohort = {own.min_cohort} or more",
             )
 
     def _admit_steps(self, plan: ReleasePlan) -> None:
