@@ -1,9 +1,9 @@
-"""i.n.i.d. Gaussian and Laplace noise: every figure of docs/results/inid.md.
+"""i.n.i.d. Gaussian and Laplace noise: the tables of docs/results/inid.md.
 
     python -m benchmarks.inid [--quick] [--json]
 
-A full run (about three minutes on one core) rewrites the tables between the markers of docs/results/inid.md and the
-PNGs beside it; `--quick` computes the same with few trials and writes nothing.
+A full run (about three minutes on one core) rewrites the tables between the markers of docs/results/inid.md; `--quick`
+computes the same with few trials and writes nothing. `benchmarks.inid_figures` draws the pictures.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import matplotlib
 import numpy as np
 import torch
 from dp_accounting.pld import privacy_loss_distribution
@@ -45,9 +44,6 @@ from fedlgm.plan import RunFacts, Sampling
 from fedlgm.privacy.accounting import calibrate
 from fedlgm.privacy.gaussian import gaussian_mu
 from fedlgm.transcript import Transcript
-
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
 
 Rows = list[dict[str, Any]]
 Setting = tuple[int, float, float]  # passes, clip, rate
@@ -347,47 +343,6 @@ def group_noise() -> Rows:
     ]
 
 
-def draw_figures(folder: Path) -> None:
-    """Figures 1 to 4 of the paper."""
-    sizes, epsilons, marks = range(1, 26), np.linspace(0.1, 2, 39), dict(zip(SHAPES, "os^dv", strict=True))
-
-    def panel(axis: Any, x: Any, curves: dict[str, Any], label: str, ylabel: str = "MSE (dB)") -> None:
-        for name, y in curves.items():
-            axis.plot(x, y, label=name, marker=marks.get(name), markevery=4, markersize=4, linewidth=1.1)
-        axis.set(xlabel=label, ylabel=ylabel)
-        axis.grid(alpha=0.3)
-        axis.legend(fontsize=7)
-
-    def save(figure: Any, number: int) -> None:
-        figure.tight_layout()
-        figure.savefig(folder / f"inid-figure{number}.png", dpi=80)
-        plt.close(figure)
-
-    iid_g = [db(20 / gaussian_mu(e, 1e-6) ** 2) for e in epsilons]
-    for number, mse, order, iid_e, iid_k in (
-        (1, gaussian_mse, 2, iid_g, [db(k / gaussian_mu(0.5, 1e-6) ** 2) for k in sizes]),
-        (3, laplace_mse, 1, [db(40 / e**2) for e in epsilons], [db(8 * k) for k in sizes]),
-    ):
-        figure, axes = plt.subplots(1, 2, figsize=(9, 3.4))
-        by_e = {s: [db(mse(shaped(s, 20, norm=order), e)) for e in epsilons] for s in SHAPES}
-        by_k = {s: [db(mse(shaped(s, k, norm=order), 0.5)) for k in sizes] for s in SHAPES}
-        panel(axes[0], epsilons, {"i.i.d.": iid_e} | by_e, "epsilon (K = 20)")
-        panel(axes[1], sizes, {"i.i.d.": iid_k} | by_k, "K (epsilon = 0.5)")
-        save(figure, number)
-    figure, axis = plt.subplots(figsize=(4.8, 3.2))
-    inequality = {s: [gini(as_profile(shaped(s, k))) for k in sizes] for s in SHAPES}
-    panel(axis, sizes, inequality, "K", "Gini coefficient")
-    save(figure, 2)
-    figure, axis = plt.subplots(figsize=(4.8, 3.2))
-    curves = {
-        f"{family}, {s}": [db(mse(shaped(s, k), 0.5)) for k in sizes]
-        for family, mse in (("Gaussian", gaussian_mse), ("Laplace", laplace_mse))
-        for s in ("uniform", "exponential")
-    }
-    panel(axis, sizes, curves, "K (epsilon = 0.5, unit l2 sensitivity)")
-    save(figure, 4)
-
-
 def markdown(rows: Rows) -> str:
     def cell(value: Any) -> str:
         return f"{value if abs(value) > 1e-9 else 0.0:.5g}" if isinstance(value, float) else str(value)
@@ -404,7 +359,6 @@ def write(results: dict[str, Rows], folder: Path) -> None:
             if marker:
                 text = f"{head}{marker}{markdown(rows)}\n<!-- end -->{rest.split('<!-- end -->', 1)[1]}"
         page.write_text(text, encoding="utf-8")
-    draw_figures(folder)
 
 
 def main() -> None:

@@ -109,12 +109,16 @@ class RunResult(Figures):
         Raises:
             RunError: the run's checkpoints are gone.
         """
+        return models.original(self.module())
+
+    def module(self) -> nn.Module:
+        """The same as it was trained: it gives what the task's loss takes. Errors as for `model`."""
         checkpoint = self._folder.latest(self._assembly.layers)
         if checkpoint is None:
             raise RunError(f"{self.folder} has no checkpoint any more")
         module = self._assembly.module()
         self._assembly.layers.load_(module, checkpoint.transcript.models[-1])
-        return models.original(module.eval())
+        return module.eval()
 
     def export(self, file: Path | str, *, adapter: bool = False) -> Exported:
         """Write the model to a file whose suffix names the format: .onnx, .safetensors or .pt; or only its adapters.
@@ -276,9 +280,7 @@ def simulate(
         "server_optimizer": server_optimizer, "trainer": trainer, "metrics": metrics,
         "evaluate": evaluate,
     }  # fmt: skip
-    for name in ("metrics", "evaluate"):
-        if isinstance(given[name], str):
-            raise ConfigError(f"{name} takes functions, such as {_MEASURES[name]}; got {given[name]!r}")
+    refuse_named_measures(given)
     named = {name: value for name, value in {**given, "noise": noise}.items() if isinstance(value, str)}
     texts = [f"{_KEYS.get(name, f'{name}.name')}={value}" for name, value in named.items()]
     objects = own_of({name: value for name, value in given.items() if not isinstance(value, str)})
@@ -333,6 +335,20 @@ _MEASURES = {
 }
 _FIRST = ("run.seed",)  # of several sections' keys of one name, the one that is meant
 _LAUNCHING = ("workers", "ray_address", "supernodes", "on_folder", "trackers")
+
+
+def refuse_named_measures(given: Mapping[str, Any]) -> None:
+    """Refuse the name of a metric where functions are taken.
+
+    Args:
+        given: a run's objects, by argument.
+
+    Raises:
+        ConfigError: a text for `metrics` or `evaluate`.
+    """
+    for name, example in _MEASURES.items():
+        if isinstance(given[name], str):
+            raise ConfigError(f"{name} takes functions, such as {example}; got {given[name]!r}")
 
 
 def _require_callback(progress: Any) -> None:

@@ -20,6 +20,7 @@ from fedlgm.errors import ConfigError, explained
 from fedlgm.extension import is_reference
 from fedlgm.models.weights import digest_of_file
 from fedlgm.node_protocol import NAME, printable, public_key
+from fedlgm.noised_by import hides_answers
 from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.guarantee import Trust
 
@@ -253,27 +254,6 @@ class Distributed(_Section):
         """Client -> public key of its service."""
         return {client: key for client, key in enumerate(self.peers) if key}
 
-    def admit(self, plan: ReleasePlan) -> None:
-        """Refuse noise in shares that counts on too many honest nodes, or too small a cohort.
-
-        Raises:
-            Refusal: the message names the condition.
-        """
-        shares, asked = plan.facts.shares, plan.facts.sampling.expected
-        if shares is None:
-            return
-        if shares.colluders < self.max_colluders:
-            raise Refusal(
-                "privacy",
-                f"noise that suffices against {shares.colluders} colluders; this node wants "
-                f"max_colluders = {self.max_colluders} or more",
-            )
-        if round(asked) < self.min_cohort:
-            raise Refusal(
-                "privacy",
-                f"rounds of {asked:g} nodes; this node takes part in sums of min_cohort = {self.min_cohort} or more",
-            )
-
 
 class Policy(_Section):
     """A validated policy."""
@@ -289,7 +269,7 @@ class Policy(_Section):
 
     @model_validator(mode="after")
     def _known_peers(self) -> Self:
-        if "distributed" in self.privacy.trust and self.distributed is None:
+        if hides_answers(self.privacy.trust) and self.distributed is None:
             raise ValueError("privacy.trust names 'distributed', which needs a section [distributed] with its peers")
         return self
 
@@ -323,8 +303,10 @@ class Policy(_Section):
             raise Refusal("privacy", f"a plan for {plan.facts.trust} trust; allowed: {', '.join(privacy.trust)}")
         if plan.size == 0:
             raise Refusal("plan", "a plan that releases nothing")
-        if self.distributed is not None:
-            self.distributed.admit(plan)
+        own, facts = self.distributed, plan.facts
+        unmet = "" if own is None else facts.noised_by.unmet(facts, own.min_cohort, own.max_colluders)
+        if unmet:
+            raise Refusal("privacy", unmet)
         if not plan.protected:
             raise Refusal("privacy", "a plan without a guarantee")
         names = [noisy.query.name for noisy in plan.queries]
