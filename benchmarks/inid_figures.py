@@ -14,8 +14,7 @@ import matplotlib as mpl
 import numpy as np
 
 from benchmarks.inid import RESULTS, SHAPES, db, gaussian_mse, laplace_mse
-from benchmarks.profiles import gini as inequality
-from benchmarks.profiles import shaped
+from benchmarks.profiles import gini, shaped
 from fedlgm.mechanisms.profiles import as_profile
 from fedlgm.privacy.gaussian import gaussian_mu
 
@@ -48,8 +47,8 @@ def panels() -> dict[str, list[Panel]]:
             panel(EPSILONS, {"i.i.d.": iid_e} | by_e, "epsilon (K = 20)"),
             panel(SIZES, {"i.i.d.": iid_k} | by_k, "K (epsilon = 0.5)"),
         ]
-    gini = {s: [inequality(as_profile(shaped(s, k))) for k in SIZES] for s in SHAPES}
-    made["figure2"] = [panel(SIZES, gini, "K", "Gini coefficient")]
+    inequality = {s: [gini(as_profile(shaped(s, k))) for k in SIZES] for s in SHAPES}
+    made["figure2"] = [panel(SIZES, inequality, "K", "Gini coefficient")]
     curves = {
         f"{family}, {s}": [db(mse(shaped(s, k), 0.5)) for k in SIZES]
         for family, mse in (("Gaussian", gaussian_mse), ("Laplace", laplace_mse))

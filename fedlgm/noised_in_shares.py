@@ -129,6 +129,7 @@ class NoisedInShares(NoisedByClients):
 
     name = "distributed"
     alone = False
+    numbers = ("<u4",)
     uncorrelated = "the server sees every round's sum with the shares of that round"
     observed_rounds = "every round's noised sum"
     answers = ("conditional", "at most max_colluders of the policy's peers share their noise with the server")

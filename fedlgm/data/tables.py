@@ -214,8 +214,9 @@ def _column(values: Any, name: str, part: str, *, size: int | None, channels: in
     except ValueError as error:
         raise DataError(f"data: column {name!r} of {part!r} holds lists of unequal length") from error
     if not (np.issubdtype(array.dtype, np.number) or array.dtype == np.bool_):
+        kind = "text" if len(values) and isinstance(values[0], str) else f"values of type {array.dtype}"
         raise DataError(
-            f"data: column {name!r} of {part!r} is {array.dtype}, not a column of numbers: drop it, or convert "
+            f"data: column {name!r} of {part!r} holds {kind}, not numbers: drop it, or convert "
             "it (pandas.get_dummies); text needs a tokenizer: data={'train': ..., 'tokenizer': tokenizer}"
         )
     return array.astype(np.float64)

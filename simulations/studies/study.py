@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedlgm import models
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, FedlgmError
 from fedlgm.tasks import Metric
 from fedlgm.tasks.own_figures import Evaluate
 from simulations.api import recipe_of, refuse_named_measures, refuse_unknown
@@ -121,11 +121,14 @@ def base_of(
 
 
 def _run(todo: Sequence[Job], out: Path, workers: int | str, progress: bool) -> dict[str, str]:
-    line = Line(todo, progress)
+    line, summary = Line(todo, progress), True
     try:
         return running.run(todo, out, on_row=line.on_row, workers=workers, on_end=line.on_end)
+    except FedlgmError:
+        summary = False
+        raise
     finally:
-        line.close()
+        line.close(summary)
 
 
 def _chosen(

@@ -92,7 +92,7 @@ def test_a_frame_of_texts_is_tokenized():
         ({"train": NUMBERS, "test": NUMBERS}, r"which column is the target.*'age'.*'out'"),
         ({"train": NUMBERS, "test": NUMBERS, "target": "Out"}, r"no column 'Out'; its columns: 'site', 'age'"),
         ({"train": NUMBERS, "test": NUMBERS, "users": "Site", "target": "out"}, r"no column 'Site'"),
-        ({"train": NUMBERS, "test": NUMBERS, "target": "out"}, r"column 'site' .* not a column of numbers: drop it"),
+        ({"train": NUMBERS, "test": NUMBERS, "target": "out"}, "'site' of 'train' holds text, not numbers: drop it"),
         ({"train": NUMBERS, "test": NUMBERS, "text": "site"}, r"'text'.*and 'tokenizer'.*given together"),
         ({"train": TOKENS, "test": TOKENS.remove_columns("input_ids")}, r"'test' has no column 'input_ids'"),
         ({"train": NUMBERS, "test": NUMBERS.drop(columns="age"), "users": "site", "target": "out"}, r"no column 'age'"),
