@@ -109,12 +109,16 @@ class RunResult(Figures):
         Raises:
             RunError: the run's checkpoints are gone.
         """
+        return models.original(self.module())
+
+    def module(self) -> nn.Module:
+        """The same as it was trained: it gives what the task's loss takes. Errors as for `model`."""
         checkpoint = self._folder.latest(self._assembly.layers)
         if checkpoint is None:
             raise RunError(f"{self.folder} has no checkpoint any more")
         module = self._assembly.module()
         self._assembly.layers.load_(module, checkpoint.transcript.models[-1])
-        return models.original(module.eval())
+        return module.eval()
 
     def export(self, file: Path | str, *, adapter: bool = False) -> Exported:
         """Write the model to a file whose suffix names the format: .onnx, .safetensors or .pt; or only its adapters.

@@ -5,9 +5,10 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from clients.node.ledger import PROTECTED, NodeLedger
+from clients.node.ledger import NodeLedger
 from clients.node.policy import Policy, Refusal
 from clients.node.release import Request
+from clients.node.row import PROTECTED
 from fedlgm import privacy
 from fedlgm.privacy.floor import at_least
 

@@ -20,6 +20,7 @@ from fedlgm.errors import ConfigError, explained
 from fedlgm.extension import is_reference
 from fedlgm.models.weights import digest_of_file
 from fedlgm.node_protocol import NAME, printable, public_key
+from fedlgm.noised_by import hides_answers
 from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.guarantee import Trust
 
@@ -268,7 +269,7 @@ class Policy(_Section):
 
     @model_validator(mode="after")
     def _known_peers(self) -> Self:
-        if "distributed" in self.privacy.trust and self.distributed is None:
+        if hides_answers(self.privacy.trust) and self.distributed is None:
             raise ValueError("privacy.trust names 'distributed', which needs a section [distributed] with its peers")
         return self
 
@@ -302,7 +303,10 @@ class Policy(_Section):
             raise Refusal("privacy", f"a plan for {plan.facts.trust} trust; allowed: {', '.join(privacy.trust)}")
         if plan.size == 0:
             raise Refusal("plan", "a plan that releases nothing")
-        self._admit_shares(plan)
+        own, facts = self.distributed, plan.facts
+        unmet = "" if own is None else facts.noised_by.unmet(facts, own.min_cohort, own.max_colluders)
+        if unmet:
+            raise Refusal("privacy", unmet)
         if not plan.protected:
             raise Refusal("privacy", "a plan without a guarantee")
         names = [noisy.query.name for noisy in plan.queries]
@@ -331,24 +335,6 @@ class Policy(_Section):
         if not math.isfinite(multiplier) or multiplier < privacy.min_noise_multiplier or multiplier <= 0:
             raise Refusal(
                 "privacy", f"a noise multiplier of {multiplier:g}; at least {privacy.min_noise_multiplier:g} is needed"
-            )
-
-    def _admit_shares(self, plan: ReleasePlan) -> None:
-        """Refuse noise in shares that counts on too many honest nodes, or too small a cohort."""
-        shares, own = plan.facts.shares, self.distributed
-        if shares is None or own is None:
-            return
-        if shares.colluders < own.max_colluders:
-            raise Refusal(
-                "privacy",
-                f"noise that suffices against {shares.colluders} colluders; this node wants "
-                f"max_colluders = {own.max_colluders} or more",
-            )
-        if round(plan.facts.sampling.expected) < own.min_cohort:
-            raise Refusal(
-                "privacy",
-                f"rounds of {plan.facts.sampling.expected:g} nodes; this node takes part in sums of "
-                f"min_cohort = {own.min_cohort} or more",
             )
 
     def _admit_steps(self, plan: ReleasePlan) -> None:

@@ -67,7 +67,25 @@ def tables(found: Advice) -> Group:
         f"median length of a whole contribution: {number(found['suggested_bound'])}, the bound is {found['bound']:g}",
         f"computed on {found['public']}; no private example was read"
         + (f"; {per_client}{known}" if found["unit"] == "client" else ""),
-        "no accuracy is forecast: the score ranks rules, docs/results/recommend.md says how well",
+        *forecast_lines(found),
     ]
     picture = Text("\n".join([f"{'worse':>37}|better", *bars(found["scores"])]))
     return Group(rules, picture, layers, *map(Text, notes), Text(f"\n{found['advice']}", style="bold"))
+
+
+def forecast_lines(found: Advice) -> list[str]:
+    """The accuracy to expect over epsilon, and how far it may be off."""
+    from simulations.advice.forecast import ERROR
+
+    if not found["forecasts"]:
+        return [f"no accuracy is forecast: {found['no_forecast']}"]
+    rows = (
+        f"  epsilon {row['epsilon']:g}: {row['accuracy']:.1%} ({row['low']:.1%} to {row['high']:.1%})"
+        for row in found["forecasts"]
+    )
+    error = f"  the ranges are the largest error, {100 * ERROR:g} points, of forecasts for seven settings on digits"
+    return [
+        f"accuracy to expect of {found['forecast_rule']} at the recipe's learning rates, by rehearsals on public data:",
+        *rows,
+        f"{error}, each at its best learning rate; elsewhere the error is not known",
+    ]

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from fedlgm.node_protocol import printable
+from fedlgm.noised_by import weakest
 from fedlgm.privacy.guarantee import Guarantee, Relation, Unit
 from simulations.deploy.rows import NodeLedgerReport
 from simulations.shell import JsonOption, print_json
@@ -119,13 +120,8 @@ def status(folder: NodeArgument, as_json: JsonOption = False) -> None:
 def _guarantee(trust: set[str], protected: str) -> Guarantee:
     """Guarantee of a node's releases, by the noising party and the protected unit."""
     unit, relation = cast(tuple[Unit, Relation], protected.split(", "))
-    if "central" in trust:
-        reason = "the server adds the noise, and is believed that it does"
-        return Guarantee("conditional", reason, relation, "central", unit)
-    if "distributed" in trust:
-        reason = "at most max_colluders of the policy's peers share their noise with the server"
-        return Guarantee("conditional", reason, relation, "distributed", unit)
-    return Guarantee("proven", "every answer was bounded and noised before it left this node", relation, "local", unit)
+    kind = weakest(trust)
+    return Guarantee(*kind.answers, relation, kind.name, unit)
 
 
 @app.command()

@@ -40,6 +40,9 @@ from simulations.runs.provenance_file import ProvenanceFile
 from simulations.runs.row_file import RowFile
 from simulations.runs.rows import FullRow, RunSummary
 
+SEARCH = "search.json"
+"""Terms of a search, in the folder of a search alone."""
+
 
 class RunFolder:
     """One run's files under `path`."""
@@ -80,9 +83,11 @@ class RunFolder:
         """An existing run.
 
         Raises:
-            RunError: not a run folder.
+            RunError: not a run folder, such as that of a search.
         """
         folder = cls(path)
+        if (path / SEARCH).is_file():
+            raise RunError(f"{path} is the folder of a search, not of a run: {SEARCH} states its cost")
         if not folder.recipe_file.is_file():
             raise RunError(f"{path} is not a run folder (it has no recipe.toml)")
         return folder

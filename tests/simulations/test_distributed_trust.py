@@ -90,6 +90,17 @@ def test_a_round_with_too_few_answers_moves_nothing_and_costs(tmp_path):
     assert result.epsilon > 0
 
 
+def test_a_run_that_stops_early_reports_the_epsilons_of_all_its_rounds(tmp_path):
+    """The round at which it stops depends on its releases, so nothing smaller was fixed in advance."""
+    still = {"mechanism.bound": 1e-6, "run.patience": 1, "run.evaluate_every": 1}  # a model that hardly moves
+    stopping = {"federation.rounds": 3, "privacy.max_participations": 3, **still}
+    result = simulate(tmp_path / "run", **stopping)
+    plan = plan_report(recipes.load(RECIPE, {**SHORT, **stopping}))
+    assert result["rounds"] < 3
+    assert result["readers_epsilon"] == pytest.approx(plan["readers_epsilon"], rel=1e-3)
+    assert simulations.resume(tmp_path / "run")["readers_epsilon"] == result["readers_epsilon"]
+
+
 def test_a_summary_that_states_another_second_epsilon_is_refused(tmp_path):
     simulate(tmp_path / "run")
     file = next(tmp_path.glob("run/**/result.json"))
@@ -112,7 +123,8 @@ def test_a_summary_that_states_another_second_epsilon_is_refused(tmp_path):
         ({"privacy.trust": "central", "privacy.max_participations": None}, "for trust 'distributed', not 'central'"),
         ({"privacy.noise": "banded"}, "needs privacy.trust = 'central': under distributed trust"),
         ({"mechanism.name": "none"}, "not private"),
-        ({"mechanism.name": "laplace-inid"}, "unknown|laplace"),
+        ({"mechanism.name": "laplace-inid"}, "asks for laplace noise"),
+        ({"mechanism.name": "time-varying"}, "this mechanism's noise changes over the rounds"),
     ],
 )
 def test_wrong_recipes_are_one_sentence_before_anything_is_charged(tmp_path, changes, message):
@@ -128,8 +140,11 @@ def test_mechanisms_of_one_multiplier_run_with_their_auxiliary_queries(tmp_path)
 
 
 def test_the_pages_table_is_that_of_the_kept_runs():
-    marker = "<!-- accuracy by trust -->"
-    assert distributed_trust.PAGE.read_text().split(marker)[1].strip() == distributed_trust.accuracies()
+    page = distributed_trust.PAGE.read_text()
+    for name, kept in (
+        ("accuracy by trust", distributed_trust.accuracies()), ("smaller bound", distributed_trust.smaller()),
+    ):  # fmt: skip
+        assert page.split(f"<!-- {name} -->")[1].strip() == kept
 
 
 @pytest.mark.slow
