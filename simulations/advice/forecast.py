@@ -12,7 +12,7 @@ import math
 import numpy as np
 import torch
 
-from fedlgm import data, inputs, mechanisms
+from fedlgm import allocation, data, inputs, mechanisms
 from fedlgm.aggregation.bounded_sum import bound_update
 from fedlgm.contributions import unbounded
 from fedlgm.devices import torch_threads
@@ -33,6 +33,10 @@ ERROR = 0.075
 """Largest error of the kept forecasts, as a share of 1. They are of seven settings on one data set (digits): if an
 eighth is exchangeable with them, its forecasts are at most so far off with a probability of 7/8. Nothing else is
 calibrated."""
+REACH = (
+    f"the range is the largest error, {100 * ERROR:g} points, of forecasts for seven settings on digits, each at its "
+    "best learning rate; elsewhere the error is not known"
+)
 EPSILONS = (1.0, 2.0, 4.0, 8.0)
 """Budgets of the forecasts."""
 SEED = 1
@@ -52,7 +56,7 @@ class Rehearsals:
         seed: seed of clients, cohorts, orders and noise.
 
     Raises:
-        ConfigError: no rehearsal stands for such a run, or it takes too long; the message says why.
+        ConfigError: no rehearsal stands for such a run; the message says why.
     """
 
     def __init__(self, setting: Setting, seed: int = SEED) -> None:
@@ -64,7 +68,6 @@ class Rehearsals:
             raise ConfigError("rehearsals are for independent noise, not for noise that is correlated over the rounds")
         if self._assembly.task.headline != "accuracy":
             raise ConfigError(f"no forecast of {self._assembly.task.headline} has been compared with runs")
-        self._check_work(facts)
         public = self._assembly.dataset
         count = max(2, round(len(public.train_y) / max(self._share, 1.0)))
         division = data.divide(public, count, recipe.data.partition, seed=seed, **recipe.data.options)
@@ -88,7 +91,13 @@ class Rehearsals:
         Args:
             mechanism: bounds and noise of the run.
             facts: of the run, with its noise multiplier.
+
+        Raises:
+            ConfigError: it takes too long, or the mechanism's rounds differ.
         """
+        if mechanism.name not in ("gaussian", *allocation.names()):
+            raise ConfigError(f"rehearsals are for rules that fix the split of the noise, not for {mechanism.name}")
+        self._check_work(facts)
         assembly, seed = self._assembly, self._seed
         recipe, rng, x, y = assembly.recipe, np.random.default_rng(seed), self._x, self._y
         layers = LayerTable.from_module(assembly.module())
