@@ -42,7 +42,9 @@ EPSILONS = (1.0, 2.0, 4.0, 8.0)
 SEED = 1
 """Seed of the kept forecasts."""
 _MOST_CLIENTS = 100
-"""Clients that a rehearsed round trains at most; the noise on the mean is always that of the run."""
+_LEAST_CLIENTS = 10
+"""Clients that a rehearsed round trains at most, and at least where the run has more. The noise on the mean is always
+that of the run."""
 _MOST_PASSES = 90_000
 """Passes over an example of one rehearsal at most: a few seconds of one core for small models."""
 _OF_ALL = 8  # a rehearsal makes at most this fraction of the operations of the advice
@@ -74,16 +76,17 @@ class Rehearsals:
         self._clients = [rows.astype(np.int64) for rows in division if len(rows)]
         self._x, self._y = inputs.tensors(public.train_x), torch.from_numpy(public.train_y)
 
-    def _check_work(self, facts: RunFacts) -> None:
-        recipe = self._assembly.recipe
-        cohort = min(facts.sampling.expected, _MOST_CLIENTS)
-        passes = recipe.federation.rounds * cohort * max(self._share, 1.0) * recipe.training.epochs
-        most = min(_MOST_PASSES, OPERATIONS / _OF_ALL / operations(self._assembly))
-        if passes > most:
+    def _clients_of_a_round(self, facts: RunFacts) -> int:
+        """As many as the run has, or as are affordable; refuses fewer than a mean can be taken of."""
+        recipe, wanted = self._assembly.recipe, facts.sampling.expected
+        each = recipe.federation.rounds * max(self._share, 1.0) * recipe.training.epochs
+        passes = min(_MOST_PASSES, OPERATIONS / _OF_ALL / operations(self._assembly))
+        if passes / each < min(_LEAST_CLIENTS, wanted):
             raise ConfigError(
-                f"a rehearsal of {recipe.federation.rounds} rounds makes {passes:,.0f} passes over an example, and at "
-                f"most {most:,.0f} are made"
+                f"{recipe.federation.rounds} rounds of {_LEAST_CLIENTS} clients make {_LEAST_CLIENTS * each:,.0f} "
+                f"passes over an example, and a rehearsal makes at most {passes:,.0f}"
             )
+        return min(max(1, int(passes / each)), _MOST_CLIENTS, len(self._clients))
 
     def accuracy(self, mechanism: Mechanism, facts: RunFacts) -> float:
         """Accuracy of a rehearsal on held-out public examples, in [0, 1].
@@ -97,7 +100,7 @@ class Rehearsals:
         """
         if mechanism.name not in ("gaussian", *allocation.names()):
             raise ConfigError(f"rehearsals are for rules that fix the split of the noise, not for {mechanism.name}")
-        self._check_work(facts)
+        most = self._clients_of_a_round(facts)
         assembly, seed = self._assembly, self._seed
         recipe, rng, x, y = assembly.recipe, np.random.default_rng(seed), self._x, self._y
         layers = LayerTable.from_module(assembly.module())
@@ -112,7 +115,6 @@ class Rehearsals:
         sigma = torch.cat(
             [torch.full((int(size),), float(s)) for size, s in zip(plan.layers.sizes, plan.sigma, strict=True)]
         )
-        most = min(len(self._clients), _MOST_CLIENTS)
         with torch_threads(1):
             for t in range(recipe.federation.rounds):
                 drawn = rng.binomial(population, expected / population)

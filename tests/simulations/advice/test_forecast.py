@@ -19,7 +19,13 @@ from simulations.advice.forecast import Rehearsals, interval
 from simulations.advice.setting import Setting, setting_of
 from simulations.reports import sweep
 
-LIGHT = ["federation.rounds=12", "federation.rate=1.0", "federation.clients=100", "privacy.delta=1e-3"]
+LIGHT = [
+    "federation.rounds=20",
+    "training.epochs=1",
+    "federation.rate=1.0",
+    "federation.clients=100",
+    "privacy.delta=1e-3",
+]
 GAUSSIAN = mechanisms.get("gaussian")
 
 
@@ -39,7 +45,7 @@ def test_a_rehearsal_has_the_noise_of_the_run_and_is_the_same_on_every_call() ->
     ("changes", "message"),
     [
         (["privacy.noise=banded", "federation.sampling=cyclic", "federation.rate=0.25"], "independent noise"),
-        (["federation.rounds=400", "training.epochs=50"], "passes over an example"),
+        (["federation.rounds=400", "training.epochs=500"], "passes over an example"),
     ],
 )
 def test_a_run_that_no_rehearsal_stands_for_has_no_forecast_but_a_reason(changes: list[str], message: str) -> None:
@@ -69,7 +75,7 @@ def test_recommend_forecasts_the_advised_rule_over_epsilon(monkeypatch: pytest.M
 def test_a_sweep_forecasts_every_setting_from_public_examples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweep, "EPSILONS", (8.0,))
     monkeypatch.setattr(sweep, "CLIENTS", (100, 1000))
-    changes = ["federation.rounds=12", "federation.rate=1.0", "privacy.delta=1e-4"]
+    changes = ["federation.rounds=12", "training.epochs=1", "federation.rate=1.0", "privacy.delta=1e-4"]
     report = sweep.sweep_report("digits", changes, "digits/public")
     few, many = report["rows"]
     assert report["no_forecast"] == ""
