@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -156,6 +157,16 @@ def unfolded(event: dp_event.DpEvent, count: int) -> tuple[dp_event.DpEvent, int
         check_count("count", event.count, least=0)
         event, count = event.event, count * event.count
     return event, count
+
+
+def accountant_of(events: Iterable[dp_event.DpEvent]) -> str:
+    """The accountant that has a bound for all of these events.
+
+    Example:
+        >>> accountant_of([gaussian_event(2.0)]), accountant_of([gaussian_event(2.0), WholeOrdersDpEvent(0.1)])
+        ('pld', 'rdp')
+    """
+    return "rdp" if any(isinstance(unfolded(event, 1)[0], RENYI_ONLY) for event in events) else "pld"
 
 
 def is_private(event: dp_event.DpEvent) -> bool:

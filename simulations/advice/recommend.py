@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from simulations.advice.verdict import advised, verdict
 from simulations.advice.work import Work
 from simulations.api import refuse_unknown
 from simulations.config.recipe import Overrides, Recipe
+from simulations.figures import Figures
 
 FLAT = "gaussian"
 """The rule that others are compared with: one bound for the whole contribution."""
@@ -39,7 +40,7 @@ STAGES = (0.3, 0.6, 0.9)
 _AT_CHANCE = 0.95  # share of the loss of a constant prediction that a warm-up has to get below
 
 
-class Recommendation(Mapping[str, Any]):
+class Recommendation(Figures):
     """A recommendation, as a JSON-compatible mapping with its figures as attributes.
 
     Attributes:
@@ -52,22 +53,9 @@ class Recommendation(Mapping[str, Any]):
     """
 
     def __init__(self, values: Advice) -> None:
-        self._values = values
+        super().__init__(values)
         self.scores: dict[str, float] = dict(values["scores"])
         self.advice: str = values["advice"]
-
-    def __getitem__(self, key: str) -> Any:
-        return self._values[key]  # type: ignore[literal-required]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def values_(self) -> Advice:
-        """The same as plain values."""
-        return self._values
 
     def __repr__(self) -> str:
         scores = ", ".join(f"{rule} {ratio:.2f}" for rule, ratio in self.scores.items())

@@ -49,7 +49,7 @@ class ExampleLevel(UnitKind):
             ("training.vectorize", training.vectorize, "off", "a client's examples are already trained together"),
             ("trainer", recipe.trainer and recipe.trainer.name, None, "the example-level engine trains"),
             ("training.compile", training.compile, False, "the example-level engine is not compiled"),
-            ("training.kernel", training.kernel, None, "the example-level engine trains"),
+            ("training.kernel", training.kernel == "native" and "native", False, "the example-level engine trains"),
             (
                 "federation.stragglers",
                 federation.stragglers,

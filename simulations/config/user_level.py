@@ -30,7 +30,7 @@ class UserLevel(ClientLevel):
         """See `UnitKind.check`."""
         if recipe.federation.users is None:
             raise ConfigError("privacy.unit = 'user' needs federation.users: the user of each client, or their number")
-        if recipe.privacy.trust != "central":
+        if recipe.noised_by.uploads_released:
             raise ConfigError(
                 "privacy.unit = 'user' needs privacy.trust = 'central': a client that noises its own update does not "
                 "see those of its user's other clients"

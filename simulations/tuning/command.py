@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -43,7 +43,7 @@ def tune(
         recipe, search=parsed(search or ()), expected_runs=expected_runs, law=law, overrides=overrides or (),  # type: ignore[arg-type]
         score_epsilon=score_epsilon, folder=out,
     )  # fmt: skip
-    show(found.values_(), summary, as_json)
+    show(cast("SearchResult", dict(found)), summary, as_json)
 
 
 def summary(found: SearchResult) -> Group:

@@ -16,7 +16,7 @@ import secrets
 import time
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -33,13 +33,14 @@ from simulations import launch
 from simulations.api import RunResult, recipe_of, result_of
 from simulations.config.own import Own, own_of
 from simulations.config.recipe import Overrides, Recipe
+from simulations.figures import Figures
 from simulations.runs import strict_json
 from simulations.runs.folder import SEARCH
 from simulations.tuning.rows import SearchResult
 from simulations.tuning.terms import Search
 
 
-class TuneResult(Mapping[str, Any]):
+class TuneResult(Figures):
     """The run that a search publishes.
 
     Attributes:
@@ -56,24 +57,12 @@ class TuneResult(Mapping[str, Any]):
     """
 
     def __init__(self, values: SearchResult, module: nn.Module | None) -> None:
-        self._values, self._module = values, module
+        super().__init__(values)
+        self._module = module
         self.epsilon, self.epsilon_all_runs = values["epsilon"], values["epsilon_all_runs"]
         self.settings: dict[str, Any] = dict(values.get("settings", {}))
         self.metrics: dict[str, float] = dict(values.get("metrics", {}))
         self.folder = Path(values["folder"])
-
-    def __getitem__(self, key: str) -> Any:
-        return self._values[key]  # type: ignore[literal-required]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def values_(self) -> SearchResult:
-        """The same as plain values."""
-        return self._values
 
     @property
     def accuracy(self) -> float | None:
