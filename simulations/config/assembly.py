@@ -171,7 +171,10 @@ class Assembly:
         """Mechanism, layers and facts, the noise calibrated so that the run stays within the recipe's budget."""
         facts = facts_of(self.recipe, self._examples)
         make = partial(Method.calibrated, self.mechanism, self.layers, by=self.recipe.protects.calibrated)
-        return make(facts) if self.spent is None else method_beside(self.spent, facts, make, self.start())
+        if self.spent is None:
+            return make(facts)
+        named = self.own.partition is None and self.recipe.data.partition == "natural"
+        return method_beside(self.spent, facts, make, self.start(), self.recipe.federation.clients if named else 0)
 
     @property
     def spent(self) -> Spent | None:

@@ -7,9 +7,11 @@ import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from torch import nn
 
 from fedlgm import privacy
+from fedlgm.data import Partition
 from fedlgm.errors import ConfigError, PrivacyError, prefix_key
 from fedlgm.extension import is_reference
 from fedlgm.facts import LocalSteps, RunFacts, Sampling
@@ -124,6 +126,10 @@ class ExampleLevel(UnitKind):
             return super().calibrated(mechanism, facts)
         except PrivacyError as error:
             raise PrivacyError(f"{error}; {_remedy(mechanism, facts)}") from error
+
+    def examples(self, recipe: Recipe, partition: Partition) -> list[np.ndarray]:
+        """See `UnitKind.examples`."""
+        return list(partition.order[:, None])
 
     def server_step(self, recipe: Recipe, own: Any) -> ServerStep:
         """A step on the noisy mean gradient with the settings of [training], if a round is a step."""
