@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import shlex
 from pathlib import Path
 
@@ -50,7 +51,8 @@ def test_the_code_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     if page == "ray":
         assert code.count('engine="ray"') == 1
         code = code.replace('engine="ray"', 'engine="local"')
-    exec(compile(code, f"{page}.md", "exec"), {"__name__": "page"})
+    Path("page.py").write_text(code, encoding="utf-8")
+    runpy.run_path("page.py", run_name="__main__")
 
 
 @pytest.mark.parametrize("page", CONTINUED)
