@@ -165,11 +165,11 @@ def test_the_wheel_alone_runs_in_a_fresh_environment(version: str, wheel: Path, 
         assert done.returncode == 0, done.stderr
         # A path in a .pth file adds its packages, but not the editable installs that its own .pth files name.
         (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-        for name, entry in (("fedlgm", "simulations.entry:main"), ("flwr", "flwr.cli.app:app")):
-            module, function = entry.split(":")
-            script = fresh / "bin" / name
-            script.write_text(f"#!{python}\nimport sys\nfrom {module} import {function}\nsys.exit({function}())\n")
-            script.chmod(0o755)
+        for name in ("fedlgm", "flwr"):
+            for entry in metadata.distribution(name).entry_points.select(group="console_scripts"):
+                script = fresh / "bin" / entry.name
+                script.write_text(f"#!{python}\nfrom {entry.module} import {entry.attr}\n{entry.attr}()\n")
+                script.chmod(0o755)
     else:
         uv = [sys.executable, "-m", "uv"]
         subprocess.run([*uv, "venv", "--quiet", "--python", at, fresh], check=True)
