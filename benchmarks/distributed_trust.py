@@ -3,9 +3,10 @@
     python -m benchmarks.distributed_trust           # the runs that are not kept yet
     python -m benchmarks.distributed_trust --write   # the page's table from the kept runs
 
-The recipe is `distributed-digits`. Nothing but who adds the noise, the number of nodes, the budget, the learning rate
-and the seed differs. Every cell chooses among the same learning rates, by the accuracy of a seed that the table does
-not use. Epsilon is that against the server where nodes add the noise, under replace-one everywhere.
+The recipe is `distributed-digits`. Nothing but who adds the noise, the number of nodes, the budget, the bound of an
+update, the learning rate and the seed differs. Every cell chooses among the same pairs of bound and learning rate, by
+the accuracy of a seed that the table does not use. Epsilon is that against the server where nodes add the noise, under
+replace-one everywhere.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ KEPT = Path(__file__).parents[1] / "docs" / "results" / "distributed-trust.json"
 PAGE = Path(__file__).parents[1] / "docs" / "how-to" / "distributed-trust.md"
 NODES = {30: (20, 3), 100: (67, 10), 10: (7, 1)}
 BUDGETS = (8.0, 2.0)
-RATES = (0.15, 0.5, 1.5)
+SETTINGS = ((0.5, 0.15), (0.5, 0.5), (0.5, 1.5), (0.2, 0.15), (0.2, 0.5))  # bound of an update, learning rate
 SEARCH = 11
 SEEDS = (1, 2, 3)
 _ALONE = {"distributed": None}
@@ -36,6 +37,7 @@ TRUST: dict[str, dict[str, Any]] = {
     "each node alone": {"privacy.trust": "local", **_ALONE},
 }
 _FREE = next(iter(TRUST))
+_NAMES = ("trust", "nodes", "budget", "bound", "lr", "seed")
 Cell = tuple[str, int, float]
 
 
@@ -46,21 +48,23 @@ def cells() -> Iterator[Cell]:
             yield trust, nodes, budget
 
 
-def run(cell: Cell, rate: float, seed: int) -> dict[str, Any]:
+def run(cell: Cell, setting: tuple[float, float], seed: int) -> dict[str, Any]:
     """One run's row."""
     from simulations import simulate
 
-    trust, nodes, budget = cell
+    (trust, nodes, budget), (bound, rate) = cell, setting
     threshold, colluders = NODES[nodes]
     shares = {} if "distributed" in TRUST[trust] else {
         "distributed.threshold": threshold, "distributed.colluders": colluders
     }  # fmt: skip
-    setting = {"federation.clients": nodes, "run.seed": seed, "run.evaluate_every": 20, "run.checkpoint_every": 20}
-    changes = setting | {"training.lr": rate, "privacy.epsilon": budget} | TRUST[trust] | shares
+    last = {"federation.clients": nodes, "run.seed": seed, "run.evaluate_every": 20, "run.checkpoint_every": 20}
+    values = {"mechanism.bound": bound, "training.lr": rate, "privacy.epsilon": budget}
     with tempfile.TemporaryDirectory() as folder:
+        changes = last | values | TRUST[trust] | shares
         result = simulate("distributed-digits", overrides=changes, engine="local", run_dir=Path(folder) / "run")
-    row = {"trust": trust, "nodes": nodes, "budget": budget, "lr": rate, "seed": seed, "accuracy": result.accuracy}
-    return row | {"epsilon": result.epsilon, "readers_epsilon": result.get("readers_epsilon")}
+    row = {"trust": trust, "nodes": nodes, "budget": budget, "bound": bound, "lr": rate, "seed": seed}
+    figures = {"epsilon": result.epsilon, "readers_epsilon": result.get("readers_epsilon")}
+    return row | {"accuracy": result.accuracy} | figures
 
 
 def kept() -> list[dict[str, Any]]:
@@ -68,30 +72,33 @@ def kept() -> list[dict[str, Any]]:
     return json.loads(KEPT.read_text()) if KEPT.exists() else []
 
 
-def found(cell: Cell, rate: float, seed: int) -> dict[str, Any]:
+def found(cell: Cell, setting: tuple[float, float], seed: int) -> dict[str, Any]:
     """The kept row of one run, which is run and kept if it is missing."""
     rows = kept()
     for row in rows:
-        if (row["trust"], row["nodes"], row["budget"], row["lr"], row["seed"]) == (*cell, rate, seed):
+        if tuple(row[key] for key in _NAMES) == (*cell, *setting, seed):
             return row
-    row = run(cell, rate, seed)
+    row = run(cell, setting, seed)
     KEPT.write_text(json.dumps([*rows, row], indent=1) + "\n")
     return row
 
 
-def chosen(cell: Cell) -> float:
-    """Learning rate of a cell: the best of `RATES` for the seed of the search."""
-    return max(RATES, key=lambda rate: found(cell, rate, SEARCH)["accuracy"])
+def chosen(cell: Cell) -> tuple[float, float]:
+    """Bound and learning rate of a cell: the best of `SETTINGS` for the seed of the search."""
+    return max(SETTINGS, key=lambda setting: found(cell, setting, SEARCH)["accuracy"])
 
 
 def accuracies() -> str:
     """The page's table: mean and standard deviation over the seeds."""
-    rows = kept()
+    measured = {tuple(row[key] for key in _NAMES): row["accuracy"] for row in kept()}
 
-    def text(trust: str, nodes: int, budget: float) -> str:
-        own = [row for row in rows if (row["trust"], row["nodes"], row["budget"]) == (trust, nodes, budget)]
-        measured = [row["accuracy"] for row in own if row["seed"] in SEEDS]
-        return spread(measured, digits=3) if len(measured) == len(SEEDS) else "not run"
+    def text(*cell: Any) -> str:
+        searched = {setting: measured.get((*cell, *setting, SEARCH)) for setting in SETTINGS}
+        if None in searched.values():
+            return "not run"
+        best = max(searched, key=lambda setting: searched[setting] or 0.0)
+        own = [measured.get((*cell, *best, seed)) for seed in SEEDS]
+        return "not run" if None in own else spread(own, digits=3)
 
     lines = []
     for budget, nodes in itertools.product(BUDGETS, sorted(NODES)):
