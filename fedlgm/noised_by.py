@@ -92,12 +92,12 @@ class NoisedBy:
     def check_plan(self, plan: ReleasePlan) -> None:
         """Refuse a plan that cannot be carried out under this trust (ConfigError)."""
 
-    def check_costs(self, name: str, costs: np.ndarray) -> None:
-        """Refuse a mechanism by the costs of its rounds (ConfigError), see `Mechanism.costs`."""
-
     def unmet(self, facts: RunFacts, min_cohort: int, max_colluders: int) -> str:
         """The condition of a node, for sums with its peers, that a run does not meet; empty where it meets all."""
         return ""
+
+    def check_costs(self, name: str, costs: np.ndarray) -> None:
+        """Refuse a mechanism by the costs of its rounds (ConfigError), see `Mechanism.costs`."""
 
     def event(self, multiplier: float, rate: float) -> dp_event.DpEvent:
         """Event of one release with Gaussian noise.
@@ -160,7 +160,7 @@ class NoisedByClients(NoisedBy):
     uploads_released = True
     relation: Relation = "replace-one"
     observed_rounds = "every client's release"
-    answers = ("proven", "every answer was bounded and noised before it left this node")
+    answers: tuple[Status, str] = ("proven", "every answer was bounded and noised before it left this node")
     uncorrelated = (
         "every upload is seen alone, so noise could only be correlated along one client's own uploads, where "
         "independent noise has the least last and largest error already"
