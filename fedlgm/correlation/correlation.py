@@ -323,7 +323,7 @@ class Correlation:
 
 
 def check_size(coefficients: int, rounds: int) -> None:
-    """Refuse more coefficients than can be accounted for; optimising so many would take hours first.
+    """Refuse more coefficients than can be accounted for; called before they are optimised, which takes longest.
 
     Raises:
         ConfigError: too many.
