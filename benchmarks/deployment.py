@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 import psutil
 
-from clients.node.ledger import CLIENT, NodeLedger
+from clients.node.ledger import NodeLedger
+from clients.node.row import CLIENT
 from fedlgm.privacy.events import gaussian_event
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly

@@ -1,9 +1,9 @@
-"""i.n.i.d. Gaussian and Laplace noise: every figure of docs/results/inid.md.
+"""i.n.i.d. Gaussian and Laplace noise: the tables of docs/results/inid.md.
 
     python -m benchmarks.inid [--quick] [--json]
 
-A full run (about three minutes on one core) rewrites the tables between the markers of docs/results/inid.md and the
-PNGs beside it; `--quick` computes the same with few trials and writes nothing.
+A full run (about three minutes on one core) rewrites the tables between the markers of docs/results/inid.md; `--quick`
+computes the same with few trials and writes nothing. `benchmarks.inid_figures` draws the pictures.
 """
 
 from __future__ import annotations
@@ -18,34 +18,32 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import matplotlib
 import numpy as np
 import torch
 from dp_accounting.pld import privacy_loss_distribution
 from scipy import stats
 from sklearn.datasets import load_digits
 
+from benchmarks.pca_trials import recovery_errors
+from benchmarks.private_smoothness import private_smoothness
+from benchmarks.profiles import gaussian_groups, gini, laplace_groups, shaped
+from benchmarks.staircase import Staircase2D
 from fedlgm import mechanisms, models
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import inid
 from fedlgm.mechanisms.group_noise import calibrate_laplace
-from fedlgm.mechanisms.profiles import as_profile, shaped
+from fedlgm.mechanisms.profiles import as_profile
 from fedlgm.noise import Family, draw
 from fedlgm.papers.inid import coordinate_descent as cd
 from fedlgm.papers.inid.datasets import TabularData, load_tabular
 from fedlgm.papers.inid.objectives import Array, Lasso, Logistic, Objective
 from fedlgm.papers.inid.pca import covariance_plan, methods
-from fedlgm.papers.inid.pca_trials import recovery_errors
-from fedlgm.papers.inid.smoothness import private_smoothness, smoothness
-from fedlgm.papers.inid.staircase import Staircase2D
+from fedlgm.papers.inid.smoothness import smoothness
 from fedlgm.plan import RunFacts, Sampling
 from fedlgm.privacy.accounting import calibrate
 from fedlgm.privacy.gaussian import gaussian_mu
 from fedlgm.transcript import Transcript
-
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
 
 Rows = list[dict[str, Any]]
 Setting = tuple[int, float, float]  # passes, clip, rate
@@ -283,7 +281,7 @@ def high_dimension(sizes: tuple[int, ...]) -> Rows:
         data = rng.uniform(-0.5, 0.5, (50, size)) * profile  # replacing one record moves coordinate i by up to lambda_i
         scale = inid.laplace_inid(profile, 0.5)
         released = data.sum(axis=0) + draw("laplace", scale, rng, size=(200, size))
-        row: dict[str, Any] = {"profile": f"i^-{power:g}", "K": size, "Gini": as_profile(profile).gini()}
+        row: dict[str, Any] = {"profile": f"i^-{power:g}", "K": size, "Gini": gini(as_profile(profile))}
         row |= {"Gaussian i.n.i.d.": db(gaussian), "Laplace i.n.i.d., (eps, 0)": db(pure)}
         row["... measured"] = db(float(((released - data.sum(axis=0)) ** 2).sum(axis=1).mean()))
         row["Laplace, (eps, delta) by PLD"] = db(proven)
@@ -307,9 +305,9 @@ def gradients() -> Rows:
             (g * np.maximum(0, 1 - c / n)[:, None]).sum(axis=0) for g, n, c in zip(layers, norms, clip, strict=True)
         ]
         if order == 2:
-            scales = inid.gaussian_groups(clip, dims, gaussian_mu(epsilon, 1e-6))
+            scales = gaussian_groups(clip, dims, gaussian_mu(epsilon, 1e-6))
         else:
-            scales = inid.laplace_groups(clip, dims, epsilon)
+            scales = laplace_groups(clip, dims, epsilon)
         noise = inid.expected_error("gaussian" if order == 2 else "laplace", scales, counts=np.array(dims))
         return math.sqrt(noise + sum(float(v @ v) for v in lost)) / size
 
@@ -345,47 +343,6 @@ def group_noise() -> Rows:
     ]
 
 
-def draw_figures(folder: Path) -> None:
-    """Figures 1 to 4 of the paper."""
-    sizes, epsilons, marks = range(1, 26), np.linspace(0.1, 2, 39), dict(zip(SHAPES, "os^dv", strict=True))
-
-    def panel(axis: Any, x: Any, curves: dict[str, Any], label: str, ylabel: str = "MSE (dB)") -> None:
-        for name, y in curves.items():
-            axis.plot(x, y, label=name, marker=marks.get(name), markevery=4, markersize=4, linewidth=1.1)
-        axis.set(xlabel=label, ylabel=ylabel)
-        axis.grid(alpha=0.3)
-        axis.legend(fontsize=7)
-
-    def save(figure: Any, number: int) -> None:
-        figure.tight_layout()
-        figure.savefig(folder / f"inid-figure{number}.png", dpi=80)
-        plt.close(figure)
-
-    iid_g = [db(20 / gaussian_mu(e, 1e-6) ** 2) for e in epsilons]
-    for number, mse, order, iid_e, iid_k in (
-        (1, gaussian_mse, 2, iid_g, [db(k / gaussian_mu(0.5, 1e-6) ** 2) for k in sizes]),
-        (3, laplace_mse, 1, [db(40 / e**2) for e in epsilons], [db(8 * k) for k in sizes]),
-    ):
-        figure, axes = plt.subplots(1, 2, figsize=(9, 3.4))
-        by_e = {s: [db(mse(shaped(s, 20, norm=order), e)) for e in epsilons] for s in SHAPES}
-        by_k = {s: [db(mse(shaped(s, k, norm=order), 0.5)) for k in sizes] for s in SHAPES}
-        panel(axes[0], epsilons, {"i.i.d.": iid_e} | by_e, "epsilon (K = 20)")
-        panel(axes[1], sizes, {"i.i.d.": iid_k} | by_k, "K (epsilon = 0.5)")
-        save(figure, number)
-    figure, axis = plt.subplots(figsize=(4.8, 3.2))
-    gini = {s: [as_profile(shaped(s, k)).gini() for k in sizes] for s in SHAPES}
-    panel(axis, sizes, gini, "K", "Gini coefficient")
-    save(figure, 2)
-    figure, axis = plt.subplots(figsize=(4.8, 3.2))
-    curves = {
-        f"{family}, {s}": [db(mse(shaped(s, k), 0.5)) for k in sizes]
-        for family, mse in (("Gaussian", gaussian_mse), ("Laplace", laplace_mse))
-        for s in ("uniform", "exponential")
-    }
-    panel(axis, sizes, curves, "K (epsilon = 0.5, unit l2 sensitivity)")
-    save(figure, 4)
-
-
 def markdown(rows: Rows) -> str:
     def cell(value: Any) -> str:
         return f"{value if abs(value) > 1e-9 else 0.0:.5g}" if isinstance(value, float) else str(value)
@@ -402,7 +359,6 @@ def write(results: dict[str, Rows], folder: Path) -> None:
             if marker:
                 text = f"{head}{marker}{markdown(rows)}\n<!-- end -->{rest.split('<!-- end -->', 1)[1]}"
         page.write_text(text, encoding="utf-8")
-    draw_figures(folder)
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """Why correlated noise gains less than its errors predict: accuracy at given noise levels, and the fading of noise.
 
     python -m benchmarks.noise_response [--study NAME ...] [--minutes M]   # continue the runs
-    python -m benchmarks.noise_response --write                            # tables of docs/results/correlated.md
+    python -m benchmarks.noise_response --write                            # tables of docs/results/data/correlated.md
 
 Everything is measured on the task "FashionMNIST, MLP" of `benchmarks.noise_and_split`, uniform split.
 
@@ -43,6 +43,7 @@ from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
 
 KEPT = PAGE.with_name("noise-response.json")
+DATA_PAGE = PAGE.parent / "data" / PAGE.name
 TASK, RECIPE, SPLIT = "FashionMNIST, MLP", "fashion-mnist", "mechanism.name=uniform"
 ROUNDS, SEPARATION, RATE, EPSILON, DELTA = 60, 10, 0.1, 3.0, 1e-5
 POISSON, TURNS, BANDED, BLT = NOISES
@@ -322,12 +323,12 @@ def main() -> None:
     parser.add_argument("--kept", type=Path, default=KEPT, help="finished runs")
     parser.add_argument("--study", nargs="*", choices=["responses", "levels"], default=["responses", "levels"])
     parser.add_argument("--minutes", type=float, default=60.0, help="processor time after which no run is started")
-    parser.add_argument("--write", action="store_true", help="write docs/results/correlated.md, run nothing")
+    parser.add_argument("--write", action="store_true", help="write docs/results/data/correlated.md, run nothing")
     options = parser.parse_args()
     kept = Kept(options.kept, options.minutes)
     if not options.write:
         go_on(kept, options.study)
-    show(PAGE, {name: make(kept) for name, make in TABLES.items()}, options.write)
+    show(DATA_PAGE, {name: make(kept) for name, make in TABLES.items()}, options.write)
 
 
 if __name__ == "__main__":

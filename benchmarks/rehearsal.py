@@ -3,10 +3,8 @@
     python -m benchmarks.rehearsal            # makes the missing rehearsals of the settings on digits
     python -m benchmarks.rehearsal --write    # the table of the page
 
-A rehearsal trains on public examples with the run's noise: in every round as many public clients as a run's cohort
-has, the plan's bounds, noise of the standard deviation that the run adds to the mean, and the run's server step. Its
-accuracy on held-out public examples is the forecast. No private example is read, and no forecast uses a measured
-accuracy; only the server learning rate is that of the measured runs.
+`simulations.advice.forecast` describes rehearsals. No forecast uses a measured accuracy; only the server learning rate
+is that of the measured runs.
 """
 
 from __future__ import annotations
@@ -14,79 +12,30 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
+import tempfile
 from functools import partial
 from typing import Any
 
-import numpy as np
-import torch
-
+import simulations
 from benchmarks.kept import Kept
 from benchmarks.pages import show, table
-from benchmarks.recommend import FLAT, KEPT, PAGE, RULES, SETTINGS, Setting, measured
-from fedlgm import data, inputs, mechanisms
-from fedlgm.aggregation.bounded_sum import bound_update
-from fedlgm.contributions import unbounded
-from fedlgm.devices import torch_threads
-from fedlgm.keys import KeyRing, Purpose
-from fedlgm.layers import LayerTable
-from fedlgm.mechanisms.method import Method
-from fedlgm.training import ClientTask
-from fedlgm.transcript import Transcript
-from simulations.advice.recommend import _setting
-from simulations.advice.score import Landscape
+from benchmarks.recommend import FLAT, KEPT, PAGE, RULES, SEEDS, SETTINGS, Setting, measured
+from fedlgm import mechanisms
+from simulations.advice.forecast import EPSILONS, SEED, Rehearsals
+from simulations.advice.recommend import recommend
+from simulations.advice.setting import setting_of
 
 REHEARSED = PAGE.with_name("rehearsal.json")
-SEED = 1
+BUDGETS = PAGE.with_name("rehearsal-budgets.json")
 
 
 def rehearse(setting: Setting, rule: str, rate: float, seed: int) -> dict[str, Any]:
     """Accuracy (%) of a rehearsal on held-out public examples."""
-    changes = [
-        *setting.changes,
-        *setting.of(rule),
-        f"{setting.rate}={rate}",
-        "training.vectorize=on",
-        f"run.seed={seed}",
-    ]
-    found, _ = _setting(setting.recipe, None, None, setting.public, None, changes, setting.examples)
-    assembly, facts = found.assembly, found.facts
-    recipe, public, rng = assembly.recipe, assembly.dataset, np.random.default_rng(seed)
-    layers = LayerTable.from_module(assembly.module())
-    mechanism = mechanisms.get(rule, bound=float(getattr(assembly.mechanism, "bound", 1.0)))
-    method = Method(mechanism, mechanism.table(layers), facts)
-    count = max(2, round(len(public.train_y) / max(found.share, 1.0)))
-    options = recipe.data.options
-    division = data.divide(public, count, recipe.data.partition, seed=seed, **options)
-    clients = [rows.astype(np.int64) for rows in division if len(rows)]
-    x, y = inputs.tensors(public.train_x), torch.from_numpy(public.train_y)
-    trainer, step, keys = assembly.trainer(True, compiled=False), assembly.server_optimizer(), KeyRing.from_seed(seed)
-    model = assembly.initial_model()
-    expected = facts.sampling.expected
-    parties = math.sqrt(facts.noised_by.noises_in_sum(expected))
-    generator = torch.Generator().manual_seed(seed)
-    plan = method.plan(Transcript.start(model))
-    sigma = torch.cat(
-        [torch.full((int(size),), float(s)) for size, s in zip(plan.layers.sizes, plan.sigma, strict=True)]
-    )
-    with torch_threads(1):
-        for t in range(recipe.federation.rounds):
-            drawn = rng.binomial(recipe.federation.clients, expected / recipe.federation.clients)
-            cohort = [clients[i] for i in rng.choice(len(clients), size=min(drawn, len(clients)), replace=False)]
-            tasks = [
-                ClientTask(
-                    inputs.take(x, rows), y[rows], keys.torch_generator(Purpose.PROBE, t, i), recipe.training.epochs
-                )
-                for i, rows in enumerate(cohort)
-            ]
-            total = torch.zeros(plan.size, dtype=torch.float64)
-            for block in trainer.updates(model, tasks):
-                for update in unbounded(block):
-                    total += bound_update(update, plan)
-            total *= drawn / max(len(cohort), 1)
-            noise = sigma * torch.randn(plan.size, generator=generator) * parties
-            model = step.step(model, plan.expand(((total + noise) / expected).float()))
-    landscape = Landscape(assembly, layers, len(public.test_y), 1)
-    return {"forecast": round(100 * landscape.metrics(model)["accuracy"], 3)}
+    changes = [*setting.changes, *setting.of(rule), f"{setting.rate}={rate}", "training.vectorize=on"]
+    changes.append(f"run.seed={seed}")
+    found, _ = setting_of(setting.recipe, None, None, setting.public, None, changes, setting.examples)
+    mechanism = mechanisms.get(rule, bound=float(getattr(found.assembly.mechanism, "bound", 1.0)))
+    return {"forecast": round(100 * Rehearsals(found, seed).accuracy(mechanism, found.facts), 3)}
 
 
 def rates(name: str, setting: Setting) -> dict[str, float]:
@@ -111,6 +60,21 @@ def settings() -> dict[str, Setting]:
     return {name: one for name, one in SETTINGS.items() if one.recipe == "digits"}
 
 
+def run(epsilon: float, seed: int) -> dict[str, Any]:
+    """Accuracy (%) of the recipe `digits` on private data, at its own rates."""
+    with tempfile.TemporaryDirectory() as folder:
+        result = simulations.simulate(
+            "digits", engine="local", run_dir=f"{folder}/run",
+            overrides={"privacy.epsilon": epsilon, "run.seed": seed, "run.evaluate_every": 1000},
+        )  # fmt: skip
+        return {"accuracy": 100 * float(result["accuracy"])}
+
+
+def over_budgets() -> dict[str, Any]:
+    """What `recommend` says of the recipe `digits`."""
+    return {"forecasts": dict(recommend("digits", public="digits/public"))["forecasts"]}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true")
@@ -123,6 +87,11 @@ def main() -> None:
             if (rate := rates(name, setting).get(rule)) is not None:
                 label = {"setting": name, "rule": rule, "rate": rate, "seed": SEED}
                 kept.keep(label, partial(rehearse, setting, rule, rate, SEED))
+    budgets = Kept(BUDGETS)
+    budgets.keep({"recipe": "digits"}, over_budgets)
+    for epsilon in EPSILONS:
+        for seed in SEEDS:
+            budgets.keep({"epsilon": epsilon, "seed": seed}, partial(run, epsilon, seed))
 
 
 def page() -> dict[str, str]:

@@ -128,7 +128,7 @@ def registered(rounds: int, repeats: int) -> dict[str, Any]:
 
 def two_nodes(rounds: int) -> dict[str, Any]:
     """Seconds of a round of the simulators' benchmark on two nodes with one core each and on one node with two."""
-    contenders = {"one": Contender(["fedlgm_ray"]), "two": Contender(["fedlgm_ray", "two-nodes"])}
+    contenders = {"one": Contender(["ours", "ray"]), "two": Contender(["ours", "two-nodes"])}
     answers = interleaved(contenders, rounds)
     seconds = {name: [answer["seconds"] for answer in rows] for name, rows in answers.items()}
     medians = {name: statistics.median(values) for name, values in seconds.items()}

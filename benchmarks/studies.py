@@ -3,7 +3,9 @@
 fedlgm study NAME [--seeds N] [--set ...]                  # makes or continues the runs, in runs/study-NAME
 python -m benchmarks.studies keep runs/study-NAME [...]    # keeps its study.json beside the page
 python -m benchmarks.studies page                          # rewrites docs/results/studies.md from what is kept
-python -m benchmarks.studies ratios [--json]               # what workers and a second call save: run it alone
+python -m benchmarks.studies ratios                        # what workers and a second call save: needs an idle machine
+
+`ratios` keeps docs/results/study-ratios.json; `--turns 1 --rounds 2 --out FILE` is a short trial.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import argparse
 import collections
 import json
+import os
 import shutil
 import statistics
 import tempfile
@@ -28,7 +31,7 @@ from simulations.studies.results import Study
 from simulations.studies.study import study
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "studies.md"
-KEPT = PAGE.with_suffix("")
+KEPT, RATIOS = PAGE.with_suffix(""), PAGE.with_name("study-ratios.json")
 DRAWN = {"002-figure-5": "002-figure-5.png"}
 """Pictures of the page, by study."""
 ELSEWHERE = {
@@ -168,11 +171,25 @@ def cells(found: Study, metrics: Sequence[str] | None) -> str:
     return table(header, lines)
 
 
+def saved() -> str:
+    """What workers and a second call save, if it has been measured."""
+    if not RATIOS.is_file():
+        return "Not measured yet: `python -m benchmarks.studies ratios`."
+    found = strict_json.loads(RATIOS.read_text(encoding="utf-8"))
+    return (
+        f"A study of {found['runs']} runs of {found['rounds']} rounds on {found['cores']} cores: with two workers it "
+        f"took {found['two_workers']:.2f} of its time with one, and a second call took {found['second_call']:.2f} "
+        f"(medians of {found['turns']} turns; equal frames). `python -m benchmarks.studies ratios`, data: "
+        "[study-ratios.json](study-ratios.json)."
+    )
+
+
 def page() -> dict[str, str]:
     """The generated parts of the page."""
     found = kept()
     return {
         "summary": summary(found),
+        "saved": saved(),
         "overview": overview(found),
         "outcomes": "\n\n".join(section(name, one) for name, one in found.items()),
     }
@@ -186,34 +203,41 @@ def draw(name: str, path: Path) -> None:
 
 # -- what workers and a second call save ---------------------------------------------------------------------------
 
-SMALL = {"federation.rounds": 30, "run.evaluate_every": 30}
 
-
-def ratios(turns: int = 3) -> dict[str, Any]:
+def ratios(turns: int, rounds: int) -> dict[str, Any]:
     """Seconds of a study of 2 mechanisms x 2 budgets x 3 seeds: with one worker, with two, and called again.
 
     The three are timed in turns, each turn in new folders. The second call reads what the first has written.
+
+    Args:
+        turns: repetitions.
+        rounds: rounds of each run.
     """
     grid = {"mechanism": ["uniform", "snr-consistent"], "privacy.epsilon": [8.0, 2.0]}
+    changes = {"federation.rounds": rounds, "run.evaluate_every": rounds}
     seconds: dict[str, list[float]] = {"one": [], "two": [], "again": []}
     with tempfile.TemporaryDirectory() as folder:
         for turn in range(turns):
-            frames = {}
+            made = {}
             for name, workers, place in (("one", 1, "one"), ("two", 2, "two"), ("again", 1, "one")):
                 began = time.perf_counter()
                 out = Path(folder) / f"{turn}-{place}"
-                done = study("digits", grid=grid, workers=workers, folder=out, overrides=SMALL, progress=False)
-                frames[name] = done.to_frame().drop(columns=["seconds", "folder"])
+                done = study("digits", grid=grid, workers=workers, folder=out, overrides=changes, progress=False)
+                made[name] = done.to_frame().drop(columns=["seconds", "folder"])
                 seconds[name].append(time.perf_counter() - began)
-            if not (frames["one"].equals(frames["two"]) and frames["one"].equals(frames["again"])):
+            if not (made["one"].equals(made["two"]) and made["one"].equals(made["again"])):
                 raise AssertionError("the frames differ")
     middle = {name: statistics.median(values) for name, values in seconds.items()}
     return {
-        "seconds": seconds,
         "two_workers": middle["two"] / middle["one"],
         "second_call": middle["again"] / middle["one"],
-        "runs": 12,
         "aims": {"two_workers": 0.6, "second_call": 1 / 3},
+        "runs": 12,
+        "rounds": rounds,
+        "turns": turns,
+        "cores": len(os.sched_getaffinity(0)),
+        "load": os.getloadavg()[0],
+        "seconds": seconds,
     }
 
 
@@ -221,7 +245,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["keep", "page", "ratios"])
     parser.add_argument("folders", nargs="*", type=Path)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--out", type=Path, default=RATIOS, help="file of the ratios")
     arguments = parser.parse_args()
     if arguments.what == "keep":
         for folder in arguments.folders:
@@ -231,12 +257,9 @@ def main() -> None:
             draw(name, KEPT / path)
         show(PAGE, page(), write=True)
     else:
-        found = ratios()
-        print(
-            json.dumps(found)
-            if arguments.json
-            else f"two workers {found['two_workers']:.2f}, again {found['second_call']:.2f}"
-        )
+        text = json.dumps(ratios(arguments.turns, arguments.rounds), indent=1)
+        arguments.out.write_text(text + "\n", encoding="utf-8")
+        print(text)
 
 
 if __name__ == "__main__":

@@ -7,15 +7,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from fedlgm.errors import ConfigError
 from fedlgm.noise import Family, grid_step
-from fedlgm.privacy.guarantee import Relation, Trust
+from fedlgm.privacy.guarantee import Relation, Status, Trust
 from fedlgm.privacy.ledger import SERVER
 
 if TYPE_CHECKING:
+    import numpy as np
     from dp_accounting import dp_event
     from torch import Tensor
 
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
 NEGLIGIBLE = 1e-15
 """Probability with which an honest client's noise is longer than is counted with."""
+
+NUMBERS = ("<f4", "<f8")
+"""Types of the numbers that a client hands over, unless its trust model says otherwise."""
 
 
 class NoisedBy:
@@ -45,15 +49,19 @@ class NoisedBy:
         uploads_released: whether what a client hands over is already a release, charged to the client.
         alone: whether anybody may see what a client hands over; if not, only a sum of several clients'.
         relation: the neighbouring relation of whole clients that it is usually proven for.
+        numbers: types that the numbers of a real node's answer may have.
         uncorrelated: why noise is not correlated over rounds; empty where it may be.
         observed_rounds: what a server that nobody trusts sees of a round; empty where the server is trusted.
+        answers: status and reason of a node's guarantee for its answers.
     """
 
     name: Trust = "central"
     uploads_released = False
     alone = True
+    numbers: tuple[str, ...] = NUMBERS
     uncorrelated = ""
     observed_rounds = ""
+    answers: tuple[Status, str] = ("conditional", "the server adds the noise, and is believed that it does")
     relation: Relation = "add-remove"
 
     def accounted_rate(self, sampling: Sampling) -> float:
@@ -83,6 +91,13 @@ class NoisedBy:
 
     def check_plan(self, plan: ReleasePlan) -> None:
         """Refuse a plan that cannot be carried out under this trust (ConfigError)."""
+
+    def unmet(self, facts: RunFacts, min_cohort: int, max_colluders: int) -> str:
+        """The condition of a node, for sums with its peers, that a run does not meet; empty where it meets all."""
+        return ""
+
+    def check_costs(self, name: str, costs: np.ndarray) -> None:
+        """Refuse a mechanism by the costs of its rounds (ConfigError), see `Mechanism.costs`."""
 
     def event(self, multiplier: float, rate: float) -> dp_event.DpEvent:
         """Event of one release with Gaussian noise.
@@ -145,6 +160,7 @@ class NoisedByClients(NoisedBy):
     uploads_released = True
     relation: Relation = "replace-one"
     observed_rounds = "every client's release"
+    answers: tuple[Status, str] = ("proven", "every answer was bounded and noised before it left this node")
     uncorrelated = (
         "every upload is seen alone, so noise could only be correlated along one client's own uploads, where "
         "independent noise has the least last and largest error already"
@@ -178,6 +194,27 @@ def named(*, uploads_released: bool) -> str:
         "'central'"
     """
     return " or ".join(repr(name) for name, kind in NOISED_BY.items() if kind.uploads_released == uploads_released)
+
+
+def hides_answers(trusts: Iterable[str]) -> bool:
+    """Whether, under one of these trust models, nobody may see what a client hands over but in a sum.
+
+    Example:
+        >>> hides_answers(["local", "central"])
+        False
+    """
+    return any(not NOISED_BY[trust].alone for trust in NOISED_BY.keys() & set(trusts))
+
+
+def weakest(trusts: Iterable[str]) -> NoisedBy:
+    """The kind whose answers are guaranteed least, of these trust models; each client's own noise if there is none.
+
+    Example:
+        >>> weakest({"local", "central"}).name
+        'central'
+    """
+    found = [NOISED_BY[trust] for trust in NOISED_BY if trust in set(trusts)]
+    return min(found or [NOISED_BY["local"]], key=lambda kind: kind.answers[0] == "proven")
 
 
 def get(trust: str, shares: Shares | None = None) -> NoisedBy:

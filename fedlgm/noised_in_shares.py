@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -128,8 +129,10 @@ class NoisedInShares(NoisedByClients):
 
     name = "distributed"
     alone = False
+    numbers = ("<u4",)
     uncorrelated = "the server sees every round's sum with the shares of that round"
     observed_rounds = "every round's noised sum"
+    answers = ("conditional", "at most max_colluders of the policy's peers share their noise with the server")
 
     shares: Shares | None = None
 
@@ -182,6 +185,28 @@ class NoisedInShares(NoisedByClients):
             raise ConfigError("trust 'distributed' rounds bounded clients: this plan's trainer bounds other units")
         if plan.size:
             IntegerGrid.of(plan)
+
+    def unmet(self, facts: RunFacts, min_cohort: int, max_colluders: int) -> str:
+        """Too many honest nodes are counted on, or the cohort is too small."""
+        if self._shares.colluders < max_colluders:
+            return (
+                f"noise that suffices against {self._shares.colluders} colluders; this node wants "
+                f"max_colluders = {max_colluders} or more"
+            )
+        if round(facts.sampling.expected) < min_cohort:
+            return (
+                f"rounds of {facts.sampling.expected:g} nodes; this node takes part in sums of "
+                f"min_cohort = {min_cohort} or more"
+            )
+        return ""
+
+    def check_costs(self, name: str, costs: np.ndarray) -> None:
+        """One multiplier for all rounds: the facts alone state the second epsilon."""
+        if not np.allclose(costs, 1.0, rtol=1e-9, atol=0.0):
+            raise ConfigError(
+                f"{name}: trust 'distributed' states the epsilon of readers for the same noise multiplier in every "
+                "round; this mechanism's noise changes over the rounds"
+            )
 
     def event(self, multiplier: float, rate: float) -> dp_event.DpEvent:
         """That of the law of the shares."""

@@ -67,6 +67,8 @@ class Process:
 
     def check_mechanism(self, mechanism: Mechanism, layers: LayerTable) -> None:
         """Refuse a mechanism whose rounds cannot be charged this way; see `Mechanism.check_run`."""
+        facts = self.facts
+        facts.noised_by.check_costs(mechanism.name, mechanism.costs(layers, facts.rounds))
 
     def check_cohorts(self, sampling: Sampling) -> None:
         """Refuse cohorts whose draws do not match the accounting (ConfigError)."""

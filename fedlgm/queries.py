@@ -175,6 +175,46 @@ class BelowShare(_LayerBits):
         return (layer_directions(norms) <= clip / torch.linalg.vector_norm(clip)).to(norms.dtype) - 0.5
 
 
+@dataclass(frozen=True)
+class LayerVote(AuxiliaryQuery):
+    """A client's vote for a quarter of the layers, those of its longest parts: k ones, k = K / 4 rounded up.
+
+    Source: private choice of layers as in DP-SAPF (arXiv 2605.30312), with a client as the voter.
+
+    Example:
+        >>> vote = LayerVote((5, 2, 5, 2, 5))
+        >>> vote.encode(torch.tensor([[3.0, 0.1, 4.0, 0.0, 1.0]]), torch.ones(5)).tolist(), round(vote.bound, 3)
+        ([[1.0, 0.0, 1.0, 0.0, 0.0]], 1.414)
+    """
+
+    name: ClassVar[str] = "layer-vote"
+
+    @property
+    def size(self) -> int:
+        """One number per layer."""
+        return len(self.sizes)
+
+    @property
+    def votes(self) -> int:
+        """k: layers that a client votes for."""
+        return -(-len(self.sizes) // 4)
+
+    @property
+    def bound(self) -> float:
+        """sqrt(k)."""
+        return math.sqrt(self.votes)
+
+    def encode(self, norms: Tensor, clip: Tensor) -> Tensor:
+        """See `AuxiliaryQuery.encode`; equal norms are taken in the layers' order, and a row of zeros has no vote."""
+        order = torch.sort(norms, dim=1, descending=True, stable=True).indices[:, : self.votes]
+        cast = norms.isfinite().all(dim=1, keepdim=True) & (norms > 0)
+        return torch.zeros_like(norms).scatter_(1, order, 1.0) * cast
+
+    def decode(self, mean: Tensor) -> np.ndarray:
+        """Noisy share of clients that voted for each layer, float64 [K]."""
+        return mean.double().numpy()
+
+
 class _LayerFigures(AuxiliaryQuery):
     """A non-negative figure per layer, together a vector of norm 1 at most."""
 
@@ -246,7 +286,7 @@ def layer_directions(norms: Tensor) -> Tensor:
 
 
 _KINDS: dict[str, type[AuxiliaryQuery]] = {
-    kind.name: kind for kind in (BelowBound, BelowShare, LayerMovement, LayerStrength)
+    kind.name: kind for kind in (BelowBound, BelowShare, LayerVote, LayerMovement, LayerStrength)
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from simulations.config.messages import keys_like
 from simulations.config.own import Own, few_sites, own_of
 from simulations.config.recipe import Overrides, Recipe
 from simulations.engines import Engine
+from simulations.figures import Figures
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import LayerRow, OnRound, RoundRow, RunSummary
 
@@ -38,7 +39,7 @@ _KEYS = {"noise": "privacy.noise", "partition": "data.partition", "server_optimi
 """Keys of a recipe for arguments that have no separate section."""
 
 
-class RunResult(Mapping[str, Any]):
+class RunResult(Figures):
     """A finished run: summary as a mapping, figures as attributes, model and history.
 
     Example:
@@ -54,16 +55,8 @@ class RunResult(Mapping[str, Any]):
     """
 
     def __init__(self, summary: Mapping[str, Any], assembly: Assembly) -> None:
-        self._summary, self._assembly = dict(summary), assembly
-
-    def __getitem__(self, key: str) -> Any:
-        return self._summary[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._summary)
-
-    def __len__(self) -> int:
-        return len(self._summary)
+        super().__init__(summary)
+        self._assembly = assembly
 
     @property
     def epsilon(self) -> float:
@@ -116,12 +109,16 @@ class RunResult(Mapping[str, Any]):
         Raises:
             RunError: the run's checkpoints are gone.
         """
+        return models.original(self.module())
+
+    def module(self) -> nn.Module:
+        """The same as it was trained: it gives what the task's loss takes. Errors as for `model`."""
         checkpoint = self._folder.latest(self._assembly.layers)
         if checkpoint is None:
             raise RunError(f"{self.folder} has no checkpoint any more")
         module = self._assembly.module()
         self._assembly.layers.load_(module, checkpoint.transcript.models[-1])
-        return models.original(module.eval())
+        return module.eval()
 
     def export(self, file: Path | str, *, adapter: bool = False) -> Exported:
         """Write the model to a file whose suffix names the format: .onnx, .safetensors or .pt; or only its adapters.
@@ -283,9 +280,7 @@ def simulate(
         "server_optimizer": server_optimizer, "trainer": trainer, "metrics": metrics,
         "evaluate": evaluate,
     }  # fmt: skip
-    for name in ("metrics", "evaluate"):
-        if isinstance(given[name], str):
-            raise ConfigError(f"{name} takes functions, such as {_MEASURES[name]}; got {given[name]!r}")
+    refuse_named_measures(given)
     named = {name: value for name, value in {**given, "noise": noise}.items() if isinstance(value, str)}
     texts = [f"{_KEYS.get(name, f'{name}.name')}={value}" for name, value in named.items()]
     objects = own_of({name: value for name, value in given.items() if not isinstance(value, str)})
@@ -340,6 +335,20 @@ _MEASURES = {
 }
 _FIRST = ("run.seed",)  # of several sections' keys of one name, the one that is meant
 _LAUNCHING = ("workers", "ray_address", "supernodes", "on_folder", "trackers")
+
+
+def refuse_named_measures(given: Mapping[str, Any]) -> None:
+    """Refuse the name of a metric where functions are taken.
+
+    Args:
+        given: a run's objects, by argument.
+
+    Raises:
+        ConfigError: a text for `metrics` or `evaluate`.
+    """
+    for name, example in _MEASURES.items():
+        if isinstance(given[name], str):
+            raise ConfigError(f"{name} takes functions, such as {example}; got {given[name]!r}")
 
 
 def _require_callback(progress: Any) -> None:

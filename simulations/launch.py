@@ -9,6 +9,7 @@ from pathlib import Path
 from fedlgm.errors import ConfigError, RunError, prefix_key
 from simulations import engines
 from simulations.config.assembly import Assembly, settled
+from simulations.config.decided import decided
 from simulations.config.own import Own
 from simulations.config.recipe import Recipe
 from simulations.engines import Engine, EngineOptions
@@ -59,9 +60,8 @@ def simulate(
     assembly = Assembly(recipe, own or Own())
     with chosen.started(assembly) as serve:
         if recipe.training.undecided:
-            # Settled once and written into the run: the trainers differ in the last bits.
-            recipe = recipe.model_copy(update={"training": assembly.faster_training(chosen.workers(recipe))})
-            assembly = Assembly(recipe, assembly.own).with_data(assembly.dataset, assembly.partition)
+            assembly = decided(assembly, chosen.workers(recipe))
+            recipe = assembly.recipe
         folder = RunFolder.create(Path(run_dir), recipe) if run_dir is not None else _fresh_folder(recipe)
         if on_folder is not None:
             on_folder(folder.path)

@@ -24,6 +24,7 @@ from fedlgm.privacy.ledger import Ledger
 from strategies.releaser import Releaser
 
 _LEAST = 1e-3  # smallest variance, in units of half a column's range squared: noise may leave less, or a negative one
+_LARGEST = 1e30  # of a range: rows are float32
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def standardise(
 
     Raises:
         ConfigError: ranges, or a unit, that do not fit.
-        DataError: inputs that are no table.
+        DataError: inputs that are no table, or that private statistics have standardised already.
         LedgerError: the ledger is that of other data.
 
     Example:
@@ -96,6 +97,8 @@ def standardise(
     x = own.train_x
     if isinstance(x, tuple) or x.ndim != 2 or x.dtype.kind != "f":
         raise DataError("standardise takes tables: one array of real numbers [n, d] (x.astype(float)) for each part")
+    if own.spent is not None:
+        raise DataError("these data are standardised with private statistics already: standardise the original data")
     low, high = (_range(name, value, x.shape[1]) for name, value in (("low", low), ("high", high)))
     if not (low < high).all():
         raise ConfigError("low must lie below high in every column: give plausible ranges that are public")
@@ -106,7 +109,8 @@ def standardise(
     total.add(torch.from_numpy(rows))
     with Ledger(ledger, owner=f"statistics of {len(rows)} {unit}s with {x.shape[1]} columns") as book:
         found = Releaser(KeyRing.from_seed(None), book).mean(total, plan, book.rounds() + 1).double().numpy()
-        spent, cost = Spent(tuple(book.worst_profile()), book.protects()), book.epsilon(delta)
+        clients = len(rows) if unit == "client" else 0
+        spent, cost = Spent(tuple(book.worst_profile()), book.protects(), clients), book.epsilon(delta)
     first, second = np.split(found, 2)
     made = Standardised(own, middle + half * first, half * np.sqrt(np.maximum(second - first**2, _LEAST)), cost)
     return replace(made, data=replace(own, train_x=made.rows(x), test_x=made.rows(own.test_x), spent=spent))
@@ -117,8 +121,8 @@ def _range(name: str, value: Any, columns: int) -> np.ndarray:
         found = np.broadcast_to(np.asarray(value, np.float64), (columns,))
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{name} must be a number, or one for each of the {columns} columns") from error
-    if not np.isfinite(found).all():
-        raise ConfigError(f"{name} must be finite in every column")
+    if not (np.abs(found) < _LARGEST).all():
+        raise ConfigError(f"{name} must be finite in every column, and smaller than {_LARGEST:g}")
     return found
 
 

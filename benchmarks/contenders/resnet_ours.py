@@ -8,7 +8,7 @@ from typing import Any
 
 from flwr.app import Message
 
-from benchmarks.contenders import fedlgm_ray
+from benchmarks.contenders import ours
 from benchmarks.contenders import resnet_work as here
 from fedlgm.keys import KeyRing
 from fedlgm.training import Trainer
@@ -84,7 +84,7 @@ def main() -> None:
     keys = KeyRing.from_seed(1)
     with cluster.session(None, here.WORKERS, lambda: _Grid(here.WORKERS)) as ready:
         grid = ready()
-        fedlgm_ray.serve(grid.serving(assembly, keys), assembly, keys, here, lambda: {"training": grid.training})
+        ours.serve(grid.serving(assembly, keys), assembly, keys, here, lambda: {"training": grid.training})
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import signal
 import sys
 import threading
 import time
@@ -21,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from clients.flower_private import RuntimeConnection, failed_reply, unsupported
+from clients.node.ending import on_order_to_stop
 from fedlgm.node_protocol import pause_after
 
 _HEARTBEAT_S = 20.0
@@ -173,8 +173,7 @@ def main(arguments: list[str] | None = None) -> int:
     if not secret:
         return _refuse(f"the secret {options.secret_file} is empty")
     stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    on_order_to_stop(stop.set)
     executor = Executor(options.supernode, secret, options.socket, options.poll)
     try:
         executor.run(stop)

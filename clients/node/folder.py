@@ -10,7 +10,6 @@ DIR/public.toml          what the server's operator needs to enrol this node
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import shutil
@@ -24,17 +23,11 @@ import tomli_w
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from clients.node.ledger import NodeLedger
-from clients.node.policy import DISTRIBUTED, TEMPLATE, Policy
-from fedlgm import mechanisms, models
+from clients.node.policy import Policy
+from clients.node.template import policy_text
 from fedlgm.errors import ConfigError, RunError
 from fedlgm.files import write_durably
 from fedlgm.node_protocol import digest, public_text
-
-DEFAULTS: dict[str, Any] = {
-    "client": 0, "population": 1, "data_name": "my data", "kind": "numpy", "path": "data.npz", "shape": [1, 28, 28],
-    "classes": 10, "epsilon": 8.0, "delta": 1e-5, "unit": "client", "trust": ["local"], "server_key": "",
-}  # fmt: skip
-
 
 LONGEST_SOCKET = 100
 """Bytes in the path of a Unix socket that every system allows."""
@@ -115,7 +108,7 @@ class NodeFolder:
 
         Args:
             path: folder to make.
-            values: values of the policy, by the names of `DEFAULTS`, and `name`, `labels`, `class_names`.
+            values: values of the policy, see `clients.node.template.policy_text`.
             test_seed: for tests only: give the node the noise of a simulation with this seed.
             signer: its service key, where other nodes' policies have to name it before; by default a fresh one.
 
@@ -236,30 +229,3 @@ class NodeFolder:
         if len(key) != 32:
             raise RunError(f"the key {file} is damaged: it has {len(key)} bytes, not 32; restore it from a backup")
         return key
-
-
-def policy_text(name: str, values: Mapping[str, Any]) -> str:
-    """A commented policy with the given values; see `NodeFolder.create`.
-
-    Raises:
-        ConfigError: an unknown name.
-    """
-    more = {key: values[key] for key in ("labels", "class_names", "features", "loader", "options") if key in values}
-    own = {key: values.get(key) for key in ("min_cohort", "max_colluders", "peers")}
-    unknown = sorted(values.keys() - DEFAULTS.keys() - more.keys() - own.keys() - {"name", "mechanisms", "models"})
-    if unknown:
-        raise ConfigError(f"unknown value {unknown[0]!r} of a policy; known: {', '.join(DEFAULTS)}")
-    private = [one for one in mechanisms.names("client") if one != "none"]
-    if values.get("unit") == "example":  # what protects all of the data protects an example, too
-        private += mechanisms.names("example")
-    filled = {"name": name, "mechanisms": private, "models": list(models.names()), **DEFAULTS, **values}
-    written = {key: json.dumps(value) for key, value in filled.items()}
-    lines = "".join(f"{key} = {_toml(value)}\n" for key, value in more.items())
-    shared = DISTRIBUTED.format(**{key: json.dumps(value) for key, value in own.items()}) if own["peers"] else ""
-    return TEMPLATE.format(more_data=lines, distributed=shared, **written)
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key} = {_toml(one)}" for key, one in value.items()) + "}"
-    return json.dumps(value)

@@ -15,16 +15,18 @@ import secrets
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict, cast
+from typing import TYPE_CHECKING
 
+from clients.node.row import COVERS, Row, protects
+from clients.node.witness import Seen
+from clients.node.witness import read as read_witness
+from clients.node.witness import write as write_witness
 from fedlgm import privacy
 from fedlgm.errors import LedgerError
-from fedlgm.files import write_durably
 from fedlgm.node_protocol import TEST, Position, digest
-from fedlgm.privacy.chain import next_head
 
 if TYPE_CHECKING:
     from dp_accounting import dp_event
@@ -50,65 +52,7 @@ CREATE TABLE IF NOT EXISTS questions (digest TEXT PRIMARY KEY, request TEXT NOT 
 CREATE TABLE IF NOT EXISTS agreed (cohort TEXT PRIMARY KEY, survivors TEXT NOT NULL) WITHOUT ROWID;
 """
 _COLUMNS = "seq, request, event, trust, run, round, data, charged_at, head"
-_OLD_EXAMPLES = ", examples"  # after the trust of rows of earlier versions that protect single examples
 _locked: set[tuple[int, int]] = set()  # databases that this process holds
-CLIENT, EXAMPLE = "client, replace-one", "example, add-remove"
-PROTECTED: dict[str, str] = {"client": CLIENT, "example": EXAMPLE}
-"""What a release protects: unit and neighbouring relation of its cost."""
-_COVERS = {CLIENT: (CLIENT, EXAMPLE), EXAMPLE: (EXAMPLE,)}
-"""What each also protects at the same cost: one example more or less is one way to replace all of the data."""
-
-
-class _Seen(TypedDict):
-    """The witness's record of a ledger: its identity, its number of rows and their last hash, and of agreed sets."""
-
-    ledger: str
-    seq: int
-    head: str
-    agreed: int
-
-
-_SEEN = {"ledger": str, "seq": int, "head": str, "agreed": int}
-
-
-@dataclass(frozen=True)
-class Row:
-    """One release.
-
-    Attributes:
-        seq: number, from 1.
-        request: name of the release: a digest of all its inputs.
-        event: its cost, JSON of `fedlgm.privacy.events.encode`.
-        trust: who added the noise.
-        run: label of the first run that asked.
-        round: round of that run.
-        data: digest of its data.
-        charged_at: time of the charge, UTC.
-        head: head of the chain with this row.
-        stated: the protected unit, `CLIENT` or `EXAMPLE`; empty in rows of earlier versions, in which `trust` implies
-            it.
-    """
-
-    seq: int
-    request: str
-    event: str
-    trust: str
-    run: str
-    round: int
-    data: str
-    charged_at: str
-    head: str
-    stated: str = ""
-
-    @property
-    def protects(self) -> str:
-        """Unit and neighbouring relation of the event."""
-        return _protects(self.stated, self.trust)
-
-    def chained(self, before: str) -> str:
-        """Head computed from the previous head and this row's columns."""
-        columns = (self.request, self.event, self.trust, self.run, str(self.round), self.data, self.charged_at)
-        return next_head(before, str(self.seq), *columns, *((self.stated,) if self.stated else ()))
 
 
 class NodeLedger:
@@ -131,9 +75,9 @@ class NodeLedger:
         self._agreed = 0
         self._lock: int | None = None
         self._columns = _COLUMNS
-        seen = self._seen()  # before the database is opened: SQLite may change what lies beside it
+        seen = read_witness(self.witness)  # before the database is opened: SQLite may change what lies beside it
         if not path.is_file():
-            raise LedgerError(f"the ledger {path} is gone; its witness says that it had {seen['seq']} releases")
+            raise LedgerError(f"the ledger {path} is gone; its witness says that it had {seen.seq} releases")
         if not readonly:
             self._hold()
         try:
@@ -173,7 +117,7 @@ class NodeLedger:
             db.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
         db.close()
         path.chmod(0o600)
-        write_durably(witness, json.dumps({"ledger": identity, "seq": 0, "head": identity}).encode())
+        write_witness(witness, Seen(identity, 0, identity))
 
     @property
     def test(self) -> bool:
@@ -197,32 +141,23 @@ class NodeLedger:
         """Head of the chain after `seq` releases; None if there are fewer."""
         if seq == 0:
             return self.identity
-        with self._translated():
-            row = self._db.execute("SELECT head FROM releases WHERE seq = ?", (seq,)).fetchone()
-        return None if row is None else str(row[0])
+        return self._one("SELECT head FROM releases WHERE seq = ?", seq)
 
     def answered(self, seq: int) -> str | None:
         """Digest of the answer that release `seq` may have sent; None if nothing can have been sent."""
-        with self._translated():
-            row = self._db.execute("SELECT digest FROM answers WHERE seq = ?", (seq,)).fetchone()
-        return None if row is None else str(row[0])
+        return self._one("SELECT digest FROM answers WHERE seq = ?", seq)
 
     def count(self, *, run: str | None = None, since: str | None = None) -> int:
         """Number of releases: all, those whose run has that label, or those charged since a time (UTC, ISO)."""
-        query, values = "SELECT COUNT(*) FROM releases WHERE 1", list[str]()
-        if run is not None:
-            query, values = query + " AND run = ?", [*values, run]
-        if since is not None:
-            query, values = query + " AND charged_at >= ?", [*values, since]
-        with self._translated():
-            return int(self._db.execute(query, values).fetchone()[0])
+        wanted = {" AND run = ?": run, " AND charged_at >= ?": since}
+        given = {clause: value for clause, value in wanted.items() if value is not None}
+        return int(self._one("SELECT COUNT(*) FROM releases WHERE 1" + "".join(given), *given.values()) or 0)
 
     def nearest(self, run: str, round: int) -> int | None:
         """The released round of a run that is nearest to `round`; None if there is none."""
         query = "SELECT round FROM releases WHERE run = ? ORDER BY ABS(round - ?), round LIMIT 1"
-        with self._translated():
-            row = self._db.execute(query, (run, round)).fetchone()
-        return None if row is None else int(row[0])
+        found = self._one(query, run, round)
+        return None if found is None else int(found)
 
     def epsilon(self, delta: float, protected: str, further: dp_event.DpEvent | None = None) -> float:
         """Epsilon at `delta` of all charges, and of one further release if given, by PLD (RDP: noise in shares).
@@ -238,7 +173,7 @@ class NodeLedger:
         with self._translated():
             stated = self._columns.rpartition(", ")[2]
             kinds = self._db.execute(f"SELECT DISTINCT {stated}, trust FROM releases").fetchall()
-            unlike = {_protects(*kind) for kind in kinds} - {one for one in _COVERS if protected in _COVERS[one]}
+            unlike = {protects(*kind) for kind in kinds} - {one for one in COVERS if protected in COVERS[one]}
             counts = self._db.execute("SELECT event, COUNT(*) FROM releases GROUP BY event").fetchall()
         if unlike:
             raise LedgerError(
@@ -248,13 +183,12 @@ class NodeLedger:
         events = [(privacy.events.decode(json.loads(event)), int(count)) for event, count in counts]
         if further is not None:
             events.append((further, 1))
-        return privacy.composed_epsilon(events, delta, _accountant(events)) if events else 0.0
+        accountant = privacy.events.accountant_of(event for event, _ in events)
+        return privacy.composed_epsilon(events, delta, accountant) if events else 0.0
 
     def noise_key(self) -> str:
         """Digest of the noise key that the service has made for this ledger; empty if it has made none yet."""
-        with self._translated():
-            row = self._db.execute("SELECT value FROM meta WHERE key = 'noise_key'").fetchone()
-        return "" if row is None else str(row[0])
+        return self._one("SELECT value FROM meta WHERE key = 'noise_key'") or ""
 
     # -- charging ------------------------------------------------------------------------------------------------------
 
@@ -265,9 +199,7 @@ class NodeLedger:
 
     def asked(self, question: str) -> str | None:
         """Name of the release that answered a question; None if there is none."""
-        with self._translated():
-            row = self._db.execute("SELECT request FROM questions WHERE digest = ?", (question,)).fetchone()
-        return None if row is None else str(row[0])
+        return self._one("SELECT request FROM questions WHERE digest = ?", question)
 
     def remember(self, question: str, request: str) -> None:
         """Record which release answers a question."""
@@ -295,8 +227,8 @@ class NodeLedger:
         """
         cost = json.dumps(privacy.events.encode(event), sort_keys=True)
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
-        if protects not in _COVERS:
-            raise LedgerError(f"a release that protects ({protects}); known: {', '.join(_COVERS)}")
+        if protects not in COVERS:
+            raise LedgerError(f"a release that protects ({protects}); known: {', '.join(COVERS)}")
         draft = Row(self.seq + 1, request, cost, trust, run, round, data, now, "", protects)
         row = replace(draft, head=draft.chained(self.head))
         with self._translated():
@@ -329,9 +261,7 @@ class NodeLedger:
 
     def agreed(self, cohort: str) -> str | None:
         """The set of survivors that this node has signed for a cohort of a secure sum; None if it has signed none."""
-        with self._translated():
-            row = self._db.execute("SELECT survivors FROM agreed WHERE cohort = ?", (cohort,)).fetchone()
-        return None if row is None else str(row[0])
+        return self._one("SELECT survivors FROM agreed WHERE cohort = ?", cohort)
 
     def agree(self, cohort: str, survivors: str) -> None:
         """Record the only set of survivors that is ever signed for a cohort; returns after set and witness are on disk.
@@ -388,13 +318,13 @@ class NodeLedger:
 
     # -- integrity -----------------------------------------------------------------------------------------------------
 
-    def _verify(self, seen: _Seen, dataset: str | None) -> None:
+    def _verify(self, seen: Seen, dataset: str | None) -> None:
         damage = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
         if damage != "ok":
             raise LedgerError(f"the ledger {self.path} is damaged ({damage}); restore the newest backup")
         meta = dict(self._db.execute("SELECT key, value FROM meta").fetchall())
         self.identity, self.dataset = meta["ledger"], meta["dataset"]
-        if seen["ledger"] != self.identity:
+        if seen.ledger != self.identity:
             raise LedgerError(f"the ledger {self.path} is not the one that its witness has seen: it was exchanged")
         if "." in self.identity and not self.identity.endswith(_named(self.dataset)):
             raise LedgerError(f"the ledger {self.path} was edited: it was made for another data set")
@@ -404,25 +334,25 @@ class NodeLedger:
                 "data set needs its own node folder"
             )
         self.seq, self.head = 0, self.identity
-        passed = seen["seq"] == 0 and seen["head"] == self.head
+        passed = seen.seq == 0 and seen.head == self.head
         for row in self.rows():
             if row.seq != self.seq + 1 or row.chained(self.head) != row.head:
                 raise LedgerError(f"release {row.seq} of the ledger {self.path} was changed, or one before it removed")
             self.seq, self.head = row.seq, row.head
-            passed |= (self.seq, self.head) == (seen["seq"], seen["head"])
-        if self.seq < seen["seq"]:
+            passed |= (self.seq, self.head) == (seen.seq, seen.head)
+        if self.seq < seen.seq:
             raise LedgerError(
-                f"the ledger {self.path} was rolled back: it has {self.seq} releases, its witness saw {seen['seq']}"
+                f"the ledger {self.path} was rolled back: it has {self.seq} releases, its witness saw {seen.seq}"
             )
         if not passed:
             raise LedgerError(f"the ledger {self.path} is not the one that its witness has seen: rows were exchanged")
         self._agreed = self._sets()
-        if self._agreed < seen["agreed"]:
+        if self._agreed < seen.agreed:
             raise LedgerError(
                 f"the ledger {self.path} was rolled back: it has {self._agreed} sets of survivors that this node has "
-                f"signed, its witness saw {seen['agreed']}"
+                f"signed, its witness saw {seen.agreed}"
             )
-        if (self.seq, self._agreed) > (seen["seq"], seen["agreed"]) and not self._readonly:
+        if (self.seq, self._agreed) > (seen.seq, seen.agreed) and not self._readonly:
             self._witness()  # the service ended between a row and its witness
 
     def _sets(self) -> int:
@@ -432,23 +362,14 @@ class NodeLedger:
             return 0
         return int(self._db.execute("SELECT COUNT(*) FROM agreed").fetchone()[0])
 
-    def _seen(self) -> _Seen:
-        try:
-            seen = {"agreed": 0} | json.loads(self.witness.read_bytes())  # earlier versions wrote no number of sets
-            if {name: type(value) for name, value in seen.items()} != _SEEN:
-                raise ValueError("not a witness")
-        except FileNotFoundError:
-            raise LedgerError(f"the witness {self.witness} is gone: the ledger's last position is unknown") from None
-        except (OSError, ValueError, AttributeError, TypeError) as error:
-            raise LedgerError(f"the witness {self.witness} cannot be read: {error}") from error
-        return cast(_Seen, seen)
-
     def _witness(self) -> None:
-        seen: _Seen = {"ledger": self.identity, "seq": self.seq, "head": self.head, "agreed": self._agreed}
-        try:
-            write_durably(self.witness, json.dumps(seen).encode())
-        except OSError as error:
-            raise LedgerError(f"the witness {self.witness} cannot be written: {error}") from error
+        write_witness(self.witness, Seen(self.identity, self.seq, self.head, self._agreed))
+
+    def _one(self, query: str, *values: str | int) -> str | None:
+        """The first column of the first row, as text; None if there is no row."""
+        with self._translated():
+            row = self._db.execute(query, values).fetchone()
+        return None if row is None else str(row[0])
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -456,16 +377,6 @@ class NodeLedger:
             yield
         except (sqlite3.Error, KeyError, ValueError, TypeError, AttributeError) as error:
             raise LedgerError(f"the ledger {self.path} cannot be used: {error!r}") from error
-
-
-def _accountant(events: list[tuple[dp_event.DpEvent, int]]) -> str:
-    """The accountant that covers all events."""
-    in_shares = any(isinstance(privacy.events.unfolded(event, 1)[0], privacy.events.RENYI_ONLY) for event, _ in events)
-    return "rdp" if in_shares else "pld"
-
-
-def _protects(stated: str, trust: str) -> str:
-    return stated or (EXAMPLE if trust.endswith(_OLD_EXAMPLES) else CLIENT)
 
 
 def _identity(found: os.stat_result) -> tuple[int, int]:

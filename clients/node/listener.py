@@ -44,11 +44,11 @@ class Listener:
     async def serve(self) -> None:
         """Answer until SIGTERM or SIGINT."""
         self._folder.check_length()
-        listener = _listen(self._folder.socket, self._policy.socket.group)
         stop = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT):  # before the socket exists, which shows that the service is up
             with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):  # not in the main thread
                 asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        listener = _listen(self._folder.socket, self._policy.socket.group)
         server = await asyncio.start_unix_server(self._connected, sock=listener, limit=MIB)
         self._service.describe()
         try:

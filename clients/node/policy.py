@@ -20,6 +20,7 @@ from fedlgm.errors import ConfigError, explained
 from fedlgm.extension import is_reference
 from fedlgm.models.weights import digest_of_file
 from fedlgm.node_protocol import NAME, printable, public_key
+from fedlgm.noised_by import hides_answers
 from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.guarantee import Trust
 
@@ -268,7 +269,7 @@ class Policy(_Section):
 
     @model_validator(mode="after")
     def _known_peers(self) -> Self:
-        if "distributed" in self.privacy.trust and self.distributed is None:
+        if hides_answers(self.privacy.trust) and self.distributed is None:
             raise ValueError("privacy.trust names 'distributed', which needs a section [distributed] with its peers")
         return self
 
@@ -302,7 +303,10 @@ class Policy(_Section):
             raise Refusal("privacy", f"a plan for {plan.facts.trust} trust; allowed: {', '.join(privacy.trust)}")
         if plan.size == 0:
             raise Refusal("plan", "a plan that releases nothing")
-        self._admit_shares(plan)
+        own, facts = self.distributed, plan.facts
+        unmet = "" if own is None else facts.noised_by.unmet(facts, own.min_cohort, own.max_colluders)
+        if unmet:
+            raise Refusal("privacy", unmet)
         if not plan.protected:
             raise Refusal("privacy", "a plan without a guarantee")
         names = [noisy.query.name for noisy in plan.queries]
@@ -333,24 +337,6 @@ class Policy(_Section):
                 "privacy", f"a noise multiplier of {multiplier:g}; at least {privacy.min_noise_multiplier:g} is needed"
             )
 
-    def _admit_shares(self, plan: ReleasePlan) -> None:
-        """Refuse noise in shares that counts on too many honest nodes, or too small a cohort."""
-        shares, own = plan.facts.shares, self.distributed
-        if shares is None or own is None:
-            return
-        if shares.colluders < own.max_colluders:
-            raise Refusal(
-                "privacy",
-                f"noise that suffices against {shares.colluders} colluders; this node wants "
-                f"max_colluders = {own.max_colluders} or more",
-            )
-        if round(plan.facts.sampling.expected) < own.min_cohort:
-            raise Refusal(
-                "privacy",
-                f"rounds of {plan.facts.sampling.expected:g} nodes; this node takes part in sums of "
-                f"min_cohort = {own.min_cohort} or more",
-            )
-
     def _admit_steps(self, plan: ReleasePlan) -> None:
         """Refuse example-level steps that this node does not make; it adds the noise to every step itself."""
         if self.privacy.unit != "example":
@@ -373,82 +359,3 @@ class Policy(_Section):
                 f"{steps.count} steps that sample each example with probability {steps.rate:g}; at most {MOST_STEPS} "
                 f"steps, and {most} passes over the data, are allowed",
             )
-
-
-TEMPLATE = """\
-# What this node allows. Read by `fedlgm node serve`; no message can change it. After an edit: restart the service.
-# Neither an edit here nor new data resets the ledger: the budget belongs to the data set, for its whole life.
-
-[node]
-name = {name}
-client = {client} # this node's number in the federation, from 0
-population = {population} # registered clients of the federation
-
-[data]
-name = {data_name} # identity of the data set; the ledger is bound to it
-# kind: "numpy"   path = a .npz with arrays x and y, or a .npy of inputs with labels = a .npy of labels
-#       "images"  path = a folder with one folder per class, class_names = ["benign", "malignant"]
-#       "idx"     path = images, labels = labels, both in MNIST's format (.gz or not)
-#       "parquet" path = a file or folder, labels = the label column, features = ["a", "b"] (default: all others)
-#       "loader"  loader = "package.module:function", a function of yours that returns (x, y); options = {{...}}
-kind = {kind}
-path = {path}
-{more_data}shape = {shape} # of one input, as the model sees it
-classes = {classes} # or outputs per example, for other tasks than classification
-
-[privacy]
-epsilon = {epsilon} # the most that all releases together may cost, over all runs and servers
-delta = {delta}
-unit = {unit} # "client": epsilon is for all of this node's data together. "example": for one example each
-# "local": this node adds the noise. "central": the server does, and sees the bounded update. "distributed": the nodes
-# add it together, and the server sees the sum alone; it needs a section [distributed] with min_cohort, max_colluders
-# and peers
-trust = {trust}
-min_noise_multiplier = 0.0 # noise over bound of any one release, at least
-largest_clip = 1.0 # l2 bound of any layer of an update, at most
-exact_sums = false # true: examples' gradients add up in float64, asked for or not, so that rounding keeps the bounds
-
-[allow]
-mechanisms = {mechanisms}
-models = {models}
-# Options of these mechanisms are the server's to choose; what a release costs follows from its bounds and noise. To
-# allow some values only, at the end of this file: [allow.options.dp-sgd] and style = ["flat"]. A mechanism of your own
-# ("package.module:Class") takes the options that are listed so, and no others.
-# weights = {{"<SHA-256>" = "/path/base.safetensors"}} # public weights: a model may begin with these alone
-tasks = ["classification"] # also "regression", "binary", "multi-label"
-largest_model = 20_000_000 # parameters
-most_epochs = 20 # of local training in one round
-
-[ask]
-server_key = {server_key} # public key of the server; with it nobody else can spend the budget. Empty: anybody may ask
-runs = [] # labels of runs; they protect nothing, since anybody may invent one. Empty: any
-releases = 1000 # over the data set's life; each costs that part of the budget or more, however much noise it has
-releases_per_run = 1000
-releases_per_day = 1000
-min_separation = 1 # rounds of a run from one answered question to the next; a plan that states more is kept to it
-
-[limits]
-message_mib = 96
-receive_seconds = 60.0 # for a whole question to arrive
-queue_seconds = 120.0 # that a question waits for another one's release
-release_seconds = 600.0 # of training; after it the question is refused, charged
-connections = 8
-# Training takes as long as there are examples. Answers leave after reply_every_seconds, twice, four times ... as long,
-# and what is not ready after release_seconds is refused. Equal values leave one moment for all answers.
-reply_every_seconds = 0.5
-threads = 1
-kept_replies = 4 # answers kept on disk, so that the same question after a lost connection costs nothing
-
-[socket]
-group = "" # group of the processes that may connect
-uids = [] # user numbers that may connect; empty: whoever the permissions of run/ let through
-{distributed}"""
-
-DISTRIBUTED = """
-[distributed]
-min_cohort = {min_cohort} # nodes, at least, among which this node's vector is hidden
-max_colluders = {max_colluders} # nodes that may be on the server's side: the others' noise has to suffice
-# Public keys of all clients' services, in the order of their numbers ("": none), as their operators have sent them to
-# you. This list alone says who the peers are: a server that could choose it would be all of them.
-peers = {peers}
-"""

@@ -17,8 +17,8 @@ from torch import Tensor
 import fedlgm
 from clients.example_level import ExampleSteps
 from clients.node import data as node_data
-from clients.node.ledger import PROTECTED
 from clients.node.policy import Policy, Refusal
+from clients.node.row import PROTECTED
 from clients.node.work import Work, options_of
 from clients.source import ClientData
 from clients.updates import ClientUpdates, LocalWork

@@ -16,24 +16,23 @@ import contextlib
 import logging
 import math
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from clients.node import data as node_data
+from clients.node.account import Account
 from clients.node.folder import NodeFolder
-from clients.node.ledger import PROTECTED, Row
 from clients.node.policy import Refusal
 from clients.node.release import Releaser, Request
+from clients.node.row import Row
 from clients.node.secagg.service import SecureSteps
 from fedlgm import node_protocol as protocol
 from fedlgm import privacy
 from fedlgm.errors import LedgerError, RunError
 from fedlgm.files import write_durably
 from fedlgm.node_protocol import FrameError, Position, Question
-from fedlgm.privacy import calibrate
 from fedlgm.secagg.cohort import Terms
 from fedlgm.secagg.steps import STEPS, terms_of
 
@@ -92,21 +91,20 @@ class Service:
             seed = folder.test_seed()
             if (seed is not None) != self._ledger.test:
                 raise LedgerError("a ledger of private releases cannot be used in a test, nor one of tests afterwards")
-            self._spent()  # refused if rows protect less than the budget does
+            self._account = Account(self.policy, self._ledger)
+            self._account.spent()  # refused if rows protect less than the budget does
             data = node_data.read(self.policy.data, folder.path)
             self._examples = len(data)
             self._releaser = Releaser(self.policy, data, node_data.digest(data), folder.secret(self._ledger), seed)
         except BaseException:
             self.close()
             raise
-        self._least = self._calibrated("pld")
-        self._least_in_shares = self._calibrated("rdp") if self._secure is not None else self._least
         self._server_key = protocol.public_key(self.policy.ask.server_key) if self.policy.ask.server_key else None
         self._failed: str | None = None
 
     def warm(self) -> None:
         """Make a trial release, so that the modules of the first release, which take seconds, are loaded."""
-        self._spent(privacy.events.gaussian_event(1.0))
+        self._account.spent(privacy.events.gaussian_event(1.0))
         self._releaser.warm()
 
     # -- questions -----------------------------------------------------------------------------------------------------
@@ -118,7 +116,7 @@ class Service:
             Refusal: the releases have no finite epsilon.
         """
         budget, ask_limits = self.policy.privacy, self.policy.ask
-        spent = self._spent()
+        spent = self._account.spent()
         if not math.isfinite(spent):  # JSON has no word for it
             raise Refusal("budget-spent", f"what was released has no finite epsilon at delta {budget.delta:g}")
         header = {
@@ -157,10 +155,8 @@ class Service:
                 "run", f"the run {protocol.printable(ask.run, 80)!r} is not among those that this node takes part in"
             )
         self._check_expectation(ask.expect)
-        if ask.model:
-            return self._releaser.understand(ask.round, ask.plan, ask.work), question
         try:
-            model = protocol.vector(body, ("<f4",))
+            model = None if ask.model else protocol.vector(body, ("<f4",))
         except FrameError as error:
             raise Refusal("model", str(error)) from error
         return self._releaser.understand(ask.round, ask.plan, ask.work, model), question
@@ -242,10 +238,10 @@ class Service:
             # Else whoever recorded it could have it charged again after every change of the data or of this software.
             raise Refusal("replayed", "another release has answered this question: send a new one")
         if row is None:
-            self._afford(ask, request)
+            self._account.check(ask.run, ask.round, request)
             self._releaser.prepare(request)
             row = self._ledger.charge(
-                name, self._price(request), trust=request.plan.facts.trust, protects=request.protects,
+                name, self._account.price(request), trust=request.plan.facts.trust, protects=request.protects,
                 run=ask.run, round=ask.round, data=self._releaser.data_digest,
                 question=question if self._server_key else "",
             )  # fmt: skip
@@ -258,7 +254,7 @@ class Service:
         _log.info(
             "round %d of run %r: %s release %d, epsilon %.4g of %g spent",
             ask.round, protocol.printable(ask.run, 80), "again" if replayed else "new", row.seq,
-            self._spent(), self.policy.privacy.epsilon,
+            self._account.spent(), self.policy.privacy.epsilon,
         )  # fmt: skip
         position = self._position()
         header = {
@@ -267,71 +263,6 @@ class Service:
         }  # fmt: skip
         signed = protocol.answer_fields(question.digest, self.policy.node.client, row.seq, digest, position)
         return Answer(header | {"signature": protocol.sign(self._signer, *signed)}, body)
-
-    def _afford(self, ask: Ask, request: Request) -> None:
-        budget = self.policy.privacy
-        for count, most, per in self._caps(ask.run):
-            if count >= most:
-                raise Refusal("budget-spent", f"this node makes {most} releases {per}, and has made them")
-        self._check_separation(ask, request)
-        alone = request.least_epsilon(budget.delta)
-        if not alone <= budget.epsilon * (1 + 1e-6):  # composing such losses takes time and memory in proportion
-            raise Refusal(
-                "budget-spent",
-                f"this release alone has an epsilon of {alone:.4g} or more; the policy of this node allows "
-                f"{budget.epsilon:g} at delta {budget.delta:g} over its data set's life",
-            )
-        after = self._spent(self._price(request))
-        if not after <= budget.epsilon * (1 + 1e-6):
-            raise Refusal(
-                "budget-spent",
-                f"the release would bring this node's epsilon to {after:.4g}; its policy allows {budget.epsilon:g} at "
-                f"delta {budget.delta:g} over its data set's life",
-            )
-
-    def _price(self, request: Request) -> Any:
-        """The charge of a release: its cost, but at least that of one of as many as the policy allows.
-
-        The time of an answer and a refusal reveal something that no noise covers, so no release may be almost free.
-        """
-        event, delta = request.event, self.policy.privacy.delta
-        least = privacy.events.gaussian_event(self._least)
-        if isinstance(event, privacy.events.RENYI_ONLY):
-            return type(event)(max(event.rho, 0.5 / self._least_in_shares**2))
-        if type(event) is type(least):
-            return least if event.noise_multiplier > self._least else event
-        floor, record = privacy.composed_epsilon([(least, 1)], delta), privacy.events.encode(event)
-        inner = record
-        while "event" in inner:
-            inner = inner["event"]
-        while privacy.composed_epsilon([(event, 1)], delta) < floor:  # less noise costs no less
-            inner["noise_multiplier"] = min(0.8 * inner["noise_multiplier"], 1e3 * self._least)
-            event = privacy.events.decode(record)
-        return event
-
-    def _calibrated(self, accountant: str) -> float:
-        """Noise multiplier of one of as many releases as the policy allows, which together cost its budget."""
-        budget, releases = self.policy.privacy, self.policy.ask.releases
-        return calibrate(budget.epsilon, budget.delta, steps=releases, accountant=accountant) * (1 + 1e-4)
-
-    def _spent(self, further: Any = None) -> float:
-        """Epsilon of all charges for the protected unit, including one further release if given."""
-        budget = self.policy.privacy
-        return self._ledger.epsilon(budget.delta, PROTECTED[budget.unit], further)
-
-    def _check_separation(self, ask: Ask, request: Request) -> None:
-        """Refuse a round that is closer to an answered round of its run than policy or plan allow.
-
-        If noise is correlated over rounds, a participation too soon costs more than the plan says.
-        """
-        apart = max(self.policy.ask.min_separation, request.plan.facts.sampling.separation or 1)
-        near = self._ledger.nearest(ask.run, ask.round) if apart > 1 else None
-        if near is not None and abs(ask.round - near) < apart:
-            raise Refusal(
-                "separation",
-                f"round {ask.round} is {abs(ask.round - near)} rounds from round {near} of its run, in which this node "
-                f"took part; at least {apart} must lie between",
-            )
 
     def _check_expectation(self, raw: dict[str, Any] | None) -> None:
         """Refuse to continue with a ledger that is older than one this service has signed."""
@@ -388,33 +319,10 @@ class Service:
         if ask.client != self.policy.node.client:
             raise Refusal("client", f"this node is client {self.policy.node.client}, not {ask.client}")
         request = self._releaser.understand(1, ask.plan, ask.work)
-        fits = min([ask.round, *(most - made for made, most, _ in self._caps(ask.run))])
-        if not self._within(request, 1):
-            fits = 0
-        low, high = 0, max(fits, 0)  # `low` releases fit, `high` + 1 do not
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if self._within(request, middle) else (low, middle - 1)
-        header = {"ok": True, "protocol": protocol.PROTOCOL, "client": ask.client, "releases": low}
+        left = self._account.left(ask.run, request, ask.round)
+        header = {"ok": True, "protocol": protocol.PROTOCOL, "client": ask.client, "releases": left}
         facts = protocol.canonical(header)
         return Answer(header | {"signature": protocol.sign(self._signer, "afford", ask.nonce, facts)})
-
-    def _within(self, request: Request, count: int) -> bool:
-        """Whether `count` more of these releases stay within the budget."""
-        budget = self.policy.privacy
-        if not request.least_epsilon(budget.delta) <= budget.epsilon * (1 + 1e-6):
-            return False
-        event = privacy.events.repeated(self._price(request), count)
-        return self._spent(event) <= budget.epsilon * (1 + 1e-6)
-
-    def _caps(self, run: str) -> tuple[tuple[int, int, str], ...]:
-        """(made, allowed, per what) of the caps on the number of releases."""
-        limits, ledger, today = self.policy.ask, self._ledger, datetime.now(UTC).date().isoformat()
-        return (
-            (ledger.count(), limits.releases, "over its data set's life"),
-            (ledger.count(run=run), limits.releases_per_run, "per run"),
-            (ledger.count(since=today), limits.releases_per_day, "per day"),
-        )
 
     # -- all of them ---------------------------------------------------------------------------------------------------
 
@@ -444,7 +352,7 @@ class Service:
         node, budget = self.policy.node, self.policy.privacy
         _log.info(
             "client %d of %d, %d examples, epsilon %.4g of %g spent, listening on %s", node.client, node.population,
-            self._examples, self._spent(), budget.epsilon, self.folder.socket,
+            self._examples, self._account.spent(), budget.epsilon, self.folder.socket,
         )  # fmt: skip
         if self._ledger.test:
             _log.warning("TEST: the noise of this node is known to whoever knows its seed. NOT PRIVATE.")

@@ -109,11 +109,7 @@ class BoundedSum:
         layers, position = self.plan.layers, 0
         views = layers.split(row[: layers.size])
         for part in (*(views[j] for j in self.plan.indices), row[layers.size :]):  # large ones are not copied whole
-            total = self.total[position : position + len(part)]
-            if total.device.type == "cpu":
-                _add_scaled_(total, part.to(total.device), 1.0)
-            else:
-                total += part.to(total)
+            _add_scaled_(self.total[position : position + len(part)], part.to(self.total.device), 1.0)
             position += len(part)
 
     def skip(self, clients: int) -> None:

@@ -41,8 +41,7 @@ class DeviceSum(BoundedSum):
         """Bound clients' flat updates [b, D] on the device and add them; see `BoundedSum.add`."""
         plan = self.plan
         if plan.bounded_by == "trainer":
-            for row in self._bounded(updates):
-                self._add_bounded(row)
+            self._add_all_bounded(self._bounded(updates))
             return
         rows = torch.atleast_2d(unbounded(updates))
         self.count += len(rows)
@@ -65,6 +64,18 @@ class DeviceSum(BoundedSum):
             counted = accepted[:, None].expand(-1, len(plan.queries)).to(factors.dtype)
             factors = torch.cat([factors[:, self._released], counted], dim=1)
         kernels.clip_scale_sum(rows, self._parts, factors, self.total, backend=self._backend)
+
+    def _add_all_bounded(self, rows: Tensor) -> None:
+        """Add rows that the trainer has bounded, one after another; rows that are not finite count as zero."""
+        self.count += len(rows)
+        finite = rows.isfinite().all(dim=1)
+        self.discarded = self.discarded + (~finite).sum()
+        width = self.plan.layers.size
+        for row, good in zip(rows, finite, strict=True):
+            position = 0
+            for part in (*self._kept(row[None, :width]), row[None, width:]):
+                self.total[position : position + part.shape[1]] += torch.where(good, part[0], 0.0).to(self.total)
+                position += part.shape[1]
 
     def _kept(self, updates: Tensor) -> list[Tensor]:
         """Views of the released layers' columns; adjacent layers share one view."""

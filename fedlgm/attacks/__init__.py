@@ -9,7 +9,7 @@ from fedlgm.attacks.gan import ClassReconstruction, GanSettings
 from fedlgm.attacks.images import psnr, ssim
 from fedlgm.attacks.inception import InceptionFeatures
 from fedlgm.attacks.inversion import InversionSettings, Reconstruction, invert
-from fedlgm.attacks.lira import confidence_logits, leave_one_out, likelihood_ratios, random_halves
+from fedlgm.attacks.lira import confidence_logits, likelihood_ratios, pooled, random_halves
 from fedlgm.attacks.membership import MembershipResult, evaluate_scores
 from fedlgm.attacks.mia import LayerAdversary, ShadowModel, attack_outputs, output_scores, representations
 from fedlgm.attacks.observation import Observation
@@ -31,9 +31,9 @@ __all__ = [
     "evaluate_scores",
     "frechet_distance",
     "invert",
-    "leave_one_out",
     "likelihood_ratios",
     "output_scores",
+    "pooled",
     "psnr",
     "random_halves",
     "relative_ratios",

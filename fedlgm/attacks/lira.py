@@ -6,13 +6,12 @@ offline).
 
     membership = random_halves(len(y), models=16, seed=0)
     scores = np.stack([confidence_logits(train(np.flatnonzero(row)), x, y) for row in membership])
-    result = leave_one_out(scores, membership, online=True)
+    result = pooled(scores, membership, likelihood_ratios)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 import torch
@@ -119,38 +118,6 @@ def likelihood_ratios(
         return np.asarray(norm.logcdf(target, out_mean, out_std))
     in_mean, in_std = _normal(shadows, membership, shared, "with")
     return np.asarray(norm.logpdf(target, in_mean, in_std) - norm.logpdf(target, out_mean, out_std))
-
-
-def leave_one_out(
-    scores: np.ndarray,
-    membership: np.ndarray,
-    *,
-    online: bool = True,
-    shared_variance: bool | None = None,
-    **options: object,
-) -> MembershipResult:
-    """Run LiRA against every model in turn with the other pairs as shadow models; see `pooled`.
-
-    Args:
-        scores: confidence logits, [M, n].
-        membership: which example each model was trained on, from `random_halves`, bool [M, n].
-        online: see `likelihood_ratios`.
-        shared_variance: see `likelihood_ratios`.
-        **options: of `fedlgm.attacks.membership.evaluate_scores`.
-
-    Raises:
-        ConfigError: models that do not come in pairs, or fewer than six.
-
-    Example:
-        >>> membership = random_halves(examples=20, models=6)
-        >>> scores = 2.0 * membership + np.random.default_rng(0).normal(scale=0.1, size=membership.shape)
-        >>> leave_one_out(scores, membership).auc
-        1.0
-    """
-    if len(membership) < 6:
-        raise ConfigError(f"pooled LiRA takes at least 6 models of `random_halves`, got {len(membership)} models")
-    attack = partial(likelihood_ratios, online=online, shared_variance=shared_variance)
-    return pooled(scores, membership, attack, **options)
 
 
 def pooled(

@@ -7,7 +7,6 @@ relation by which in and out differ. Assumptions:
     epsilon_clopper_pearson   many independent trials; any (epsilon, delta)-DP release
     epsilon_one_run           one run, canaries in by independent fair coins; any (epsilon, delta)-DP release
     epsilon_one_run_fdp       the same, for releases that are Gaussian-DP
-    epsilon_from_rates        many independent trials of a Gaussian-DP release
 
 Scores with Gaussian noise allow tighter bounds: `fedlgm.audits.gaussian_scores`.
 
@@ -29,7 +28,7 @@ import scipy.stats
 
 from fedlgm.audits.scores import CONFIDENCE, XTOL, Array, Scores, check
 from fedlgm.errors import ConfigError
-from fedlgm.privacy.gaussian import gaussian_epsilon, gaussian_mu
+from fedlgm.privacy.gaussian import gaussian_mu
 
 ThresholdRule = Literal["split", "frontier"]
 
@@ -271,37 +270,6 @@ def _one_run(
         return best, chosen
 
     return _at_rule(at, scores, 1 - confidence, rule, seed)
-
-
-def epsilon_from_rates(scores: Scores, delta: float, confidence: float = CONFIDENCE) -> float:
-    """Lower bound on epsilon from many trials of a Gaussian-DP release, by mu at each threshold's error rates.
-
-    Args:
-        scores: scores of independent trials with and without the canary.
-        delta: delta in (0, 1).
-        confidence: in (0.5, 1), shared among all thresholds of the frontier.
-
-    Raises:
-        ConfigError: an argument outside its range.
-
-    Source: Nasr, Hayes, Steinke, Balle, Tramer, Jagielski, Carlini and Terzis, "Tight Auditing of Differentially
-        Private Machine Learning" (USENIX Security 2023), Section 4. Error rates whose limits add up to more than 1 are
-        ignored; jax_privacy takes the absolute value of the resulting mu.
-
-    Example:
-        >>> rng = np.random.default_rng(0)
-        >>> scores = Scores(rng.normal(1.0, size=4000), rng.normal(size=4000))
-        >>> 3 < epsilon_from_rates(scores, 1e-5) < 4.38  # a Gaussian release with mu = 1
-        True
-    """
-    check(delta, confidence)
-    _, rejected, missed = scores.frontier()
-    level = (1 - confidence) / (2 * len(missed))
-    fnr = clopper_pearson_upper(missed, scores.inside.size, level)
-    fpr = clopper_pearson_upper(scores.outside.size - rejected, scores.outside.size, level)
-    kept = np.maximum(fnr, fpr) < 1 - delta
-    mu = float(np.max(scipy.stats.norm.isf(fpr[kept]) - scipy.stats.norm.ppf(fnr[kept]), initial=0.0))
-    return gaussian_epsilon(mu, delta) if mu > 0 else 0.0
 
 
 # -- how much can be shown at all --------------------------------------------------------------------------------------

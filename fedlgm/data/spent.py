@@ -20,6 +20,7 @@ class Spent:
     Attributes:
         events: (event, number of releases).
         protects: unit and neighbouring relation of all of them, as in "example, add-remove".
+        clients: number of clients as the data name them, if clients are the unit; else 0.
 
     Example:
         >>> from fedlgm.privacy.events import gaussian_event
@@ -30,6 +31,7 @@ class Spent:
 
     events: tuple[tuple[dp_event.DpEvent, int], ...]
     protects: str
+    clients: int = 0
 
     def epsilon(self, delta: float, accountant: str = "pld") -> float:
         """Epsilon at `delta` of the events alone."""

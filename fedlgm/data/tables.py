@@ -132,9 +132,12 @@ def _of_tokens(
     parts: Mapping[str, _Columns], targets: Mapping[str, Any], padding: int
 ) -> dict[str, tuple[tuple[np.ndarray, ...] | np.ndarray, np.ndarray]]:
     """Inputs and targets of both parts, rows padded on the right to the longest of both."""
-    rows = {part: columns["input_ids"] for part, columns in parts.items() if "input_ids" in columns}
-    if len(rows) < len(parts):
-        raise DataError("data: 'test' has no column 'input_ids', which 'train' has")
+    for name in ("input_ids", "token_type_ids"):
+        if name in parts["train"] and name not in parts["test"]:
+            raise DataError(f"data: 'test' has no column {name!r}, which 'train' has")
+    rows = {part: columns["input_ids"] for part, columns in parts.items()}
+    for part, columns in parts.items():
+        _check_tokens(columns, part)
     lengths = {len(row) for table in rows.values() for row in table}
     width, ragged = max(lengths, default=0), len(lengths) > 1
     # Types stand after the mask: one of ones where a table has none.
@@ -157,6 +160,17 @@ def _of_tokens(
             y = np.asarray(target)
         found[part] = (tuple(inputs) if len(inputs) > 1 else tokens, y)
     return found
+
+
+def _check_tokens(columns: _Columns, part: str) -> None:
+    """Refuse rows that are not lists of whole numbers, or are of another length than their tokens."""
+    for name in (name for name in TOKENS if name in columns):
+        for i, (row, tokens) in enumerate(zip(columns[name], columns["input_ids"], strict=True)):
+            values = np.asarray(row)
+            if values.ndim != 1 or (len(values) and values.dtype.kind not in "iu"):
+                raise DataError(f"data: row {i} of column {name!r} of {part!r} is not a list of whole numbers")
+            if len(values) != len(tokens):
+                raise DataError(f"data: row {i} of {part!r} has {len(tokens)} tokens, but {len(values)} in {name!r}")
 
 
 def _padded(rows: Sequence[Any], width: int, value: int) -> np.ndarray:
@@ -200,8 +214,9 @@ def _column(values: Any, name: str, part: str, *, size: int | None, channels: in
     except ValueError as error:
         raise DataError(f"data: column {name!r} of {part!r} holds lists of unequal length") from error
     if not (np.issubdtype(array.dtype, np.number) or array.dtype == np.bool_):
+        kind = "text" if len(values) and isinstance(values[0], str) else f"values of type {array.dtype}"
         raise DataError(
-            f"data: column {name!r} of {part!r} is {array.dtype}, not a column of numbers: drop it, or convert "
+            f"data: column {name!r} of {part!r} holds {kind}, not numbers: drop it, or convert "
             "it (pandas.get_dummies); text needs a tokenizer: data={'train': ..., 'tokenizer': tokenizer}"
         )
     return array.astype(np.float64)

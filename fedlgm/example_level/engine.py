@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -22,7 +21,7 @@ from fedlgm.example_level.passes import Pass, Place, Site, Total
 from fedlgm.example_level.pooling import max_pool, suits
 from fedlgm.example_level.rules import rule_for
 from fedlgm.example_level.rules.base import all_finite
-from fedlgm.example_level.scaling import FlatClip, Scaling, of_style, one_by_one
+from fedlgm.example_level.scaling import FlatClip, Scaling, one_by_one
 from fedlgm.layers import LayerTable
 from fedlgm.training.stack.tape import Memory
 
@@ -357,53 +356,3 @@ def _refuse_batch_norm(module: nn.Module) -> None:
                 f"{name or 'the module'} ({type(child).__name__}) mixes the examples of a batch, so that none has a "
                 "gradient of its own: replace it with fedlgm.models.to_groupnorm(model)"
             )
-
-
-def clipped_sum(
-    module: nn.Module,
-    x: Any,
-    y: Any,
-    *,
-    clip: float | Sequence[float] | np.ndarray,
-    layers: LayerTable,
-    task: ExampleLosses | None = None,
-    style: Literal["per-layer", "flat"] = "per-layer",
-) -> tuple[Tensor, Tensor]:
-    """Sum over examples of clipped gradients, and the per-example norms of every layer.
-
-    With `style="per-layer"` layer j of example i is multiplied by min(1, c_j / ||g_ij||), with "flat" the whole
-    gradient by min(1, C / ||g_i||). A factor below 1 is reduced by 2^-19, so that rounding carries no contribution
-    above its bound. One example's contribution has at most the l2 norm sqrt(sum_j c_j^2), or C: the sensitivity of the
-    sum under add-or-remove-one example.
-
-    Args:
-        module: any module whose first dimension is the example and whose examples do not influence each other.
-        x: inputs [B, ...], or a tuple of such tensors; B may be 0.
-        y: targets [B, ...].
-        clip: one bound, or one per layer of `layers` [K] (style "per-layer").
-        layers: the module's layer table.
-        task: losses per example (`losses(outputs, y) -> [B]`); None is classification.
-        style: "per-layer" or "flat".
-
-    Returns:
-        The sum [D] in the table's order, and the l2 norms [B, K] before clipping, float64. An example whose gradient is
-        not finite counts as zero.
-
-    Raises:
-        ConfigError: bounds out of range, unequal numbers of inputs and targets, or a module without gradients per
-            example (BatchNorm in training mode).
-
-    Source: Abadi et al. (CCS 2016), Algorithm 1; Lee and Kifer (PoPETs 2021) and Li et al. (ICLR 2022) for ghost norms.
-
-    >>> import torch
-    >>> from fedlgm.layers import LayerTable
-    >>> model = torch.nn.Linear(2, 3)
-    >>> total, norms = clipped_sum(
-    ...     model, torch.randn(8, 2), torch.randint(3, (8,)), clip=0.5, layers=LayerTable.from_module(model)
-    ... )
-    >>> total.shape, norms.shape
-    (torch.Size([9]), torch.Size([8, 1]))
-    """
-    scaling = of_style(style, clip, len(layers))
-    result = ExampleGradients(module, layers, task).sum(x, y, scaling)
-    return result.total, result.norms

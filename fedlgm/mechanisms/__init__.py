@@ -29,6 +29,7 @@ from fedlgm.mechanisms.base import (
 from fedlgm.mechanisms.dp_sgd import DPSGD, PSACSGD, NormalisedSGD, PlainSGD, PublishedDPSGD
 from fedlgm.mechanisms.inid import gaussian_inid, laplace_inid
 from fedlgm.mechanisms.ladp import LaDP
+from fedlgm.mechanisms.layer_vote import VotedLayers
 from fedlgm.mechanisms.layerwise_gaussian import FlatGaussian, LayerwiseGaussian, NoPrivacy, PublishedMedClip
 from fedlgm.mechanisms.risk_aware import LMDPSGD, PublishedLMDPSGD
 from fedlgm.privacy.guarantee import Unit
@@ -83,6 +84,7 @@ for _name in group_noise.names():
 register("gaussian", FlatGaussian)
 register("adaptive", AdaptiveAllocation)
 register("alternate", Alternate)
+register("layer-vote", VotedLayers)
 register("none", NoPrivacy)
 _REGISTRY["ladp"] = {"sound": LaDP, "published": "fedlgm.papers.ladp.published:PublishedLaDP"}
 _REGISTRY |= {name: {"sound": reference} for name, reference in _PAPERS.items()}

@@ -8,7 +8,6 @@ or removal. It must be public: a function of the configuration, never of the pri
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -86,17 +85,6 @@ class Profile:
             return peak
         return peak * math.pow(float(self.counts @ (self.values / peak) ** order), 1 / order)
 
-    def gini(self) -> float:
-        """Gini coefficient sum_ij |lambda_i - lambda_j| / (2 K ||lambda||_1): 0 when uniform, 1 - 1/K when one-hot."""
-        total = float(self.counts @ self.values)
-        if total == 0:
-            return 0.0
-        order = np.argsort(self.values)
-        values, counts = self.values[order], self.counts[order].astype(np.float64)
-        below = np.cumsum(counts) - counts
-        above = self.dimension - below - counts
-        return max(0.0, float(counts * (below - above) @ values) / (self.dimension * total))
-
 
 def as_profile(profile: Profile | npt.ArrayLike) -> Profile:
     """`profile` itself, or one run per coordinate for a vector of sensitivities (shape [K]).
@@ -108,39 +96,6 @@ def as_profile(profile: Profile | npt.ArrayLike) -> Profile:
         return profile
     dense = _vector(profile, "sensitivities")
     return Profile(dense, np.ones(dense.size, dtype=np.int64))
-
-
-def shaped(name: str, dimension: int, *, norm: float = 2.0) -> Array:
-    """One of the i.n.i.d. noise paper's illustrative profiles (section V), scaled to unit norm.
-
-    Args:
-        name: "uniform" (lambda_i constant), "linear" (i), "quadratic" (i^2), "exponential" (e^i) or "one-hot".
-        dimension: number of coordinates K >= 1.
-        norm: order of the norm that is scaled to one, >= 1; the paper takes 2 for Gaussian and 1 for Laplace noise.
-
-    Returns:
-        Sensitivities, shape [K], in ascending order.
-
-    Raises:
-        ConfigError: unknown name, dimension below one or norm below one.
-    """
-    if name not in _SHAPES:
-        raise ConfigError(f"unknown profile {name!r}; known: {', '.join(_SHAPES)}")
-    if dimension < 1:
-        raise ConfigError(f"dimension of a profile must be >= 1, got {dimension}")
-    if not norm >= 1:
-        raise ConfigError(f"order of the norm must be >= 1, got {norm}")
-    raw = _SHAPES[name](np.arange(1, dimension + 1, dtype=np.float64))
-    return raw / as_profile(raw).norm(norm)
-
-
-_SHAPES: dict[str, Callable[[Array], Array]] = {
-    "uniform": np.ones_like,
-    "linear": lambda i: i,
-    "quadratic": lambda i: i**2,
-    "exponential": lambda i: np.exp(i - i[-1]),
-    "one-hot": lambda i: (i == i[-1]).astype(np.float64),
-}
 
 
 def _vector(numbers: npt.ArrayLike, what: str) -> Array:

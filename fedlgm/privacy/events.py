@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -158,6 +159,16 @@ def unfolded(event: dp_event.DpEvent, count: int) -> tuple[dp_event.DpEvent, int
     return event, count
 
 
+def accountant_of(events: Iterable[dp_event.DpEvent]) -> str:
+    """The accountant that has a bound for all of these events.
+
+    Example:
+        >>> accountant_of([gaussian_event(2.0)]), accountant_of([gaussian_event(2.0), WholeOrdersDpEvent(0.1)])
+        ('pld', 'rdp')
+    """
+    return "rdp" if any(isinstance(unfolded(event, 1)[0], RENYI_ONLY) for event in events) else "pld"
+
+
 def is_private(event: dp_event.DpEvent) -> bool:
     """Whether an event has any privacy bound; False for releases that are not private.
 
@@ -167,6 +178,8 @@ def is_private(event: dp_event.DpEvent) -> bool:
     """
     while hasattr(event, "event"):
         event = event.event
+    if isinstance(event, dp_event.ComposedDpEvent):
+        return all(map(is_private, event.events))
     return not isinstance(event, dp_event.NonPrivateDpEvent)
 
 
@@ -200,8 +213,13 @@ def encode(event: dp_event.DpEvent) -> dict[str, Any]:
         raise ValueError(f"cannot store {name}")
     if isinstance(event, dp_event.SelfComposedDpEvent):
         check_count("count", event.count)
-    fields = {field: getattr(event, field) for field in _FIELDS[name]}
-    return {"type": name} | {k: encode(v) if isinstance(v, dp_event.DpEvent) else v for k, v in fields.items()}
+    return {"type": name} | {field: _encoded(getattr(event, field)) for field in _FIELDS[name]}
+
+
+def _encoded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_encoded(part) for part in value]
+    return encode(value) if isinstance(value, dp_event.DpEvent) else value
 
 
 def decode(record: dict[str, Any]) -> dp_event.DpEvent:
@@ -221,7 +239,13 @@ def decode(record: dict[str, Any]) -> dp_event.DpEvent:
     if name == "SelfComposedDpEvent":
         check_count("count", fields["count"])
     kind = WholeOrdersDpEvent if name == WholeOrdersDpEvent.__name__ else getattr(dp_event, name)
-    return kind(**{k: decode(v) if isinstance(v, dict) else v for k, v in fields.items()})
+    return kind(**{field: _decoded(value) for field, value in fields.items()})
+
+
+def _decoded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_decoded(part) for part in value]
+    return decode(value) if isinstance(value, dict) else value
 
 
 _FIELDS: dict[str, tuple[str, ...]] = {
@@ -234,5 +258,6 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "RandomizedResponseDpEvent": ("noise_parameter", "num_buckets"),
     "PoissonSampledDpEvent": ("sampling_probability", "event"),
     "SelfComposedDpEvent": ("event", "count"),
+    "ComposedDpEvent": ("events",),
     "RepeatAndSelectDpEvent": ("event", "mean", "shape"),
 }

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fedlgm.errors import RunError
 from fedlgm.node_protocol import canonical, digest, public_key, sign, verify
 from fedlgm.noised_in_shares import least_threshold
-from fedlgm.secagg.keys import new_secret, public_of
+from fedlgm.secagg.keys import agreed, new_secret, public_of
 
 MOST_NODES = 1000
 """Of a cohort: every node shares secrets with every other one, and masks its vector once for each.
@@ -115,8 +115,7 @@ class Advert:
             RunError: values that an advert cannot have.
         """
         advert = _of(cls, raw, {"sealing": str, "masking": str, "signature": str})
-        keys = (advert.sealing, advert.masking)
-        if not 0 <= advert.client < 2**31 or not all(_hexadecimal(key, 64) for key in keys):
+        if not 0 <= advert.client < 2**31 or not all(_hexadecimal(key, 64) for key in advert.keys):
             raise RunError("an advert holds a malformed number or key")
         return advert
 
@@ -130,6 +129,20 @@ class Advert:
         """Whether the service with this public key has signed it for these terms."""
         fields_ = ("secagg advert", terms.digest, self.client, self.sealing, self.masking)
         return verify(public_key(service), self.signature, *fields_)
+
+    def check_keys(self) -> None:
+        """Refuse keys with which no other node can agree on a secret.
+
+        Raises:
+            RunError: such a key.
+        """
+        for key in self.keys:
+            agreed(new_secret(), key)
+
+    @property
+    def keys(self) -> tuple[str, str]:
+        """Both public keys."""
+        return self.sealing, self.masking
 
     def values(self) -> dict[str, Any]:
         """Plain values."""
@@ -163,7 +176,7 @@ class Cohort:
                 raise RunError(f"client {client} is not among the enrolled peers")
             if check and not advert.valid(terms, services[client]):
                 raise RunError(f"the advert of client {client} was not signed by its enrolled service for these terms")
-        keys = [key for advert in members for key in (advert.sealing, advert.masking)]
+        keys = [key for advert in members for key in advert.keys]
         own = [services[client] for client in self.adverts]
         if len(set(keys)) < len(keys) or len(set(own)) < len(own):
             raise RunError("a public key occurs twice in the cohort")

@@ -22,18 +22,22 @@ from fedlgm.tasks.causal_lm import CausalLM
 from fedlgm.tasks.classification import Classification
 from fedlgm.tasks.evaluation import evaluate
 from fedlgm.tasks.next_token import PADDING, NextToken
+from fedlgm.tasks.ranked import AUC, Ranked, auc
 from fedlgm.tasks.regression import Regression
 from fedlgm.tasks.set_metrics import Metric
 
 __all__ = [
+    "AUC",
     "PADDING",
     "Binary",
     "CausalLM",
     "Classification",
     "Metric",
     "NextToken",
+    "Ranked",
     "Regression",
     "Task",
+    "auc",
     "evaluate",
     "get",
     "names",
@@ -44,6 +48,7 @@ _TASKS: dict[str, type[Task]] = {
     "classification": Classification,
     "regression": Regression,
     "binary": Binary,
+    "ranked": Ranked,
     "multi-label": Binary,
     "next-token": NextToken,
     "causal-lm": CausalLM,
@@ -66,7 +71,7 @@ def names() -> tuple[str, ...]:
 
     Example:
         >>> names()
-        ('classification', 'regression', 'binary', 'multi-label', 'next-token', 'causal-lm')
+        ('classification', 'regression', 'binary', 'ranked', 'multi-label', 'next-token', 'causal-lm')
     """
     return tuple(_TASKS)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -33,30 +33,30 @@ def recommend(
     from simulations.advice.recommend import recommend as recommending
 
     found = recommending(recipe, public=public, examples=examples, overrides=overrides or ())
-    show(found.values_(), tables, as_json)
+    show(cast("Advice", dict(found)), tables, as_json)
 
 
 def tables(found: Advice) -> Group:
     """Rules, layers, a picture, and the advice."""
     from rich.console import Group
     from rich.markup import escape
-    from rich.table import Table
     from rich.text import Text
 
     from simulations.advice.picture import bars
     from simulations.reports.terminal import number
+    from simulations.tables import table
 
-    rules = Table(title=escape(f"{found['recipe']}: score over that of gaussian, at bound {found['bound']:g}"))
-    rules.title_justify = "left"
-    rules.add_column("rule")
-    for share in range(len(found["stages"])):
-        rules.add_column(f"model {share + 1}", justify="right")
-    rules.add_column("all", justify="right")
-    for rule, ratio in found["scores"].items():
-        rules.add_row(rule, *(f"{stage['ratios'][rule]:.2f}" for stage in found["stages"]), f"{ratio:.2f}")
-    layers = Table(title="layers, by public examples", title_justify="left")
-    for name in ("layer", "size", "median norm", "curvature", "suggested bound"):
-        layers.add_column(name, justify="left" if name == "layer" else "right")
+    rules = table(
+        f"{found['recipe']}: score over that of gaussian, at bound {found['bound']:g}",
+        ["rule", *(f"model {share + 1}" for share in range(len(found["stages"]))), "all"],
+        [
+            [rule, *(f"{stage['ratios'][rule]:.2f}" for stage in found["stages"]), f"{ratio:.2f}"]
+            for rule, ratio in found["scores"].items()
+        ],
+        left=("rule",),
+    )
+    columns = ("layer", "size", "median norm", "curvature", "suggested bound")
+    layers = table("layers, by public examples", columns, left=("layer",))
     for row in found["layers"]:
         figures = (number(row["norm"]), number(row["trace"]), number(row["suggested_bound"]))
         layers.add_row(escape(row["layer"]), f"{row['size']:,}", *figures)
@@ -67,7 +67,25 @@ def tables(found: Advice) -> Group:
         f"median length of a whole contribution: {number(found['suggested_bound'])}, the bound is {found['bound']:g}",
         f"computed on {found['public']}; no private example was read"
         + (f"; {per_client}{known}" if found["unit"] == "client" else ""),
-        "no accuracy is forecast: the score ranks rules, docs/results/recommend.md says how well",
+        *forecast_lines(found),
     ]
     picture = Text("\n".join([f"{'worse':>37}|better", *bars(found["scores"])]))
     return Group(rules, picture, layers, *map(Text, notes), Text(f"\n{found['advice']}", style="bold"))
+
+
+def forecast_lines(found: Advice) -> list[str]:
+    """The accuracy to expect over epsilon, and how far it may be off."""
+    from simulations.advice.forecast import ERROR
+
+    if not found["forecasts"]:
+        return [f"no accuracy is forecast: {found['no_forecast']}"]
+    rows = (
+        f"  epsilon {row['epsilon']:g}: {row['accuracy']:.1%} ({row['low']:.1%} to {row['high']:.1%})"
+        for row in found["forecasts"]
+    )
+    error = f"  the ranges are the largest error, {100 * ERROR:g} points, of forecasts for seven settings on digits"
+    return [
+        f"accuracy to expect of {found['forecast_rule']} at the recipe's learning rates, by rehearsals on public data:",
+        *rows,
+        f"{error}, each at its best learning rate; elsewhere the error is not known",
+    ]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +20,16 @@ from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import BoundsExamples, Mechanism
 from fedlgm.mechanisms.method import Method
 from fedlgm.plan import ReleasePlan
-from simulations.advice.public import examples_of, of_public, outline_of, public_examples
+from simulations.advice.forecast import forecasts
 from simulations.advice.rows import Advice, LayerAdvice, StageRow
 from simulations.advice.score import Curvature, Landscape, score
+from simulations.advice.setting import Setting, setting_of
 from simulations.advice.units import Clients, Examples, Units
-from simulations.advice.verdict import verdict
+from simulations.advice.verdict import advised, verdict
 from simulations.advice.work import Work
-from simulations.api import recipe_of, refuse_unknown
-from simulations.config.assembly import Assembly
-from simulations.config.facts import facts_of
-from simulations.config.own import Own
+from simulations.api import refuse_unknown
 from simulations.config.recipe import Overrides, Recipe
+from simulations.figures import Figures
 
 FLAT = "gaussian"
 """The rule that others are compared with: one bound for the whole contribution."""
@@ -42,7 +40,7 @@ STAGES = (0.3, 0.6, 0.9)
 _AT_CHANCE = 0.95  # share of the loss of a constant prediction that a warm-up has to get below
 
 
-class Recommendation(Mapping[str, Any]):
+class Recommendation(Figures):
     """A recommendation, as a JSON-compatible mapping with its figures as attributes.
 
     Attributes:
@@ -55,22 +53,9 @@ class Recommendation(Mapping[str, Any]):
     """
 
     def __init__(self, values: Advice) -> None:
-        self._values = values
+        super().__init__(values)
         self.scores: dict[str, float] = dict(values["scores"])
         self.advice: str = values["advice"]
-
-    def __getitem__(self, key: str) -> Any:
-        return self._values[key]  # type: ignore[literal-required]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def values_(self) -> Advice:
-        """The same as plain values."""
-        return self._values
 
     def __repr__(self) -> str:
         scores = ", ".join(f"{rule} {ratio:.2f}" for rule, ratio in self.scores.items())
@@ -80,16 +65,6 @@ class Recommendation(Mapping[str, Any]):
         from simulations.advice.picture import picture
 
         return f"<p>{self.advice}</p>{picture(self.scores)}"
-
-
-@dataclass(frozen=True)
-class _Setting:
-    """Settings that are fixed before the computation."""
-
-    assembly: Assembly
-    facts: RunFacts
-    share: float
-    assumed: bool
 
 
 def recommend(
@@ -137,7 +112,7 @@ def recommend(
         (1.0, True)
     """
     refuse_unknown("recommend", options)
-    setting, source = _setting(recipe, model, data, public, task, overrides, examples)
+    setting, source = setting_of(recipe, model, data, public, task, overrides, examples)
     assembly, parsed = setting.assembly, setting.assembly.recipe
     with torch_threads(1):
         work = Work.of(assembly)
@@ -148,6 +123,8 @@ def recommend(
     scores = {
         rule: math.exp(float(np.mean([math.log(max(row["ratios"][rule], 1e-9)) for row in stages]))) for rule in methods
     }
+    rule = advised(scores)
+    rows, reason = forecasts(setting, rule)
     sampling, facts = setting.facts.sampling, setting.facts
     expected, parties = sampling.expected, math.sqrt(facts.noised_by.noises_in_sum(sampling.expected))
     if facts.steps:
@@ -167,40 +144,12 @@ def recommend(
             "suggested_bound": math.sqrt(sum(row["norm"] ** 2 for row in layers)),
             "examples_per_client": setting.share,
             "assumed": setting.assumed,
+            "forecast_rule": rule,
+            "forecasts": rows,
+            "no_forecast": reason,
             "private_examples_read": 0,
         }
     )
-
-
-def _setting(
-    recipe: Any, model: Any, data: Any, public: Any, task: Any, overrides: Overrides, examples: int | None
-) -> tuple[_Setting, str]:
-    """The recipe's objects over public examples alone."""
-    outline, clients = outline_of(data)
-    given = {"task": task, "model": model, "data": data}
-    texts = [f"{name}.name={value}" for name, value in given.items() if isinstance(value, str)]
-    objects = {name: value for name, value in given.items() if value is not None and not isinstance(value, str)}
-    parsed = recipe_of(recipe, Own(**(objects | ({} if outline is None else {"data": outline}))), texts, overrides)
-    if clients is not None:
-        federation = parsed.federation.model_copy(update={"clients": clients})
-        parsed = parsed.model_copy(update={"federation": federation})
-    if not mechanisms.is_private(parsed.mechanism.name):
-        raise ConfigError(f"mechanism.name: {parsed.mechanism.name} adds no noise, so there is nothing to advise")
-    own = Own(**(objects | {"data": None}))
-    found = public_examples(parsed, Assembly(parsed, own).task, public, outline)
-    assembly = Assembly(of_public(parsed), Own(**(objects | {"data": found.data})))
-    total = examples if examples is not None else examples_of(parsed) if data is None else None
-    share = total / parsed.federation.clients if total is not None else float(parsed.training.batch_size)
-    return _Setting(assembly, _facts(parsed, total), share, total is None), found.source
-
-
-def _facts(recipe: Recipe, examples: int | None) -> RunFacts:
-    """The run's facts at the multiplier of its budget."""
-    unit = recipe.protects
-    if unit.counts_examples(recipe) and examples is None:
-        raise ConfigError("examples: a step's rate is batch_size over the number of training examples: give it")
-    facts = facts_of(recipe, (examples or 0) if unit.counts_examples(recipe) else 0)
-    return unit.calibrated(mechanisms.get(unit.flat), facts)
 
 
 def _methods(layers: LayerTable, facts: RunFacts, own: Mechanism) -> dict[str, Method]:
@@ -215,7 +164,7 @@ def _methods(layers: LayerTable, facts: RunFacts, own: Mechanism) -> dict[str, M
     return {rule: Method(mechanism, mechanism.table(layers), facts) for rule, mechanism in made.items()}
 
 
-def _units(setting: _Setting, work: Work) -> Units:
+def _units(setting: Setting, work: Work) -> Units:
     if isinstance(setting.assembly.mechanism, BoundsExamples):
         return Examples(setting.assembly, work.stage)
     return Clients(setting.assembly, work.stage, setting.share)

@@ -40,6 +40,21 @@ class LayerAdvice(TypedDict):
     suggested_bound: float
 
 
+class ForecastRow(TypedDict):
+    """The accuracy to expect at one budget.
+
+    Attributes:
+        epsilon: the budget, at the recipe's delta.
+        accuracy: of a rehearsal on held-out public examples, in [0, 1].
+        low, high: accuracies within the largest error of the kept forecasts.
+    """
+
+    epsilon: float
+    accuracy: float
+    low: float
+    high: float
+
+
 class Advice(TypedDict):
     """Result of `recommend`.
 
@@ -58,6 +73,9 @@ class Advice(TypedDict):
         suggested_bound: median norm of a whole unbounded contribution.
         examples_per_client: mean number of the run's examples per client.
         assumed: whether that number was unknown and set to one batch.
+        forecast_rule: the rule of the forecasts: the one that is advised.
+        forecasts: accuracies to expect over epsilon; empty if there are none.
+        no_forecast: why there are none; empty if there are some.
         private_examples_read: 0.
     """
 
@@ -74,4 +92,7 @@ class Advice(TypedDict):
     suggested_bound: float
     examples_per_client: float
     assumed: bool
+    forecast_rule: str
+    forecasts: list[ForecastRow]
+    no_forecast: str
     private_examples_read: int

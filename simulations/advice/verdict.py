@@ -9,6 +9,17 @@ BETTER, WORSE = 1.2, 0.33
 what measurements they rest."""
 
 
+def advised(scores: Mapping[str, float]) -> str:
+    """The rule to use: the best one where it is better than the flat one by enough, else "gaussian".
+
+    Example:
+        >>> advised({"gaussian": 1.0, "uniform": 1.9}), advised({"gaussian": 1.0, "uniform": 1.1})
+        ('uniform', 'gaussian')
+    """
+    best = max(scores, key=lambda rule: scores[rule])
+    return best if scores[best] >= BETTER else "gaussian"
+
+
 def verdict(scores: Mapping[str, float], unit: str) -> str:
     """The advice.
 
@@ -23,8 +34,8 @@ def verdict(scores: Mapping[str, float], unit: str) -> str:
         'level: use gaussian.'
     """
     flat = {"client": "gaussian", "example": "dp-sgd with style = 'flat'"}[unit]
-    best = max(scores, key=lambda rule: scores[rule])
-    if scores[best] >= BETTER:
+    best = advised(scores)
+    if best != "gaussian":
         words = f"{best} is expected to be worth {scores[best]:.2f} times the signal to noise of {flat}"
     elif any(ratio > WORSE for rule, ratio in scores.items() if rule != "gaussian"):
         words = f"level: use {flat}"

@@ -52,11 +52,11 @@ class Work:
             ConfigError: a model so large that there are too few passes for a warm-up.
         """
         found, model = assembly.dataset, assembly.recipe.model.name
-        operations = _operations(assembly)
-        passes = min(PASSES, int(OPERATIONS / operations))
+        each = operations(assembly)
+        passes = min(PASSES, int(OPERATIONS / each))
         if passes < LEAST_PASSES:
             raise ConfigError(
-                f"model: {model} takes {operations:.2g} operations for one example and step, so a minute of one core "
+                f"model: {model} takes {each:.2g} operations for one example and step, so a minute of one core "
                 f"makes about {passes} such passes, and advice needs at least {LEAST_PASSES}: ask for a smaller model "
                 "of the same kind, such as --set model.name=resnet20, and compare a few seeds of the large one"
             )
@@ -82,7 +82,7 @@ class Work:
         return [torch.from_numpy(rows) for rows in made[first:last]]
 
 
-def _operations(assembly: Assembly) -> float:
+def operations(assembly: Assembly) -> float:
     """Operations of one forward and backward pass over an example, as torch counts them."""
     module, found = assembly.module(), assembly.dataset
     layers = LayerTable.from_module(module)

@@ -26,11 +26,10 @@ from fedlgm.mechanisms import Mechanism
 from fedlgm.mechanisms.method import Method
 from fedlgm.papers.inid import coordinate_descent as cd
 from fedlgm.papers.inid import pca
-from fedlgm.papers.inid.datasets import load_tabular
+from fedlgm.papers.inid.datasets import fully_random_rows, load_tabular
 from fedlgm.papers.inid.federated_descent import CoordinateRelease, CoordinateSums, ProximalStep, coordinate_table
 from fedlgm.papers.inid.federated_pca import CovarianceRelease, CovarianceSums, covariance_table, unpack
 from fedlgm.papers.inid.objectives import Array, Lasso, Logistic, Objective
-from fedlgm.papers.inid.pca_trials import fully_random_rows
 from fedlgm.papers.inid.smoothness import smoothness
 from fedlgm.plan import ReleasePlan, RunFacts, Sampling
 from fedlgm.privacy.guarantee import Relation

@@ -109,7 +109,7 @@ class PcaSettings(Settings):
     """`fedlgm apply pca`.
 
     Attributes:
-        data: "synthetic" (`pca_trials.fully_random_rows`) or "digits" (scikit-learn's, rows of unit length).
+        data: "synthetic" (`fully_random_rows`) or "digits" (scikit-learn's, rows of unit length).
         method: one of `pca.methods()`.
         rank: number of components.
         dimension: features of synthetic data.

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
+from simulations.progress import progress
 from simulations.shell import JsonOption, console, print_json
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ ExamplesOption = Annotated[
 ]
 UnitOption = Annotated[str, typer.Option(help="Unit of membership: example, or client (all of its examples).")]
 UNITS = ("example", "client")
-OnProgress = Callable[[int, int, str], None]
 
 
 @app.command()
@@ -102,6 +101,7 @@ def inversion(
     from simulations.attacks import figures
     from simulations.attacks import inversion as attacks
     from simulations.attacks.target import Target
+    from simulations.reports.svg import save
 
     opened = Target.open(target, overrides or ())
     settings = InversionSettings(iterations=iterations, restarts=restarts)
@@ -116,7 +116,7 @@ def inversion(
             settings=settings,
             progress=on_progress,
         )
-    path = figures.save(figures.inversions(findings), picture or Path("attack-inversion.png"))
+    path = save(figures.inversions(findings), picture or Path("attack-inversion.png"))
     rows = [finding.to_dict() for finding in findings]
     if as_json:
         print_json({"attack": "inversion", "target": opened.name, "findings": rows, "picture": str(path)})
@@ -154,13 +154,14 @@ def gan(
     from simulations.attacks import figures
     from simulations.attacks import gan as attacks
     from simulations.attacks.target import Target
+    from simulations.reports.svg import save
 
     settings = GanSettings(kind=kind, active=active, steps=steps)  # type: ignore[arg-type]
     features = None if inception is None else InceptionFeatures(inception)
     opened = Target.open(target, overrides or ())
     with progress("gan", not as_json) as on_progress, contextlib.redirect_stdout(sys.stderr):
         found = attacks.attack(opened, label=label, settings=settings, inception=features, progress=on_progress)
-    path = figures.save(
+    path = save(
         figures.classes([(f"{kind}, {'active' if active else 'passive'}", found)]), picture or Path("attack-gan.png")
     )
     if as_json:
@@ -210,8 +211,9 @@ def _report_membership(
     as_json: bool,
 ) -> None:
     from simulations.attacks import figures, membership
+    from simulations.reports.svg import save
 
-    path = figures.save(figures.curves(results, f"membership: {attack}"), picture or Path(f"attack-{attack}.png"))
+    path = save(figures.curves(results, f"membership: {attack}"), picture or Path(f"attack-{attack}.png"))
     inside, outside = membership.overfit(people.modules[0], people)
     attacked = people.results[0]
     if as_json:
@@ -268,39 +270,6 @@ def _spent(result: Mapping[str, Any]) -> str:
 
 
 def _table(title: str, *columns: str) -> Table:
-    from rich.table import Table
+    from simulations.tables import table
 
-    table = Table(title=title, title_justify="left")
-    for index, column in enumerate(columns):
-        table.add_column(column, justify="left" if index == 0 else "right")
-    return table
-
-
-@contextlib.contextmanager
-def progress(name: str, shown: bool) -> Iterator[OnProgress]:
-    """Progress bar on standard error, called with (done, total, description)."""
-    if not shown:
-        yield lambda done, total, what: None
-        return
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn("[bold]{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f} %  {task.fields[what]}"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    bar = Progress(*columns, console=Console(stderr=True))
-    task = bar.add_task(name, total=None, what="starting")
-
-    def on_progress(done: int, total: int, what: str) -> None:
-        bar.start()
-        bar.update(task, completed=done, total=total, what=what)
-
-    try:
-        yield on_progress
-    finally:
-        if bar.live.is_started:
-            bar.stop()
+    return table(title, columns, left=columns[:1])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +10,6 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from fedlgm.attacks.membership import MembershipResult
-from fedlgm.errors import RunError
 
 if TYPE_CHECKING:
     from simulations.attacks.gan import ClassFinding
@@ -70,19 +68,6 @@ def curves(results: Mapping[str, MembershipResult], title: str) -> Figure:
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
     return figure
-
-
-def save(figure: Figure, path: Path) -> Path:
-    """Write a picture; returns `path`.
-
-    Raises:
-        RunError: the file cannot be written.
-    """
-    try:
-        figure.savefig(path, dpi=110)
-    except (OSError, ValueError) as error:
-        raise RunError(f"cannot write the picture {path}: {error}") from error
-    return path
 
 
 def _assigned(finding: Finding) -> np.ndarray:

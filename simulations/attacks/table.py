@@ -18,7 +18,6 @@ from typing import Any, Literal, TypeVar, cast, get_args
 import numpy as np
 import torch
 from rich.console import Group
-from rich.table import Table
 
 from fedlgm.attacks.frechet import PublicClassifier
 from fedlgm.attacks.gan import GanSettings
@@ -42,6 +41,7 @@ from simulations.runs import strict_json
 from simulations.runs.folder import RunFolder
 from simulations.studies.jobs import Job
 from simulations.studies.rows import by_cell
+from simulations.tables import table
 
 Attack = Literal["membership", "inversion", "gan"]
 OnProgress = Callable[[int, int, str], None]
@@ -256,11 +256,11 @@ def _repeated(found: list[ClassFigures]) -> RepeatedClass:
 def tables(made: Sequence[AttackedCell]) -> Group:
     """The privacy-utility-attack table, the reconstruction table if there is one, and an explanation of the figures."""
     header, body = main_table(made)
-    parts: list[Any] = [_rich("Privacy, utility, attacks", header, body)]
+    parts: list[Any] = [table("Privacy, utility, attacks", header, body, left=_WORDS)]
     if any(cell["gan"] for cell in made):
-        parts.append(_rich("Reconstruction of classes that one client lacks", *reconstruction_table(made)))
+        parts.append(table("Reconstruction of classes that one client lacks", *reconstruction_table(made), left=_WORDS))
     if any("inception_distance" in found for cell in made for found in cell["gan"].values()):
-        parts.append(_rich("Their Frechet Inception distance", *reconstruction_table(made, _inception)))
+        parts.append(table("Their Frechet Inception distance", *reconstruction_table(made, _inception), left=_WORDS))
     sentences = dict.fromkeys(f"{cell['method']}: {cell['guarantee']}" for cell in made)
     return Group(*parts, *sentences, NOTES)
 
@@ -274,6 +274,7 @@ NOTES = (
 )
 
 _MARKS = {"conditional": " *"}
+_WORDS = ("method", "budget")
 
 
 def main_table(made: Sequence[AttackedCell]) -> tuple[list[str], list[list[str]]]:
@@ -432,12 +433,3 @@ def _reconstruction(found: RepeatedClass) -> str:
         return f"{found['distance']:.0f} ({found['agreement']:.0%})"
     agreement = f"{100 * found['agreement']:.0f} ± {100 * found['agreement_std']:.0f} %"
     return f"{found['distance']:.0f} ± {found['distance_std']:.0f} ({agreement})"
-
-
-def _rich(title: str, header: Sequence[str], body: Sequence[Sequence[str]]) -> Table:
-    table = Table(title=title, title_justify="left")
-    for column in header:
-        table.add_column(column, justify="left" if column in ("method", "budget") else "right")
-    for line in body:
-        table.add_row(*line)
-    return table

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from simulations.progress import progress as bar
 from simulations.shell import JsonOption, console, print_json
 
 if TYPE_CHECKING:
     from rich.console import Group
 
     from fedlgm.audits import AuditResult
-    from fedlgm.audits.audit import Progress
 
 FAILED = 1
 """Exit status of an audit that contradicts what is reported."""
@@ -64,7 +63,11 @@ def audit(
         seed=seed,
     )
     kind = targets.kind_of(target)
-    with _progress(target, shown=not as_json) as progress:
+    with bar(f"audit of {target}", not as_json and sys.stderr.isatty()) as on_progress:
+
+        def progress(done: int, total: int) -> None:
+            on_progress(done, total, "")
+
         if kind == "mechanism":
             result = targets.audit_mechanism(
                 target, how, variant=variant, overrides=overrides or (), progress=progress,
@@ -91,11 +94,11 @@ def table(result: AuditResult, picture: Path | None = None) -> Group:
     """Claimed, proven and audited side by side, then layers and checks."""
     from rich.console import Group
     from rich.markup import escape
-    from rich.table import Table
 
+    from simulations import tables
     from simulations.reports.terminal import number
 
-    head = Table(title=escape(result.subject), title_justify="left", show_header=False, box=None, pad_edge=False)
+    head = tables.facts([], result.subject)
     kind = "estimate, not a bound" if result.estimate else f"confidence {result.confidence:g}"
     head.add_row("epsilon reported", f"{number(result.epsilon_reported)}  at delta {result.delta:g}")
     name, least = ("epsilon estimated", "about") if result.estimate else ("epsilon audited", "at least")
@@ -105,14 +108,14 @@ def table(result: AuditResult, picture: Path | None = None) -> Group:
         head.add_row("scores", f"{result.observations:,}  in {result.seconds:.1f} s")
     parts: list[Any] = [head]
     if result.layers:
-        layers = Table(title="by layer", title_justify="left")
-        for name in ("layer", "coordinates", "epsilon audited", "epsilon planned"):
-            layers.add_column(name, justify="left" if name == "layer" else "right")
-        for row in result.layers:
-            layers.add_row(escape(row.layer), f"{row.size:,}", number(row.epsilon_lower), number(row.epsilon_planned))
-        parts.append(layers)
+        columns = ("layer", "coordinates", "epsilon audited", "epsilon planned")
+        rows = [
+            (escape(row.layer), f"{row.size:,}", number(row.epsilon_lower), number(row.epsilon_planned))
+            for row in result.layers
+        ]
+        parts.append(tables.table("by layer", columns, rows, left=("layer",)))
     if result.checks:
-        checks = Table(title="checks", title_justify="left", show_header=False, box=None, pad_edge=False)
+        checks = tables.facts([], "checks")
         for check in result.checks:
             style = "green" if check.passed else "bold red"
             checks.add_row(
@@ -127,23 +130,3 @@ def table(result: AuditResult, picture: Path | None = None) -> Group:
         else "[bold red]NOT AS REPORTED[/bold red]"
     )
     return Group(*parts)
-
-
-@contextmanager
-def _progress(name: str, shown: bool) -> Iterator[Progress | None]:
-    """Progress bar on standard error."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True, emoji=False)
-    if not shown or not console.is_terminal:
-        yield None
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console) as bar:
-        task = bar.add_task(f"audit of {name}", total=None)
-
-        def on_progress(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total)
-
-        yield on_progress

@@ -10,7 +10,7 @@ import matplotlib as mpl
 import numpy as np
 
 from fedlgm.audits import AuditResult
-from fedlgm.errors import RunError
+from simulations.reports.svg import save
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
@@ -28,9 +28,7 @@ def draw_audit(result: AuditResult, path: Path) -> None:
     figure.suptitle(f"{result.subject}: {'as reported' if result.passed else 'NOT AS REPORTED'}")
     figure.tight_layout()
     try:
-        figure.savefig(path, dpi=110)
-    except (OSError, ValueError) as error:
-        raise RunError(f"cannot write the picture {path}: {error}") from error
+        save(figure, path)
     finally:
         plt.close(figure)
 

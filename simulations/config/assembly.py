@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,13 +17,13 @@ from fedlgm import data, devices, inputs, models, tasks
 from fedlgm.contributions import unbounded
 from fedlgm.data import DataSet, Partition
 from fedlgm.data.spent import Spent
-from fedlgm.devices import Numerics, torch_threads
+from fedlgm.devices import Numerics
 from fedlgm.errors import ConfigError, prefix_key
 from fedlgm.example_level.trainer import ExampleTrainer
 from fedlgm.extension import is_object, is_reference, missing_object, users_code
 from fedlgm.facts import RunFacts, Sampling
 from fedlgm.inputs import Inputs
-from fedlgm.keys import KeyRing, Purpose
+from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import BoundsExamples, Mechanism, UsesPrivateNorms
 from fedlgm.mechanisms.method import Method
@@ -31,7 +31,7 @@ from fedlgm.noise import NoiseBackend
 from fedlgm.plan import ReleasePlan
 from fedlgm.tasks import Task
 from fedlgm.tasks.own_figures import own_figures
-from fedlgm.training import ClientTask, Trainer, fastest, kinds
+from fedlgm.training import ClientTask, Trainer, kinds
 from fedlgm.training.kinds import TrainerKind
 from fedlgm.training.native import Program
 from fedlgm.training.rates import factors
@@ -41,7 +41,6 @@ from simulations.config.facts import facts_of
 from simulations.config.messages import in_section
 from simulations.config.own import Own
 from simulations.config.recipe import Recipe
-from simulations.config.sections import Training
 from simulations.config.spent import method_beside
 from strategies import ServerStep
 from strategies.schedule import Scheduled
@@ -58,11 +57,13 @@ class Assembly:
         recipe: the recipe.
         own: a user's objects that replace names in it.
         planned: whether nothing will be trained, so that no file of a bundled set is needed.
+        no_kernel: why `training.kernel = "auto"` became PyTorch; None if it did not.
     """
 
     recipe: Recipe
     own: Own = Own()  # noqa: RUF009  (frozen)
     planned: bool = False
+    no_kernel: str | None = None
 
     def with_data(self, dataset: DataSet, partition: Partition) -> Assembly:
         """Use this data and partition instead of loading and dividing again, as a worker does; returns `self`."""
@@ -170,7 +171,10 @@ class Assembly:
         """Mechanism, layers and facts, the noise calibrated so that the run stays within the recipe's budget."""
         facts = facts_of(self.recipe, self._examples)
         make = partial(Method.calibrated, self.mechanism, self.layers, by=self.recipe.protects.calibrated)
-        return make(facts) if self.spent is None else method_beside(self.spent, facts, make, self.start())
+        if self.spent is None:
+            return make(facts)
+        named = self.own.partition is None and self.recipe.data.partition == "natural"
+        return method_beside(self.spent, facts, make, self.start(), self.recipe.federation.clients if named else 0)
 
     @property
     def spent(self) -> Spent | None:
@@ -335,8 +339,9 @@ class Assembly:
         """A new trainer: sequential (the reference) or vectorised, perhaps compiled."""
         section, kind = self.recipe.training, self.trainer_kind
         if not vectorized:
-            make = self._native if section.kernel == "native" else kind.sequential
-            return make(self.module(), self.layers, section.local, device=self.device, task=self.task)
+            if section.kernel == "native":
+                return self.native(self.module(), self.layers, section.local, device=self.device)
+            return kind.sequential(self.module(), self.layers, section.local, device=self.device, task=self.task)
         if kind.vectorized is None:
             raise ConfigError("training.vectorize: this trainer has no vectorised form: use training.vectorize = 'off'")
         return kind.vectorized(
@@ -349,53 +354,12 @@ class Assembly:
             task=self.task,
         )
 
-    def _native(self, module: nn.Module, *arguments: Any, **keywords: Any) -> Trainer:
+    def native(self, module: nn.Module, *arguments: Any, **keywords: Any) -> Trainer:
         """The compiled kernel's trainer; ConfigError where there is no kernel, or not for this model or trainer."""
         if self.trainer_kind.native is None:
             raise ConfigError("training.kernel: this trainer has no native form: use training.kernel = 'torch'")
         Program.of(module, self.layers, tuple(self.outline.shape), self.task)
-        return self.trainer_kind.native(module, *arguments, **keywords)
-
-    def _kernel(self) -> Literal["native"] | None:
-        """[training] kernel, "auto" settled: the compiled one where this machine has it and it knows the model."""
-        section = self.recipe.training
-        if section.kernel != "auto":
-            return "native" if section.kernel else None
-        if section.vectorize != "off":
-            return None
-        try:
-            self._native(self.module(), self.layers, section.local, device=self.device, task=self.task)
-        except ConfigError:
-            return None
-        return "native"
-
-    def faster_training(self, workers: int) -> Training:
-        """[training] with every "auto" of its trainer resolved by a short measurement on a typical block of clients."""
-        section, run, federation = self.recipe.training, self.recipe.run, self.recipe.federation
-        compiling = (False, True) if section.compile == "auto" else (section.compile,)
-        choices = {f"vectorised, compiled: {c}": (True, c) for c in compiling}
-        if section.vectorize != "on":
-            choices = choices if self.trainer_kind.vectorized is not None else {}
-            choices = {"sequential": (False, False)} | (choices if section.vectorize == "auto" else {})
-        winner = next(iter(choices))
-        if len(choices) > 1:
-            source, keys = PartitionedSource(self.dataset, self.partition), KeyRing.from_seed(0)
-            order = np.argsort(self.sizes)
-            order = order[self.sizes[order] > 0]
-            middle = order[len(order) // 2 :][: run.block_size]
-
-            def tasks() -> list[ClientTask]:
-                orders = ((source(int(c)), keys.torch_generator(Purpose.PROBE, int(c))) for c in middle)
-                return [ClientTask(data.x, data.y, order, section.epochs) for data, order in orders]
-
-            makers = {name: partial(self.trainer, *choice) for name, choice in choices.items()}
-            clients = federation.rounds * federation.share * federation.clients
-            with torch_threads(run.threads):
-                blocks = max(1.0, clients / run.block_size / workers)
-                winner, _ = fastest(makers, self.initial_model(), tasks, blocks=blocks)
-        vectorized, compiled = choices[winner]
-        how = {"vectorize": "on" if vectorized else "off", "compile": compiled, "kernel": self._kernel()}
-        return section.model_copy(update=how)
+        return self.trainer_kind.native(module, *arguments, task=self.task, **keywords)
 
     def consent(self) -> Consent | None:
         """The consent of clients under local trust."""

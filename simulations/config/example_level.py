@@ -7,9 +7,11 @@ import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from torch import nn
 
 from fedlgm import privacy
+from fedlgm.data import Partition
 from fedlgm.errors import ConfigError, PrivacyError, prefix_key
 from fedlgm.extension import is_reference
 from fedlgm.facts import LocalSteps, RunFacts, Sampling
@@ -47,7 +49,7 @@ class ExampleLevel(UnitKind):
             ("training.vectorize", training.vectorize, "off", "a client's examples are already trained together"),
             ("trainer", recipe.trainer and recipe.trainer.name, None, "the example-level engine trains"),
             ("training.compile", training.compile, False, "the example-level engine is not compiled"),
-            ("training.kernel", training.kernel, None, "the example-level engine trains"),
+            ("training.kernel", training.kernel == "native" and "native", False, "the example-level engine trains"),
             (
                 "federation.stragglers",
                 federation.stragglers,
@@ -124,6 +126,10 @@ class ExampleLevel(UnitKind):
             return super().calibrated(mechanism, facts)
         except PrivacyError as error:
             raise PrivacyError(f"{error}; {_remedy(mechanism, facts)}") from error
+
+    def examples(self, recipe: Recipe, partition: Partition) -> list[np.ndarray]:
+        """See `UnitKind.examples`."""
+        return list(partition.order[:, None])
 
     def server_step(self, recipe: Recipe, own: Any) -> ServerStep:
         """A step on the noisy mean gradient with the settings of [training], if a round is a step."""

@@ -11,14 +11,18 @@ from fedlgm.data.spent import Spent
 from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.facts import RunFacts
 from fedlgm.mechanisms.method import Method
+from fedlgm.plan import ReleasePlan
 from fedlgm.transcript import Transcript
 
+_RELATION = "add-remove"  # of the statistics of `simulations.standardise`
 _SHARE = 0.1  # of delta, for the first guess of what is left
 _TRIES = 8
 _SLACK = 0.01  # share of epsilon that may stay unspent
 
 
-def method_beside(spent: Spent, facts: RunFacts, make: Callable[[RunFacts], Method], start: Transcript) -> Method:
+def method_beside(
+    spent: Spent, facts: RunFacts, make: Callable[[RunFacts], Method], start: Transcript, clients: int
+) -> Method:
     """The method whose rounds, composed with `spent`, stay within the budget of `facts`.
 
     Args:
@@ -26,9 +30,11 @@ def method_beside(spent: Spent, facts: RunFacts, make: Callable[[RunFacts], Meth
         facts: the run's facts with the whole budget.
         make: calibrates a method to the budget of its argument.
         start: the transcript before the first round.
+        clients: number of clients of the run if they are those that the data name; else 0.
 
     Raises:
-        ConfigError: the run protects another unit, or is no sequence of rounds with noise of a trusted server.
+        ConfigError: the run protects another unit, or clients that hold other data, or is no sequence of rounds with
+            noise of a trusted server.
         PrivacyError: nothing is left for the training.
     """
     from fedlgm.privacy.accounting import composed_epsilon  # an import that workers do without
@@ -47,8 +53,13 @@ def method_beside(spent: Spent, facts: RunFacts, make: Callable[[RunFacts], Meth
         plan = method.plan(start)
         if plan.protects != spent.protects:
             raise ConfigError(
-                f"data: its private statistics protect ({spent.protects}), the run ({plan.protects}): standardise with "
-                f"unit={plan.guarantee.unit!r}"
+                f"data: its private statistics protect ({spent.protects}), the run ({plan.protects}): their epsilons "
+                f"do not add up; {_remedy(plan)}"
+            )
+        if spent.clients and clients != spent.clients:
+            raise ConfigError(
+                f"data: its private statistics protect {spent.clients} clients as the data name them, and this run's "
+                f"clients hold other data: use data.partition = 'natural' and federation.clients = {spent.clients}"
             )
         multipliers = method.facts.noise_multiplier / np.sqrt(method.mechanism.costs(method.layers, facts.rounds))
         rounds = method.facts.process.events(plan, multipliers)
@@ -65,3 +76,12 @@ def method_beside(spent: Spent, facts: RunFacts, make: Callable[[RunFacts], Meth
         f"privacy.epsilon = {epsilon:g} and leave too little for the training: raise privacy.epsilon, or standardise "
         "with a smaller epsilon and a new ledger"
     )
+
+
+def _remedy(plan: ReleasePlan) -> str:
+    unit = plan.guarantee.unit
+    if plan.facts.relation != _RELATION:
+        return f"runs under {_RELATION} count statistics (federation.sampling = 'poisson')"
+    if unit == "user":
+        return "standardise with public figures, or protect clients (privacy.unit = 'client')"
+    return f"standardise with unit={unit!r}"

@@ -8,6 +8,7 @@ import numpy as np
 from torch import nn
 
 from clients import LocalWork
+from fedlgm.data import Partition
 from fedlgm.facts import LocalSteps, RunFacts, Sampling
 from fedlgm.mechanisms import Mechanism
 from fedlgm.privacy.guarantee import Relation, Unit
@@ -95,6 +96,10 @@ class UnitKind:
     def efforts(self, recipe: Recipe, sizes: np.ndarray) -> np.ndarray:
         """Examples of each participant of the sampling, [population], by those of the clients, [clients]."""
         return sizes
+
+    def examples(self, recipe: Recipe, partition: Partition) -> list[np.ndarray]:
+        """Rows of each unit's examples; no row is in two units."""
+        return list(partition)
 
     def check_nodes(self) -> None:
         """Refuse what only simulated clients can do.

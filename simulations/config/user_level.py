@@ -8,6 +8,7 @@ import numpy as np
 
 from clients import LocalWork
 from clients.users import UserWork
+from fedlgm.data import Partition
 from fedlgm.errors import ConfigError
 from simulations.config.client_level import ClientLevel
 
@@ -29,7 +30,7 @@ class UserLevel(ClientLevel):
         """See `UnitKind.check`."""
         if recipe.federation.users is None:
             raise ConfigError("privacy.unit = 'user' needs federation.users: the user of each client, or their number")
-        if recipe.privacy.trust != "central":
+        if recipe.noised_by.uploads_released:
             raise ConfigError(
                 "privacy.unit = 'user' needs privacy.trust = 'central': a client that noises its own update does not "
                 "see those of its user's other clients"
@@ -47,6 +48,10 @@ class UserLevel(ClientLevel):
     def efforts(self, recipe: Recipe, sizes: np.ndarray) -> np.ndarray:
         """See `UnitKind.efforts`: the examples of all clients of a user."""
         return np.array([sizes[list(clients)].sum() for clients in recipe.federation.members])
+
+    def examples(self, recipe: Recipe, partition: Partition) -> list[np.ndarray]:
+        """See `UnitKind.examples`."""
+        return [np.concatenate([partition[client] for client in clients]) for clients in recipe.federation.members]
 
     def check_nodes(self) -> None:
         """See `UnitKind.check_nodes`."""

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from simulations.shell import JsonOption, SetOption, print_json
+from simulations.tables import table
 
 app = typer.Typer(help="Federations of real nodes: make, start, run, stop.", no_args_is_help=True)
 _out = Console(highlight=False, soft_wrap=True, emoji=False)
@@ -102,14 +102,13 @@ def status(folder: FolderArgument, as_json: JsonOption = False) -> None:
         return
     state = f"answers, {found['connected']} nodes connected" if found["superlink"] else "does not answer"
     _out.print(f"SuperLink at {found['address']}: {state}", markup=False)
-    table = Table()
-    for column in ("node", "service", "supernode", "executor", "epsilon spent", "releases left"):
-        table.add_column(column)
+    columns = ("node", "service", "supernode", "executor", "epsilon spent", "releases left")
+    nodes = table(None, columns, left=columns)
     for node in found["nodes"]:
         spent = "?" if node["epsilon_spent"] is None else f"{node['epsilon_spent']:.4g} of {node['epsilon']:g}"
         running = ["yes" if up else "no" for up in (node["service"], node["supernode"], node["executor"])]
-        table.add_row(node["name"], *running, spent, str(node["releases_left"] or "?"))
-    _out.print(table, soft_wrap=False)
+        nodes.add_row(node["name"], *running, spent, str(node["releases_left"] or "?"))
+    _out.print(nodes, soft_wrap=False)
     for run_ in found["runs"]:
         _out.print(f"{run_['run']}: {run_['rounds']} rounds{', finished' if run_['finished'] else ''}", markup=False)
 

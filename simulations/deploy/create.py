@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from clients.node.folder import NodeFolder
 from fedlgm.errors import ConfigError, RunError
 from fedlgm.node_protocol import public_text
+from fedlgm.noised_by import hides_answers
 from fedlgm.noised_in_shares import least_threshold
 from simulations.config.assembly import Assembly
 from simulations.config.recipe import Recipe
@@ -125,7 +126,7 @@ def _fill(
         _script(draft.proxy / "start-proxy.sh", ['exec "${CADDY:-caddy}" run --config Caddyfile --adapter caddyfile'])
     shares = _shares(example, nodes)
     keys = [Ed25519PrivateKey.generate() for _ in settings.nodes]
-    if "distributed" in policy.get("trust", ()):
+    if hides_answers(policy.get("trust", ())):
         policy = secure_sums(nodes) | {"peers": [public_text(key) for key in keys]} | policy
     enrolled: list[EnrolmentEntry] = []
     for client, one in enumerate(settings.nodes):

@@ -11,13 +11,14 @@ from typing import Annotated, Any, cast
 
 import typer
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from fedlgm.node_protocol import printable
+from fedlgm.noised_by import weakest
 from fedlgm.privacy.guarantee import Guarantee, Relation, Unit
 from simulations.deploy.rows import NodeLedgerReport
 from simulations.shell import JsonOption, print_json
+from simulations.tables import table
 
 app = typer.Typer(help="A node's own release service: policy, data, ledger.", no_args_is_help=True)
 _out = Console(soft_wrap=True, emoji=False)
@@ -119,20 +120,15 @@ def status(folder: NodeArgument, as_json: JsonOption = False) -> None:
 def _guarantee(trust: set[str], protected: str) -> Guarantee:
     """Guarantee of a node's releases, by the noising party and the protected unit."""
     unit, relation = cast(tuple[Unit, Relation], protected.split(", "))
-    if "central" in trust:
-        reason = "the server adds the noise, and is believed that it does"
-        return Guarantee("conditional", reason, relation, "central", unit)
-    if "distributed" in trust:
-        reason = "at most max_colluders of the policy's peers share their noise with the server"
-        return Guarantee("conditional", reason, relation, "distributed", unit)
-    return Guarantee("proven", "every answer was bounded and noised before it left this node", relation, "local", unit)
+    kind = weakest(trust)
+    return Guarantee(*kind.answers, relation, kind.name, unit)
 
 
 @app.command()
 def ledger(folder: NodeArgument, as_json: JsonOption = False) -> None:
     """Show the releases of the data set and the remaining budget, verified row by row."""
     from clients.node.folder import NodeFolder
-    from clients.node.ledger import PROTECTED
+    from clients.node.row import PROTECTED
     from fedlgm.privacy.cost import Cost
     from fedlgm.privacy.events import decode
 
@@ -157,14 +153,13 @@ def ledger(folder: NodeArgument, as_json: JsonOption = False) -> None:
     if as_json:
         print_json(report)
         return
-    table = Table(title=f"{policy.node.name}: {report['data']}", title_justify="left")
-    for column in ("release", "charged at", "run", "round", "trust", "cost"):
-        table.add_column(column)
+    columns = ("release", "charged at", "run", "round", "trust", "cost")
+    last = table(f"{policy.node.name}: {report['data']}", columns, left=columns)
     for row in rows[-20:]:
         cost = Cost.of(decode(json.loads(row.event))).sentence(guarantee.unit)
         run = Text(printable(row.run, 80))  # whoever may ask has chosen it: no markup, no control characters
-        table.add_row(str(row.seq), row.charged_at[:19], run, str(row.round), row.trust, cost)
-    _out.print(table, soft_wrap=False)
+        last.add_row(str(row.seq), row.charged_at[:19], run, str(row.round), row.trust, cost)
+    _out.print(last, soft_wrap=False)
     _out.print(
         f"epsilon {spent:.4g} of {policy.privacy.epsilon:g} spent at delta {policy.privacy.delta:g}, "
         f"{report['epsilon_left']:.4g} left; "

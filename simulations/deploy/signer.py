@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import socket
 import socketserver
 import sqlite3
@@ -24,6 +23,7 @@ from typing import Any, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from clients.node.ending import on_order_to_stop
 from fedlgm import node_protocol as protocol
 from fedlgm.errors import FedlgmError, RunError
 from fedlgm.node_protocol import FrameError, Question, printable
@@ -157,8 +157,7 @@ def run(folder: SignerFolder) -> None:
         server = _Server(folder.socket, signer)
     except OSError as error:
         raise RunError(f"cannot listen on {folder.socket}: {error}") from error
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: threading.Thread(target=server.shutdown).start())
+    on_order_to_stop(server.shutdown)
     _log.info("signing the questions of the runs registered in %s", folder.runs)
     with server:
         server.serve_forever()

@@ -103,10 +103,12 @@ def print_row(row: FullRow) -> None:
 def _recipe(config: UserConfig) -> Recipe:
     overrides = [part for part in str(config.get("set", "")).split(";") if part.strip()]
     recipe = recipes.load(str(config.get("recipe", "")) or None, overrides)
+    if recipe.training.kernel == "auto":  # every node has PyTorch
+        recipe = recipe.model_copy(update={"training": recipe.training.model_copy(update={"kernel": None})})
     if recipe.training.undecided:
         raise ConfigError(
-            "training.vectorize = 'auto', training.compile = 'auto' and training.kernel = 'auto' are resolved when "
-            "`fedlgm simulate` starts a run: set 'on' or 'off', true or false, 'torch' or 'native'"
+            "training.vectorize = 'auto' and training.compile = 'auto' are resolved when `fedlgm simulate` starts a "
+            "run: set 'on' or 'off', true or false"
         )
     return recipe
 

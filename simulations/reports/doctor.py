@@ -36,7 +36,7 @@ def examine() -> dict[str, str | int | list[str] | None]:
         "devices": [f"{name} ({what})" for name, what in devices.found().items()],
         "noise backends": [_noise(name) for name in devices.found()],
         "triton": _triton(),
-        "training kernel": native.reason() or f"native ({native.instruction_set()}), for training.kernel = 'native'",
+        "training kernel": _kernel(),
         "trackers here": [name for name in trackers.names() if trackers.installed(name)],
         "data sets here": available,
         "recipes": list(recipes.names()),
@@ -44,6 +44,12 @@ def examine() -> dict[str, str | int | list[str] | None]:
         "example-level mechanisms": list(mechanisms.names("example")),
         "models": list(models.names()),
     }
+
+
+def _kernel() -> str:
+    """What `training.kernel = "auto"` comes to for a model that the kernel knows."""
+    missing = native.reason()
+    return f"PyTorch: {missing}" if missing else f"native ({native.instruction_set()})"
 
 
 def _noise(name: str) -> str:

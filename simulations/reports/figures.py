@@ -9,9 +9,8 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedlgm.errors import RunError
 from simulations.reports.pictures import draw_division, draw_sizes
-from simulations.reports.svg import drawing
+from simulations.reports.svg import drawing, save
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
@@ -37,7 +36,7 @@ def draw_partition(histogram: np.ndarray, title: str, path: Path) -> None:
             top, below = figure.subplots(2, 1, sharex=True, height_ratios=(1, 3))
             top.set_title(title)
             draw_division(figure, top, below, histogram)
-        _write(figure, path)
+        save(figure, path)
 
 
 def draw_descent(values: Sequence[float], optimum: float, title: str, path: Path) -> None:
@@ -63,13 +62,6 @@ def draw_spectrum(exact: Sequence[float], released: Sequence[float], title: str,
 def _save(figure: Figure, path: Path) -> None:
     figure.tight_layout()
     try:
-        _write(figure, path)
+        save(figure, path)
     finally:
         plt.close(figure)
-
-
-def _write(figure: Figure, path: Path) -> None:
-    try:
-        figure.savefig(path, dpi=110)
-    except (OSError, ValueError) as error:
-        raise RunError(f"cannot write the picture {path}: {error}") from error

@@ -232,11 +232,13 @@ def _ledger(ledger: Mapping[str, Any]) -> str:
 
 
 def _origin(folder: RunFolder, result: Mapping[str, Any]) -> str:
-    versions = folder.provenance.read().get("versions", {})
+    provenance = folder.provenance.read()
+    versions = provenance.get("versions", {})
     facts = [
         ("model SHA-256", str(result["model_sha256"])),
         ("mechanism", f"{result['mechanism']}, {result['variant']}"),
         ("noise", f"drawn by {result.get('noise_backend', 'cpu')}; trained on {result.get('device', 'cpu')}"),
+        ("trained by", provenance.get("trained_by", "")),
         ("seed", "public: the noise can be drawn again" if result["noise_reproducible"] else "none: fresh noise"),
         ("versions", ", ".join(f"{name} {version}" for name, version in versions.items())),
     ]

@@ -10,11 +10,14 @@ import io
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from urllib.parse import quote
 
 import matplotlib as mpl
 from cycler import cycler
 from matplotlib.figure import Figure
+
+from fedlgm.errors import RunError
 
 # Tableau's colour-blind-safe ten begin like this; the dark values are the same hues, lighter.
 LIGHT = {
@@ -59,6 +62,19 @@ def drawing(width: float = 4.8, height: float = 3.0) -> Iterator[Figure]:
     """A figure in the page's style, `width` x `height` inches: 72 CSS pixels each at its natural size."""
     with mpl.rc_context(_STYLE):  # type: ignore[arg-type]
         yield Figure(figsize=(width, height), layout="constrained")
+
+
+def save(figure: Figure, path: Path) -> Path:
+    """Write a picture, in the format that the file's suffix names; returns `path`.
+
+    Raises:
+        RunError: the file cannot be written.
+    """
+    try:
+        figure.savefig(path, dpi=110)
+    except (OSError, ValueError) as error:
+        raise RunError(f"cannot write the picture {path}: {error}") from error
+    return path
 
 
 def to_svg(figure: Figure, *, dark: bool = True) -> str:

@@ -8,8 +8,6 @@ from collections.abc import Iterable
 from typing import NotRequired, TypedDict
 
 from rich.console import Group
-from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
 from fedlgm.errors import ConfigError, FedlgmError
@@ -17,6 +15,7 @@ from simulations.config import recipe as recipes
 from simulations.config.recipe import Recipe
 from simulations.reports.planning import plan_report
 from simulations.reports.terminal import number
+from simulations.tables import table
 
 EPSILONS = (1.0, 2.0, 4.0, 8.0)
 """Budgets of a sweep."""
@@ -130,11 +129,10 @@ def _row(recipe: str | None, changes: list[str], base: Recipe, epsilon: float, c
 def sweep_table(report: SweepReport) -> Group:
     """Settings of a sweep, then an explanation of the columns."""
     layers = next((list(row["snr"]) for row in report["rows"] if "snr" in row), [])
-    table = Table(title=escape(f"{report['recipe']}: one round of {report['mechanism']}"), title_justify="left")
     few = len(layers) <= _MOST_COLUMNS
     ratios = [f"SNR {layer}" for layer in layers] if few else ["least SNR_j", "largest SNR_j"]
-    for name in ("epsilon", "clients", "delta", "z", "noise on mean", *ratios):
-        table.add_column(escape(name), justify="right")
+    columns = ("epsilon", "clients", "delta", "z", "noise on mean", *ratios)
+    settings = table(f"{report['recipe']}: one round of {report['mechanism']}", columns)
     refused = []
     for row in report["rows"]:
         cells = [f"{row['epsilon']:g}", f"{row['clients']:,}", f"{row['delta']:g}"]
@@ -145,13 +143,13 @@ def sweep_table(report: SweepReport) -> Group:
         else:
             refused.append(f"refused at epsilon {row['epsilon']:g}, {row['clients']:,} clients: {row['refused']}")
             cells += ["refused"]
-        table.add_row(*cells)
+        settings.add_row(*cells)
     notes = [
         f"delta: {report['delta']}",
         f"noise on mean: its std over the bound of a contribution, z sqrt(k) / (q N): {_noises(report)}",
         *refused,
     ]
-    return Group(table, *map(Text, notes))
+    return Group(settings, *map(Text, notes))
 
 
 def _noises(report: SweepReport) -> str:

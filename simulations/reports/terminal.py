@@ -7,18 +7,19 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.markup import escape
 from rich.panel import Panel
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from simulations.applications.rows import ApplicationResult
 from simulations.config.recipe import Recipe
+from simulations.progress import progress as bar
 from simulations.reports.headline import headline, shown
 from simulations.reports.rows import Exported, LedgerReport, PartitionReport, PlanReport
 from simulations.runs.rows import FullRow, OnRound, RunSummary
+from simulations.tables import facts, table
 
 OF_Z = " (of z)"
 """Stands beside sigma_j where noise is correlated over rounds: a round's own noise is larger, see `round_sigma`."""
@@ -28,37 +29,17 @@ _LEAST, _MOST = (247, 251, 255), (8, 69, 148)  # backgrounds of a heat map's cel
 @contextmanager
 def progress(recipe: Recipe, shown: bool = True) -> Iterator[OnRound]:
     """Progress bar on standard error: rounds, the task's headline, epsilon spent, time left."""
-    if not shown:
-        yield lambda row: None
-        return
-    columns = (
-        TextColumn("[bold]{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[figures]}"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    console = Console(stderr=True, emoji=False)
-    bar = Progress(*columns, console=console)
-    task = bar.add_task(escape(recipe.name), total=recipe.federation.rounds, figures="starting")
+    rounds, figures = recipe.federation.rounds, "starting"
+    with bar(recipe.name, shown, rounds) as on_progress:
 
-    def on_round(row: FullRow) -> None:
-        figures = bar.tasks[task].fields["figures"]
-        if "loss" in row:
-            name, value = headline(row)
-            figures = f"{escape(name)} {value:.3f}  epsilon {number(row['epsilon'])}"
-        bar.start()
-        bar.update(task, completed=row["round"], figures=figures)
+        def on_round(row: FullRow) -> None:
+            nonlocal figures
+            if "loss" in row:
+                name, value = headline(row)
+                figures = f"{name} {value:.3f}  epsilon {number(row['epsilon'])}"
+            on_progress(row["round"], rounds, figures)
 
-    if console.is_terminal:  # elsewhere an error before the first round stands alone
-        bar.start()
-    try:
         yield on_round
-    finally:
-        if bar.live.is_started:
-            bar.stop()
 
 
 def number(value: float) -> str:
@@ -68,50 +49,44 @@ def number(value: float) -> str:
 
 def summary(result: RunSummary) -> Group:
     """Final table: claimed and proven side by side."""
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column()
-    table.add_column(overflow="fold")  # hashes are copied: they must not be cut
-    table.add_row(
-        "recipe",
-        escape(f"{result['recipe']}  ({result['mechanism']}, {result['variant']}; engine {result['engine']})"),
-    )
+    rows = facts([])
+    run = f"{result['recipe']}  ({result['mechanism']}, {result['variant']}; engine {result['engine']})"
+    rows.add_row("recipe", escape(run))
     pace = f"  ({result['seconds_per_round']:.3f} s each)" if "seconds_per_round" in result else ""
-    table.add_row("rounds", f"{result['rounds']}{pace}")
+    rows.add_row("rounds", f"{result['rounds']}{pace}")
     name, value = headline(result)
-    table.add_row(escape(f"test {name}"), f"[bold]{shown(name, value)}[/bold]  (loss {result['loss']:.4f})")
-    table.add_row("epsilon claimed", f"{number(result['claimed_epsilon'])}  at delta {result['delta']:g}")
-    table.add_row(*_proven(result))
+    rows.add_row(escape(f"test {name}"), f"[bold]{shown(name, value)}[/bold]  (loss {result['loss']:.4f})")
+    rows.add_row("epsilon claimed", f"{number(result['claimed_epsilon'])}  at delta {result['delta']:g}")
+    rows.add_row(*_proven(result))
     if "readers_epsilon" in result:
-        table.add_row("epsilon of readers", number(result["readers_epsilon"]))
+        rows.add_row("epsilon of readers", number(result["readers_epsilon"]))
     if "audited_epsilon" in result:
-        table.add_row("epsilon audited", _audited(result))
-    table.add_row("guarantee", escape(result["guarantee"]))
-    table.add_row("noise multiplier", f"{result['noise_multiplier']:.4f}")
+        rows.add_row("epsilon audited", _audited(result))
+    rows.add_row("guarantee", escape(result["guarantee"]))
+    rows.add_row("noise multiplier", f"{result['noise_multiplier']:.4f}")
     if "noise_backend" in result:  # runs of earlier versions have none
-        table.add_row("noise drawn by", f"{result['noise_backend']}; trained on {result['device']}")
-    table.add_row("model sha256", result["model_sha256"])
+        rows.add_row("noise drawn by", f"{result['noise_backend']}; trained on {result['device']}")
+    rows.add_row("model sha256", result["model_sha256"])
     if result.get("ledger_head"):
-        table.add_row("ledger head", result["ledger_head"])
+        rows.add_row("ledger head", result["ledger_head"])
     for node, count in (result.get("failures") or {}).items():
-        table.add_row("failed replies", f"{node}: {count}")
-    table.add_row("run folder", escape(result["run"]))
+        rows.add_row("failed replies", f"{node}: {count}")
+    rows.add_row("run folder", escape(result["run"]))
     if "report" in result:
-        table.add_row("report", escape(result["report"]))
-    return Group(Panel(table, title="fedlgm", title_align="left", expand=False))
+        rows.add_row("report", escape(result["report"]))
+    return Group(Panel(rows, title="fedlgm", title_align="left", expand=False))
 
 
 def exported(written: Exported) -> Table:
     """An export's file with its guarantee."""
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column()
-    table.add_column(overflow="fold")
-    table.add_row("file", escape(f"{written['file']}  ({written['bytes']:,} bytes)"))
+    rows = facts([])
+    rows.add_row("file", escape(f"{written['file']}  ({written['bytes']:,} bytes)"))
     if written["metadata_file"]:
-        table.add_row("metadata", escape(written["metadata_file"]))
-    table.add_row(*_proven(written))
-    table.add_row("guarantee", escape(written["guarantee"]))
-    table.add_row("model sha256", written["model_sha256"])
-    return table
+        rows.add_row("metadata", escape(written["metadata_file"]))
+    rows.add_row(*_proven(written))
+    rows.add_row("guarantee", escape(written["guarantee"]))
+    rows.add_row("model sha256", written["model_sha256"])
+    return rows
 
 
 def epsilon_label(status: str) -> str:
@@ -133,40 +108,36 @@ def _audited(result: Mapping[str, Any]) -> str:
 def application(result: ApplicationResult) -> Panel:
     """Figures of an application: spending, then the diagnostics of a simulation."""
     figures = result["diagnostics"]
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_row("data", f"{result['data']}: {result['rows']:,} rows over {result['clients']} clients")
-    table.add_row("method", result.get("method") or f"{result['rule']}, {result['family']}")
-    table.add_row("epsilon claimed", f"{number(result['claimed_epsilon'])}  at delta {result['delta']:g}")
-    table.add_row(*_proven(result))
-    table.add_row("guarantee", escape(result["guarantee"]))
+    rows = facts([("data", f"{result['data']}: {result['rows']:,} rows over {result['clients']} clients")])
+    rows.add_row("method", result.get("method") or f"{result['rule']}, {result['family']}")
+    rows.add_row("epsilon claimed", f"{number(result['claimed_epsilon'])}  at delta {result['delta']:g}")
+    rows.add_row(*_proven(result))
+    rows.add_row("guarantee", escape(result["guarantee"]))
     for name in ("objective", "optimum", "relative_error", "recovery_error", "variance_kept"):
         if name in figures:
-            table.add_row(f"{name.replace('_', ' ')} *", number(figures[name]))
-    table.add_row("", "* compared with the data themselves: not released, not private")
+            rows.add_row(f"{name.replace('_', ' ')} *", number(figures[name]))
+    rows.add_row("", "* compared with the data themselves: not released, not private")
     if "run" in result:
-        table.add_row("folder", result["run"])
-    return Panel(table, title=result["application"], title_align="left", expand=False)
+        rows.add_row("folder", result["run"])
+    return Panel(rows, title=result["application"], title_align="left", expand=False)
 
 
 def plan_table(report: PlanReport) -> Group:
     """Layers of a plan, then the cost of the whole run."""
     scale = f"; sigma_j{OF_Z}" if report.get("correlated") else ""
-    table = Table(title=escape(f"{report['recipe']}: one round of {report['mechanism']}{scale}"), title_justify="left")
-    for name in ("layer", "d_j", "s_j", "sigma_j", "share p_j", "SNR_j", "noise norm on the mean"):
-        left = name == "layer"
-        table.add_column(name, justify="left" if left else "right", overflow="fold" if left else "ellipsis")
+    columns = ("layer", "d_j", "s_j", "sigma_j", "share p_j", "SNR_j", "noise norm on the mean")
+    layers = table(f"{report['recipe']}: one round of {report['mechanism']}{scale}", columns, left=("layer",))
     for row in report["layers"]:
         cells = [escape(row["layer"]), f"{row['size']:,}", f"{row['clip']:.5g}"]
         if row["released"]:
             cells += [f"{row['sigma']:.5g}", f"{row['share']:.4f}", f"{row['snr']:.3e}", f"{row['noise_norm']:.4g}"]
         else:
             cells += ["not released", "-", "-", "-"]
-        table.add_row(*cells)
+        layers.add_row(*cells)
     if len(report["layers"]) > 1:
         total = f"{report['parameters']:,}"
-        table.add_row("all", total, f"{report['bound']:.5g}", "", "1", "", f"{report['noise_norm']:.4g}", style="bold")
-    cost = Table(show_header=False, box=None, pad_edge=False)
-    cost.add_row("noise multiplier", f"{report['noise_multiplier']:.6f}")
+        layers.add_row("all", total, f"{report['bound']:.5g}", "", "1", "", f"{report['noise_norm']:.4g}", style="bold")
+    cost = facts([("noise multiplier", f"{report['noise_multiplier']:.6f}")])
     cost.add_row("rounds", f"{report['rounds']}, {report['sampling']}")
     if "stated" in report:
         cost.add_row("data", report["stated"])
@@ -178,7 +149,7 @@ def plan_table(report: PlanReport) -> Group:
     if "noise_process" in report:
         cost.add_row("noise", report["noise_process"])
     cost.add_row("guarantee", escape(report["guarantee"]))
-    return Group(table, *(_noise_tables(report) if "noise_process" in report else ()), cost)
+    return Group(layers, *(_noise_tables(report) if "noise_process" in report else ()), cost)
 
 
 def _shares(report: PlanReport) -> list[tuple[str, str]]:
@@ -196,10 +167,8 @@ def _shares(report: PlanReport) -> list[tuple[str, str]]:
 
 def _noise_tables(report: PlanReport) -> tuple[Table, Table]:
     """Noise by layer and round as a heat map, then that of all layers."""
-    heat = Table(title="noise norm of one round's mean, by layer and round", title_justify="left")
-    heat.add_column("layer")
-    for row in report["noise_over_rounds"]:
-        heat.add_column(str(row["round"]), justify="right")
+    columns = ["layer", *(str(row["round"]) for row in report["noise_over_rounds"])]
+    heat = table("noise norm of one round's mean, by layer and round", columns, left=("layer",))
     logs = [math.log(norm) for each in report["noise_by_layer"] for norm in each["norms"] if norm]
     for each in report["noise_by_layer"]:
         heat.add_row(escape(each["layer"]), *(_shaded(norm, min(logs), max(logs)) for norm in each["norms"] if logs))
@@ -217,46 +186,46 @@ def _shaded(norm: float | None, low: float, high: float) -> Text:
 
 def _noise_table(report: PlanReport) -> Table:
     """Noise of some rounds and of the model after them, beside that of independent noise."""
-    table = Table(title="noise norm, all layers: of one round's mean, and of the model so far", title_justify="left")
     heads = {"round": "round", "single": "one round", "so_far": "model", "same_schema": "independent",
              "sampled": "independent, secret draws"}  # fmt: skip
     shown = [key for key in heads if key in report["noise_over_rounds"][0]]
-    for key in shown:
-        table.add_column(heads[key], justify="right")
-    for row in report["noise_over_rounds"]:
-        table.add_row(*(number(cast(Mapping[str, float], row)[key]) for key in shown))
-    means = list(report["error_of_the_model"].values())
-    table.add_row("all, rms", "", *(number(value) for value in means), style="bold")
-    return table
+    rows = cast(list[Mapping[str, float]], report["noise_over_rounds"])
+    made = table(
+        "noise norm, all layers: of one round's mean, and of the model so far",
+        [heads[key] for key in shown],
+        [[number(row[key]) for key in shown] for row in rows],
+    )
+    made.add_row("all, rms", "", *map(number, report["error_of_the_model"].values()), style="bold")
+    return made
 
 
 def partition_table(report: PartitionReport) -> Group:
     """Sizes of a partition and its first clients."""
-    table = Table(title=escape(f"{report['scheme']} over {report['clients']} clients"), title_justify="left")
-    table.add_column("client", justify="right")
-    table.add_column("examples", justify="right")
     labelled = report["classes"] > 1  # other targets, and one class alone, are counted as examples
-    for label in range(report["classes"] if labelled else 0):
-        table.add_column(str(label), justify="right")
-    for client, row in enumerate(report["histogram"][:20]):
-        table.add_row(str(client), str(sum(row)), *(str(count) for count in row if labelled))
+    shown = table(
+        f"{report['scheme']} over {report['clients']} clients",
+        ["client", "examples", *map(str, range(report["classes"] if labelled else 0))],
+        [
+            [str(client), str(sum(row)), *(str(count) for count in row if labelled)]
+            for client, row in enumerate(report["histogram"][:20])
+        ],
+    )
     more = report["clients"] - 20
     sizes = report["sizes"]
     text = (
         f"{f'... and {more} more. ' if more > 0 else ''}examples per client: min {sizes['min']}, median "
         f"{sizes['median']:g}, max {sizes['max']}; {sizes['empty']} clients without data\npicture: {report['picture']}"
     )
-    return Group(table, text)
+    return Group(shown, text)
 
 
 def ledger_table(report: LedgerReport) -> Group:
     """Charges, then totals."""
-    table = Table(title=escape(f"ledger of {report['run']}"), title_justify="left")
-    for name in ("rounds", "releases", "what was released", "noise", "sampling"):
-        table.add_column(name, justify="right" if name in ("rounds", "releases") else "left")
+    words = ("what was released", "noise", "sampling")
+    charges = table(f"ledger of {report['run']}", ["rounds", "releases", *words], left=words)
     for row in report["events"]:
         by = f" by {row['clients']} clients" if row["clients"] else ""
-        table.add_row(
+        charges.add_row(
             row["rounds"], f"{row['count']}{by}", *(escape(row[key]) for key in ("released", "noise", "sampling"))
         )
     totals = "".join(f"{note}\n" for note in report["notes"]) + (
@@ -273,12 +242,11 @@ def ledger_table(report: LedgerReport) -> Group:
         )
     if report["guarantee"]:
         totals += f"\n{escape(report['guarantee'])}"
-    return Group(table, totals)
+    return Group(charges, totals)
 
 
 def doctor_table(findings: Mapping[str, str | int | list[str] | None]) -> Table:
     """One line per finding."""
-    table = Table(show_header=False, box=None, pad_edge=False)
-    for name, value in findings.items():
-        table.add_row(name, ", ".join(value) if isinstance(value, list) else str(value))
-    return table
+    return facts(
+        [(key, ", ".join(value) if isinstance(value, list) else str(value)) for key, value in findings.items()]
+    )

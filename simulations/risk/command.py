@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from simulations.attacks.command import progress
+from simulations.progress import progress
 from simulations.risk.rows import Summary
 from simulations.shell import JsonOption, RecipeArgument, SetOption, console, print_json
 
@@ -38,7 +38,8 @@ def risk(
     from fedlgm.errors import ConfigError
     from fedlgm.mechanisms.lm_dp_sgd import check_risk
     from simulations.config import recipe as recipes
-    from simulations.risk import figures
+    from simulations.reports.svg import save
+    from simulations.risk.figures import figure
     from simulations.risk.measure import risk_of
     from simulations.runs import strict_json
 
@@ -54,7 +55,7 @@ def risk(
     folder.mkdir(parents=True, exist_ok=True)
     kind: Errors = errors  # type: ignore[assignment]
     summary = _summary(parsed, found, kind, r, folder)
-    figures.draw(found, summary["weights"], folder / "risk.png")
+    save(figure(found, summary["weights"]), folder / "risk.png")
     written = _recipe(parsed, found, kind, r)
     if written is not None:
         (folder / "recipe.toml").write_text(written.to_toml(), encoding="utf-8")
@@ -69,18 +70,15 @@ def risk(
 
 def table(found: Findings, weights: list[float]) -> Table:
     """Error rates by layer."""
-    from rich.table import Table
+    from simulations import tables
 
-    made = Table(title="layer risk: 0.5 is a coin toss", title_justify="left")
     names = ("layer", "error, training set (paper)", "error, held out", "error, gradient norm", "strength", "weight")
-    for name in names:
-        made.add_column(name, justify="left" if name == "layer" else "right")
-    for row, weight in zip(found.risks, weights, strict=True):
-        made.add_row(
-            row.layer, f"{row.training_error:.3f}", f"{row.held_out_error:.3f}", f"{row.gradient_error:.3f}",
-            f"{row.strength:.3f}", f"{weight:.3f}",
-        )  # fmt: skip
-    return made
+    rows = [
+        [row.layer, *(f"{value:.3f}" for value in (row.training_error, row.held_out_error, row.gradient_error,
+                                                   row.strength, weight))]
+        for row, weight in zip(found.risks, weights, strict=True)
+    ]  # fmt: skip
+    return tables.table("layer risk: 0.5 is a coin toss", names, rows, left=("layer",))
 
 
 def _summary(recipe: Recipe, found: Findings, errors: Errors, emphasis: float, folder: Path) -> Summary:

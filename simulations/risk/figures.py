@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.figure import Figure
-
-from fedlgm.errors import RunError
 
 if TYPE_CHECKING:
     from simulations.risk.measure import Findings
@@ -30,15 +27,3 @@ def figure(found: Findings, weights: list[float]) -> Figure:
     for axes in (left, right):
         axes.set_xticks(places, names, rotation=30 if len(names) < 12 else 90, ha="right")
     return made
-
-
-def draw(found: Findings, weights: list[float], path: Path) -> None:
-    """Write the picture.
-
-    Raises:
-        RunError: the picture cannot be written.
-    """
-    try:
-        figure(found, weights).savefig(path, dpi=110)
-    except (OSError, ValueError) as error:
-        raise RunError(f"cannot write the picture {path}: {error}") from error

@@ -50,7 +50,7 @@ def check_summary(
         "delta": privacy.delta,
         "noise_reproducible": recipe.run.seed is not None,
         "epsilon": reported_epsilon(recipe, ledger.epsilon(*spent)),
-        "claimed_epsilon": ledger.claimed_epsilon(*spent),
+        "claimed_epsilon": reported_epsilon(recipe, ledger.claimed_epsilon(*spent)),
         "guarantee_status": "none" if math.isinf(ledger.epsilon(*spent)) else guarantee.status,
     }
     if multiplier is not None:

@@ -40,6 +40,9 @@ from simulations.runs.provenance_file import ProvenanceFile
 from simulations.runs.row_file import RowFile
 from simulations.runs.rows import FullRow, RunSummary
 
+SEARCH = "search.json"
+"""Terms of a search, in the folder of a search alone."""
+
 
 class RunFolder:
     """One run's files under `path`."""
@@ -80,9 +83,11 @@ class RunFolder:
         """An existing run.
 
         Raises:
-            RunError: not a run folder.
+            RunError: not a run folder, such as that of a search.
         """
         folder = cls(path)
+        if (path / SEARCH).is_file():
+            raise RunError(f"{path} is the folder of a search, not of a run: {SEARCH} states its cost")
         if not folder.recipe_file.is_file():
             raise RunError(f"{path} is not a run folder (it has no recipe.toml)")
         return folder
@@ -161,9 +166,8 @@ class RunFolder:
                 ledger.verify(self.anchors(), owner=self.owner(), contiguous=central)
                 charged = ledger.rounds()
                 if result is not None:
-                    plan, guarantee = self.checkpoints.plan(), self._guarantee(ledger)
-                    multiplier = plan.get("facts", {}).get("noise_multiplier")
-                    check_summary(result, recipe, ledger, guarantee, multiplier, str(self.result_file))
+                    guarantee = self._guarantee(ledger)
+                    check_summary(result, recipe, ledger, guarantee, self._multiplier(), str(self.result_file))
             if central and released > charged:
                 raise LedgerError(
                     f"{self.ledger_file} has no charge for round {charged + 1}, but {released} rounds were released by "
@@ -192,7 +196,8 @@ class RunFolder:
         recipe, sizes = self.recipe(), self.provenance.read().get("layers")
         if sizes and not is_own(recipe):
             first = next((charge for charge in ledger.charges() if charge.round > 0), None)  # 0: before the run
-            return guarantee_of(recipe, sizes, amplified=first is None or Cost.of(first.event).rate < 1)
+            amplified = first is None or Cost.of(first.event).rate < 1
+            return guarantee_of(recipe, sizes, amplified=amplified, multiplier=self._multiplier())
         plan = self.checkpoints.plan()
         if "guarantee" not in plan:
             raise LedgerError(
@@ -200,6 +205,10 @@ class RunFolder:
                 "restore `checkpoints/` from a backup"
             )
         return Guarantee(**plan["guarantee"])
+
+    def _multiplier(self) -> float | None:
+        """Noise multiplier of the run's last plan; None if no checkpoint has one."""
+        return self.checkpoints.plan().get("facts", {}).get("noise_multiplier")
 
     def anchors(self) -> list[Head]:
         """Heads of the ledger that checkpoints and the result hold."""

@@ -24,16 +24,20 @@ def is_own(recipe: Recipe) -> bool:
     return is_object(recipe.mechanism.name) or is_reference(recipe.mechanism.name)
 
 
-def guarantee_of(recipe: Recipe, sizes: Mapping[str, int], *, amplified: bool) -> Guarantee:
+def guarantee_of(
+    recipe: Recipe, sizes: Mapping[str, int], *, amplified: bool, multiplier: float | None = None
+) -> Guarantee:
     """The guarantee of a recipe's run with one of the library's mechanisms.
 
-    The words depend on neither the amount of noise nor the model's values, so nothing is calibrated, built or loaded.
+    The words do not depend on the model's values, and on the amount of noise only where they state a second epsilon
+    (`NoisedBy.against`). So nothing is calibrated, built or loaded.
 
     Args:
         recipe: the recipe.
         sizes: d_j of the mechanism's layers, by name.
         amplified: whether steps sample fewer than all examples; used if the server adds noise to steps, because the
             recipe does not give the number of examples.
+        multiplier: of the run's plan; None: calibrated if a second epsilon is stated.
 
     Example:
         >>> from simulations.config.recipe import load
@@ -42,6 +46,10 @@ def guarantee_of(recipe: Recipe, sizes: Mapping[str, int], *, amplified: bool) -
     """
     mechanism, layers = recipe.mechanism.build(), LayerTable.from_sizes(dict(sizes))
     batch = recipe.training.batch_size
-    facts = facts_of(recipe, 2 * batch if amplified else batch).with_multiplier(1.0)
+    facts = facts_of(recipe, 2 * batch if amplified else batch)
+    if multiplier is None:
+        stated = facts.noised_by.readers_epsilon(facts, 0) is not None
+        multiplier = mechanism.calibrate(facts) if stated else 1.0
+    facts = facts.with_multiplier(multiplier)
     start = Transcript.start(torch.zeros(1).expand(layers.size))
     return Method(mechanism, layers, facts).plan(start).guarantee

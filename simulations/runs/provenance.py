@@ -6,6 +6,7 @@ from importlib import metadata
 
 from fedlgm import models
 from fedlgm.extension import is_reference, source_of
+from fedlgm.training import native
 from simulations.config.assembly import Assembly
 from simulations.runs.rows import Provenance, Source
 from strategies.nodes import Nodes
@@ -31,8 +32,16 @@ def provenance_of(assembly: Assembly, nodes: Nodes) -> Provenance:
         "layers": dict(zip(assembly.layers.names, assembly.layers.sizes.tolist(), strict=True)),
         "versions": {name: version for name in _PACKAGES if (version := _version(name)) is not None},
     }
+    if nodes.simulated:
+        made["trained_by"] = _trained_by(assembly)
     labels = assembly.dataset.labels
     return made if labels is None else made | {"labels": list(labels)}
+
+
+def _trained_by(assembly: Assembly) -> str:
+    if assembly.recipe.training.kernel == "native":
+        return f"the compiled kernel ({native.instruction_set()})"
+    return "PyTorch" + (f" ({assembly.no_kernel})" if assembly.no_kernel else "")
 
 
 def sources(assembly: Assembly) -> dict[str, Source]:

@@ -16,7 +16,7 @@ from fedlgm.transcript import Transcript
 from simulations.config.assembly import Assembly
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import Figures, OnRound, RoundRow, private_row, released_figures, round_row
-from simulations.runs.stopping import Patience, StoppedEarly, reported_epsilon
+from simulations.runs.stopping import Patience, StoppedEarly, reported_epsilon, reported_rounds
 from simulations.runs.trackers import Trackers
 from strategies import RoundRecord, ServerStep
 from strategies.server_optimizer import state_of
@@ -106,10 +106,10 @@ class Recorder:
                 "metrics": metrics,
                 "headline": task.headline,
                 "epsilon": reported_epsilon(self._assembly.recipe, ledger.epsilon(*spent)),
-                "claimed_epsilon": ledger.claimed_epsilon(*spent),
+                "claimed_epsilon": reported_epsilon(self._assembly.recipe, ledger.claimed_epsilon(*spent)),
             }
-        facts = self._assembly.facts
-        readers = facts.noised_by.readers_epsilon(facts, transcript.rounds)
+        facts, rounds = self._assembly.facts, reported_rounds(self._assembly.recipe, transcript.rounds)
+        readers = facts.noised_by.readers_epsilon(facts, rounds)
         if readers is not None:
             figures["readers_epsilon"] = readers
         if "loss" in metrics:

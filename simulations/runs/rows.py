@@ -153,6 +153,7 @@ class Provenance(TypedDict, total=False):
         layers: d_j by name.
         versions: versions of the installed packages.
         labels: names of the classes, if they have names.
+        trained_by: PyTorch or the compiled kernel, and why `training.kernel = "auto"` became PyTorch.
     """
 
     clients: str
@@ -161,6 +162,7 @@ class Provenance(TypedDict, total=False):
     layers: dict[str, int]
     versions: dict[str, str]
     labels: list[str]
+    trained_by: str
 
 
 class FailureRow(TypedDict):

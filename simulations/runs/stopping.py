@@ -54,3 +54,8 @@ class Patience:
 def reported_epsilon(recipe: Recipe, charged: float) -> float:
     """Epsilon of a run whose ledger shows `charged`: with a rule that may stop it, at least that of all its rounds."""
     return charged if recipe.run.patience is None else max(charged, recipe.privacy.epsilon)
+
+
+def reported_rounds(recipe: Recipe, made: int) -> int:
+    """Rounds that any other epsilon of a run is stated for: with a rule that may stop it, all of them."""
+    return made if recipe.run.patience is None else recipe.federation.rounds

@@ -124,7 +124,7 @@ def compare(
     """
     from rich.console import Group
 
-    from simulations.attacks import command as attack_command
+    from simulations.progress import progress
     from simulations.studies import comparison, figures, running
     from simulations.studies.jobs import jobs
     from simulations.studies.progress import Line
@@ -144,7 +144,7 @@ def compare(
             line.close()
         done = [job for job in todo if job.folder not in failed]
         if wanted is not None:
-            with attack_command.progress("attacks", not as_json) as on_attack:
+            with progress("attacks", not as_json) as on_attack:
                 rows = attacking.measure(done, folder, wanted, progress=on_attack)
     summary = comparison.summarise(todo, folder, failed)
     summary["pictures"] = figures.draw(done, folder)
@@ -174,20 +174,14 @@ def _list(as_json: bool) -> None:
         described = {name: {"paper": one.paper, "title": one.title, "data": one.data} for name, one in found.items()}
         print_json(described | {name: one.model_dump() for name, one in others.items()})
         return
-    from rich.table import Table
+    from simulations.tables import table
 
-    table = Table(title="Bundled studies", title_justify="left")
-    for column in ("study", "paper", "what it compares", "data needed"):
-        table.add_column(column, overflow="fold")
-    for name, study in found.items():
-        table.add_row(name, study.paper, study.title, study.data or "-")
-    console.print(table)
-    table = Table(title="Tables and figures that are no grids of runs", title_justify="left")
-    for column in ("name", "paper", "what it shows", "how"):
-        table.add_column(column, overflow="fold")
-    for name, other in others.items():
-        table.add_row(name, other.paper, other.title, str(other))
-    console.print(table)
+    columns = ("study", "paper", "what it compares", "data needed")
+    rows = [(name, study.paper, study.title, study.data or "-") for name, study in found.items()]
+    console.print(table("Bundled studies", columns, rows, left=columns))
+    columns = ("name", "paper", "what it shows", "how")
+    rows = [(name, other.paper, other.title, str(other)) for name, other in others.items()]
+    console.print(table("Tables and figures that are no grids of runs", columns, rows, left=columns))
 
 
 def _write(path: Path, value: Any) -> None:

@@ -19,6 +19,7 @@ from simulations.runs.rows import FullRow
 from simulations.studies.jobs import Job
 from simulations.studies.noise import model_noise
 from simulations.studies.rows import ComparedCell, ComparedDifference, Comparison, JointCost, score, score_spread
+from simulations.tables import table
 
 _NoiseName = Literal["noise_scale", "model_noise"]
 _CURVES = {
@@ -144,10 +145,7 @@ def _by_budget(
     gain: Callable[[ComparedCell, ComparedCell], float | None],
 ) -> Table:
     """Tables II and III: rows are budgets, columns methods; then the reference's average gain over each method."""
-    table = Table(title=title, title_justify="left")
-    table.add_column("epsilon", justify="right")
-    for method in methods:
-        table.add_column(method, justify="right", overflow="fold")
+    made = table(title, ["epsilon", *methods])
     at = {(cell["epsilon_budget"], cell["method"]): cell for cell in cells}
     budgets = list(dict.fromkeys(cell["epsilon_budget"] for cell in cells if cell["epsilon_budget"] is not None))
     lines: list[float | None] = [*budgets] or [None]
@@ -158,58 +156,52 @@ def _by_budget(
             show(cell) if cell else "failed" if lost & {(budget, method), (None, method)} else "-"
             for method, cell in found.items()
         ]
-        table.add_row("-" if budget is None else f"{budget:g}", *shown)
+        made.add_row("-" if budget is None else f"{budget:g}", *shown)
         reference = found[methods[0]]
         for method, cell in found.items():
             value = gain(reference, cell) if reference and cell and cell is not reference else None
             if value is not None:
                 gains[method].append(value)
-    table.add_section()
+    made.add_section()
     means = [f"{np.mean(values):+.2%}" if values else "-" for values in gains.values()]
-    table.add_row("improvement" if show is _score else "reduction", *means)
-    return table
+    made.add_row("improvement" if show is _score else "reduction", *means)
+    return made
 
 
 def _by_partition(cells: list[ComparedCell], methods: list[str], partitions: list[str]) -> Table:
     """Table V: one row per budget and method, the headline and noise for every partition."""
-    table = Table(title="By partition", title_justify="left")
-    table.add_column("epsilon", justify="right")
-    table.add_column("method", overflow="fold")
-    for partition in partitions:
-        table.add_column(f"{partition}: {_title(cells[0])}", justify="right")
-        table.add_column("noise scale", justify="right")
+    figures = [name for partition in partitions for name in (f"{partition}: {_title(cells[0])}", "noise scale")]
+    made = table("By partition", ["epsilon", "method", *figures], left=("method",))
     at = {(c["epsilon_budget"], c["method"], c["partition"]): c for c in cells}
     for budget, method in dict.fromkeys((c["epsilon_budget"], c["method"]) for c in cells):
         found = [at.get((budget, method, partition)) for partition in partitions]
         shown = [text for cell in found for text in ((_score(cell), _noise(cell)) if cell else ("-", "-"))]
         name = "no protection" if budget is None else method
-        table.add_row("-" if budget is None else f"{budget:g}", name, *shown)
-    return table
+        made.add_row("-" if budget is None else f"{budget:g}", name, *shown)
+    return made
 
 
 def _privacy(cells: list[ComparedCell]) -> Table:
-    table = Table(title="Privacy spent", title_justify="left")
-    for name in ("method", "budget", "guarantee", "proven", "claimed", "delta", "s/round"):
-        table.add_column(name, justify="left" if name in ("method", "guarantee") else "right", overflow="fold")
+    columns = ("method", "budget", "guarantee", "proven", "claimed", "delta", "s/round")
+    made = table("Privacy spent", columns, left=("method", "guarantee"))
     for cell in cells:
         budget = "-" if cell["epsilon_budget"] is None else f"{cell['epsilon_budget']:g}"
         figures = [number(cell["epsilon"]), number(cell["claimed_epsilon"]), f"{cell['delta']:g}"]
-        table.add_row(cell["method"], budget, cell["guarantee_status"], *figures, f"{cell['seconds']:.2f}")
-    return table
+        made.add_row(cell["method"], budget, cell["guarantee_status"], *figures, f"{cell['seconds']:.2f}")
+    return made
 
 
 def _differences(cells: list[ComparedCell], first: str) -> Table:
-    table = Table(title=f"Differences: {first} less the others", title_justify="left")
-    for name in ("method", "budget", "partition", cells[0]["headline"], "noise scale", "claimed epsilon"):
-        table.add_column(name, justify="left" if name in ("method", "partition") else "right", overflow="fold")
+    columns = ("method", "budget", "partition", cells[0]["headline"], "noise scale", "claimed epsilon")
+    made = table(f"Differences: {first} less the others", columns, left=("method", "partition"))
     for cell in cells:
         if all(found is None for found in cell["differences"].values()):
             continue  # the first method's own, and those that have no runs to be compared with
         budget = "-" if cell["epsilon_budget"] is None else f"{cell['epsilon_budget']:g}"
         shares = [is_share(cell["headline"]), False, False]
         shown = [_difference(*pair) for pair in zip(cell["differences"].values(), shares, strict=True)]
-        table.add_row(cell["method"], budget, cell["partition"], *shown)
-    return table
+        made.add_row(cell["method"], budget, cell["partition"], *shown)
+    return made
 
 
 def _difference(found: ComparedDifference | None, share: bool) -> str:

@@ -11,6 +11,7 @@ import torch
 
 from fedlgm import inputs
 from fedlgm.tasks import evaluate
+from fedlgm.tasks.own_figures import own_figures
 from simulations.config.assembly import Assembly
 from simulations.config.own import Own
 from simulations.reports.headline import is_share
@@ -123,17 +124,26 @@ def metrics_of(frame: DataFrame, keys: Sequence[str]) -> list[str]:
 
 
 def metrics_at(path: Path, own: Own) -> dict[str, float]:
-    """A finished run's metrics; metrics that were not measured in the run are measured on its final model."""
+    """A finished run's metrics; what was not measured in the run is measured on its final model.
+
+    The names that `own.evaluate` gives are unknown before its call, so it is called again.
+    """
     folder = RunFolder.open(path)
-    result = folder.result() or {}
-    found = dict(result.get("metrics", {}))
+    result = folder.result()
+    if result is None:
+        return {}
+    found = dict(result["metrics"])
     missing = {name: function for name, function in (own.metrics or {}).items() if name not in found}
-    if missing:
+    if missing or own.evaluate is not None:
         from simulations.api import result_of
 
-        measured = Assembly(folder.recipe(), own)
-        x, y = inputs.tensors(measured.dataset.test_x), torch.from_numpy(measured.dataset.test_y)
-        found |= evaluate(measured.task, result_of(result, own).model(), x, y, metrics=missing)
+        module = result_of(result, own).model()
+        if missing:
+            measured = Assembly(folder.recipe(), own)
+            x, y = inputs.tensors(measured.dataset.test_x), torch.from_numpy(measured.dataset.test_y)
+            found |= evaluate(measured.task, module, x, y, metrics=missing)
+        if own.evaluate is not None:
+            found |= own_figures(own.evaluate, result["rounds"], module)
     return found
 
 

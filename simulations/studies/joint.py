@@ -9,6 +9,7 @@ from typing import Any
 from fedlgm.privacy import accounting
 from fedlgm.privacy.events import is_private
 from fedlgm.privacy.ledger import Ledger
+from simulations.runs.stopping import reported_rounds
 from simulations.studies.jobs import Job
 from simulations.studies.rows import JointCost
 
@@ -17,16 +18,18 @@ def together(done: Sequence[Job], out: Path) -> JointCost:
     """The joint cost of all runs of a set, by composition over all releases from the data.
 
     A run's participant with the largest cost represents all of its participants; the events of all runs are composed.
-    Releases with different units, relations or divisions of the data have no joint figure.
+    Releases with different units, relations or divisions of the data have no joint figure, nor have runs that their
+    results ended early.
     """
     done = [job for job in done if (out / job.folder).exists()]  # what was refused has released nothing
     events: list[tuple[Any, int]] = []
     protected_runs = 0
-    protections = set()
+    protections, stopped = set(), False
     for job in done:
         protections.add(f"{job.recipe.unit}, {job.recipe.relation}")
         with Ledger(out / job.folder / "ledger.sqlite") as ledger:
             own = ledger.worst_profile()
+            stopped |= ledger.rounds() < reported_rounds(job.recipe, ledger.rounds())
         if all(is_private(event) for event, _ in own):
             protected_runs += 1
             events += own
@@ -38,6 +41,8 @@ def together(done: Sequence[Job], out: Path) -> JointCost:
         job.recipe.protects.divided for job in done
     ):
         why = "a client holds other data in each partition, so there is no client whose epsilons add up"
+    elif stopped:
+        why = "a run was stopped early by its results (run.patience); what fewer rounds cost bounds no fixed epsilon"
     protected = None if why else accounting.composed_epsilon(events, delta) if events else 0.0
     return {
         "epsilon": protected if protected_runs == len(done) else float("inf"),

@@ -117,8 +117,8 @@ def methods_of(entries: Iterable[Any]) -> list[Method]:
     for index, method in enumerate(made):
         if method.label in [other.label for other in made[:index]]:
             raise ConfigError(
-                f"two mechanisms have the label {method.label!r}: a study needs different ones; name one as "
-                f"(label, {method.label!r}, {{option: value}})"
+                f"two mechanisms have the label {method.label!r}: give one another, as (label, {method.label!r}, "
+                f"{{option: value}}) in Python or {{label = ..., name = {method.label!r}, options = ...}} in a file"
             )
     return made
 

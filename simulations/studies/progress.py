@@ -50,11 +50,12 @@ class Line:
         self._ended.add(job.folder)
         self._write(job.folder, now=True)
 
-    def close(self) -> None:
-        """End the line."""
-        if self._shown:
+    def close(self, summary: bool = True) -> None:
+        """End the line, with the number of ended runs or, after a mistake, without it."""
+        if summary and self._shown:
             seconds = time.monotonic() - self._started
             self._put(f"study: {len(self._ended)} of {len(self._total)} runs in {_clock(seconds)}")
+        if self._long:
             self._stream.write("\n")
             self._stream.flush()
 

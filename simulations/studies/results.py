@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _LEVEL = 0.05
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class StudyDifference(Difference):
     """Difference between two methods' figures, over all cells of the grid and in each.
 
@@ -47,8 +47,15 @@ class StudyDifference(Difference):
         """Whether a difference may be claimed in every cell."""
         return bool(self.cells["claimed"].all())
 
+    def _whole(self) -> str:
+        interval = f"95 % interval {self.low:+.4g} to {self.high:+.4g}"
+        return f"difference over all cells: {self.mean:+.4g}, {interval}, p = {self.p:.2g}, {self.seeds} seeds"
+
+    def __repr__(self) -> str:
+        return f"{self._whole()}\n{self.cells.to_string(index=False)}"
+
     def _repr_html_(self) -> str:
-        return str(self.cells.to_html(index=False))
+        return f"{self.cells.to_html(index=False)}<p>{self._whole()}</p>"
 
 
 class Study:
@@ -219,10 +226,13 @@ class Study:
         without = int((self._frame["status"] != "finished").sum())
         lost = f", {without} without figures" if without else ""
         head = f"Study({len(self._frame)} runs{lost}; {self.folder})"
-        return f"{head}\n{self.table().to_string(index=False)}\n{self._published()}"
+        return f"{head}\n{self._shown().to_string(index=False)}\n{self._published()}"
 
     def _repr_html_(self) -> str:
-        return f"{self.table().to_html(index=False)}<p>{self._published()}</p>"
+        return f"{self._shown().to_html(index=False)}<p>{self._published()}</p>"
+
+    def _shown(self) -> DataFrame:
+        return self.table().drop(columns="mechanism", errors="ignore")  # "method" says the same
 
     def _published(self) -> str:
         from simulations.studies.figures import joint_sentence

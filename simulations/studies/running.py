@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,6 +70,7 @@ def run(
         RunError: something that is not a run has the name of one, for example a run that lost its recipe but still
             holds its ledger.
     """
+    there = out.exists()
     out.mkdir(parents=True, exist_ok=True)
     ended = {job.folder: Ended(job.refused, ConfigError(job.refused)) for job in todo if job.refused}
     left = []
@@ -89,6 +91,9 @@ def run(
                 on_end(job)
     refusals = [how.refused for how in ended.values() if how.refused is not None]
     if len(refusals) == len(todo):
+        if not there:
+            with suppress(OSError):
+                out.rmdir()
         raise refusals[0]
     return {job.folder: why for job in todo if (why := ended[job.folder].why) is not None}
 

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from fedlgm import models
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, FedlgmError
 from fedlgm.tasks import Metric
-from simulations.api import recipe_of, refuse_unknown
+from fedlgm.tasks.own_figures import Evaluate
+from simulations.api import recipe_of, refuse_named_measures, refuse_unknown
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
 from simulations.config.own import Own, own_of
@@ -36,6 +37,7 @@ def study(
     overrides: Overrides = (),
     folder: Path | str | None = None,
     metrics: Mapping[str, Metric] | None = None,
+    evaluate: Evaluate | None = None,
     search: Mapping[str, Sequence[Any]] | None = None,
     search_seeds: int = LEAST_SEEDS,
     progress: bool = True,
@@ -59,6 +61,7 @@ def study(
         overrides: changes of the recipe for all runs; options of [mechanism] apply to the entries that have them.
         folder: folder of the run folders; default: `runs/study-NAME`.
         metrics: see `simulations.simulate`.
+        evaluate: see `simulations.simulate`.
         search: {recipe key: values} of which each method and cell takes the best, on separate seeds. The final runs are
             made at the best values and at neighbouring ones.
         search_seeds: repetitions of each value of the search, at least 3.
@@ -78,7 +81,10 @@ def study(
     if not isinstance(workers, str) and workers < 1:
         raise ConfigError(f"workers must be at least 1, got {workers}")
     axes = dict(grid or {})
-    given = {"model": model, "data": data, "task": task or models.task_of(model), "metrics": metrics}
+    given = {
+        "model": model, "data": data, "task": task or models.task_of(model), "metrics": metrics, "evaluate": evaluate,
+    }  # fmt: skip
+    refuse_named_measures(given)
     base, own, shared = base_of(recipe, axes, given, overrides)
     out = Path(folder) if folder is not None else Path("runs") / f"study-{base.name}"
     if search is None:
@@ -102,7 +108,7 @@ def base_of(
     Args:
         recipe: see `study`.
         grid: likewise.
-        given: model, data, task and metrics: names or objects.
+        given: model, data and task, names or objects; metrics and evaluate, functions.
         overrides: see `study`.
     """
     changes = dict(recipes.settings(overrides))
@@ -115,11 +121,14 @@ def base_of(
 
 
 def _run(todo: Sequence[Job], out: Path, workers: int | str, progress: bool) -> dict[str, str]:
-    line = Line(todo, progress)
+    line, summary = Line(todo, progress), True
     try:
         return running.run(todo, out, on_row=line.on_row, workers=workers, on_end=line.on_end)
+    except FedlgmError:
+        summary = False
+        raise
     finally:
-        line.close()
+        line.close(summary)
 
 
 def _chosen(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -22,6 +22,13 @@ def tune(
     ] = None,
     expected_runs: Annotated[float, typer.Option(help="Mean of the secret random number of runs.")] = 10.0,
     law: Annotated[str, typer.Option(help="Law of that number: logarithmic, geometric or poisson.")] = "logarithmic",
+    score_epsilon: Annotated[
+        float | None,
+        typer.Option(
+            help="Compare runs by a noised score of the private data; its epsilon for one run. Default: by the public "
+            "test set."
+        ),
+    ] = None,
     overrides: SetOption = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder to create; everything but private/ may be published.")
@@ -34,9 +41,9 @@ def tune(
 
     found = tuning(
         recipe, search=parsed(search or ()), expected_runs=expected_runs, law=law, overrides=overrides or (),  # type: ignore[arg-type]
-        folder=out,
+        score_epsilon=score_epsilon, folder=out,
     )  # fmt: skip
-    show(found.values_(), summary, as_json)
+    show(cast("SearchResult", dict(found)), summary, as_json)
 
 
 def summary(found: SearchResult) -> Group:
@@ -55,8 +62,18 @@ def summary(found: SearchResult) -> Group:
         f"epsilon {readers:.4g} at delta {found['delta']:g} for readers of this model alone: {found['guarantee']}",
         f"epsilon {everybody:.4g} for a party that sees all runs, at the expected number, {found['expected_runs']:g}",
         f"epsilon {one:.4g} would have been one run with settings that were not searched",
-        f"RDP accountant, {found['law']} number of runs; the score is {found['score']} on the public test set",
+        f"RDP accountant, {found['law']} number of runs; compared by {found['score']}{_score(found)}",
         f"number, losers and order of the runs are secret: publish neither {private} nor how long this took",
     ]
     nothing = [] if "settings" in found else ["no run gave a model: there is nothing to publish but this"]
     return Group(table, *map(Text, nothing + lines))
+
+
+def _score(found: SearchResult) -> str:
+    """The noise in the scores of a search, in words; empty if there is none."""
+    if found["score_epsilon"] is None:
+        return ""
+    words = f", with noise of standard deviation {found['score_noise']:.2g}, epsilon {found['score_epsilon']:g} each"
+    if "published_score" in found:
+        words += f"; that of the published run is {found['published_score']:.3f}, too high as the best of several"
+    return words

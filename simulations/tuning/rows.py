@@ -13,11 +13,13 @@ class SearchTerms(TypedDict):
         search: values by key, from which every run draws a combination.
         expected_runs: mean of the number of runs.
         law: its law.
-        score: the metric that compares runs, on the test set.
+        score: the figure that compares runs, and the data that it is measured on.
+        score_epsilon: epsilon of one score of the private data alone; None for the public test set.
+        score_noise: standard deviation of the noise in a score.
         delta: delta of both epsilons.
         epsilon: epsilon towards readers of the one published model.
         epsilon_all_runs: epsilon towards a party that sees the expected number of runs, rounded up.
-        epsilon_one_run: epsilon of one run alone, with settings that were not searched.
+        epsilon_one_run: epsilon of one run alone, with settings that were not searched; without a score.
         accountant: "rdp", since no other one covers a search.
         guarantee: guarantee of the one model, in a sentence.
         noise_reproducible: whether a seed makes number, order and noise predictable, so that nothing is protected.
@@ -29,6 +31,8 @@ class SearchTerms(TypedDict):
     expected_runs: float
     law: str
     score: str
+    score_epsilon: float | None
+    score_noise: float
     delta: float
     epsilon: float
     epsilon_all_runs: float
@@ -45,6 +49,7 @@ class SearchResult(SearchTerms):
     Attributes:
         folder: the search's folder.
         settings: the winning values, by key; missing if there is no model.
+        published_score: the winning score of the private data, with its noise; too high on average, as the best of all.
         metrics: figures of the published model on the test set.
         model_sha256: its hash.
     """
@@ -52,4 +57,5 @@ class SearchResult(SearchTerms):
     folder: str
     settings: NotRequired[dict[str, Any]]
     metrics: NotRequired[dict[str, float]]
+    published_score: NotRequired[float]
     model_sha256: NotRequired[str]

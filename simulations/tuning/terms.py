@@ -22,6 +22,7 @@ from simulations.config.assembly import Assembly, settled
 from simulations.config.own import Own
 from simulations.config.recipe import Recipe
 from simulations.tuning.rows import SearchTerms
+from simulations.tuning.score import PrivateScore, Score, TestScore
 
 MOST = 10_000
 """Combinations of a search at most."""
@@ -40,7 +41,7 @@ class Search:
         expected_runs: mean of the number of runs.
         law: its law.
         event: event of the search as a whole.
-        better: whether a "higher" or a "lower" score is better.
+        score: what compares its runs.
         terms: its public terms.
     """
 
@@ -51,12 +52,20 @@ class Search:
     expected_runs: float
     law: Law
     event: dp_event.DpEvent
-    better: str
+    score: Score
     terms: SearchTerms
 
     @classmethod
-    def of(cls, base: Recipe, grid: Mapping[str, Sequence[Any]], expected_runs: float, law: Law, own: Own) -> Search:
-        """A search over all combinations of the grid's values.
+    def of(
+        cls,
+        base: Recipe,
+        grid: Mapping[str, Sequence[Any]],
+        expected_runs: float,
+        law: Law,
+        own: Own,
+        score_epsilon: float | None = None,
+    ) -> Search:
+        """A search over all combinations of the grid's values; arguments as for `tune`.
 
         Raises:
             ConfigError: nothing to search, a key that may not be searched or does not exist, candidates that do not
@@ -81,8 +90,11 @@ class Search:
                 "releases), and the cost of a search is proven only for runs of equal cost: leave such keys out"
             )
         ((_, assembly),) = costs.items()
-        run = run_event(assembly)
-        event = selection_event(run, expected_runs, law)
+        score: Score = TestScore(assembly.task)
+        if score_epsilon is not None:
+            score = PrivateScore.calibrated(assembly, score_epsilon)
+        run, scored = run_event(assembly), score.events()
+        event = selection_event(dp_event.ComposedDpEvent([run, *scored]) if scored else run, expected_runs, law)
         plan, delta = assembly.first_plan(), base.privacy.delta
         epsilon = composed_epsilon([(event, 1)], delta)
         predictable = base.run.seed is not None
@@ -91,19 +103,21 @@ class Search:
             "search": {key: list(values) for key, values in grid.items()},
             "expected_runs": float(expected_runs),
             "law": law,
-            "score": assembly.task.headline,
+            "score": score.name,
+            "score_epsilon": score_epsilon,
+            "score_noise": score.noise,
             "delta": delta,
             "epsilon": epsilon,
-            "epsilon_all_runs": composed_epsilon([(run, math.ceil(expected_runs))], delta, "rdp"),
+            "epsilon_all_runs": composed_epsilon(
+                [(one, math.ceil(expected_runs)) for one in (run, *scored)], delta, "rdp"
+            ),
             "epsilon_one_run": composed_epsilon([(run, 1)], delta, base.privacy.accountant),
             "accountant": "rdp",
             "guarantee": plan.guarantee.sentence(noise_reproducible=predictable),
             "noise_reproducible": predictable,
             "protects": plan.protects,
         }
-        return cls(
-            base, grid, tuple(candidates), combinations, float(expected_runs), law, event, assembly.task.better, terms
-        )
+        return cls(base, grid, tuple(candidates), combinations, float(expected_runs), law, event, score, terms)
 
 
 def run_event(assembly: Assembly) -> dp_event.DpEvent:

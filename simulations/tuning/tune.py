@@ -16,7 +16,7 @@ import secrets
 import time
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -33,12 +33,14 @@ from simulations import launch
 from simulations.api import RunResult, recipe_of, result_of
 from simulations.config.own import Own, own_of
 from simulations.config.recipe import Overrides, Recipe
+from simulations.figures import Figures
 from simulations.runs import strict_json
+from simulations.runs.folder import SEARCH
 from simulations.tuning.rows import SearchResult
 from simulations.tuning.terms import Search
 
 
-class TuneResult(Mapping[str, Any]):
+class TuneResult(Figures):
     """The run that a search publishes.
 
     Attributes:
@@ -55,24 +57,12 @@ class TuneResult(Mapping[str, Any]):
     """
 
     def __init__(self, values: SearchResult, module: nn.Module | None) -> None:
-        self._values, self._module = values, module
+        super().__init__(values)
+        self._module = module
         self.epsilon, self.epsilon_all_runs = values["epsilon"], values["epsilon_all_runs"]
         self.settings: dict[str, Any] = dict(values.get("settings", {}))
         self.metrics: dict[str, float] = dict(values.get("metrics", {}))
         self.folder = Path(values["folder"])
-
-    def __getitem__(self, key: str) -> Any:
-        return self._values[key]  # type: ignore[literal-required]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def values_(self) -> SearchResult:
-        """The same as plain values."""
-        return self._values
 
     @property
     def accuracy(self) -> float | None:
@@ -99,14 +89,17 @@ def tune(
     search: Mapping[str, Sequence[Any]] | None = None,
     expected_runs: float = 10,
     law: Law = "logarithmic",
+    score_epsilon: float | None = None,
     overrides: Overrides = (),
     folder: Path | str | None = None,
     **objects: Any,
 ) -> TuneResult:
     """Search settings privately: a secret number of runs with settings drawn at random, of which the best is published.
 
-    The score is the task's headline on the test set, which is public. The whole search is charged before its first run.
-    A search that was stopped is spent and cannot be continued. The runs are made in this process.
+    Runs are compared by the task's headline on the test set, which is public; or, with `score_epsilon`, by a noised
+    query of the private training data (`simulations.tuning.score.PrivateScore` has the proof). The whole search is
+    charged before its first run, every score included. A search that was stopped is spent and cannot be continued. The
+    runs are made in this process.
 
     Args:
         recipe: as for `simulate`; its budget is that of one run.
@@ -114,6 +107,7 @@ def tune(
             same, so keys that change noise or releases are refused.
         expected_runs: mean of the number of runs, above 1 (Poisson: above 0).
         law: law of that number: "logarithmic" (the cheapest), "geometric" or "poisson".
+        score_epsilon: epsilon of one score of the private data alone, at the recipe's delta; None: the public test set.
         overrides: as for `simulate`.
         folder: folder to create; default: `runs/<recipe>-search-<time>`.
         objects: model, task, data, mechanism, partition, server_optimizer, as for `simulate`.
@@ -141,7 +135,7 @@ def tune(
             "figures"
         )
     base = recipe_of(recipe, own, [], overrides)
-    planned = Search.of(base, search or {}, expected_runs, law, own)
+    planned = Search.of(base, search or {}, expected_runs, law, own, score_epsilon)
     target = _folder(Path(folder) if folder is not None else None, base)
     return _Searching(planned, target, own).made()
 
@@ -177,8 +171,10 @@ class _Searching:
         best = self._best()
         values = cast(SearchResult, {**self._planned.terms, "folder": str(self._folder)})
         if best is not None:
-            result, index = best
+            result, index, score = best
             self._publish(result, index)
+            if self._planned.score.noise:
+                values["published_score"] = score
             values["settings"], values["metrics"] = self._planned.settings[index], result.metrics
             values["model_sha256"] = str(result["model_sha256"])
         stored = {key: value for key, value in values.items() if key != "folder"}
@@ -189,32 +185,31 @@ class _Searching:
     def _charge(self) -> None:
         """Write the fixed terms, and charge the whole search."""
         terms = _json(self._planned.terms)
-        write_durably(self._folder / "search.json", terms, PUBLIC)
+        write_durably(self._folder / SEARCH, terms, PUBLIC)
         owner = hashlib.sha256(terms).hexdigest()
         with Ledger(self._folder / "ledger.sqlite", owner) as ledger:
             key = hashlib.sha256(secrets.token_bytes(32)).hexdigest()
             ledger.charge(self._planned.event, round=1, key=key, protects=self._planned.terms["protects"])
-        self._charged = (self._folder / "search.json").stat().st_mtime
+        self._charged = (self._folder / SEARCH).stat().st_mtime
 
-    def _best(self) -> tuple[RunResult, int] | None:
-        """The best run and its candidate; None if no run gave a model."""
+    def _best(self) -> tuple[RunResult, int, float] | None:
+        """The best run, its candidate and its score; None if no run gave a model."""
         planned, generator = self._planned, self._keys.numpy_generator(Purpose.SELECTION)
         count = draw_runs(planned.expected_runs, planned.law, generator)
         choices = generator.integers(len(planned.candidates), size=count)
-        best: tuple[float, RunResult, int] | None = None
+        best: tuple[RunResult, int, float] | None = None
         rows = []
         for number, index in enumerate(choices.tolist()):
-            result = self._run(number, planned.candidates[index])
-            score = -math.inf if result is None else self._score(result)
+            result, score = self._run(number, planned.candidates[index])
             rows.append({"run": number, "settings": planned.settings[index], "score": score})
-            if result is not None and (best is None or score > best[0]):
-                best = (score, result, index)
+            if result is not None and (best is None or score > best[2]):
+                best = (result, index, score)
             lines = "".join(strict_json.dumps(row) + "\n" for row in rows)
             write_durably(self._folder / "private" / "runs.jsonl", lines.encode())
-        return None if best is None else best[1:]
+        return best
 
-    def _run(self, number: int, candidate: Recipe) -> RunResult | None:
-        """Make one run without output; None if it diverged."""
+    def _run(self, number: int, candidate: Recipe) -> tuple[RunResult | None, float]:
+        """Make one run and its score without output; no run if it diverged."""
         seed = candidate.run.seed
         if seed is not None:  # other noise in every run
             seed = int(self._keys.words(1, Purpose.SELECTION, number)[0])
@@ -227,20 +222,17 @@ class _Searching:
                 summary = launch.simulate(
                     candidate.model_copy(update={"run": run}), engine="local", run_dir=path, own=self._own
                 )
+                result, keys = result_of(summary, self._own), self._keys.derive(b"score", number.to_bytes(8, "little"))
+                score = self._planned.score.of(summary, result.module(), keys)
             except DivergedError:
-                return None
+                return None, -math.inf
             except Exception as error:  # its message may name the run, and so how many there were
                 report = self._folder / "private" / "error.txt"
                 write_durably(report, "".join(traceback.format_exception(error)).encode())
                 raise RunError(
                     f"a run of the search failed, {report} says how: the search stays charged and is not continued"
                 ) from None
-            return result_of(summary, self._own)
-
-    def _score(self, result: RunResult) -> float:
-        value = result.metrics[self._planned.terms["score"]]
-        score = value if self._planned.better == "higher" else -value
-        return score if math.isfinite(score) else -math.inf
+            return result, score if math.isfinite(score) else -math.inf
 
     def _publish(self, result: RunResult, index: int) -> None:
         """Write the winner's model and settings."""

@@ -46,18 +46,24 @@ class SecureSum:
         Raises:
             VoidRound: too few for the terms.
         """
-        adverts = []
+        adverts, owners = dict[int, Advert](), dict[str, int]()
         for client, raw in answers.items():
             try:
                 advert = Advert.of(raw)
                 Cohort(self.terms, [advert], self._services)
                 if advert.client != client:
                     raise RunError(f"an advert of client {advert.client}")
-                adverts.append(advert)
+                advert.check_keys()  # every other node would refuse the cohort
+                adverts[client] = advert
             except RunError as error:
                 self.lost[client] = str(error)
-        self._cohort = Cohort(self.terms, adverts, self._services, check=False)
-        if problem := self.terms.problem(len(adverts)):
+                continue
+            for key in advert.keys:
+                if (other := owners.setdefault(key, client)) != client:
+                    self.lost |= {client: f"it has a key of client {other}", other: f"client {client} has its key"}
+        kept = [advert for client, advert in adverts.items() if client not in self.lost]
+        self._cohort = Cohort(self.terms, kept, self._services, check=False)
+        if problem := self.terms.problem(len(kept)):
             raise VoidRound(f"the cohort cannot be aggregated: {problem}")
         return [advert.values() for advert in self._cohort.adverts.values()]
 

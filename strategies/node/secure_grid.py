@@ -109,11 +109,14 @@ class _Attempt:
             VoidRound: too few nodes after that.
         """
         server = self.server
-        adverts = dict(self._said("advertise", {client: {} for client in self._questions}))
-        cohort = server.advertised(adverts)
-        given = {advert["client"]: {"adverts": cohort} for advert in cohort}
-        shared = {client: _shares(said) for client, said in self._said("share", given)}
-        delivered = server.shared(shared)
+        try:
+            adverts = dict(self._said("advertise", {client: {} for client in self._questions}))
+            cohort = server.advertised(adverts)
+            given = {advert["client"]: {"adverts": cohort} for advert in cohort}
+            shared = {client: _shares(said) for client, said in self._said("share", given)}
+            delivered = server.shared(shared)
+        except VoidRound as error:
+            raise RunError(f"{error}. Nothing has been charged; the same command resumes the run") from error
         try:
             for one in self._trip("mask", {client: {"sealed": _texts(sealed)} for client, sealed in delivered.items()}):
                 server.add(one.client, protocol.vector(one.body, WORDS).astype(np.uint32))

@@ -1,10 +1,9 @@
-"""Kept outcomes of studies: the page is what the files give, and pictures and tables can be made from them again."""
+"""Kept outcomes of studies: the page is what the files give, and tables can be made from them again."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from matplotlib import image
 
 from benchmarks import studies
 from fedlgm.errors import ConfigError
@@ -33,11 +32,7 @@ def test_a_kept_file_is_an_outcome_of_its_study(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", studies.DRAWN)
-def test_a_picture_and_a_table_are_made_again_from_the_kept_file(name: str, tmp_path) -> None:
-    studies.draw(name, tmp_path / "again.png")
-    ours, theirs = (image.imread(path) for path in (tmp_path / "again.png", studies.KEPT / studies.DRAWN[name]))
-    assert ours.shape == theirs.shape
-    assert np.abs(ours - theirs).mean() < 0.01  # text may be drawn otherwise by another version of matplotlib
+def test_a_table_is_made_again_from_the_kept_file(name: str) -> None:
     found = Study.read(studies.KEPT / f"{name}.json")
     first = found.table().iloc[0]
     values = [

@@ -93,12 +93,14 @@ def test_the_commands_of_distributed_trust_run(tmp_path: Path, monkeypatch: pyte
             pytest.param(page, marks=pytest.mark.slow)
             for page in ("example-level", "adaptive-allocation", "compare", "study", "hugging-face", "adapters")
         ),
-        pytest.param("distributed-trust", marks=pytest.mark.slow),
     ],
 )
 def test_the_pages_code_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    blocks = BLOCK.findall((PAGES / f"{page}.md").read_text(encoding="utf-8"))
+    text = (PAGES / f"{page}.md").read_text(encoding="utf-8")
+    earlier = re.match(r"# .*\n\nThis page continues \[.*?\]\((.*?)\)", text)
+    before = (PAGES / earlier[1]).read_text(encoding="utf-8") if earlier else ""
+    blocks = BLOCK.findall(before) + BLOCK.findall(text)
     assert blocks
     namespace: dict[str, object] = {"__name__": "page"}
     for kind, code in blocks:

@@ -19,10 +19,18 @@ from fedlgm.errors import ConfigError
 from fedlgm.layers import LayerTable
 from fedlgm.plan import NoisyQuery, ReleasePlan, RunFacts, Sampling
 from fedlgm.privacy.guarantee import Guarantee
-from fedlgm.queries import AuxiliaryQuery, BelowBound, BelowShare, LayerMovement, LayerStrength, layer_directions
+from fedlgm.queries import (
+    AuxiliaryQuery,
+    BelowBound,
+    BelowShare,
+    LayerMovement,
+    LayerStrength,
+    LayerVote,
+    layer_directions,
+)
 from fedlgm.transcript import Transcript
 
-KINDS = (BelowBound, BelowShare, LayerMovement, LayerStrength)
+KINDS = (BelowBound, BelowShare, LayerVote, LayerMovement, LayerStrength)
 
 
 @dataclass(frozen=True)
@@ -91,7 +99,7 @@ def test_a_query_has_the_size_of_what_a_client_contributes():
 
 def test_unknown_queries_are_refused():
     with pytest.raises(
-        ConfigError, match="unknown auxiliary query 'surprise'; known: below-bound, below-share, layer-movement"
+        ConfigError, match="unknown auxiliary query 'surprise'; known: below-bound, below-share, layer-vote"
     ):
         queries.named("surprise", (1, 5))
     text = plan({"a": 1, "b": 5}, NoisyQuery(BelowBound((1, 5)), 1.0)).to_json()

@@ -20,17 +20,20 @@ import simulations
 from clients.node.release import Releaser, Request
 from clients.node.work import Work
 from clients.source import ClientData
-from fedlgm import node_protocol
+from fedlgm import data, node_protocol
 from fedlgm.correlation import Correlation
+from fedlgm.errors import DataError
 from fedlgm.facts import LocalSteps, RunFacts, Sampling
 from fedlgm.layers import LayerTable
 from fedlgm.node_protocol import Question
 from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.guarantee import Guarantee
 from fedlgm.privacy.ledger import Ledger
+from fedlgm.training import native
 from strategies import PrivateFedAvg
 from tests.support.nodes import make_node
 
+FEW = ["federation.rounds=1", "federation.clients=50", "federation.rate=0.1", "training.epochs=1"]
 RUNS = {
     "independent noise": ("digits", ["federation.rounds=3"], "d255e2977f7d455b", "3:628586c0"),
     "correlated noise": ("correlated-digits", ["federation.rounds=6"], "f6bd102bcee5ae2e", "6:6e17998f"),
@@ -56,8 +59,15 @@ RUNS = {
         "2:42612d0f",
     ),
     "clients' examples": ("example-level-federation", ["federation.rounds=2"], "d855420c4ae50a22", "26:66467cd3"),
+    "images, PyTorch": (
+        "fashion-mnist-short",
+        [*FEW, "training.kernel=torch"],
+        "0bfa7f986ded1e0f",
+        "1:b6b36c39",
+    ),
+    "images, the compiled kernel": ("fashion-mnist-short", FEW, "2301ef90bd01863c", "1:605197e5"),
 }
-SLOW = {"weights by risk", "clients' examples"}
+SLOW = {"weights by risk", "clients' examples", "images, PyTorch", "images, the compiled kernel"}
 
 
 def recorded_here() -> bool:
@@ -71,6 +81,13 @@ def recorded_here() -> bool:
 @pytest.mark.parametrize("run", [pytest.param(run, marks=[pytest.mark.slow] if run in SLOW else []) for run in RUNS])
 def test_a_seeded_run_gives_the_model_and_the_ledger_that_it_gave(tmp_path: Path, run: str) -> None:
     recipe, overrides, model, head = RUNS[run]
+    if run.startswith("images"):
+        if native.reason() is not None:
+            pytest.skip("the recorded run has the compiled kernel")
+        try:
+            data.load("fashion-mnist", download=False)
+        except DataError as missing:
+            pytest.skip(str(missing))
     result = simulations.simulate(recipe, overrides=overrides, run_dir=tmp_path / "run")
     with Ledger(tmp_path / "run" / "ledger.sqlite") as ledger:
         rows, digest = ledger.head()

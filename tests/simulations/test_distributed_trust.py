@@ -15,6 +15,7 @@ from fedlgm.privacy.ledger import Ledger
 from simulations.audits.targets import audit_recipe, audit_run
 from simulations.config import recipe as recipes
 from simulations.reports.planning import plan_report
+from simulations.runs.folder import RunFolder
 
 RECIPE = "distributed-digits"
 SHORT = {"federation.clients": 10, "federation.rounds": 2, "distributed.threshold": 7, "distributed.colluders": 1}
@@ -56,12 +57,25 @@ def test_both_epsilons_are_in_results_and_plans_and_say_whose_they_are(tmp_path)
     assert result["readers_epsilon"] == pytest.approx(plan["readers_epsilon"])
     assert result["readers_epsilon"] < result.epsilon <= 8
     assert f"readers of the released models: epsilon {result['readers_epsilon']:.4g}" in str(result.guarantee)
+    assert RunFolder.open(tmp_path / "run").guarantee() == result["guarantee"], "readers of the folder derive it again"
+    for file in tmp_path.glob("run/checkpoints/*"):
+        file.unlink()
+    assert RunFolder.open(tmp_path / "run").guarantee() == result["guarantee"]
     assert plan["epsilon_pld"] == float("inf"), "nothing is proven of the privacy loss distribution"
     assert plan["epsilon_rdp"] == pytest.approx(8.0, rel=1e-3)
     shares = plan["shares"]
     assert (shares["asked"], shares["threshold"], shares["colluders"], shares["bits"]) == (10, 7, 1, 32)
     assert shares["noise_over_central"] == pytest.approx((10 / 6) ** 0.5)
     assert shares["wrap_probability"] < 1e-9
+
+
+def test_a_run_that_may_stop_states_the_second_epsilon_of_all_rounds(tmp_path):
+    changes = {"federation.rounds": 4, "privacy.max_participations": 4, "federation.server_lr": 1e-12}
+    result = simulate(tmp_path / "run", **changes, **{"run.patience": 1, "run.evaluate_every": 1})
+    plan = plan_report(recipes.load(RECIPE, SHORT | changes))
+    assert result["rounds"] < 4
+    assert result["readers_epsilon"] == pytest.approx(plan["readers_epsilon"])
+    RunFolder.open(tmp_path / "run").verify()
 
 
 def test_a_round_with_too_few_answers_moves_nothing_and_costs(tmp_path):
@@ -74,6 +88,17 @@ def test_a_round_with_too_few_answers_moves_nothing_and_costs(tmp_path):
     with Ledger(tmp_path / "run" / "ledger.sqlite") as ledger:
         assert 0 < sum(ledger.participations().values()) < 20
     assert result.epsilon > 0
+
+
+def test_a_run_that_stops_early_reports_the_epsilons_of_all_its_rounds(tmp_path):
+    """The round at which it stops depends on its releases, so nothing smaller was fixed in advance."""
+    still = {"mechanism.bound": 1e-6, "run.patience": 1, "run.evaluate_every": 1}  # a model that hardly moves
+    stopping = {"federation.rounds": 3, "privacy.max_participations": 3, **still}
+    result = simulate(tmp_path / "run", **stopping)
+    plan = plan_report(recipes.load(RECIPE, {**SHORT, **stopping}))
+    assert result["rounds"] < 3
+    assert result["readers_epsilon"] == pytest.approx(plan["readers_epsilon"], rel=1e-3)
+    assert simulations.resume(tmp_path / "run")["readers_epsilon"] == result["readers_epsilon"]
 
 
 def test_a_summary_that_states_another_second_epsilon_is_refused(tmp_path):
@@ -98,7 +123,8 @@ def test_a_summary_that_states_another_second_epsilon_is_refused(tmp_path):
         ({"privacy.trust": "central", "privacy.max_participations": None}, "for trust 'distributed', not 'central'"),
         ({"privacy.noise": "banded"}, "needs privacy.trust = 'central': under distributed trust"),
         ({"mechanism.name": "none"}, "not private"),
-        ({"mechanism.name": "laplace-inid"}, "unknown|laplace"),
+        ({"mechanism.name": "laplace-inid"}, "asks for laplace noise"),
+        ({"mechanism.name": "time-varying"}, "this mechanism's noise changes over the rounds"),
     ],
 )
 def test_wrong_recipes_are_one_sentence_before_anything_is_charged(tmp_path, changes, message):
@@ -114,8 +140,11 @@ def test_mechanisms_of_one_multiplier_run_with_their_auxiliary_queries(tmp_path)
 
 
 def test_the_pages_table_is_that_of_the_kept_runs():
-    marker = "<!-- accuracy by trust -->"
-    assert distributed_trust.PAGE.read_text().split(marker)[1].strip() == distributed_trust.accuracies()
+    page = distributed_trust.PAGE.read_text()
+    for name, kept in (
+        ("accuracy by trust", distributed_trust.accuracies()), ("smaller bound", distributed_trust.smaller()),
+    ):  # fmt: skip
+        assert page.split(f"<!-- {name} -->")[1].strip() == kept
 
 
 @pytest.mark.slow

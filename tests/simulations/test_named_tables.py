@@ -86,10 +86,15 @@ def test_a_mistake_is_one_sentence_before_anything_is_written(changed, said, cha
     assert not folder.exists()
 
 
-def test_a_text_column_among_the_features_is_refused_in_a_study(changes: dict, tmp_path: Path) -> None:
+def test_a_text_column_among_the_features_is_refused_in_a_study(changes: dict, run, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
     table = pandas.read_csv("train.csv").assign(site="north")
     table.to_csv("train.csv", index=False)
-    folder = tmp_path / "study"
-    with pytest.raises(DataError, match=r"column 'site' of 'train' is .*, not a column of numbers"):
+    folder, said = tmp_path / "study", "data: column 'site' of 'train' holds text, not numbers: drop it"
+    with pytest.raises(DataError, match=said):
         simulations.study("digits", grid={"privacy.epsilon": [8.0]}, seeds=1, overrides=changes, folder=folder)
-    assert not list(folder.iterdir())
+    options = [f"--set={key}={value}" for key, value in changes.items()]
+    status, _, err = run("study", "digits", "--grid=privacy.epsilon=8.0", "--seeds=1", *options, "--out", folder)
+    assert status == 2
+    assert err.startswith(f"error: {said}")
+    assert not folder.exists()

@@ -105,8 +105,8 @@ def test_an_audit_of_ones_own_decides_beside_the_checks(outside, tmp_path):
         Audit(method="prob")
 
 
-class Module(torch.nn.Module):
-    """As a LightningModule has it: the network inside, and steps and optimizers that fedlgm does not call."""
+class Network(torch.nn.Module):
+    """The network inside, and steps and optimizers that fedlgm does not call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,7 +121,25 @@ class Module(torch.nn.Module):
     configure_optimizers = training_step
 
 
-@pytest.mark.parametrize("make", [Module, lambda: torch.nn.DataParallel(Module()).module])
+def of_lightning() -> torch.nn.Module:
+    lightning = pytest.importorskip("lightning", reason="Lightning is no dependency")
+    return type("Lit", (Network, lightning.LightningModule), {})()
+
+
+def of_accelerate(precision: str = "no") -> torch.nn.Module:
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(True)  # a process has one precision
+    accelerator = Accelerator(cpu=True, mixed_precision=precision)
+    return accelerator.unwrap_model(accelerator.prepare(Network()), keep_fp32_wrapper=False)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [Network, of_lightning, of_accelerate, lambda: of_accelerate("bf16")],
+    ids=["own", "lightning", "fp32", "bf16"],
+)
 def test_a_module_of_lightning_or_accelerate_is_a_model(make, tmp_path):
     x = np.random.default_rng(0).standard_normal((60, 4)).astype("float32")
     data = {"train": (x, np.arange(60) % 2), "test": (x, np.arange(60) % 2)}

@@ -13,7 +13,7 @@ from sklearn.metrics import roc_auc_score
 import simulations
 from fedlgm import privacy
 from fedlgm.aggregation import BoundedSum
-from fedlgm.errors import ConfigError, LedgerError, PrivacyError, RunError
+from fedlgm.errors import ConfigError, DataError, LedgerError, PrivacyError, RunError
 from fedlgm.privacy.ledger import Ledger
 from simulations.standardise import _plan, standardise
 
@@ -104,6 +104,9 @@ def test_statistics_of_clients_pay_into_a_run_that_protects_clients(tmp_path):
     assert result.epsilon <= 8
     with Ledger(tmp_path / "run" / "ledger.sqlite") as ledger:
         assert [charge.round for charge in ledger.charges()] == [0, 1, 2, 3]
+    for other in ({"data.partition": "iid", "federation.clients": 40}, {"federation.clients": 5}):
+        with pytest.raises(ConfigError, match=r"hold other data: use data\.partition = 'natural'"):
+            simulations.simulate("ten-hospitals", data=found.data, overrides=SHORT | changes | other)
     with pytest.raises(RunError, match="cost of the data's statistics"):
         simulations.resume(tmp_path / "run", data=dataclasses.replace(found.data, spent=None))
 
@@ -114,6 +117,7 @@ def test_statistics_of_clients_pay_into_a_run_that_protects_clients(tmp_path):
         ({"low": 1e6}, "low must lie below high"),
         ({"high": [1.0, 2.0]}, "one for each of the 30 columns"),
         ({"high": float("inf")}, "must be finite"),
+        ({"high": 1.7e308}, "smaller than"),
         ({"unit": "user"}, "'example' or 'client'"),
         ({"unit": "client", "users": None}, "name them by users="),
     ],
@@ -122,3 +126,27 @@ def test_mistakes_are_named(given, words, tmp_path):
     with pytest.raises(ConfigError, match=words):
         statistics(tmp_path, **given)
     assert not (tmp_path / "statistics.sqlite").exists()
+
+
+def test_data_are_standardised_once(tmp_path):
+    """A second release from standardised data would replace what the first one has cost."""
+    found = statistics(tmp_path)
+    with pytest.raises(DataError, match="already"):
+        standardise(found.data, low=-4, high=4, epsilon=1.0, delta=1e-4, ledger=tmp_path / "another.sqlite")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"privacy.unit": "client", "mechanism.name": "gaussian"}, "unit='client'"),
+        (
+            {"privacy.unit": "client", "mechanism.name": "gaussian", "federation.sampling": "fixed"},
+            "federation.sampling",
+        ),
+        ({"privacy.unit": "user", "mechanism.name": "gaussian", "federation.users": 5}, "privacy.unit = 'client'"),
+    ],
+)
+def test_what_does_not_add_up_is_refused_with_a_remedy_that_works(changes, words, tmp_path):
+    found = statistics(tmp_path)
+    with pytest.raises(ConfigError, match=words):
+        simulations.simulate("ten-hospitals", data=found.data, overrides=SHORT | changes, run_dir=tmp_path / "no")

@@ -1,4 +1,4 @@
-"""Tabular data sets of the coordinate-descent experiments, from scikit-learn."""
+"""Data of the coordinate-descent and PCA experiments: tables from scikit-learn, and points in a random subspace."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedlgm.errors import ConfigError, DataError
+from fedlgm.errors import ConfigError, DataError, check_count
 
 Array = npt.NDArray[np.float64]
 
@@ -106,3 +106,28 @@ _SCALES: dict[str, Callable[[Array], Any]] = {
     "standardized": lambda x: x.std(axis=0),
     "centered": lambda x: 1.0,
 }
+
+
+def fully_random_rows(dimension: int, rank: int, rows: int, rng: np.random.Generator) -> tuple[Array, Array]:
+    """Points uniform on the unit sphere of a uniformly random subspace (Soltanolkotabi and Candes 2012).
+
+    Args:
+        dimension: ambient dimension M.
+        rank: dimension r of the subspace, in [1, M].
+        rows: number N of points.
+        rng: stream to draw from.
+
+    Returns:
+        The points, shape [N, M], and an orthonormal basis of the subspace, shape [M, r].
+
+    Raises:
+        ConfigError: rank outside [1, M] or no rows.
+    """
+    for name, value in (("dimension", dimension), ("rank", rank), ("rows", rows)):
+        check_count(name, value)
+    if rank > dimension:
+        raise ConfigError(f"rank must be at most the dimension {dimension}, got {rank}")
+    basis = np.linalg.qr(rng.standard_normal((dimension, rank)))[0]
+    coefficients = rng.standard_normal((rows, rank))
+    coefficients /= np.linalg.norm(coefficients, axis=1, keepdims=True)
+    return coefficients @ basis.T, basis

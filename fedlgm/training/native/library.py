@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import hashlib
 import os
 import shlex
 import shutil
 import subprocess
 import tempfile
+import warnings
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -22,7 +25,7 @@ import torch
 from torch import Tensor
 
 from fedlgm import remembered
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, Notice
 
 InstructionSet = Literal["avx512", "avx2", "portable"]
 
@@ -34,6 +37,7 @@ _FLAGS: dict[InstructionSet, tuple[str, ...]] = {
     "portable": ("-DFEDLGM_PORTABLE",),
 }
 _LONGEST = 300  # seconds of a compilation
+_PART = ".part"  # ends the name of a kernel that is being compiled
 _ANSWER = "ac9c0f65eadbaef7eeab8052fd131792"  # of `answer`, on every machine
 
 
@@ -78,7 +82,9 @@ def build(instructions: InstructionSet) -> ctypes.CDLL:
     if kept is not None:
         place = kept / f"{instructions}-{source[:24]}.so"
         if not place.exists():
-            _compile(instructions, place)
+            with _alone(kept):
+                if not place.exists():
+                    _compile(instructions, place)
         return _confirmed(place)
     with tempfile.TemporaryDirectory(prefix="fedlgm-kernel-") as folder:
         place = Path(folder) / "kernel.so"
@@ -101,16 +107,30 @@ def _kept() -> Path | None:
     return folder if private and os.access(folder, os.W_OK) else None
 
 
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One process compiles, the others wait for it; the lock ends with its process, and so does what it left."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        for left in folder.glob(f"*{_PART}"):
+            left.unlink(missing_ok=True)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def _compile(instructions: InstructionSet, place: Path) -> None:
-    """Compile beside `place` and rename: readers see a whole file or none, and processes that race agree."""
+    """Compile beside `place` and rename: readers see a whole file or none."""
     command = shlex.split(os.environ.get("CXX", "")) or [shutil.which("c++") or shutil.which("g++") or ""]
     if not command[0]:
         raise ConfigError(
             "the native training kernel needs a C++ compiler: install g++ or clang, or set CXX, or use "
             "training.kernel = 'torch'"
         )
-    descriptor, made = tempfile.mkstemp(suffix=".so", dir=place.parent)
+    descriptor, made = tempfile.mkstemp(suffix=_PART, dir=place.parent)
     os.close(descriptor)
+    warnings.warn(Notice("compiling the training kernel, once on this machine: some seconds"), stacklevel=2)
     try:
         options = [*_COMMON, *_FLAGS[instructions], str(_SOURCES[0]), "-o", made]
         done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=_LONGEST)

@@ -10,8 +10,8 @@ import pytest
 
 from clients.node import data as node_data
 from clients.node.folder import NodeFolder
-from clients.node.ledger import EXAMPLE
 from clients.node.release import Releaser
+from clients.node.row import EXAMPLE
 from clients.node.service import Service
 from fedlgm import mechanisms, models, privacy
 from fedlgm import node_protocol as protocol

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from clients.node.ledger import CLIENT, EXAMPLE, NodeLedger, Row
+from clients.node.ledger import NodeLedger
+from clients.node.row import CLIENT, EXAMPLE, Row
 from fedlgm.errors import LedgerError
 from fedlgm.privacy import composed_epsilon
 from fedlgm.privacy.events import encode, gaussian_event, laplace_event

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from clients.node.folder import NodeFolder, policy_text
+from clients.node.folder import NodeFolder
 from clients.node.policy import Policy, Refusal
+from clients.node.template import policy_text
 from fedlgm.errors import ConfigError, RunError
 from tests.support import nodes
 from tests.support.nodes import make_node

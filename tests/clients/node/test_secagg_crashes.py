@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from clients.node.ledger import CLIENT, NodeLedger
+from clients.node.ledger import NodeLedger
 from clients.node.policy import Refusal
+from clients.node.row import CLIENT
 from clients.node.secagg import Distributed, Participant, SessionStore
 from fedlgm.node_protocol import digest, public_text
 from fedlgm.privacy.events import gaussian_event

@@ -10,8 +10,10 @@ from fedlgm import Guarantee, LayerTable, ReleasePlan, RunFacts, Sampling
 from fedlgm.aggregation import BoundedSum
 from fedlgm.integer import centred, words
 from fedlgm.keys import KeyRing
+from fedlgm.node_protocol import sign
 from fedlgm.noised_in_shares import Shares
 from fedlgm.release import local_release
+from fedlgm.secagg.cohort import Advert
 from strategies.node.secagg import VoidRound
 from tests.support.secagg import STEPS, Federation, aggregate, federation, terms
 
@@ -89,6 +91,18 @@ def test_a_second_attempt_has_another_cohort_another_vector_and_another_charge()
         assert len(member.charges) == len(set(member.charges)) == 2
         first, second = member.vectors.values()
         assert (first != second).any()
+
+
+@pytest.mark.parametrize(("hostile", "keys"), [([1], ("00" * 32, "01" + "00" * 31)), ([1, 4], ("aa" * 32, "bb" * 32))])
+def test_nodes_with_keys_that_nobody_can_use_are_left_out(hostile, keys):
+    """Keys of small order, and one pair of keys for two colluding nodes: every honest node would refuse the cohort."""
+    nodes, agreed = federation(6, 1, min_cohort=4), terms(4, 1)
+
+    for client in hostile:
+        signature = sign(nodes.signers[client], "secagg advert", agreed.digest, client, *keys)
+        advert = Advert(client, *keys, signature)
+        nodes.members[client].participant.advertise = lambda _, advert=advert: advert
+    np.testing.assert_array_equal(*aggregate(nodes, agreed, {}))
 
 
 def test_shares_that_do_not_belong_together_void_the_round():

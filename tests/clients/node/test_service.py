@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clients.node.ledger import CLIENT
+from clients.node.row import CLIENT
 from fedlgm import correlation, mechanisms, models
 from fedlgm import node_protocol as protocol
 from fedlgm.facts import Sampling

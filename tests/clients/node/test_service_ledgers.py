@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from clients.node.folder import NodeFolder
-from clients.node.ledger import CLIENT
+from clients.node.row import CLIENT
 from clients.node.service import Service
 from fedlgm.privacy.events import laplace_event
 from tests.support import nodes

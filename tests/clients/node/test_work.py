@@ -17,9 +17,9 @@ from safetensors.torch import save_file
 
 from clients.node import data as node_data
 from clients.node.folder import NodeFolder
-from clients.node.ledger import EXAMPLE
 from clients.node.policy import Policy, Refusal
 from clients.node.release import Releaser
+from clients.node.row import EXAMPLE
 from clients.node.work import Work, options_of
 from fedlgm import mechanisms, models, privacy
 from fedlgm import node_protocol as protocol

@@ -90,6 +90,15 @@ def test_updates_that_the_trainer_bounded_are_added_as_they_are(backend):
         DeviceSum(PLANS["all layers"], on(rows, backend).device, backend).add(handed_over(made, on(rows, backend)))
 
 
+@pytest.mark.parametrize("name", ["bounded by the trainer", "two layers bounded by the trainer"])
+def test_bounded_updates_are_added_without_waiting_for_the_device(name):
+    """A tensor on the meta device has no values: reading one is an error."""
+    made = PLANS[name]
+    ours = DeviceSum(made, torch.device("meta"))
+    ours.add(handed_over(made, torch.empty(3, LAYERS.size, device="meta")))
+    assert ours.count == 3
+
+
 def test_the_queries_of_a_tiny_update_stay_within_their_bound(backend):
     made = PLANS["queries"]
     for scale in (1e-30, 1e-19, 1e-10, 1.0, 1e10):

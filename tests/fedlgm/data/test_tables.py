@@ -92,7 +92,7 @@ def test_a_frame_of_texts_is_tokenized():
         ({"train": NUMBERS, "test": NUMBERS}, r"which column is the target.*'age'.*'out'"),
         ({"train": NUMBERS, "test": NUMBERS, "target": "Out"}, r"no column 'Out'; its columns: 'site', 'age'"),
         ({"train": NUMBERS, "test": NUMBERS, "users": "Site", "target": "out"}, r"no column 'Site'"),
-        ({"train": NUMBERS, "test": NUMBERS, "target": "out"}, r"column 'site' .* not a column of numbers: drop it"),
+        ({"train": NUMBERS, "test": NUMBERS, "target": "out"}, "'site' of 'train' holds text, not numbers: drop it"),
         ({"train": NUMBERS, "test": NUMBERS, "text": "site"}, r"'text'.*and 'tokenizer'.*given together"),
         ({"train": TOKENS, "test": TOKENS.remove_columns("input_ids")}, r"'test' has no column 'input_ids'"),
         ({"train": NUMBERS, "test": NUMBERS.drop(columns="age"), "users": "site", "target": "out"}, r"no column 'age'"),
@@ -113,3 +113,21 @@ def test_users_are_for_data_of_ones_own():
     x = np.zeros((3, 2))
     own = data.DataSet.from_arrays((x, [0, 1, 0]), (x, [0, 1, 0]))
     assert data.with_users(own, ["b", "a", "b"]).train_user.tolist() == [1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "words"),
+    [
+        ({"token_type_ids": [[0, 0], [0]]}, {}, "'test' has no column 'token_type_ids'"),
+        ({"attention_mask": [[1, 1, 1], [1]]}, {}, "row 0 of 'train' has 2 tokens, but 3 in 'attention_mask'"),
+        ({"input_ids": [[1.5, 2.0], [4.0]]}, {}, "row 0 of column 'input_ids' of 'train' is not a list of whole"),
+        ({}, {"input_ids": [None, [4]]}, "row 0 of column 'input_ids' of 'test' is not a list of whole"),
+        ({"input_ids": [1, 4]}, {}, "row 0 of column 'input_ids' of 'train' is not a list of whole"),
+    ],
+)
+def test_rows_of_tokens_that_are_none_are_named(train, test, words):
+    tokens = {"input_ids": [[1, 2], [4]], "label": [0, 1]}
+    with pytest.raises(DataError, match=words):
+        data.load(
+            {"train": datasets.Dataset.from_dict(tokens | train), "test": datasets.Dataset.from_dict(tokens | test)}
+        )

@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from benchmarks.profiles import gaussian_groups, gini, laplace_groups, shaped
 from fedlgm.allocation import allocate
 from fedlgm.errors import ConfigError
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.mechanisms import inid
-from fedlgm.mechanisms.profiles import Profile, as_profile, shaped
+from fedlgm.mechanisms.profiles import Profile, as_profile
 from fedlgm.noise import draw
 from fedlgm.privacy.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
 
@@ -209,7 +210,7 @@ def test_gain_from_five_more_dimensions():
 def test_two_dimensions_favour_the_quadratic_profile():
     gains = {s: 2 / mse("gaussian", inid.gaussian_scales(shaped(s, 2), 1.0)) for s in ("quadratic", "exponential")}
     assert gains == pytest.approx({"quadratic": 1.3600, "exponential": 1.2136}, abs=5e-4)
-    assert as_profile(shaped("quadratic", 2)).gini() > as_profile(shaped("exponential", 2)).gini()
+    assert gini(as_profile(shaped("quadratic", 2))) > gini(as_profile(shaped("exponential", 2)))
 
 
 def test_laplace_against_gaussian():
@@ -272,9 +273,9 @@ def test_runs_and_vectors_agree(dense):
         lambda v: inid.laplace_spr(v, 0.4),
     ):
         assert runs.expand(rule(runs)) == pytest.approx(rule(dense), rel=1e-12)
-    assert runs.gini() == pytest.approx(as_profile(dense).gini(), abs=1e-12)
+    assert gini(runs) == pytest.approx(gini(as_profile(dense)), abs=1e-12)
     brute = np.abs(dense[:, None] - dense[None, :]).sum() / (2 * dense.size * dense.sum())
-    assert runs.gini() == pytest.approx(brute, abs=1e-12)
+    assert gini(runs) == pytest.approx(brute, abs=1e-12)
     assert runs.norm(2) == pytest.approx(np.linalg.norm(dense))
     error = inid.expected_error("laplace", inid.laplace_inid(runs, 1.0), counts=runs.counts)
     assert error == pytest.approx(mse("laplace", inid.laplace_inid(dense, 1.0)))
@@ -288,9 +289,9 @@ def test_a_hundred_million_coordinates_cost_two_numbers():
 
 
 def test_gini_of_the_edge_cases():
-    assert as_profile(shaped("uniform", 9)).gini() == pytest.approx(0, abs=1e-15)
-    assert as_profile(shaped("one-hot", 9)).gini() == pytest.approx(8 / 9)
-    assert Profile(np.zeros(2), np.array([1, 3])).gini() == 0
+    assert gini(as_profile(shaped("uniform", 9))) == pytest.approx(0, abs=1e-15)
+    assert gini(as_profile(shaped("one-hot", 9))) == pytest.approx(8 / 9)
+    assert gini(Profile(np.zeros(2), np.array([1, 3]))) == 0
 
 
 # --- layers ------------------------------------------------------------------------------------------------------
@@ -299,7 +300,7 @@ DIMS, CLIP = [4, 100, 2500], [1.0, 2.0, 3.0]
 
 
 def test_layers_with_gaussian_noise_are_the_min_total_noise_allocation():
-    scales = inid.gaussian_groups(CLIP, DIMS, 1.0)
+    scales = gaussian_groups(CLIP, DIMS, 1.0)
     assert scales**2 == pytest.approx([86, 34.4, 10.32])
     assert scales == pytest.approx(allocate("min-total-noise", CLIP, DIMS, 1.0))
     profile = Profile(np.array(CLIP) / np.sqrt(DIMS), np.array(DIMS))
@@ -308,7 +309,7 @@ def test_layers_with_gaussian_noise_are_the_min_total_noise_allocation():
 
 
 def test_equally_clipped_layers_are_the_snr_consistent_allocation():
-    assert inid.gaussian_groups([1, 1, 1], DIMS, 0.5) == pytest.approx(allocate("snr-consistent", [1, 1, 1], DIMS, 2.0))
+    assert gaussian_groups([1, 1, 1], DIMS, 0.5) == pytest.approx(allocate("snr-consistent", [1, 1, 1], DIMS, 2.0))
 
 
 def test_spr_on_layers_is_the_sensitivity_proportional_allocation():
@@ -324,8 +325,8 @@ def test_spr_on_the_coordinates_of_layers_is_the_dimension_adjusted_allocation()
 def test_layers_with_laplace_noise():
     clip, dims = np.array(CLIP), np.array(DIMS)
     beta = (clip / dims) ** (1 / 3) * (clip ** (2 / 3) * dims ** (1 / 3)).sum() / 0.5
-    assert inid.laplace_groups(CLIP, DIMS, 0.5) == pytest.approx(beta)
-    assert (clip / inid.laplace_groups(CLIP, DIMS, 0.5)).sum() == pytest.approx(0.5)
+    assert laplace_groups(CLIP, DIMS, 0.5) == pytest.approx(beta)
+    assert (clip / laplace_groups(CLIP, DIMS, 0.5)).sum() == pytest.approx(0.5)
 
 
 # --- bad input ---------------------------------------------------------------------------------------------------

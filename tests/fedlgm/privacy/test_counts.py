@@ -11,8 +11,8 @@ from dp_accounting import dp_event
 from fedlgm import privacy
 from fedlgm.errors import ConfigError, LedgerError, check_count
 from fedlgm.facts import RunFacts, Sampling
+from fedlgm.papers.inid.datasets import fully_random_rows
 from fedlgm.papers.inid.pca import covariance_plan
-from fedlgm.papers.inid.pca_trials import fully_random_rows
 from fedlgm.privacy.accounting import calibrate_levels, composed_epsilon
 from fedlgm.privacy.events import decode, encode, gaussian_event, repeated
 from fedlgm.privacy.ledger import Ledger

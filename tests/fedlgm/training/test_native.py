@@ -6,7 +6,7 @@ import ctypes
 import math
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedlgm import models
-from fedlgm.errors import ConfigError, DataError
+from fedlgm.errors import ConfigError, DataError, Notice
 from fedlgm.layers import LayerTable
 from fedlgm.tasks import Binary, Classification, Regression, Task
 from fedlgm.training import ClientTask, FedProx, LocalTraining, NativeTrainer, SequentialTrainer
@@ -29,14 +29,6 @@ ACTIVATIONS = (nn.Sigmoid, nn.Tanh, nn.ReLU)
 
 # FEDLGM_TEST_KERNEL names a kernel that was compiled by hand, such as one with sanitizers.
 HERE = os.environ.get("FEDLGM_TEST_KERNEL")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Each instruction set is compiled once for all of these tests."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FEDLGM_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 @pytest.fixture(autouse=True)
@@ -300,6 +292,34 @@ def test_a_machine_without_a_compiler_says_so(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(ConfigError, match="needs a C\\+\\+ compiler"):
         library.build("portable")
     assert not list((tmp_path / "kernels").iterdir())
+
+
+def test_processes_that_start_together_compile_once_and_remove_what_a_killed_one_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = library.build(instruction_set() or "portable")._name
+    compiler = tmp_path / "compiler"
+    compiler.write_text(f'#!/bin/sh\nfor made; do :; done\necho >> "$0.log"; sleep 0.2; cp {kernel} "$made"\n')
+    compiler.chmod(0o700)
+    monkeypatch.setenv("FEDLGM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("CXX", str(compiler))
+    folder = tmp_path / "cache" / "kernels"
+    folder.mkdir(mode=0o700, parents=True)
+    (folder / "killed.part").touch()
+    found: list[ctypes.CDLL] = []
+    threads = [threading.Thread(target=lambda: found.append(library.build("portable"))) for _ in range(3)]
+
+    def together() -> None:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    with pytest.warns(Notice, match="compiling the training kernel, once"):
+        together()
+    assert len(found) == 3
+    assert (tmp_path / "compiler.log").read_text() == "\n"
+    assert [file.suffix for file in folder.iterdir()] == [".so"]
 
 
 def test_a_kernel_with_other_bits_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

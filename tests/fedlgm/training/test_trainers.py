@@ -25,7 +25,7 @@ from fedlgm.keys import KeyRing, Purpose
 from fedlgm.layers import LayerTable
 from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer, VectorizedTrainer, fastest
 from simulations import launch
-from simulations.config import assembly
+from simulations.config import assembly, decided
 from simulations.config import recipe as recipes
 from simulations.runs.folder import RunFolder
 
@@ -56,11 +56,11 @@ def test_auto_is_settled_on_clients_that_have_data(monkeypatch: pytest.MonkeyPat
         seen.extend(len(task.y) for task in tasks())
         return fastest(makers, model, tasks, **more)
 
-    monkeypatch.setattr(assembly, "fastest", watched)
+    monkeypatch.setattr(decided, "fastest", watched)
     options = ["data={name = 'digits', partition = 'dirichlet-large', alpha = 0.5}", "federation.clients=5000"]
     sparse = assembly.Assembly(recipes.load("digits", [*options, "training.vectorize=auto", "run.block_size=6"]))
     assert np.median(sparse.sizes) == 0
-    assert sparse.faster_training(2).vectorize in ("on", "off")
+    assert decided.decided(sparse, workers=2).recipe.training.vectorize in ("on", "off")
     assert len(seen) == 6
     assert min(seen) > 0
 

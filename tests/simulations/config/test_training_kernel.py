@@ -5,12 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 import simulations
 from fedlgm.errors import ConfigError
-from fedlgm.training.native import library
+from fedlgm.plan import ReleasePlan
+from fedlgm.training.native import Program, library
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
+from simulations.config.decided import decided
+from simulations.config.own import Own
+from simulations.engines import flower_entry
+from simulations.reports.report import write_report
+from simulations.runs.folder import RunFolder
 
 
 def test_the_text_of_recipes_without_a_kernel_stays() -> None:
@@ -43,16 +51,72 @@ def test_models_and_trainers_that_the_kernel_does_not_know_are_refused(recipe: s
         assembly.trainer(vectorized=False, compiled=False)
 
 
-def test_without_the_kernel_auto_is_torch_and_native_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def on(recipe: str, *overrides: str) -> Assembly:
+    """The run with its kernel settled."""
+    return decided(Assembly(recipes.load(recipe, [*overrides, "training.kernel=auto"])), workers=1)
+
+
+def test_without_a_compiler_auto_is_torch_and_says_why_and_native_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A run that was made with the kernel never goes on with other arithmetic."""
-
-    def missing() -> None:
-        raise ConfigError("no compiler here")
-
-    monkeypatch.setattr("fedlgm.training.native.trainer.library", missing)
-    assert Assembly(recipes.load("digits", ["training.kernel=auto"])).faster_training(1).kernel is None
-    with pytest.raises(ConfigError, match="no compiler here"):
+    monkeypatch.setenv("FEDLGM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("CXX", "false")
+    monkeypatch.setattr(library, "instruction_set", lambda: "avx2")
+    library.library.cache_clear()
+    overrides = ["federation.rounds=1", "federation.clients=20", "training.kernel=auto", "privacy.accountant=rdp"]
+    result = simulations.simulate("digits", overrides=overrides, run_dir=tmp_path / "run")
+    assert recipes.load(tmp_path / "run" / "recipe.toml").training.kernel is None
+    made = RunFolder.open(tmp_path / "run").provenance.read()["trained_by"]
+    assert made.startswith("PyTorch (the native training kernel was not compiled: false ended with status 1")
+    write_report(tmp_path / "run")
+    assert "PyTorch (the native" in (tmp_path / "run" / "report.html").read_text()
+    assert result["rounds"] == 1
+    with pytest.raises(ConfigError, match="was not compiled"):
         Assembly(recipes.load("digits", ["training.kernel=native"])).check()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "why"),
+    [
+        ("digits", ["trainer.name=fedprox"], "no native form"),
+        ("digits", ["training.vectorize=on"], "vectorize is 'on'"),
+        ("dp-sgd-digits", [], "the example-level engine trains"),
+    ],
+)
+def test_auto_is_torch_for_runs_that_the_kernel_does_not_know(recipe: str, overrides: list[str], why: str) -> None:
+    made = on(recipe, *overrides)
+    assert made.recipe.training.kernel is None
+    assert why in str(made.no_kernel)
+
+
+def test_auto_is_torch_for_a_layer_that_the_kernel_does_not_know() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.GELU(), nn.Linear(8, 10))
+    recipe = recipes.load("digits", ["training.kernel=auto", "model.hidden=none", "model.activation=none"])
+    made = decided(Assembly(recipe, Own(model=model)), workers=1)
+    assert made.recipe.training.kernel is None
+    assert "GELU" in str(made.no_kernel)
+
+
+def test_auto_is_torch_where_a_plan_freezes_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    frozen = torch.ones(2410)
+    monkeypatch.setattr(ReleasePlan, "trained", property(lambda self: frozen))
+    monkeypatch.setattr("fedlgm.training.native.trainer.library", lambda: None)  # refused before it is called
+    assert "freezes some" in str(on("digits").no_kernel)
+
+
+def test_recipes_that_leave_the_kernel_to_the_machine_have_models_that_it_knows() -> None:
+    """Without data: their plans need none."""
+    asking = [name for name in recipes.names() if recipes.load(name).training.kernel is not None]
+    assert {"fashion-mnist", "mnist", "inid-fashion-mnist", "ladp-fashion-mnist", "ladp-cifar10-cnn"} <= set(asking)
+    assert not {name for name in asking if "digits" in name}  # their runs end before a compilation pays
+    for name in asking:
+        assembly = Assembly(recipes.load(name), planned=True)
+        Program.of(assembly.module(), assembly.layers, tuple(assembly.outline.shape), assembly.task)
+
+
+def test_a_node_of_a_flower_app_trains_with_pytorch() -> None:
+    assert flower_entry._recipe({"recipe": "fashion-mnist", "set": ""}).training.kernel is None
 
 
 @pytest.mark.slow
@@ -66,3 +130,4 @@ def test_a_run_records_the_kernel_that_auto_chose(tmp_path: Path) -> None:
     ]
     assert recipes.load(tmp_path / "auto" / "recipe.toml").training.kernel == "native"
     assert runs[0]["model_sha256"] == runs[1]["model_sha256"]
+    assert RunFolder.open(tmp_path / "auto").provenance.read()["trained_by"].startswith("the compiled kernel (avx")

@@ -20,6 +20,7 @@ from patience import LIMIT_S, wait_until
 
 from clients import LayerwiseClient
 from fedlgm.errors import FedlgmError
+from fedlgm.training import native
 from simulations import launch
 from simulations.config import recipe as recipes
 from simulations.config.assembly import settled
@@ -119,6 +120,26 @@ def test_engines_agree_bit_by_bit(recipe, reference, tmp_path, another_cluster, 
     assert [row["round"] for row in rows] == [1, 2, 3]
     drawn = [row["cohort"] for row in RunFolder(Path(reference["run"])).rows(private=True)]
     assert [row["cohort"] for row in rows] == drawn
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(native.instruction_set() is None, reason="the kernel needs AVX2")
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"engine": "processes", "workers": 1}, id="processes, 1 worker"),
+        pytest.param({"engine": "processes", "workers": 3}, id="processes, 3 workers"),
+        *ENGINES,
+    ],
+)
+def test_engines_agree_on_what_the_compiled_kernel_trains(recipe, tmp_path, nothing_left, options):
+    kernel = recipe.model_copy(update={"training": recipe.training.model_copy(update={"kernel": "auto"})})
+    runs = [
+        launch.simulate(kernel, run_dir=tmp_path / str(i), **engine)
+        for i, engine in enumerate([{"engine": "local"}, options])
+    ]
+    assert [RunFolder(tmp_path / str(i)).recipe().training.kernel for i in range(2)] == ["native", "native"]
+    assert {name: runs[0][name] for name in SAME} == {name: runs[1][name] for name in SAME}
 
 
 @pytest.mark.parametrize(

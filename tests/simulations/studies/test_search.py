@@ -64,9 +64,7 @@ def test_a_difference_is_claimed_only_if_it_holds_at_both_neighbouring_rates(low
     found = results._differences(frame(*WINS), beside, "a", "b", "accuracy", [], {})
     assert found.p < 0.05
     assert found.claimed is claimed
-    without = results._differences(
-        frame(*WINS), None, "a", "b", "accuracy", ["method", "training.lr"], {"training.lr": 0.2}
-    )
+    without = results._differences(frame(*WINS), None, "a", "b", "accuracy", ["training.lr"], {"training.lr": 0.2})
     assert without.claimed
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from diverging import install
 from own_objects import DATA, Alike, Net
 from scipy import stats
@@ -25,7 +26,7 @@ from fedlgm.errors import ConfigError
 from simulations import launch
 from simulations.runs import strict_json
 from simulations.runs.folder import RunFolder
-from simulations.studies import files, processes, records, running
+from simulations.studies import processes, records, running
 from simulations.studies.jobs import grid_jobs
 from simulations.studies.progress import Line
 from simulations.studies.results import Study
@@ -40,6 +41,10 @@ GRID = {"mechanism": ["uniform", Alike("mine"), "none"], "privacy.epsilon": [8.0
 
 def auc(outputs, targets):
     return roc_auc_score(targets, outputs[:, 1] - outputs[:, 0])
+
+
+def length(round, module):
+    return {"length": torch.nn.utils.parameters_to_vector(module.parameters()).norm().item()}
 
 
 def studied(folder: Path, grid: dict = GRID, **more) -> Study:
@@ -138,10 +143,26 @@ def test_what_is_wrong_with_a_grid_is_said_before_anything_runs(grid: dict, mess
     assert not list(tmp_path.glob("set/*"))
 
 
-def test_a_metric_that_cannot_be_reported_is_said_before_anything_runs(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="metric 'auc' is nan"):
-        studied(tmp_path, metrics={"auc": lambda outputs, targets: np.nan})
+@pytest.mark.parametrize(
+    ("measures", "message"),
+    [
+        ({"metrics": {"auc": lambda outputs, targets: np.nan}}, "metric 'auc' is nan"),
+        ({"metrics": "auc"}, "metrics takes functions, such as"),
+        ({"evaluate": lambda round, module: {"length": np.nan}}, "finite numbers by name"),
+        ({"evaluate": "length"}, "evaluate takes functions, such as"),
+    ],
+)
+def test_a_metric_that_cannot_be_reported_is_said_before_anything_runs(measures, message, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        studied(tmp_path, **measures)
     assert not list(tmp_path.iterdir())
+
+
+def test_figures_of_the_released_model_are_in_the_frame_and_the_history(tmp_path: Path) -> None:
+    found = studied(tmp_path, {"mechanism": ["uniform"]}, seeds=1, evaluate=length)
+    (row,) = found.to_frame().to_dict("records")
+    assert found.history()["length"].iloc[-1] == row["length"] > 0
+    assert found.table(["length"])["length"].tolist() == [row["length"]]
 
 
 # -- nothing twice -----------------------------------------------------------------------------------------------------
@@ -159,6 +180,11 @@ def test_the_same_call_again_runs_nothing(finished: Study, monkeypatch: pytest.M
         finished.folder, metrics={"auc": auc, "error": lambda outputs, targets: 1 - auc(outputs, targets)}
     )
     assert np.allclose(further.to_frame()["error"], 1 - finished.to_frame()["auc"])
+    # So are figures of the released model.
+    with_lengths = studied(finished.folder, evaluate=length).to_frame()
+    module = simulations.resume(with_lengths["folder"][0], model=Net, data=DATA).model()
+    assert with_lengths["length"][0] == length(0, module)["length"]
+    assert with_lengths["length"].nunique() == len(with_lengths)
 
 
 def test_a_study_that_is_stopped_goes_on_to_the_same_frame(
@@ -357,9 +383,44 @@ def test_another_file_is_no_kept_study(text: str | None, message: str, tmp_path:
         Study.read(tmp_path / "study.json")
 
 
+_TWELVE_LINES = """
+study = simulations.study(
+    model=Net, data=DATA, seeds=3, folder=folder, overrides=CHANGES,
+    grid={"mechanism": ["uniform", "gaussian", Alike("mine")], "privacy.epsilon": [8.0, 2.0]},
+)
+frame = study.to_frame()
+study.to_latex(folder / "table.tex")
+study.plot(folder / "accuracy.svg", x="privacy.epsilon")
+"""
+
+
+@pytest.mark.slow
+def test_at_most_twelve_lines_lead_to_a_frame_latex_and_a_picture(tmp_path: Path) -> None:
+    """Three mechanisms, one of them an object, at two budgets with three seeds, on a user's model and arrays."""
+    assert len(_TWELVE_LINES.strip().splitlines()) <= 12
+    known = {"simulations": simulations, "Net": Net, "DATA": DATA, "Alike": Alike, "folder": tmp_path}
+    exec(_TWELVE_LINES, known | {"CHANGES": CHANGES | {"federation.rounds": 1}}, made := {})
+    frame = made["frame"]
+    assert len(frame) == 18
+    assert (frame["status"] == "finished").all()
+    assert set(frame["method"]) == {"uniform", "gaussian", "mine"}
+    assert r"\bottomrule" in (tmp_path / "table.tex").read_text()
+    assert "</svg>" in (tmp_path / "accuracy.svg").read_text()
+
+
 def test_it_shows_itself_with_what_publishing_everything_costs(finished: Study) -> None:
     assert "published together, 8 runs cost epsilon" in repr(finished)
     assert "<table" in finished._repr_html_()
+    assert repr(finished).splitlines()[1].split()[:3] == ["method", "privacy.epsilon", "n"]
+    found = finished.difference("uniform", "mine")
+    for text in (repr(found), found._repr_html_()):
+        assert f"difference over all cells: {found.mean:+.4g}, 95 % interval {found.low:+.4g} to" in text
+
+
+def test_a_mistake_does_not_count_as_finished_runs(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(ConfigError):
+        studied(tmp_path / "set", metrics={"auc": lambda outputs, targets: np.nan}, progress=True)
+    assert capsys.readouterr().err == ""
 
 
 def test_one_line_of_progress(finished: Study) -> None:
@@ -374,76 +435,3 @@ def test_one_line_of_progress(finished: Study) -> None:
     assert stream.getvalue().count("\n") == 0
     line.close()
     assert stream.getvalue().endswith("\n")
-
-
-# -- the command -------------------------------------------------------------------------------------------------------
-
-
-def test_the_command_runs_a_file_and_continues(run, tmp_path: Path) -> None:
-    (tmp_path / "small.toml").write_text(
-        'recipe = "digits"\nseeds = 2\n[grid]\n'
-        'mechanism = ["uniform", {label = "small", name = "uniform", options = {bound = 0.5}}, "none"]\n'
-        "[set]\n" + "".join(f"{json.dumps(key)} = {json.dumps(value)}\n" for key, value in CHANGES.items())
-        + '"model.hidden" = [4]\n"training.epochs" = 1\n[quick]\n"federation.rounds" = 1\n'
-    )  # fmt: skip
-    status, out, err = run("study", tmp_path / "small.toml", "--quick", "--out", tmp_path / "set", "--json")
-    assert status == 0, err
-    found = json.loads(out)
-    assert [row["method"] for row in found["runs"]] == ["uniform", "small", "none"]
-    assert found["cells"][2]["epsilon"] == "inf"
-    assert "seconds" not in (tmp_path / "set" / "study.json").read_text()
-    status, out, err = run("study", tmp_path / "small.toml", "--quick", "--out", tmp_path / "set")
-    assert status == 0, err
-    assert "published together" in out
-    assert {"runs.csv", "table.tex", "study.svg", "study.json"} <= {path.name for path in (tmp_path / "set").iterdir()}
-
-
-def test_a_grid_on_the_command_line_replaces_that_of_a_study_and_not_its_recipe(tmp_path: Path) -> None:
-    small = tmp_path / "small.toml"
-    small.write_text('recipe = "digits"\n[grid]\nmechanism = ["uniform"]\n"privacy.epsilon" = [8.0, 2.0]\n')
-    for study in (str(small), "004-table-2"):
-        asked = files.asked(study, ["privacy.epsilon=1.0"], (), ())
-        assert (asked.recipe, asked.grid) == (
-            files.load(study).recipe, files.load(study).grid | {"privacy.epsilon": [1.0]},
-        )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((), "a study needs --grid"),
-        (("004-table-19",), "no study '004-table-19'"),
-        (("003-table-3",), "003-table-3 is not a grid of runs; made by: python -m benchmarks.inid"),
-        (("digits", "--grid", "privacy.epsilon"), "--grid takes key=value,value"),
-        (("digits", "--grid", "epsilon=1,2"), "did you mean 'privacy.epsilon'"),
-    ],
-)
-def test_the_command_says_what_is_wrong(run, arguments, message) -> None:
-    status, _, err = run("study", *arguments)
-    assert status == 2
-    assert message in err
-
-
-def test_bundled_studies_are_listed_and_can_be_planned(run) -> None:
-    status, out, _ = run("study", "--list", "--json")
-    assert status == 0
-    assert set(json.loads(out)) == {*files.names(), *files.elsewhere()}
-    assert all(bool(one.command) != bool(one.why) for one in files.elsewhere().values())
-    for name in files.names():
-        for quick in (False, True):
-            asked = files.asked(name, (), (), (), quick)
-            assert asked.title
-            assert asked.paper
-            base, own, options = base_of(asked.recipe, asked.grid, {}, asked.set)
-            made = grid_jobs(base, asked.grid | (asked.search or {}), range(1), options, own)
-            assert not [job.refused for job in made if job.refused]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["002-figure-7", "003-table-4"])
-def test_bundled_studies_run(name: str, run, tmp_path: Path) -> None:
-    status, out, err = run("study", name, "--quick", "--out", tmp_path / "set", "--json")
-    assert status == 0, err
-    found = json.loads(out)
-    assert {row["status"] for row in found["runs"]} == {"finished"}
-    assert len(found["runs"]) == len(found["cells"])

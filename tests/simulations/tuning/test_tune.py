@@ -195,14 +195,14 @@ def test_an_audit_of_a_search_stays_below_its_epsilon(law):
     claimed = composed_epsilon([(selection_event(gaussian_event(z), 5.0, law), 1)], delta)
     half = trials // 2
     thresholds = np.quantile(bests[1][:half], np.linspace(0.5, 0.9999, 40))
-    lower = [_lower(bests[1][half:] > t, bests[0][half:] > t, delta) for t in thresholds]
+    lower = [lower_bound(bests[1][half:] > t, bests[0][half:] > t, delta) for t in thresholds]
     single = composed_epsilon([(gaussian_event(z), 1)], delta)
     assert 0 < max(lower) < claimed
     assert claimed > single
     assert selection_epsilon(z, 1.0, 1, delta, 5.0, law) == pytest.approx(claimed)
 
 
-def _lower(hits: np.ndarray, alarms: np.ndarray, delta: float, confidence: float = 0.999) -> float:
+def lower_bound(hits: np.ndarray, alarms: np.ndarray, delta: float, confidence: float = 0.999) -> float:
     """Clopper-Pearson lower bound of epsilon."""
     tail = 1 - confidence
     true = beta.ppf(tail, hits.sum(), (~hits).sum() + 1)

@@ -106,6 +106,25 @@ def test_too_few_nodes_before_anything_is_charged_end_the_run(federation):
     assert charges(federation) == [0] * NODES
 
 
+@pytest.mark.parametrize(
+    ("step", "said", "why"),
+    [
+        ("advertise", {"client": 1, "sealing": "00" * 32, "masking": "11" * 32, "signature": ""}, "2 t > n|4 for 3"),
+        ("share", {"sealed": {}, "commitment": ""}, "3 nodes shared secrets, 4 are needed"),
+    ],
+)
+def test_hostile_nodes_before_anything_is_charged_end_the_run_too(federation, monkeypatch, step, said, why):
+    for folder in federation.folders[1:3]:
+        secure = federation.served.services[str(folder.socket)]._secure
+        honest = secure.answer
+        monkeypatch.setattr(
+            secure, "answer", lambda asked, *given, honest=honest: said if asked == step else honest(asked, *given)
+        )
+    with pytest.raises(RunError, match=why):
+        federation.run()
+    assert charges(federation) == [0] * NODES
+
+
 @pytest.mark.slow
 def test_another_attempt_is_another_release_with_other_noise(federation):
     first = federation.run()

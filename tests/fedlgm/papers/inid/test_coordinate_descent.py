@@ -12,6 +12,7 @@ from hypothesis.extra import numpy as hnp
 from sklearn.linear_model import Lasso as SkLasso
 from sklearn.linear_model import LogisticRegression
 
+from benchmarks.private_smoothness import private_smoothness
 from fedlgm.errors import ConfigError, DataError
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.mechanisms.inid import gaussian_scales, laplace_scales
@@ -23,7 +24,7 @@ from fedlgm.papers.inid.coordinate_descent import (
 )
 from fedlgm.papers.inid.datasets import load_tabular
 from fedlgm.papers.inid.objectives import Lasso, Logistic
-from fedlgm.papers.inid.smoothness import private_smoothness, smoothness
+from fedlgm.papers.inid.smoothness import smoothness
 from fedlgm.privacy.gaussian import gaussian_mu
 
 M = np.array([0.2, 1.0, 3.0, 10.0])

@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from benchmarks.pca_trials import recovery_errors
 from fedlgm.errors import ConfigError, DataError
 from fedlgm.keys import KeyRing, Purpose
+from fedlgm.papers.inid.datasets import fully_random_rows
 from fedlgm.papers.inid.pca import (
     covariance_plan,
     covariance_sum,
@@ -21,7 +23,6 @@ from fedlgm.papers.inid.pca import (
     subspace_recovery_error,
     top_subspace,
 )
-from fedlgm.papers.inid.pca_trials import fully_random_rows, recovery_errors
 from fedlgm.privacy.gaussian import gaussian_epsilon, gaussian_mu
 
 M = 12

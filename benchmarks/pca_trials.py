@@ -9,34 +9,10 @@ import numpy.typing as npt
 
 from fedlgm.errors import ConfigError, check_count
 from fedlgm.keys import KeyRing, Purpose
+from fedlgm.papers.inid.datasets import fully_random_rows
 from fedlgm.papers.inid.pca import CovariancePlan, covariance_sum, perturb, subspace_recovery_error, top_subspace
 
 Array = npt.NDArray[np.float64]
-
-
-def fully_random_rows(dimension: int, rank: int, rows: int, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Points uniform on the unit sphere of a uniformly random subspace (Soltanolkotabi and Candes 2012).
-
-    Args:
-        dimension: ambient dimension M.
-        rank: dimension r of the subspace, in [1, M].
-        rows: number N of points.
-        rng: stream to draw from.
-
-    Returns:
-        The points, shape [N, M], and an orthonormal basis of the subspace, shape [M, r].
-
-    Raises:
-        ConfigError: rank outside [1, M] or no rows.
-    """
-    for name, value in (("dimension", dimension), ("rank", rank), ("rows", rows)):
-        check_count(name, value)
-    if rank > dimension:
-        raise ConfigError(f"rank must be at most the dimension {dimension}, got {rank}")
-    basis = np.linalg.qr(rng.standard_normal((dimension, rank)))[0]
-    coefficients = rng.standard_normal((rows, rank))
-    coefficients /= np.linalg.norm(coefficients, axis=1, keepdims=True)
-    return coefficients @ basis.T, basis
 
 
 def recovery_errors(

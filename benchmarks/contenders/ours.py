@@ -1,7 +1,8 @@
-"""fedlgm's own engines: plan, bounds, ledger on disk and noise of a real run, without its evaluation and files.
+"""fedlgm: plan, bounds, ledger on disk and noise of a real run, without its evaluation and files.
 
-Without an argument it is the Ray engine on this machine, with "processes" workers forked from this process, and with
-"two-nodes" Ray on a cluster of two nodes with one core each. With "native" clients are trained by the compiled kernel.
+Without an argument it is the recipe `fashion-mnist` as its users get it: the engine `auto`, and the compiled kernel
+where the machine has it. "torch" trains with PyTorch, "ray" takes Ray on this machine, and "two-nodes" Ray on a cluster
+of two nodes with one core each.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ from benchmarks.contenders.cluster import one_core_nodes
 from fedlgm.keys import KeyRing
 from fedlgm.privacy import Ledger
 from fedlgm.transcript import Transcript
+from simulations import engines
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
+from simulations.config.decided import decided
 from simulations.engines import EngineOptions
-from simulations.engines.processes import ProcessEngine
-from simulations.engines.ray_engine import RayEngine
+from simulations.engines.auto import AutoEngine
+from simulations.engines.base import GridEngine
 from strategies import AnyNode, CohortSampler, LayerwiseFedAvg, Releaser, ServerOptimizer
 
 
@@ -68,12 +71,13 @@ def serve(
 def main() -> None:
     how = set(sys.argv[1:])
     with one_core_nodes(2) if "two-nodes" in how else contextlib.nullcontext() as address:
-        kernel = "native" if "native" in how else "torch"
-        assembly = Assembly(recipes.load("fashion-mnist", [f"training.kernel={kernel}"]))
-        keys = KeyRing.from_seed(1)
+        recipe = recipes.load("fashion-mnist", ["training.kernel=torch"] if "torch" in how else [])
+        assembly, keys = Assembly(recipe), KeyRing.from_seed(1)
         options = EngineOptions(workers=work.WORKERS, ray_address=address)
-        engine = ProcessEngine(options) if "processes" in how else RayEngine(options)
+        engine = engines.get("ray" if "ray" in how else AutoEngine(options).chosen(assembly), options)
+        assert isinstance(engine, GridEngine)
         with engine.grids(assembly) as grid_of:
+            assembly = decided(assembly, work.WORKERS)
             serve(grid_of(assembly, keys), assembly, keys)
 
 

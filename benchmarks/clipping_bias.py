@@ -1,0 +1,111 @@
+"""Bias of LM-DP-SGD over the budget, the threshold and the emphasis: Figures 5 (b), 6 (b) and 7 (b) of its paper.
+
+    python -m benchmarks.clipping_bias            # measures what docs/results/clipping-bias.json lacks
+    python -m benchmarks.clipping_bias --write    # and puts the tables on docs/results/lm-dp-sgd.md
+
+Settings and grids are those of the studies 002-figure-5 to -7. The bias is ||mean scaled gradient - mean gradient||
+over 500 private examples, at the weights and the plan of a step, averaged over five steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.kept import Kept, Row
+from benchmarks.lm_dp_sgd import LOOKS, private_run
+from benchmarks.pages import show, table
+from fedlgm import inputs
+from fedlgm.keys import KeyRing
+from simulations.config.assembly import Assembly
+from simulations.studies import files
+from simulations.studies.jobs import Job, grid_jobs
+from simulations.studies.statistics import difference, holm, interval
+from simulations.studies.study import base_of
+
+PAGE = Path("docs/results/lm-dp-sgd.md")
+METHOD, SEEDS = "lm-dp-sgd", 3
+STUDIES = {  # study -> key of the grid, and what the paper says about the bias as the key grows
+    "002-figure-5": ("privacy.epsilon", "lower"),
+    "002-figure-6": ("mechanism.bound", "lower"),
+    "002-figure-7": ("mechanism.emphasis", "higher"),
+}
+
+
+def jobs(study: str) -> list[Job]:
+    """The runs of LM-DP-SGD in a study."""
+    asked = files.load(study)
+    grid = asked.grid | {"mechanism": [METHOD]}
+    base, own, options = base_of(asked.recipe, grid, {}, asked.set)
+    return grid_jobs(base, grid, range(SEEDS), options, own)
+
+
+def measured(job: Job, kept: Kept) -> Row:
+    """The bias in one training; studies share the runs whose settings are equal, and with them the seed."""
+    for row in kept.find(run=str(job.recipe.run.seed)):
+        return {key: row[key] for key in ("run", "bias", "epsilon", "guarantee")}
+    assembly = Assembly(job.recipe)
+    module, seed = assembly.module(), int(job.recipe.run.seed or 0)
+    x, y = inputs.tensors(assembly.dataset.train_x), torch.from_numpy(assembly.dataset.train_y)
+    lr = job.recipe.training.lr
+    found = private_run(assembly.method, module, x, y, lr, KeyRing.from_seed(seed), looks=LOOKS)
+    return {"run": str(seed)} | {key: found[key] for key in ("bias", "epsilon", "guarantee")}
+
+
+def measure(kept: Kept) -> None:
+    """All runs, seed by seed."""
+    for seed in range(SEEDS):
+        for study, (key, _) in STUDIES.items():
+            for job in jobs(study):
+                if job.repetition == seed:
+                    name = {"study": study, "key": key, "value": job.point[key], "seed": seed}
+                    kept.keep(name, partial(measured, job, kept))
+
+
+def biases(kept: Kept, **name: Any) -> list[float]:
+    """Mean bias of each run."""
+    return [statistics.fmean(row["bias"]) for row in sorted(kept.find(**name), key=lambda row: row["seed"])]
+
+
+def page(kept: Kept) -> str:
+    """One row per figure: the bias at each value, and the test of the last value against the first."""
+    rows, tests = [], []
+    for study, (key, expected) in STUDIES.items():
+        values = files.load(study).grid[key]
+        found = [biases(kept, study=study, value=value) for value in values]
+        if min(map(len, found)) < SEEDS:
+            continue
+        cells = []
+        for value, one in zip(values, found, strict=True):
+            low, high = interval(one)
+            cells.append(f"{value:g}: {statistics.fmean(one):.3f} ± {(high - low) / 2:.3f}")
+        rows.append([f"{study.removeprefix('002-figure-')} (b)", key, ", ".join(cells), expected])
+        tests.append(difference(found[-1], found[0]))
+    adjusted = holm([test.p for test in tests])
+    for row, test, p in zip(rows, tests, adjusted, strict=True):
+        same = (test.mean > 0) == (row[-1] == "higher")
+        outcome = "not decided" if p >= 0.05 else "reproduced" if same else "refuted"
+        row += [f"{test.mean:+.3f} ({test.low:+.3f} to {test.high:+.3f}), p {p:.2g}", outcome]
+    header = ["figure", "key", "value: bias", "paper, at the last value", "last minus first", "outcome"]
+    return table(header, rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kept", type=Path, default=Path("docs/results/clipping-bias.json"))
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="processor time")
+    parser.add_argument("--write", action="store_true", help="put the table on docs/results/lm-dp-sgd.md")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    kept = Kept(options.kept, options.minutes)
+    measure(kept)
+    show(PAGE, {"bias by key": page(kept)}, options.write)
+
+
+if __name__ == "__main__":
+    main()

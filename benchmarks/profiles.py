@@ -1,0 +1,107 @@
+"""The i.n.i.d. noise paper's illustrative profiles (section V), their inequality, and layers as profiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from fedlgm.errors import ConfigError
+from fedlgm.mechanisms.inid import gaussian_scales, laplace_scales
+from fedlgm.mechanisms.profiles import Array, Profile, as_profile
+
+
+def shaped(name: str, dimension: int, *, norm: float = 2.0) -> Array:
+    """One of the i.n.i.d. noise paper's illustrative profiles (section V), scaled to unit norm.
+
+    Args:
+        name: "uniform" (lambda_i constant), "linear" (i), "quadratic" (i^2), "exponential" (e^i) or "one-hot".
+        dimension: number of coordinates K >= 1.
+        norm: order of the norm that is scaled to one, >= 1; the paper takes 2 for Gaussian and 1 for Laplace noise.
+
+    Returns:
+        Sensitivities, shape [K], in ascending order.
+
+    Raises:
+        ConfigError: unknown name, dimension below one or norm below one.
+    """
+    if name not in _SHAPES:
+        raise ConfigError(f"unknown profile {name!r}; known: {', '.join(_SHAPES)}")
+    if dimension < 1:
+        raise ConfigError(f"dimension of a profile must be >= 1, got {dimension}")
+    if not norm >= 1:
+        raise ConfigError(f"order of the norm must be >= 1, got {norm}")
+    raw = _SHAPES[name](np.arange(1, dimension + 1, dtype=np.float64))
+    return raw / as_profile(raw).norm(norm)
+
+
+_SHAPES: dict[str, Callable[[Array], Array]] = {
+    "uniform": np.ones_like,
+    "linear": lambda i: i,
+    "quadratic": lambda i: i**2,
+    "exponential": lambda i: np.exp(i - i[-1]),
+    "one-hot": lambda i: (i == i[-1]).astype(np.float64),
+}
+
+
+def gini(profile: Profile) -> float:
+    """Gini coefficient sum_ij |lambda_i - lambda_j| / (2 K ||lambda||_1): 0 when uniform, 1 - 1/K when one-hot."""
+    total = float(profile.counts @ profile.values)
+    if total == 0:
+        return 0.0
+    order = np.argsort(profile.values)
+    values, counts = profile.values[order], profile.counts[order].astype(np.float64)
+    below = np.cumsum(counts) - counts
+    above = profile.dimension - below - counts
+    return max(0.0, float(counts * (below - above) @ values) / (profile.dimension * total))
+
+
+def gaussian_groups(
+    clip: Sequence[float] | npt.NDArray[np.float64],
+    dims: Sequence[int] | npt.NDArray[np.int64],
+    mu: float,
+    p: float = 2,
+    weights: npt.ArrayLike | None = None,
+) -> Array:
+    """Optimal standard deviation of each layer when layers are clipped in l2 norm.
+
+    Noise is i.i.d. within a layer, so an l2 clip to C costs as much as clipping each of its K coordinates to C /
+    sqrt(K), and preserves more. For p = 2 and no weights, sigma_m^2 = (C_m / sqrt K_m) sum_k C_k sqrt(K_k) / mu^2,
+    which is the "min total noise" allocation of the layer-wise Gaussian mechanism paper at noise multiplier 1/mu.
+
+    Args:
+        clip: l2 bound C_m of each layer's contribution, shape [layers].
+        dims: number of parameters K_m of each layer, shape [layers].
+        mu: budget of mu-Gaussian DP, > 0.
+        p: exponent of the error, as in `gaussian_inid`.
+        weights: positive weights of the layers' coordinates, shape [layers].
+
+    Returns:
+        sigma, shape [layers].
+
+    Raises:
+        ConfigError: bounds, sizes, budget, p or weights out of range.
+    """
+    return gaussian_scales(_layers(clip, dims, 2), mu, p, weights)
+
+
+def laplace_groups(
+    clip: Sequence[float] | npt.NDArray[np.float64],
+    dims: Sequence[int] | npt.NDArray[np.int64],
+    budget: float,
+    p: float = 2,
+    weights: npt.ArrayLike | None = None,
+) -> Array:
+    """Optimal Laplace scale of each layer when layers are clipped in l1 norm.
+
+    For p = 2 and no weights, beta_m = (C_m / K_m)^(1/3) sum_k C_k^(2/3) K_k^(1/3) / budget. Arguments and errors as in
+    `gaussian_groups`, with l1 bounds and a budget sum_m C_m / beta_m.
+    """
+    return laplace_scales(_layers(clip, dims, 1), budget, p, weights)
+
+
+def _layers(clip: npt.ArrayLike, dims: npt.ArrayLike, order: int) -> Profile:
+    bounds = as_profile(clip).values
+    sizes = Profile(np.ones_like(bounds), np.asarray(dims)).counts
+    return Profile(bounds / sizes ** (1 / order), sizes)

@@ -1,0 +1,124 @@
+"""What a node may still release: the price of a release, the caps on their number, and the budget that they share."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from clients.node.ledger import NodeLedger
+from clients.node.policy import Policy, Refusal
+from clients.node.release import Request
+from clients.node.row import PROTECTED
+from fedlgm import privacy
+from fedlgm.privacy.floor import at_least
+
+if TYPE_CHECKING:
+    from dp_accounting import dp_event
+
+_ROUNDING = 1 + 1e-6
+
+
+class Account:
+    """A policy's budget and caps beside the ledger's charges.
+
+    Args:
+        policy: the node's policy.
+        ledger: the data set's ledger.
+    """
+
+    def __init__(self, policy: Policy, ledger: NodeLedger) -> None:
+        self._policy, self._ledger = policy, ledger
+        self._prices = {"pld": self._least("pld")}
+
+    def spent(self, further: dp_event.DpEvent | None = None) -> float:
+        """Epsilon of all charges for the protected unit, including one further release if given.
+
+        Raises:
+            LedgerError: charged releases protect less than the budget does.
+        """
+        budget = self._policy.privacy
+        return self._ledger.epsilon(budget.delta, PROTECTED[budget.unit], further)
+
+    def price(self, request: Request) -> dp_event.DpEvent:
+        """The charge of a release: its cost, but at least that of one of as many as the policy allows.
+
+        The time of an answer and a refusal reveal something that no noise covers, so no release may be almost free.
+        """
+        event = request.event
+        accountant = privacy.events.accountant_of([event])
+        if accountant not in self._prices:
+            self._prices[accountant] = self._least(accountant)
+        return at_least(event, self._prices[accountant], self._policy.privacy.delta)
+
+    def check(self, run: str, round: int, request: Request) -> None:
+        """Refuse a release that caps, rounds apart or budget do not allow.
+
+        Raises:
+            Refusal: which of them.
+        """
+        budget = self._policy.privacy
+        for count, most, per in self._caps(run):
+            if count >= most:
+                raise Refusal("budget-spent", f"this node makes {most} releases {per}, and has made them")
+        self._check_separation(run, round, request)
+        alone = request.least_epsilon(budget.delta)
+        if not alone <= budget.epsilon * _ROUNDING:  # composing such losses takes time and memory in proportion
+            raise Refusal(
+                "budget-spent",
+                f"this release alone has an epsilon of {alone:.4g} or more; the policy of this node allows "
+                f"{budget.epsilon:g} at delta {budget.delta:g} over its data set's life",
+            )
+        after = self.spent(self.price(request))
+        if not after <= budget.epsilon * _ROUNDING:
+            raise Refusal(
+                "budget-spent",
+                f"the release would bring this node's epsilon to {after:.4g}; its policy allows {budget.epsilon:g} at "
+                f"delta {budget.delta:g} over its data set's life",
+            )
+
+    def left(self, run: str, request: Request, asked: int) -> int:
+        """How many of `asked` further releases like this one budget and caps allow."""
+        fits = min([asked, *(most - made for made, most, _ in self._caps(run))])
+        if not self._within(request, 1):
+            return 0
+        low, high = 0, max(fits, 0)  # `low` releases fit, `high` + 1 do not
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self._within(request, middle) else (low, middle - 1)
+        return low
+
+    def _within(self, request: Request, count: int) -> bool:
+        """Whether `count` more of these releases stay within the budget."""
+        budget = self._policy.privacy
+        if not request.least_epsilon(budget.delta) <= budget.epsilon * _ROUNDING:
+            return False
+        return self.spent(privacy.events.repeated(self.price(request), count)) <= budget.epsilon * _ROUNDING
+
+    def _least(self, accountant: str) -> float:
+        """Noise multiplier of one of as many releases as the policy allows, which together cost its budget."""
+        budget, releases = self._policy.privacy, self._policy.ask.releases
+        multiplier = privacy.calibrate(budget.epsilon, budget.delta, steps=releases, accountant=accountant)
+        return multiplier * (1 + 1e-4)
+
+    def _check_separation(self, run: str, round: int, request: Request) -> None:
+        """Refuse a round that is closer to an answered round of its run than policy or plan allow.
+
+        If noise is correlated over rounds, a participation too soon costs more than the plan says.
+        """
+        apart = max(self._policy.ask.min_separation, request.plan.facts.sampling.separation or 1)
+        near = self._ledger.nearest(run, round) if apart > 1 else None
+        if near is not None and abs(round - near) < apart:
+            raise Refusal(
+                "separation",
+                f"round {round} is {abs(round - near)} rounds from round {near} of its run, in which this node "
+                f"took part; at least {apart} must lie between",
+            )
+
+    def _caps(self, run: str) -> tuple[tuple[int, int, str], ...]:
+        """(made, allowed, per what) of the caps on the number of releases."""
+        limits, ledger, today = self._policy.ask, self._ledger, datetime.now(UTC).date().isoformat()
+        return (
+            (ledger.count(), limits.releases, "over its data set's life"),
+            (ledger.count(run=run), limits.releases_per_run, "per run"),
+            (ledger.count(since=today), limits.releases_per_day, "per day"),
+        )

@@ -1,0 +1,30 @@
+"""Orders to stop, for processes that serve until then."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+
+ORDERS = frozenset({signal.SIGTERM, signal.SIGINT})
+
+
+def on_order_to_stop(call: Callable[[], None]) -> None:
+    """Call `call` once, in a thread, after SIGTERM or SIGINT; needs the main thread.
+
+    A signal handler runs between two instructions of the main thread. If that holds a lock that `call` takes, such as
+    that of an event or of starting threads, the process would never end.
+    """
+    orders, arrived = os.pipe()
+    os.set_blocking(arrived, False)
+    signal.set_wakeup_fd(arrived)
+    for number in ORDERS:
+        signal.signal(number, lambda *_: None)
+
+    def wait() -> None:
+        while os.read(orders, 1)[0] not in ORDERS:
+            pass
+        call()
+
+    threading.Thread(target=wait, name="order to stop", daemon=True).start()

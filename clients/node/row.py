@@ -1,0 +1,59 @@
+"""One release in a node's ledger, and what it protects."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedlgm.privacy.chain import next_head
+
+_OLD_EXAMPLES = ", examples"  # after the trust of rows of earlier versions that protect single examples
+CLIENT, EXAMPLE = "client, replace-one", "example, add-remove"
+PROTECTED: dict[str, str] = {"client": CLIENT, "example": EXAMPLE}
+"""What a release protects: unit and neighbouring relation of its cost."""
+COVERS = {CLIENT: (CLIENT, EXAMPLE), EXAMPLE: (EXAMPLE,)}
+"""What each also protects at the same cost: one example more or less is one way to replace all of the data."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One release.
+
+    Attributes:
+        seq: number, from 1.
+        request: name of the release: a digest of all its inputs.
+        event: its cost, JSON of `fedlgm.privacy.events.encode`.
+        trust: who added the noise.
+        run: label of the first run that asked.
+        round: round of that run.
+        data: digest of its data.
+        charged_at: time of the charge, UTC.
+        head: head of the chain with this row.
+        stated: the protected unit, `CLIENT` or `EXAMPLE`; empty in rows of earlier versions, in which `trust` implies
+            it.
+    """
+
+    seq: int
+    request: str
+    event: str
+    trust: str
+    run: str
+    round: int
+    data: str
+    charged_at: str
+    head: str
+    stated: str = ""
+
+    @property
+    def protects(self) -> str:
+        """Unit and neighbouring relation of the event."""
+        return protects(self.stated, self.trust)
+
+    def chained(self, before: str) -> str:
+        """Head computed from the previous head and this row's columns."""
+        columns = (self.request, self.event, self.trust, self.run, str(self.round), self.data, self.charged_at)
+        return next_head(before, str(self.seq), *columns, *((self.stated,) if self.stated else ()))
+
+
+def protects(stated: str, trust: str) -> str:
+    """Unit and neighbouring relation of a row's event."""
+    return stated or (EXAMPLE if trust.endswith(_OLD_EXAMPLES) else CLIENT)

@@ -1,0 +1,55 @@
+"""The witness of a node's ledger: how far the ledger was, kept in another folder or on another disk."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+from fedlgm.errors import LedgerError
+from fedlgm.files import write_durably
+
+
+class Seen(NamedTuple):
+    """What a witness has seen of a ledger.
+
+    Attributes:
+        ledger: its identity.
+        seq: its number of releases.
+        head: hash of the last.
+        agreed: number of signed sets of survivors.
+    """
+
+    ledger: str
+    seq: int
+    head: str
+    agreed: int = 0  # earlier versions wrote none
+
+
+def read(path: Path) -> Seen:
+    """What the witness has seen.
+
+    Raises:
+        LedgerError: it is gone or damaged.
+    """
+    try:
+        seen = Seen(**json.loads(path.read_bytes()))
+        if [type(value) for value in seen] != [str, int, str, int]:
+            raise ValueError("not a witness")
+    except FileNotFoundError:
+        raise LedgerError(f"the witness {path} is gone: the ledger's last position is unknown") from None
+    except (OSError, ValueError, TypeError) as error:
+        raise LedgerError(f"the witness {path} cannot be read: {error}") from error
+    return seen
+
+
+def write(path: Path, seen: Seen) -> None:
+    """Record what the witness has seen; returns once it is on disk.
+
+    Raises:
+        LedgerError: the file cannot be written.
+    """
+    try:
+        write_durably(path, json.dumps(seen._asdict()).encode())
+    except OSError as error:
+        raise LedgerError(f"the witness {path} cannot be written: {error}") from error

@@ -1,0 +1,106 @@
+"""A private choice of layers: the clients vote once, and the layers with the most votes get the budget.
+
+Source: DP-SAPF (arXiv 2605.30312), which votes over the layers that a LoRA adapter may adapt.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedlgm import clipping
+from fedlgm.allocation import shares, spread
+from fedlgm.errors import ConfigError
+from fedlgm.facts import RunFacts
+from fedlgm.layers import LayerTable, factor_of
+from fedlgm.mechanisms.base import Mechanism, check_positive, check_share
+from fedlgm.plan import ReleasePlan
+from fedlgm.privacy.guarantee import Guarantee
+from fedlgm.queries import LayerVote, NoisyQuery
+from fedlgm.transcript import Transcript
+
+_PROVEN = "layers are chosen by a noisy vote, a part of the first release; every contribution is bounded, then noised"
+
+
+@dataclass(frozen=True)
+class VotedLayers(Mechanism):
+    """The first round releases all layers and a noisy vote; later rounds train and release the winners alone.
+
+    A client votes for a quarter of the layers, those in which its update is longest (`fedlgm.queries.LayerVote`). The
+    vote costs `share` of the first round's budget, and every round costs one release of the run's multiplier. If the
+    model has adapters, only they compete, and other layers, such as a new head, are released in every round.
+
+    Attributes:
+        bound: l2 bound S of one client's update; each of n released layers has S / sqrt(n).
+        winners: number of layers that win, at least 1.
+        share: share of the first round's budget for the vote, in (0, 1).
+        rule: allocation rule of the noise, see `fedlgm.allocation.names`.
+
+    Raises:
+        ConfigError: an option outside its range or an unknown rule; in `plan`, fewer candidates than winners.
+
+    Example:
+        >>> import torch
+        >>> from fedlgm import Sampling
+        >>> layers = LayerTable.from_sizes({"a": 2, "b": 2, "c": 2})
+        >>> facts, start = RunFacts(1.0, Sampling("poisson", 100, 0.1)), Transcript.start(torch.zeros(6))
+        >>> first = VotedLayers("layer-vote").plan(layers, facts, start)
+        >>> first.released.tolist(), [noisy.query.name for noisy in first.queries]
+        ([True, True, True], ['layer-vote'])
+        >>> released = torch.tensor([0.0] * 6 + [0.1, 0.9, 0.2])  # the mean of the layers, then the share of votes
+        >>> VotedLayers("layer-vote").plan(layers, facts, start.extend(released[:6], released, first)).released.tolist()
+        [False, True, False]
+    """
+
+    bound: float = 1.0
+    winners: int = 1
+    share: float = 0.5
+    rule: str = "snr-consistent"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self.name, bound=self.bound)
+        check_share(self.name, share=self.share)
+        if self.winners < 1:
+            raise ConfigError(f"{self.name}: winners must be at least 1, got {self.winners}")
+        shares(self.rule, [1.0], [1])
+
+    def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
+        """The round's plan: a function of the released vote, which later plans find in the last plan."""
+        guarantee = Guarantee("proven", _PROVEN)
+        if transcript.plan is None:
+            self._candidates(layers)
+            vote = LayerVote(tuple(layers.sizes.tolist()))
+            queries = (NoisyQuery(vote, vote.bound * facts.noise_multiplier / math.sqrt(self.share)),)
+            every = np.ones(len(layers), dtype=bool)
+            clip, sigma = self._scales(layers, every, facts.noise_multiplier / math.sqrt(1 - self.share))
+            return ReleasePlan(layers, clip, sigma, facts, guarantee, queries=queries)
+        votes = transcript.answer(LayerVote.name)
+        released = transcript.plan.released if votes is None else self._winners(layers, votes)
+        clip, sigma = self._scales(layers, released, facts.noise_multiplier)
+        return ReleasePlan(layers, clip, sigma, facts, guarantee, freezes=True)
+
+    def _scales(self, layers: LayerTable, released: np.ndarray, multiplier: float) -> tuple[np.ndarray, np.ndarray]:
+        """Bounds and noise of the released layers, each [K]."""
+        clip, sigma = np.zeros(len(layers)), np.full(len(layers), math.inf)
+        clip[released] = clipping.eq_clip(self.bound, int(released.sum()))
+        share = shares(self.rule, clip[released], layers.sizes[released])
+        sigma[released] = spread(share, clip[released], multiplier)
+        return clip, sigma
+
+    def _candidates(self, layers: LayerTable) -> np.ndarray:
+        """Layers that compete, [K]."""
+        adapters = np.array([any(factor_of(slot.name) for slot in layer.slots) for layer in layers.layers])
+        found = adapters if adapters.any() else np.ones(len(layers), dtype=bool)
+        if self.winners > found.sum():
+            raise ConfigError(f"{self.name}: winners = {self.winners} of only {found.sum()} layers that compete")
+        return found
+
+    def _winners(self, layers: LayerTable, votes: np.ndarray) -> np.ndarray:
+        """Layers to release: those with the most votes, and those that do not compete, [K]."""
+        candidates = self._candidates(layers)
+        released = ~candidates
+        released[np.argsort(np.where(candidates, -votes, math.inf), kind="stable")[: self.winners]] = True
+        return released

@@ -1,0 +1,35 @@
+"""The least price of a release: it costs no less than a Gaussian release with a given noise multiplier."""
+
+from __future__ import annotations
+
+from dp_accounting import dp_event
+
+from fedlgm.privacy.accounting import composed_epsilon
+from fedlgm.privacy.events import RENYI_ONLY, decode, encode, gaussian_event
+
+
+def at_least(event: dp_event.DpEvent, multiplier: float, delta: float) -> dp_event.DpEvent:
+    """The event, or one of the same kind with less noise that costs as much as the Gaussian release.
+
+    Args:
+        event: cost of a release.
+        multiplier: noise multiplier of the Gaussian release.
+        delta: delta at which other events than Gaussian ones are compared.
+
+    Example:
+        >>> at_least(gaussian_event(50.0), 10.0, 1e-5), at_least(gaussian_event(5.0), 10.0, 1e-5)
+        (GaussianDpEvent(noise_multiplier=10.0), GaussianDpEvent(noise_multiplier=5.0))
+    """
+    least = gaussian_event(multiplier)
+    if isinstance(event, RENYI_ONLY):
+        return type(event)(max(event.rho, 0.5 / multiplier**2))
+    if isinstance(event, dp_event.GaussianDpEvent):
+        return least if event.noise_multiplier > multiplier else event
+    floor, record = composed_epsilon([(least, 1)], delta), encode(event)
+    inner = record
+    while "event" in inner:
+        inner = inner["event"]
+    while composed_epsilon([(event, 1)], delta) < floor:  # less noise costs no less
+        inner["noise_multiplier"] = min(0.8 * inner["noise_multiplier"], 1e3 * multiplier)
+        event = decode(record)
+    return event

@@ -1,0 +1,157 @@
+"""Accuracy to expect, by rehearsal: training on public examples with the noise of a run.
+
+In every round as many public clients as a cohort has train, the plan bounds their updates, noise of the standard
+deviation that the run adds to the mean is added, and the run's server step is made. The accuracy on held-out public
+examples is the forecast. No private example is read. docs/results/recommend.md compares forecasts with runs.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+from fedlgm import data, inputs, mechanisms
+from fedlgm.aggregation.bounded_sum import bound_update
+from fedlgm.contributions import unbounded
+from fedlgm.devices import torch_threads
+from fedlgm.errors import ConfigError, FedlgmError
+from fedlgm.facts import RunFacts
+from fedlgm.keys import KeyRing, Purpose
+from fedlgm.layers import LayerTable
+from fedlgm.mechanisms import Mechanism
+from fedlgm.mechanisms.method import Method
+from fedlgm.training import ClientTask
+from fedlgm.transcript import Transcript
+from simulations.advice.rows import ForecastRow
+from simulations.advice.score import Landscape
+from simulations.advice.setting import Setting, facts_for
+from simulations.advice.work import OPERATIONS, operations
+
+ERROR = 0.075
+"""Largest error of the kept forecasts, as a share of 1. They are of seven settings on one data set (digits): if an
+eighth is exchangeable with them, its forecasts are at most so far off with a probability of 7/8. Nothing else is
+calibrated."""
+EPSILONS = (1.0, 2.0, 4.0, 8.0)
+"""Budgets of the forecasts."""
+SEED = 1
+"""Seed of the kept forecasts."""
+_MOST_CLIENTS = 100
+"""Clients that a rehearsed round trains at most; the noise on the mean is always that of the run."""
+_MOST_PASSES = 90_000
+"""Passes over an example of one rehearsal at most: a few seconds of one core for small models."""
+_OF_ALL = 8  # a rehearsal makes at most this fraction of the operations of the advice
+
+
+class Rehearsals:
+    """Rehearsals of one setting.
+
+    Args:
+        setting: the recipe over public examples.
+        seed: seed of clients, cohorts, orders and noise.
+
+    Raises:
+        ConfigError: no rehearsal stands for such a run, or it takes too long; the message says why.
+    """
+
+    def __init__(self, setting: Setting, seed: int = SEED) -> None:
+        self._assembly, self._share, self._seed = setting.assembly, setting.share, seed
+        recipe, facts = self._assembly.recipe, setting.facts
+        if recipe.protects.mechanisms != "client":
+            raise ConfigError("rehearsals are for runs that protect clients or users")
+        if facts.noise is not None:
+            raise ConfigError("rehearsals are for independent noise, not for noise that is correlated over the rounds")
+        if self._assembly.task.headline != "accuracy":
+            raise ConfigError(f"no forecast of {self._assembly.task.headline} has been compared with runs")
+        self._check_work(facts)
+        public = self._assembly.dataset
+        count = max(2, round(len(public.train_y) / max(self._share, 1.0)))
+        division = data.divide(public, count, recipe.data.partition, seed=seed, **recipe.data.options)
+        self._clients = [rows.astype(np.int64) for rows in division if len(rows)]
+        self._x, self._y = inputs.tensors(public.train_x), torch.from_numpy(public.train_y)
+
+    def _check_work(self, facts: RunFacts) -> None:
+        recipe = self._assembly.recipe
+        cohort = min(facts.sampling.expected, _MOST_CLIENTS)
+        passes = recipe.federation.rounds * cohort * max(self._share, 1.0) * recipe.training.epochs
+        most = min(_MOST_PASSES, OPERATIONS / _OF_ALL / operations(self._assembly))
+        if passes > most:
+            raise ConfigError(
+                f"a rehearsal of {recipe.federation.rounds} rounds makes {passes:,.0f} passes over an example, and at "
+                f"most {most:,.0f} are made"
+            )
+
+    def accuracy(self, mechanism: Mechanism, facts: RunFacts) -> float:
+        """Accuracy of a rehearsal on held-out public examples, in [0, 1].
+
+        Args:
+            mechanism: bounds and noise of the run.
+            facts: of the run, with its noise multiplier.
+        """
+        assembly, seed = self._assembly, self._seed
+        recipe, rng, x, y = assembly.recipe, np.random.default_rng(seed), self._x, self._y
+        layers = LayerTable.from_module(assembly.module())
+        method = Method(mechanism, mechanism.table(layers), facts)
+        trainer = assembly.trainer(assembly.trainer_kind.vectorized is not None, compiled=False)
+        step, keys = assembly.server_optimizer(), KeyRing.from_seed(seed)
+        model = assembly.initial_model()
+        expected, population = facts.sampling.expected, facts.sampling.population
+        parties = math.sqrt(facts.noised_by.noises_in_sum(expected))
+        generator = torch.Generator().manual_seed(seed)
+        plan = method.plan(Transcript.start(model))
+        sigma = torch.cat(
+            [torch.full((int(size),), float(s)) for size, s in zip(plan.layers.sizes, plan.sigma, strict=True)]
+        )
+        most = min(len(self._clients), _MOST_CLIENTS)
+        with torch_threads(1):
+            for t in range(recipe.federation.rounds):
+                drawn = rng.binomial(population, expected / population)
+                chosen = rng.choice(len(self._clients), size=min(drawn, most), replace=False)
+                cohort = [self._clients[i] for i in chosen]
+                tasks = [
+                    ClientTask(
+                        inputs.take(x, rows), y[rows], keys.torch_generator(Purpose.PROBE, t, i), recipe.training.epochs
+                    )
+                    for i, rows in enumerate(cohort)
+                ]
+                total = torch.zeros(plan.size, dtype=torch.float64)
+                for block in trainer.updates(model, tasks):
+                    for update in unbounded(block):
+                        total += bound_update(update, plan)
+                total *= drawn / max(len(cohort), 1)
+                noise = sigma * torch.randn(plan.size, generator=generator) * parties
+                model = step.step(model, plan.expand(((total + noise) / expected).float()))
+            return Landscape(assembly, layers, len(assembly.dataset.test_y), 1).metrics(model)["accuracy"]
+
+
+def forecasts(setting: Setting, rule: str) -> tuple[list[ForecastRow], str]:
+    """Forecasts over epsilon; or none, and the reason.
+
+    Args:
+        setting: the recipe over public examples.
+        rule: the mechanism.
+    """
+    recipe = setting.assembly.recipe
+    mechanism = mechanisms.get(rule, bound=float(getattr(setting.assembly.mechanism, "bound", 1.0)))
+    rows: list[ForecastRow] = []
+    try:
+        rehearsals = Rehearsals(setting)
+        for epsilon in EPSILONS:
+            changed = recipe.model_copy(update={"privacy": recipe.privacy.model_copy(update={"epsilon": epsilon})})
+            accuracy = rehearsals.accuracy(mechanism, facts_for(changed, None))
+            low, high = interval(accuracy)
+            rows.append({"epsilon": epsilon, "accuracy": accuracy, "low": low, "high": high})
+    except FedlgmError as error:
+        return [], str(error)
+    return rows, ""
+
+
+def interval(accuracy: float) -> tuple[float, float]:
+    """The accuracies within the error of forecasts.
+
+    Example:
+        >>> [round(end, 3) for end in interval(0.95)]
+        [0.875, 1.0]
+    """
+    return max(0.0, accuracy - ERROR), min(1.0, accuracy + ERROR)

@@ -1,0 +1,64 @@
+"""A recipe over public examples alone, and the facts of its run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fedlgm import mechanisms
+from fedlgm.errors import ConfigError
+from fedlgm.facts import RunFacts
+from simulations.advice.public import examples_of, of_public, outline_of, public_examples
+from simulations.api import recipe_of
+from simulations.config.assembly import Assembly
+from simulations.config.facts import facts_of
+from simulations.config.own import Own
+from simulations.config.recipe import Overrides, Recipe
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is fixed before the computation.
+
+    Attributes:
+        assembly: the recipe's objects over public examples alone.
+        facts: the run's facts, at the multiplier of its budget.
+        share: mean number of examples of a client.
+        assumed: whether that number is unknown and set to one batch.
+    """
+
+    assembly: Assembly
+    facts: RunFacts
+    share: float
+    assumed: bool
+
+
+def setting_of(
+    recipe: Any, model: Any, data: Any, public: Any, task: Any, overrides: Overrides, examples: int | None
+) -> tuple[Setting, str]:
+    """The recipe's objects over public examples alone."""
+    outline, clients = outline_of(data)
+    given = {"task": task, "model": model, "data": data}
+    texts = [f"{name}.name={value}" for name, value in given.items() if isinstance(value, str)]
+    objects = {name: value for name, value in given.items() if value is not None and not isinstance(value, str)}
+    parsed = recipe_of(recipe, Own(**(objects | ({} if outline is None else {"data": outline}))), texts, overrides)
+    if clients is not None:
+        federation = parsed.federation.model_copy(update={"clients": clients})
+        parsed = parsed.model_copy(update={"federation": federation})
+    if not mechanisms.is_private(parsed.mechanism.name):
+        raise ConfigError(f"mechanism.name: {parsed.mechanism.name} adds no noise, so there is nothing to advise")
+    own = Own(**(objects | {"data": None}))
+    found = public_examples(parsed, Assembly(parsed, own).task, public, outline)
+    assembly = Assembly(of_public(parsed), Own(**(objects | {"data": found.data})))
+    total = examples if examples is not None else examples_of(parsed) if data is None else None
+    share = total / parsed.federation.clients if total is not None else float(parsed.training.batch_size)
+    return Setting(assembly, facts_for(parsed, total), share, total is None), found.source
+
+
+def facts_for(recipe: Recipe, examples: int | None) -> RunFacts:
+    """The run's facts at the multiplier of its budget."""
+    unit = recipe.protects
+    if unit.counts_examples(recipe) and examples is None:
+        raise ConfigError("examples: a step's rate is batch_size over the number of training examples: give it")
+    facts = facts_of(recipe, (examples or 0) if unit.counts_examples(recipe) else 0)
+    return unit.calibrated(mechanisms.get(unit.flat), facts)

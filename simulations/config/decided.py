@@ -1,0 +1,87 @@
+"""What a recipe leaves to the machine, settled once when a run starts: its trainers differ in the last bits."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Literal
+
+import numpy as np
+
+from clients import PartitionedSource
+from fedlgm.contributions import unbounded
+from fedlgm.devices import torch_threads
+from fedlgm.errors import ConfigError, DataError
+from fedlgm.keys import KeyRing, Purpose
+from fedlgm.mechanisms import BoundsExamples
+from fedlgm.training import ClientTask, fastest
+from simulations.config.assembly import Assembly
+
+
+def decided(assembly: Assembly, workers: int) -> Assembly:
+    """The run with every "auto" of [training] replaced by this machine's choice, on the same data.
+
+    Args:
+        assembly: the run's objects.
+        workers: processes that train.
+    """
+    section = assembly.recipe.training
+    vectorized, compiled = _trainer(assembly, workers)
+    kernel: Literal["native"] | None = "native" if section.kernel == "native" else None
+    refused = None
+    if section.kernel == "auto":
+        refused = _refusal(assembly)
+        kernel = None if refused else "native"
+    how = {"vectorize": "on" if vectorized else "off", "compile": compiled, "kernel": kernel}
+    recipe = assembly.recipe.model_copy(update={"training": section.model_copy(update=how)})
+    return Assembly(recipe, assembly.own, no_kernel=refused).with_data(assembly.dataset, assembly.partition)
+
+
+def _trainer(assembly: Assembly, workers: int) -> tuple[bool, bool]:
+    """Whether clients are trained side by side, and whether that is compiled, by a short measurement."""
+    section, run, federation = assembly.recipe.training, assembly.recipe.run, assembly.recipe.federation
+    compiling = (False, True) if section.compile == "auto" else (section.compile,)
+    choices = {f"vectorised, compiled: {c}": (True, c) for c in compiling}
+    if section.vectorize != "on":
+        choices = choices if assembly.trainer_kind.vectorized is not None else {}
+        choices = {"sequential": (False, False)} | (choices if section.vectorize == "auto" else {})
+    winner = next(iter(choices))
+    if len(choices) > 1:
+        makers = {name: partial(assembly.trainer, *choice) for name, choice in choices.items()}
+        clients = federation.rounds * federation.share * federation.clients
+        with torch_threads(run.threads):
+            blocks = max(1.0, clients / run.block_size / workers)
+            tasks = partial(_typical, assembly, run.block_size)
+            winner, _ = fastest(makers, assembly.initial_model(), tasks, blocks=blocks)
+    return choices[winner]
+
+
+def _refusal(assembly: Assembly) -> str | None:
+    """Why the compiled kernel cannot train this run here; None if it trained a client.
+
+    The kernel is faster than PyTorch for every model that it knows (docs/results/performance.md), so nothing is timed:
+    the choice, and with it the bits of a run, depend only on the recipe and on whether the machine has the kernel.
+    """
+    section = assembly.recipe.training
+    if section.vectorize != "off":
+        return f"training.vectorize is {section.vectorize!r}"
+    if isinstance(assembly.mechanism, BoundsExamples):
+        return "the example-level engine trains"
+    module, tasks = assembly.module(), _typical(assembly, 1)
+    try:
+        with torch_threads(assembly.recipe.run.threads):
+            made = assembly.native(module, assembly.layers, section.local, device=assembly.device)
+            for update in made.updates(assembly.initial_model(), tasks):
+                unbounded(update)
+    except (ConfigError, DataError) as error:
+        return str(error)
+    return None
+
+
+def _typical(assembly: Assembly, count: int) -> list[ClientTask]:
+    """Clients of middle size that have data, with the layers that the first plan trains."""
+    source, keys = PartitionedSource(assembly.dataset, assembly.partition), KeyRing.from_seed(0)
+    order = np.argsort(assembly.sizes)
+    order = order[assembly.sizes[order] > 0]
+    epochs, trained = assembly.recipe.training.epochs, assembly.first_plan().trained
+    orders = ((source(int(c)), keys.torch_generator(Purpose.PROBE, int(c))) for c in order[len(order) // 2 :][:count])
+    return [ClientTask(data.x, data.y, order, epochs, trained) for data, order in orders]

@@ -1,0 +1,63 @@
+"""One progress bar on standard error, for all commands that work on one thing for long."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.markup import escape
+
+OnProgress = Callable[[int, int, str], None]
+"""Called with the steps done, their total and a description of the last."""
+
+
+@contextmanager
+def progress(name: str, shown: bool, total: int | None = None) -> Iterator[OnProgress]:
+    """A bar with the steps done, the last one's description and the remaining time.
+
+    Args:
+        name: what is done.
+        shown: whether anything is written.
+        total: number of steps, if it is known before the first.
+
+    Example:
+        >>> with progress("an example", shown=False) as on_progress:
+        ...     on_progress(1, 2, "half of it")
+    """
+    if not shown:
+        yield lambda done, total, what: None
+        return
+    from rich.progress import (  # commands that show no bar start without it
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("[bold]{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[what]}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    console = Console(stderr=True, emoji=False)
+    bar = Progress(*columns, console=console)
+    task = bar.add_task(escape(name), total=total, what="starting")
+
+    def on_progress(done: int, total: int, what: str) -> None:
+        bar.start()
+        bar.update(task, completed=done, total=total, what=escape(what))
+
+    if console.is_terminal:  # elsewhere an error before the first step stands alone
+        bar.start()
+    try:
+        yield on_progress
+    finally:
+        if bar.live.is_started:
+            bar.stop()
