@@ -22,6 +22,11 @@ def sampled_gaussian(multiplier: float, rate: float, interval: float) -> Any:
         multiplier: noise std over the bound, > 0.
         rate: sampling probability, in (0, 1).
         interval: distance of the grid's losses.
+
+    Example:
+        >>> once = sampled_gaussian(1.0, 0.1, 1e-3)
+        >>> round(float(once.self_compose(10).get_epsilon_for_delta(1e-5)), 2)
+        2.85
     """
     return PrivacyLossDistribution(*(_masses(multiplier, rate, interval, kind) for kind in ("REMOVE", "ADD")))
 
