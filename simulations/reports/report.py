@@ -12,7 +12,8 @@ import numpy as np
 from fedlgm.errors import FedlgmError, RunError
 from fedlgm.extension import is_object, is_reference
 from fedlgm.files import PRIVATE, PUBLIC, write_durably
-from fedlgm.privacy.ledger import Charge, Ledger
+from fedlgm.privacy.charge import Charge
+from fedlgm.privacy.ledger import Ledger
 from simulations.reports import page
 from simulations.reports.charges import event_group, how_to_read
 from simulations.reports.rounds import described, noise_over_rounds, stored_sigma
