@@ -17,9 +17,10 @@ from benchmarks import pages
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 PAGES = sorted(RESULTS.rglob("*.md"))
 KEPT = (
-    "adaptive", "attacks", "audit_checks", "central_allocations", "fashion_mnist", "ladp_constants",
+    "adaptive", "central_allocations", "fashion_mnist", "ladp_constants",
     "neighbouring_rates", "noise_and_budget", "noise_and_split", "noise_response",
 )  # fmt: skip
+"""Benchmarks whose `--write` measures nothing."""
 NUMBER = r"[0-9]+(?:\.[0-9]+)?(?:e-?[0-9]+)?"
 
 
