@@ -72,7 +72,8 @@ def main() -> None:
 
 def largest() -> tuple[float, int]:
     """Largest error of the kept forecasts in points, which is `forecast.ERROR`, and the number of settings."""
-    kept, runs, found = Kept(REHEARSED), Kept(KEPT), {}
+    kept, runs = Kept(REHEARSED), Kept(KEPT)
+    found: dict[str, float] = {}
     for name, setting in settings().items():
         figures = measured(name, setting, runs)
         for row in kept.find(setting=name):

@@ -33,6 +33,7 @@ def _setting(*changes: str) -> Setting:
     return setting_of("digits", None, None, "digits/public", None, [*LIGHT, *changes], None)[0]
 
 
+@pytest.mark.slow
 def test_a_rehearsal_has_the_noise_of_the_run_and_is_the_same_on_every_call() -> None:
     setting = _setting()
     rehearsals = Rehearsals(setting)
@@ -61,6 +62,7 @@ def test_mechanisms_whose_rounds_differ_are_refused() -> None:
         Rehearsals(setting).accuracy(mechanisms.get("adaptive"), setting.facts)
 
 
+@pytest.mark.slow
 def test_recommend_forecasts_the_advised_rule_over_epsilon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forecast, "EPSILONS", (0.01, 100.0))
     found = simulations.recommend("digits", public="digits/public", overrides=LIGHT)
