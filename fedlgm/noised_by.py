@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 NEGLIGIBLE = 1e-15
 """Probability with which an honest client's noise is longer than is counted with."""
 
+NUMBERS = ("<f4", "<f8")
+"""Types of the numbers that a client hands over, unless its trust model says otherwise."""
+
 
 class NoisedBy:
     """The server adds noise to the sum: a round costs one release of all clients together.
@@ -46,6 +49,7 @@ class NoisedBy:
         uploads_released: whether what a client hands over is already a release, charged to the client.
         alone: whether anybody may see what a client hands over; if not, only a sum of several clients'.
         relation: the neighbouring relation of whole clients that it is usually proven for.
+        numbers: types that the numbers of a real node's answer may have.
         uncorrelated: why noise is not correlated over rounds; empty where it may be.
         observed_rounds: what a server that nobody trusts sees of a round; empty where the server is trusted.
         answers: status and reason of a node's guarantee for its answers.
@@ -54,6 +58,7 @@ class NoisedBy:
     name: Trust = "central"
     uploads_released = False
     alone = True
+    numbers: tuple[str, ...] = NUMBERS
     uncorrelated = ""
     observed_rounds = ""
     answers: tuple[Status, str] = ("conditional", "the server adds the noise, and is believed that it does")
@@ -87,12 +92,12 @@ class NoisedBy:
     def check_plan(self, plan: ReleasePlan) -> None:
         """Refuse a plan that cannot be carried out under this trust (ConfigError)."""
 
-    def check_costs(self, name: str, costs: np.ndarray) -> None:
-        """Refuse a mechanism by the costs of its rounds (ConfigError), see `Mechanism.costs`."""
-
     def unmet(self, facts: RunFacts, min_cohort: int, max_colluders: int) -> str:
         """The condition of a node, for sums with its peers, that a run does not meet; empty where it meets all."""
         return ""
+
+    def check_costs(self, name: str, costs: np.ndarray) -> None:
+        """Refuse a mechanism by the costs of its rounds (ConfigError), see `Mechanism.costs`."""
 
     def event(self, multiplier: float, rate: float) -> dp_event.DpEvent:
         """Event of one release with Gaussian noise.

@@ -129,6 +129,7 @@ class NoisedInShares(NoisedByClients):
 
     name = "distributed"
     alone = False
+    numbers = ("<u4",)
     uncorrelated = "the server sees every round's sum with the shares of that round"
     observed_rounds = "every round's noised sum"
     answers = ("conditional", "at most max_colluders of the policy's peers share their noise with the server")
@@ -185,14 +186,6 @@ class NoisedInShares(NoisedByClients):
         if plan.size:
             IntegerGrid.of(plan)
 
-    def check_costs(self, name: str, costs: np.ndarray) -> None:
-        """One multiplier for all rounds: the facts alone state the second epsilon."""
-        if not np.allclose(costs, 1.0, rtol=1e-9, atol=0.0):
-            raise ConfigError(
-                f"{name}: trust 'distributed' states the epsilon of readers for the same noise multiplier in every "
-                "round; this mechanism's noise changes over the rounds"
-            )
-
     def unmet(self, facts: RunFacts, min_cohort: int, max_colluders: int) -> str:
         """Too many honest nodes are counted on, or the cohort is too small."""
         if self._shares.colluders < max_colluders:
@@ -206,6 +199,14 @@ class NoisedInShares(NoisedByClients):
                 f"min_cohort = {min_cohort} or more"
             )
         return ""
+
+    def check_costs(self, name: str, costs: np.ndarray) -> None:
+        """One multiplier for all rounds: the facts alone state the second epsilon."""
+        if not np.allclose(costs, 1.0, rtol=1e-9, atol=0.0):
+            raise ConfigError(
+                f"{name}: trust 'distributed' states the epsilon of readers for the same noise multiplier in every "
+                "round; this mechanism's noise changes over the rounds"
+            )
 
     def event(self, multiplier: float, rate: float) -> dp_event.DpEvent:
         """That of the law of the shares."""

@@ -12,6 +12,7 @@ import typer.core
 from click import Context, NoSuchOption, UsageError
 
 from simulations.advice.command import recommend
+from simulations.applications import command as application_command
 from simulations.attacks import command as attack_command
 from simulations.audits.command import audit
 from simulations.deploy import commands, node_commands
@@ -76,17 +77,10 @@ def _options(version: VersionOption = False) -> None:
     pass
 
 
-applications = typer.Typer(help="Coordinate descent and PCA over a federation.", no_args_is_help=True)
-app.add_typer(applications, name="apply")
+app.add_typer(application_command.app, name="apply")
 app.add_typer(node_commands.app, name="node")
 app.add_typer(commands.app, name="deploy")
 app.add_typer(attack_command.app, name="attack")
-SettingsArgument = Annotated[Path | None, typer.Argument(help="TOML file of settings; the options below override it.")]
-EpsilonOption = Annotated[float | None, typer.Option(help="Budget of the whole run.")]
-DeltaOption = Annotated[float | None, typer.Option(help="0 for Laplace noise; by default 1/rows^2 for Gaussian noise.")]
-ClientsOption = Annotated[int | None, typer.Option(help="Clients among which the rows are divided.")]
-SeedOption = Annotated[int | None, typer.Option(help="Seed of data, partition and noise.")]
-OutOption = Annotated[Path | None, typer.Option(help="Folder to create: settings, ledger, figures, picture.")]
 
 
 @app.command()
@@ -221,6 +215,10 @@ def plan(
     sweep: Annotated[
         bool, typer.Option("--sweep", help="Show noise and SNR at epsilon 1 to 8 and 100 to 10,000 clients instead.")
     ] = False,
+    public: Annotated[
+        str | None,
+        typer.Option(help="With --sweep: public examples, as for recommend, on which accuracy is forecast."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show what a recipe would release, layer by layer, without training."""
@@ -229,7 +227,11 @@ def plan(
     from simulations.reports import terminal as display
 
     if sweep:
-        show(sweeping.sweep_report(recipe, overrides or ()), sweeping.sweep_table, as_json)
+        show(sweeping.sweep_report(recipe, overrides or (), public), sweeping.sweep_table, as_json)
+    elif public is not None:
+        from fedlgm.errors import ConfigError
+
+        raise ConfigError("--public is for --sweep: a single plan reads no data")
     else:
         show(planning.plan_report(_recipe(recipe, overrides)), display.plan_table, as_json)
 
@@ -321,66 +323,6 @@ def ledger(run: Annotated[Path, typer.Argument(help="Run folder.")], as_json: Js
 
     summary = reporting.ledger_report(run)
     show(summary, display.ledger_table, as_json)
-
-
-@applications.command("coordinate-descent")
-def apply_coordinate_descent(
-    settings: SettingsArgument = None,
-    data: Annotated[str | None, typer.Option(help="diabetes, breast-cancer, california or electricity.")] = None,
-    scaling: Annotated[str | None, typer.Option(help="range, centered or standardized.")] = None,
-    rule: Annotated[str | None, typer.Option(help="inid, spr or iid.")] = None,
-    family: Annotated[str | None, typer.Option(help="gaussian or laplace.")] = None,
-    relation: Annotated[str | None, typer.Option(help="replace-one or add-remove.")] = None,
-    epsilon: EpsilonOption = None,
-    delta: DeltaOption = None,
-    clients: ClientsOption = None,
-    passes: Annotated[int | None, typer.Option(help="Passes over the coordinates.")] = None,
-    clip: Annotated[float | None, typer.Option(help="l2 bound of a row's gradient.")] = None,
-    rate: Annotated[float | None, typer.Option(help="Learning rate relative to 1/M_i.")] = None,
-    strength: Annotated[float | None, typer.Option(help="Weight of the regulariser.")] = None,
-    seed: SeedOption = None,
-    out: OutOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Fit a regression or classification by private proximal coordinate descent."""
-    values = {
-        "data": data, "scaling": scaling, "rule": rule, "family": family, "relation": relation, "epsilon": epsilon,
-        "delta": delta, "clients": clients, "passes": passes, "clip": clip, "rate": rate, "strength": strength,
-        "seed": seed,
-    }  # fmt: skip
-    from simulations.applications import runs as apps
-    from simulations.applications.settings import DescentSettings
-    from simulations.reports import terminal as display
-
-    found = apps.coordinate_descent(DescentSettings.load("coordinate-descent", settings, values), out)
-    show(found, display.application, as_json)
-
-
-@applications.command("pca")
-def apply_pca(
-    settings: SettingsArgument = None,
-    data: Annotated[str | None, typer.Option(help="synthetic or digits.")] = None,
-    method: Annotated[str | None, typer.Option(help="gaussian-symmetric, gaussian-inid, laplace-inid, ...")] = None,
-    epsilon: EpsilonOption = None,
-    delta: DeltaOption = None,
-    clients: ClientsOption = None,
-    rank: Annotated[int | None, typer.Option(help="Number of components.")] = None,
-    dimension: Annotated[int | None, typer.Option(help="Features of synthetic data.")] = None,
-    rows: Annotated[int | None, typer.Option(help="Rows of synthetic data.")] = None,
-    seed: SeedOption = None,
-    out: OutOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Compute principal components from one private second-moment matrix."""
-    values = {
-        "data": data, "method": method, "epsilon": epsilon, "delta": delta, "clients": clients, "rank": rank,
-        "dimension": dimension, "rows": rows, "seed": seed,
-    }  # fmt: skip
-    from simulations.applications import runs as apps
-    from simulations.applications.settings import PcaSettings
-    from simulations.reports import terminal as display
-
-    show(apps.principal_components(PcaSettings.load("pca", settings, values), out), display.application, as_json)
 
 
 @app.command()

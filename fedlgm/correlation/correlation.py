@@ -81,11 +81,7 @@ class Correlation:
         c = np.array(self.coefficients, dtype=np.float64)
         if c.ndim != 1 or not 1 <= c.size <= self.rounds:
             raise ConfigError(f"coefficients must be a list of 1 to {self.rounds} numbers, got shape {c.shape}")
-        if c.size * self.rounds > _MOST_PRODUCTS:
-            raise ConfigError(
-                f"{c.size:,} coefficients over {self.rounds:,} rounds take too long to account for: at most "
-                f"{_MOST_PRODUCTS:,} products of the two; use fewer bands"
-            )
+        check_size(c.size, self.rounds)
         if not np.isfinite(c).all() or c[0] <= 0:
             raise ConfigError("coefficients must be finite and the first one positive")
         if c[0] < 1 / _LARGEST or np.abs(c).max() > _LARGEST:
@@ -324,6 +320,19 @@ class Correlation:
 
     def _padded(self, c: np.ndarray) -> np.ndarray:
         return np.pad(c, (0, self.rounds - c.size))
+
+
+def check_size(coefficients: int, rounds: int) -> None:
+    """Refuse more coefficients than can be accounted for; called before they are optimised, which takes longest.
+
+    Raises:
+        ConfigError: too many.
+    """
+    if coefficients * rounds > _MOST_PRODUCTS:
+        raise ConfigError(
+            f"{coefficients:,} coefficients over {rounds:,} rounds take too long to account for: at most "
+            f"{_MOST_PRODUCTS:,} products of the two; use fewer bands"
+        )
 
 
 def _check_rounds(rounds: int) -> None:

@@ -8,7 +8,7 @@ from typing import Any, get_args
 import numpy as np
 
 from fedlgm.correlation import blt, sensitivities, toeplitz
-from fedlgm.correlation.correlation import Correlation
+from fedlgm.correlation.correlation import Correlation, check_size
 from fedlgm.correlation.toeplitz import Reduce
 from fedlgm.correlation.workloads import Workload, as_workload
 from fedlgm.errors import ConfigError
@@ -144,6 +144,7 @@ def _blt(
     min_separation: int | None = None,
     max_participations: int | None = None,
 ) -> Correlation:
+    check_size(rounds, rounds)
     limit = 1 if max_participations is None and min_separation is None else max_participations
     separation = 1 if min_separation is None else _whole("min_separation", min_separation)
     most = sensitivities.participations(
@@ -154,7 +155,9 @@ def _blt(
 
 
 def _bands(bands: int | None, rounds: int) -> int:
-    return rounds if bands is None else _whole("bands", bands, rounds)
+    count = rounds if bands is None else _whole("bands", bands, rounds)
+    check_size(count, rounds)
+    return count
 
 
 def _whole(option: str, value: Any, largest: int | None = None) -> int:

@@ -1,6 +1,7 @@
 """Example-level privacy: sums of clipped per-example gradients."""
 
-from fedlgm.example_level.engine import ClippedSum, ExampleGradients, clipped_sum
+from fedlgm.example_level.engine import ClippedSum, ExampleGradients
+from fedlgm.example_level.one_batch import clipped_sum
 from fedlgm.example_level.scaling import PSAC, AutoS, FlatClip, PerLayerClip, Reweighted, Scaling
 
 __all__ = [

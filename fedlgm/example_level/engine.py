@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -18,11 +17,12 @@ from fedlgm import tasks
 from fedlgm.devices import exact_arithmetic, seeded
 from fedlgm.errors import ConfigError, Notice
 from fedlgm.example_level.generic import GenericSite
+from fedlgm.example_level.norms import norm_of
 from fedlgm.example_level.passes import Pass, Place, Site, Total
 from fedlgm.example_level.pooling import max_pool, suits
 from fedlgm.example_level.rules import rule_for
 from fedlgm.example_level.rules.base import all_finite
-from fedlgm.example_level.scaling import FlatClip, Scaling, of_style, one_by_one
+from fedlgm.example_level.scaling import FlatClip, Scaling, one_by_one
 from fedlgm.layers import LayerTable
 from fedlgm.training.stack.tape import Memory
 
@@ -62,8 +62,8 @@ class ClippedSum:
 
     Attributes:
         total: sum of the examples' scaled gradients, [D] in the order of the layer table; float64 with `exact_sums`.
-        norms: l2 norm of every example's gradient of every layer before scaling, float64 [B, K]; NaN or Inf where it
-            is not finite. PRIVATE: for diagnostics that stay private.
+        norms: norm (l2, or what the scaling bounds) of every example's gradient of every layer before scaling, float64
+            [B, K]; NaN or Inf where it is not finite. PRIVATE: for diagnostics that stay private.
         discarded: examples that counted as zero because a gradient of theirs was not finite. PRIVATE.
 
     Example:
@@ -172,7 +172,7 @@ class ExampleGradients:
         squares = torch.zeros(batch, len(self._layers), dtype=torch.float64, device=device)
         if batch:
             with exact_arithmetic(device):
-                most = self._micro_batch or self._choose(inputs, scaling.per_layer)
+                most = self._micro_batch or self._choose(inputs, scaling.per_layer, norm_of(scaling).fused)
                 step = math.ceil(batch / math.ceil(batch / most))
                 if not self._probed:
                     self._probe(inputs, y)
@@ -182,7 +182,7 @@ class ExampleGradients:
             for site in self._sites:
                 if isinstance(site, Site):
                     site.rule.finish([total.part(place) for place in site.places])
-        norms = squares.sqrt()
+        norms = norm_of(scaling).of(squares)
         discarded = 0 if all_finite(squares) else int((~torch.isfinite(norms)).any(dim=1).sum())
         return ClippedSum(total.vector(self._places.values()), norms, discarded)
 
@@ -246,14 +246,15 @@ class ExampleGradients:
             for module in (*(site.module for site in self._sites), *self._pools):
                 vars(module).pop("forward", None)
 
-    def _choose(self, inputs: tuple[Tensor, ...], per_layer: bool) -> int:
+    def _choose(self, inputs: tuple[Tensor, ...], per_layer: bool, fused: bool) -> int:
         """Micro-batch size from the largest activation and the kept memory of one example."""
-        shapes = (per_layer, *(value.shape[1:] for value in inputs))
+        shapes = (per_layer, fused, *(value.shape[1:] for value in inputs))
         if getattr(self, "_chosen", (None, 0))[0] != shapes:
             seen: list[int] = []
             with torch.no_grad(), self._patched(_observer(seen, lambda *_: None)):
                 self._module(*(value[:1] for value in inputs))
-            stored = sum(place.size for site in self._sites if isinstance(site, GenericSite) for place in site.places)
+            whole = [site for site in self._sites if isinstance(site, GenericSite) or not fused]
+            stored = sum(place.size for site in whole for place in site.places)
             size = torch.empty(0, dtype=self._dtype).element_size()
             limit = PASS_BYTES if per_layer else PASS_BYTES // 2
             step = min(ACTIVATION_BYTES // (size * max(seen, default=1)), limit // (size * max(sum(seen), 1)))
@@ -357,53 +358,3 @@ def _refuse_batch_norm(module: nn.Module) -> None:
                 f"{name or 'the module'} ({type(child).__name__}) mixes the examples of a batch, so that none has a "
                 "gradient of its own: replace it with fedlgm.models.to_groupnorm(model)"
             )
-
-
-def clipped_sum(
-    module: nn.Module,
-    x: Any,
-    y: Any,
-    *,
-    clip: float | Sequence[float] | np.ndarray,
-    layers: LayerTable,
-    task: ExampleLosses | None = None,
-    style: Literal["per-layer", "flat"] = "per-layer",
-) -> tuple[Tensor, Tensor]:
-    """Sum over examples of clipped gradients, and the per-example norms of every layer.
-
-    With `style="per-layer"` layer j of example i is multiplied by min(1, c_j / ||g_ij||), with "flat" the whole
-    gradient by min(1, C / ||g_i||). A factor below 1 is reduced by 2^-19, so that rounding carries no contribution
-    above its bound. One example's contribution has at most the l2 norm sqrt(sum_j c_j^2), or C: the sensitivity of the
-    sum under add-or-remove-one example.
-
-    Args:
-        module: any module whose first dimension is the example and whose examples do not influence each other.
-        x: inputs [B, ...], or a tuple of such tensors; B may be 0.
-        y: targets [B, ...].
-        clip: one bound, or one per layer of `layers` [K] (style "per-layer").
-        layers: the module's layer table.
-        task: losses per example (`losses(outputs, y) -> [B]`); None is classification.
-        style: "per-layer" or "flat".
-
-    Returns:
-        The sum [D] in the table's order, and the l2 norms [B, K] before clipping, float64. An example whose gradient is
-        not finite counts as zero.
-
-    Raises:
-        ConfigError: bounds out of range, unequal numbers of inputs and targets, or a module without gradients per
-            example (BatchNorm in training mode).
-
-    Source: Abadi et al. (CCS 2016), Algorithm 1; Lee and Kifer (PoPETs 2021) and Li et al. (ICLR 2022) for ghost norms.
-
-    >>> import torch
-    >>> from fedlgm.layers import LayerTable
-    >>> model = torch.nn.Linear(2, 3)
-    >>> total, norms = clipped_sum(
-    ...     model, torch.randn(8, 2), torch.randint(3, (8,)), clip=0.5, layers=LayerTable.from_module(model)
-    ... )
-    >>> total.shape, norms.shape
-    (torch.Size([9]), torch.Size([8, 1]))
-    """
-    scaling = of_style(style, clip, len(layers))
-    result = ExampleGradients(module, layers, task).sum(x, y, scaling)
-    return result.total, result.norms

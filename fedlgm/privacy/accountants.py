@@ -15,6 +15,7 @@ from dp_accounting.pld import PLDAccountant, privacy_loss_distribution
 from dp_accounting.rdp import RdpAccountant
 
 from fedlgm.privacy.events import WholeOrdersDpEvent, gaussian_event
+from fedlgm.privacy.grid import sampled_gaussian
 from fedlgm.privacy.repetition import repeatable
 
 ACCOUNTANTS = ("pld", "rdp")
@@ -29,11 +30,7 @@ _LITTLE_NOISE = 0.3  # below it, grids would grow with the inverse square of the
 @lru_cache(maxsize=32)
 def _one_sampled_gaussian(multiplier: float, rate: float, interval: float) -> Any:
     """Privacy loss distribution of one release, which takes nearly all of the time of a composition."""
-    return repeatable(
-        privacy_loss_distribution.from_gaussian_mechanism(
-            standard_deviation=multiplier, value_discretization_interval=interval, sampling_prob=rate
-        )
-    )
+    return repeatable(sampled_gaussian(multiplier, rate, interval))
 
 
 class PldAccountant(PLDAccountant):
@@ -49,7 +46,9 @@ class PldAccountant(PLDAccountant):
 
     def _maybe_compose(self, event: dp_event.DpEvent, count: int, do_compose: bool) -> Any:
         match event:
-            case dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(multiplier)) if rate * multiplier > 0:
+            case dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(multiplier)) if (
+                rate * multiplier > 0 and rate < 1
+            ):
                 if do_compose:
                     one = _one_sampled_gaussian(multiplier, rate, self._value_discretization_interval)
                     self._pld = self._pld.compose(one.self_compose(count))  # type: ignore[has-type]

@@ -14,8 +14,8 @@ from fedlgm.data import DataSet
 from fedlgm.errors import ConfigError, DataError, Notice, prefix_key
 from fedlgm.extension import is_object, is_reference
 from fedlgm.tasks import Task
+from simulations.config.named_sections import Data
 from simulations.config.recipe import Recipe
-from simulations.config.sections import Data
 
 SYNTHETIC = 2048
 """Examples that are made up where none are given."""

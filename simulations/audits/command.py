@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -65,7 +64,10 @@ def audit(
     )
     kind = targets.kind_of(target)
     with bar(f"audit of {target}", not as_json and sys.stderr.isatty()) as on_progress:
-        progress = partial(on_progress, what="")
+
+        def progress(done: int, total: int) -> None:
+            on_progress(done, total, "")
+
         if kind == "mechanism":
             result = targets.audit_mechanism(
                 target, how, variant=variant, overrides=overrides or (), progress=progress,

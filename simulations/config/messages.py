@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 from fedlgm import data, mechanisms, models, tasks
 from fedlgm.errors import ConfigError, explained, prefix_key
 from fedlgm.training import kinds
-from simulations.config.sections import Data, MechanismSection, Model, TaskSection, TrainerSection
+from simulations.config.named_sections import Data, MechanismSection, Model, TaskSection, TrainerSection
 
 SECTIONS: dict[str, type[BaseModel]] = {
     "mechanism": MechanismSection,

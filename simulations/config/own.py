@@ -21,7 +21,7 @@ from fedlgm.mechanisms.base import require_mechanism
 from fedlgm.tasks.own_figures import Evaluate
 from fedlgm.tasks.set_metrics import Metric, checked
 from simulations.config.fingerprints import array_digest, fixed_digest, module_digest, object_digest
-from simulations.config.sections import READING
+from simulations.config.named_sections import READING
 
 _OF_BUNDLED = ("dir", *READING)
 """Keys of [data] about a bundled set's examples, whoever holds them."""

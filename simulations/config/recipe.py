@@ -23,22 +23,8 @@ from simulations.config import extends, messages
 from simulations.config.client_level import ClientLevel
 from simulations.config.example_level import ExampleLevel
 from simulations.config.messages import OPTIONS, SECTIONS
-from simulations.config.sections import (
-    READING,
-    Data,
-    Deployment,
-    Distributed,
-    Federation,
-    MechanismSection,
-    Model,
-    Privacy,
-    Risk,
-    Run,
-    Section,
-    TaskSection,
-    TrainerSection,
-    Training,
-)
+from simulations.config.named_sections import READING, Data, MechanismSection, Model, TaskSection, TrainerSection
+from simulations.config.sections import Deployment, Distributed, Federation, Privacy, Risk, Run, Section, Training
 from simulations.config.unit import UnitKind
 from simulations.config.user_level import UserLevel
 

@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from fedlgm import data, mechanisms, tasks
 from fedlgm.devices import NoiseChoice
 from fedlgm.errors import prefix_key
-from fedlgm.extension import is_object, is_reference, missing_object
+from fedlgm.extension import is_object, is_reference
 from fedlgm.facts import Scheme
-from fedlgm.mechanisms import Mechanism
 from fedlgm.noised_in_shares import Shares
 from fedlgm.privacy.guarantee import Relation, Trust, Unit
-from fedlgm.tasks import Task
-from fedlgm.training import LocalTraining, kinds
-from fedlgm.training.kinds import TrainerKind
+from fedlgm.training import LocalTraining
 from strategies.server_optimizer import Name as OptimizerName
 
 _NOISE = ("independent", "banded", "square-root", "blt", "given")
 _LARGEST = 1e9  # float32 still multiplies with it
-
-
-def absolute(path: str | None) -> str | None:
-    """A path that does not depend on the working directory."""
-    return None if path is None else str(Path(path).expanduser().resolve())
 
 
 class Section(BaseModel):
@@ -42,120 +32,6 @@ class Section(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class _OpenSection(BaseModel):
-    """A section whose further keys are options of the named object."""
-
-    model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
-    taken: ClassVar[frozenset[str]] = frozenset()  # arguments that are not options
-
-    @model_validator(mode="after")
-    def _options_are_options(self) -> Self:
-        wrong = sorted(self.options.keys() & self.taken)
-        if wrong:
-            raise ValueError(
-                f"{wrong[0]!r} is not an option; known here: {', '.join(type(self).model_fields)}, and more"
-            )
-        return self
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The further keys."""
-        return dict(self.model_extra or {})
-
-
-READING = (*dict.fromkeys(key for keys in data.OPTIONS.values() for key in keys), "pixels")
-"""Keys of [data] about how a set is read."""
-
-
-class Data(_OpenSection):
-    """[data]: the data set and how it is divided; further keys are options of the partition scheme.
-
-    `image_size`, `channels` and `attribute` are for name = "image-folder", whose folder is `dir`. `train_images` and
-    `image_classes` are the folder's numbers of training images and of classes: with them a plan needs no folder, and a
-    run refuses a folder with other numbers. `pixels` is the interval of a bundled image set's values; default: [-1, 1].
-    `file`, `test_file` and the columns `target`, `inputs` and `users` are for name = "table", the columns, `subset` and
-    `splits` for name = "hf:owner/name"; `labels` names the classes of both.
-
-    Example:
-        >>> Data(name="digits", partition="dirichlet", alpha=0.1).options
-        {'alpha': 0.1}
-    """
-
-    taken: ClassVar[frozenset[str]] = frozenset({"labels", "clients", "ring", "scheme", "seed", "users", "self"})
-
-    name: str
-    dir: str | None = None
-    partition: str = "dirichlet"
-    partition_seed: int = Field(default=0, ge=0, lt=2**128)
-    image_size: int | None = Field(default=None, ge=4, le=4096)
-    channels: Literal[1, 3] | None = None
-    attribute: str | None = None
-    train_images: int | None = Field(default=None, ge=1)
-    image_classes: int | None = Field(default=None, ge=2)
-    pixels: tuple[float, float] | None = None
-    file: str | None = None
-    test_file: str | None = None
-    target: str | None = None
-    users: str | None = None
-    inputs: tuple[str, ...] | None = None
-    labels: tuple[str, ...] | None = None
-    subset: str | None = None
-    splits: tuple[str, str] | None = None
-
-    @field_validator("file", "test_file")
-    @classmethod
-    def _absolute(cls, value: str | None) -> str | None:
-        """Make the path absolute, because workers and resumed runs have other working directories."""
-        return absolute(value)
-
-    @property
-    def reading(self) -> dict[str, Any]:
-        """Options of `fedlgm.data.load` that are given."""
-        return self.model_dump(include=set(READING), exclude_none=True)
-
-
-class Model(_OpenSection):
-    """[model]: name; further keys are options of the model. `seed` initialises it; default: the run's seed (or 0).
-
-    `weights` is a safetensors file of initial weights instead, for example of a public base model below adapters.
-    Provenance holds the file's SHA-256. `adapters` are options of `fedlgm.models.adapters.adapt`.
-
-    Example:
-        >>> Model(name="mlp", hidden=[64]).options
-        {'hidden': [64]}
-    """
-
-    taken: ClassVar[frozenset[str]] = frozenset({"in_shape", "classes", "self"})
-
-    name: str
-    seed: int | None = Field(default=None, ge=0, lt=2**128)
-    weights: str | None = None
-    adapters: dict[str, Any] | None = None
-
-    @field_validator("weights")
-    @classmethod
-    def _absolute(cls, value: str | None) -> str | None:
-        """See `Data`."""
-        return absolute(value)
-
-
-class TaskSection(_OpenSection):
-    """[task]: the model's task; further keys are options of the task.
-
-    Example:
-        >>> TaskSection(name="regression", loss="huber").build().headline
-        'rmse'
-    """
-
-    name: str = "classification"
-
-    def build(self) -> Task:
-        """The task itself."""
-        if is_object(self.name):
-            raise missing_object(self.name, "task")
-        return tasks.get(self.name, **self.options)
 
 
 class Federation(Section):
@@ -296,44 +172,6 @@ class Training(Section):
     def local(self) -> LocalTraining:
         """As the library sees it."""
         return LocalTraining(**self.model_dump(include=set(LocalTraining.__dataclass_fields__)))
-
-
-class TrainerSection(_OpenSection):
-    """[trainer]: the clients' trainer, if not plain minibatch training; further keys are options of the trainer.
-
-    Example:
-        >>> TrainerSection(name="fedprox", mu=0.1).options
-        {'mu': 0.1}
-    """
-
-    taken: ClassVar[frozenset[str]] = frozenset({"module", "layers", "settings", "device", "task", "width", "compile"})
-
-    name: str
-
-    def build(self) -> TrainerKind:
-        """The kind of trainer."""
-        if is_object(self.name):
-            raise missing_object(self.name, "trainer")
-        return kinds.get(self.name, **self.options)
-
-
-class MechanismSection(_OpenSection):
-    """[mechanism]: name, variant and the layer grouping; further keys are options of the mechanism.
-
-    Example:
-        >>> MechanismSection(name="gaussian", bound=0.5).build().bound
-        0.5
-    """
-
-    name: str
-    variant: Literal["sound", "published"] = "sound"
-    group_by: Literal["module", "tensor", "adapter", "factor", "kind"] = "module"
-
-    def build(self) -> Mechanism:
-        """The mechanism itself."""
-        if is_object(self.name):
-            raise missing_object(self.name, "mechanism")
-        return mechanisms.get(self.name, variant=self.variant, **self.options)
 
 
 class Privacy(Section):

@@ -32,8 +32,8 @@ from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.lm_dp_sgd import check_risk, risk_weights
 from fedlgm.tasks import Task
 from simulations.config.messages import in_section
+from simulations.config.named_sections import Data, Model
 from simulations.config.recipe import Recipe
-from simulations.config.sections import Data, Model
 from simulations.config.sections import Risk as RiskSection
 from simulations.risk.rows import FindingsRow, LayerRiskRow
 

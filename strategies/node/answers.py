@@ -10,13 +10,9 @@ from fedlgm.errors import PrivacyError, RunError
 from fedlgm.layers import LayerTable
 from fedlgm.node_protocol import Position, Question
 from fedlgm.plan import ReleasePlan
-from fedlgm.secagg.steps import WORDS
 from strategies.node.enrolment import Enrolment
 from strategies.node.ledger_positions import LedgerPositions
 from strategies.replies import bounded
-
-KINDS = ("<f4", "<f8")
-"""Types that the numbers of an answer may have."""
 
 
 class AnswerCheck:
@@ -78,7 +74,7 @@ class AnswerCheck:
             return "it is a node for tests: its noise is known" if position.test else "it is no node for tests"
         plan = self.plan(question)
         try:
-            values = protocol.vector(body, KINDS if plan.facts.noised_by.alone else WORDS)
+            values = protocol.vector(body, plan.facts.noised_by.numbers)
         except RunError as error:
             return f"its answer cannot be read: {error}"
         if values.shape != (plan.size,):
@@ -86,8 +82,6 @@ class AnswerCheck:
         if problem := self._positions.problem(question.client, position):
             return problem
         self._positions.put(question.client, position)
-        if not plan.facts.noised_by.alone:
-            return ""  # nobody can see how long a masked vector is
         try:
             bounded(values, plan)
         except PrivacyError as error:

@@ -26,7 +26,8 @@ from fedlgm import node_protocol as protocol
 from fedlgm import wire
 from fedlgm.errors import RunError
 from fedlgm.node_protocol import Question
-from strategies.node.answers import KINDS, AnswerCheck
+from fedlgm.noised_by import NUMBERS
+from strategies.node.answers import AnswerCheck
 from strategies.node.budgets import Need, carried, require
 from strategies.node.enrolment import Enrolment
 from strategies.node.link import NodeLink
@@ -206,7 +207,7 @@ class NodeGrid(Grid):
         if not one.body:
             reason = f"{self._enrolment[one.client].name}: {one.lost}"
             return Message(Error(code=_LOST, reason=reason), reply_to=one.message)
-        values = protocol.vector(one.body, KINDS)
+        values = protocol.vector(one.body, NUMBERS)
         array = Array(dtype=str(values.dtype), shape=values.shape, stype="numpy.ndarray", data=one.body)
         metrics = MetricRecord({wire.CLIENT_COUNT: 1, wire.DISCARDED: 0})
         content = RecordDict({wire.ARRAYS: ArrayRecord({wire.SUM: array}), wire.METRICS: metrics})

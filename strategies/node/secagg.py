@@ -6,7 +6,7 @@ reason in `lost`; below the threshold the round is void. No node relies on this 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -129,24 +129,13 @@ class SecureSum:
             answers: client -> (peer -> share), of those who unmask.
 
         Raises:
-            VoidRound: fewer than the threshold, or a node's shares that do not belong together.
+            VoidRound: fewer than the threshold, or shares that do not belong together.
         """
         shares = {
             client: found for client, raw in answers.items() if (found := self._readable(client, raw)) is not None
         }
         self._require(shares, "unmasked")
-        using = sorted(shares)[: self.terms.threshold]
-        weights, cohort, survivors = Weights(using), self._cohort, self.survivors.answered
-        secret = {}
-        for peer in self._sharing:
-            try:
-                secret[peer] = weights.combine({client: shares[client][peer] for client in using})
-            except RunError as error:
-                raise VoidRound(f"client {peer}: {error}") from error
-            kept = peer in survivors
-            known = self._commitments[peer] if kept else cohort.adverts[peer].masking
-            if (sha256(secret[peer]) if kept else public_of(secret[peer])) != known:
-                raise VoidRound(f"the shares of a secret of client {peer} do not belong together")
+        secret, cohort, survivors = self._secrets(shares), self._cohort, self.survivors.answered
         for peer in survivors:
             apply_mask(self._total, self_mask_key(secret[peer], cohort.digest), subtract=True)
         for gone in self.survivors.dropped:
@@ -154,6 +143,41 @@ class SecureSum:
                 key = pair_mask_key(secret[gone], cohort.adverts[peer].masking, cohort.digest, gone, peer)
                 apply_mask(self._total, key, subtract=gone < peer)
         return self._total
+
+    def _secrets(self, shares: Mapping[int, Mapping[int, bytes]]) -> dict[int, bytes]:
+        """Client -> its secret, from `threshold` nodes' shares that belong together; others are tried after a wrong one.
+
+        Raises:
+            VoidRound: there are none among those tried, of which one leaves any single node out if it is not needed.
+        """
+        clients, needed = sorted(shares), self.terms.threshold
+        starts = range(0, len(clients), len(clients) - needed) if len(clients) > needed else range(1)
+        for start in starts:
+            using = (2 * clients)[start : start + needed]
+            secrets, problem = self._combined(shares, using)
+            if problem:
+                continue
+            for client in set(clients) - set(using) if start else ():
+                if self._combined(shares, [client, *using[1:]])[1]:
+                    self.lost[client] = "it gave wrong shares"
+            return secrets
+        raise VoidRound(problem)
+
+    def _combined(
+        self, shares: Mapping[int, Mapping[int, bytes]], using: Sequence[int]
+    ) -> tuple[dict[int, bytes], str]:
+        """The secrets by these nodes' shares, and why they are not the secrets; empty if they are."""
+        weights, secrets = Weights(using), dict[int, bytes]()
+        for peer in self._sharing:
+            kept = peer in self.survivors.answered
+            known = self._commitments[peer] if kept else self._cohort.adverts[peer].masking
+            try:
+                secrets[peer] = weights.combine({client: shares[client][peer] for client in using})
+            except RunError as error:
+                return {}, f"client {peer}: {error}"
+            if (sha256(secrets[peer]) if kept else public_of(secrets[peer])) != known:
+                return {}, f"the shares of a secret of client {peer} do not belong together"
+        return secrets, ""
 
     def _readable(self, client: int, raw: Mapping[int, str]) -> dict[int, bytes] | None:
         try:

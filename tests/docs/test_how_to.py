@@ -93,7 +93,6 @@ def test_the_commands_of_distributed_trust_run(tmp_path: Path, monkeypatch: pyte
             pytest.param(page, marks=pytest.mark.slow)
             for page in ("example-level", "adaptive-allocation", "compare", "study", "hugging-face", "adapters")
         ),
-        pytest.param("distributed-trust", marks=pytest.mark.slow),
     ],
 )
 def test_the_pages_code_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,9 @@ from typing import Any, Literal, get_args, get_origin
 
 import pytest
 
+from simulations.config.named_sections import _OpenSection
 from simulations.config.recipe import Recipe
-from simulations.config.sections import Section, _OpenSection
+from simulations.config.sections import Section
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "recipe.md").read_text()
 SECTIONS = [name for name, field in Recipe.model_fields.items() if name not in ("name", "title")]

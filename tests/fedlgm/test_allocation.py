@@ -11,6 +11,8 @@ from fedlgm import allocation
 from fedlgm.allocation import allocate, effective_multiplier, shares
 from fedlgm.errors import ConfigError
 
+SMALL = ["federation.rounds=1", "federation.clients=20", "privacy.accountant=rdp"]
+
 # The objective sum_j w_j sigma_j^2 that each rule minimises.
 WEIGHTS = {
     "sensitivity-proportional": lambda s, d: 1 / s**2,
@@ -155,7 +157,7 @@ def test_a_rule_of_ones_own_is_a_mechanism_too(tmp_path):
     assert "cubed" in mechanisms.names()
     assert "bound" in mechanisms.options("cubed")
     runs = {
-        name: simulations.simulate(mechanism=name, overrides=["federation.rounds=1"], run_dir=tmp_path / name[:3])
+        name: simulations.simulate(mechanism=name, overrides=SMALL, run_dir=tmp_path / name[:3])
         for name in ("cubed", f"{__name__}:cubed", "uniform")
     }
     named, referred, uniform = (run["model_sha256"] for run in runs.values())

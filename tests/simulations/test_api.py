@@ -133,6 +133,7 @@ def test_no_epsilon_stands_without_its_guarantee(tmp_path: Path) -> None:
 
 def test_overrides_may_be_a_mapping(tmp_path: Path) -> None:
     changes = {"federation.rounds": 1, "run.seed": None, "mechanism.name": "gaussian", "model.hidden": [8]}
+    changes |= {"federation.clients": 20, "privacy.accountant": "rdp"}
     recipe = simulations.simulate(overrides=changes, run_dir=tmp_path / "run")._assembly.recipe
     assert (recipe.federation.rounds, recipe.run.seed, recipe.mechanism.name) == (1, None, "gaussian")
     assert recipe.model.options["hidden"] == [8]

@@ -95,7 +95,11 @@ def terms(threshold: int, colluders: int = 0, size: int = 3, number: int = 0, ro
 
 
 def aggregate(
-    nodes: Federation, agreed: Terms, drops: dict[str, set[int]], present: Iterable[int] | None = None
+    nodes: Federation,
+    agreed: Terms,
+    drops: dict[str, set[int]],
+    present: Iterable[int] | None = None,
+    lost: dict[int, str] | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The sum that a server gets whose nodes drop out at those steps, and the sum of the survivors' vectors.
 
@@ -103,6 +107,7 @@ def aggregate(
         VoidRound: too few came back.
     """
     server, attempt = SecureSum(agreed, nodes.services), agreed.digest
+    server.lost = {} if lost is None else lost
     here = set(range(len(nodes.members)) if present is None else present)
 
     def asked(step: str, clients: Iterable[int]) -> list[int]:

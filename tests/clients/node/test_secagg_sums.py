@@ -105,10 +105,12 @@ def test_nodes_with_keys_that_nobody_can_use_are_left_out(hostile, keys):
     np.testing.assert_array_equal(*aggregate(nodes, agreed, {}))
 
 
-def test_shares_that_do_not_belong_together_void_the_round():
-    """A hostile node can spoil a round; it cannot make the server take a wrong sum for the sum."""
-    nodes = federation(4, 0)
-    unmask = nodes.members[0].participant.unmask
+@pytest.mark.parametrize("liar", range(5))
+@pytest.mark.parametrize("threshold", [4, 5])
+def test_wrong_shares_of_one_node_spoil_a_sum_only_where_all_are_needed(liar, threshold):
+    """The server never takes a wrong sum for the sum, and finds the liar where the others' shares suffice."""
+    nodes = federation(5, 0)
+    unmask = nodes.members[liar].participant.unmask
 
     def wrong(attempt, signatures):
         return {
@@ -116,9 +118,14 @@ def test_shares_that_do_not_belong_together_void_the_round():
             for client, share in unmask(attempt, signatures).items()
         }
 
-    nodes.members[0].participant.unmask = wrong
-    with pytest.raises(VoidRound, match="do not belong together"):
-        aggregate(nodes, terms(3), {})
+    nodes.members[liar].participant.unmask = wrong
+    lost = {}
+    if threshold == 5:
+        with pytest.raises(VoidRound, match="do not belong together"):
+            aggregate(nodes, terms(threshold), {}, lost=lost)
+    else:
+        np.testing.assert_array_equal(*aggregate(nodes, terms(threshold), {}, lost=lost))
+        assert list(lost) == ([liar] if liar < threshold else []), "the shares of the first four are used first"
 
 
 def test_the_released_mean_is_that_of_a_simulation():

@@ -97,8 +97,8 @@ def test_optimal_coefficients_cannot_be_improved(rounds, data, reduce, workload)
 
 def test_more_buffers_than_are_of_use():
     """Those left over ended as decays and scales of 0, which was refused as if somebody had given them."""
-    many, two = (correlation.get("blt", 4, buffers=buffers, min_separation=2) for buffers in (8, 2))
-    assert len(many.decays) == 8
+    many, two = (correlation.get("blt", 3, buffers=buffers, min_separation=2) for buffers in (6, 2))
+    assert len(many.decays) == 6
     costs = [c.sensitivity(2) * c.error() for c in (many, two)]
     assert costs[0] <= costs[1] * (1 + 1e-6)
     assert Correlation.from_dict(many.to_dict()) == many

@@ -1,7 +1,8 @@
-"""Remembered moments change no bit of what dp_accounting computes."""
+"""Grids made at once and remembered moments change no bit of what dp_accounting computes."""
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 import numpy as np
@@ -10,7 +11,25 @@ from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism,
 
 from fedlgm.privacy.accountants import PldAccountant
 from fedlgm.privacy.events import gaussian_event
+from fedlgm.privacy.grid import sampled_gaussian
 from fedlgm.privacy.repetition import repeatable
+
+
+@pytest.mark.parametrize(
+    ("multiplier", "rate", "interval"),
+    [
+        (0.9, 0.1, 1e-3), (5.0, 0.5, 1e-4), (0.3, 0.01, 1e-3), (1.5, 0.999, 1e-3), (0.06, 0.2, 1e-1), (1.0, 1e-7, 1e-4),
+        (30.0, 1e-4, 1e-4), (0.7, 1 - math.exp(-1), 1e-3),  # the last: a point of the grid at the limit of the losses
+    ],
+)  # fmt: skip
+def test_a_grid_is_that_of_dp_accounting(multiplier: float, rate: float, interval: float) -> None:
+    theirs = from_gaussian_mechanism(multiplier, sampling_prob=rate, value_discretization_interval=interval)
+    ours = sampled_gaussian(multiplier, rate, interval)
+    assert theirs._symmetric == ours._symmetric
+    for side in ("_pmf_remove", "_pmf_add"):
+        one, other = (getattr(made, side) for made in (theirs, ours))
+        assert type(one) is type(other)
+        np.testing.assert_equal(vars(one), vars(other))
 
 
 @pytest.mark.parametrize(("multiplier", "rate"), [(0.9, 0.1), (5.0, 0.5), (0.35, 0.01), (1.5, 0.999)])

@@ -26,7 +26,7 @@ from fedlgm.training import (
     rates,
 )
 
-TWO_ROUNDS = ["federation.rounds=2"]
+TWO_ROUNDS = ["federation.rounds=2", "federation.clients=40", "training.epochs=2", "privacy.accountant=rdp"]
 
 
 def linear() -> torch.nn.Linear:
@@ -186,7 +186,7 @@ def test_their_updates_are_bounded_and_equal_in_two_engines(trainer: str, tmp_pa
     hashes = {
         simulations.simulate(
             "digits", trainer=trainer, engine=engine, run_dir=tmp_path / engine, workers=workers,
-            overrides=[*TWO_ROUNDS, "privacy.accountant=rdp"],
+            overrides=TWO_ROUNDS,
         )["model_sha256"]
         for engine, workers in (("local", None), ("processes", 2))
     }  # fmt: skip

@@ -17,7 +17,7 @@ from simulations.engines import EngineOptions, GridEngine
 from simulations.engines.base import OpenGrid
 from simulations.engines.local import LocalEngine, LocalGrid
 
-TWO_ROUNDS = ["federation.rounds=2"]
+TWO_ROUNDS = ["federation.rounds=2", "federation.clients=20", "training.epochs=1", "privacy.accountant=rdp"]
 
 
 class Counting(GridEngine):

@@ -16,7 +16,7 @@ from fedlgm import data
 from fedlgm.errors import ConfigError
 from simulations import cli
 from simulations.config import recipe as recipes
-from simulations.config.sections import Data
+from simulations.config.named_sections import Data
 from simulations.risk import measure as measuring
 from simulations.risk.measure import fitted, measure, public_examples, risk_of
 
