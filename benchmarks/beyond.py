@@ -151,8 +151,8 @@ def main() -> None:
     print(json.dumps(figures, indent=1))
     if options.write:
         (RESULTS / "beyond.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-        put(RESULTS / "performance.md", "parts of a round", parts_table(figures))
-        put(RESULTS / "performance.md", "nanoseconds per parameter", sizes_table(figures))
+        put(RESULTS / "data" / "performance.md", "parts of a round", parts_table(figures))
+        put(RESULTS / "data" / "performance.md", "nanoseconds per parameter", sizes_table(figures))
         put(RESULTS / "performance.md", "a large round", large_table(figures))
 
 

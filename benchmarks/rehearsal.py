@@ -12,21 +12,17 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
-import tempfile
 from functools import partial
 from typing import Any
 
-import simulations
 from benchmarks.kept import Kept
 from benchmarks.pages import show, table
-from benchmarks.recommend import FLAT, KEPT, PAGE, RULES, SEEDS, SETTINGS, Setting, measured
+from benchmarks.recommend import FLAT, KEPT, PAGE, RULES, SETTINGS, Setting, measured
 from fedlgm import mechanisms
-from simulations.advice.forecast import EPSILONS, SEED, Rehearsals
-from simulations.advice.recommend import recommend
+from simulations.advice.forecast import SEED, Rehearsals
 from simulations.advice.setting import setting_of
 
 REHEARSED = PAGE.with_name("rehearsal.json")
-BUDGETS = PAGE.with_name("rehearsal-budgets.json")
 
 
 def rehearse(setting: Setting, rule: str, rate: float, seed: int) -> dict[str, Any]:
@@ -60,21 +56,6 @@ def settings() -> dict[str, Setting]:
     return {name: one for name, one in SETTINGS.items() if one.recipe == "digits"}
 
 
-def run(epsilon: float, seed: int) -> dict[str, Any]:
-    """Accuracy (%) of the recipe `digits` on private data, at its own rates."""
-    with tempfile.TemporaryDirectory() as folder:
-        result = simulations.simulate(
-            "digits", engine="local", run_dir=f"{folder}/run",
-            overrides={"privacy.epsilon": epsilon, "run.seed": seed, "run.evaluate_every": 1000},
-        )  # fmt: skip
-        return {"accuracy": 100 * float(result["accuracy"])}
-
-
-def over_budgets() -> dict[str, Any]:
-    """What `recommend` says of the recipe `digits`."""
-    return {"forecasts": dict(recommend("digits", public="digits/public"))["forecasts"]}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true")
@@ -87,11 +68,19 @@ def main() -> None:
             if (rate := rates(name, setting).get(rule)) is not None:
                 label = {"setting": name, "rule": rule, "rate": rate, "seed": SEED}
                 kept.keep(label, partial(rehearse, setting, rule, rate, SEED))
-    budgets = Kept(BUDGETS)
-    budgets.keep({"recipe": "digits"}, over_budgets)
-    for epsilon in EPSILONS:
-        for seed in SEEDS:
-            budgets.keep({"epsilon": epsilon, "seed": seed}, partial(run, epsilon, seed))
+
+
+def largest() -> tuple[float, int]:
+    """Largest error of the kept forecasts in points, which is `forecast.ERROR`, and the number of settings."""
+    kept, runs, found = Kept(REHEARSED), Kept(KEPT), {}
+    for name, setting in settings().items():
+        figures = measured(name, setting, runs)
+        for row in kept.find(setting=name):
+            values = figures.get(row["rule"])
+            if values:
+                error = abs(row["forecast"] - statistics.fmean(values.values()))
+                found[name] = max(found.get(name, 0.0), error)
+    return max(found.values()), len(found)
 
 
 def page() -> dict[str, str]:

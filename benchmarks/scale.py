@@ -3,6 +3,7 @@
 * 100,000 registered clients against 500, four examples and one optimizer step each, same expected cohort: ratio of
   peak memory (driver and workers) and of the median time of a round;
 * a cohort of 1,000 out of 100,000, against one of 50, with a model whose 63 sums of blocks are 280 MB: peak memory;
+* a cohort of 5,000 out of 50,000 with a linear model, on Ray and with forked workers: time and memory;
 * a two-node Ray cluster on this machine against one node with the same cores: ratio of time per round, for the
   simulators' work and for rounds of a few milliseconds;
 * ResNet-18 on 32x32 images, 10 clients of 64 images a round: the share of the workers' time that is not training,
@@ -22,6 +23,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from benchmarks.contenders import resnet_work
@@ -32,11 +34,17 @@ LOGISTIC, WIDE = "{name = 'logistic'}", "{name = 'mlp', hidden = [1024, 512]}"
 
 
 def peak_megabytes() -> float:
-    """Sum of the peak resident sizes of this process and of the Ray workers it started."""
+    """Sum of the peak resident sizes of this process and of the workers it started: Ray's, or forked ones.
+
+    A forked worker's pages that it shares with this process count for each.
+    """
     total = _peak("self")
+    children = {child.pid for child in psutil.Process().children(recursive=True)}
     for entry in Path("/proc").iterdir():
         try:
-            if entry.name.isdigit() and (entry / "cmdline").read_bytes().startswith(b"ray::Worker"):
+            command = (entry / "cmdline").read_bytes() if entry.name.isdigit() else b""
+            forked = entry.name.isdigit() and int(entry.name) in children and b"benchmarks.scale" in command
+            if forked or command.startswith(b"ray::Worker"):
                 total += _peak(entry.name)
         except OSError:
             continue
@@ -50,8 +58,10 @@ def _peak(process: str) -> float:
     return 0.0
 
 
-def federation(clients: int, cohort: int, rounds: int, nodes: int = 1, model: str = LOGISTIC) -> dict[str, Any]:
-    """Run a synthetic federation on Ray and return seconds of each round and peak memory."""
+def federation(
+    clients: int, cohort: int, rounds: int, nodes: int = 1, model: str = LOGISTIC, engine: str = "ray"
+) -> dict[str, Any]:
+    """Run a synthetic federation and return seconds of each round and peak memory."""
     from benchmarks.contenders.cluster import one_core_nodes
     from simulations import launch
     from simulations.config import recipe as recipes
@@ -76,7 +86,7 @@ def federation(clients: int, cohort: int, rounds: int, nodes: int = 1, model: st
         run = Path(directory) / "run"
         launch.simulate(
             recipes.load("digits", overrides),
-            engine="ray",
+            engine=engine,
             workers=2,
             run_dir=run,
             ray_address=address,
@@ -84,6 +94,13 @@ def federation(clients: int, cohort: int, rounds: int, nodes: int = 1, model: st
         )
         rows = RunFolder(run).rows(private=True)  # how long rounds took is the operator's to know
     return {"seconds": [row["seconds"] for row in rows][2:], "peak_megabytes": max(peaks)}
+
+
+def cohort_5000() -> dict[str, Any]:
+    """Seconds of a round and peak memory of a cohort of 5,000 out of 50,000, on Ray and with forked workers."""
+    job = {"clients": 50_000, "cohort": 5_000, "rounds": 10}
+    runs = {engine: _child(job | {"engine": engine}) for engine in ("ray", "processes")}
+    return {engine: run | {"median": statistics.median(run["seconds"])} for engine, run in runs.items()}
 
 
 def resnet18_shares(rounds: int) -> dict[str, Any]:
@@ -149,7 +166,9 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print JSON (always done; kept for symmetry)")
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--only", choices=("registered", "two-nodes", "resnet18"), help="measure this alone")
+    parser.add_argument(
+        "--only", choices=("registered", "cohort-5000", "two-nodes", "resnet18"), help="measure this alone"
+    )
     parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child is not None:
@@ -157,6 +176,7 @@ def main() -> None:
         return
     measurements = {
         "registered": lambda: registered(arguments.rounds, arguments.repeats),
+        "cohort-5000": cohort_5000,
         "two-nodes": lambda: two_nodes(9),
         "resnet18": lambda: resnet18_shares(arguments.repeats),
     }

@@ -5,7 +5,7 @@ Both train the same block of clients with the same module, examples, epochs and 
 same turn: above 1 ours is faster. One thread. If a data set is not on this machine, random inputs of its shape replace
 it, with equal clients of the published number of examples; contents do not change the time. Models of more than 200,000
 parameters train `LARGE` examples per client for one epoch. Recipes that bound every example are compared in
-`benchmarks.example_level`.
+`benchmarks.example_level`, correlated noise and rounds of one client in `benchmarks.whole_rounds`.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from fedlgm.tasks import Task
 from fedlgm.training import ClientTask, LocalTraining
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
+from simulations.config.decided import decided
 
 LARGE = 16
 _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
@@ -69,7 +70,7 @@ def blocks(assembly: Assembly) -> tuple[list[tuple[Any, torch.Tensor]], bool]:
         chosen = order[len(order) // 2 :][:size]
         return [(found.x, found.y) for found in map(source, map(int, chosen))], True
     except DataError:
-        outline = data.outline(recipe.data.name, **recipe.data.images)
+        outline = data.outline(recipe.data.name, **recipe.data.reading)
         assert outline is not None
         examples = (data.published_examples(recipe.data.name) or 100 * recipe.federation.clients) // (
             recipe.federation.clients
@@ -88,6 +89,7 @@ def measure(name: str, turns: int) -> dict[str, Any]:
             (x[:2], y[:2]), (x[:2], y[:2]), classes=data.outline(assembly.recipe.data.name).classes
         )  # type: ignore[union-attr]
         assembly.with_data(few, data.partition(np.zeros(2, np.int64), 1, "iid"))
+    assembly = decided(assembly, workers=1)
     section, settings = assembly.recipe.training, assembly.recipe.training.local
     module, epochs, large = assembly.module(), section.epochs, assembly.layers.size > 200_000
     if large:
@@ -120,6 +122,7 @@ def measure(name: str, turns: int) -> dict[str, Any]:
         "model": assembly.recipe.model.name,
         "parameters": int(assembly.layers.size),
         "vectorize": section.vectorize,
+        "kernel": section.kernel or "torch",
         "own_data": own,
         "clients": len(found),
         "examples_per_client": [len(y) for _, y in found],

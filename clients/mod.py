@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import logging
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from clients.serving import OneClient
 from fedlgm import wire
 from fedlgm.client_release import Asked, Contributions, client_release
 from fedlgm.contributions import Updates
-from fedlgm.errors import ConfigError, PrivacyError, RunError
+from fedlgm.errors import ConfigError, Notice, PrivacyError, RunError
 from fedlgm.extension import misfit
 from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
@@ -178,6 +179,18 @@ class PrivateClientApp(ClientApp):
         private = PrivateUpdates(model, **options)
         super().__init__(mods=[private, *mods])
         self.query()(private.answer)
+
+    def evaluate(self, *arguments: Any, **options: Any) -> Callable[[Any], Any]:
+        """Flower's decorator, with a warning: the function is kept, and no strategy of fedlgm calls it."""
+        warnings.warn(
+            Notice(
+                "functions under @app.evaluate are not called, because their figures of private data would leave the "
+                "client unprotected: evaluate on the server, with start(evaluate_fn=...)"
+            ),
+            stacklevel=2,
+        )
+        evaluate: Callable[[Any], Any] = super().evaluate(*arguments, **options)
+        return evaluate
 
 
 def node_keys(context: Context) -> KeyRing:

@@ -215,6 +215,10 @@ def plan(
     sweep: Annotated[
         bool, typer.Option("--sweep", help="Show noise and SNR at epsilon 1 to 8 and 100 to 10,000 clients instead.")
     ] = False,
+    public: Annotated[
+        str | None,
+        typer.Option(help="With --sweep: public examples, as for recommend, on which accuracy is forecast."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show what a recipe would release, layer by layer, without training."""
@@ -223,7 +227,11 @@ def plan(
     from simulations.reports import terminal as display
 
     if sweep:
-        show(sweeping.sweep_report(recipe, overrides or ()), sweeping.sweep_table, as_json)
+        show(sweeping.sweep_report(recipe, overrides or (), public), sweeping.sweep_table, as_json)
+    elif public is not None:
+        from fedlgm.errors import ConfigError
+
+        raise ConfigError("--public is for --sweep: a single plan reads no data")
     else:
         show(planning.plan_report(_recipe(recipe, overrides)), display.plan_table, as_json)
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedlgm.contributions import BoundedAnswer, BoundedUpdates
 from fedlgm.example_level.engine import ClippedSum
+from fedlgm.example_level.norms import norm_of
 from fedlgm.example_level.scaling import Scaling, one_by_one
 from fedlgm.layers import LayerTable
 
@@ -41,7 +42,9 @@ def scaled_sum(gradients: Tensor, scaling: Scaling, layers: LayerTable) -> tuple
 
     An example with NaN or Inf counts as zero.
     """
-    norms = torch.stack([torch.linalg.vector_norm(part.double(), dim=1) for part in layers.split(gradients)], dim=1)
+    order = norm_of(scaling).order
+    measured = [torch.linalg.vector_norm(part.double(), ord=order, dim=1) for part in layers.split(gradients)]
+    norms = torch.stack(measured, dim=1)
     counted = norms.isfinite().all(dim=1)
     factors = one_by_one(scaling).factors(torch.where(counted[:, None], norms, 0.0))
     parts = layers.split(torch.where(counted[:, None], gradients, 0.0).double())

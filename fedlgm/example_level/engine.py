@@ -17,6 +17,7 @@ from fedlgm import tasks
 from fedlgm.devices import exact_arithmetic, seeded
 from fedlgm.errors import ConfigError, Notice
 from fedlgm.example_level.generic import GenericSite
+from fedlgm.example_level.norms import norm_of
 from fedlgm.example_level.passes import Pass, Place, Site, Total
 from fedlgm.example_level.pooling import max_pool, suits
 from fedlgm.example_level.rules import rule_for
@@ -61,8 +62,8 @@ class ClippedSum:
 
     Attributes:
         total: sum of the examples' scaled gradients, [D] in the order of the layer table; float64 with `exact_sums`.
-        norms: l2 norm of every example's gradient of every layer before scaling, float64 [B, K]; NaN or Inf where it
-            is not finite. PRIVATE: for diagnostics that stay private.
+        norms: norm (l2, or what the scaling bounds) of every example's gradient of every layer before scaling, float64
+            [B, K]; NaN or Inf where it is not finite. PRIVATE: for diagnostics that stay private.
         discarded: examples that counted as zero because a gradient of theirs was not finite. PRIVATE.
 
     Example:
@@ -171,7 +172,7 @@ class ExampleGradients:
         squares = torch.zeros(batch, len(self._layers), dtype=torch.float64, device=device)
         if batch:
             with exact_arithmetic(device):
-                most = self._micro_batch or self._choose(inputs, scaling.per_layer)
+                most = self._micro_batch or self._choose(inputs, scaling.per_layer, norm_of(scaling).fused)
                 step = math.ceil(batch / math.ceil(batch / most))
                 if not self._probed:
                     self._probe(inputs, y)
@@ -181,7 +182,7 @@ class ExampleGradients:
             for site in self._sites:
                 if isinstance(site, Site):
                     site.rule.finish([total.part(place) for place in site.places])
-        norms = squares.sqrt()
+        norms = norm_of(scaling).of(squares)
         discarded = 0 if all_finite(squares) else int((~torch.isfinite(norms)).any(dim=1).sum())
         return ClippedSum(total.vector(self._places.values()), norms, discarded)
 
@@ -245,14 +246,15 @@ class ExampleGradients:
             for module in (*(site.module for site in self._sites), *self._pools):
                 vars(module).pop("forward", None)
 
-    def _choose(self, inputs: tuple[Tensor, ...], per_layer: bool) -> int:
+    def _choose(self, inputs: tuple[Tensor, ...], per_layer: bool, fused: bool) -> int:
         """Micro-batch size from the largest activation and the kept memory of one example."""
-        shapes = (per_layer, *(value.shape[1:] for value in inputs))
+        shapes = (per_layer, fused, *(value.shape[1:] for value in inputs))
         if getattr(self, "_chosen", (None, 0))[0] != shapes:
             seen: list[int] = []
             with torch.no_grad(), self._patched(_observer(seen, lambda *_: None)):
                 self._module(*(value[:1] for value in inputs))
-            stored = sum(place.size for site in self._sites if isinstance(site, GenericSite) for place in site.places)
+            whole = [site for site in self._sites if isinstance(site, GenericSite) or not fused]
+            stored = sum(place.size for site in whole for place in site.places)
             size = torch.empty(0, dtype=self._dtype).element_size()
             limit = PASS_BYTES if per_layer else PASS_BYTES // 2
             step = min(ACTIVATION_BYTES // (size * max(seen, default=1)), limit // (size * max(sum(seen), 1)))

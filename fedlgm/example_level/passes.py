@@ -11,9 +11,9 @@ from torch import Tensor
 
 from fedlgm.errors import ConfigError
 from fedlgm.example_level.generic import GenericSite
+from fedlgm.example_level.norms import norm_of
 from fedlgm.example_level.rules import Kept, KeptGradients, Rule, Use
 from fedlgm.example_level.rules.base import all_finite
-from fedlgm.example_level.rules.products import row_squares
 from fedlgm.example_level.scaling import Scaling
 
 
@@ -85,7 +85,7 @@ class Pass:
     ) -> None:
         self._dtype = dtype
         self.anchor = torch.zeros((), dtype=dtype, device=total.device, requires_grad=True)
-        self._scaling, self._total, self._squares = scaling, total, squares
+        self._scaling, self._total, self._squares, self._norm = scaling, total, squares, norm_of(scaling)
         self._uses: dict[int, int] = {}
         self._members: dict[int, int] = {}
         for place in places.values():
@@ -124,7 +124,7 @@ class Pass:
         """Gradients of a site, for one of its uses."""
         if not site.places:
             return
-        if any(self._uses[place.offset] > 1 for place in site.places):
+        if not self._norm.fused or any(self._uses[place.offset] > 1 for place in site.places):
             for place, gradients in zip(site.places, site.rule.instantiate(use), strict=True):
                 self._add_whole(place, gradients)
             return
@@ -148,10 +148,10 @@ class Pass:
     def finish(self) -> None:
         """Scale and add the gradients that had to wait for the end of the backward pass."""
         for place, gradients in self._whole.values():
-            self._squares[:, place.column] += row_squares(gradients)
+            self._squares[:, place.column] += self._norm.amounts(gradients)
         if not self._waiting and not self._whole:
             return
-        norms = self._squares.sqrt()
+        norms = self._norm.of(self._squares)
         finite = torch.isfinite(norms)
         known = torch.where(finite, norms, 0.0)
         factors = self._scaling.factors(known)

@@ -39,6 +39,8 @@ class Scaling(Protocol):
         per_layer: whether the factor of a layer depends on the norm of that layer alone. Such gradients are scaled and
             added during the backward pass; all others wait for its end.
 
+    A scaling that bounds another norm than l2 has an attribute `norm`, see `fedlgm.example_level.norms`.
+
     Example:
         >>> scaling: Scaling = PerLayerClip((1.0, 2.0))
         >>> norms = torch.tensor([[3.0, 1.0], [0.5, 9.0]], dtype=torch.float64)
@@ -70,7 +72,7 @@ class _OneByOne:
     """A scaling called with one example at a time."""
 
     def __init__(self, scaling: Scaling) -> None:
-        self.scaling, self.per_layer = scaling, scaling.per_layer
+        self.scaling, self.per_layer, self.norm = scaling, scaling.per_layer, getattr(scaling, "norm", None)
 
     def factors(self, norms: Tensor) -> Tensor:
         return _rows(self.scaling.factors, norms)

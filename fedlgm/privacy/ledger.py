@@ -21,13 +21,13 @@ import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from fedlgm import privacy
 from fedlgm.errors import LedgerError
 from fedlgm.privacy.chain import next_head
+from fedlgm.privacy.charge import Charge, Head
 from fedlgm.privacy.guarantee import Claim
 from fedlgm.privacy.ledger_file import SCHEMA, connect, create, remedy
 from fedlgm.privacy.spending import Spending, claimed_epsilon
@@ -37,65 +37,6 @@ if TYPE_CHECKING:
 
 _COUNTED = "(round <= ? OR number <= ?)"
 SERVER = -1  # the releasing party under central trust; clients are numbered from 0
-
-
-@dataclass(frozen=True)
-class Charge:
-    """One row: the charge for a round and participant.
-
-    Attributes:
-        round: its number, from 1.
-        client: the releasing client under local trust, `SERVER` under central trust.
-        event: the proven cost of the release.
-        claim: the charge that the method's authors would state, if it differs; otherwise empty.
-        protects: unit and neighbouring relation of the event, as in "client, add-remove"; "" if not stated.
-
-    Example:
-        >>> import tempfile
-        >>> from fedlgm.privacy.events import gaussian_event
-        >>> with Ledger(Path(tempfile.mkdtemp()) / "ledger.sqlite", owner="a run") as ledger:
-        ...     ledger.charge(gaussian_event(2.0), round=3, key="noise 3")
-        ...     next(ledger.charges())
-        Charge(round=3, client=-1, event=GaussianDpEvent(noise_multiplier=2.0), claim={}, protects='')
-    """
-
-    round: int
-    client: int
-    event: dp_event.DpEvent
-    claim: Claim
-    protects: str = ""
-
-
-class Head(NamedTuple):
-    """A position in a ledger: anyone who keeps it can check later whether rows up to it were changed.
-
-    Attributes:
-        rows: number of rows.
-        value: hash over all of them, in hexadecimal.
-
-    Example:
-        >>> head = Head.parse("2:3f9a")
-        >>> head.rows, str(head)
-        (2, '2:3f9a')
-    """
-
-    rows: int
-    value: str
-
-    def __str__(self) -> str:
-        return f"{self.rows}:{self.value}"
-
-    @classmethod
-    def parse(cls, text: str) -> Head:
-        """Inverse of `str`.
-
-        Raises:
-            LedgerError: not a head.
-        """
-        count, colon, value = text.partition(":")
-        if not (colon and count.isdigit()):
-            raise LedgerError(f"{text!r} is not the head of a ledger: it reads COUNT:HASH")
-        return cls(int(count), value)
 
 
 class Ledger:

@@ -75,7 +75,7 @@ def tables(found: Advice) -> Group:
 
 def forecast_lines(found: Advice) -> list[str]:
     """The accuracy to expect over epsilon, and how far it may be off."""
-    from simulations.advice.forecast import ERROR
+    from simulations.advice.forecast import REACH
 
     if not found["forecasts"]:
         return [f"no accuracy is forecast: {found['no_forecast']}"]
@@ -83,9 +83,8 @@ def forecast_lines(found: Advice) -> list[str]:
         f"  epsilon {row['epsilon']:g}: {row['accuracy']:.1%} ({row['low']:.1%} to {row['high']:.1%})"
         for row in found["forecasts"]
     )
-    error = f"  the ranges are the largest error, {100 * ERROR:g} points, of forecasts for seven settings on digits"
     return [
         f"accuracy to expect of {found['forecast_rule']} at the recipe's learning rates, by rehearsals on public data:",
         *rows,
-        f"{error}, each at its best learning rate; elsewhere the error is not known",
+        f"  {REACH}",
     ]

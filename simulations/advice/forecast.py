@@ -12,7 +12,7 @@ import math
 import numpy as np
 import torch
 
-from fedlgm import data, inputs, mechanisms
+from fedlgm import allocation, data, inputs, mechanisms
 from fedlgm.aggregation.bounded_sum import bound_update
 from fedlgm.contributions import unbounded
 from fedlgm.devices import torch_threads
@@ -33,12 +33,18 @@ ERROR = 0.075
 """Largest error of the kept forecasts, as a share of 1. They are of seven settings on one data set (digits): if an
 eighth is exchangeable with them, its forecasts are at most so far off with a probability of 7/8. Nothing else is
 calibrated."""
+REACH = (
+    f"the range is the largest error, {100 * ERROR:g} points, of forecasts for seven settings on digits, each at its "
+    "best learning rate; elsewhere the error is not known"
+)
 EPSILONS = (1.0, 2.0, 4.0, 8.0)
 """Budgets of the forecasts."""
 SEED = 1
 """Seed of the kept forecasts."""
 _MOST_CLIENTS = 100
-"""Clients that a rehearsed round trains at most; the noise on the mean is always that of the run."""
+_LEAST_CLIENTS = 10
+"""Clients that a rehearsed round trains at most, and at least where the run has more. The noise on the mean is always
+that of the run."""
 _MOST_PASSES = 90_000
 """Passes over an example of one rehearsal at most: a few seconds of one core for small models."""
 _OF_ALL = 8  # a rehearsal makes at most this fraction of the operations of the advice
@@ -52,7 +58,7 @@ class Rehearsals:
         seed: seed of clients, cohorts, orders and noise.
 
     Raises:
-        ConfigError: no rehearsal stands for such a run, or it takes too long; the message says why.
+        ConfigError: no rehearsal stands for such a run; the message says why.
     """
 
     def __init__(self, setting: Setting, seed: int = SEED) -> None:
@@ -64,23 +70,23 @@ class Rehearsals:
             raise ConfigError("rehearsals are for independent noise, not for noise that is correlated over the rounds")
         if self._assembly.task.headline != "accuracy":
             raise ConfigError(f"no forecast of {self._assembly.task.headline} has been compared with runs")
-        self._check_work(facts)
         public = self._assembly.dataset
         count = max(2, round(len(public.train_y) / max(self._share, 1.0)))
         division = data.divide(public, count, recipe.data.partition, seed=seed, **recipe.data.options)
         self._clients = [rows.astype(np.int64) for rows in division if len(rows)]
         self._x, self._y = inputs.tensors(public.train_x), torch.from_numpy(public.train_y)
 
-    def _check_work(self, facts: RunFacts) -> None:
-        recipe = self._assembly.recipe
-        cohort = min(facts.sampling.expected, _MOST_CLIENTS)
-        passes = recipe.federation.rounds * cohort * max(self._share, 1.0) * recipe.training.epochs
-        most = min(_MOST_PASSES, OPERATIONS / _OF_ALL / operations(self._assembly))
-        if passes > most:
+    def _clients_of_a_round(self, facts: RunFacts) -> int:
+        """As many as the run has, or as are affordable; refuses fewer than a mean can be taken of."""
+        recipe, wanted = self._assembly.recipe, facts.sampling.expected
+        each = recipe.federation.rounds * max(self._share, 1.0) * recipe.training.epochs
+        passes = min(_MOST_PASSES, OPERATIONS / _OF_ALL / operations(self._assembly))
+        if passes / each < min(_LEAST_CLIENTS, wanted):
             raise ConfigError(
-                f"a rehearsal of {recipe.federation.rounds} rounds makes {passes:,.0f} passes over an example, and at "
-                f"most {most:,.0f} are made"
+                f"{recipe.federation.rounds} rounds of {_LEAST_CLIENTS} clients make {_LEAST_CLIENTS * each:,.0f} "
+                f"passes over an example, and a rehearsal makes at most {passes:,.0f}"
             )
+        return min(max(1, int(passes / each)), _MOST_CLIENTS, len(self._clients))
 
     def accuracy(self, mechanism: Mechanism, facts: RunFacts) -> float:
         """Accuracy of a rehearsal on held-out public examples, in [0, 1].
@@ -88,7 +94,13 @@ class Rehearsals:
         Args:
             mechanism: bounds and noise of the run.
             facts: of the run, with its noise multiplier.
+
+        Raises:
+            ConfigError: it takes too long, or the mechanism's rounds differ.
         """
+        if mechanism.name not in ("gaussian", *allocation.names()):
+            raise ConfigError(f"rehearsals are for rules that fix the split of the noise, not for {mechanism.name}")
+        most = self._clients_of_a_round(facts)
         assembly, seed = self._assembly, self._seed
         recipe, rng, x, y = assembly.recipe, np.random.default_rng(seed), self._x, self._y
         layers = LayerTable.from_module(assembly.module())
@@ -103,7 +115,6 @@ class Rehearsals:
         sigma = torch.cat(
             [torch.full((int(size),), float(s)) for size, s in zip(plan.layers.sizes, plan.sigma, strict=True)]
         )
-        most = min(len(self._clients), _MOST_CLIENTS)
         with torch_threads(1):
             for t in range(recipe.federation.rounds):
                 drawn = rng.binomial(population, expected / population)

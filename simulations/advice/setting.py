@@ -50,7 +50,9 @@ def setting_of(
     own = Own(**(objects | {"data": None}))
     found = public_examples(parsed, Assembly(parsed, own).task, public, outline)
     assembly = Assembly(of_public(parsed), Own(**(objects | {"data": found.data})))
-    total = examples if examples is not None else examples_of(parsed) if data is None else None
+    assembly.check_model()
+    ours = data is None and (recipe is not None or public is None or isinstance(public, str))  # the recipe's own data
+    total = examples if examples is not None else examples_of(parsed) if ours else None
     share = total / parsed.federation.clients if total is not None else float(parsed.training.batch_size)
     return Setting(assembly, facts_for(parsed, total), share, total is None), found.source
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fedlgm.privacy.charge import Charge
 from fedlgm.privacy.cost import Cost, multiplier_explained
-from fedlgm.privacy.ledger import Charge
 from simulations.config.recipe import Recipe
 from simulations.reports.rows import EventGroup
 

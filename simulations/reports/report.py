@@ -12,7 +12,8 @@ import numpy as np
 from fedlgm.errors import FedlgmError, RunError
 from fedlgm.extension import is_object, is_reference
 from fedlgm.files import PRIVATE, PUBLIC, write_durably
-from fedlgm.privacy.ledger import Charge, Ledger
+from fedlgm.privacy.charge import Charge
+from fedlgm.privacy.ledger import Ledger
 from simulations.reports import page
 from simulations.reports.charges import event_group, how_to_read
 from simulations.reports.rounds import described, noise_over_rounds, stored_sigma
@@ -20,6 +21,7 @@ from simulations.reports.rows import ClientRow, LedgerReport
 from simulations.reports.terminal import OF_Z, number
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import RunSummary
+from simulations.runs.stopping import note_on_epsilon
 
 _LONGEST = 12  # kinds of charges, or rounds with failures, that a page lists
 
@@ -314,7 +316,7 @@ def _ledger_report(folder: RunFolder) -> LedgerReport:
             "guarantee": folder.guarantee() if groups else "",
             "noise_reproducible": recipe.run.seed is not None,
             "events": groups,
-            "notes": how_to_read(recipe, groups),
+            "notes": [*how_to_read(recipe, groups), *note_on_epsilon(recipe, ledger.rounds())],
             "epsilon": ledger.epsilon(privacy.delta, privacy.accountant),
             "claimed_epsilon": ledger.claimed_epsilon(privacy.delta, privacy.accountant),
             "delta": privacy.delta,

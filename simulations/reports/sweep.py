@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NotRequired, TypedDict
 
 from rich.console import Group
@@ -21,6 +21,7 @@ EPSILONS = (1.0, 2.0, 4.0, 8.0)
 """Budgets of a sweep."""
 CLIENTS = (100, 300, 1000, 3000, 10000)
 """Populations of a sweep."""
+_WIDTH = 30
 _MOST_COLUMNS = 4  # layers beyond which the table shows only the least and the largest SNR
 
 
@@ -34,7 +35,9 @@ class SweepRow(TypedDict):
         noises_in_sum: number k of independent releases' noise in a sum of q N contributions: 1 under central trust.
         noise_on_mean: z sqrt(k) / (q N), the noise std on the mean over the bound.
         snr: SNR_j of every layer, by its name.
-        refused: why there is no such plan; the five figures above are then missing.
+        accuracy: accuracy to expect, by a rehearsal on public examples; see `simulations.advice.forecast`.
+        low, high: accuracies within the largest error of the kept forecasts.
+        refused: why there is no such plan; the figures above are then missing.
     """
 
     epsilon: float
@@ -45,6 +48,9 @@ class SweepRow(TypedDict):
     noises_in_sum: NotRequired[float]
     noise_on_mean: NotRequired[float]
     snr: NotRequired[dict[str, float]]
+    accuracy: NotRequired[float]
+    low: NotRequired[float]
+    high: NotRequired[float]
     refused: NotRequired[str]
 
 
@@ -54,6 +60,7 @@ class SweepReport(TypedDict):
     Attributes:
         recipe, mechanism, trust: the planned run.
         delta: rule for the delta of a row.
+        no_forecast: why no accuracy is forecast; empty if it is.
         rows: one for each budget and population.
     """
 
@@ -61,11 +68,12 @@ class SweepReport(TypedDict):
     mechanism: str
     trust: str
     delta: str
+    no_forecast: str
     rows: list[SweepRow]
 
 
-def sweep_report(recipe: str | None = None, overrides: Iterable[str] = ()) -> SweepReport:
-    """Plans of a recipe at epsilon 1 to 8 and 100 to 10,000 clients; nothing is trained.
+def sweep_report(recipe: str | None = None, overrides: Iterable[str] = (), public: str | None = None) -> SweepReport:
+    """Plans of a recipe at epsilon 1 to 8 and 100 to 10,000 clients; nothing is trained without public examples.
 
     Every row is the plan of the recipe with that `privacy.epsilon`, `federation.clients` and `privacy.delta`. A setting
     that the recipe does not allow is a row with the reason.
@@ -73,6 +81,8 @@ def sweep_report(recipe: str | None = None, overrides: Iterable[str] = ()) -> Sw
     Args:
         recipe: a bundled name, a TOML file, or None for the default.
         overrides: changes as "section.key=value".
+        public: public examples, as for `simulations.recommend`, on which accuracy is forecast for clients with as many
+            examples as the recipe's have.
 
     Raises:
         ConfigError: an unknown recipe, one that protects examples, or an override of a key that the sweep varies.
@@ -96,11 +106,13 @@ def sweep_report(recipe: str | None = None, overrides: Iterable[str] = ()) -> Sw
                 "(privacy.unit): leave out --sweep"
             )
         rows = [_row(recipe, changes, base, epsilon, clients) for epsilon in EPSILONS for clients in CLIENTS]
+        reason = _forecast(recipe, changes, public, rows)
     return {
         "recipe": base.name,
         "mechanism": base.mechanism.name,
         "trust": base.privacy.trust,
         "delta": f"the recipe's {base.privacy.delta:g} where it is below 1/clients, else 0.1/clients",
+        "no_forecast": reason,
         "rows": rows,
     }
 
@@ -108,9 +120,8 @@ def sweep_report(recipe: str | None = None, overrides: Iterable[str] = ()) -> Sw
 def _row(recipe: str | None, changes: list[str], base: Recipe, epsilon: float, clients: int) -> SweepRow:
     delta = base.privacy.delta if base.privacy.delta < 1 / clients else 0.1 / clients
     row: SweepRow = {"epsilon": epsilon, "clients": clients, "delta": delta}
-    setting = [f"privacy.epsilon={epsilon!r}", f"federation.clients={clients}", f"privacy.delta={delta!r}"]
     try:
-        changed = recipes.load(recipe, [*changes, *setting])
+        changed = recipes.load(recipe, [*changes, *_setting(row)])
         report = plan_report(changed)
     except FedlgmError as error:
         return {**row, "refused": str(error)}
@@ -126,12 +137,61 @@ def _row(recipe: str | None, changes: list[str], base: Recipe, epsilon: float, c
     }
 
 
+def _forecast(recipe: str | None, changes: list[str], public: str | None, rows: list[SweepRow]) -> str:
+    """Put the accuracy to expect into every row; the reason if there is none."""
+    from simulations.advice.forecast import Rehearsals, interval
+    from simulations.advice.setting import setting_of
+    from simulations.config.assembly import Assembly
+
+    if public is None:
+        return "no public examples are given (--public)"
+    try:
+        setting, _ = setting_of(recipe, None, None, public, None, changes, None)
+        rehearsals = Rehearsals(setting)
+        for row in (row for row in rows if "refused" not in row):
+            facts = Assembly(recipes.load(recipe, [*changes, *_setting(row)]), planned=True).facts
+            row["accuracy"] = rehearsals.accuracy(setting.assembly.mechanism, facts)
+            row["low"], row["high"] = interval(row["accuracy"])
+    except FedlgmError as error:
+        return str(error)
+    return ""
+
+
+def _setting(row: SweepRow) -> list[str]:
+    return [
+        f"privacy.epsilon={row['epsilon']!r}", f"federation.clients={row['clients']}", f"privacy.delta={row['delta']!r}"
+    ]  # fmt: skip
+
+
+def picture(rows: Sequence[SweepRow]) -> list[str]:
+    """Noise on the mean as bars on a logarithmic scale, one line per setting.
+
+    Example:
+        >>> row = {"epsilon": 1.0, "clients": 100, "delta": 1e-5, "noise_on_mean": 0.1}
+        >>> for line in picture([row, {**row, "clients": 1000, "noise_on_mean": 0.01}]):
+        ...     print(line)
+        epsilon 1,    100 clients ############################## 0.1
+        epsilon 1,  1,000 clients #                              0.01
+    """
+    known = [row for row in rows if "noise_on_mean" in row]
+    logs = [math.log(row["noise_on_mean"]) for row in known]
+    wide = (_WIDTH - 1) / max(max(logs) - min(logs), 1e-9) if logs else 0.0
+    return [
+        f"epsilon {row['epsilon']:g}, {row['clients']:>6,} clients "
+        f"{'#' * (1 + round(wide * (value - min(logs)))):<{_WIDTH}} {number(row['noise_on_mean'])}"
+        for row, value in zip(known, logs, strict=True)
+    ]
+
+
 def sweep_table(report: SweepReport) -> Group:
     """Settings of a sweep, then an explanation of the columns."""
+    from simulations.advice.forecast import REACH
+
     layers = next((list(row["snr"]) for row in report["rows"] if "snr" in row), [])
     few = len(layers) <= _MOST_COLUMNS
     ratios = [f"SNR {layer}" for layer in layers] if few else ["least SNR_j", "largest SNR_j"]
-    columns = ("epsilon", "clients", "delta", "z", "noise on mean", *ratios)
+    forecast = ["accuracy to expect"] if not report["no_forecast"] else []
+    columns = ("epsilon", "clients", "delta", "z", "noise on mean", *ratios, *forecast)
     settings = table(f"{report['recipe']}: one round of {report['mechanism']}", columns)
     refused = []
     for row in report["rows"]:
@@ -140,6 +200,7 @@ def sweep_table(report: SweepReport) -> Group:
             snr = list(row["snr"].values())
             cells += [number(row["noise_multiplier"]), number(row["noise_on_mean"])]
             cells += [f"{value:.3e}" for value in (snr if few else [min(snr), max(snr)])]
+            cells += [f"{row['accuracy']:.1%} ({row['low']:.1%} to {row['high']:.1%})"] if forecast else []
         else:
             refused.append(f"refused at epsilon {row['epsilon']:g}, {row['clients']:,} clients: {row['refused']}")
             cells += ["refused"]
@@ -147,7 +208,10 @@ def sweep_table(report: SweepReport) -> Group:
     notes = [
         f"delta: {report['delta']}",
         f"noise on mean: its std over the bound of a contribution, z sqrt(k) / (q N): {_noises(report)}",
+        f"no accuracy is forecast: {report['no_forecast']}" if not forecast else f"accuracy to expect: {REACH}",
         *refused,
+        "noise on mean:",
+        *picture(report["rows"]),
     ]
     return Group(settings, *map(Text, notes))
 

@@ -22,9 +22,10 @@ from fedlgm.errors import LedgerError, RunError
 from fedlgm.files import PRIVATE, PUBLIC, open_private, write_durably
 from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
+from fedlgm.privacy.charge import Head
 from fedlgm.privacy.cost import Cost
 from fedlgm.privacy.guarantee import Guarantee
-from fedlgm.privacy.ledger import Head, Ledger
+from fedlgm.privacy.ledger import Ledger
 from fedlgm.run_noise import RunNoise
 from fedlgm.transcript import Transcript
 from simulations.config import recipe as recipes

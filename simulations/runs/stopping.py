@@ -59,3 +59,13 @@ def reported_epsilon(recipe: Recipe, charged: float) -> float:
 def reported_rounds(recipe: Recipe, made: int) -> int:
     """Rounds that any other epsilon of a run is stated for: with a rule that may stop it, all of them."""
     return made if recipe.run.patience is None else recipe.federation.rounds
+
+
+def note_on_epsilon(recipe: Recipe, made: int) -> list[str]:
+    """Why the epsilon of a run that its results ended early is above that of its ledger; else nothing."""
+    planned = reported_rounds(recipe, made)
+    if made >= planned:
+        return []
+    return [
+        f"the run ended early by its results: its epsilon is that of all {planned} rounds, {recipe.privacy.epsilon:g}"
+    ]

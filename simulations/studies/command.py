@@ -117,7 +117,7 @@ def compare(
         partitions: schemes.
         engine: engine that trains.
         workers: processes that take one run each.
-        attacks: see `simulations.attacks.table.Attacks.parse`.
+        attacks: see `simulations.attacks.measured.Attacks.parse`.
         inception: likewise.
         out: folder of the runs.
         as_json: whether to return figures instead of tables.
@@ -131,9 +131,9 @@ def compare(
 
     wanted = None
     if attacks is not None or inception is not None:
-        from simulations.attacks import table as attacking
+        from simulations.attacks import measured, table
 
-        wanted = attacking.Attacks.parse(attacks or "", inception)
+        wanted = measured.Attacks.parse(attacks or "", inception)
     todo = jobs(recipe, methods, seeds, overrides, epsilons, partitions)
     folder = out or Path("runs") / f"compare-{Path(recipe or 'digits').stem}"
     line = Line(todo, not as_json)
@@ -145,15 +145,15 @@ def compare(
         done = [job for job in todo if job.folder not in failed]
         if wanted is not None:
             with progress("attacks", not as_json) as on_attack:
-                rows = attacking.measure(done, folder, wanted, progress=on_attack)
+                rows = measured.measure(done, folder, wanted, progress=on_attack)
     summary = comparison.summarise(todo, folder, failed)
     summary["pictures"] = figures.draw(done, folder)
     if wanted is not None:
-        summary["attacks"] = attacking.cells(rows)
+        summary["attacks"] = table.cells(rows)
     if as_json:
         return summary
     parts: list[Any] = [figures.tables(summary)]
-    return Group(*parts, *([attacking.tables(summary["attacks"])] if wanted is not None else []))
+    return Group(*parts, *([table.tables(summary["attacks"])] if wanted is not None else []))
 
 
 @contextlib.contextmanager

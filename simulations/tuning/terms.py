@@ -83,6 +83,11 @@ class Search:
             candidates.append(candidate)
             assembly = Assembly(candidate, own)
             assembly.check()  # what cannot run is refused before anything is charged
+            if assembly.spent is not None:
+                raise ConfigError(
+                    "tune: these data were standardised with private statistics, which a search does not charge: use "
+                    "public figures"
+                )
             costs[json.dumps(encode(run_event(assembly)))] = assembly
         if len(costs) > 1:
             raise ConfigError(

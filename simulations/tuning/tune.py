@@ -24,7 +24,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from fedlgm.errors import ConfigError, DivergedError, RunError
+from fedlgm.errors import DivergedError, RunError
 from fedlgm.files import PUBLIC, replacing, write_durably
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.privacy import Ledger
@@ -129,11 +129,6 @@ def tune(
         (True, ['ledger.sqlite', 'model.safetensors', 'private', 'recipe.toml', 'result.json', 'search.json'])
     """
     own = own_of(objects)
-    if own.data is not None and own.data.spent is not None:
-        raise ConfigError(
-            "tune: these data were standardised with private statistics, which a search does not charge: use public "
-            "figures"
-        )
     base = recipe_of(recipe, own, [], overrides)
     planned = Search.of(base, search or {}, expected_runs, law, own, score_epsilon)
     target = _folder(Path(folder) if folder is not None else None, base)

@@ -11,7 +11,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, 
 
 from clients import PrivateClientApp, PrivateUpdates
 from fedlgm import mechanisms, wire
-from fedlgm.errors import ConfigError, RunError
+from fedlgm.errors import ConfigError, Notice, RunError
 from fedlgm.facts import RunFacts, Sampling
 from fedlgm.layers import LayerTable
 
@@ -42,6 +42,15 @@ def test_a_bounded_update_leaves():
 def test_an_older_app_is_refused_when_it_is_built_with_the_page_that_converts_it(make):
     with pytest.raises(ConfigError, match=r"not client_fn: .*NumPyClient.*flower-app\.md .* 'An older app'"):
         make(lambda context: None)
+
+
+def test_an_app_that_evaluates_learns_that_this_is_not_called():
+    app = PrivateClientApp(MODEL)
+    with pytest.warns(Notice, match=r"@app\.evaluate are not called.*start\(evaluate_fn=\.\.\.\)"):
+
+        @app.evaluate()
+        def evaluate(message: Message, context: Context) -> Message:
+            raise AssertionError
 
 
 def test_frozen_parameters_reach_the_app_and_are_not_sent():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = {"guarantees-proofs.md": ROOT / "tests", "how-to/operate-a-node.md": ROOT / "tests" / "clients" / "node"}
+PAGES = {"guarantees-proofs.md": ROOT / "tests", "how-to/node-threats.md": ROOT / "tests" / "clients" / "node"}
 
 
 def named(page: str) -> list[tuple[str, str]]:

@@ -66,7 +66,46 @@ BAD = {
     "calibrate accountant": (
         ("calibrate", "--epsilon", "1", "--delta", "1e-5", "--steps", "5", "--accountant", "gdp"), ["gdp", "pld, rdp"],
     ),
+    "bare key": ((*SIMULATE, "--set", "epsilon=3"), ["did you mean 'privacy.epsilon'?"]),
+    "key without a value": ((*SIMULATE, "--set", "privacy.epsilon"), ["take section.key=value, got 'privacy.epsilon'"]),
+    "value without a key": ((*SIMULATE, "--set", "=3"), ["take section.key=value, got '=3'"]),
+    "place of the run": (("simulate", "RECIPE", "--engine", "local", "--run-dir", "/proc/x"), ["choose another"]),
+    "unit": (("plan", "digits", "--set", "privacy.unit=example"), ["set privacy.unit = 'client', or use one"]),
+    "trust": (("plan", "digits", "--set", "privacy.trust=locl"), ["must be 'central', 'local' or 'distributed'"]),
+    "noise": (("plan", "digits", "--set", "privacy.noise=banded"), ["set federation.sampling to 'cyclic'"]),
+    "no clients drawn": (("plan", "digits", "--set", "federation.rate=0"), ["federation.rate: must be above 0, got 0"]),
+    "negative rate": (("plan", "digits", "--set", "training.lr=-1"), ["training.lr: must be above 0, got -1"]),
+    "empty batch": (("plan", "ten-hospitals", "--set", "training.batch_size=0"), ["batch_size: must be at least 1"]),
+    "model, nearly": (("plan", "digits", "--set", "model.name=resnet"), ["did you mean 'resnet20' or 'resnet18'?"]),
+    "owners": (("partition", "digits", "--set", "data.partition=natural"), ["name the owner of each example (users=)"]),
+    "partition's recipe": (("partition", "nothing"), ["no recipe 'nothing'"]),
+    "study": (("study", "nothing"), ["no study 'nothing'; known: 000-figure-1"]),
+    "study's grid": (("study", "digits", "--grid", "mechanism"), ["--grid takes key=value,value"]),
+    "study's key": (("study", "digits", "--grid", "epsilon=1,2"), ["did you mean 'privacy.epsilon'?"]),
+    "study's mechanism": (("study", "digits", "--grid", "mechanism=typo"), ["unknown mechanism 'typo'"]),
+    "compared mechanism": (("compare", "digits", "--methods", "typo"), ["unknown mechanism 'typo'"]),
+    "compared seeds": (("compare", "digits", "--methods", "uniform", "--seeds", "0"), ["--seeds must be at least 1"]),
+    "compared recipe": (("compare", "nothing"), ["no recipe 'nothing'"]),
+    "exported run": (("export", "nowhere"), ["nowhere is not a run folder (it has no recipe.toml)"]),
+    "public data": (("recommend", "digits", "--public", "nowhere"), ["unknown data set 'nowhere'"]),
+    "search of nothing": (("tune", "digits"), ["give at least one key and its values, such as training.lr=0.1,0.5"]),
+    "search without values": (("tune", "digits", "--search", "training.lr"), ["--search takes section.key=value"]),
+    "searched key": (("tune", "digits", "--search", "lr=0.1"), ["did you mean 'training.lr'"]),
+    "no base to write": (("pretrain", "digits"), ["--out names no file"]),
+    "public text": (("pretrain", "text-adapters", "--text", "nowhere.txt"), ["cannot be read", "nowhere.txt"]),
+    "attacked recipe": (("attack", "inversion", "nothing"), ["no recipe 'nothing'"]),
+    "audited run": (("audit", "nowhere/run"), ["neither a mechanism, nor a recipe, nor a run's folder"]),
+    "risk": (("risk", "nothing"), ["no recipe 'nothing'"]),
+    "node": (("node", "status", "nowhere"), ["not a node's folder (it has no policy.toml); make one: fedlgm node"]),
+    "winners": (
+        ("plan", "digits", "--set", "mechanism.name=layer-vote", "--set", "mechanism.winners=9"),
+        ["winners = 9 of only 2 layers that compete"],
+    ),
 }  # fmt: skip
+
+
+def test_there_are_many():
+    assert len(BAD) >= 60
 
 
 @pytest.mark.parametrize(("arguments", "words"), BAD.values(), ids=BAD)

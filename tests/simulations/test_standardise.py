@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -93,7 +94,17 @@ def test_a_run_that_cannot_pay_is_refused(tmp_path):
             simulations.simulate("ten-hospitals", data=found.data, overrides=SHORT | changes, run_dir=tmp_path / "no")
     assert not (tmp_path / "no").exists()
     with pytest.raises(ConfigError, match="a search does not charge"):
-        simulations.tune("ten-hospitals", search={"training.lr": [1.0]}, data=found.data)
+        simulations.tune("ten-hospitals", search={"training.lr": [1.0]}, data=found.data, folder=tmp_path / "search")
+
+
+def test_a_search_refuses_data_of_a_function_that_standardises_them(tmp_path, monkeypatch):
+    (tmp_path / "my_sites.py").write_text("made = []\n\ndef standardised():\n    return made[0]\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import_module("my_sites").made.append(statistics(tmp_path).data)
+    changes = SHORT | {"data.name": "my_sites:standardised"}
+    with pytest.raises(ConfigError, match="a search does not charge"):
+        simulations.tune("ten-hospitals", search={"training.lr": [1.0]}, overrides=changes, folder=tmp_path / "search")
+    assert not list(tmp_path.glob("search/*.sqlite"))
 
 
 @pytest.mark.slow

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from fedlgm import data, models
-from fedlgm.attacks.inversion import InversionSettings, infer_labels, invert
+from fedlgm.attacks.analytic import infer_labels
+from fedlgm.attacks.inversion import InversionSettings, invert
 from fedlgm.attacks.observation import Observation
 from fedlgm.errors import ConfigError
 from fedlgm.layers import LayerTable

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from fedlgm.errors import FedlgmError, LedgerError
 from fedlgm.privacy.chain import next_head
+from fedlgm.privacy.charge import Head
 from fedlgm.privacy.events import gaussian_event
-from fedlgm.privacy.ledger import SERVER, Head, Ledger
+from fedlgm.privacy.ledger import SERVER, Ledger
 from simulations import launch
 from simulations.reports.report import ledger_report
 from simulations.runs.folder import RunFolder

@@ -143,7 +143,9 @@ def test_tasks_are_found_by_name_object_class_function_and_dotted_name() -> None
     outputs, targets = torch.randn(4, 1), torch.tensor([1.0, -1, 1, -1])
     check_task(Margin(), outputs, targets)
     check_task(nn.L1Loss(reduction="none"), outputs[:, 0], targets)
-    assert set(tasks.names()) == {"classification", "regression", "binary", "multi-label", "next-token", "causal-lm"}
+    assert set(tasks.names()) == {
+        "classification", "regression", "binary", "ranked", "multi-label", "next-token", "causal-lm",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

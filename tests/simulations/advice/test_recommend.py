@@ -173,6 +173,16 @@ def test_wrong_arguments_are_refused(arguments: dict[str, object], error: type[E
         simulations.recommend("digits", **arguments)  # type: ignore[arg-type]
 
 
+def test_a_model_that_does_not_fit_the_examples_is_refused_in_a_sentence() -> None:
+    with pytest.raises(ConfigError, match=r"does not take a batch of the data 'given'"):
+        simulations.recommend(model=nn.Linear(5, 3), public=PUBLIC, overrides=SHORT)
+
+
+def test_public_examples_without_data_do_not_stand_for_the_default_recipe_s_number_of_examples() -> None:
+    advice = simulations.recommend(model=nn.Linear(6, 3), public=PUBLIC, overrides=SHORT)
+    assert advice["assumed"]
+
+
 def test_traces_are_those_of_the_hessian() -> None:
     x, y = PUBLIC
     outline, _ = outline_of({"test": (x, y), "train": None})

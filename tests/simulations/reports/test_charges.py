@@ -9,9 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from fedlgm.privacy.accounting import composed_epsilon
+from fedlgm.privacy.charge import Charge
 from fedlgm.privacy.cost import Cost, multiplier_explained
 from fedlgm.privacy.events import gaussian_event, laplace_event, pure_event, repeated
-from fedlgm.privacy.ledger import Charge
 from simulations import launch
 from simulations.cli import app
 from simulations.config import recipe as recipes

@@ -11,6 +11,7 @@ import torch
 import simulations
 from fedlgm.errors import ConfigError
 from fedlgm.privacy.ledger import Ledger
+from simulations.reports.report import ledger_report
 from simulations.runs.folder import RunFolder
 from simulations.runs.stopping import Patience
 
@@ -56,9 +57,11 @@ def test_a_model_that_does_not_improve_ends_the_run(tmp_path):
     assert len(result.history) == 3
     assert result.model()(torch.zeros(1, 4)).shape == (1, 2)
     RunFolder.open(tmp_path / "run").verify()
+    assert ledger_report(tmp_path / "run")["notes"][-1].endswith("its epsilon is that of all 6 rounds, 8")
     whole = run(tmp_path / "whole", run__patience=6)
     assert whole["rounds"] == 6
     assert whole.epsilon == 8
+    assert not any("early" in note for note in ledger_report(tmp_path / "whole")["notes"])
 
 
 def test_an_interrupted_run_stops_where_it_would_have_stopped(tmp_path):

@@ -166,6 +166,11 @@ class TestWhatAComparisonCosts:
                 ("iid",),
                 r"different things \(client, add-remove; client, replace-one\)",
             ),
+            (
+                ["run.patience=1", "run.evaluate_every=1", "federation.rounds=4", "federation.server_lr=1e-9"],
+                ("iid",),
+                "stopped early by its results",
+            ),
         ],
     )
     def test_runs_that_protect_different_things_have_no_joint_epsilon(self, tmp_path, more, partitions, why):

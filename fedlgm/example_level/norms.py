@@ -1,0 +1,77 @@
+"""Norms in which examples' gradients are bounded: l2 for Gaussian noise, l1 for Laplace noise.
+
+A norm adds up an amount per parameter of a layer (squares for l2) and makes the layer's norm of their sum.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fedlgm.example_level.rules.products import row_squares
+
+
+class Norm(Protocol):
+    """A norm of the layers' gradients.
+
+    Attributes:
+        order: 1 or 2.
+        fused: whether the layers' rules give its amounts without every example's gradient.
+    """
+
+    order: int
+    fused: bool
+
+    def amounts(self, gradients: Tensor) -> Tensor:
+        """Amount of each row of [n, size], float64 [n]."""
+        ...
+
+    def of(self, amounts: Tensor) -> Tensor:
+        """Norms, from sums of amounts."""
+        ...
+
+
+class L2:
+    """The Euclidean norm.
+
+    Example:
+        >>> L2().of(L2().amounts(torch.tensor([[3.0, -4.0]]))).tolist()
+        [5.0]
+    """
+
+    order, fused = 2, True
+
+    def amounts(self, gradients: Tensor) -> Tensor:
+        """See `Norm`."""
+        return row_squares(gradients)
+
+    def of(self, amounts: Tensor) -> Tensor:
+        """See `Norm`."""
+        return amounts.sqrt()
+
+
+class L1:
+    """The sum of absolute values.
+
+    Example:
+        >>> L1().of(L1().amounts(torch.tensor([[3.0, -4.0]]))).tolist()
+        [7.0]
+    """
+
+    order, fused = 1, False
+
+    def amounts(self, gradients: Tensor) -> Tensor:
+        """See `Norm`."""
+        return gradients.abs().sum(dim=1, dtype=torch.float64)
+
+    def of(self, amounts: Tensor) -> Tensor:
+        """See `Norm`."""
+        return amounts
+
+
+def norm_of(scaling: Any) -> Norm:
+    """The norm that a scaling bounds: its attribute `norm`, or l2."""
+    found: Norm = getattr(scaling, "norm", None) or L2()
+    return found

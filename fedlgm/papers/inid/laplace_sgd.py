@@ -1,0 +1,107 @@
+"""SGD with Laplace noise on examples' gradients: the Laplace rows of the i.n.i.d. noise paper's Table IV.
+
+Every layer of an example's gradient, or the whole of it, is clipped in l1 norm. Laplace noise of one scale per layer is
+added to the sum of a Poisson batch. The norms need every example's gradient, so a step takes longer than one of DP-SGD.
+In recipes and studies: `mechanism.name = "fedlgm.papers.inid.laplace_sgd:LaplaceSGD"`.
+
+Source: i.n.i.d. noise paper, Section VI-C, Theorem 5, Table IV.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from fedlgm.errors import ConfigError
+from fedlgm.example_level.norms import L1
+from fedlgm.example_level.scaling import PerLayerClip, Scaling
+from fedlgm.facts import RunFacts
+from fedlgm.layers import LayerTable
+from fedlgm.mechanisms.base import BoundsExamples, Mechanism
+from fedlgm.mechanisms.dp_sgd import example_plan
+from fedlgm.mechanisms.group_noise import GroupNoise
+from fedlgm.plan import ReleasePlan
+from fedlgm.privacy.guarantee import Unit
+from fedlgm.transcript import Transcript
+
+_PROVEN = (
+    "every example's gradient is bounded in l1 norm before Laplace noise of a public scale is added to the sum of a "
+    "Poisson batch"
+)
+
+
+@dataclass(frozen=True)
+class L1Clip(PerLayerClip):
+    """f_ij = min(1, c_j / ||g_ij||_1): every layer is clipped to its own l1 bound.
+
+    Example:
+        >>> L1Clip((1.0, 2.0)).norm.order
+        1
+    """
+
+    norm: ClassVar[L1] = L1()
+
+
+@dataclass(frozen=True)
+class LaplaceSGD(Mechanism, BoundsExamples):
+    """Per-layer l1 clipping of examples' gradients and Laplace noise.
+
+    (epsilon, delta) holds for adding or removing one example; with delta = 0 by basic composition.
+
+    Attributes:
+        bound: l1 bound C of one example's contribution, spread evenly over the layers.
+        rule: "global" (the whole gradient is clipped, one scale), or how the noise is spread over the layers: "inid",
+            "spr" or "iid", see `GroupNoise`.
+
+    Raises:
+        ConfigError: an option out of range.
+
+    Example:
+        >>> from fedlgm import Sampling
+        >>> layers, facts = LayerTable.from_sizes({"a": 8, "b": 1}), RunFacts(2.0, Sampling("poisson", 100, 0.1))
+        >>> plan = LaplaceSGD("laplace-sgd").plan(layers, facts, Transcript(0, ()))
+        >>> plan.clip.tolist(), plan.sigma.round(3).tolist(), plan.guarantee.unit, plan.family
+        ([0.5, 0.5], [1.5, 3.0], 'example', 'laplace')
+    """
+
+    bound: float = 1.0
+    rule: Literal["global", "inid", "spr", "iid"] = "inid"
+
+    unit: ClassVar[Unit] = "example"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rule not in ("global", "inid", "spr", "iid"):
+            raise ConfigError(f"{self.name}: unknown rule {self.rule!r}; known: global, inid, spr, iid")
+        self._noise  # noqa: B018  (its bound is checked)
+
+    @property
+    def _noise(self) -> GroupNoise:
+        return GroupNoise(f"laplace-{'iid' if self.rule == 'global' else self.rule}", bound=self.bound)
+
+    def table(self, layers: LayerTable) -> LayerTable:
+        """The layers, merged into one if the gradient is bounded as a whole."""
+        return layers.merged() if self.rule == "global" else layers
+
+    def calibrate(self, facts: RunFacts) -> float:
+        """1 / sum_m C_m / b_m of a step, see `calibrate_laplace`."""
+        if facts.steps is not None:
+            raise ConfigError(f"{self.name}: clients' own steps have Gaussian noise: use trust = 'central'")
+        return self._noise.calibrate(facts)
+
+    def check_run(self, layers: LayerTable, facts: RunFacts) -> None:
+        """See `GroupNoise.check_run`."""
+        self._noise.check_run(layers, facts)
+
+    def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
+        """The same plan in every step."""
+        of_clients = self._noise.plan(layers, facts, transcript)
+        return example_plan(
+            layers, facts, _PROVEN, clip=of_clients.clip, sigma=of_clients.sigma, family=of_clients.family
+        )
+
+    def scaling(self, plan: ReleasePlan) -> Scaling:
+        """See `BoundsExamples.scaling`."""
+        return L1Clip(tuple(np.where(plan.released, plan.clip, 0.0).tolist()))

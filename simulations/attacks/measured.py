@@ -1,0 +1,232 @@
+"""Attacks on every run of a comparison, measured once and kept with the run."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypeVar, cast, get_args
+
+import numpy as np
+import torch
+
+from fedlgm.attacks.frechet import PublicClassifier
+from fedlgm.attacks.gan import GanSettings
+from fedlgm.attacks.inception import InceptionFeatures
+from fedlgm.attacks.inversion import InversionSettings
+from fedlgm.attacks.mia import attack_outputs
+from fedlgm.errors import ConfigError
+from simulations.attacks import gan, inversion
+from simulations.attacks.rows import AttackedRun, ClassFigures, InversionFigures, MembershipFigures
+from simulations.attacks.target import Images, Target, module_of
+from simulations.config import recipe as recipes
+from simulations.runs import strict_json
+from simulations.runs.folder import RunFolder
+from simulations.studies.jobs import Job
+
+Attack = Literal["membership", "inversion", "gan"]
+OnProgress = Callable[[int, int, str], None]
+_FILE = "attacks.json"
+TPR_AT = 0.01
+"""False-positive rate at which the table states the membership attack's true-positive rate."""
+
+
+@dataclass(frozen=True)
+class Attacks:
+    """Attacks on every run of a comparison.
+
+    Attributes:
+        names: names of the attacks.
+        labels: classes that "gan" reconstructs.
+        victims: clients of the inversion.
+        inversion: effort of the inversion.
+        gan: training of the reconstruction.
+        inception: measures Inception distances of the reconstructions too.
+    """
+
+    names: tuple[Attack, ...] = ("membership", "inversion")
+    labels: tuple[int, ...] = ()
+    victims: int = 3
+    inversion: InversionSettings = InversionSettings()  # noqa: RUF009  (frozen)
+    gan: GanSettings = GanSettings()  # noqa: RUF009  (frozen)
+    inception: InceptionFeatures | None = None
+
+    def __post_init__(self) -> None:
+        if self.inception is not None and not self.labels:
+            raise ConfigError("--inception measures reconstructed classes: name them, as in --attacks gan:3:9")
+        if ("gan" in self.names) != bool(self.labels):
+            raise ConfigError("--attacks: 'gan' takes the classes to reconstruct, as in gan:3:9")
+
+    @classmethod
+    def parse(cls, text: str, inception: Path | None = None) -> Attacks:
+        """The attacks of "membership,inversion,gan:3:9".
+
+        Args:
+            text: names, separated by commas.
+            inception: file of the weights for Inception distances, see `fedlgm.attacks.inception`.
+
+        Raises:
+            ConfigError: an unknown attack, a class that is not a number, or "gan" without a class; or see
+                `InceptionFeatures`.
+        """
+        names: list[Attack] = []
+        labels: list[int] = []
+        for part in (part.strip() for part in text.split(",") if part.strip()):
+            name, *classes = part.split(":")
+            if name not in get_args(Attack):
+                raise ConfigError(f"--attacks: unknown attack {name!r}; known: {', '.join(get_args(Attack))}")
+            if (name == "gan") != bool(classes) or not all(label.isdigit() for label in classes):
+                raise ConfigError(
+                    f"--attacks: {part!r}: 'gan' takes the classes to reconstruct, as in gan:3:9, others none"
+                )
+            names.append(name)  # type: ignore[arg-type]
+            labels += [int(label) for label in classes]
+        if not names:
+            raise ConfigError(f"--attacks takes attacks by comma: {', '.join(get_args(Attack))}")
+        features = None if inception is None else InceptionFeatures(inception)
+        return cls(tuple(names), tuple(labels), inception=features)
+
+
+def measure(
+    jobs: Sequence[Job], out: Path, attacks: Attacks | None = None, *, progress: OnProgress | None = None
+) -> list[AttackedRun]:
+    """Attack every finished run of a comparison.
+
+    Figures compare private data with releases, so they are kept with the run's private files; they are not measured
+    again under the same settings.
+
+    Membership is inferred from the outputs of the final model, training set against test set (the modified-entropy
+    attack, which needs no shadow models; `fedlgm attack lira` is stronger). Inversion attacks the updates of some
+    clients in the first round, each cut to one image, as the mechanism releases them. The class reconstruction runs the
+    federation again for each class, with that class isolated from the last client.
+
+    Args:
+        jobs: the comparison's runs, finished.
+        out: folder of their run folders.
+        attacks: attacks to run, with settings.
+        progress: called with (runs done, total, description).
+
+    Returns:
+        One row per job.
+    """
+    attacks = attacks or Attacks()
+    rows: list[AttackedRun] = []
+    for index, job in enumerate(jobs):
+        target = Target.open(str(out / job.folder))
+        kept = _Kept(target.folder)
+
+        def tell(what: str, index: int = index, job: Job = job) -> None:
+            if progress is not None:
+                progress(index, len(jobs), f"{job.folder}: {what}")
+
+        row: AttackedRun = {
+            "method": job.method,
+            "epsilon_budget": job.epsilon,
+            "partition": job.partition,
+            "repetition": job.repetition,
+        }
+        row.update(cast(AttackedRun, target.figures()))
+        if "membership" in attacks.names:
+            tell("membership")
+            row.update(cast(AttackedRun, kept.get("membership", None, partial(_membership, target))))
+        if "inversion" in attacks.names:
+            tell("inversion")
+            settings = {"victims": attacks.victims, **asdict(attacks.inversion)}
+            found = kept.get("inversion", settings, partial(_inversion, target, attacks.victims, attacks.inversion))
+            row.update(cast(AttackedRun, found))
+        for label in attacks.labels:
+            tell(f"class {label}")
+            settings = asdict(attacks.gan) | ({} if attacks.inception is None else {"inception": True})
+            reconstructed = kept.get(f"gan {label}", settings, partial(_gan, job, label, attacks))
+            row.setdefault("gan", {})[str(label)] = reconstructed
+        rows.append(row)
+    if progress is not None:
+        progress(len(jobs), len(jobs), "done")
+    return rows
+
+
+_FiguresT = TypeVar("_FiguresT", MembershipFigures, InversionFigures, ClassFigures)
+
+
+class _Kept:
+    """Figures of one run that have been measured already, with the settings they were measured under."""
+
+    def __init__(self, folder: RunFolder | None) -> None:
+        if folder is None:
+            raise ConfigError("figures are kept with a finished run")
+        self._folder, self._values = folder, dict[str, Any]()
+        with contextlib.suppress(OSError, ValueError):  # missing or damaged: everything is measured again
+            self._values = strict_json.loads((folder.path / "private" / _FILE).read_text(encoding="utf-8"))
+
+    def get(self, name: str, settings: object, measured: Callable[[], _FiguresT]) -> _FiguresT:
+        """The figures `name` under these settings, measured now if missing."""
+        known = self._values.get(name)
+        if not isinstance(known, dict) or known.get("settings") != settings:
+            self._values[name] = known = {"settings": settings, "figures": measured()}
+            content = strict_json.dumps(self._values, indent=1) + "\n"
+            self._folder.private_file(_FILE).write_text(content, encoding="utf-8")
+        return cast(_FiguresT, dict(known["figures"]))
+
+
+def _membership(target: Target) -> MembershipFigures:
+    assembly = target.assembly()
+    data = Images.of(assembly.dataset)
+    if target.folder is None:
+        raise ConfigError("membership is inferred from a finished run's model")
+    module = module_of(assembly, target.folder)
+    if not all(torch.isfinite(part).all() for part in module.parameters()):
+        return {}  # a model that overflowed answers alike to everyone
+    result = attack_outputs(module, data.train, data.test)["modified-entropy"]
+    rate = min(result.rates, key=lambda rate: abs(rate.fpr - TPR_AT))
+    return {
+        "membership_auc": result.auc,
+        "membership_auc_low": result.auc_low,
+        "membership_auc_high": result.auc_high,
+        "membership_tpr": rate.tpr,
+    }
+
+
+def _inversion(target: Target, victims: int, settings: InversionSettings) -> InversionFigures:
+    first_round = Target(target.recipe)  # the initial model: what later rounds give away is not more
+    findings = inversion.attack(first_round, count=victims, settings=settings)
+    label = next((f.protection for f in findings if f.protection != inversion.UNPROTECTED), inversion.UNPROTECTED)
+    scores = [score["ssim"] for f in findings if f.protection == label for score in f.scores]
+    return {"inversion_ssim": float(np.mean(scores)), "inversion_clients": len(scores)}
+
+
+def _gan(job: Job, label: int, attacks: Attacks) -> ClassFigures:
+    raw = job.recipe.model_dump(exclude_none=True)
+    if not job.recipe.data.partition.startswith("isolation"):
+        recipes.override(raw, ["data.partition=isolation"])
+    raw["data"]["private_class"] = label
+    target, classifier = Target(recipes.validate(raw)), _classifier(raw)
+    found = gan.attack(target, label=label, settings=attacks.gan, classifier=classifier, inception=attacks.inception)
+    made: ClassFigures = {
+        "distance": float(found.distance),
+        "agreement": float(found.agreement),
+        "nearest_class": float(found.nearest_class),
+        "floor": float(found.floor),
+        "accuracy": float(found.result["accuracy"]),
+    }
+    if found.inception_distance is not None and found.inception_floor is not None:
+        made |= {
+            "inception_distance": float(found.inception_distance),
+            "inception_floor": float(found.inception_floor),
+        }
+    return made
+
+
+_classifiers: dict[tuple[str, str | None], PublicClassifier] = {}
+
+
+def _classifier(raw: dict[str, Any]) -> PublicClassifier:
+    """One classifier per data set: distances are comparable only under the same one."""
+    key = raw["data"]["name"], raw["data"].get("dir")
+    if key not in _classifiers:
+        from fedlgm import data
+
+        found = Images.of(data.load(*key))
+        _classifiers[key] = PublicClassifier.train(*found.test, found.classes)
+    return _classifiers[key]
