@@ -91,13 +91,11 @@ def chosen(cell: Cell) -> tuple[float, float]:
 
 def accuracy(cell: Cell, settings: Settings = SETTINGS) -> str:
     """Mean and standard deviation over the seeds, at the setting that is best for the seed of the search."""
-    measured = {tuple(row[key] for key in _NAMES): row["accuracy"] for row in kept()}
-    searched = {setting: measured.get((*cell, *setting, SEARCH)) for setting in settings}
-    if None in searched.values():
-        return "not run"
-    best = max(searched, key=lambda setting: searched[setting])
-    own = [measured.get((*cell, *best, seed)) for seed in SEEDS]
-    return "not run" if None in own else spread(own, digits=3)
+    measured = {tuple(row[key] for key in _NAMES): float(row["accuracy"]) for row in kept()}
+    searched = {setting: measured.get((*cell, *setting, SEARCH), -1.0) for setting in settings}
+    best = max(settings, key=lambda setting: searched[setting])
+    own = [measured.get((*cell, *best, seed), -1.0) for seed in SEEDS]
+    return "not run" if min(*searched.values(), *own) < 0 else spread(own, digits=3)
 
 
 def accuracies() -> str:

@@ -145,7 +145,7 @@ class SecureSum:
         return self._total
 
     def _secrets(self, shares: Mapping[int, Mapping[int, bytes]]) -> dict[int, bytes]:
-        """Client -> secret, from `threshold` nodes' shares that belong together; others are tried after a wrong one.
+        """Client -> its secret, by `threshold` nodes' shares that belong together; others' are tried after wrong ones.
 
         Raises:
             VoidRound: there are none among those tried, of which one leaves any single node out if it is not needed.
