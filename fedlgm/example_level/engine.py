@@ -40,6 +40,7 @@ class ExampleLosses(Protocol):
     """The part of a task that the engine uses.
 
     Example:
+        >>> from fedlgm.example_level.scaling import of_style
         >>> class Squares:
         ...     def losses(self, outputs, y):
         ...         return (outputs[:, 0] - y).square()
@@ -67,6 +68,7 @@ class ClippedSum:
         discarded: examples that counted as zero because a gradient of theirs was not finite. PRIVATE.
 
     Example:
+        >>> from fedlgm.example_level.scaling import of_style
         >>> model, scaling = nn.Linear(2, 3), of_style("flat", 0.1, 1)
         >>> gradients = ExampleGradients(model, LayerTable.from_module(model))
         >>> x, y = torch.tensor([[1.0, 2.0], [math.nan, 0.0]]), torch.tensor([0, 1])
@@ -102,6 +104,7 @@ class ExampleGradients:
             table's parameters, or with several dtypes; or a `micro_batch` below 1.
 
     Example:
+        >>> from fedlgm.example_level.scaling import of_style
         >>> model, x, y = nn.Linear(2, 3), torch.randn(8, 2), torch.randint(3, (8,))
         >>> gradients = ExampleGradients(model, LayerTable.from_module(model))
         >>> plain = torch.autograd.grad(nn.functional.cross_entropy(model(x), y, reduction="sum"), model.parameters())

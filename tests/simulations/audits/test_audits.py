@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from federations import tiny_values
+from rich.console import Console
 from typer.testing import CliRunner
 
 from fedlgm.audits import Audit
@@ -48,7 +49,7 @@ def test_a_simulation_with_canaries(tiny, tmp_path, capsys):
     assert RunFolder.open(run).audited()["audited_epsilon"] == result["audited_epsilon"]
     assert (run / "private" / "audit.json").stat().st_mode & 0o077 == 0
     assert launch.resume(run)["audited_epsilon"] == result["audited_epsilon"]
-    terminal.Console().print(terminal.summary(result))
+    Console().print(terminal.summary(result))
     assert "epsilon audited" in capsys.readouterr().out
     audited = targets.audit_run(run, Audit())
     assert audited.passed
