@@ -41,6 +41,7 @@ ELSEWHERE = {
     "004-table-2": "[LaDP](ladp.md), other settings",
     "002-figure-2": "[LM-DP-SGD](lm-dp-sgd.md)",
     "002-figure-4": "[LM-DP-SGD](lm-dp-sgd.md)",
+    "002-figure-5-bias": "[LM-DP-SGD](lm-dp-sgd.md): 1 reproduced, 2 not decided",
     "002-table-3": "[LM-DP-SGD](lm-dp-sgd.md)",
     "002-table-5": "[LM-DP-SGD](lm-dp-sgd.md)",
     "002-table-7": "[LM-DP-SGD](lm-dp-sgd.md)",
