@@ -33,7 +33,8 @@ def _part(*names: str) -> list[str]:
     return [*_WHOLE, f"model.adapters={{rank = 0, also = [{', '.join(map(repr, names))}]}}"]
 
 
-_FFA = "targets = ['query', 'value', 'expand', 'contract'], also = ['outputs.bias'], style = 'ffa'"
+_LOW_RANK = "targets = ['query', 'value', 'expand', 'contract'], also = ['outputs.bias']"
+_FFA = f"{_LOW_RANK}, style = 'ffa'"
 METHODS: dict[str, tuple[list[str], float]] = {
     "everything, random start": ([*_WHOLE, "model.adapters=none", "model.weights=none"], 10.344),
     "everything, public base": (_FULL, 5.971),
@@ -45,6 +46,12 @@ METHODS: dict[str, tuple[list[str], float]] = {
     "biases and norms": (_part("bias", "norm", "norm1", "norm2"), 7.548),
 }
 """Changes of the recipe, and the perplexity of an earlier run (one seed, own code, another base)."""
+SCALES = {
+    f"{method}, alpha {alpha}": [*changes, f"model.adapters={{rank = 4, alpha = {alpha}, {keys}}}"]
+    for method, changes, keys in (("LoRA", [], _LOW_RANK), ("FFA-LoRA", _WHOLE, _FFA))
+    for alpha in (8, 16)
+}
+"""One seed of two methods with larger scales alpha than the recipe's 4."""
 
 
 def sized(base: str, changes: list[str]) -> int:
@@ -73,12 +80,13 @@ def main() -> None:
     if chosen.base is not None:
         base, digest = str(Path(chosen.base).resolve()), digest_of_file(chosen.base)
         kept.keep({"method": "nothing", "base": digest}, lambda: {"final": round(untrained(base), 3)})
+        asked = {method: changes for method, (changes, _) in METHODS.items()}
         for seed in chosen.seeds:
-            for method, (changes, _) in METHODS.items():
+            for method, changes in (asked | (SCALES if seed == 1 else {})).items():
                 name = {"method": method, "seed": seed, "base": digest, "parameters": sized(base, changes)}
                 kept.measure(name, "text-adapters", [f"model.weights={base}", "run.evaluate_every=1000", *changes])
     if chosen.write or chosen.base is None:
-        show(PAGE, {"comparison": page(kept)}, chosen.write)
+        show(PAGE, {"comparison": page(kept), "scales": scales(kept)}, chosen.write)
 
 
 def page(kept: Kept) -> str:
@@ -91,6 +99,22 @@ def page(kept: Kept) -> str:
         mean = f"{statistics.fmean(values):.3f}" if values else ""
         rows.append([method, f"{found[0]['parameters']:,}" if found else "", each, mean, f"{earlier:.3f}"])
     return table(("trained", "parameters", "seeds 1, 2, 3", "mean", "earlier run"), rows)
+
+
+def scales(kept: Kept) -> str:
+    """The page's table of scales."""
+    named = {"LoRA": "LoRA, a bound for A and one for B", "FFA-LoRA": "FFA-LoRA (B alone)"}
+    found = [
+        [
+            method,
+            *(
+                f"{kept.find(method=name, seed=1)[0]['final']:.3f}"
+                for name in (of, *(f"{method}, alpha {a}" for a in (8, 16)))
+            ),
+        ]
+        for method, of in named.items()
+    ]
+    return table(("trained", "alpha 4", "alpha 8", "alpha 16"), found)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from . import data as data
 from . import devices as devices
 from . import errors as errors
 from . import example_level as example_level
+from . import integer_noise as integer_noise
 from . import keys as keys
 from . import layers as layers
 from . import mechanisms as mechanisms

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -232,8 +233,10 @@ def test_a_run_goes_on_after_its_server_app_was_killed(real, monkeypatch):
 
     def kill_after_round_one(line: str) -> None:
         if line.startswith("round 1"):
-            found = processes._started_under(real.flower_home)
-            killed.extend(one for one in found if "flwr-serverapp" in " ".join(one.cmdline()))
+            for one in processes._started_under(real.flower_home):
+                with suppress(psutil.NoSuchProcess):  # it has just ended
+                    if "flwr-serverapp" in " ".join(one.cmdline()):
+                        killed.append(one)
             for one in killed:
                 one.kill()
 
