@@ -1,4 +1,4 @@
-"""What a node may still release: the price of a release, the caps on their number, and the budget that they share."""
+"""A node's remaining budget: the price of a release, the caps on their number, and the budget that they share."""
 
 from __future__ import annotations
 
@@ -39,22 +39,11 @@ class Account:
         budget = self._policy.privacy
         return self._ledger.epsilon(budget.delta, PROTECTED[budget.unit], further)
 
-    def price(self, request: Request) -> dp_event.DpEvent:
-        """The charge of a release: its cost, but at least that of one of as many as the policy allows.
-
-        The time of an answer and a refusal reveal something that no noise covers, so no release may be almost free.
-        """
-        event = request.event
-        accountant = privacy.events.accountant_of([event])
-        if accountant not in self._prices:
-            self._prices[accountant] = self._least(accountant)
-        return at_least(event, self._prices[accountant], self._policy.privacy.delta)
-
-    def check(self, run: str, round: int, request: Request) -> None:
-        """Refuse a release that caps, rounds apart or budget do not allow.
+    def price(self, run: str, round: int, request: Request) -> dp_event.DpEvent:
+        """The charge of a release that caps, rounds apart and budget allow.
 
         Raises:
-            Refusal: which of them.
+            Refusal: which of them does not.
         """
         budget = self._policy.privacy
         for count, most, per in self._caps(run):
@@ -68,31 +57,43 @@ class Account:
                 f"this release alone has an epsilon of {alone:.4g} or more; the policy of this node allows "
                 f"{budget.epsilon:g} at delta {budget.delta:g} over its data set's life",
             )
-        after = self.spent(self.price(request))
+        cost = self._cost(request)
+        after = self.spent(cost)
         if not after <= budget.epsilon * _ROUNDING:
             raise Refusal(
                 "budget-spent",
                 f"the release would bring this node's epsilon to {after:.4g}; its policy allows {budget.epsilon:g} at "
                 f"delta {budget.delta:g} over its data set's life",
             )
+        return cost
 
     def left(self, run: str, request: Request, asked: int) -> int:
         """How many of `asked` further releases like this one budget and caps allow."""
-        fits = min([asked, *(most - made for made, most, _ in self._caps(run))])
-        if not self._within(request, 1):
+        budget = self._policy.privacy
+        most = budget.epsilon * _ROUNDING
+        fits = min([asked, *(allowed - made for made, allowed, _ in self._caps(run))])
+        if not request.least_epsilon(budget.delta) <= most:
+            return 0
+        cost = self._cost(request)
+        if not self.spent(cost) <= most:
             return 0
         low, high = 0, max(fits, 0)  # `low` releases fit, `high` + 1 do not
         while low < high:
             middle = (low + high + 1) // 2
-            low, high = (middle, high) if self._within(request, middle) else (low, middle - 1)
+            within = self.spent(privacy.events.repeated(cost, middle)) <= most
+            low, high = (middle, high) if within else (low, middle - 1)
         return low
 
-    def _within(self, request: Request, count: int) -> bool:
-        """Whether `count` more of these releases stay within the budget."""
-        budget = self._policy.privacy
-        if not request.least_epsilon(budget.delta) <= budget.epsilon * _ROUNDING:
-            return False
-        return self.spent(privacy.events.repeated(self.price(request), count)) <= budget.epsilon * _ROUNDING
+    def _cost(self, request: Request) -> dp_event.DpEvent:
+        """The cost of a release, but at least that of one of as many as the policy allows.
+
+        The time of an answer and a refusal reveal something that no noise covers, so no release may be almost free.
+        """
+        event = request.event
+        accountant = privacy.events.accountant_of([event])
+        if accountant not in self._prices:
+            self._prices[accountant] = self._least(accountant)
+        return at_least(event, self._prices[accountant], self._policy.privacy.delta)
 
     def _least(self, accountant: str) -> float:
         """Noise multiplier of one of as many releases as the policy allows, which together cost its budget."""

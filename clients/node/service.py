@@ -238,10 +238,10 @@ class Service:
             # Else whoever recorded it could have it charged again after every change of the data or of this software.
             raise Refusal("replayed", "another release has answered this question: send a new one")
         if row is None:
-            self._account.check(ask.run, ask.round, request)
+            price = self._account.price(ask.run, ask.round, request)
             self._releaser.prepare(request)
             row = self._ledger.charge(
-                name, self._account.price(request), trust=request.plan.facts.trust, protects=request.protects,
+                name, price, trust=request.plan.facts.trust, protects=request.protects,
                 run=ask.run, round=ask.round, data=self._releaser.data_digest,
                 question=question if self._server_key else "",
             )  # fmt: skip
