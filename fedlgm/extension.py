@@ -21,6 +21,9 @@ from fedlgm.errors import ConfigError, FedlgmError, alternatives, out_of_memory
 
 OWN = "your own as 'package.module:name'"
 
+HUB = "hf:"
+"""Beginning of the name of a data set of the Hugging Face Hub, which is no reference."""
+
 
 def is_reference(name: object) -> bool:
     """Whether a recipe's value is the dotted name of a user's object rather than a bundled name.
@@ -28,7 +31,7 @@ def is_reference(name: object) -> bool:
     >>> is_reference("mypkg.models:Net"), is_reference("mlp")
     (True, False)
     """
-    return isinstance(name, str) and ":" in name and not name.startswith("hf:")  # a data set of the Hugging Face Hub
+    return isinstance(name, str) and ":" in name and not name.startswith(HUB)
 
 
 def object_name(value: object) -> str:

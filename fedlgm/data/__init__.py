@@ -27,15 +27,15 @@ from fedlgm.data.division import divide
 from fedlgm.data.images import NAME as IMAGE_FOLDER
 from fedlgm.data.images import SIZE as IMAGE_SIZE
 from fedlgm.data.images import load_folder
-from fedlgm.data.named_tables import HUB, read_files, read_hub
 from fedlgm.data.named_tables import NAME as TABLE
+from fedlgm.data.named_tables import read_files, read_hub
 from fedlgm.data.partition import Partition, partition, schemes
 from fedlgm.data.partition import options as scheme_options
 from fedlgm.data.pixels import Pixels, moved
 from fedlgm.data.sources import FILE_SETS, FileSet, locate, read, read_test
 from fedlgm.data.tables import is_table
 from fedlgm.errors import ConfigError, DataError, alternatives
-from fedlgm.extension import is_reference, load_object, users_code
+from fedlgm.extension import HUB, is_reference, load_object, users_code
 
 __all__ = [
     "IMAGE_FOLDER",

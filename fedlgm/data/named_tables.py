@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from fedlgm.data.sources import may_download
 from fedlgm.errors import DataError
+from fedlgm.extension import HUB
 
 if TYPE_CHECKING:
     from datasets import Dataset
     from pandas import DataFrame
 
 NAME = "table"
-HUB = "hf:"
 SPLITS = ("train", "test")
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from fedlgm.errors import RunError
 from fedlgm.node_protocol import Question, canonical, digest
+from fedlgm.noised_in_shares import NoisedInShares
 from fedlgm.plan import ReleasePlan
 from fedlgm.secagg.cohort import Terms
 
 STEPS = ("advertise", "share", "mask", "agree", "unmask")
 """In order. The model travels with "mask"; nothing of a node's data is read before it."""
-WORDS = ("<u4",)
+WORDS = NoisedInShares.numbers
 """Type of a masked vector."""
 
 
