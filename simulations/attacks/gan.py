@@ -24,9 +24,8 @@ from simulations.attacks.target import Images, Target, in_usual_pixels, train
 from simulations.config.assembly import Assembly
 from simulations.config.recipe import Recipe
 from simulations.engines.local import LocalGrid
+from simulations.progress import OnProgress
 from simulations.runs.rows import FullRow, RunSummary
-
-OnProgress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True, eq=False)

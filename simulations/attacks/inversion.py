@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,8 +22,8 @@ from simulations.attacks.rows import InversionRow
 from simulations.attacks.target import Images, Target, module_of
 from simulations.config.assembly import Assembly
 from simulations.config.recipe import Recipe, validate
+from simulations.progress import OnProgress
 
-OnProgress = Callable[[int, int, str], None]
 UNPROTECTED = "no noise"
 _STEPS = 1000  # of the progress of one inversion
 

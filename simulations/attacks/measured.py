@@ -22,12 +22,12 @@ from simulations.attacks import gan, inversion
 from simulations.attacks.rows import AttackedRun, ClassFigures, InversionFigures, MembershipFigures
 from simulations.attacks.target import Images, Target, module_of
 from simulations.config import recipe as recipes
+from simulations.progress import OnProgress
 from simulations.runs import strict_json
 from simulations.runs.folder import RunFolder
 from simulations.studies.jobs import Job
 
 Attack = Literal["membership", "inversion", "gan"]
-OnProgress = Callable[[int, int, str], None]
 _FILE = "attacks.json"
 TPR_AT = 0.01
 """False-positive rate at which the table states the membership attack's true-positive rate."""

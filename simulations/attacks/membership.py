@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,10 +19,10 @@ from fedlgm.attacks.rmia import relative_ratios
 from fedlgm.errors import ConfigError
 from fedlgm.privacy.guarantee import Unit
 from simulations.attacks.target import ClientPool, Images, Pool, Target, module_of, train
+from simulations.progress import OnProgress
 from simulations.runs.rows import FullRow, RunSummary
 
 _POOLED = 6  # two shadow models with and two without every example remain when one is attacked
-OnProgress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True, eq=False)

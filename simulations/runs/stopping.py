@@ -61,11 +61,16 @@ def reported_rounds(recipe: Recipe, made: int) -> int:
     return made if recipe.run.patience is None else recipe.federation.rounds
 
 
+def ended_early(recipe: Recipe, made: int) -> bool:
+    """Whether a run with a rule that may stop it made fewer rounds than it states an epsilon for."""
+    return made < reported_rounds(recipe, made)
+
+
 def note_on_epsilon(recipe: Recipe, made: int) -> list[str]:
     """Why the epsilon of a run that its results ended early is above that of its ledger; else nothing."""
-    planned = reported_rounds(recipe, made)
-    if made >= planned:
+    if not ended_early(recipe, made):
         return []
+    rounds = recipe.federation.rounds
     return [
-        f"the run ended early by its results: its epsilon is that of all {planned} rounds, {recipe.privacy.epsilon:g}"
+        f"the run ended early by its results: its epsilon is that of all {rounds} rounds, {recipe.privacy.epsilon:g}"
     ]

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from simulations.reports.headline import headline, is_share
+from simulations.reports.svg import save
 from simulations.reports.terminal import number
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import FullRow
@@ -109,11 +110,9 @@ def draw(done: Sequence[Job], out: Path) -> dict[str, str]:
             axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
             axes.grid(alpha=0.3)
             axes.legend(fontsize="small")
-        path = out / f"{name}.png"
         figure.tight_layout()
-        figure.savefig(path, dpi=110)
+        paths[name] = str(save(figure, out / f"{name}.png"))
         plt.close(figure)
-        paths[name] = str(path)
     return paths
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from fedlgm.privacy import accounting
 from fedlgm.privacy.events import is_private
 from fedlgm.privacy.ledger import Ledger
-from simulations.runs.stopping import reported_rounds
+from simulations.runs.stopping import ended_early
 from simulations.studies.jobs import Job
 from simulations.studies.rows import JointCost
 
@@ -29,7 +29,7 @@ def together(done: Sequence[Job], out: Path) -> JointCost:
         protections.add(f"{job.recipe.unit}, {job.recipe.relation}")
         with Ledger(out / job.folder / "ledger.sqlite") as ledger:
             own = ledger.worst_profile()
-            stopped |= ledger.rounds() < reported_rounds(job.recipe, ledger.rounds())
+            stopped |= ended_early(job.recipe, ledger.rounds())
         if all(is_private(event) for event, _ in own):
             protected_runs += 1
             events += own
