@@ -9,7 +9,6 @@ overfit, on random halves of the clients or of the examples, under several mecha
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,7 @@ import torch
 from scipy import stats
 from torch import nn
 
-from benchmarks.kept import LEAST_SEEDS, Kept, Row
+from benchmarks.kept import LEAST_SEEDS, Kept, Row, opened
 from benchmarks.pages import show, table
 from fedlgm import data, models
 from fedlgm.attacks import InversionSettings, Observation, invert
@@ -163,13 +162,8 @@ def texts(kept: Kept) -> dict[str, str]:
 
 def main() -> None:
     """Measure, then print the table or put it on the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kept", type=Path, default=Path("docs/results/attacks.json"))
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="processor time")
-    parser.add_argument("--write", action="store_true", help="put the table on docs/results/attacks.md")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    kept = Kept(options.kept, options.minutes)
+    page = Path("docs/results/attacks.md")
+    kept, write = opened(__doc__, Path("docs/results/attacks.json"), page)
     for seed in SEEDS:
         for name, model, images in TARGETS:
             row = {"attack": "inversion", "data": name, "model": model, "images": images, "seed": seed}
@@ -179,7 +173,7 @@ def main() -> None:
             for unit in UNITS[recipe]:
                 row = {"attack": "membership", "recipe": recipe, "mechanism": name, "budget": epsilon, "unit": unit}
                 kept.keep({**row, "seed": seed}, partial(exposed, recipe, name, epsilon, unit, seed))
-    show(Path("docs/results/attacks.md"), texts(kept), options.write)
+    show(page, texts(kept), write)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ of the noise can be compared.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.audits import SIZES, watched
-from benchmarks.kept import Kept, Row
+from benchmarks.kept import Kept, Row, opened
 from benchmarks.pages import show, table
 from fedlgm.audits import Audit, Subject, audit_record
 from fedlgm.audits.audit import reported_of
@@ -177,15 +176,10 @@ def texts(kept: Kept) -> dict[str, str]:
 
 def main() -> None:
     """Measure, then print the tables or put them on the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kept", type=Path, default=Path("docs/results/audits.json"))
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="processor time")
-    parser.add_argument("--write", action="store_true", help="put the tables on docs/results/audits.md")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    kept = Kept(options.kept, options.minutes)
+    page = Path("docs/results/audits.md")
+    kept, write = opened(__doc__, Path("docs/results/audits.json"), page)
     measure(kept)
-    show(Path("docs/results/audits.md"), texts(kept), options.write)
+    show(page, texts(kept), write)
 
 
 if __name__ == "__main__":

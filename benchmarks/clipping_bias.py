@@ -9,7 +9,6 @@ over 500 private examples, at the weights and the plan of a step, averaged over 
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.kept import Kept, Row
+from benchmarks.kept import Kept, Row, opened
 from benchmarks.lm_dp_sgd import LOOKS, private_run
 from benchmarks.pages import show, table
 from fedlgm import inputs
@@ -96,15 +95,9 @@ def page(kept: Kept) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kept", type=Path, default=Path("docs/results/clipping-bias.json"))
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="processor time")
-    parser.add_argument("--write", action="store_true", help="put the table on docs/results/lm-dp-sgd.md")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    kept = Kept(options.kept, options.minutes)
+    kept, write = opened(__doc__, Path("docs/results/clipping-bias.json"), PAGE)
     measure(kept)
-    show(PAGE, {"bias by key": page(kept)}, options.write)
+    show(PAGE, {"bias by key": page(kept)}, write)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import statistics
@@ -11,6 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 import simulations
 from fedlgm.errors import DivergedError
@@ -55,6 +58,17 @@ class Kept:
         _write(self._path, f"[\n{text}\n]\n")
         print(json.dumps({key: value for key, value in row.items() if key != "curve"}), flush=True)
         return row
+
+
+def opened(description: str, path: Path, page: Path) -> tuple[Kept, bool]:
+    """Kept figures, and whether they go on their page, by the arguments of a benchmark's command; on one thread."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kept", type=Path, default=path)
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="processor time")
+    parser.add_argument("--write", action="store_true", help=f"put the tables on {page}")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    return Kept(options.kept, options.minutes), bool(options.write)
 
 
 class OutOfTimeError(Exception):

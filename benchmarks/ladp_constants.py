@@ -9,18 +9,16 @@ DP has the same frame (calibration = "matched"). Nothing else is changed.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-import torch
 
 import simulations
 from benchmarks.attacks import interval
-from benchmarks.kept import Kept, Row
+from benchmarks.kept import Kept, Row, opened
 from benchmarks.pages import show, table
 
 SEEDS = (1, 2, 3)
@@ -94,18 +92,13 @@ def text(kept: Kept) -> str:
 
 def main() -> None:
     """Measure, then print the table or put it on the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kept", type=Path, default=Path("docs/results/ladp-constants.json"))
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="processor time")
-    parser.add_argument("--write", action="store_true", help="put the table on docs/results/ladp.md")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    kept = Kept(options.kept, options.minutes)
+    page = Path("docs/results/ladp.md")
+    kept, write = opened(__doc__, Path("docs/results/ladp-constants.json"), page)
     for seed in SEEDS:
         for method, cap, threshold, overrides in cells():
             row = {"method": method, "cap": cap, "threshold": threshold, "seed": seed}
             kept.keep(row, partial(run, overrides, seed))
-    show(Path("docs/results/ladp.md"), {"constants": text(kept)}, options.write)
+    show(page, {"constants": text(kept)}, write)
 
 
 if __name__ == "__main__":
