@@ -176,7 +176,7 @@ def cells(found: Study, metrics: Sequence[str] | None) -> str:
 
 
 def saved() -> str:
-    """What workers and a second call save, if it has been measured."""
+    """Savings by workers and by a second call, once they have been measured."""
     if not RATIOS.is_file():
         return "Not measured yet: `python -m benchmarks.studies ratios`."
     found = strict_json.loads(RATIOS.read_text(encoding="utf-8"))

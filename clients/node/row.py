@@ -9,9 +9,9 @@ from fedlgm.privacy.chain import next_head
 _OLD_EXAMPLES = ", examples"  # after the trust of rows of earlier versions that protect single examples
 CLIENT, EXAMPLE = "client, replace-one", "example, add-remove"
 PROTECTED: dict[str, str] = {"client": CLIENT, "example": EXAMPLE}
-"""What a release protects: unit and neighbouring relation of its cost."""
+"""Unit and neighbouring relation of a release's cost, by the policy's unit."""
 COVERS = {CLIENT: (CLIENT, EXAMPLE), EXAMPLE: (EXAMPLE,)}
-"""What each also protects at the same cost: one example more or less is one way to replace all of the data."""
+"""Protections that each implies at the same cost: one example more or less is one way to replace all of the data."""
 
 
 @dataclass(frozen=True)

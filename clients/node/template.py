@@ -108,7 +108,7 @@ kept_replies = 4 # answers kept on disk, so that the same question after a lost 
 
 [socket]
 group = "" # group of the processes that may connect
-uids = [] # user numbers that may connect; empty: whoever the permissions of run/ let through
+uids = [] # user numbers that may connect; empty: all whom the permissions of run/ admit
 {distributed}"""
 
 DISTRIBUTED = """

@@ -11,7 +11,7 @@ from fedlgm.files import write_durably
 
 
 class Seen(NamedTuple):
-    """What a witness has seen of a ledger.
+    """A witness's record of a ledger.
 
     Attributes:
         ledger: its identity.
@@ -27,7 +27,7 @@ class Seen(NamedTuple):
 
 
 def read(path: Path) -> Seen:
-    """What the witness has seen.
+    """The witness's record.
 
     Raises:
         LedgerError: it is gone or damaged.
@@ -44,7 +44,7 @@ def read(path: Path) -> Seen:
 
 
 def write(path: Path, seen: Seen) -> None:
-    """Record what the witness has seen; returns once it is on disk.
+    """Write the witness's record; returns once it is on disk.
 
     Raises:
         LedgerError: the file cannot be written.
