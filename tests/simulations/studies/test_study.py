@@ -257,7 +257,7 @@ simulations.study(
     "digits", grid={"mechanism": ["uniform", "gaussian"]}, seeds=3, workers=int(sys.argv[2]), folder=sys.argv[1],
     overrides={"federation.rounds": 20, "federation.clients": 20, "training.epochs": 1, "run.evaluate_every": 20,
     "run.checkpoint_every": 5},
-)
+).to_frame().drop(columns=["seconds", "folder"]).to_pickle(f"{sys.argv[1]}.pkl")
 """
 
 
@@ -274,15 +274,17 @@ def test_a_study_with_workers_that_is_killed_goes_on_to_the_same_frame(tmp_path:
     assert 0 < len(list((tmp_path / "killed").glob("*/result.json"))) < 6
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
     subprocess.run([*command[:2], str(tmp_path / "whole"), "1"], cwd=tmp_path, check=True, capture_output=True)
-    results = [
+    frames = [pd.read_pickle(tmp_path / f"{name}.pkl") for name in ("killed", "whole")]
+    assert len(frames[0]) == 6
+    pd.testing.assert_frame_equal(frames[0], frames[1], check_exact=True)
+    models = [
         {
             one.parent.name: json.loads(one.read_text())["model_sha256"]
             for one in (tmp_path / name).glob("*/result.json")
         }
         for name in ("killed", "whole")
     ]
-    assert len(results[0]) == 6
-    assert results[0] == results[1]
+    assert models[0] == models[1]
 
 
 # -- runs without figures ----------------------------------------------------------------------------------------------
