@@ -63,7 +63,8 @@ NOTES = {
     "004-figure-8": "Ten rounds in the place of the recipe's 40.",
     "layer-choice": "The initial weights of a network that narrows have their largest norms in the first layers, so "
     "LaDP's rule leaves the output layer at its random start. All votes for two layers kept the output layer, and the "
-    "other winner differed by seed. The setting thus favours the vote. The rate of one layer by norm is the lowest searched.",
+    "other winner differed by seed. The setting thus favours the vote. The rate of one layer by norm is the lowest "
+    "searched.",
     "layer-wise-bottleneck": "Flat clipping is 12 points more accurate at half of the searched rate, where per-layer "
     "rules lead by 3 to 5 points within noise. Of the rates beside the searched ones, only the lower ones were run.",
 }
