@@ -7,12 +7,30 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Any, Literal
+
+from fedlgm.errors import ConfigError
 
 PRIVATE = 0o600
 """Mode of a file that nobody but its owner may read."""
 PUBLIC = 0o666
 """Mode of a file that others may read as far as the process's umask lets them."""
+
+
+def path_of(name: str, value: Any) -> Path:
+    """The path that an argument names.
+
+    Raises:
+        ConfigError: the value is not a path.
+
+    Example:
+        >>> path_of("run_dir", "runs/first").name
+        'first'
+    """
+    try:
+        return Path(value)
+    except TypeError as error:
+        raise ConfigError(f"{name} is a path, such as 'runs/first', got {value!r}") from error
 
 
 @contextmanager

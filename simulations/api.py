@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +14,7 @@ from fedlgm import data as data_sets
 from fedlgm import inputs, models
 from fedlgm.errors import ConfigError, RunError
 from fedlgm.extension import shown_name
+from fedlgm.files import path_of
 from fedlgm.privacy.guarantee import caveat_of
 from fedlgm.tasks.own_figures import Evaluate
 from fedlgm.tasks.set_metrics import Metric
@@ -326,7 +328,7 @@ def resume(
     own = own_of(objects)
     options = {"workers": workers, "ray_address": ray_address, "supernodes": supernodes}
     _require_callback(progress)
-    return result_of(launch.resume(run, engine=engine, progress=progress, own=own, **options), own)  # type: ignore[arg-type]
+    return result_of(launch.resume(path_of("run", run), engine=engine, progress=progress, own=own, **options), own)  # type: ignore[arg-type]
 
 
 _MEASURES = {
@@ -351,8 +353,19 @@ def refuse_named_measures(given: Mapping[str, Any]) -> None:
             raise ConfigError(f"{name} takes functions, such as {example}; got {given[name]!r}")
 
 
+def _takes_one(function: Any) -> bool:
+    """Whether a function can be called with one argument; true if that is not known."""
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError:
+        return False
+    except ValueError:  # some functions of C state no signature
+        return True
+    return True
+
+
 def _require_callback(progress: Any) -> None:
-    if not (progress is None or callable(progress)):
+    if not (progress is None or (callable(progress) and _takes_one(progress))):
         raise ConfigError(
             f"progress is a function that is called with each round's row, such as print; got {progress!r}"
         )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fedlgm.errors import ConfigError, RunError, prefix_key
+from fedlgm.files import path_of
 from simulations import engines
 from simulations.config.assembly import Assembly, settled
 from simulations.config.decided import decided
@@ -55,7 +56,7 @@ def simulate(
     """
     chosen = engines.get(engine, EngineOptions(workers, ray_address, supernodes))
     if run_dir is not None:
-        RunFolder.refuse_existing(Path(run_dir))
+        RunFolder.refuse_existing(path_of("run_dir", run_dir))
     recipe, objects = _tracked(settled(recipe), trackers, chosen)
     assembly = Assembly(recipe, own or Own())
     with chosen.started(assembly) as serve:

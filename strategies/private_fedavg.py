@@ -21,6 +21,7 @@ from fedlgm import mechanisms, noised_by
 from fedlgm.errors import ConfigError, Notice
 from fedlgm.extension import misfit
 from fedlgm.facts import RunFacts, Sampling
+from fedlgm.files import path_of
 from fedlgm.keys import KeyRing
 from fedlgm.mechanisms import BoundsExamples, Mechanism
 from fedlgm.mechanisms.base import require_mechanism
@@ -140,7 +141,7 @@ class PrivateFedAvg(LayerwiseFedAvg):
         self._module = copy.deepcopy(module)
         _warn_of(module, delta, clients)
         owner = hashlib.sha256(repr((chosen, method.facts, method.layers.names)).encode()).hexdigest()
-        opened = Ledger(ledger, owner)
+        opened = Ledger(path_of("ledger", ledger), owner)
         super().__init__(
             method,
             Transcript.start(method.layers.flatten(module)),

@@ -346,7 +346,13 @@ def _users(users: Any, count: int) -> np.ndarray:
         raise DataError(
             f"users = {users!r} names a column, which arrays do not have: give the user of each training example [n]"
         )
-    ids = np.asarray(users)
+    try:
+        ids = np.asarray(users)
+    except ValueError as error:
+        raise DataError(
+            f"users must name the user of each of the {count} training examples, got lists of several lengths; "
+            "lists of the examples of each client are data['clients']"
+        ) from error
     if ids.shape != (count,):
         raise DataError(f"users must name the user of each of the {count} training examples, got shape {ids.shape}")
     if np.issubdtype(ids.dtype, np.floating) and not np.isfinite(ids).all():

@@ -106,11 +106,14 @@ def _columns(table: Any, part: str) -> _Columns:
 
 def _class_names(table: Any, target: str) -> tuple[str, ...] | None:
     """Names of a target's classes that a `datasets.Dataset` states."""
-    names = getattr(getattr(table, "features", {}).get(target), "names", None)
+    features = getattr(table, "features", {})
+    names = getattr(features[target], "names", None) if target in list(features) else None
     return None if names is None else tuple(names)
 
 
-def _taken(columns: _Columns, name: str, part: str) -> Any:
+def _taken(columns: _Columns, name: Any, part: str) -> Any:
+    if not isinstance(name, str):
+        raise DataError(f"data: a column is named by one text, got {name!r}; its columns: {_listed(columns)}")
     if name not in columns:
         raise DataError(f"data: {part!r} has no column {name!r}; its columns: {_listed(columns)}")
     return columns.pop(name)
@@ -123,6 +126,10 @@ def _listed(columns: Iterable[str]) -> str:
 def _tokenized(columns: _Columns, part: str, options: Mapping[str, Any]) -> dict[str, Any]:
     if not ("text" in options and "tokenizer" in options):
         raise DataError("data: 'text' (the column of texts) and 'tokenizer' must be given together")
+    if not callable(options["tokenizer"]):
+        raise DataError(
+            f"data: a tokenizer is an object, as AutoTokenizer.from_pretrained(...), got {options['tokenizer']!r}"
+        )
     texts, length = [str(text) for text in _taken(columns, options["text"], part)], options.get("length")
     encoded = options["tokenizer"](texts, truncation=length is not None, max_length=length)
     return {name: encoded[name] for name in TOKENS if name in encoded}

@@ -338,11 +338,11 @@ def _accounted(events: list[tuple[dp_event.DpEvent, int]], delta: float, account
 
 
 def _check(*, delta: float, steps: int, sampling_rate: float, relation: str, accountant: str) -> None:
-    if not 0 < delta < 1:
-        raise ConfigError(f"delta must lie in (0, 1), got {delta}")
+    if isinstance(delta, str) or not 0 < delta < 1:
+        raise ConfigError(f"delta must lie in (0, 1), got {delta!r}")
     check_count("steps", steps, least=0)
-    if not 0 < sampling_rate <= 1:
-        raise ConfigError(f"sampling_rate must lie in (0, 1], got {sampling_rate}")
+    if isinstance(sampling_rate, str) or not 0 < sampling_rate <= 1:
+        raise ConfigError(f"sampling_rate must lie in (0, 1], got {sampling_rate!r}")
     if relation not in SENSITIVITY_FACTOR:
         raise ConfigError(f"unknown relation {relation!r}; known: {', '.join(SENSITIVITY_FACTOR)}")
     if accountant not in ACCOUNTANTS:

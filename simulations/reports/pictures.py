@@ -18,6 +18,8 @@ from simulations.reports.terminal import number
 
 _LINES = 8  # layers whose curves can still be told apart; more become a heat map
 _BARS = 28  # layers whose names fit beside bars
+_NARROW = 14  # letters of names of which three fit beside each other
+_TICKS = 9  # most intervals between rounds that have labels
 _COLUMNS = 500  # of a heat map; more clients than that share columns
 
 
@@ -44,7 +46,7 @@ def over_rounds(
     dark: bool = True,
     percent: bool = False,
 ) -> Picture | None:
-    """Curves over the rounds; None if there is nothing finite to show.
+    """Curves over the rounds, or bars if there is only one; None if there is nothing finite to show.
 
     Args:
         title: heading.
@@ -58,17 +60,37 @@ def over_rounds(
     finite = {name: points for name, points in finite.items() if points}
     if not finite:
         return None
+    told = "; ".join(_course(name, points, percent) for name, points in finite.items())
+    if len({point for points in finite.values() for point, _ in points}) == 1:
+        shown = {name: points[0][1] for name, points in finite.items()}
+        return Picture(title, f"{title}: {told}.", _single(shown, dark, percent))
     with drawing() as figure:
         axes = _axes(figure, "round")
         for (name, points), style in zip(finite.items(), ("-", "--", ":", "-."), strict=False):
             axes.plot(*zip(*points, strict=True), style, label=name, marker=_marker(points), markersize=3.5)
         ticks.plain(axes.yaxis, ticks.percent if percent else ticks.figure)
+        axes.set_ylim(*ticks.limits(*axes.get_ylim(), most=1.0 if percent else math.inf))
         if len(finite) > 1:
             axes.legend(loc="best")
         axes.margins(x=0.02)
         svg = to_svg(figure, dark=dark)
-    told = "; ".join(_course(name, points, percent) for name, points in finite.items())
     return Picture(title, f"{title} over the rounds: {told}.", svg)
+
+
+def _single(values: Mapping[str, float], dark: bool, percent: bool) -> str:
+    """One round's figures as bars that show their values."""
+    texts = [f"{value:.1%}" if percent else number(value) for value in values.values()]
+    with drawing(height=0.75 + 0.3 * len(values)) as figure:
+        axes = _axes(figure, "")
+        bars = axes.barh(list(values), list(values.values()), height=0.6, color=SERIES[0])
+        axes.bar_label(bars, texts, padding=4)
+        axes.invert_yaxis()
+        axes.tick_params(axis="y", length=0)
+        axes.grid(visible=False, axis="y")
+        axes.margins(x=0.2)
+        axes.xaxis.set_major_locator(MaxNLocator(6))
+        ticks.plain(axes.xaxis, ticks.percent if percent else ticks.figure)
+        return to_svg(figure, dark=dark)
 
 
 def per_layer(
@@ -139,7 +161,8 @@ def _curves(
         _scale(axes, "y", values, log)
         axes.margins(x=0.02)
         if len(names) > 1:
-            figure.legend(loc="outside lower center", ncols=min(3, len(names)), handlelength=1.6, columnspacing=1.2)
+            columns = 3 if max(map(len, names)) <= _NARROW else 2
+            figure.legend(loc="outside lower center", ncols=columns, handlelength=1.6, columnspacing=1.2)
         svg = to_svg(figure, dark=dark)
     return Picture(title, f"{title} of each layer over the rounds; in the last: {_extremes(names, values[-1])}.", svg)
 
@@ -254,7 +277,7 @@ def _axes(figure: Figure, label: str, grid: bool = True) -> Axes:
     axes = figure.add_subplot()
     axes.set_xlabel(label)
     if label == "round":
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+        axes.xaxis.set_major_locator(MaxNLocator(_TICKS, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
     axes.set_axisbelow(True)
     if grid:
         axes.grid(alpha=0.9)
@@ -266,6 +289,8 @@ def _scale(axes: Axes, which: Literal["x", "y"], values: np.ndarray, log: bool) 
     if not log:
         if which == "x":
             axis.set_major_locator(MaxNLocator(6))
+        else:
+            axes.set_ylim(*ticks.limits(*axes.get_ylim()))
         ticks.plain(axis)
         return
     (axes.set_xscale if which == "x" else axes.set_yscale)("log")

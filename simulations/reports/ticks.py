@@ -54,6 +54,18 @@ def power_of_ten(value: float, further: int) -> str:
     return figure(10**value, further) if further else f"{10**value:.2g}"
 
 
+def limits(low: float, high: float, most: float = math.inf) -> tuple[float, float]:
+    """Ends of an axis that do not enlarge differences below a thousandth of its values, and do not pass `most`.
+
+    Example:
+        >>> limits(1000.0, 1000.0), limits(0.9, 1.1, most=1.0)
+        ((999.5, 1000.5), (0.9, 1.0))
+    """
+    least = 1e-3 * max(abs(low), abs(high))
+    further = max(0.0, least - (high - low)) / 2
+    return low - further, min(high + further, most)
+
+
 def plain(axis: Axis, label: Callable[[float, int], str] = figure) -> None:
     """Label a linear axis."""
     axis.set_major_formatter(Distinct(label))

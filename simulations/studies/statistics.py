@@ -55,7 +55,10 @@ def difference(a: Any, b: Any) -> Difference:
         >>> [round(value, 3) for value in (found.mean, found.low, found.high, found.p)]
         [2.0, -0.484, 4.484, 0.074]
     """
-    first, second = (np.asarray(values, dtype=np.float64) for values in (a, b))
+    try:
+        first, second = (np.asarray(values, dtype=np.float64) for values in (a, b))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"a difference takes numbers, one per seed: {error}") from error
     if first.shape != second.shape or first.ndim not in (1, 2):
         raise ConfigError(
             "a difference is paired by seed: both sides must be arrays [seeds] or [seeds, rounds] of one shape, got "

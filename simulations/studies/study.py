@@ -80,6 +80,8 @@ def study(
         raise ConfigError(f"seeds must be a whole number of at least 1, got {seeds!r}")
     if not isinstance(workers, str) and workers < 1:
         raise ConfigError(f"workers must be at least 1, got {workers}")
+    if not isinstance(grid, Mapping | None):
+        raise ConfigError(f"grid maps keys to lists, such as {{'mechanism': ['uniform', 'gaussian']}}, got {grid!r}")
     axes = dict(grid or {})
     given = {
         "model": model, "data": data, "task": task or models.task_of(model), "metrics": metrics, "evaluate": evaluate,

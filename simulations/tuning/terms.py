@@ -173,6 +173,8 @@ def parsed(texts: Iterable[str]) -> dict[str, list[Any]]:
 
 
 def _combinations(grid: Mapping[str, Sequence[Any]]) -> tuple[dict[str, Any], ...]:
+    if grid and not isinstance(grid, Mapping):
+        raise ConfigError(f"search maps keys to lists of values, such as {{'training.lr': [0.1, 0.5]}}, got {grid!r}")
     if not grid:
         raise ConfigError("search: give at least one key and its values, such as training.lr=0.1,0.5")
     for key, values in grid.items():

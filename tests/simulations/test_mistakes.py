@@ -27,6 +27,8 @@ from strategies import PrivateFedAvg
 X = np.random.default_rng(0).standard_normal((200, 5)).astype(np.float32)
 Y = (X[:, 0] > 0).astype(int)
 TABLE = pd.DataFrame(X, columns=list("abcde")).assign(y=Y)
+TEXTS = pd.DataFrame({"text": ["a b"] * 200, "y": Y})
+OWNED = {"train": (X, Y), "test": (X, Y)}
 SMALL = {
     "federation.clients": 10,
     "federation.rounds": 1,
@@ -161,6 +163,43 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "an unknown option": (lambda: mechanisms.get("uniform", bounds=3), "did you mean 'bound'?"),
     "epsilon 0": (lambda: privacy.calibrate(0, 1e-5, steps=3), "epsilon must be finite and positive, got 0"),
     "an unknown rule": (lambda: fedlgm.allocation.allocate("equal", [1.0], [1], 1.0), "known: uniform"),
+    # wrong types, and arguments that were forgotten
+    "users as lists": (run(users=[[1, 2], [3]]), "lists of the examples of each client are data['clients']"),
+    "two targets": (
+        run(data={"train": TABLE, "test": TABLE, "target": ["y", "a"]}), "a column is named by one text",
+    ),
+    "a tokenizer by name": (
+        run(data={"train": TEXTS, "test": TEXTS, "target": "y", "text": "text", "tokenizer": "bert"}),
+        "AutoTokenizer.from_pretrained(...), got 'bert'",
+    ),
+    "progress without an argument": (run(progress=lambda: None), "is called with each round's row"),
+    "a number as the folder": (run(run_dir=3), "run_dir is a path, such as 'runs/first', got 3"),
+    "a number as the run": (lambda: simulations.resume(3), "run is a path"),  # type: ignore[arg-type]
+    "a list as the grid": (study(grid=["uniform"]), "grid maps keys to lists"),
+    "a list as the search": (
+        lambda: simulations.tune(search=["training.lr"]), "search maps keys to lists of values",  # type: ignore[arg-type]
+    ),
+    "delta in a string": (
+        lambda: privacy.calibrate(1, "1e-5", steps=3), "delta must lie in (0, 1), got '1e-5'",  # type: ignore[arg-type]
+    ),
+    "names as figures": (lambda: simulations.difference("a", "b"), "takes numbers, one per seed"),  # type: ignore[arg-type]
+    "no ledger": (strategy(ledger=None), "ledger is a path"),
+    "an example twice": (run(data=OWNED | {"clients": [[0, 0, 1], [2]]}), "a sample has one owner"),
+    "an example that is not there": (run(data=OWNED | {"clients": [[0, 500], [2]]}), "names samples outside [0, 200)"),
+    "no client": (run(data=OWNED | {"clients": 10}), "a list of sample numbers for each client"),
+    "examples as fractions": (run(data=OWNED | {"clients": [[0.5, 1.0], [2]]}), "must be a list of sample numbers"),
+    "users of other data": (run(users=np.arange(100)), "each of the 200 training examples"),
+    "users that are missing": (run(users=np.full(200, np.nan)), "have no user (NaN)"),
+    "no test examples": (run(data={"train": (X, Y), "test": (X[:0], Y[:0])}), "at least one test example"),
+    "features in strings": (on(X.astype(str), Y), "must be an array of numbers"),
+    "a test table without a column": (
+        run(data={"train": TABLE, "test": TABLE.drop(columns="b"), "target": "y"}), "'test' has no column 'b'",
+    ),
+    "dates": (
+        run(data={"train": TABLE.assign(a=pd.Timestamp("2020-01-01")), "test": TABLE, "target": "y"}), "or convert it",
+    ),
+    "an optimizer as the model": (run(model=SGD(nn.Linear(5, 2).parameters(), 0.1)), "'SGD' is neither an nn.Module"),
+    "layers in a list": (run(model=[nn.Linear(5, 2)]), "'list' is neither an nn.Module"),
     # studies
     "a grid by a bare key": (study(grid={"epsilon": [1, 2]}), "did you mean 'privacy.epsilon'?"),
     "a grid of one value": (study(grid={"privacy.epsilon": 3}), "is a list of values, got 3"),

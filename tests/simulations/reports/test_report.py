@@ -188,13 +188,11 @@ def test_pictures_stay_small_and_keep_their_numbers() -> None:
     assert pictures.over_rounds("epsilon", [1, 2], {"proven": [float("inf")] * 2}) is None
 
 
-@pytest.mark.parametrize("rounds", [[5], [1, 2, 3], [10, 20, 30, 40]])
+@pytest.mark.parametrize("rounds", [[1, 2, 3], [10, 20, 30, 40]])
 def test_rounds_are_whole_numbers(rounds: list[int]) -> None:
     values = np.linspace(0.25, 0.75, 2 * len(rounds)).reshape(-1, 2)
-    drawn = [pictures.over_rounds("loss", rounds, {"loss": values[:, 0].tolist()})]
-    if len(rounds) > 1:  # the layers of one round are bars
-        drawn.append(pictures.per_layer("Norm", ["fc1", "fc2"], rounds, values))
-    for picture in drawn:
+    curve = pictures.over_rounds("loss", rounds, {"loss": values[:, 0].tolist()})
+    for picture in (curve, pictures.per_layer("Norm", ["fc1", "fc2"], rounds, values)):
         assert picture is not None
         ticks = re.findall(r'id="xtick_\d+".*?<text[^>]*>([^<]*)</text>', picture.svg, re.DOTALL)
         assert ticks
