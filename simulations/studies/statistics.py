@@ -57,8 +57,8 @@ def difference(a: Any, b: Any) -> Difference:
     """
     try:
         first, second = (np.asarray(values, dtype=np.float64) for values in (a, b))
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"a difference takes numbers, one per seed: {error}") from error
+    except (TypeError, ValueError) as wrong:
+        raise ConfigError(f"a difference takes numbers, one per seed: {wrong}") from wrong
     if first.shape != second.shape or first.ndim not in (1, 2):
         raise ConfigError(
             "a difference is paired by seed: both sides must be arrays [seeds] or [seeds, rounds] of one shape, got "
