@@ -145,7 +145,7 @@ def test_in_single_precision_both_trainers_round_no_worse_than_a_plain_loop(name
     plain = _loop(module, layers, settings, _tasks(shape, settings.epochs))
     exact = _loop(copy.deepcopy(module).double(), layers, settings, _tasks(shape, settings.epochs, dtype=torch.float64))
     tolerance = max(1e-5, 5 * _relative(plain, exact))
-    assert tolerance < 2e-4  # what a wrong trainer misses by a factor of a thousand, see below
+    assert tolerance < 1e-3  # what a wrong trainer misses by a factor of a hundred, see below
     for trainer in (
         SequentialTrainer(copy.deepcopy(module), layers, settings),
         VectorizedTrainer(copy.deepcopy(module), layers, settings, width=3),

@@ -117,9 +117,9 @@ def test_federated_noise_has_the_law_of_the_central_one(family, tmp_path):
     steps = np.diff(np.concatenate([np.zeros((1, 3)), path]), axis=0)
     law = {"gaussian": stats.norm, "laplace": stats.laplace}[family]
     for i, scale in enumerate(plan.noise * plan.rates / plan.rows):
-        assert stats.kstest(steps[:, i], law(scale=scale).cdf).pvalue > 1e-3
+        assert stats.kstest(steps[:, i], law(scale=scale).cdf).pvalue > 1e-6
         assert stats.kstest(steps[:, i], law(scale=2 * scale).cdf).pvalue < 1e-3
-    assert abs(np.corrcoef(steps.T) - np.eye(3)).max() < 0.2
+    assert abs(np.corrcoef(steps.T) - np.eye(3)).max() < 5 / np.sqrt(len(steps))
 
 
 @pytest.mark.parametrize("relation", ["replace-one", "add-remove"])
@@ -210,7 +210,7 @@ def test_federated_covariance_noise_and_cost_are_the_plans(method, tmp_path):
         (np.diag(matrix), plan.diagonal),
         (matrix[np.triu_indices(size, 1)], plan.off_diagonal),
     ):
-        assert stats.kstest(entries, law(scale=scale).cdf).pvalue > 1e-3
+        assert stats.kstest(entries, law(scale=scale).cdf).pvalue > 1e-6
         assert stats.kstest(entries, law(scale=3 * scale).cdf).pvalue < 1e-3
     if plan.guarantee.status == "none":
         assert epsilon == math.inf
