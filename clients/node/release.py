@@ -6,9 +6,9 @@ import hashlib
 import hmac
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -19,15 +19,13 @@ from clients.example_level import ExampleSteps
 from clients.node import data as node_data
 from clients.node.policy import Policy, Refusal
 from clients.node.row import PROTECTED
-from clients.node.work import Work, options_of
+from clients.node.work import Job, Work, Workshop
 from clients.source import ClientData
 from clients.updates import ClientUpdates, LocalWork
-from fedlgm import inputs, models, privacy, tasks
+from fedlgm import inputs, privacy, tasks
 from fedlgm.client_release import Asked, Contributions, Keys, Noised, client_release
 from fedlgm.contributions import Updates
 from fedlgm.devices import Numerics, torch_threads
-from fedlgm.errors import ConfigError
-from fedlgm.example_level.trainer import ExampleTrainer
 from fedlgm.integer import words
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.layers import LayerTable
@@ -154,8 +152,7 @@ class Releaser:
         for name in policy.allow.tasks:
             node_data.targets(policy.data, data.y, tasks.get(name))  # refused now, not in the middle of a run
         self._test_seed = test_seed
-        self._layers: dict[str, LayerTable] = {}
-        self._trainer: tuple[str, Any] | None = None
+        self.workshop = Workshop(policy)
         self._tried: tuple[str, str] | None = None  # by `prepare`
 
     @property
@@ -166,7 +163,7 @@ class Releaser:
     def warm(self) -> None:
         """Take one step on the first example with a small model."""
         work = Work(mechanism={"name": "gaussian"}, model={"name": "logistic"})
-        module = self._module(work)
+        module = self.workshop.module(work)
         layers = LayerTable.from_module(module)
         order = KeyRing.from_seed(0).torch_generator(Purpose.TRAIN, 0, 0)
         if len(self._data):
@@ -181,16 +178,14 @@ class Releaser:
             Refusal: the question is malformed or not allowed; the reason does not depend on the data.
         """
         asked = Work.parse(work, self._policy)
-        if model is not None and not np.isfinite(model).all():
-            raise Refusal("model", "the model holds NaN or Inf")
-        layers = self._table(asked)
-        model = np.zeros(layers.size, np.float32) if model is None else model
-        try:
-            asked.target()
-        except Exception as error:  # its options are the server's
-            raise Refusal("work", f"task: {error}"[:300]) from error
-        if len(model) != layers.size:
+        job = self.workshop.job(asked)
+        layers = job.layers
+        if model is None:
+            model = np.zeros(layers.size, np.float32)
+        elif len(model) != layers.size:
             raise Refusal("model", f"{len(model)} numbers for a model of {layers.size} parameters")
+        elif not np.isfinite(model).all():
+            raise Refusal("model", "the model holds NaN or Inf")
         try:
             parsed = ReleasePlan.from_json(layers, plan)
         except Exception as error:  # a crafted plan may fail anywhere in being parsed
@@ -198,7 +193,7 @@ class Releaser:
         self._policy.admit(parsed)
         request = Request(round, parsed, plan, model, asked)
         if request.unit == "example":
-            self._check_steps(asked, parsed)
+            _check_bounds(job, parsed)
         elif asked.exact_sums:
             raise Refusal("work", "exact_sums belongs to example-level steps; this plan bounds whole updates")
         return request
@@ -220,7 +215,7 @@ class Releaser:
             request.text,
             sha256(request.model.data),
         )
-        work = request.work.model_dump() | {"exact_sums": self._exact(request.work)}
+        work = request.work.model_dump() | {"exact_sums": self.workshop.exact(request.work)}
         if not request.plan.facts.noised_by.uploads_released:
             parts += (run,)
         if cohort:
@@ -237,20 +232,18 @@ class Releaser:
         tried = request.unit, canonical(request.work.model_dump())
         if tried == self._tried:
             return
+        trainer, job = self.workshop.trainer(request.work, request.unit), self.workshop.job(request.work)
         model, own = torch.from_numpy(request.model.copy()), self._data.y
         order = KeyRing.from_seed(0).torch_generator(Purpose.TRAIN, 0, 0)
         try:
             with torch_threads(self._policy.limits.threads):
                 x = torch.zeros(1, *self._policy.data.shape)
-                y = node_data.targets(
-                    self._policy.data, torch.zeros(1, *own.shape[1:], dtype=own.dtype), request.work.target()
-                )
+                y = node_data.targets(self._policy.data, torch.zeros(1, *own.shape[1:], dtype=own.dtype), job.task)
                 if request.unit == "example":
-                    trainer = self._example_trainer(request.work)
                     trainer.weights.copy_(model)
                     trainer.sum(x, y, torch.zeros(1, dtype=torch.int64), request.plan)
                 else:
-                    next(iter(self._resident(request.work).updates(model, [ClientTask(x, y, order, 1)])))
+                    next(iter(trainer.updates(model, [ClientTask(x, y, order, 1)])))
         except Exception as error:  # of the server's names and options, or of the operator's own model
             raise Refusal("work", f"training fails on any data: {error}"[:300]) from error
         self._tried = tried
@@ -282,85 +275,31 @@ class Releaser:
 
     def _contributions(self, request: Request) -> Contributions:
         """The node's contribution; None without data, or if training fails on them."""
-        work, numerics = request.work, Numerics(self._policy.limits.threads)
+        job, numerics = self.workshop.job(request.work), Numerics(self._policy.limits.threads)
 
         def own(client: int) -> ClientData:  # called where an error of this node's data is caught
-            return ClientData(self._data.x, node_data.targets(self._policy.data, self._data.y, work.target()))
+            return ClientData(self._data.x, node_data.targets(self._policy.data, self._data.y, job.task))
 
+        work = LocalWork(self.workshop.trainer(request.work, request.unit), job.settings, own)
         if request.unit == "example":
-            return ExampleSteps(LocalWork(self._example_trainer(work), work.local(), own), numerics)
-        return NodeUpdates(LocalWork(self._resident(work), work.local(), own), work.built(), numerics)
+            return ExampleSteps(work, numerics)
+        return NodeUpdates(work, job.mechanism, numerics)
 
     def _keys(self, purpose: str, name: str) -> KeyRing:
         digest = hmac.new(self._secret, f"{purpose} {name}".encode(), hashlib.sha256).digest()
         return KeyRing(int.from_bytes(digest[:16], "little"), secret=True)
 
-    def _check_steps(self, work: Work, plan: ReleasePlan) -> None:
-        """Refuse, before anything is charged, a model or mechanism that does not bound examples as the plan says."""
-        try:
-            self._example_trainer(work)
-            kept = cast(BoundsExamples, work.built()).scaling(plan).bounds(len(plan.layers))
-        except Exception as error:  # of the server's names and options; nothing of it depends on the data
-            raise Refusal("work", f"example-level training: {error}"[:300]) from error
-        if not (kept <= plan.clip * (1 + 1e-9)).all():
-            raise Refusal("plan", "the plan states smaller bounds than its mechanism keeps")
 
-    def _resident(self, work: Work) -> SequentialTrainer:
-        return self._kept(
-            "updates",
-            work,
-            lambda: SequentialTrainer(self._module(work), self._table(work), work.local(), task=work.target()),
-        )
-
-    def _example_trainer(self, work: Work) -> ExampleTrainer:
-        exact = self._exact(work)
-        return self._kept(
-            "steps", work,
-            lambda: ExampleTrainer(
-                self._module(work), self._table(work), work.built(), task=work.target(), exact_sums=exact
-            ),
-        )  # fmt: skip
-
-    def _kept(self, kind: str, work: Work, make: Callable[[], T]) -> T:
-        """The trainer of a work, made once; it replaces the previous one, since two large models may not fit."""
-        key = f"{kind} {canonical(work.model_dump())}"
-        if self._trainer is None or self._trainer[0] != key:
-            self._trainer = None
-            self._trainer = key, make()
-        return cast(T, self._trainer[1])
-
-    def _exact(self, work: Work) -> bool:
-        """Whether examples' gradients are summed in float64, as the server or this node's policy requests."""
-        return work.exact_sums or self._policy.privacy.exact_sums
-
-    def _table(self, work: Work) -> LayerTable:
-        key = canonical([work.model, work.mechanism, work.group_by])
-        if key not in self._layers:
-            try:
-                with torch.device("meta"):  # nothing is allocated before the size is known
-                    module = self._module(work)
-                size = sum(parameter.numel() for parameter in module.parameters())
-                if size > self._policy.allow.largest_model:
-                    raise Refusal("work", f"{size} parameters; at most {self._policy.allow.largest_model} are allowed")
-                table = work.built().table(LayerTable.from_module(module, work.group_by))
-            except Refusal:
-                raise
-            except Exception as error:  # options are the server's: anything may be wrong with them
-                raise Refusal("work", f"model {work.model.get('name')!r} cannot be built: {error!r}"[:300]) from error
-            if len(self._layers) >= 8:
-                self._layers.clear()
-            self._layers[key] = table
-        return self._layers[key]
-
-    def _module(self, work: Work) -> torch.nn.Module:
-        options, data = options_of(work.model), self._policy.data
-        file = self._policy.allow.weights_file(options.pop("weights")) if "weights" in options else None
-        shape = tuple(data.shape)
-        module = models.build(work.model["name"], in_shape=shape, classes=data.classes, seed=0, **options)  # type: ignore[arg-type]
-        try:
-            return module if file is None else models.load_weights_(module, file)
-        except ConfigError as error:  # its message has the path
-            raise Refusal("work", "model.weights: the tensors of that file are not those of the model") from error
+def _check_bounds(job: Job, plan: ReleasePlan) -> None:
+    """Refuse, before anything is charged, a mechanism that does not bound examples as the plan says."""
+    if not isinstance(job.mechanism, BoundsExamples):
+        raise Refusal("work", f"{job.mechanism.name} bounds whole clients, and the plan bounds examples")
+    try:
+        kept = job.mechanism.scaling(plan).bounds(len(plan.layers))
+    except Exception as error:  # of the server's names and options; nothing of it depends on the data
+        raise Refusal("work", f"example-level training: {error}"[:300]) from error
+    if not (kept <= plan.clip * (1 + 1e-9)).all():
+        raise Refusal("plan", "the plan states smaller bounds than its mechanism keeps")
 
 
 def _narrow(total: Tensor) -> np.ndarray:

@@ -319,6 +319,7 @@ class Service:
         if ask.client != self.policy.node.client:
             raise Refusal("client", f"this node is client {self.policy.node.client}, not {ask.client}")
         request = self._releaser.understand(1, ask.plan, ask.work)
+        self._releaser.prepare(request)
         left = self._account.left(ask.run, request, ask.round)
         header = {"ok": True, "protocol": protocol.PROTOCOL, "client": ask.client, "releases": left}
         facts = protocol.canonical(header)
