@@ -4,40 +4,29 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import logging
-import math
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 import fedlgm
-from clients.example_level import ExampleSteps
 from clients.node import data as node_data
 from clients.node.policy import Policy, Refusal
-from clients.node.row import PROTECTED
-from clients.node.work import Job, Work, Workshop
+from clients.node.units import BY_BOUND, NodeUnit
+from clients.node.work import Work, Workshop
 from clients.source import ClientData
-from clients.updates import ClientUpdates, LocalWork
-from fedlgm import inputs, privacy, tasks
+from clients.updates import LocalWork
+from fedlgm import inputs, tasks
 from fedlgm.client_release import Asked, Contributions, Keys, Noised, client_release
-from fedlgm.contributions import Updates
 from fedlgm.devices import Numerics, torch_threads
 from fedlgm.integer import words
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.layers import LayerTable
-from fedlgm.mechanisms.base import BoundsExamples
 from fedlgm.node_protocol import canonical, digest, sha256
 from fedlgm.plan import ReleasePlan
-from fedlgm.privacy.guarantee import Unit
 from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer
-
-_log = logging.getLogger("fedlgm.node")
-T = TypeVar("T")
-REPLACED = privacy.guarantee.SENSITIVITY_FACTOR["replace-one"]
 
 
 @dataclass(frozen=True)
@@ -59,44 +48,9 @@ class Request:
     work: Work
 
     @property
-    def unit(self) -> Unit:
-        """The protected unit: all of the node's data, or one example."""
-        return "example" if self.plan.bounded_by == "trainer" else "client"
-
-    @property
-    def protects(self) -> str:
-        """Unit and neighbouring relation of the cost."""
-        return PROTECTED[self.unit]
-
-    @property
-    def event(self) -> Any:
-        """Cost of the release, from the bounds and the noise that this node applies.
-
-        For the whole data: under replace-one, without amplification, since a reader of the reply knows that this node
-        took part. Correlated noise spreads a participation over later rounds, so its cost follows from the norm of its
-        column of C. For one example: the cost of its steps under add-or-remove-one; the node keeps secret which
-        examples a step samples.
-        """
-        steps = self.plan.facts.steps
-        if self.unit == "example" and steps is not None:
-            one = privacy.events.gaussian_event(self.plan.effective_multiplier, steps.rate)
-            return privacy.events.repeated(one, steps.count)
-        noise = self.plan.facts.noise
-        moved = REPLACED if noise is None else REPLACED * noise.amplified_column_norm()
-        multiplier = self.plan.effective_multiplier / moved
-        if self.plan.family == "laplace":
-            return privacy.events.laplace_event(1.0 / multiplier, 1.0, "replace-one")
-        return self.plan.facts.noised_by.event(multiplier, 1.0)
-
-    def least_epsilon(self, delta: float) -> float:
-        """A lower bound on the release's epsilon, in closed form; 0 if composition is fast for any noise.
-
-        Laplace noise with a total shift of a scales has delta(epsilon) = 1 - exp((epsilon - a) / 2).
-        """
-        if self.unit == "example" or self.plan.family != "laplace":
-            return 0.0
-        multiplier = self.plan.effective_multiplier
-        return max(0.0, REPLACED / multiplier + 2 * math.log1p(-delta)) if multiplier > 0 else math.inf
+    def unit(self) -> NodeUnit:
+        """What the release protects."""
+        return BY_BOUND[self.plan.bounded_by]
 
 
 @dataclass(frozen=True)
@@ -115,23 +69,6 @@ class Charged:
 
     def charge(self, noised: Noised) -> None:
         """Nothing more to charge."""
-
-
-class NodeUpdates(ClientUpdates):
-    """A node's whole update; a failure of training counts as no data.
-
-    An artificial example has already been trained on, so a failure depends on this node's data: an error instead of an
-    answer would reveal that without noise. The operator finds the error in the log.
-    """
-
-    def updates(self, asked: Asked, order: KeyRing) -> Iterator[tuple[list[int], Updates | None]]:
-        """See `Contributions.updates`."""
-        try:
-            made = list(super().updates(asked, order))
-        except Exception:
-            _log.exception("training on this node's data failed: the release holds noise alone")
-            made = [(asked.clients, None)]
-        yield from made
 
 
 class Releaser:
@@ -192,10 +129,7 @@ class Releaser:
             raise Refusal("plan", f"the plan cannot be read: {error!r}"[:300]) from error
         self._policy.admit(parsed)
         request = Request(round, parsed, plan, model, asked)
-        if request.unit == "example":
-            _check_bounds(job, parsed)
-        elif asked.exact_sums:
-            raise Refusal("work", "exact_sums belongs to example-level steps; this plan bounds whole updates")
+        request.unit.check(job, parsed)
         return request
 
     def name(self, request: Request, run: str, cohort: str = "") -> str:
@@ -229,21 +163,16 @@ class Releaser:
         Raises:
             Refusal: they fail for any data of this node, for example because the model takes other inputs.
         """
-        tried = request.unit, canonical(request.work.model_dump())
+        tried = request.unit.name, canonical(request.work.model_dump())
         if tried == self._tried:
             return
-        trainer, job = self.workshop.trainer(request.work, request.unit), self.workshop.job(request.work)
+        trainer, task = self.workshop.trainer(request.work, request.unit), self.workshop.job(request.work).task
         model, own = torch.from_numpy(request.model.copy()), self._data.y
-        order = KeyRing.from_seed(0).torch_generator(Purpose.TRAIN, 0, 0)
         try:
             with torch_threads(self._policy.limits.threads):
                 x = torch.zeros(1, *self._policy.data.shape)
-                y = node_data.targets(self._policy.data, torch.zeros(1, *own.shape[1:], dtype=own.dtype), job.task)
-                if request.unit == "example":
-                    trainer.weights.copy_(model)
-                    trainer.sum(x, y, torch.zeros(1, dtype=torch.int64), request.plan)
-                else:
-                    next(iter(trainer.updates(model, [ClientTask(x, y, order, 1)])))
+                y = node_data.targets(self._policy.data, torch.zeros(1, *own.shape[1:], dtype=own.dtype), task)
+                request.unit.try_on(trainer, model, x, y, request.plan)
         except Exception as error:  # of the server's names and options, or of the operator's own model
             raise Refusal("work", f"training fails on any data: {error}"[:300]) from error
         self._tried = tried
@@ -281,25 +210,11 @@ class Releaser:
             return ClientData(self._data.x, node_data.targets(self._policy.data, self._data.y, job.task))
 
         work = LocalWork(self.workshop.trainer(request.work, request.unit), job.settings, own)
-        if request.unit == "example":
-            return ExampleSteps(work, numerics)
-        return NodeUpdates(work, job.mechanism, numerics)
+        return request.unit.contributions(work, job, numerics)
 
     def _keys(self, purpose: str, name: str) -> KeyRing:
         digest = hmac.new(self._secret, f"{purpose} {name}".encode(), hashlib.sha256).digest()
         return KeyRing(int.from_bytes(digest[:16], "little"), secret=True)
-
-
-def _check_bounds(job: Job, plan: ReleasePlan) -> None:
-    """Refuse, before anything is charged, a mechanism that does not bound examples as the plan says."""
-    if not isinstance(job.mechanism, BoundsExamples):
-        raise Refusal("work", f"{job.mechanism.name} bounds whole clients, and the plan bounds examples")
-    try:
-        kept = job.mechanism.scaling(plan).bounds(len(plan.layers))
-    except Exception as error:  # of the server's names and options; nothing of it depends on the data
-        raise Refusal("work", f"example-level training: {error}"[:300]) from error
-    if not (kept <= plan.clip * (1 + 1e-9)).all():
-        raise Refusal("plan", "the plan states smaller bounds than its mechanism keeps")
 
 
 def _narrow(total: Tensor) -> np.ndarray:

@@ -241,7 +241,7 @@ class Service:
             price = self._account.price(ask.run, ask.round, request)
             self._releaser.prepare(request)
             row = self._ledger.charge(
-                name, price, trust=request.plan.facts.trust, protects=request.protects,
+                name, price, trust=request.plan.facts.trust, protects=request.unit.protects,
                 run=ask.run, round=ask.round, data=self._releaser.data_digest,
                 question=question if self._server_key else "",
             )  # fmt: skip

@@ -17,14 +17,13 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from clients.node.policy import Policy, Refusal
+from clients.node.units import NodeUnit
 from fedlgm import mechanisms, models, tasks
-from fedlgm.example_level.trainer import ExampleTrainer
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import Mechanism
 from fedlgm.node_protocol import canonical
-from fedlgm.privacy.guarantee import Unit
 from fedlgm.tasks import Task
-from fedlgm.training import LocalTraining, SequentialTrainer
+from fedlgm.training import LocalTraining
 
 _LONGEST = 4096  # characters of a name with its options
 _LARGEST = 1e30  # of a learning rate and the like; JSON has whole numbers that no float holds
@@ -135,7 +134,7 @@ class Workshop:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._jobs: dict[str, Job] = {}
-        self._trainer: tuple[tuple[Unit, str], Any] | None = None
+        self._trainer: tuple[tuple[str, str], Any] | None = None
 
     def job(self, work: Work) -> Job:
         """The objects of a parsed work.
@@ -151,20 +150,20 @@ class Workshop:
             self._jobs[key] = made
         return self._jobs[key]
 
-    def trainer(self, work: Work, unit: Unit) -> Any:
-        """The work's `ExampleTrainer`, or its trainer of whole updates.
+    def trainer(self, work: Work, unit: NodeUnit) -> Any:
+        """The work's trainer for a unit of protection.
 
         It replaces the previous trainer, since two large models may not fit.
 
         Raises:
             Refusal: the model or the mechanism does not suit the unit.
         """
-        key = unit, canonical(work.model_dump())
+        key = unit.name, canonical(work.model_dump())
         if self._trainer is None or self._trainer[0] != key:
             self._trainer = None
             job = self.job(work)
             with _refused("training"):
-                self._trainer = key, self._trained_by(unit, job)
+                self._trainer = key, unit.trainer(job, self.module(work), self.exact(work))
         return self._trainer[1]
 
     def exact(self, work: Work) -> bool:
@@ -203,13 +202,6 @@ class Workshop:
         with _refused(f"model {work.model.get('name')!r} cannot be built"):
             layers = mechanism.table(LayerTable.from_module(module, work.group_by))
         return Job(work, mechanism, task, settings, layers)
-
-    def _trained_by(self, unit: Unit, job: Job) -> ExampleTrainer | SequentialTrainer:
-        module = self.module(job.work)
-        if unit == "example":
-            exact = self.exact(job.work)
-            return ExampleTrainer(module, job.layers, job.mechanism, task=job.task, exact_sums=exact)
-        return SequentialTrainer(module, job.layers, job.settings, task=job.task)
 
 
 @contextmanager
