@@ -190,7 +190,7 @@ SCREENED: dict[str, Setting] = {
     "text, GRU, Adam": Setting("text-gru", _ADAM, examples=115_802),
 }
 """Settings that were scored to look for a rule that wins; most were not run."""
-STUDIES = ("layer-wise-narrow-wide-narrow", "layer-wise-bottleneck")
+STUDIES = ("layer-wise-narrow-wide-narrow", "layer-wise-bottleneck", "layer-wise-deep")
 """Named studies of settings in which a rule was predicted to win."""
 
 

@@ -53,6 +53,7 @@ ELSEWHERE = {
     "004-table-4": "[LaDP](ladp.md)",
     "004-figure-7": "[attacks](attacks.md)",
     "004-table-10": "[attacks](attacks.md)",
+    "layer-wise-deep": "[does `recommend` predict runs?](recommend.md)",
     "layer-wise-bottleneck": "[does `recommend` predict runs?](recommend.md)",
     "layer-wise-narrow-wide-narrow": "[does `recommend` predict runs?](recommend.md)",
 }

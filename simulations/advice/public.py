@@ -74,7 +74,10 @@ def public_examples(recipe: Recipe, task: Task, public: Any, outline: DataSet | 
         directory = section.dir if isinstance(public, str) else None
         known_options = data.reading_options(public) if isinstance(public, str) else ()
         options = {key: value for key, value in section.reading.items() if key in known_options}
-        found = data.load(public, directory, **options)
+        try:
+            found = data.load(public, directory, **options)
+        except (ConfigError, DataError) as error:
+            raise type(error)(f"public: {str(error).removeprefix('data: ')}") from error
         source = f"training examples of {found.name}"
     return PublicExamples(task.prepare(_divided(found)), source)
 

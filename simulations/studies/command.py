@@ -59,6 +59,7 @@ def study(
             overrides=parsed.set,
             folder=folder,
             search=parsed.search or None,
+            search_seeds=parsed.search_seeds,
             progress=not as_json,
         )
     checked = claims.check(parsed.claims, found.to_frame(), found.compared_keys, found.headline)

@@ -33,6 +33,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fedlgm.errors import ConfigError, alternatives, explained
 from simulations.config import extends
 from simulations.studies.claims import Claim
+from simulations.studies.search import LEAST_SEEDS
 
 BUNDLED = Path(__file__).parent
 _ELSEWHERE = "elsewhere"
@@ -49,7 +50,7 @@ class StudyFile(BaseModel):
         data: required data, and where to get them; empty for bundled data.
         recipe: bundled name or path.
         seeds: repetitions.
-        grid, search: see `simulations.study`.
+        grid, search, search_seeds: see `simulations.study`.
         set: changes of the recipe for all runs.
         quick: further changes, for a short trial.
         claims: what the paper says about it.
@@ -71,6 +72,7 @@ class StudyFile(BaseModel):
     seeds: int = Field(default=3, ge=1)
     grid: dict[str, list[Any]] = {}
     search: dict[str, list[Any]] | None = None
+    search_seeds: int = Field(default=LEAST_SEEDS, ge=LEAST_SEEDS)
     set: dict[str, Any] = {}
     quick: dict[str, Any] = {}
     claims: list[Claim] = []

@@ -165,7 +165,8 @@ def test_an_example_level_recipe_is_scored_by_its_gradients() -> None:
     ("arguments", "error", "message"),
     [
         ({"public": (PUBLIC[0][:4], PUBLIC[1][:4])}, DataError, "at least 16"),
-        ({"public": "no-such-set"}, ConfigError, "unknown data set"),
+        ({"public": "no-such-set"}, ConfigError, "public: unknown data set"),
+        ({"public": {"x": 1}}, DataError, "public: unknown key .x.; its keys: train, test"),
         ({"overrides": {"mechanism.name": "none"}, "public": "test"}, ConfigError, "adds no noise"),
     ],
 )
