@@ -95,9 +95,10 @@ class LayerwiseClient:
             ConfigError, PrivacyError: the message holds no plan, the client has not agreed to the plan, or it does not
                 serve the named clients.
         """
+        asked = asked_of(message, self._layers, self._serves)
         summed = isinstance(self._serves, AnyClient) or self._serves.simulated
         agreed = Agreed(self._keys, self._consent, context.state, summed=summed)
-        block, notes = client_release(self._contributions, agreed, asked_of(message, self._layers, self._serves))
+        block, notes = client_release(self._contributions, agreed, asked)
         metrics = {wire.CLIENT_COUNT: block.count, wire.DISCARDED: int(block.discarded)}
         arrays = {wire.SUM: block.total.cpu().numpy()}
         arrays |= {wire.NOTE + name: np.stack([note[name] for note in notes]) for name in (notes[0] if notes else ())}
@@ -152,8 +153,9 @@ def asked_of(message: Message, layers: LayerTable, serves: Serving) -> Asked:
     """
     clients = _members(message, serves)
     config = message.content.config_records[wire.CONFIG]
+    model = _model(message)
     plan = ReleasePlan.from_json(layers, str(config[wire.PLAN]))
-    return Asked(plan, _model(message), int(config[wire.ROUND]), clients)  # type: ignore[arg-type]
+    return Asked(plan, model, int(config[wire.ROUND]), clients)  # type: ignore[arg-type]
 
 
 def reply_with(message: Message, arrays: dict[str, np.ndarray], metrics: dict[str, int]) -> Message:

@@ -10,7 +10,7 @@ import importlib
 import inspect
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import partial, reduce
@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from fedlgm.errors import ConfigError, FedlgmError, alternatives, out_of_memory
+
+_NAMED = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 OWN = "your own as 'package.module:name'"
 
@@ -217,6 +219,37 @@ def misfit(function: Any, *arguments: Any, **options: Any) -> str:
     return ""
 
 
+def made(found: Any, label: str, options: Mapping[str, Any], filled: Mapping[str, Any] | None = None) -> Any:
+    """What a class or function makes of a recipe's options.
+
+    Args:
+        found: the class or function.
+        label: what a message begins with, such as "task 'mypkg.tasks:Own'".
+        options: the recipe's options.
+        filled: values of the library, for parameters of these names; they are no options.
+
+    Raises:
+        ConfigError: an option that it does not have, arguments that it does not take, or see `users_code`.
+
+    >>> made(lambda lr, classes: (lr, classes), "rule 'own'", {"lr": 0.1}, {"classes": 3})
+    (0.1, 3)
+    >>> made(lambda lr: lr, "rule 'own'", {"rate": 0.1})
+    Traceback (most recent call last):
+    fedlgm.errors.ConfigError: rule 'own': unknown option 'rate'; its options: lr
+    """
+    parameters, filled = parameters_of(found), filled or {}
+    known = options_of(found, filled)
+    unknown = [key for key in options if key not in known]
+    if unknown and all(p.kind is not p.VAR_KEYWORD for p in parameters.values()):
+        raise ConfigError(f"{label}: unknown option {unknown[0]!r}; its options: {', '.join(known) or 'none'}")
+    arguments = {key: value for key, value in filled.items() if key in parameters} | dict(options)
+    wrong = misfit(found, **arguments)
+    if wrong:
+        raise ConfigError(f"{label}: {wrong}; its options: {', '.join(known) or 'none'}")
+    with users_code(label, found):
+        return found(**arguments)
+
+
 def raised_in(found: Any, error: BaseException) -> str:
     """A user's exception in one line, with the last line of the user's file in its traceback.
 
@@ -236,6 +269,11 @@ def raised_in(found: Any, error: BaseException) -> str:
     place = next((frame for frame in reversed(frames) if frame.filename == own), None)
     where = "" if place is None else f" ({Path(place.filename).name}, line {place.lineno})"
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}{where}"
+
+
+def options_of(found: Any, filled: Iterable[str] = ()) -> tuple[str, ...]:
+    """Parameters of a function or class that a caller may name, without those that the library fills."""
+    return tuple(key for key, p in parameters_of(found).items() if p.kind in _NAMED and key not in filled)
 
 
 def parameters_of(function: Any) -> dict[str, inspect.Parameter]:

@@ -76,6 +76,10 @@ class Process:
     def check(self, plan: ReleasePlan) -> None:
         """Refuse a plan that cannot be charged this way (PrivacyError)."""
 
+    def charged(self, plan: ReleasePlan, before: int) -> bool:
+        """Whether a round is charged after `before` charged ones; an empty one is not if nothing has been released."""
+        return plan.size > 0 or before > 0
+
     def position(self, rounds: int) -> int | None:
         """Position in the run that the plan after `rounds` rounds states."""
         return None
@@ -179,6 +183,10 @@ class OneMechanism(Process):
                 "a run is one mechanism only if no round has less noise than it is made for: this plan has a "
                 f"multiplier of {plan.effective_multiplier:g}, the run {self.facts.noise_multiplier:g}"
             )
+
+    def charged(self, plan: ReleasePlan, before: int) -> bool:
+        """Always: the run's cost is that of all its rounds."""
+        return True
 
     def position(self, rounds: int) -> int:
         """The rounds before it."""

@@ -176,7 +176,7 @@ def local_release(
         >>> name == local_release(update, plan, keys, 1, 0)[1], name == local_release(-update, plan, keys, 1, 0)[1]
         (True, False)
     """
-    own = sum_on(plan, torch.device(device), None if backend == "cpu" else backend)
+    source, own = noise_source(plan, None), sum_on(plan, torch.device(device), None if backend == "cpu" else backend)
     if backend == "cpu":
         check_cpu(own.total)
     if updates is None:
@@ -184,7 +184,7 @@ def local_release(
     else:
         own.add(updates)
     bound_to_data = keys.derive(own.total.cpu().numpy().view(np.uint8).data)
-    noising = Noising(own.total, plan, bound_to_data, round, client, backend, noise_source(plan, None))
+    noising = Noising(own.total, plan, bound_to_data, round, client, backend, source)
     noising.add_()
     return own, noising.name
 

@@ -50,7 +50,7 @@ class Account:
             if count >= most:
                 raise Refusal("budget-spent", f"this node makes {most} releases {per}, and has made them")
         self._check_separation(run, round, request)
-        alone = request.least_epsilon(budget.delta)
+        alone = request.unit.least_epsilon(request.plan, budget.delta)
         if not alone <= budget.epsilon * _ROUNDING:  # composing such losses takes time and memory in proportion
             raise Refusal(
                 "budget-spent",
@@ -72,7 +72,7 @@ class Account:
         budget = self._policy.privacy
         most = budget.epsilon * _ROUNDING
         fits = min([asked, *(allowed - made for made, allowed, _ in self._caps(run))])
-        if not request.least_epsilon(budget.delta) <= most:
+        if not request.unit.least_epsilon(request.plan, budget.delta) <= most:
             return 0
         cost = self._cost(request)
         if not self.spent(cost) <= most:
@@ -89,7 +89,7 @@ class Account:
 
         The time of an answer and a refusal reveal something that no noise covers, so no release may be almost free.
         """
-        event = request.event
+        event = request.unit.event(request.plan)
         accountant = privacy.events.accountant_of([event])
         if accountant not in self._prices:
             self._prices[accountant] = self._least(accountant)

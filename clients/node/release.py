@@ -4,42 +4,29 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import logging
-import math
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 import fedlgm
-from clients.example_level import ExampleSteps
 from clients.node import data as node_data
 from clients.node.policy import Policy, Refusal
-from clients.node.row import PROTECTED
-from clients.node.work import Work, options_of
+from clients.node.units import BY_BOUND, NodeUnit
+from clients.node.work import Work, Workshop
 from clients.source import ClientData
-from clients.updates import ClientUpdates, LocalWork
-from fedlgm import inputs, models, privacy, tasks
+from clients.updates import LocalWork
+from fedlgm import inputs, tasks
 from fedlgm.client_release import Asked, Contributions, Keys, Noised, client_release
-from fedlgm.contributions import Updates
 from fedlgm.devices import Numerics, torch_threads
-from fedlgm.errors import ConfigError
-from fedlgm.example_level.trainer import ExampleTrainer
 from fedlgm.integer import words
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.layers import LayerTable
-from fedlgm.mechanisms.base import BoundsExamples
 from fedlgm.node_protocol import canonical, digest, sha256
 from fedlgm.plan import ReleasePlan
-from fedlgm.privacy.guarantee import Unit
 from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer
-
-_log = logging.getLogger("fedlgm.node")
-T = TypeVar("T")
-REPLACED = privacy.guarantee.SENSITIVITY_FACTOR["replace-one"]
 
 
 @dataclass(frozen=True)
@@ -61,44 +48,9 @@ class Request:
     work: Work
 
     @property
-    def unit(self) -> Unit:
-        """The protected unit: all of the node's data, or one example."""
-        return "example" if self.plan.bounded_by == "trainer" else "client"
-
-    @property
-    def protects(self) -> str:
-        """Unit and neighbouring relation of the cost."""
-        return PROTECTED[self.unit]
-
-    @property
-    def event(self) -> Any:
-        """Cost of the release, from the bounds and the noise that this node applies.
-
-        For the whole data: under replace-one, without amplification, since a reader of the reply knows that this node
-        took part. Correlated noise spreads a participation over later rounds, so its cost follows from the norm of its
-        column of C. For one example: the cost of its steps under add-or-remove-one; the node keeps secret which
-        examples a step samples.
-        """
-        steps = self.plan.facts.steps
-        if self.unit == "example" and steps is not None:
-            one = privacy.events.gaussian_event(self.plan.effective_multiplier, steps.rate)
-            return privacy.events.repeated(one, steps.count)
-        noise = self.plan.facts.noise
-        moved = REPLACED if noise is None else REPLACED * noise.amplified_column_norm()
-        multiplier = self.plan.effective_multiplier / moved
-        if self.plan.family == "laplace":
-            return privacy.events.laplace_event(1.0 / multiplier, 1.0, "replace-one")
-        return self.plan.facts.noised_by.event(multiplier, 1.0)
-
-    def least_epsilon(self, delta: float) -> float:
-        """A lower bound on the release's epsilon, in closed form; 0 if composition is fast for any noise.
-
-        Laplace noise with a total shift of a scales has delta(epsilon) = 1 - exp((epsilon - a) / 2).
-        """
-        if self.unit == "example" or self.plan.family != "laplace":
-            return 0.0
-        multiplier = self.plan.effective_multiplier
-        return max(0.0, REPLACED / multiplier + 2 * math.log1p(-delta)) if multiplier > 0 else math.inf
+    def unit(self) -> NodeUnit:
+        """What the release protects."""
+        return BY_BOUND[self.plan.bounded_by]
 
 
 @dataclass(frozen=True)
@@ -119,23 +71,6 @@ class Charged:
         """Nothing more to charge."""
 
 
-class NodeUpdates(ClientUpdates):
-    """A node's whole update; a failure of training counts as no data.
-
-    An artificial example has already been trained on, so a failure depends on this node's data: an error instead of an
-    answer would reveal that without noise. The operator finds the error in the log.
-    """
-
-    def updates(self, asked: Asked, order: KeyRing) -> Iterator[tuple[list[int], Updates | None]]:
-        """See `Contributions.updates`."""
-        try:
-            made = list(super().updates(asked, order))
-        except Exception:
-            _log.exception("training on this node's data failed: the release holds noise alone")
-            made = [(asked.clients, None)]
-        yield from made
-
-
 class Releaser:
     """The node's data and its trainer, both resident.
 
@@ -154,8 +89,7 @@ class Releaser:
         for name in policy.allow.tasks:
             node_data.targets(policy.data, data.y, tasks.get(name))  # refused now, not in the middle of a run
         self._test_seed = test_seed
-        self._layers: dict[str, LayerTable] = {}
-        self._trainer: tuple[str, Any] | None = None
+        self.workshop = Workshop(policy)
         self._tried: tuple[str, str] | None = None  # by `prepare`
 
     @property
@@ -166,7 +100,7 @@ class Releaser:
     def warm(self) -> None:
         """Take one step on the first example with a small model."""
         work = Work(mechanism={"name": "gaussian"}, model={"name": "logistic"})
-        module = self._module(work)
+        module = self.workshop.module(work)
         layers = LayerTable.from_module(module)
         order = KeyRing.from_seed(0).torch_generator(Purpose.TRAIN, 0, 0)
         if len(self._data):
@@ -181,26 +115,21 @@ class Releaser:
             Refusal: the question is malformed or not allowed; the reason does not depend on the data.
         """
         asked = Work.parse(work, self._policy)
-        if model is not None and not np.isfinite(model).all():
-            raise Refusal("model", "the model holds NaN or Inf")
-        layers = self._table(asked)
-        model = np.zeros(layers.size, np.float32) if model is None else model
-        try:
-            asked.target()
-        except Exception as error:  # its options are the server's
-            raise Refusal("work", f"task: {error}"[:300]) from error
-        if len(model) != layers.size:
+        job = self.workshop.job(asked)
+        layers = job.layers
+        if model is None:
+            model = np.zeros(layers.size, np.float32)
+        elif len(model) != layers.size:
             raise Refusal("model", f"{len(model)} numbers for a model of {layers.size} parameters")
+        elif not np.isfinite(model).all():
+            raise Refusal("model", "the model holds NaN or Inf")
         try:
             parsed = ReleasePlan.from_json(layers, plan)
         except Exception as error:  # a crafted plan may fail anywhere in being parsed
             raise Refusal("plan", f"the plan cannot be read: {error!r}"[:300]) from error
         self._policy.admit(parsed)
         request = Request(round, parsed, plan, model, asked)
-        if request.unit == "example":
-            self._check_steps(asked, parsed)
-        elif asked.exact_sums:
-            raise Refusal("work", "exact_sums belongs to example-level steps; this plan bounds whole updates")
+        request.unit.check(job, parsed)
         return request
 
     def name(self, request: Request, run: str, cohort: str = "") -> str:
@@ -220,7 +149,7 @@ class Releaser:
             request.text,
             sha256(request.model.data),
         )
-        work = request.work.model_dump() | {"exact_sums": self._exact(request.work)}
+        work = request.work.model_dump() | {"exact_sums": self.workshop.exact(request.work)}
         if not request.plan.facts.noised_by.uploads_released:
             parts += (run,)
         if cohort:
@@ -234,23 +163,16 @@ class Releaser:
         Raises:
             Refusal: they fail for any data of this node, for example because the model takes other inputs.
         """
-        tried = request.unit, canonical(request.work.model_dump())
+        tried = request.unit.name, canonical(request.work.model_dump())
         if tried == self._tried:
             return
+        trainer, task = self.workshop.trainer(request.work, request.unit), self.workshop.job(request.work).task
         model, own = torch.from_numpy(request.model.copy()), self._data.y
-        order = KeyRing.from_seed(0).torch_generator(Purpose.TRAIN, 0, 0)
         try:
             with torch_threads(self._policy.limits.threads):
                 x = torch.zeros(1, *self._policy.data.shape)
-                y = node_data.targets(
-                    self._policy.data, torch.zeros(1, *own.shape[1:], dtype=own.dtype), request.work.target()
-                )
-                if request.unit == "example":
-                    trainer = self._example_trainer(request.work)
-                    trainer.weights.copy_(model)
-                    trainer.sum(x, y, torch.zeros(1, dtype=torch.int64), request.plan)
-                else:
-                    next(iter(self._resident(request.work).updates(model, [ClientTask(x, y, order, 1)])))
+                y = node_data.targets(self._policy.data, torch.zeros(1, *own.shape[1:], dtype=own.dtype), task)
+                request.unit.try_on(trainer, model, x, y, request.plan)
         except Exception as error:  # of the server's names and options, or of the operator's own model
             raise Refusal("work", f"training fails on any data: {error}"[:300]) from error
         self._tried = tried
@@ -282,85 +204,17 @@ class Releaser:
 
     def _contributions(self, request: Request) -> Contributions:
         """The node's contribution; None without data, or if training fails on them."""
-        work, numerics = request.work, Numerics(self._policy.limits.threads)
+        job, numerics = self.workshop.job(request.work), Numerics(self._policy.limits.threads)
 
         def own(client: int) -> ClientData:  # called where an error of this node's data is caught
-            return ClientData(self._data.x, node_data.targets(self._policy.data, self._data.y, work.target()))
+            return ClientData(self._data.x, node_data.targets(self._policy.data, self._data.y, job.task))
 
-        if request.unit == "example":
-            return ExampleSteps(LocalWork(self._example_trainer(work), work.local(), own), numerics)
-        return NodeUpdates(LocalWork(self._resident(work), work.local(), own), work.built(), numerics)
+        work = LocalWork(self.workshop.trainer(request.work, request.unit), job.settings, own)
+        return request.unit.contributions(work, job, numerics)
 
     def _keys(self, purpose: str, name: str) -> KeyRing:
         digest = hmac.new(self._secret, f"{purpose} {name}".encode(), hashlib.sha256).digest()
         return KeyRing(int.from_bytes(digest[:16], "little"), secret=True)
-
-    def _check_steps(self, work: Work, plan: ReleasePlan) -> None:
-        """Refuse, before anything is charged, a model or mechanism that does not bound examples as the plan says."""
-        try:
-            self._example_trainer(work)
-            kept = cast(BoundsExamples, work.built()).scaling(plan).bounds(len(plan.layers))
-        except Exception as error:  # of the server's names and options; nothing of it depends on the data
-            raise Refusal("work", f"example-level training: {error}"[:300]) from error
-        if not (kept <= plan.clip * (1 + 1e-9)).all():
-            raise Refusal("plan", "the plan states smaller bounds than its mechanism keeps")
-
-    def _resident(self, work: Work) -> SequentialTrainer:
-        return self._kept(
-            "updates",
-            work,
-            lambda: SequentialTrainer(self._module(work), self._table(work), work.local(), task=work.target()),
-        )
-
-    def _example_trainer(self, work: Work) -> ExampleTrainer:
-        exact = self._exact(work)
-        return self._kept(
-            "steps", work,
-            lambda: ExampleTrainer(
-                self._module(work), self._table(work), work.built(), task=work.target(), exact_sums=exact
-            ),
-        )  # fmt: skip
-
-    def _kept(self, kind: str, work: Work, make: Callable[[], T]) -> T:
-        """The trainer of a work, made once; it replaces the previous one, since two large models may not fit."""
-        key = f"{kind} {canonical(work.model_dump())}"
-        if self._trainer is None or self._trainer[0] != key:
-            self._trainer = None
-            self._trainer = key, make()
-        return cast(T, self._trainer[1])
-
-    def _exact(self, work: Work) -> bool:
-        """Whether examples' gradients are summed in float64, as the server or this node's policy requests."""
-        return work.exact_sums or self._policy.privacy.exact_sums
-
-    def _table(self, work: Work) -> LayerTable:
-        key = canonical([work.model, work.mechanism, work.group_by])
-        if key not in self._layers:
-            try:
-                with torch.device("meta"):  # nothing is allocated before the size is known
-                    module = self._module(work)
-                size = sum(parameter.numel() for parameter in module.parameters())
-                if size > self._policy.allow.largest_model:
-                    raise Refusal("work", f"{size} parameters; at most {self._policy.allow.largest_model} are allowed")
-                table = work.built().table(LayerTable.from_module(module, work.group_by))
-            except Refusal:
-                raise
-            except Exception as error:  # options are the server's: anything may be wrong with them
-                raise Refusal("work", f"model {work.model.get('name')!r} cannot be built: {error!r}"[:300]) from error
-            if len(self._layers) >= 8:
-                self._layers.clear()
-            self._layers[key] = table
-        return self._layers[key]
-
-    def _module(self, work: Work) -> torch.nn.Module:
-        options, data = options_of(work.model), self._policy.data
-        file = self._policy.allow.weights_file(options.pop("weights")) if "weights" in options else None
-        shape = tuple(data.shape)
-        module = models.build(work.model["name"], in_shape=shape, classes=data.classes, seed=0, **options)  # type: ignore[arg-type]
-        try:
-            return module if file is None else models.load_weights_(module, file)
-        except ConfigError as error:  # its message has the path
-            raise Refusal("work", "model.weights: the tensors of that file are not those of the model") from error
 
 
 def _narrow(total: Tensor) -> np.ndarray:

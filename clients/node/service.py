@@ -241,7 +241,7 @@ class Service:
             price = self._account.price(ask.run, ask.round, request)
             self._releaser.prepare(request)
             row = self._ledger.charge(
-                name, price, trust=request.plan.facts.trust, protects=request.protects,
+                name, price, trust=request.plan.facts.trust, protects=request.unit.protects,
                 run=ask.run, round=ask.round, data=self._releaser.data_digest,
                 question=question if self._server_key else "",
             )  # fmt: skip
@@ -319,6 +319,7 @@ class Service:
         if ask.client != self.policy.node.client:
             raise Refusal("client", f"this node is client {self.policy.node.client}, not {ask.client}")
         request = self._releaser.understand(1, ask.plan, ask.work)
+        self._releaser.prepare(request)
         left = self._account.left(ask.run, request, ask.round)
         header = {"ok": True, "protocol": protocol.PROTOCOL, "client": ask.client, "releases": left}
         facts = protocol.canonical(header)

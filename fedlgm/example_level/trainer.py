@@ -237,9 +237,9 @@ def local_steps(
     answers = torch.zeros(plan.size - released, dtype=torch.float64)
     names = hashlib.sha256()
     for step in range(1, steps.count + 1):
+        own_keys = keys.derive(b"step", step.to_bytes(4, "little"))
         rows = poisson_rows(batches, len(y), steps.rate, round, client, step)
         bounded = trainer.sum(x, y, rows, plan)
-        own_keys = keys.derive(b"step", step.to_bytes(4, "little"))
         own, name = local_release(bounded, plan, own_keys, round, client, backend, trainer.device)
         against = own.total.div_(-steps.batch)  # the mean, turned around in place
         optimizer.step(plan.expand(against).to(trainer.weights))

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from fedlgm import extension
 from fedlgm.errors import ConfigError
-from fedlgm.extension import misfit, named, parameters_of, users_code
+from fedlgm.extension import misfit, named, options_of, parameters_of
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.models.adapters import adapt
 from fedlgm.models.convolutional import cifar_cnn, cnn, cnn_small, d_cnn
@@ -72,7 +73,6 @@ _AXES = {"logistic": None, "mlp": None, "gru": 1, "transformer": 1}
 """Axes of one input, 3 where nothing is said; None takes any."""
 _SHAPES = {None: "of any shape", 1: "(length,)", 3: "(C, H, W)"}
 _FILLED = ("in_shape", "classes")
-_NAMED = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def names() -> tuple[str, ...]:
@@ -98,7 +98,7 @@ def options(name: str) -> tuple[str, ...]:
     found = _find(name)
     if isinstance(found, nn.Module):
         return ()
-    return tuple(p.name for p in parameters_of(found).values() if p.kind in _NAMED and p.name not in _FILLED)
+    return options_of(found, _FILLED)
 
 
 def build(
@@ -170,28 +170,21 @@ def _made(
     name = next((name for name, function in _MODELS.items() if function is found), None)
     if name is not None:
         _require_inputs(name, in_shape, classes)
-    parameters = parameters_of(found)
-    known = [key for key, p in parameters.items() if key not in _FILLED and p.kind in _NAMED]
-    unknown = [key for key in values if key not in known]
-    if unknown and all(p.kind is not p.VAR_KEYWORD for p in parameters.values()):
-        raise ConfigError(f"model {label}: unknown option {unknown[0]!r}; its options: {', '.join(known) or 'none'}")
+    drawn = KeyRing.from_seed(seed).torch_generator(Purpose.MODEL).get_state()
     filled: dict[str, Any] = {"in_shape": tuple(in_shape), "classes": classes}
-    if classes is None and "classes" in parameters:
-        if parameters["classes"].default is inspect.Parameter.empty:
+    if classes is None:
+        stated = parameters_of(found).get("classes")
+        if stated is not None and stated.default is inspect.Parameter.empty:
             raise ConfigError(
                 f"model {label} takes `classes`, the number of outputs, which neither the data nor the task say: "
                 "override Task.outputs, or give the parameter a default"
             )
-        del filled["classes"]
-    arguments = {key: value for key, value in filled.items() if key in parameters} | values
-    wrong = misfit(found, **arguments)
-    if wrong:
-        raise ConfigError(f"model {label}: {wrong}; its options: {', '.join(known) or 'none'}")
+        if stated is not None:
+            filled["classes"] = stated.default
     device = torch.get_default_device()
     with torch.random.fork_rng(devices=[]), torch.device("meta" if device.type == "meta" else "cpu"):
-        torch.set_rng_state(KeyRing.from_seed(seed).torch_generator(Purpose.MODEL).get_state())
-        with users_code(f"model {label}", found):
-            return found(**arguments)
+        torch.set_rng_state(drawn)
+        return extension.made(found, f"model {label}", values, filled)
 
 
 def _require_inputs(name: str, in_shape: tuple[Any, ...], classes: int | None) -> None:

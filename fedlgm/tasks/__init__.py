@@ -14,8 +14,9 @@ from typing import Any
 
 from torch import Tensor
 
+from fedlgm import extension
 from fedlgm.errors import ConfigError
-from fedlgm.extension import misfit, named, parameters_of, users_code
+from fedlgm.extension import named
 from fedlgm.tasks.base import Task
 from fedlgm.tasks.binary import Binary
 from fedlgm.tasks.causal_lm import CausalLM
@@ -87,7 +88,7 @@ def options(name: str) -> tuple[str, ...]:
         True
     """
     found = named(_TASKS, name, "task")
-    return tuple(parameters_of(found)) if isinstance(found, type) else ()
+    return extension.options_of(found) if isinstance(found, type) else ()
 
 
 def get(task: str | Task | type[Task] | _Losses | None = None, **values: Any) -> Task:
@@ -109,15 +110,7 @@ def get(task: str | Task | type[Task] | _Losses | None = None, **values: Any) ->
     found = named(_TASKS, task, "task") if isinstance(task, str) else Classification if task is None else task
     label = repr(task) if isinstance(task, str) else getattr(found, "__name__", type(found).__name__)
     if isinstance(found, type) and issubclass(found, Task):
-        known = tuple(parameters_of(found))
-        unknown = [name for name in values if name not in known]
-        if unknown:
-            raise ConfigError(f"task {label}: unknown option {unknown[0]!r}; its options: {', '.join(known) or 'none'}")
-        wrong = misfit(found, **values)
-        if wrong:
-            raise ConfigError(f"task {label}: {wrong}")
-        with users_code(f"task {label}", found):
-            return found(**values)
+        return extension.made(found, f"task {label}", values)  # type: ignore[no-any-return]
     if values:
         raise ConfigError(f"task {label} is an object already: it takes no options, got {', '.join(values)}")
     if isinstance(found, Task):

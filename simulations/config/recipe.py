@@ -74,7 +74,7 @@ class Recipe(Section):
                     section.build()
         if not is_object(self.mechanism.name):
             self.check_mechanism(mechanisms.unit_of(self.mechanism.name))
-        if self.federation.users is not None and self.unit != "user":
+        if self.federation.users is not None and not self.protects.of_users:
             raise ConfigError("federation.users is for privacy.unit = 'user': set it, or leave federation.users out")
         self.protects.check(self)
         return self

@@ -29,6 +29,7 @@ class UnitKind:
         mechanisms: the unit that its mechanisms are for.
         redraws: whether a round that is made again may draw other participants than before.
         divided: whether the partition decides what a unit's data are.
+        of_users: whether a unit is a user with all of the user's clients.
     """
 
     verb: str
@@ -36,6 +37,7 @@ class UnitKind:
     mechanisms: Unit = "client"
     redraws = True
     divided = True
+    of_users = False
 
     def check(self, recipe: Recipe) -> None:
         """Refuse settings that do not fit each other.

@@ -25,6 +25,7 @@ class UserLevel(ClientLevel):
     """
 
     verb = "bounds whole users"
+    of_users = True
 
     def check(self, recipe: Recipe) -> None:
         """See `UnitKind.check`."""

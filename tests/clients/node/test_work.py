@@ -340,7 +340,7 @@ def test_a_model_begins_only_with_files_that_the_policy_pins(tmp_path):
 
     request = understood(digest)
     releaser.prepare(request)
-    module = releaser._module(request.work)
+    module = releaser.workshop.module(request.work)
     fixed = {name: value for name, value in module.named_parameters() if not value.requires_grad}
     assert torch.equal(fixed["fc1.base.weight"], MODULE.fc1.weight)
     for weights in ("0" * 64, str(file), None, 7):
@@ -350,10 +350,10 @@ def test_a_model_begins_only_with_files_that_the_policy_pins(tmp_path):
         understood(digest, hidden=6)
     save_file({name: value + 1 for name, value in MODULE.state_dict().items()}, file)
     with pytest.raises(Refusal, match=r"the node's file .* is missing or has changed$"):
-        releaser._module(request.work)
+        releaser.workshop.module(request.work)
     file.unlink()
     with pytest.raises(Refusal, match=r"the node's file .* is missing or has changed$"):
-        releaser._module(request.work)
+        releaser.workshop.module(request.work)
 
 
 @pytest.mark.parametrize("line", ['weights = {"abc" = "/base"}', f'weights = {{"{"0" * 64}" = "base"}}'])

@@ -1,0 +1,185 @@
+"""What a node's release protects: all of its data, or single examples. One class per unit.
+
+A plan states who bounds the contributions, and so the unit. The guarantee in a plan is the server's word, and nothing
+here reads it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import torch
+
+from clients.example_level import ExampleSteps
+from clients.node.policy import Refusal
+from clients.node.row import CLIENT, EXAMPLE
+from clients.updates import ClientUpdates, LocalWork
+from fedlgm import privacy
+from fedlgm.client_release import Asked, Contributions
+from fedlgm.contributions import Updates
+from fedlgm.devices import Numerics
+from fedlgm.example_level.trainer import ExampleTrainer
+from fedlgm.facts import LocalSteps
+from fedlgm.keys import KeyRing, Purpose
+from fedlgm.mechanisms.base import BoundsExamples
+from fedlgm.plan import ReleasePlan
+from fedlgm.training import ClientTask, SequentialTrainer
+
+if TYPE_CHECKING:
+    from clients.node.work import Job
+    from fedlgm.privacy.guarantee import Unit
+
+_log = logging.getLogger("fedlgm.node")
+_REPLACED = privacy.guarantee.SENSITIVITY_FACTOR["replace-one"]
+
+
+class NodeUnit(Protocol):
+    """A unit of protection.
+
+    Attributes:
+        name: its name.
+        protects: unit and neighbouring relation of the cost.
+    """
+
+    name: Unit
+    protects: str
+
+    def check(self, job: Job, plan: ReleasePlan) -> None:
+        """Refuse a work that does not bound this unit as the plan says.
+
+        Raises:
+            Refusal: why.
+        """
+
+    def event(self, plan: ReleasePlan) -> Any:
+        """Cost of a release, from the bounds and the noise that this node applies."""
+
+    def least_epsilon(self, plan: ReleasePlan, delta: float) -> float:
+        """A lower bound on a release's epsilon, in closed form; 0 if composition is fast for any noise."""
+
+    def trainer(self, job: Job, module: torch.nn.Module, exact: bool) -> Any:
+        """The trainer of a work, with the model taken over by it; `exact`: sums in float64."""
+
+    def try_on(self, trainer: Any, model: torch.Tensor, x: torch.Tensor, y: torch.Tensor, plan: ReleasePlan) -> None:
+        """Train on one artificial example."""
+
+    def contributions(self, work: LocalWork, job: Job, numerics: Numerics) -> Contributions:
+        """What this node contributes."""
+
+
+class WholeData:
+    """All of the node's data: its whole update is bounded.
+
+    Its cost is that under replace-one, without amplification, since a reader of the reply knows that this node took
+    part. Correlated noise spreads a participation over later rounds, so its cost follows from the norm of its column
+    of C.
+    """
+
+    name: Unit = "client"
+    protects = CLIENT
+
+    def check(self, job: Job, plan: ReleasePlan) -> None:
+        """See `NodeUnit.check`."""
+        if job.work.exact_sums:
+            raise Refusal("work", "exact_sums belongs to example-level steps; this plan bounds whole updates")
+
+    def event(self, plan: ReleasePlan) -> Any:
+        """See `NodeUnit.event`."""
+        noise = plan.facts.noise
+        moved = _REPLACED if noise is None else _REPLACED * noise.amplified_column_norm()
+        multiplier = plan.effective_multiplier / moved
+        if plan.family == "laplace":
+            return privacy.events.laplace_event(1.0 / multiplier, 1.0, "replace-one")
+        return plan.facts.noised_by.event(multiplier, 1.0)
+
+    def least_epsilon(self, plan: ReleasePlan, delta: float) -> float:
+        """Laplace noise with a total shift of a scales has delta(epsilon) = 1 - exp((epsilon - a) / 2)."""
+        if plan.family != "laplace":
+            return 0.0
+        multiplier = plan.effective_multiplier
+        return max(0.0, _REPLACED / multiplier + 2 * math.log1p(-delta)) if multiplier > 0 else math.inf
+
+    def trainer(self, job: Job, module: torch.nn.Module, exact: bool) -> SequentialTrainer:
+        """See `NodeUnit.trainer`."""
+        return SequentialTrainer(module, job.layers, job.settings, task=job.task)
+
+    def try_on(
+        self, trainer: SequentialTrainer, model: torch.Tensor, x: torch.Tensor, y: torch.Tensor, plan: ReleasePlan
+    ) -> None:
+        """See `NodeUnit.try_on`."""
+        order = KeyRing.from_seed(0).torch_generator(Purpose.TRAIN, 0, 0)
+        next(iter(trainer.updates(model, [ClientTask(x, y, order, 1)])))
+
+    def contributions(self, work: LocalWork, job: Job, numerics: Numerics) -> Contributions:
+        """See `NodeUnit.contributions`."""
+        return _NodeUpdates(work, job.mechanism, numerics)
+
+
+class SingleExamples:
+    """One example: every step's gradients are bounded, and noised by this node.
+
+    Its cost is that of its steps under add-or-remove-one; the node keeps secret which examples a step samples.
+    """
+
+    name: Unit = "example"
+    protects = EXAMPLE
+
+    def check(self, job: Job, plan: ReleasePlan) -> None:
+        """See `NodeUnit.check`."""
+        if not isinstance(job.mechanism, BoundsExamples):
+            raise Refusal("work", f"{job.mechanism.name} bounds whole clients, and the plan bounds examples")
+        try:
+            kept = job.mechanism.scaling(plan).bounds(len(plan.layers))
+        except Exception as error:  # of the server's names and options; nothing of it depends on the data
+            raise Refusal("work", f"example-level training: {error}"[:300]) from error
+        if not (kept <= plan.clip * (1 + 1e-9)).all():
+            raise Refusal("plan", "the plan states smaller bounds than its mechanism keeps")
+
+    def event(self, plan: ReleasePlan) -> Any:
+        """See `NodeUnit.event`."""
+        steps = cast(LocalSteps, plan.facts.steps)  # the policy admits no plan without them
+        one = privacy.events.gaussian_event(plan.effective_multiplier, steps.rate)
+        return privacy.events.repeated(one, steps.count)
+
+    def least_epsilon(self, plan: ReleasePlan, delta: float) -> float:
+        """Steps have Gaussian noise."""
+        return 0.0
+
+    def trainer(self, job: Job, module: torch.nn.Module, exact: bool) -> ExampleTrainer:
+        """See `NodeUnit.trainer`."""
+        return ExampleTrainer(module, job.layers, job.mechanism, task=job.task, exact_sums=exact)
+
+    def try_on(
+        self, trainer: ExampleTrainer, model: torch.Tensor, x: torch.Tensor, y: torch.Tensor, plan: ReleasePlan
+    ) -> None:
+        """See `NodeUnit.try_on`."""
+        trainer.weights.copy_(model)
+        trainer.sum(x, y, torch.zeros(1, dtype=torch.int64), plan)
+
+    def contributions(self, work: LocalWork, job: Job, numerics: Numerics) -> Contributions:
+        """See `NodeUnit.contributions`."""
+        return ExampleSteps(work, numerics)
+
+
+BY_BOUND: dict[str, NodeUnit] = {"aggregator": WholeData(), "trainer": SingleExamples()}
+"""The unit of a plan, by who bounds the contributions. The policy admits no other plan."""
+
+
+class _NodeUpdates(ClientUpdates):
+    """A node's whole update; a failure of training counts as no data.
+
+    An artificial example has already been trained on, so a failure depends on this node's data: an error instead of an
+    answer would reveal that without noise. The operator finds the error in the log.
+    """
+
+    def updates(self, asked: Asked, order: KeyRing) -> Iterator[tuple[list[int], Updates | None]]:
+        """See `Contributions.updates`."""
+        try:
+            made = list(super().updates(asked, order))
+        except Exception:
+            _log.exception("training on this node's data failed: the release holds noise alone")
+            made = [(asked.clients, None)]
+        yield from made
