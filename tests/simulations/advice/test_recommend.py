@@ -213,7 +213,8 @@ def test_traces_are_those_of_the_hessian() -> None:
     for _ in range(20):  # the same random signs
         signs = torch.randint(0, 2, (layers.size,), generator=generator).float() * 2 - 1
         exact += [float(part.sum()) / 20 for part in layers.split(signs * (hessian @ signs))]
-    assert landscape.at(model).traces == pytest.approx(exact, rel=1e-3)
+    least = 1e-3 * np.abs(exact).mean()  # a layer's curvature may be negative at such a model
+    assert landscape.at(model).traces == pytest.approx(np.maximum(exact, least), rel=1e-3)
 
 
 def test_the_score_is_progress_squared_over_the_noise_cost() -> None:
