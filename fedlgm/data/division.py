@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from fedlgm.data import flower
+from fedlgm.data.class_names import class_number
 from fedlgm.data.dataset import DataSet
 from fedlgm.data.partition import Partition, partition, schemes
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, prefix_key
 from fedlgm.extension import is_reference, shown_name, users_code
 from fedlgm.keys import KeyRing
 
@@ -30,7 +31,7 @@ def divide(data: DataSet, clients: int, scheme: Any, *, seed: int = 0, **values:
             -> the indices of each client's training examples. Your own class, object or function may be given as
             "package.module:name".
         seed: public seed, 0 <= seed < 2**128.
-        **values: options of the scheme.
+        **values: options of the scheme; `private_class` is a class's number or name.
 
     Raises:
         ConfigError: an unknown scheme or option, a value out of range, or a requirement that the data cannot meet.
@@ -44,6 +45,9 @@ def divide(data: DataSet, clients: int, scheme: Any, *, seed: int = 0, **values:
     if isinstance(scheme, str) and not is_reference(scheme) and not flower.is_partitioner_name(scheme):
         if scheme == "natural":
             return _natural(data, clients, seed, values)
+        if isinstance(values.get("private_class"), int | str):
+            with prefix_key("private_class"):
+                values["private_class"] = class_number(data, values["private_class"])
         return partition(_labels(data, scheme), clients, scheme, seed=seed, **values)
     found = flower.find(scheme) if isinstance(scheme, str) else scheme
     label = shown_name(scheme)

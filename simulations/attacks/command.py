@@ -136,7 +136,9 @@ def inversion(
 @app.command()
 def gan(
     target: TargetArgument = None,
-    label: Annotated[int | None, typer.Option(help="Class to reconstruct; the last client must lack it.")] = None,
+    label: Annotated[
+        str | None, typer.Option(help="Class to reconstruct, a number or a name; the last client must lack it.")
+    ] = None,
     kind: Annotated[str, typer.Option(help="acgan or dcgan.")] = "acgan",
     active: Annotated[bool, typer.Option(help="The attacker also trains on generated images.")] = False,
     steps: Annotated[int, typer.Option(help="Generator steps for each released model.")] = 20,

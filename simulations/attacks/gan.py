@@ -18,6 +18,7 @@ from fedlgm.attacks.frechet import PublicClassifier
 from fedlgm.attacks.gan import ClassReconstruction, GanSettings
 from fedlgm.attacks.inception import InceptionFeatures
 from fedlgm.data import DataSet, Partition
+from fedlgm.data.class_names import class_number
 from fedlgm.errors import ConfigError, RunError
 from simulations.attacks.rows import ClassRow
 from simulations.attacks.target import Images, Target, in_usual_pixels, train
@@ -111,7 +112,7 @@ class _Watched(LocalGrid):
 def attack(
     target: Target,
     *,
-    label: int | None = None,
+    label: int | str | None = None,
     settings: GanSettings | None = None,
     classifier: PublicClassifier | None = None,
     inception: InceptionFeatures | None = None,
@@ -121,7 +122,8 @@ def attack(
 
     Args:
         target: a recipe or a seeded run; its federation is run again.
-        label: class to reconstruct; by default the largest that other clients hold and the last client does not.
+        label: number or name of the class to reconstruct; by default the largest that other clients hold and the last
+            client does not.
         settings: how the attacker trains.
         classifier: measures distances; by default one is trained on the test set.
         inception: measures Inception distances too.
@@ -139,7 +141,7 @@ def attack(
         )
     data, partition = Images.of(assembly.dataset), assembly.partition
     own = partition[len(partition) - 1]
-    label = _isolated(data.train_y, own, data.classes) if label is None else label
+    label = _isolated(data.train_y, own, data.classes) if label is None else class_number(assembly.dataset, label)
     private = torch.from_numpy(data.train_x[data.train_y == label])
     if len(private) < 2:
         raise ConfigError(

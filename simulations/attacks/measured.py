@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast, get_args
@@ -17,7 +17,9 @@ from fedlgm.attacks.gan import GanSettings
 from fedlgm.attacks.inception import InceptionFeatures
 from fedlgm.attacks.inversion import InversionSettings
 from fedlgm.attacks.mia import attack_outputs
-from fedlgm.errors import ConfigError
+from fedlgm.data import DataSet
+from fedlgm.data.class_names import class_number
+from fedlgm.errors import ConfigError, prefix_key
 from simulations.attacks import gan, inversion
 from simulations.attacks.rows import AttackedRun, ClassFigures, InversionFigures, MembershipFigures
 from simulations.attacks.target import Images, Target, module_of
@@ -39,7 +41,7 @@ class Attacks:
 
     Attributes:
         names: names of the attacks.
-        labels: classes that "gan" reconstructs.
+        labels: numbers or names of the classes that "gan" reconstructs.
         victims: clients of the inversion.
         inversion: effort of the inversion.
         gan: training of the reconstruction.
@@ -47,7 +49,7 @@ class Attacks:
     """
 
     names: tuple[Attack, ...] = ("membership", "inversion")
-    labels: tuple[int, ...] = ()
+    labels: tuple[int | str, ...] = ()
     victims: int = 3
     inversion: InversionSettings = InversionSettings()  # noqa: RUF009  (frozen)
     gan: GanSettings = GanSettings()  # noqa: RUF009  (frozen)
@@ -68,25 +70,33 @@ class Attacks:
             inception: file of the weights for Inception distances, see `fedlgm.attacks.inception`.
 
         Raises:
-            ConfigError: an unknown attack, a class that is not a number, or "gan" without a class; or see
-                `InceptionFeatures`.
+            ConfigError: an unknown attack, or "gan" without a class; or see `InceptionFeatures`.
         """
         names: list[Attack] = []
-        labels: list[int] = []
+        labels: list[str] = []
         for part in (part.strip() for part in text.split(",") if part.strip()):
             name, *classes = part.split(":")
             if name not in get_args(Attack):
                 raise ConfigError(f"--attacks: unknown attack {name!r}; known: {', '.join(get_args(Attack))}")
-            if (name == "gan") != bool(classes) or not all(label.isdigit() for label in classes):
+            if (name == "gan") != bool(classes) or not all(classes):
                 raise ConfigError(
                     f"--attacks: {part!r}: 'gan' takes the classes to reconstruct, as in gan:3:9, others none"
                 )
             names.append(name)  # type: ignore[arg-type]
-            labels += [int(label) for label in classes]
+            labels += classes
         if not names:
             raise ConfigError(f"--attacks takes attacks by comma: {', '.join(get_args(Attack))}")
         features = None if inception is None else InceptionFeatures(inception)
         return cls(tuple(names), tuple(labels), inception=features)
+
+    def numbered(self, data: DataSet) -> Attacks:
+        """The same attacks with the numbers of a set's classes.
+
+        Raises:
+            ConfigError: see `class_number`.
+        """
+        with prefix_key("--attacks"):
+            return replace(self, labels=tuple(class_number(data, label) for label in self.labels))
 
 
 def measure(
@@ -112,6 +122,8 @@ def measure(
         One row per job.
     """
     attacks = attacks or Attacks()
+    if attacks.labels and jobs:
+        attacks = attacks.numbered(Target.open(str(out / jobs[0].folder)).assembly().dataset)
     rows: list[AttackedRun] = []
     for index, job in enumerate(jobs):
         target = Target.open(str(out / job.folder))
@@ -196,7 +208,7 @@ def _inversion(target: Target, victims: int, settings: InversionSettings) -> Inv
     return {"inversion_ssim": float(np.mean(scores)), "inversion_clients": len(scores)}
 
 
-def _gan(job: Job, label: int, attacks: Attacks) -> ClassFigures:
+def _gan(job: Job, label: int | str, attacks: Attacks) -> ClassFigures:
     raw = job.recipe.model_dump(exclude_none=True)
     if not job.recipe.data.partition.startswith("isolation"):
         recipes.override(raw, ["data.partition=isolation"])

@@ -133,9 +133,12 @@ def compare(
     wanted = None
     if attacks is not None or inception is not None:
         from simulations.attacks import measured, table
+        from simulations.config.assembly import Assembly
 
         wanted = measured.Attacks.parse(attacks or "", inception)
     todo = jobs(recipe, methods, seeds, overrides, epsilons, partitions)
+    if wanted is not None and wanted.labels:
+        wanted = wanted.numbered(Assembly(todo[0].recipe, todo[0].own).dataset)  # before the first run
     folder = out or Path("runs") / f"compare-{Path(recipe or 'digits').stem}"
     line = Line(todo, not as_json)
     with _continued(), contextlib.redirect_stdout(sys.stderr):

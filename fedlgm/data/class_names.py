@@ -1,0 +1,74 @@
+"""Names of classes, for options that take one: a name such as "bird", or a number."""
+
+from __future__ import annotations
+
+from fedlgm.data.dataset import DataSet
+from fedlgm.errors import ConfigError, alternatives
+
+_CIFAR10 = "airplane automobile bird cat deer dog frog horse ship truck"
+_CIFAR100 = (
+    "apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can castle "
+    "caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin elephant "
+    "flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster man "
+    "maple_tree motorcycle mountain mouse mushroom oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree "
+    "plain plate poppy porcupine possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper "
+    "snail snake spider squirrel streetcar sunflower sweet_pepper table tank telephone television tiger tractor train "
+    "trout tulip turtle wardrobe whale willow_tree wolf woman worm"
+)
+_FASHION = "T-shirt/top,Trouser,Pullover,Dress,Coat,Sandal,Shirt,Sneaker,Bag,Ankle boot"
+_CHARACTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+PUBLISHED: dict[str, tuple[str, ...]] = {
+    "cifar10": tuple(_CIFAR10.split()),
+    "cifar100": tuple(_CIFAR100.split()),
+    "fashion-mnist": tuple(_FASHION.split(",")),
+    "femnist": tuple(_CHARACTERS),
+}
+"""Names of the published sets' classes, in the order of their numbers, as their authors give them."""
+
+
+def names_of(data: DataSet) -> tuple[str, ...]:
+    """Names of a set's classes: its own labels, or a published set's; empty if the classes have numbers only."""
+    return data.labels or PUBLISHED.get(data.name.partition("/")[0], ())
+
+
+def class_number(data: DataSet, given: int | str) -> int:
+    """The class that a name, a number, or a number as text means; a name comes first.
+
+    Args:
+        data: the set.
+        given: the class.
+
+    Raises:
+        ConfigError: no class of the set has this name or number.
+
+    Example:
+        >>> import numpy as np
+        >>> x, y = np.zeros((4, 2)), np.array(["cat", "dog", "cat", "dog"])
+        >>> own = DataSet.from_arrays((x, y), (x, y))
+        >>> class_number(own, "dog"), class_number(own, 0), class_number(own, "1")
+        (1, 0, 1)
+    """
+    names = names_of(data)
+    if given in names:
+        return names.index(str(given))
+    number = int(given) if isinstance(given, int) or given.isdecimal() else -1
+    if not isinstance(given, bool) and 0 <= number < (data.classes or 0):
+        return number
+    known = f"numbers from 0 to {data.classes - 1}" if data.classes else "no classes"
+    said = alternatives(str(given), names, f"{data.name} has {known}") if names else f"{data.name} has {known}"
+    raise ConfigError(f"no class {given!r}: {said}")
+
+
+def class_name(data: DataSet, number: int) -> str:
+    """A class in words.
+
+    Example:
+        >>> import numpy as np
+        >>> x, y = np.zeros((4, 2)), np.array([0, 1, 0, 1])
+        >>> class_name(DataSet.from_arrays((x, y), (x, y), labels=("cat", "dog")), 1)
+        '1 (dog)'
+        >>> class_name(DataSet.from_arrays((x, y), (x, y)), 1)
+        '1'
+    """
+    names = names_of(data)
+    return f"{number} ({names[number]})" if number < len(names) and names[number] != str(number) else str(number)
