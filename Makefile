@@ -24,9 +24,8 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 test: .venv/installed-test
 	$(PYTEST)
 
-# Slow tests mostly wait for processes that start, so three workers use two cores better.
 test-slow: .venv/installed-test
-	$(PYTEST) -n 3 -m 'slow and not gpu'
+	$(PYTEST) -m 'slow and not gpu'
 
 test-all: test test-slow
 

@@ -6,7 +6,7 @@ import contextlib
 import json
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -44,28 +44,28 @@ def up(folder: DeploymentFolder, say: Callable[[str], None] = print) -> None:
             if flower.healthy():
                 raise RunError(f"something else answers at {settings.local}: stop it, or change deploy.toml")
             _end(_started_under(folder.flower_home))  # ServerApps of a SuperLink that died: they still hold their runs
-        _start(folder, "superlink", folder.server / "start-superlink.sh", running, started)
-        _start(folder, "signer", folder.signer.script, running, started)
+        _start(folder, "superlink", running, started)
+        _start(folder, "signer", running, started)
         if settings.superlink is not None:
-            _start(folder, "proxy", folder.proxy / "start-proxy.sh", running, started)
-        _wait(folder, started, "the SuperLink", flower.healthy)
-        _wait(folder, started, "the signer", folder.signer.socket.exists)
+            _start(folder, "proxy", running, started)
+        _wait(folder, running, started, "the SuperLink", flower.healthy)
+        _wait(folder, running, started, "the signer", folder.signer.socket.exists)
         known = set(folder.registered_file.read_text().split()) if folder.registered_file.is_file() else set()
         for node in settings.nodes:
-            _start(folder, f"{node.name}-service", folder.node(node.name).script("service"), running, started)
+            _start(folder, f"{node.name}-service", running, started)
         for node in settings.nodes:
             if node.name not in known:
                 flower.register(node.name)
                 known.add(node.name)
                 folder.registered_file.write_text("\n".join(sorted(known)))
         for node in settings.nodes:
-            _start(folder, f"{node.name}-supernode", folder.node(node.name).script("supernode"), running, started)
-            _start(folder, f"{node.name}-executor", folder.node(node.name).script("executor"), running, started)
+            _start(folder, f"{node.name}-supernode", running, started)
+            _start(folder, f"{node.name}-executor", running, started)
         for node in settings.nodes:
-            _wait(folder, started, f"the service of {node.name}", partial(_answers, folder, node.name))
+            _wait(folder, running, started, f"the service of {node.name}", partial(_answers, folder, node.name))
         # Its own word: the SuperLink takes nodes that were killed for connected, for a minute.
-        _wait(folder, started, "every node", partial(_all_know_their_id, folder, started), every=0.5)
-        _wait(folder, started, "every node", lambda: flower.online() >= len(settings.nodes), every=1.0)
+        _wait(folder, running, started, "every node", partial(_all_know_their_id, folder, started), every=0.5)
+        _wait(folder, running, started, "every node", lambda: flower.online() >= len(settings.nodes), every=1.0)
     except BaseException:
         _stop(folder, list(started))
         raise
@@ -125,16 +125,14 @@ def _run(path: Path) -> RunState:
     return {"run": path.name, "rounds": len(run.rows()), "finished": result is not None}
 
 
-def _start(
-    folder: DeploymentFolder, role: str, script: Path, running: dict[str, psutil.Process], started: dict[str, int]
-) -> None:
+def _start(folder: DeploymentFolder, role: str, running: dict[str, psutil.Process], started: dict[str, int]) -> None:
     if role in running:
         return
     folder.logs.mkdir(exist_ok=True)
     with (folder.logs / f"{role}.log").open("ab") as log:
         started[role] = log.tell()
         process = subprocess.Popen(
-            [str(script)], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            [str(_script(folder, role))], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             env=environment(None),
         )  # fmt: skip
     born = psutil.Process(process.pid).create_time()
@@ -142,18 +140,35 @@ def _start(
     write_durably(folder.processes_file, json.dumps(recorded | {role: [process.pid, born]}).encode())
 
 
+def _script(folder: DeploymentFolder, role: str) -> Path:
+    """What starts a role: "superlink", "signer", "proxy", or a node's, such as "node0-service"."""
+    servers = {
+        "superlink": folder.server / "start-superlink.sh",
+        "signer": folder.signer.script,
+        "proxy": folder.proxy / "start-proxy.sh",
+    }
+    name, _, kind = role.rpartition("-")
+    return servers[role] if role in servers else folder.node(name).script(kind)
+
+
 def _wait(
-    folder: DeploymentFolder, started: dict[str, int], what: str, ready: Callable[[], bool], every: float = 0.1
+    folder: DeploymentFolder,
+    found: Iterable[str],
+    started: dict[str, int],
+    what: str,
+    ready: Callable[[], bool],
+    every: float = 0.1,
 ) -> None:
+    """Wait until `ready`; start again what was found running and has ended since, and SuperNodes that have to."""
     deadline = time.monotonic() + _STARTUP_S
     while not ready():
         running = _running(folder)
-        for role in [one for one in started if one not in running]:
-            name, _, kind = role.rpartition("-")
-            if kind != "supernode" or _STILL_CONNECTED not in _said(folder, role, started[role]):
-                raise RunError(f"{role} ended:\n{_tail(folder.logs / f'{role}.log')}")
-            time.sleep(_AGAIN_S)
-            _start(folder, role, folder.node(name).script(kind), running, started)
+        for role in [one for one in dict.fromkeys((*found, *started)) if one not in running]:
+            if role in started:  # another role was found running, but was about to end
+                if not role.endswith("-supernode") or _STILL_CONNECTED not in _said(folder, role, started[role]):
+                    raise RunError(f"{role} ended:\n{_tail(folder.logs / f'{role}.log')}")
+                time.sleep(_AGAIN_S)
+            _start(folder, role, running, started)
         if time.monotonic() > deadline:
             raise RunError(f"{what} did not start within {_STARTUP_S:g} s; see {folder.logs}")
         time.sleep(every)

@@ -1,0 +1,48 @@
+"""Processes of a deployment that end while others are started."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fedlgm.errors import RunError
+from simulations.deploy import processes
+from simulations.deploy.layout import DeploymentFolder
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DeploymentFolder:
+    """A deployment whose scripts sleep."""
+    script = tmp_path / "sleep.sh"
+    script.write_text("#!/bin/sh\nexec sleep 60\n")
+    script.chmod(0o700)
+    monkeypatch.setattr(processes, "_script", lambda folder, role: script)
+    return DeploymentFolder(tmp_path)
+
+
+def test_what_was_about_to_end_when_it_was_found_running_is_started(folder: DeploymentFolder) -> None:
+    """A service that was killed a moment before `up` looked; `up` waited five minutes for it."""
+    started: dict[str, int] = {}
+    processes._start(folder, "node0-service", {}, {})
+    found = processes._running(folder)
+    first = found["node0-service"]
+    first.kill()
+    psutil.wait_procs([first], timeout=10)
+    try:
+        processes._wait(folder, found, started, "the service", lambda: "node0-service" in processes._running(folder))
+        assert list(started) == ["node0-service"]
+        assert processes._running(folder)["node0-service"].pid != first.pid
+    finally:
+        processes._stop(folder, ["node0-service"])
+    assert json.loads(folder.processes_file.read_text()) == {}
+
+
+def test_what_was_started_here_and_ended_is_an_error(folder: DeploymentFolder) -> None:
+    started: dict[str, int] = {}
+    processes._start(folder, "node0-service", {}, started)
+    processes._running(folder)["node0-service"].kill()
+    with pytest.raises(RunError, match="node0-service ended"):
+        processes._wait(folder, {}, started, "the service", lambda: False)
