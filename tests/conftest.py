@@ -66,6 +66,12 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Models without a seed start alike, whichever tests ran before in this process."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture(autouse=True)
 def _fresh_url_opener() -> Iterator[None]:
     """urllib keeps the proxies of its first call for good; a test that sets some must not pass them on."""

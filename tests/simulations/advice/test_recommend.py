@@ -51,12 +51,6 @@ class _Untouchable:
     __len__ = __iter__ = __getitem__ = __array__  # type: ignore[assignment]
 
 
-@pytest.fixture(autouse=True)
-def _models_as_ever() -> None:
-    """Models made here start alike, whichever tests ran before in this process."""
-    torch.manual_seed(0)
-
-
 @pytest.fixture(scope="module")
 def found() -> Recommendation:
     return simulations.recommend("digits", public="digits/public", overrides=SHORT)
