@@ -16,6 +16,7 @@ import itertools
 import json
 import tempfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -68,20 +69,20 @@ def run(cell: Cell, setting: Setting, seed: int) -> dict[str, Any]:
     return row | {"accuracy": result.accuracy} | figures
 
 
-def kept() -> list[dict[str, Any]]:
-    """The rows so far."""
-    return json.loads(KEPT.read_text()) if KEPT.exists() else []
+@cache
+def kept() -> dict[tuple[Any, ...], dict[str, Any]]:
+    """The rows so far, by cell, setting and seed."""
+    rows = json.loads(KEPT.read_text()) if KEPT.exists() else []
+    return {tuple(row[key] for key in _NAMES): row for row in rows}
 
 
 def accuracy_of(cell: Cell, setting: Setting, seed: int) -> float:
     """The kept accuracy of one run, which is run and kept if it is missing."""
-    rows = kept()
-    for row in rows:
-        if tuple(row[key] for key in _NAMES) == (*cell, *setting, seed):
-            return float(row["accuracy"])
-    rows.append(run(cell, setting, seed))
-    KEPT.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
-    return float(rows[-1]["accuracy"])
+    rows, key = kept(), (*cell, *setting, seed)
+    if key not in rows:
+        rows[key] = run(cell, setting, seed)
+        KEPT.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows.values()) + "\n]\n")
+    return float(rows[key]["accuracy"])
 
 
 def chosen(cell: Cell) -> Setting:

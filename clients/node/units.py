@@ -1,4 +1,4 @@
-"""What a node's release protects: all of its data, or single examples. One class per unit.
+"""The unit that a node's release protects: all of its data, or single examples. One class per unit.
 
 A plan states who bounds the contributions, and so the unit. The guarantee in a plan is the server's word, and nothing
 here reads it.
@@ -67,7 +67,7 @@ class NodeUnit(Protocol):
         """Train on one artificial example."""
 
     def contributions(self, work: LocalWork, job: Job, numerics: Numerics) -> Contributions:
-        """What this node contributes."""
+        """The node's contribution, for `client_release`."""
 
 
 class WholeData:

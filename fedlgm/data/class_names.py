@@ -57,18 +57,3 @@ def class_number(data: DataSet, given: int | str) -> int:
     known = f"numbers from 0 to {data.classes - 1}" if data.classes else "no classes"
     said = alternatives(str(given), names, f"{data.name} has {known}") if names else f"{data.name} has {known}"
     raise ConfigError(f"no class {given!r}: {said}")
-
-
-def class_name(data: DataSet, number: int) -> str:
-    """A class in words.
-
-    Example:
-        >>> import numpy as np
-        >>> x, y = np.zeros((4, 2)), np.array([0, 1, 0, 1])
-        >>> class_name(DataSet.from_arrays((x, y), (x, y), labels=("cat", "dog")), 1)
-        '1 (dog)'
-        >>> class_name(DataSet.from_arrays((x, y), (x, y)), 1)
-        '1'
-    """
-    names = names_of(data)
-    return f"{number} ({names[number]})" if number < len(names) and names[number] != str(number) else str(number)

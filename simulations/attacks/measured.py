@@ -122,8 +122,6 @@ def measure(
         One row per job.
     """
     attacks = attacks or Attacks()
-    if attacks.labels and jobs:
-        attacks = attacks.numbered(Target.open(str(out / jobs[0].folder)).assembly().dataset)
     rows: list[AttackedRun] = []
     for index, job in enumerate(jobs):
         target = Target.open(str(out / job.folder))

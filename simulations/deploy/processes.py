@@ -141,7 +141,7 @@ def _start(folder: DeploymentFolder, role: str, running: dict[str, psutil.Proces
 
 
 def _script(folder: DeploymentFolder, role: str) -> Path:
-    """What starts a role: "superlink", "signer", "proxy", or a node's, such as "node0-service"."""
+    """The script that starts a role: "superlink", "signer", "proxy", or a node's, such as "node0-service"."""
     servers = {
         "superlink": folder.server / "start-superlink.sh",
         "signer": folder.signer.script,
@@ -159,7 +159,7 @@ def _wait(
     ready: Callable[[], bool],
     every: float = 0.1,
 ) -> None:
-    """Wait until `ready`; start again what was found running and has ended since, and SuperNodes that have to."""
+    """Wait until `ready`; restart processes that have ended since they were found running, and refused SuperNodes."""
     deadline = time.monotonic() + _STARTUP_S
     while not ready():
         running = _running(folder)

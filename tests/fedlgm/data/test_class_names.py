@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedlgm.data import DataSet, divide
-from fedlgm.data.class_names import PUBLISHED, class_name, class_number
+from fedlgm.data.class_names import PUBLISHED, class_number
 from fedlgm.data.sources import FILE_SETS
 from fedlgm.errors import ConfigError
 
@@ -37,8 +37,6 @@ def test_a_class_is_a_name_or_a_number(name: str, given: int | str, number: int)
 def test_a_set_s_own_names_come_before_numbers() -> None:
     data = named("own", 2, ("1", "0"))
     assert [class_number(data, given) for given in ("0", 0)] == [1, 0]
-    assert class_name(data, 0) == "0 (1)"
-    assert class_name(named("digits"), 3) == "3"
 
 
 @pytest.mark.parametrize(
