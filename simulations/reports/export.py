@@ -86,7 +86,7 @@ def metadata(run: Path | str) -> Metadata:
 
 def _metadata(folder: RunFolder, result: RunSummary) -> Metadata:
     """See `metadata`; for a run that has been checked."""
-    kept = excerpt(Protection, result)
+    kept = excerpt(Protection.__annotations__, result)
     told = cast(Metadata, {"made_by": "fedlgm", **kept, "recipe": folder.recipe_file.read_text(encoding="utf-8")})
     labels = folder.provenance.read().get("labels")
     if labels is not None:

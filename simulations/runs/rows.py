@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, TypedDict, TypeVar, cast
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypedDict
 
 import numpy as np
 
 from fedlgm.transcript import Transcript
 from strategies import Failure, RoundRecord
-
-Row = TypeVar("Row")
 
 
 class Figures(TypedDict, total=False):
@@ -207,10 +205,9 @@ class FullRow(RoundRow, PrivateFigures, total=False):
 OnRound = Callable[[FullRow], None]
 
 
-def excerpt(kind: type[Row], summary: RunSummary) -> Row:
-    """A summary's values for the keys of another row, in that row's order."""
-    known = dict(summary)
-    return cast(Row, {name: known[name] for name in kind.__annotations__ if name in known})
+def excerpt(names: Iterable[str], summary: Mapping[str, Any]) -> dict[str, Any]:
+    """A summary's values by these names, as far as it has them."""
+    return {name: summary[name] for name in names if name in summary}
 
 
 def round_row(record: RoundRecord) -> RoundRow:
