@@ -306,6 +306,11 @@ class ReleasePlan:
             views[j].copy_(part)
         return update
 
+    @property
+    def scales(self) -> np.ndarray:
+        """Noise scale of each number that is released, [size]."""
+        return np.repeat([part.sigma for part in self.parts], [part.size for part in self.parts])
+
     @cached_property
     def trained(self) -> Tensor | None:
         """1 for each coordinate that clients train and 0 for the others, float32 [D]; None if they train all."""

@@ -164,7 +164,7 @@ def _tensors(transcript: Transcript) -> tuple[Tensor, ...]:
 
 def _check_bounds(mechanism: Mechanism, plan: ReleasePlan) -> None:
     """Check that no contribution moves the sum further, in units of the noise, than the plan's event covers."""
-    size, scales = plan.layers.size, np.repeat([p.sigma for p in plan.parts], [p.size for p in plan.parts])
+    size, scales = plan.layers.size, plan.scales
     generator = torch.Generator().manual_seed(2)
     tried = [scale * torch.randn(size, generator=generator) for scale in (1e-3, 1.0, 1e6)]
     for low, high in zip(plan.layers.offsets[:-1], plan.layers.offsets[1:], strict=True):

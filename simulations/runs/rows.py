@@ -238,10 +238,8 @@ def released_figures(transcript: Transcript) -> RoundRow:
     mean, plan = transcript.mean, transcript.plan
     if mean is None or plan is None or plan.size == 0:
         return {}
-    norms = np.zeros(len(plan.layers))
-    sizes = [int(size) for size in plan.layers.sizes[plan.indices]]
-    norms[plan.indices] = [float(part.double().norm()) for part in mean[: sum(sizes)].split(sizes)]
-    row: RoundRow = {"released_norm": _compact(norms)}
+    norms = [float(part.double().norm()) for part in plan.layers.split(plan.expand(mean))]
+    row: RoundRow = {"released_norm": _compact(np.array(norms))}
     answers = {noisy.query.name: transcript.answer(noisy.query.name) for noisy in plan.queries}
     if answers:
         row["queries"] = {name: _compact(values) for name, values in answers.items() if values is not None}
