@@ -77,17 +77,15 @@ def draw(done: Sequence[Job], out: Path) -> dict[str, str]:
     Returns:
         Name of the figure -> path.
     """
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
     everything = list(dict.fromkeys((job.epsilon, job.partition) for job in done))
     scenes = [scene for scene in everything if scene[0] is not None] or everything
     score, rounds, paths = done[0].recipe.task.build().headline, _rounds(done, out), {}
     for name, label in ({score: f"test {score}"} | _CURVES).items():
-        figure, grid = plt.subplots(1, len(scenes), figsize=(5.5 * len(scenes), 4), squeeze=False)
+        figure = Figure(figsize=(5.5 * len(scenes), 4), layout="constrained")
+        grid = figure.subplots(1, len(scenes), squeeze=False)
         for axes, (epsilon, partition) in zip(grid[0], scenes, strict=True):
             here = rounds[(rounds["partition"] == partition) & rounds["budget"].isin([epsilon, None])]
             for index, (method, own) in enumerate(here.groupby("method", sort=False)):
@@ -97,9 +95,7 @@ def draw(done: Sequence[Job], out: Path) -> dict[str, str]:
             axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
             axes.grid(alpha=0.3)
             axes.legend(fontsize="small")
-        figure.tight_layout()
         paths[name] = str(save(figure, out / f"{name}.png"))
-        plt.close(figure)
     return paths
 
 
