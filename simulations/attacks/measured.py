@@ -20,6 +20,7 @@ from fedlgm.attacks.mia import attack_outputs
 from fedlgm.data import DataSet
 from fedlgm.data.class_names import class_number
 from fedlgm.errors import ConfigError, prefix_key
+from fedlgm.files import PRIVATE
 from simulations.attacks import gan, inversion
 from simulations.attacks.target import Images, Target, module_of
 from simulations.config import recipe as recipes
@@ -167,8 +168,7 @@ class _Kept:
         known = self._values.get(name)
         if not isinstance(known, dict) or known.get("settings") != settings:
             self._values[name] = known = {"settings": settings, "figures": measured()}
-            content = strict_json.dumps(self._values, indent=1) + "\n"
-            self._folder.private_file(_FILE).write_text(content, encoding="utf-8")
+            strict_json.write(self._folder.private_file(_FILE), self._values, PRIVATE, indent=1)
         return dict(known["figures"])
 
 

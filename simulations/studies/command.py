@@ -191,4 +191,4 @@ def _list(as_json: bool) -> None:
 def _write(path: Path, value: Any) -> None:
     from simulations.runs import strict_json
 
-    path.write_text(strict_json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    strict_json.write(path, value, indent=1)

@@ -83,7 +83,7 @@ def summarise(todo: Sequence[Job], out: Path, failed: Mapping[str, str] | None =
     }
     # Wall times show how many clients took part: who runs the comparison sees them, its file does not keep them.
     kept = summary | {"runs": [_without_times(row) for row in runs], "cells": [_without_times(row) for row in cells]}
-    (out / "compare.json").write_text(strict_json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    strict_json.write(out / "compare.json", kept, indent=1)
     return summary
 
 
