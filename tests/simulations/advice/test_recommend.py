@@ -76,7 +76,9 @@ def test_noise_on_the_mean_is_that_of_the_plan(found: Recommendation) -> None:
     assert found["noise_on_mean"] == pytest.approx(plan.effective_multiplier / 50, rel=1e-6)
 
 
-@pytest.mark.parametrize("public", [PUBLIC, {"train": PUBLIC, "test": PUBLIC}, "test", None])
+@pytest.mark.parametrize(
+    "public", [pytest.param(PUBLIC, marks=pytest.mark.slow), {"train": PUBLIC, "test": PUBLIC}, "test", None]
+)
 def test_private_data_are_never_touched(public: object) -> None:
     data = {"train": (_Untouchable(), _Untouchable()), "test": PUBLIC, "clients": [[0]] * 40}
     settings = {"privacy.delta": 1e-3, "federation.rate": 0.5} | SHORT
