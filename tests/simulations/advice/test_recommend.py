@@ -147,6 +147,20 @@ def test_a_warm_up_at_chance_is_refused() -> None:
         )  # fmt: skip
 
 
+def test_the_warm_up_trains_as_the_recipe_does() -> None:
+    """One gradient per client at a rate that only the bound makes sensible: plain training diverged at this rate."""
+    rate = {"training.lr": 1000.0, "federation.server_optimizer": "adam", "federation.server_lr": 0.05}
+    setting: dict[str, object] = {
+        "model": nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)), "public": "test", "examples": 500,
+        "data": {"train": None, "test": PUBLIC}, "overrides": {"privacy.delta": 1e-4} | SHORT | rate,
+    }  # fmt: skip
+    with pytest.raises(ConfigError, match="that of the initial model|that of a constant prediction"):
+        simulations.recommend(**setting)  # type: ignore[arg-type]
+    setting["overrides"]["trainer.name"] = "fedsgd"  # type: ignore[index]
+    advice = simulations.recommend(**setting)  # type: ignore[arg-type]
+    assert advice["stages"][-1]["metrics"]["loss"] < 0.5 * advice["stages"][0]["initial_loss"]
+
+
 def test_updates_that_lower_no_loss_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("simulations.advice.recommend.score", lambda *_: 0.0)
     with pytest.raises(ConfigError, match="does not lower the loss"):
