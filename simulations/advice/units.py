@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -83,8 +83,9 @@ class Clients(Units):
         affordable = int(most / (max(share, 1.0) * training.epochs))
         self._clients = filled[: max(4, min(CLIENTS, affordable))]
         self._trainer = assembly.trainer(training.vectorize == "on", compiled=False)
-        plain = assembly.trainer_kind is kinds.PLAIN
-        self._step = _Steps(assembly, self.layers, self.x, self.y) if plain else self._rounds
+        self._step: Callable[[Tensor, Sequence[Tensor]], Tensor] = self._rounds
+        if assembly.trainer_kind is kinds.PLAIN:
+            self._step = _Steps(assembly, self.layers, self.x, self.y)
         self._server = assembly.server_optimizer()
 
     def warm_up(self, model: Tensor, rows: Sequence[Tensor]) -> Tensor:
@@ -96,7 +97,7 @@ class Clients(Units):
         order, bound = KeyRing.from_seed(0), float(getattr(self.assembly.mechanism, "bound", 1.0))
         for i, batch in enumerate(rows):
             task = ClientTask(inputs.take(self.x, batch), self.y[batch], order.torch_generator(Purpose.PROBE, i), 1)
-            update = next(self._trainer.updates(model, [task]))[0]
+            update = next(iter(unbounded(next(self._trainer.updates(model, [task])))))
             model = self._server.step(model, update * min(1.0, bound / max(float(update.norm()), 1e-12)))
         return model
 
