@@ -287,7 +287,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Position:
-    """How far a node's ledger is, signed by the service.
+    """Position of a node's ledger, signed by the service.
 
     Attributes:
         ledger: the ledger's identity.

@@ -46,12 +46,12 @@ class NoisedBy:
 
     Attributes:
         name: the trust model, as facts and recipes name it.
-        uploads_released: whether what a client hands over is already a release, charged to the client.
-        alone: whether anybody may see what a client hands over; if not, only a sum of several clients'.
+        uploads_released: whether a client's upload is already a release, charged to the client.
+        alone: whether a single client's upload may be seen; if not, only a sum of several uploads.
         relation: the neighbouring relation of whole clients that it is usually proven for.
         numbers: types that the numbers of a real node's answer may have.
         uncorrelated: why noise is not correlated over rounds; empty where it may be.
-        observed_rounds: what a server that nobody trusts sees of a round; empty where the server is trusted.
+        observed_rounds: an untrusted server's view of a round; empty if the server is trusted.
         answers: status and reason of a node's guarantee for its answers.
     """
 
@@ -197,7 +197,7 @@ def named(*, uploads_released: bool) -> str:
 
 
 def hides_answers(trusts: Iterable[str]) -> bool:
-    """Whether, under one of these trust models, nobody may see what a client hands over but in a sum.
+    """Whether, under one of these trust models, clients' messages may be seen only in a sum.
 
     Example:
         >>> hides_answers(["local", "central"])

@@ -1,4 +1,4 @@
-"""What releases from a data set have cost before a run trains on it."""
+"""Cost of releases from a data set before a run trains on it."""
 
 from __future__ import annotations
 

@@ -178,7 +178,7 @@ class Assembly:
 
     @property
     def spent(self) -> Spent | None:
-        """What releases from the data have cost before the run."""
+        """Cost of releases from the data before the run."""
         return self.dataset.spent if self.own.data is not None or "dataset" in self.__dict__ else None
 
     @property

@@ -1,8 +1,8 @@
 """End a run early by a public rule: the headline on the public test set has stopped improving.
 
 The rule reads released models and public examples alone, so it is post-processing of the releases. Rounds that are not
-made release nothing. But the round at which a run stops depends on its releases, and an epsilon that shrinks with it is
-none that was fixed in advance: composition proves the bound of all planned rounds (a privacy filter), which a stopped
+made release nothing. But the round at which a run stops depends on its releases, so an epsilon that shrinks with it
+was not fixed in advance: composition proves the bound of all planned rounds (a privacy filter), which a stopped
 run reports. Its ledger holds what was made.
 """
 
