@@ -207,5 +207,5 @@ class OneMechanism(Process):
     def events(
         self, plan: ReleasePlan, multipliers: np.ndarray, sampled: bool = True
     ) -> list[tuple[dp_event.DpEvent, int]]:
-        """Those of the first rounds, at the run's least multiplier."""
+        """Events of the first rounds, at the run's least multiplier."""
         return self.run.events(self.facts.least_multiplier, len(multipliers))
