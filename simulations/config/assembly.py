@@ -355,8 +355,7 @@ class Assembly:
         )
 
     def native(self, module: nn.Module, *arguments: Any, **keywords: Any) -> Trainer:
-        """The compiled kernel's trainer; ConfigError if there is no kernel or it does not support this model or
-        trainer."""
+        """The compiled kernel's trainer; ConfigError if no kernel is available for this model or trainer."""
         if self.trainer_kind.native is None:
             raise ConfigError("training.kernel: this trainer has no native form: use training.kernel = 'torch'")
         Program.of(module, self.layers, tuple(self.outline.shape), self.task)
