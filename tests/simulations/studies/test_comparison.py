@@ -164,6 +164,7 @@ def test_bad_sets_are_refused(methods: tuple[str, ...], more: tuple[str, ...], w
 # -- resuming ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_finished_runs_are_not_repeated(finished: tuple[list[Job], Path]) -> None:
     todo, out = finished
     before = {job.folder: (out / job.folder / "result.json").stat().st_mtime_ns for job in todo}
