@@ -77,7 +77,7 @@ class Process:
         """Refuse a plan that cannot be charged this way (PrivacyError)."""
 
     def charged(self, plan: ReleasePlan, before: int) -> bool:
-        """Whether a round is charged after `before` charged ones; an empty one is not if nothing has been released."""
+        """Whether a round is charged after `before` charged ones; an empty round is free before the first release."""
         return plan.size > 0 or before > 0
 
     def position(self, rounds: int) -> int | None:

@@ -112,7 +112,7 @@ class Assembly:
 
     @cached_property
     def device(self) -> torch.device:
-        """Where clients train, and where sums lie while they are bounded and noised."""
+        """Device on which clients train, and on which sums lie while they are bounded and noised."""
         return devices.resolve(self.recipe.training.device)
 
     @cached_property
@@ -191,7 +191,7 @@ class Assembly:
 
     @property
     def _published_examples(self) -> int | None:
-        """The number of training examples as published, or as the recipe states it; None if only the data tell."""
+        """The number of training examples as published, or as the recipe states it; None if only the data contain it."""
         section = self.recipe.data
         if self.own.data is not None or section.partition != "iid":
             return None

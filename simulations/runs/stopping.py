@@ -17,7 +17,7 @@ from simulations.config.recipe import Recipe
 
 
 class StoppedEarly(Exception):
-    """The rule holds after a round: no further one is made."""
+    """The rule holds after a round, so the run ends."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def reported_epsilon(recipe: Recipe, charged: float) -> float:
 
 
 def reported_rounds(recipe: Recipe, made: int) -> int:
-    """Rounds that any other epsilon of a run is stated for: with a rule that may stop it, all of them."""
+    """Rounds to which any other epsilon of a run refers: all of them if a rule may stop the run."""
     return made if recipe.run.patience is None else recipe.federation.rounds
 
 
@@ -67,7 +67,7 @@ def ended_early(recipe: Recipe, made: int) -> bool:
 
 
 def note_on_epsilon(recipe: Recipe, made: int) -> list[str]:
-    """Why the epsilon of a run that its results ended early is above that of its ledger; else nothing."""
+    """Why a run that its results ended early states a larger epsilon than its ledger; empty for other runs."""
     if not ended_early(recipe, made):
         return []
     rounds = recipe.federation.rounds
