@@ -166,7 +166,7 @@ class OneMechanism(Process):
         mechanism.check_run(layers, self.facts)
 
     def check_cohorts(self, sampling: Sampling) -> None:
-        """The run's own sampling alone."""
+        """Require the run's own sampling."""
         own = self.facts.sampling
         if sampling != own:
             raise ConfigError(

@@ -191,7 +191,7 @@ class Assembly:
 
     @property
     def _published_examples(self) -> int | None:
-        """The number of training examples as published, or as the recipe states it; None if only the data contain it."""
+        """Number of training examples as published or as stated by the recipe; None if only the data contain it."""
         section = self.recipe.data
         if self.own.data is not None or section.partition != "iid":
             return None
