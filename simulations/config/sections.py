@@ -170,7 +170,7 @@ class Training(Section):
 
     @property
     def local(self) -> LocalTraining:
-        """As the library sees it."""
+        """As `LocalTraining`."""
         return LocalTraining(**self.model_dump(include=set(LocalTraining.__dataclass_fields__)))
 
 
