@@ -167,7 +167,7 @@ class BelowBound(_LayerBits):
 
 @dataclass(frozen=True)
 class BelowShare(_LayerBits):
-    """Which of a client's layers have a share of its norm no larger than their bound's share of all bounds.
+    """Layers whose share of a client's norm is at most their bound's share of all bounds.
 
     Unlike `BelowBound` it still distinguishes layers when every layer is longer than its bound.
 

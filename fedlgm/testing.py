@@ -259,8 +259,8 @@ def check_model(
 ) -> None:
     """Check a model: trainable parameters, no trained buffers, outputs that fit the task, and every trainer.
 
-    Local training must be deterministic, independent of earlier clients, and equal one client at a time and
-    with many clients at once.
+    Local training must be deterministic and independent of earlier clients, and must give the same result for one
+    client at a time and for many at once.
 
     Args:
         model: any argument of `fedlgm.models.build`.

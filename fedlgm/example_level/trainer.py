@@ -128,8 +128,8 @@ def private_figures(
 ) -> np.ndarray:
     """The figures from which a published, NOT PRIVATE variant plans, float64 [rows, K].
 
-    PRIVATE. They are the raw layer norms of the examples' gradients [n, K] without those that are not finite, or the
-    mechanism's own figures (`UsesPrivateSums`).
+    PRIVATE. They are the finite raw layer norms of the examples' gradients [n, K], or the mechanism's own figures
+    (`UsesPrivateSums`).
 
     Args:
         gradients: the model's per-example gradients.

@@ -44,7 +44,7 @@ class Claim(TypedDict, total=False):
 
 
 def caveat_of(noise_reproducible: bool) -> str:
-    """What follows every guarantee, in full or in short, where noise came from a public seed; empty elsewhere.
+    """The caveat after every guarantee, in full or in short, if noise came from a public seed; otherwise empty.
 
     Args:
         noise_reproducible: whether it did.

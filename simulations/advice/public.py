@@ -114,7 +114,7 @@ def outline_of(given: Any) -> tuple[DataSet | None, int | None]:
 
 
 def examples_of(recipe: Recipe) -> int | None:
-    """Published number of training examples of a recipe's set; None if only private data tell."""
+    """Published number of training examples of a recipe's set; None if it is known only from private data."""
     section = recipe.data
     if not _is_named(recipe):
         return None

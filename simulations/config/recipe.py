@@ -109,7 +109,7 @@ class Recipe(Section):
 
     @property
     def shares(self) -> Shares | None:
-        """Whose noise is counted on, as a library object."""
+        """The shares of the noise, as a library object."""
         return None if self.distributed is None else self.distributed.shares
 
     @property

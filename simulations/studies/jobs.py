@@ -83,7 +83,7 @@ def jobs(
         overrides: "section.key=value" for all methods, "METHOD/section.key=value" for one of them. Keys of [mechanism]
             reach the methods that have such an option.
         epsilons: budgets; the recipe's own if empty.
-        partitions: partition schemes; the recipe's own if empty. Other schemes take the options that they have.
+        partitions: partition schemes; the recipe's own if empty. Options that a scheme does not have are dropped.
 
     Raises:
         ConfigError: an unknown method, key or value.
