@@ -18,9 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.extension import enter, is_bundled
 from fedlgm.layers import SAFETY
+from fedlgm.rows_apart import rows_apart
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,12 @@ class AuxiliaryQuery(ABC):
 
     sizes: tuple[int, ...]
 
+    def __init_subclass__(cls) -> None:
+        if "contribution" in vars(cls):
+            raise ConfigError(
+                f"query {cls.__name__}: contribution bounds what encode returns, row by row: override encode instead"
+            )
+
     @property
     @abstractmethod
     def size(self) -> int:
@@ -73,11 +80,12 @@ class AuxiliaryQuery(ABC):
 
         Raises:
             ConfigError: `encode` returns another shape.
+            PrivacyError: a user's `encode` remembers rows.
         """
-        if is_bundled(self) or len(norms) < 2:
+        if is_bundled(self) or not len(norms):
             values = self._encoded(norms, clip)
         else:
-            values = torch.cat([self._encoded(row.clone(), clip.clone()) for row in norms.split(1)])
+            values = rows_apart(lambda row: self._encoded(row, clip.clone()), norms, f"query {self.name!r}")
         # Before lengths are measured: one NaN would make the length of the rest unknown.
         values = torch.nan_to_num(values.float(), nan=0.0, posinf=0.0, neginf=0.0)
         largest = values.abs().amax(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
@@ -302,6 +310,19 @@ def register(kind: type[AuxiliaryQuery]) -> type[AuxiliaryQuery]:
     """
     enter(_KINDS, kind.name, kind, "query")
     return kind
+
+
+def require_registered(query: AuxiliaryQuery, sizes: Iterable[int]) -> None:
+    """Refuse a query that clients, who make it from its name, would take for another one.
+
+    Raises:
+        PrivacyError: the query's name belongs to another query, or it has other sizes or options than the registered.
+    """
+    if query.name in _KINDS and named(query.name, sizes) != query:
+        raise PrivacyError(
+            f"query {query.name!r} is not the one that clients answer under this name, whose bound may differ: give it "
+            "a name of its own, register its class, and make it from the layers' sizes alone"
+        )
 
 
 def named(name: str, sizes: Iterable[int]) -> AuxiliaryQuery:

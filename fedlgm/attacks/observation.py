@@ -62,14 +62,8 @@ class Observation:
         else:
             noisy = _by_all_rounds(bounded, plan, keys, round).float()
             sigma = plan.sigma / plan.facts.noise.column_norms()[round - 1]
-        layers, seen = plan.layers, torch.zeros(plan.layers.size)
-        views, position = layers.split(seen), 0
-        for j in plan.indices:
-            size = int(layers.sizes[j])
-            views[j].copy_(noisy[position : position + size])
-            position += size
         factor = np.sqrt(2.0) if plan.family == "laplace" else 1.0
-        return cls(layers, seen, np.where(plan.released, sigma * factor, np.inf))
+        return cls(plan.layers, plan.expand(noisy), np.where(plan.released, sigma * factor, np.inf))
 
     @property
     def visible(self) -> np.ndarray:

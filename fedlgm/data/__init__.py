@@ -184,8 +184,8 @@ def only_test_examples(
             f"the test examples of {name!r} cannot be read without its training examples, which may be private: give "
             "public examples that are a set by themselves"
         )
-    if base in FILE_SETS and (test := FILE_SETS[base].test) is not None:
-        found = read_test(base, locate(base, data_dir, download=True, files=test[0]))
+    if base in FILE_SETS and FILE_SETS[base].test:
+        found = read_test(base, locate(base, data_dir, download=True, files=FILE_SETS[base].test))
     else:
         whole = load(base, data_dir)
         found = DataSet(base, whole.test_x, whole.test_y, whole.test_x, whole.test_y, whole.classes)

@@ -100,6 +100,18 @@ class Guarantee:
         if (self.status != "none") != protected:
             raise PrivacyError(f"a guarantee {self.status!r} does not fit a plan that {_FITS[protected]}")
 
+    def require_unit(self, unit: Unit) -> None:
+        """Check that it speaks of the unit that a mechanism's releases protect.
+
+        Raises:
+            PrivacyError: another unit.
+        """
+        if self.unit != unit:
+            raise PrivacyError(
+                f"the guarantee speaks of one {self.unit}, but one {unit} is protected: state "
+                f"Guarantee(..., unit={unit!r})"
+            )
+
     def conditional_on(self, condition: str) -> Guarantee:
         """A proven guarantee becomes conditional on `condition`; other guarantees do not change."""
         if self.status != "proven":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
@@ -18,7 +19,6 @@ from fedlgm.mechanisms.base import UsesPrivateNorms, UsesPrivateUpdates
 from fedlgm.plan import ReleasePlan
 from fedlgm.training import ClientTask
 from fedlgm.transcript import Transcript
-from simulations.attacks.rows import InversionRow
 from simulations.attacks.target import Images, Target, module_of
 from simulations.config.assembly import Assembly
 from simulations.config.recipe import Recipe, validate
@@ -78,7 +78,7 @@ class Finding:
     observation: Observation
     seen: str | None = None
 
-    def to_dict(self) -> InversionRow:
+    def to_dict(self) -> dict[str, Any]:
         """JSON form, without the images."""
         return {
             "protection": self.protection,

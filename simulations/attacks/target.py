@@ -19,7 +19,6 @@ from fedlgm.errors import ConfigError, RunError
 from fedlgm.keys import KeyRing
 from fedlgm.privacy.guarantee import Unit
 from fedlgm.tasks import Classification
-from simulations.attacks.rows import Attacked
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly, settled
 from simulations.config.recipe import Recipe
@@ -27,6 +26,9 @@ from simulations.engines.local import LocalGrid
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import OnRound, RunSummary, excerpt
 from simulations.runs.server import serve
+
+FIGURES = ("accuracy", "epsilon", "claimed_epsilon", "delta", "guarantee", "guarantee_status")
+"""Figures of an attacked run's summary that stand beside what an attack found."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,13 +146,13 @@ class Target:
         """Keys of the attack's own simulations: never those of the attacked run, whose noise is unknown."""
         return KeyRing.from_seed(self.recipe.run.seed).derive(b"attack", *(fact.encode() for fact in facts))
 
-    def figures(self) -> Attacked:
+    def figures(self) -> dict[str, Any]:
         """Accuracy, guarantee, and epsilon proven, claimed and audited of a finished run; empty for a recipe."""
         if self.folder is None:
             return {}
         known = self.folder.finished()
         known.update(self.folder.audited())
-        return excerpt(Attacked, known)
+        return excerpt((*FIGURES, "audited_epsilon"), known)
 
 
 def in_usual_pixels(recipe: Recipe) -> Assembly:

@@ -298,7 +298,7 @@ class RunFolder:
 
     def keep_audit(self, figures: RunSummary) -> None:
         """Keep the canaries' audit of a finished run for its operator."""
-        write_durably(self.audit_file, (strict_json.dumps(figures, indent=2) + "\n").encode(), PRIVATE)
+        strict_json.write(self.audit_file, figures, PRIVATE)
 
     def audited(self) -> RunSummary:
         """The canaries' audit of a finished run, for its operator alone; empty for a run that was not audited.
@@ -315,7 +315,7 @@ class RunFolder:
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Write the final summary; the run's noise will not be drawn again, so its keys are removed."""
-        write_durably(self.result_file, (strict_json.dumps(result, indent=2) + "\n").encode(), PUBLIC)
+        strict_json.write(self.result_file, result)
         self.forget_noise()
 
     def forget_noise(self) -> None:

@@ -14,6 +14,7 @@ from fedlgm.errors import ConfigError, alternatives
 from fedlgm.keys import KeyRing
 from simulations.config import recipe as recipes
 from simulations.config.fingerprints import object_digest
+from simulations.config.grids import listed
 from simulations.config.messages import OPTIONS, keys_like
 from simulations.config.own import Own
 from simulations.config.recipe import Overrides, Recipe
@@ -126,13 +127,13 @@ def grid_jobs(
     Raises:
         ConfigError: an unknown key, mechanism or value, or a duplicate label.
     """
-    axes = {key: _values(key, values) for key, values in grid.items() if key != "mechanism"}
+    axes = {key: listed(f"grid[{key!r}]", values) for key, values in grid.items() if key != "mechanism"}
     for key in axes:
         _check_key(key)
     if "mechanism" in grid:
         if own.mechanism is not None:
             raise ConfigError("mechanism: give it in the grid or as an argument, not in both")
-        methods = methods_of(_values("mechanism", grid["mechanism"]))
+        methods = methods_of(listed("grid['mechanism']", grid["mechanism"]))
     elif own.mechanism is not None:
         methods = [Method.of(own.mechanism)]
     else:
@@ -297,15 +298,6 @@ def _once(values: Sequence[Any]) -> Iterator[Any]:
         if value not in seen:
             seen.append(value)
             yield value
-
-
-def _values(key: str, values: Any) -> list[Any]:
-    if isinstance(values, (str, Mapping)) or not isinstance(values, Iterable):
-        raise ConfigError(f"grid[{key!r}] is a list of values, got {values!r}")
-    found = list(values)
-    if not found:
-        raise ConfigError(f"grid[{key!r}] holds no values")
-    return [value.item() if hasattr(value, "item") else value for value in found]  # NumPy's numbers are no TOML
 
 
 def _check_key(key: Any) -> None:
