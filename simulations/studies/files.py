@@ -87,7 +87,7 @@ class Elsewhere(BaseModel):
 
     Attributes:
         title: one line about it.
-        paper: what it stands for.
+        paper: the table or figure that it stands for.
         command: what makes it; empty where nothing does.
         why: why nothing makes it.
     """
