@@ -300,7 +300,6 @@ def main() -> None:
         if kept.keep(label, lambda: {"accuracy": run(TASKS[name], TASKS[name].methods[method], rate, seed)}) is None:  # noqa: B023
             break
     texts = {name: text_of(kept, name) for name in options.tasks} | {"all tasks": all_tasks(kept)}
-    show(PAGE, {"all tasks": texts.pop("all tasks")}, options.write)
     show(DATA_PAGE, texts, options.write)
 
 

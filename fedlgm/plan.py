@@ -242,7 +242,7 @@ class ReleasePlan:
     def shares(self) -> np.ndarray:
         """Budget share p_j of each layer (0 where not released), [K]; they and the queries' shares sum to 1.
 
-        All 0 for a release without noise, or of nothing.
+        All 0 for a release without noise or without values.
         """
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio = np.where(self.released, self.clip / self.sigma, 0.0)

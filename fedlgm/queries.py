@@ -265,8 +265,8 @@ class LayerMovement(_LayerFigures):
 class LayerStrength(_LayerFigures):
     """Each layer's share of a gradient's norm, (||g_l|| / ||g||)_l: every vector has norm 1 or 0.
 
-    What Algorithm 1 of the LM-DP-SGD paper averages over a batch, ||g_l|| / min(C, ||g||), is unbounded for clipped
-    gradients; this query agrees with it for the others, and its bound needs no clipping.
+    The ratio ||g_l|| / min(C, ||g||), which Algorithm 1 of the LM-DP-SGD paper averages over a batch, is unbounded
+    for clipped gradients. This query equals it for all other gradients, and its bound needs no clipping.
 
     Example:
         >>> LayerStrength((5, 2)).encode(torch.tensor([[3.0, 4.0]]), torch.ones(2)).numpy().round(3)

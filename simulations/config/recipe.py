@@ -41,7 +41,7 @@ Overrides = Iterable[str] | Mapping[str, Any]
 
 
 class Recipe(Section):
-    """A validated recipe; docs/how-to/recipe.md documents all sections.
+    """A validated recipe; docs/api/recipe.md documents all sections.
 
     Inconsistent sections are refused: `load` and `validate` raise a `ConfigError`.
 
