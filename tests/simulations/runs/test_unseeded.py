@@ -172,7 +172,7 @@ def test_killed_at_random_moments(recipe, tmp_path):
         deadline = time.monotonic() + LIMIT_S
         enough = len(seen) // 2 + draw.randrange(2, 20)
         while process.poll() is None and time.monotonic() < deadline:
-            rows = len(folder.rows()) if folder.metrics_file.is_file() else 0
+            rows = len(folder.rows()) if folder.metrics.path.is_file() else 0
             if rows >= enough:
                 break
             time.sleep(0.01)
