@@ -18,9 +18,8 @@ from typing import Any, cast
 from torch import Tensor
 
 from fedlgm.errors import LedgerError, RunError
-from fedlgm.files import PRIVATE, PUBLIC, close_folder, open_private, write_durably
+from fedlgm.files import PUBLIC, close_folder, open_private, write_durably
 from fedlgm.keys import KeyRing
-from fedlgm.layers import LayerTable
 from fedlgm.privacy.charge import Head
 from fedlgm.privacy.cost import Cost
 from fedlgm.privacy.guarantee import Guarantee
@@ -202,9 +201,7 @@ class RunFolder:
 
     def anchors(self) -> list[Head]:
         """Heads of the ledger that checkpoints and the result hold."""
-        kept = self.checkpoints.heads()
-        if self.result_file.is_file():
-            kept.append(str((self.result() or {}).get("ledger_head") or ""))
+        kept = [*self.checkpoints.heads(), str((self.result() or {}).get("ledger_head") or "")]
         return [Head.parse(text) for text in kept if text]
 
     @contextmanager
@@ -271,17 +268,13 @@ class RunFolder:
         own = {row["round"]: row for row in self.diagnostics} if private else {}
         return [cast(FullRow, own.get(row["round"], {}) | row) for row in rows]
 
-    def keep_audit(self, figures: RunSummary) -> None:
-        """Keep the canaries' audit of a finished run for its operator."""
-        strict_json.write(self.audit_file, figures, PRIVATE)
-
     def audited(self) -> RunSummary:
         """The canaries' audit of a finished run, for its operator alone; empty for a run that was not audited.
 
         Raises:
             RunError: the file is damaged.
         """
-        return _summary(self.audit_file) if self.audit_file.is_file() else {}
+        return _summary(self.audit_file) or {}
 
     def truncate(self, round: int) -> None:
         """Remove rows after `round`, because those rounds are repeated."""
@@ -352,7 +345,7 @@ class RunFolder:
         Raises:
             RunError: the file is damaged.
         """
-        return _summary(self.result_file) if self.result_file.is_file() else None
+        return _summary(self.result_file)
 
     @property
     def diverged(self) -> DivergedFile:
@@ -394,12 +387,10 @@ class RunFolder:
             keys = name_of(self.keys(None)[0])
         self.checkpoints.write(Checkpoint(transcript, optimizer, head, noise, keys))
 
-    def latest(self, layers: LayerTable) -> Checkpoint | None:
-        """The newest checkpoint that can be read, or None; see `Checkpoints.latest`."""
-        return self.checkpoints.latest(layers)
 
-
-def _summary(file: Path) -> RunSummary:
+def _summary(file: Path) -> RunSummary | None:
+    if not file.is_file():
+        return None
     try:
         found = strict_json.loads(file.read_text(encoding="utf-8"))
     except ValueError:
