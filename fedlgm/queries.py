@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.extension import enter, is_bundled
-from fedlgm.layers import SAFETY
+from fedlgm.layers import SAFETY, LayerTable
 from fedlgm.rows_apart import rows_apart
 
 
@@ -56,9 +56,9 @@ class AuxiliaryQuery(ABC):
             )
 
     @property
-    @abstractmethod
     def size(self) -> int:
-        """Number of coordinates."""
+        """Number of coordinates; one per layer unless a query says otherwise."""
+        return len(self.sizes)
 
     @property
     @abstractmethod
@@ -126,13 +126,28 @@ class NoisyQuery:
             raise ConfigError(f"bounds and noise must be non-negative numbers, got {self}")
 
 
+def beside_layers(
+    kind: type[AuxiliaryQuery], layers: LayerTable, multiplier: float, share: float
+) -> tuple[tuple[NoisyQuery], float]:
+    """A query that takes a share of a release's budget, and the noise multiplier that is left for the layers.
+
+    Args:
+        kind: the query.
+        layers: the model's layers.
+        multiplier: noise multiplier of the release as a whole.
+        share: in (0, 1).
+
+    Example:
+        >>> ((noisy,), rest) = beside_layers(BelowBound, LayerTable.from_sizes({"a": 5, "b": 2}), 2.0, share=0.36)
+        >>> round((noisy.query.bound / noisy.sigma) ** 2 + rest**-2, 9)  # 1 / 2^2, the whole of it
+        0.25
+    """
+    query = kind(tuple(layers.sizes.tolist()))
+    return (NoisyQuery(query, query.bound * multiplier / math.sqrt(share)),), multiplier / math.sqrt(1 - share)
+
+
 class _LayerBits(AuxiliaryQuery):
     """A bit per layer, centred so that each is -1/2 or 1/2."""
-
-    @property
-    def size(self) -> int:
-        """One bit per layer."""
-        return len(self.sizes)
 
     @property
     def bound(self) -> float:
@@ -198,11 +213,6 @@ class LayerVote(AuxiliaryQuery):
     name: ClassVar[str] = "layer-vote"
 
     @property
-    def size(self) -> int:
-        """One number per layer."""
-        return len(self.sizes)
-
-    @property
     def votes(self) -> int:
         """k: layers that a client votes for."""
         return -(-len(self.sizes) // 4)
@@ -225,11 +235,6 @@ class LayerVote(AuxiliaryQuery):
 
 class _LayerFigures(AuxiliaryQuery):
     """A non-negative figure per layer, together a vector of norm 1 at most."""
-
-    @property
-    def size(self) -> int:
-        """One figure per layer."""
-        return len(self.sizes)
 
     @property
     def bound(self) -> float:

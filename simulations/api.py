@@ -12,7 +12,7 @@ from torch import nn
 
 from fedlgm import data as data_sets
 from fedlgm import inputs, models
-from fedlgm.errors import ConfigError, RunError
+from fedlgm.errors import ConfigError
 from fedlgm.extension import shown_name
 from fedlgm.files import path_of
 from fedlgm.privacy.guarantee import caveat_of
@@ -115,12 +115,7 @@ class RunResult(Figures):
 
     def module(self) -> nn.Module:
         """The same as it was trained: it gives what the task's loss takes. Errors as for `model`."""
-        checkpoint = self._folder.latest(self._assembly.layers)
-        if checkpoint is None:
-            raise RunError(f"{self.folder} has no checkpoint any more")
-        module = self._assembly.module()
-        self._assembly.layers.load_(module, checkpoint.transcript.models[-1])
-        return module.eval()
+        return self._folder.checkpoints.into(self._assembly.module(), self._assembly.layers)
 
     def export(self, file: Path | str, *, adapter: bool = False) -> Exported:
         """Write the model to a file whose suffix names the format: .onnx, .safetensors or .pt; or only its adapters.
@@ -178,7 +173,7 @@ class RunResult(Figures):
         """One row per layer of the last release: size, bound, noise, share, SNR."""
         from simulations.reports.planning import layer_rows
 
-        checkpoint = self._folder.latest(self._assembly.layers)
+        checkpoint = self._folder.checkpoints.latest(self._assembly.layers)
         plan = checkpoint.transcript.plan if checkpoint is not None else None
         return [] if plan is None else layer_rows(plan)
 

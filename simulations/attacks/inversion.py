@@ -19,7 +19,7 @@ from fedlgm.mechanisms.base import UsesPrivateNorms, UsesPrivateUpdates
 from fedlgm.plan import ReleasePlan
 from fedlgm.training import ClientTask
 from fedlgm.transcript import Transcript
-from simulations.attacks.target import Images, Target, module_of
+from simulations.attacks.target import Images, Target
 from simulations.config.assembly import Assembly
 from simulations.config.recipe import Recipe, validate
 from simulations.progress import OnProgress
@@ -136,7 +136,9 @@ def victims(target: Target, count: int, images: int) -> tuple[Assembly, nn.Modul
     if count < 1 or images < 1:
         raise ConfigError(f"--victims and --images must be at least 1, got {count} and {images}")
     assembly = target.assembly(reconstructs=True)
-    module = assembly.module() if target.folder is None else module_of(assembly, target.folder)
+    module = assembly.module()
+    if target.folder is not None:
+        target.folder.checkpoints.into(module, assembly.layers)
     model, keys = assembly.layers.flatten(module), target.keys("inversion")
     trainer = assembly.trainer(False, False)
     found = []

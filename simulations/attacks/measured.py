@@ -22,7 +22,7 @@ from fedlgm.data.class_names import class_number
 from fedlgm.errors import ConfigError, prefix_key
 from fedlgm.files import PRIVATE
 from simulations.attacks import gan, inversion
-from simulations.attacks.target import Images, Target, module_of
+from simulations.attacks.target import Images, Target
 from simulations.config import recipe as recipes
 from simulations.progress import OnProgress
 from simulations.runs import strict_json
@@ -177,7 +177,7 @@ def _membership(target: Target) -> Row:
     data = Images.of(assembly.dataset)
     if target.folder is None:
         raise ConfigError("membership is inferred from a finished run's model")
-    module = module_of(assembly, target.folder)
+    module = target.folder.checkpoints.into(assembly.module(), assembly.layers)
     if not all(torch.isfinite(part).all() for part in module.parameters()):
         return {}  # a model that overflowed answers alike to everyone
     result = attack_outputs(module, data.train, data.test)["modified-entropy"]

@@ -18,7 +18,7 @@ from fedlgm.attacks.mia import LayerAdversary, ShadowModel, output_scores
 from fedlgm.attacks.rmia import relative_ratios
 from fedlgm.errors import ConfigError
 from fedlgm.privacy.guarantee import Unit
-from simulations.attacks.target import ClientPool, Images, Pool, Target, module_of, train
+from simulations.attacks.target import ClientPool, Images, Pool, Target, train
 from simulations.progress import OnProgress
 from simulations.runs.rows import FullRow, RunSummary
 
@@ -97,7 +97,7 @@ def population(
             modules.append(trained.module)
             results.append(trained.result)
     if target.folder is not None:
-        modules.insert(0, module_of(assembly, target.folder))
+        modules.insert(0, target.folder.checkpoints.into(assembly.module(), assembly.layers))
         results.insert(0, target.folder.finished())
         membership = np.concatenate([pool.trained[None], membership])
     return Population(pool, modules, membership, results, target.folder is not None)

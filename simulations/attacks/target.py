@@ -15,7 +15,7 @@ from clients import AnyClient
 from fedlgm import data
 from fedlgm.attacks.lira import random_halves
 from fedlgm.data import DataSet, Partition
-from fedlgm.errors import ConfigError, RunError
+from fedlgm.errors import ConfigError
 from fedlgm.keys import KeyRing
 from fedlgm.privacy.guarantee import Unit
 from fedlgm.tasks import Classification
@@ -223,17 +223,7 @@ def train(
     folder = RunFolder.create(run_dir, assembly.recipe)
     keys, _ = folder.keys(assembly.recipe.run.seed)
     result = serve(grid(assembly.client(keys, AnyClient()).as_app()), assembly, folder, "local", progress)
-    return Trained(module_of(assembly, folder), result)
-
-
-def module_of(assembly: Assembly, folder: RunFolder) -> nn.Module:
-    """The model with a run's final weights."""
-    checkpoint = folder.latest(assembly.layers)
-    if checkpoint is None:
-        raise RunError(f"{folder.path} has no checkpoint: there is no model to attack")
-    module = assembly.module()
-    assembly.layers.load_(module, checkpoint.transcript.models[-1])
-    return module.eval()
+    return Trained(folder.checkpoints.into(assembly.module(), assembly.layers), result)
 
 
 @dataclass(frozen=True, eq=False)

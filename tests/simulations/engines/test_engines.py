@@ -310,7 +310,7 @@ def test_the_flower_app_continues_a_run_with_its_own_recipe_only(tmp_path):
     context = Context(run_id=1, node_id=2, node_config={}, state=RecordDict(), run_config=config)
     with pytest.raises(FedlgmError, match="another recipe than the run config"):
         make_server_app()(LocalGrid(None), context)
-    assert not folder.metrics_file.exists()
+    assert not folder.metrics.path.exists()
 
 
 def test_the_flower_app_names_the_workers_of_a_simulation_that_does_not_say_that_it_is_one(tmp_path):
