@@ -65,6 +65,8 @@ def _bounds(scaling: Scaling, plan: ReleasePlan) -> tuple[float, ...]:
 
 def _answers(norms: Tensor, plan: ReleasePlan) -> tuple[BoundedAnswer, ...]:
     """Sums of the examples' answers in float64; an example whose norms [B, K] are not finite counts as zero."""
+    if not plan.queries:
+        return ()
     counted = norms.isfinite().all(dim=1, keepdim=True)
     known = torch.where(counted, norms, 0.0)
     clip = torch.from_numpy(plan.clip.copy()).to(norms)

@@ -137,6 +137,9 @@ def clip_factors(norms: Tensor, bound: float | Tensor) -> Tensor:
         >>> clip_factors(torch.tensor([0.5, 4.0]), 1.0).round(decimals=4).tolist()
         [1.0, 0.25]
     """
+    if isinstance(bound, float | int) and norms.dtype == torch.float64 and 0 < SAFETY * bound < math.inf:
+        limit = torch.tensor(SAFETY * bound, dtype=norms.dtype, device=norms.device)
+        return limit / norms.clamp(min=SAFETY * bound)  # the same in two operations
     bound = torch.as_tensor(bound, dtype=norms.dtype, device=norms.device)
     whole = norms <= bound * SAFETY
     cut = SAFETY * bound / torch.where(whole, 1.0, norms)
@@ -196,7 +199,7 @@ class PerLayerClip:
         """See `Scaling`."""
         limit = SAFETY * self.clip[layer]
         if 0 < limit < math.inf:
-            return limit / norms.clamp(min=limit)  # as `clip_factors`, in two operations
+            return limit / norms.clamp(min=limit)  # as `clip_factors`, up to rounding
         return clip_factors(norms, self.clip[layer])
 
     def bounds(self, layers: int) -> np.ndarray:

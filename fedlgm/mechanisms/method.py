@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from torch import nn
@@ -96,11 +97,11 @@ class Method:
         """
         with code_of(type(self.mechanism), self.mechanism.name):
             made: object = self.mechanism.plan(self.layers, self.facts, transcript)
-        plan = self._checked(made)
+        plan = self._checked(made, position=self.facts.process.position(transcript.rounds))
         if isinstance(self.mechanism, (UsesPrivateNorms, UsesPrivateUpdates)):
             self._refuse_protected(plan)
         self._refuse_other_cost(plan, transcript)
-        return replace(plan, position=self.facts.process.position(transcript.rounds))
+        return plan
 
     def plan_from_private_norms(self, norms: np.ndarray) -> ReleasePlan:
         """The round's plan of a published variant that uses private layer norms (`UsesPrivateNorms`).
@@ -119,8 +120,12 @@ class Method:
         self._refuse_protected(plan)
         return plan
 
-    def _checked(self, plan: object) -> ReleasePlan:
-        """Check that a mechanism returned a plan of this run: a plan is charged by the facts that it carries."""
+    def _checked(self, plan: object, **more: Any) -> ReleasePlan:
+        """Check that a mechanism returned a plan of this run: a plan is charged by the facts that it carries.
+
+        Returns:
+            The plan with the fields `more`.
+        """
         name = self.mechanism.name
         if type(plan) not in (ReleasePlan, UnprotectedPlan):  # a class derived from them could state another event
             raise ConfigError(f"{name}: plan() must return a ReleasePlan, got {type(plan).__name__}")
@@ -135,7 +140,7 @@ class Method:
         plan.guarantee.require_unit(self.facts.sampling.of or self.mechanism.unit)
         if plan.layers != self.layers:
             raise PrivacyError(f"{name}: the plan's layers are not the run's: pass `layers` on unchanged")
-        return replace(plan)  # made anew from its fields: what a plan computes of them cannot be set
+        return replace(plan, **more)  # made anew from its fields: what a plan computes of them cannot be set
 
     @cached_property
     def _costs(self) -> np.ndarray:

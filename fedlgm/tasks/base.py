@@ -181,6 +181,18 @@ class Task(ABC):
         differentiate = torch.func.grad(self.loss)
         return [lambda: gradient.copy_(differentiate(outputs, targets))]
 
+    def summed_gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Gradient of the sum of the losses with respect to the outputs [n, ...], of their shape, as autograd gives it.
+
+        Args:
+            outputs: [n, ...].
+            targets: [n, ...].
+        """
+        with torch.enable_grad():
+            leaf = outputs.detach().requires_grad_()
+            (gradient,) = torch.autograd.grad(self.losses(leaf, targets).sum(), leaf)
+        return gradient
+
     def _no_fit(self, outputs: Tensor, targets: Tensor) -> str:
         shapes = f"outputs of shape {tuple(outputs.shape)} and targets of shape {tuple(targets.shape)}"
         return f"task {self.name!r} does not fit the model's {shapes}"
