@@ -162,7 +162,7 @@ def enter(known: dict[str, Any], name: str, made: Any, what: str) -> None:
 
 
 def is_bundled(found: object) -> bool:
-    """Whether an object's class is one of this package's, not a user's.
+    """Whether an object's class belongs to this package and not to a user.
 
     Example:
         >>> from fedlgm.queries import BelowBound

@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from fedlgm.errors import RunError
 
-PROTOCOL = 3  # raised whenever what a question or an answer says changes
+PROTOCOL = 4  # raised whenever what a question or an answer says changes
 HELLO = {"protocol": PROTOCOL, "ask": "hello"}  # asks a service who it is
 TEST = "test-"  # how the identity of a ledger begins whose noise keys are known
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"  # of a node, which goes into logs, terminals and paths
@@ -48,7 +48,7 @@ TRANSIENT = frozenset({"busy", "slow", "unavailable"})
 def pause_after(silence: float, shortest: float, longest: float, share: float = 0.1) -> float:
     """Seconds to wait before polling again, `silence` seconds after the last news.
 
-    This is a share of `silence`, within limits. Polling costs both processes some milliseconds, and this bounds the
+    This is a share of `silence`, within limits. Polling costs both processes a few milliseconds, and this bounds the
     time that waiting adds to a round.
 
     Example:
@@ -287,7 +287,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Position:
-    """How far a node's ledger is, signed by the service.
+    """Position of a node's ledger, signed by the service.
 
     Attributes:
         ledger: the ledger's identity.

@@ -18,9 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.extension import enter, is_bundled
 from fedlgm.layers import SAFETY, LayerTable
+from fedlgm.rows_apart import rows_apart
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,12 @@ class AuxiliaryQuery(ABC):
 
     sizes: tuple[int, ...]
 
+    def __init_subclass__(cls) -> None:
+        if "contribution" in vars(cls):
+            raise ConfigError(
+                f"query {cls.__name__}: contribution bounds what encode returns, row by row: override encode instead"
+            )
+
     @property
     def size(self) -> int:
         """Number of coordinates; one per layer unless a query says otherwise."""
@@ -73,11 +80,12 @@ class AuxiliaryQuery(ABC):
 
         Raises:
             ConfigError: `encode` returns another shape.
+            PrivacyError: a user's `encode` remembers rows.
         """
-        if is_bundled(self) or len(norms) < 2:
+        if is_bundled(self) or not len(norms):
             values = self._encoded(norms, clip)
         else:
-            values = torch.cat([self._encoded(row.clone(), clip.clone()) for row in norms.split(1)])
+            values = rows_apart(lambda row: self._encoded(row, clip.clone()), norms, f"query {self.name!r}")
         # Before lengths are measured: one NaN would make the length of the rest unknown.
         values = torch.nan_to_num(values.float(), nan=0.0, posinf=0.0, neginf=0.0)
         largest = values.abs().amax(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
@@ -174,7 +182,7 @@ class BelowBound(_LayerBits):
 
 @dataclass(frozen=True)
 class BelowShare(_LayerBits):
-    """Which of a client's layers have a share of its norm no larger than their bound's share of all bounds.
+    """Layers whose share of a client's norm is at most their bound's share of all bounds.
 
     Unlike `BelowBound` it still distinguishes layers when every layer is longer than its bound.
 
@@ -262,8 +270,8 @@ class LayerMovement(_LayerFigures):
 class LayerStrength(_LayerFigures):
     """Each layer's share of a gradient's norm, (||g_l|| / ||g||)_l: every vector has norm 1 or 0.
 
-    What Algorithm 1 of the LM-DP-SGD paper averages over a batch, ||g_l|| / min(C, ||g||), is unbounded for clipped
-    gradients; this query agrees with it for the others, and its bound needs no clipping.
+    The ratio ||g_l|| / min(C, ||g||), which Algorithm 1 of the LM-DP-SGD paper averages over a batch, is unbounded
+    for clipped gradients. This query equals it for all other gradients, and its bound needs no clipping.
 
     Example:
         >>> LayerStrength((5, 2)).encode(torch.tensor([[3.0, 4.0]]), torch.ones(2)).numpy().round(3)
@@ -307,6 +315,19 @@ def register(kind: type[AuxiliaryQuery]) -> type[AuxiliaryQuery]:
     """
     enter(_KINDS, kind.name, kind, "query")
     return kind
+
+
+def require_registered(query: AuxiliaryQuery, sizes: Iterable[int]) -> None:
+    """Refuse a query that clients, who make it from its name, would take for another one.
+
+    Raises:
+        PrivacyError: the query's name belongs to another query, or it has other sizes or options than the registered.
+    """
+    if query.name in _KINDS and named(query.name, sizes) != query:
+        raise PrivacyError(
+            f"query {query.name!r} is not the one that clients answer under this name, whose bound may differ: give it "
+            "a name of its own, register its class, and make it from the layers' sizes alone"
+        )
 
 
 def named(name: str, sizes: Iterable[int]) -> AuxiliaryQuery:

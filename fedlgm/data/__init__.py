@@ -215,7 +215,7 @@ def _refuse_others(name: Loadable, label: str, options: Mapping[str, Any]) -> No
 def outline(
     name: str, *, image_classes: int | None = None, image_size: int = IMAGE_SIZE, channels: int = 3, **images: Any
 ) -> DataSet | None:
-    """A bundled set without its examples: shapes and classes, as a model needs them; None if only the files tell.
+    """Shapes and classes of a bundled set, without its examples; None if only the files contain them.
 
     Args:
         name: as for `load`.
@@ -243,7 +243,7 @@ def outline(
 
 
 def published_examples(name: str, train_images: int | None = None) -> int | None:
-    """Number of training examples of a bundled set, or of its half, without its files; None if only they tell.
+    """Number of training examples of a bundled set or of its half; None if only the files contain it.
 
     Args:
         name: as for `load`.

@@ -30,7 +30,7 @@ class Terms:
     Attributes:
         run: label of the run.
         round: number, from 1.
-        plan: digest of what nodes are asked to release: plan, model and work.
+        plan: digest of what nodes are asked to release, for any model: plan and work.
         threshold: nodes that a sum holds at least (t).
         colluders: nodes that may collude with the server (m); the others of t add all the noise that counts.
         size: 32-bit words of a vector.
@@ -189,7 +189,8 @@ class Cohort:
 
 @dataclass(frozen=True)
 class Survivors:
-    """Who shared secrets and who then sent a vector, as nodes sign it: one for each cohort, for ever.
+    """Clients that shared secrets and clients that then sent a vector, as signed by the nodes: one such set per
+    cohort, permanently.
 
     Attributes:
         cohort: its digest.

@@ -155,7 +155,7 @@ def victims(target: Target, count: int, images: int) -> tuple[Assembly, nn.Modul
 
 
 def observe(protection: Protection, victim: Victim, layers: LayerTable, start: Tensor, keys: KeyRing) -> Observation:
-    """What the attacker sees of the victim's update under a protection.
+    """The attacker's view of the victim's update under a protection.
 
     Args:
         protection: how the update is protected.

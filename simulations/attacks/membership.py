@@ -61,8 +61,8 @@ def population(
         target: the attacked recipe or run.
         models: number of federations, even and at least 4.
         examples: largest number of the set's examples to use; default: all. Not for a run.
-        unit: unit of membership. For a recipe there are twice its number of clients, each with half of the examples;
-            for a run its own clients, and others that hold the test set.
+        unit: unit of membership. A recipe has twice its number of clients, each with half of the examples. A run has
+            its own clients, and further ones that hold the test set.
         progress: called with (rounds done, total, description).
 
     Raises:

@@ -108,7 +108,7 @@ class Assembly:
 
     @cached_property
     def device(self) -> torch.device:
-        """Where clients train, and where sums lie while they are bounded and noised."""
+        """Device on which clients train, and on which sums lie while they are bounded and noised."""
         return devices.resolve(self.recipe.training.device)
 
     @cached_property
@@ -172,7 +172,7 @@ class Assembly:
 
     @property
     def spent(self) -> Spent | None:
-        """What releases from the data have cost before the run."""
+        """Cost of releases from the data before the run."""
         return self.dataset.spent if self.own.data is not None or "dataset" in self.__dict__ else None
 
     @property
@@ -185,7 +185,7 @@ class Assembly:
 
     @property
     def _published_examples(self) -> int | None:
-        """The number of training examples as published, or as the recipe states it; None if only the data tell."""
+        """Number of training examples as published or as stated by the recipe; None if only the data contain it."""
         section = self.recipe.data
         if self.own.data is not None or section.partition != "iid":
             return None
@@ -344,7 +344,7 @@ class Assembly:
         )
 
     def native(self, module: nn.Module, *arguments: Any, **keywords: Any) -> Trainer:
-        """The compiled kernel's trainer; ConfigError where there is no kernel, or not for this model or trainer."""
+        """The compiled kernel's trainer; ConfigError if no kernel is available for this model or trainer."""
         if self.trainer_kind.native is None:
             raise ConfigError("training.kernel: this trainer has no native form: use training.kernel = 'torch'")
         Program.of(module, self.layers, tuple(self.outline.shape), self.task)

@@ -1,4 +1,4 @@
-"""What a recipe leaves to the machine, settled once when a run starts: its trainers differ in the last bits."""
+"""Choices that a recipe leaves to the machine, made once at its start because trainers differ in the last bits."""
 
 from __future__ import annotations
 

@@ -87,9 +87,9 @@ class Elsewhere(BaseModel):
 
     Attributes:
         title: one line about it.
-        paper: what it stands for.
-        command: what makes it; empty where nothing does.
-        why: why nothing makes it.
+        paper: the table or figure that it stands for.
+        command: the command that makes it; empty if there is none.
+        why: the reason if there is no command.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -65,7 +65,7 @@ class Search:
         return tuple(point[key] for key in self.axes)
 
     def best(self, scores: Mapping[Point, float], better: str) -> Point | None:
-        """The point with the best mean figure, the first one if several are equal; NaN does not count."""
+        """The point with the best mean figure, the first one if several are equal; NaN is ignored."""
         known = {point: score for point, score in scores.items() if not math.isnan(score)}
         sign = 1 if better == "higher" else -1
         return max(known, key=lambda point: sign * known[point]) if known else None

@@ -161,8 +161,7 @@ def test_engines_agree_on_correlated_noise(tmp_path, nothing_left, options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [3, None])
-@pytest.mark.parametrize("engine", ["ray", "flower"])
+@pytest.mark.parametrize(("engine", "seed"), [("ray", 3), ("flower", None)])  # Flower's processes read secret keys
 def test_interrupted_correlated_runs_go_on_in_every_engine(tmp_path, nothing_left, engine, seed):
     """Stopped at two random rounds and continued there, with a seed and with secret keys: the bits of a whole run.
 
