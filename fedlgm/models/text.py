@@ -169,7 +169,7 @@ def transformer(
 _MOST = {"layers": 1000}  # of objects to make, before any of them has been
 
 
-def _require_counts(**values: object) -> None:
+def _require_counts(**values: int) -> None:
     for name, value in values.items():
         if check_count(name, value) > _MOST.get(name, value):
             raise ConfigError(f"{name} must be at most {_MOST[name]}, got {value}")

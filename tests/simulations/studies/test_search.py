@@ -61,10 +61,10 @@ WINS, TIES = ([0.8, 0.82, 0.81], [0.7, 0.71, 0.72]), ([0.8, 0.7, 0.75], [0.79, 0
 def test_a_difference_is_claimed_only_if_it_holds_at_both_neighbouring_rates(lower, higher, claimed: bool) -> None:
     """At an edge of the list there is no neighbour, so nothing is claimed."""
     beside = [frame(*lower), frame(*higher)]
-    found = results._differences(frame(*WINS), beside, "a", "b", "accuracy", [], {})
+    found = results._differences(frame(*WINS), beside, "a", "b", "method", "accuracy", [], {})
     assert found.p < 0.05
     assert found.claimed is claimed
-    without = results._differences(frame(*WINS), None, "a", "b", "accuracy", ["training.lr"], {"training.lr": 0.2})
+    without = results._differences(frame(*WINS), None, "a", "b", "method", "accuracy", ["training.lr"], {"training.lr": 0.2})
     assert without.claimed
 
 
