@@ -64,7 +64,8 @@ def test_a_difference_is_claimed_only_if_it_holds_at_both_neighbouring_rates(low
     found = results._differences(frame(*WINS), beside, "a", "b", "method", "accuracy", [], {})
     assert found.p < 0.05
     assert found.claimed is claimed
-    without = results._differences(frame(*WINS), None, "a", "b", "method", "accuracy", ["training.lr"], {"training.lr": 0.2})
+    rate = {"training.lr": 0.2}
+    without = results._differences(frame(*WINS), None, "a", "b", "method", "accuracy", ["training.lr"], rate)
     assert without.claimed
 
 
