@@ -22,7 +22,7 @@ _ROOT_LIMIT = 2**128  # SeedSequence mixes the path after the first four words o
 
 
 class Purpose(IntEnum):
-    """What a stream is for; part of its name. Values are stored in runs: never renumber, only append.
+    """Purpose of a stream; part of its name. Values are stored in runs: never renumber, only append.
 
     Example:
         >>> keys = KeyRing.from_seed(7)

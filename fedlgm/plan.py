@@ -128,6 +128,8 @@ class ReleasePlan:
                 raise ConfigError(f"unknown {what} {value!r}; known: {', '.join(get_args(known))}")
         if self.queries and self.family != "gaussian":
             raise ConfigError("an auxiliary query bounds a unit's vector in l2 norm: only Gaussian releases have one")
+        for noisy in self.queries:
+            queries.require_registered(noisy.query, self.layers.sizes)
         if self.position is not None and type(self.position) is not int:
             raise ConfigError(f"the position of a round must be a whole number, got {self.position!r}")
         if np.isinf(sigma[released]).any():
@@ -239,7 +241,7 @@ class ReleasePlan:
     def shares(self) -> np.ndarray:
         """Budget share p_j of each layer (0 where not released), [K]; they and the queries' shares sum to 1.
 
-        All 0 for a release without noise, or of nothing.
+        All 0 for a release without noise or without values.
         """
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio = np.where(self.released, self.clip / self.sigma, 0.0)
@@ -304,6 +306,11 @@ class ReleasePlan:
         for j, part in zip(self.indices, mean.split([part.size for part in self.parts]), strict=False):
             views[j].copy_(part)
         return update
+
+    @property
+    def scales(self) -> np.ndarray:
+        """Noise scale of each number that is released, [size]."""
+        return np.repeat([part.sigma for part in self.parts], [part.size for part in self.parts])
 
     @cached_property
     def trained(self) -> Tensor | None:

@@ -111,7 +111,8 @@ class ExampleTrainer:
         self._sums += 1
         if self._tried < min(len(y), 2):  # one example shows less than two
             self._tried = min(len(y), TRIED)
-            few = self._few(x, y, torch.arange(self._tried))
+            rows = torch.linspace(0, len(y) - 1, self._tried).long()  # of all data: they may be sorted by class
+            few = self._few(x, y, rows)
             try_examples(self._module, self.layers, self._task, *few, type(self._module))
         elif len(y) > 1 and self._random.random() < 1 / self._sums:
             rows = torch.tensor(self._random.sample(range(len(y)), min(len(y), TRIED)))
@@ -130,8 +131,8 @@ def private_figures(
 ) -> np.ndarray:
     """The figures from which a published, NOT PRIVATE variant plans, float64 [rows, K].
 
-    PRIVATE. They are the raw layer norms of the examples' gradients [n, K] without those that are not finite, or the
-    mechanism's own figures (`UsesPrivateSums`).
+    PRIVATE. They are the finite raw layer norms of the examples' gradients [n, K], or the mechanism's own figures
+    (`UsesPrivateSums`).
 
     Args:
         gradients: the model's per-example gradients.

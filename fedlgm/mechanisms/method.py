@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -99,7 +100,7 @@ class Method:
         plan = self._checked(made, position=self.facts.process.position(transcript.rounds))
         if isinstance(self.mechanism, (UsesPrivateNorms, UsesPrivateUpdates)):
             self._refuse_protected(plan)
-        self._refuse_other_cost(plan, transcript.rounds)
+        self._refuse_other_cost(plan, transcript)
         return plan
 
     def plan_from_private_norms(self, norms: np.ndarray) -> ReleasePlan:
@@ -136,17 +137,29 @@ class Method:
                 f"{name}: the plan's facts are not the run's ({', '.join(other)} differ), and its cost follows from "
                 "them: pass `facts` on unchanged"
             )
+        plan.guarantee.require_unit(self.facts.sampling.of or self.mechanism.unit)
         if plan.layers != self.layers:
             raise PrivacyError(f"{name}: the plan's layers are not the run's: pass `layers` on unchanged")
         return replace(plan, **more)  # made anew from its fields: what a plan computes of them cannot be set
 
-    def _refuse_other_cost(self, plan: ReleasePlan, done: int) -> None:
+    @cached_property
+    def _costs(self) -> np.ndarray:
+        """The mechanism's costs, asked for once: nothing released later can change them."""
+        return self.mechanism.costs(self.layers, self.facts.rounds)
+
+    def _refuse_other_cost(self, plan: ReleasePlan, transcript: Transcript) -> None:
         """Refuse a plan that costs more or less than was fixed before the run: only fixed costs compose."""
+        done, last = transcript.rounds, transcript.plan
         if not plan.protected or done >= self.facts.rounds:
             return
+        if last is not None and last.protected and last.family != plan.family:
+            raise PrivacyError(
+                f"{self.mechanism.name}: round {done + 1} has {plan.family} noise, the round before {last.family}: the "
+                "kind of noise is fixed before the run, because costs that follow from past releases do not compose"
+            )
         own = plan.effective_multiplier if plan.size else self.facts.noise_multiplier  # as the plan's event has it
         cost = (self.facts.noise_multiplier / own) ** 2
-        fixed = self.mechanism.costs(self.layers, self.facts.rounds)[done]
+        fixed = self._costs[done]
         if not abs(cost - fixed) <= 1e-6 * fixed:
             raise PrivacyError(
                 f"{self.mechanism.name}: round {done + 1} costs {cost:.6g} releases at the run's multiplier, its "

@@ -219,7 +219,7 @@ class Ledger:
             contiguous: whether every round between the first and the last charged one must be present.
 
         Returns:
-            The head, when all is well.
+            The head, if all checks pass.
 
         Raises:
             LedgerError: rows were edited, deleted or reordered, the recipe was changed, or the ledger is older than an

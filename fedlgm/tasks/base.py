@@ -176,7 +176,7 @@ class Task(ABC):
         Args:
             outputs: [n, ...].
             targets: [n, ...].
-            gradient: where to write, of the shape of the outputs.
+            gradient: array to write to, with the shape of the outputs.
         """
         differentiate = torch.func.grad(self.loss)
         return [lambda: gradient.copy_(differentiate(outputs, targets))]
