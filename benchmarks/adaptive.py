@@ -291,7 +291,7 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="*", choices=list(TASKS), default=list(TASKS))
     parser.add_argument("--methods", nargs="*", help="those to go on with; all if left out")
     parser.add_argument("--minutes", type=float, default=60.0, help="processor time after which no run is started")
-    parser.add_argument("--write", action="store_true", help="write docs/results/adaptive.md, run nothing")
+    parser.add_argument("--write", action="store_true", help="write the tables of docs/results, run nothing")
     options = parser.parse_args()
     torch.set_num_threads(1)
     kept = Kept(options.kept, options.minutes)
@@ -300,8 +300,7 @@ def main() -> None:
         if kept.keep(label, lambda: {"accuracy": run(TASKS[name], TASKS[name].methods[method], rate, seed)}) is None:  # noqa: B023
             break
     texts = {name: text_of(kept, name) for name in options.tasks} | {"all tasks": all_tasks(kept)}
-    show(DATA_PAGE, {"splits": texts.pop("splits", "")}, options.write)
-    show(PAGE, texts, options.write)
+    show(DATA_PAGE, texts, options.write)
 
 
 if __name__ == "__main__":

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import tempfile
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from benchmarks.kept import Kept
 from benchmarks.pages import show, spread, table
 
 KEPT = Path(__file__).parents[1] / "docs" / "results" / "distributed-trust.json"
@@ -51,7 +51,7 @@ def cells() -> Iterator[Cell]:
 
 
 def run(cell: Cell, setting: Setting, seed: int) -> dict[str, Any]:
-    """One run's row."""
+    """One run's figures."""
     from simulations import simulate
 
     (trust, nodes, budget), (bound, rate) = cell, setting
@@ -64,25 +64,22 @@ def run(cell: Cell, setting: Setting, seed: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         changes = last | values | TRUST[trust] | shares
         result = simulate("distributed-digits", overrides=changes, engine="local", run_dir=Path(folder) / "run")
-    row = {"trust": trust, "nodes": nodes, "budget": budget, "bound": bound, "lr": rate, "seed": seed}
     figures = {"epsilon": result.epsilon, "readers_epsilon": result.get("readers_epsilon")}
-    return row | {"accuracy": result.accuracy} | figures
+    return {"accuracy": result.accuracy} | figures
 
 
 @cache
-def kept() -> dict[tuple[Any, ...], dict[str, Any]]:
-    """The rows so far, by cell, setting and seed."""
-    rows = json.loads(KEPT.read_text()) if KEPT.exists() else []
-    return {tuple(row[key] for key in _NAMES): row for row in rows}
+def kept() -> Kept:
+    """The runs so far."""
+    return Kept(KEPT)
 
 
 def accuracy_of(cell: Cell, setting: Setting, seed: int) -> float:
     """The kept accuracy of one run, which is run and kept if it is missing."""
-    rows, key = kept(), (*cell, *setting, seed)
-    if key not in rows:
-        rows[key] = run(cell, setting, seed)
-        KEPT.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows.values()) + "\n]\n")
-    return float(rows[key]["accuracy"])
+    name = dict(zip(_NAMES, (*cell, *setting, seed), strict=True))
+    row = kept().keep(name, lambda: run(cell, setting, seed))
+    assert row is not None
+    return float(row["accuracy"])
 
 
 def chosen(cell: Cell) -> Setting:

@@ -1,4 +1,4 @@
-"""Writes docs/results/lm-dp-sgd.md from the figures of `benchmarks.lm_dp_sgd`; cells without a figure are dashes."""
+"""Writes the figures of `benchmarks.lm_dp_sgd` to docs/results/lm-dp-sgd.md and its page of data; missing: dashes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from benchmarks import lm_dp_sgd as bench
 from benchmarks.pages import put, spread, table
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "lm-dp-sgd.md"
+DATA_PAGE = PAGE.parent / "data" / PAGE.name
 LABELS = {
     "sgd": "SGD, no privacy",
     "dp-sgd": "DP-SGD",
@@ -29,15 +30,15 @@ Values = dict[str, Any]
 def write(values: Values) -> None:
     """Write the tables that have figures between the page's markers."""
     tables = {
-        "accuracy": (accuracy, "run "),
-        "membership": (membership, "run "),
-        "risk": (risk, "risk "),
-        "bias": (bias, "run "),
-        "steps": (steps, "step "),
+        "accuracy": (PAGE, accuracy, "run "),
+        "membership": (DATA_PAGE, membership, "run "),
+        "risk": (PAGE, risk, "risk "),
+        "bias": (DATA_PAGE, bias, "run "),
+        "steps": (DATA_PAGE, steps, "step "),
     }
-    for name, (tables_of, prefix) in tables.items():
+    for name, (page, tables_of, prefix) in tables.items():
         if any(key.startswith(prefix) for key in values):
-            put(PAGE, name, tables_of(values))
+            put(page, name, tables_of(values))
 
 
 def runs(values: Values, style: str) -> list[Values]:

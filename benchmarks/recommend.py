@@ -26,7 +26,7 @@ import torch
 from scipy.stats import spearmanr
 from torch import nn
 
-from benchmarks import adaptive, central_allocations, noise_and_split, studies
+from benchmarks import adaptive, central_allocations, noise_and_split
 from benchmarks.kept import Kept, Search, Values, against, change
 from benchmarks.pages import show, table
 from fedlgm import data
@@ -34,6 +34,7 @@ from fedlgm.models.adapters import adapt
 from simulations.advice.recommend import recommend
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "recommend.md"
+DATA_PAGE = PAGE.parent / "data" / PAGE.name
 KEPT = PAGE.with_suffix(".json")
 PREDICTED = PAGE.with_name("recommend-predicted.json")
 SCORED = PAGE.with_name("recommend-screened.json")
@@ -190,8 +191,6 @@ SCREENED: dict[str, Setting] = {
     "text, GRU, Adam": Setting("text-gru", _ADAM, examples=115_802),
 }
 """Settings that were scored to look for a rule that wins; most were not run."""
-STUDIES = ("layer-wise-narrow-wide-narrow", "layer-wise-bottleneck", "layer-wise-deep")
-"""Named studies of settings in which a rule was predicted to win."""
 
 
 def adapted() -> nn.Module:
@@ -310,13 +309,9 @@ def write() -> None:
     columns = ["setting", "rank correlation", "two halves of the seeds", "spread", "predicted best", "measured best"]
     scored = json.loads(SCORED.read_text(encoding="utf-8"))
     found_rows = [[name, *(f"{values[rule]:.2f}" for rule in RULES)] for name, values in scored.items()]
-    texts = {
-        "settings": table(columns, per_setting),
-        "pairs": table(header, rows),
-        "screened": table(["setting", *RULES], found_rows),
-        "studies": table(["study", "claim", "found", "outcome"], _claims()),
-    }
-    show(PAGE, texts, write=True)
+    show(PAGE, {"settings": table(columns, per_setting)}, write=True)
+    data = {"pairs": table(header, rows), "screened": table(["setting", *RULES], found_rows)}
+    show(DATA_PAGE, data, write=True)
     if len(pairs) > 2:
         ranks = spearmanr([s for s, _ in pairs], [g for _, g in pairs])
         print(f"{len(pairs)} pairs, rank correlation {float(ranks.statistic):.3f}, p {float(ranks.pvalue):.2g}")
@@ -326,16 +321,6 @@ def write() -> None:
         print(f"two halves of the seeds: {statistics.fmean(halves):.3f} over {len(halves)} settings")
         wide = [float(row[1]) for row in per_setting if float(row[3]) >= WIDE]
         print(f"{len(wide)} settings with a spread of {WIDE} or more: {statistics.fmean(wide):.3f}")
-
-
-def _claims() -> list[list[str]]:
-    """Outcomes of the named studies that have run."""
-    return [
-        [f"`{name}`", one.says, one.found(), one.outcome]
-        for name in STUDIES
-        if name in studies.kept()
-        for one in studies.checked(name)
-    ]
 
 
 def _ranks(points: Sequence[tuple[float, float]]) -> float:

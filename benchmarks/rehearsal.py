@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.kept import Kept
 from benchmarks.pages import show, table
-from benchmarks.recommend import FLAT, KEPT, PAGE, RULES, SETTINGS, Setting, measured
+from benchmarks.recommend import DATA_PAGE, FLAT, KEPT, PAGE, RULES, SETTINGS, Setting, measured
 from fedlgm import mechanisms
 from simulations.advice.forecast import SEED, Rehearsals
 from simulations.advice.setting import setting_of
@@ -60,7 +60,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true")
     if parser.parse_args().write:
-        show(PAGE, page(), write=True)
+        texts = page()
+        show(DATA_PAGE, {"forecasts": texts.pop("forecasts")}, write=True)
+        show(PAGE, texts, write=True)
         return
     kept = Kept(REHEARSED)
     for rule in (FLAT, *RULES):

@@ -22,7 +22,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from clients import PartitionedSource
 from fedlgm import data, inputs
 from fedlgm.contributions import unbounded
 from fedlgm.data import DataSet
@@ -32,7 +31,7 @@ from fedlgm.tasks import Task
 from fedlgm.training import ClientTask, LocalTraining
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
-from simulations.config.decided import decided
+from simulations.config.decided import decided, typical
 
 LARGE = 16
 _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
@@ -65,10 +64,7 @@ def blocks(assembly: Assembly) -> tuple[list[tuple[Any, torch.Tensor]], bool]:
     recipe = assembly.recipe
     size = recipe.run.block_size
     try:
-        source, order = PartitionedSource(assembly.dataset, assembly.partition), np.argsort(assembly.sizes)
-        order = order[assembly.sizes[order] > 0]
-        chosen = order[len(order) // 2 :][:size]
-        return [(found.x, found.y) for found in map(source, map(int, chosen))], True
+        return [(task.x, task.y) for task in typical(assembly, size)], True
     except DataError:
         outline = data.outline(recipe.data.name, **recipe.data.reading)
         assert outline is not None

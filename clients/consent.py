@@ -127,16 +127,23 @@ class Consent:
             state[wire.RELEASES] = ConfigRecord()
         record = state.config_records[wire.RELEASES]
         keys, costs = f"{client}.keys", f"{client}.costs"
-        made = dict(zip(cast(list[str], record.get(keys, [])), cast(list[float], record.get(costs, [])), strict=True))
-        made[key] = self._cost(plan)
+        made, spent = cast(list[str], record.get(keys, [])), cast(list[float], record.get(costs, []))
+        place = made.index(key) if key in made else len(made)
+        after = [*spent[:place], self._cost(plan), *spent[place + 1 :]]
         releases = self.facts.releases
         allowance = releases if self.allowance is None else self.allowance
-        if len(made) > releases or sum(made.values()) > allowance * _ROUNDING:
+        if len(after) > releases or sum(after) > allowance * _ROUNDING:
             raise PrivacyError(
                 f"client {client} has made the {releases} releases it agreed to "
                 "(privacy.max_participations), or fewer with less noise, and refuses another"
             )
-        record[keys], record[costs] = list(made), list(made.values())
+        if not made:
+            record[keys], record[costs] = [key], after
+        elif place == len(made):  # in place: Flower checks every entry of a list that it is given
+            made.append(key)
+            spent.append(after[-1])
+        else:
+            spent[place] = after[place]
 
     def _cost(self, plan: ReleasePlan) -> float:
         """Cost in releases at the agreed noise multiplier."""

@@ -19,6 +19,9 @@ from fedlgm.example_level.trainer import ExampleTrainer, batch_keys, digest_of, 
 from fedlgm.keys import KeyRing
 from fedlgm.plan import ReleasePlan
 
+HELD_BYTES = 32 << 20
+"""Data of clients that a process keeps from one round to the next."""
+
 
 class ExampleSteps(Contributions):
     """Clients' contributions under mechanisms that bound examples.
@@ -35,7 +38,7 @@ class ExampleSteps(Contributions):
     def __init__(self, work: LocalWork, numerics: Numerics | None = None) -> None:
         super().__init__(numerics)
         self._work, self._trainer = work, cast(ExampleTrainer, work.trainer)
-        self._held: tuple[int, ClientData, bytes] | None = None
+        self._held: dict[int, tuple[ClientData, bytes]] = {}
 
     def empty(self, plan: ReleasePlan) -> BoundedSum:
         """A sum without contributions, on the CPU."""
@@ -76,8 +79,15 @@ class ExampleSteps(Contributions):
                 yield client, data, poisson_rows(batch_keys(order, digest), len(data), rate, asked.round, client)
 
     def _examples(self, client: int) -> tuple[ClientData, bytes]:
-        """A client's data and their digest; the last client's data are kept (in a federation of one, all data)."""
-        if self._held is None or self._held[0] != client:
+        """A client's data and their digest, kept for later rounds: up to `HELD_BYTES`, and always the last client's."""
+        if client not in self._held:
             data = self._work.source(client)
-            self._held = client, data, digest_of(data.x, data.y)
-        return self._held[1], self._held[2]
+            if sum(_bytes(held) for held, _ in self._held.values()) + _bytes(data) > HELD_BYTES:
+                self._held.clear()
+            self._held[client] = data, digest_of(data.x, data.y)
+        return self._held[client]
+
+
+def _bytes(data: ClientData) -> int:
+    parts = data.x if isinstance(data.x, tuple) else (data.x,)
+    return sum(part.nbytes for part in (*parts, data.y))

@@ -141,7 +141,7 @@ def place_reply(message: Message, serves: Serving) -> Message:
 
 
 def asked_of(message: Message, layers: LayerTable, serves: Serving) -> Asked:
-    """What a message asks of its clients.
+    """The work that a message requests from its clients.
 
     Args:
         message: a train message of the strategy.

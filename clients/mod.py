@@ -45,7 +45,7 @@ class PrivateUpdates:
 
     Args:
         model: the app's model; only names, shapes and which parameters are trained are used.
-        group_by: see `LayerTable.from_module`; the strategy's must be the same.
+        group_by: see `LayerTable.from_module`; must equal the strategy's.
         consent: limits that this client agrees to under local trust; without it the client refuses local trust.
 
     Example:

@@ -64,12 +64,23 @@ def is_object(name: object) -> bool:
     return isinstance(name, str) and name.startswith("<") and name.endswith(">")
 
 
-def missing_object(name: str, what: str) -> ConfigError:
-    """The error for an object that a recipe mentions but that was not passed."""
-    return ConfigError(
-        f"{what} {name!r} was passed as a Python object, which a recipe cannot hold: pass it again, as in "
-        f"simulations.resume(run, {what}=...)"
-    )
+def passed(own: Any, name: Any, what: str) -> Any:
+    """The object that was passed, or else the name in the recipe.
+
+    Args:
+        own: the object; None if none was passed.
+        name: the recipe's name.
+        what: argument of the object.
+
+    Raises:
+        ConfigError: the recipe mentions an object that was not passed.
+    """
+    if own is None and is_object(name):
+        raise ConfigError(
+            f"{what} {name!r} was passed as a Python object, which a recipe cannot hold: pass it again, as in "
+            f"simulations.resume(run, {what}=...)"
+        )
+    return name if own is None else own
 
 
 def load_object(reference: str, what: str) -> Any:
@@ -151,7 +162,7 @@ def enter(known: dict[str, Any], name: str, made: Any, what: str) -> None:
 
 
 def is_bundled(found: object) -> bool:
-    """Whether an object's class is one of this package's, not a user's.
+    """Whether an object's class belongs to this package and not to a user.
 
     Example:
         >>> from fedlgm.queries import BelowBound

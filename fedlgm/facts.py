@@ -133,7 +133,7 @@ class LocalTraining:
         momentum: for "sgd".
         epochs: passes over the client's own data.
         batch_size: examples per step; the last batch of an epoch may be smaller.
-        gradient_clip: l2 norm to which every batch gradient is clipped before the step; None leaves it.
+        gradient_clip: l2 norm to which every batch gradient is clipped before the step; None does not clip.
 
     Raises:
         ConfigError: an unknown optimizer, or momentum for "adam".

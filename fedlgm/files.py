@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import stat
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -112,6 +113,15 @@ def open_private(path: Path, mode: Literal["a", "w"]) -> IO[str]:
     path.parent.mkdir(mode=0o700, exist_ok=True)
     flags = os.O_CREAT | os.O_WRONLY | (os.O_APPEND if mode == "a" else os.O_TRUNC)
     return os.fdopen(os.open(path, flags, PRIVATE), mode, encoding="utf-8")
+
+
+def close_folder(folder: Path) -> None:
+    """Remove other users' rights on a folder, if there is one, and on all that is in it."""
+    for path in (folder, *folder.rglob("*")) if folder.is_dir() else ():
+        mode = stat.S_IMODE(path.lstat().st_mode)
+        if mode & 0o077 and not path.is_symlink():
+            with suppress(OSError):  # another owner's, or a file system without modes
+                path.chmod(mode & 0o700)
 
 
 def sync_folder(folder: Path) -> None:

@@ -22,7 +22,7 @@ _ROOT_LIMIT = 2**128  # SeedSequence mixes the path after the first four words o
 
 
 class Purpose(IntEnum):
-    """What a stream is for; part of its name. Values are stored in runs: never renumber, only append.
+    """Purpose of a stream; part of its name. Values are stored in runs: never renumber, only append.
 
     Example:
         >>> keys = KeyRing.from_seed(7)
@@ -97,7 +97,7 @@ class KeyRing:
 
     def words(self, count: int, purpose: Purpose, *path: int) -> np.ndarray:
         """`count` 32-bit words of the named stream, for generators that take a key (uint32, shape [count])."""
-        return self.sequence(purpose, *path).generate_state(count, np.uint32)
+        return _state(self.sequence(purpose, *path), count)
 
     def numpy_generator(self, purpose: Purpose, *path: int) -> np.random.Generator:
         """NumPy generator (Philox) of the named stream."""
@@ -112,6 +112,24 @@ class KeyRing:
         generator = torch.Generator()
         generator.set_state(mt19937_state(self.words(_MT_WORDS, purpose, *path)))
         return generator
+
+
+def _state(sequence: np.random.SeedSequence, count: int) -> np.ndarray:
+    """`sequence.generate_state(count)`, all words at once: NumPy makes one after the other in Python's numbers."""
+    before, after = _hashed(count)
+    words = np.resize(sequence.pool, count)
+    words ^= before
+    words *= after
+    words ^= words >> 16
+    return words
+
+
+@lru_cache(maxsize=8)
+def _hashed(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers by which each word of a `SeedSequence` is changed, uint32 [count] each."""
+    powers = np.cumprod(np.concatenate([[0x8B51F9DD], np.full(count, 0x58F38DED)]).astype(np.uint32), dtype=np.uint32)
+    powers.setflags(write=False)
+    return powers[:-1], powers[1:]
 
 
 _MT_WORDS = 624

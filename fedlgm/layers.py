@@ -232,7 +232,7 @@ def factor_of(name: str) -> str | None:
 
 
 def adapted_layer(name: str) -> str:
-    """Name of the layer that a parameter's adapter belongs to, or of the module of a parameter of no adapter.
+    """Name of the layer to which a parameter's adapter belongs, or of the parameter's module if there is no adapter.
 
     Example:
         >>> adapted_layer("h.0.attn.lora_A.default.weight"), adapted_layer("head.weight")

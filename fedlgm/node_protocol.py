@@ -48,7 +48,7 @@ TRANSIENT = frozenset({"busy", "slow", "unavailable"})
 def pause_after(silence: float, shortest: float, longest: float, share: float = 0.1) -> float:
     """Seconds to wait before polling again, `silence` seconds after the last news.
 
-    This is a share of `silence`, within limits. Polling costs both processes some milliseconds, and this bounds the
+    This is a share of `silence`, within limits. Polling costs both processes a few milliseconds, and this bounds the
     time that waiting adds to a round.
 
     Example:
@@ -287,7 +287,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Position:
-    """How far a node's ledger is, signed by the service.
+    """Position of a node's ledger, signed by the service.
 
     Attributes:
         ledger: the ledger's identity.

@@ -128,6 +128,8 @@ def _fill(out: Tensor, family: Family, stream: torch.Generator) -> None:
     if family == "gaussian":
         out.normal_(generator=stream)
         tail = _beyond(out, _TAIL_NORMAL)
+        if not len(tail):
+            return
         uniform = _positive_uniform(tail.numel(), stream)
         magnitude = -torch.special.ndtri(uniform * _TAIL_PROBABILITY)
         out[tail] = torch.copysign(magnitude.to(out.dtype), out[tail])

@@ -46,12 +46,12 @@ class NoisedBy:
 
     Attributes:
         name: the trust model, as facts and recipes name it.
-        uploads_released: whether what a client hands over is already a release, charged to the client.
-        alone: whether anybody may see what a client hands over; if not, only a sum of several clients'.
+        uploads_released: whether a client's upload is already a release, charged to the client.
+        alone: whether a single client's upload may be seen; if not, only a sum of several uploads.
         relation: the neighbouring relation of whole clients that it is usually proven for.
         numbers: types that the numbers of a real node's answer may have.
         uncorrelated: why noise is not correlated over rounds; empty where it may be.
-        observed_rounds: what a server that nobody trusts sees of a round; empty where the server is trusted.
+        observed_rounds: an untrusted server's view of a round; empty if the server is trusted.
         answers: status and reason of a node's guarantee for its answers.
     """
 
@@ -73,7 +73,7 @@ class NoisedBy:
         return 1.0
 
     def limit(self, part: Part, family: Family) -> float:
-        """Largest norm of an honest client's contribution to a part; l2, or l1 for Laplace noise."""
+        """Largest norm (l2, or l1 for Laplace noise) of an honest client's contribution to a part."""
         return part.clip
 
     def party(self, client: int) -> int:
@@ -93,7 +93,7 @@ class NoisedBy:
         """Refuse a plan that cannot be carried out under this trust (ConfigError)."""
 
     def unmet(self, facts: RunFacts, min_cohort: int, max_colluders: int) -> str:
-        """The condition of a node, for sums with its peers, that a run does not meet; empty where it meets all."""
+        """The node's condition for sums with its peers that a run does not meet; empty if it meets all of them."""
         return ""
 
     def check_costs(self, name: str, costs: np.ndarray) -> None:
@@ -187,7 +187,7 @@ NOISED_BY: dict[Trust, NoisedBy] = {kind.name: kind for kind in (NoisedBy(), Noi
 
 
 def named(*, uploads_released: bool) -> str:
-    """The trust models in which clients hand over releases, or those in which they do not, for messages.
+    """The trust models in which clients upload releases, or the others, for messages.
 
     Example:
         >>> named(uploads_released=False)
@@ -197,7 +197,7 @@ def named(*, uploads_released: bool) -> str:
 
 
 def hides_answers(trusts: Iterable[str]) -> bool:
-    """Whether, under one of these trust models, nobody may see what a client hands over but in a sum.
+    """Whether, under one of these trust models, clients' messages may be seen only in a sum.
 
     Example:
         >>> hides_answers(["local", "central"])
@@ -207,7 +207,8 @@ def hides_answers(trusts: Iterable[str]) -> bool:
 
 
 def weakest(trusts: Iterable[str]) -> NoisedBy:
-    """The kind whose answers are guaranteed least, of these trust models; each client's own noise if there is none.
+    """The kind with the weakest guarantee for answers among these trust models; each client's own noise if there is
+    none.
 
     Example:
         >>> weakest({"local", "central"}).name
@@ -218,7 +219,7 @@ def weakest(trusts: Iterable[str]) -> NoisedBy:
 
 
 def get(trust: str, shares: Shares | None = None) -> NoisedBy:
-    """Who adds the noise under a trust model; with shares, as a run has them.
+    """The party that adds the noise under a trust model, with the run's shares if there are any.
 
     Raises:
         ConfigError: an unknown trust model, or shares that do not fit.

@@ -172,7 +172,7 @@ class NoisedInShares(NoisedByClients):
         self._shares.check(round(sampling.expected))
 
     def check_plan(self, plan: ReleasePlan) -> None:
-        """One Gaussian multiplier of whole clients, on a grid that carries it."""
+        """Require one Gaussian multiplier for whole clients, and a grid fine enough for it."""
         from fedlgm.integer import IntegerGrid
 
         if not plan.protected:
@@ -209,11 +209,11 @@ class NoisedInShares(NoisedByClients):
             )
 
     def event(self, multiplier: float, rate: float) -> dp_event.DpEvent:
-        """That of the law of the shares."""
+        """Event of the law of the shares."""
         return self._shares.law.event(multiplier)
 
     def calibrated(self, gaussian: float, within: Callable[[float], bool]) -> float:
-        """The Gaussian one, or a little more where the law of the shares costs more; to a relative 1e-6."""
+        """The Gaussian multiplier, or slightly more if the law of the shares costs more; to a relative 1e-6."""
         if within(gaussian):
             return gaussian
         low, high = gaussian, 2 * gaussian

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, NamedTuple, get_args
 
 import numpy as np
@@ -123,12 +123,13 @@ class ReleasePlan:
             object.__setattr__(self, name, array)
         if np.isnan(clip).any() or np.isnan(sigma).any() or (clip < 0).any() or (sigma < 0).any():
             raise ConfigError(f"bounds and noise must be non-negative numbers, got {clip.tolist()}, {sigma.tolist()}")
-        if self.family not in get_args(Family):
-            raise ConfigError(f"unknown noise family {self.family!r}; known: {', '.join(get_args(Family))}")
-        if self.bounded_by not in get_args(BoundedBy):
-            raise ConfigError(f"unknown bounded_by {self.bounded_by!r}; known: {', '.join(get_args(BoundedBy))}")
+        for what, value, known in (("noise family", self.family, Family), ("bounded_by", self.bounded_by, BoundedBy)):
+            if value not in get_args(known):
+                raise ConfigError(f"unknown {what} {value!r}; known: {', '.join(get_args(known))}")
         if self.queries and self.family != "gaussian":
             raise ConfigError("an auxiliary query bounds a unit's vector in l2 norm: only Gaussian releases have one")
+        for noisy in self.queries:
+            queries.require_registered(noisy.query, self.layers.sizes)
         if self.position is not None and type(self.position) is not int:
             raise ConfigError(f"the position of a round must be a whole number, got {self.position!r}")
         if np.isinf(sigma[released]).any():
@@ -240,7 +241,7 @@ class ReleasePlan:
     def shares(self) -> np.ndarray:
         """Budget share p_j of each layer (0 where not released), [K]; they and the queries' shares sum to 1.
 
-        All 0 for a release without noise, or of nothing.
+        All 0 for a release without noise or without values.
         """
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio = np.where(self.released, self.clip / self.sigma, 0.0)
@@ -306,6 +307,11 @@ class ReleasePlan:
             views[j].copy_(part)
         return update
 
+    @property
+    def scales(self) -> np.ndarray:
+        """Noise scale of each number that is released, [size]."""
+        return np.repeat([part.sigma for part in self.parts], [part.size for part in self.parts])
+
     @cached_property
     def trained(self) -> Tensor | None:
         """1 for each coordinate that clients train and 0 for the others, float32 [D]; None if they train all."""
@@ -315,6 +321,10 @@ class ReleasePlan:
 
     def to_json(self) -> str:
         """The information with which a client bounds (and, under local trust, noises) its contribution."""
+        return self._text
+
+    @cached_property
+    def _text(self) -> str:
         return json.dumps(
             {
                 "protected": self.protected,
@@ -334,8 +344,11 @@ class ReleasePlan:
         )
 
     @staticmethod
+    @lru_cache(maxsize=16)
     def from_json(layers: LayerTable, text: str) -> ReleasePlan:
         """Inverse of `to_json`; a plan for other layers is refused because its shapes differ.
+
+        Most rounds of a run send one text, so the same plan is returned for it: plans do not change.
 
         Raises:
             ConfigError, PrivacyError: not a plan, or an inconsistent one.

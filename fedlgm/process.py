@@ -77,7 +77,7 @@ class Process:
         """Refuse a plan that cannot be charged this way (PrivacyError)."""
 
     def charged(self, plan: ReleasePlan, before: int) -> bool:
-        """Whether a round is charged after `before` charged ones; an empty one is not if nothing has been released."""
+        """Whether a round is charged after `before` charged ones; an empty round is free before the first release."""
         return plan.size > 0 or before > 0
 
     def position(self, rounds: int) -> int | None:
@@ -166,7 +166,7 @@ class OneMechanism(Process):
         mechanism.check_run(layers, self.facts)
 
     def check_cohorts(self, sampling: Sampling) -> None:
-        """The run's own sampling alone."""
+        """Require the run's own sampling."""
         own = self.facts.sampling
         if sampling != own:
             raise ConfigError(
@@ -207,5 +207,5 @@ class OneMechanism(Process):
     def events(
         self, plan: ReleasePlan, multipliers: np.ndarray, sampled: bool = True
     ) -> list[tuple[dp_event.DpEvent, int]]:
-        """Those of the first rounds, at the run's least multiplier."""
+        """Events of the first rounds, at the run's least multiplier."""
         return self.run.events(self.facts.least_multiplier, len(multipliers))

@@ -18,9 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.extension import enter, is_bundled
-from fedlgm.layers import SAFETY
+from fedlgm.layers import SAFETY, LayerTable
+from fedlgm.rows_apart import rows_apart
 
 
 @dataclass(frozen=True)
@@ -48,10 +49,16 @@ class AuxiliaryQuery(ABC):
 
     sizes: tuple[int, ...]
 
+    def __init_subclass__(cls) -> None:
+        if "contribution" in vars(cls):
+            raise ConfigError(
+                f"query {cls.__name__}: contribution bounds what encode returns, row by row: override encode instead"
+            )
+
     @property
-    @abstractmethod
     def size(self) -> int:
-        """Number of coordinates."""
+        """Number of coordinates; one per layer unless a query says otherwise."""
+        return len(self.sizes)
 
     @property
     @abstractmethod
@@ -73,11 +80,12 @@ class AuxiliaryQuery(ABC):
 
         Raises:
             ConfigError: `encode` returns another shape.
+            PrivacyError: a user's `encode` remembers rows.
         """
-        if is_bundled(self) or len(norms) < 2:
+        if is_bundled(self) or not len(norms):
             values = self._encoded(norms, clip)
         else:
-            values = torch.cat([self._encoded(row.clone(), clip.clone()) for row in norms.split(1)])
+            values = rows_apart(lambda row: self._encoded(row, clip.clone()), norms, f"query {self.name!r}")
         # Before lengths are measured: one NaN would make the length of the rest unknown.
         values = torch.nan_to_num(values.float(), nan=0.0, posinf=0.0, neginf=0.0)
         largest = values.abs().amax(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
@@ -118,13 +126,28 @@ class NoisyQuery:
             raise ConfigError(f"bounds and noise must be non-negative numbers, got {self}")
 
 
+def beside_layers(
+    kind: type[AuxiliaryQuery], layers: LayerTable, multiplier: float, share: float
+) -> tuple[tuple[NoisyQuery], float]:
+    """A query that takes a share of a release's budget, and the noise multiplier that is left for the layers.
+
+    Args:
+        kind: the query.
+        layers: the model's layers.
+        multiplier: noise multiplier of the release as a whole.
+        share: in (0, 1).
+
+    Example:
+        >>> ((noisy,), rest) = beside_layers(BelowBound, LayerTable.from_sizes({"a": 5, "b": 2}), 2.0, share=0.36)
+        >>> round((noisy.query.bound / noisy.sigma) ** 2 + rest**-2, 9)  # 1 / 2^2, the whole of it
+        0.25
+    """
+    query = kind(tuple(layers.sizes.tolist()))
+    return (NoisyQuery(query, query.bound * multiplier / math.sqrt(share)),), multiplier / math.sqrt(1 - share)
+
+
 class _LayerBits(AuxiliaryQuery):
     """A bit per layer, centred so that each is -1/2 or 1/2."""
-
-    @property
-    def size(self) -> int:
-        """One bit per layer."""
-        return len(self.sizes)
 
     @property
     def bound(self) -> float:
@@ -159,7 +182,7 @@ class BelowBound(_LayerBits):
 
 @dataclass(frozen=True)
 class BelowShare(_LayerBits):
-    """Which of a client's layers have a share of its norm no larger than their bound's share of all bounds.
+    """Layers whose share of a client's norm is at most their bound's share of all bounds.
 
     Unlike `BelowBound` it still distinguishes layers when every layer is longer than its bound.
 
@@ -190,11 +213,6 @@ class LayerVote(AuxiliaryQuery):
     name: ClassVar[str] = "layer-vote"
 
     @property
-    def size(self) -> int:
-        """One number per layer."""
-        return len(self.sizes)
-
-    @property
     def votes(self) -> int:
         """k: layers that a client votes for."""
         return -(-len(self.sizes) // 4)
@@ -217,11 +235,6 @@ class LayerVote(AuxiliaryQuery):
 
 class _LayerFigures(AuxiliaryQuery):
     """A non-negative figure per layer, together a vector of norm 1 at most."""
-
-    @property
-    def size(self) -> int:
-        """One figure per layer."""
-        return len(self.sizes)
 
     @property
     def bound(self) -> float:
@@ -257,8 +270,8 @@ class LayerMovement(_LayerFigures):
 class LayerStrength(_LayerFigures):
     """Each layer's share of a gradient's norm, (||g_l|| / ||g||)_l: every vector has norm 1 or 0.
 
-    What Algorithm 1 of the LM-DP-SGD paper averages over a batch, ||g_l|| / min(C, ||g||), is unbounded for clipped
-    gradients; this query agrees with it for the others, and its bound needs no clipping.
+    The ratio ||g_l|| / min(C, ||g||), which Algorithm 1 of the LM-DP-SGD paper averages over a batch, is unbounded
+    for clipped gradients. This query equals it for all other gradients, and its bound needs no clipping.
 
     Example:
         >>> LayerStrength((5, 2)).encode(torch.tensor([[3.0, 4.0]]), torch.ones(2)).numpy().round(3)
@@ -302,6 +315,19 @@ def register(kind: type[AuxiliaryQuery]) -> type[AuxiliaryQuery]:
     """
     enter(_KINDS, kind.name, kind, "query")
     return kind
+
+
+def require_registered(query: AuxiliaryQuery, sizes: Iterable[int]) -> None:
+    """Refuse a query that clients, who make it from its name, would take for another one.
+
+    Raises:
+        PrivacyError: the query's name belongs to another query, or it has other sizes or options than the registered.
+    """
+    if query.name in _KINDS and named(query.name, sizes) != query:
+        raise PrivacyError(
+            f"query {query.name!r} is not the one that clients answer under this name, whose bound may differ: give it "
+            "a name of its own, register its class, and make it from the layers' sizes alone"
+        )
 
 
 def named(name: str, sizes: Iterable[int]) -> AuxiliaryQuery:

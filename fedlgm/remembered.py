@@ -1,6 +1,7 @@
 """Results that take seconds to compute, kept on disk between runs; the key is everything that they depend on.
 
-They lie in `$FEDLGM_CACHE` (~/.cache/fedlgm/computed when it is not set; "0" keeps nothing), readable by their owner
+They are kept in `$FEDLGM_CACHE` (~/.cache/fedlgm/computed when it is not set; "0" keeps nothing), readable by their
+owner
 alone. A file is a shortcut, never evidence: its reader checks the content like untrusted input. Damaged files and
 folders that cannot be written are ignored.
 """

@@ -144,7 +144,7 @@ class NoiseRings:
         """Rings of the rounds 1 to `rounds`.
 
         Raises:
-            RunError: one of them is not known.
+            RunError: a ring is unknown.
         """
         missing = [round for round in range(1, rounds + 1) if round not in self._rings]
         if missing:
@@ -158,7 +158,7 @@ class NoiseRings:
         """Hash of the rings of the rounds 1 to `rounds`, hexadecimal; it reveals nothing about them.
 
         Raises:
-            RunError: one of them is not known.
+            RunError: a ring is unknown.
         """
         named = hashlib.sha256(b"noise of a run")
         for ring in self.first(rounds):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedlgm import inputs, models
 from fedlgm.devices import seeded
-from fedlgm.errors import ConfigError, Notice, prefix_key
+from fedlgm.errors import ConfigError, FedlgmError, Notice, prefix_key
 from fedlgm.example_level.engine import ExampleGradients, ExampleLosses
 from fedlgm.example_level.scaling import FlatClip
 from fedlgm.extension import users_code
@@ -26,6 +26,8 @@ from fedlgm.tasks.base import Task, require_separate_losses, require_sums
 
 TRIED = 4
 """Examples that a trial looks at: the cost of a trial is that of some twenty passes of so few."""
+_BATCH = 32
+"""Examples of a trial's batch, in which they are repeated: what appears in batches of some size is to appear in it."""
 _TOLERANCE = 1e-2
 """Difference that rounding can make, of a gradient's length: a unit near its kink may fall on its other side. What
 batches do to gradients is far above it."""
@@ -95,7 +97,7 @@ def try_examples(module: nn.Module, layers: LayerTable, task: ExampleLosses, x: 
     def sums() -> list[Tensor]:
         return [gradients.sum(x, y, FlatClip(1.0)).total.clone() for _ in range(2)]
 
-    gradients = _gradients(module, layers, task, len(y))
+    gradients = _gradients(module, layers, task)
     with seeded(0, y.device), _modes(module):
         with prefix_key("model"):
             models.require_repeatable(module, x)
@@ -106,6 +108,8 @@ def try_examples(module: nn.Module, layers: LayerTable, task: ExampleLosses, x: 
         _require_separate_gradients(gradients, x, y)
         with _perturbed(module):
             _require_separate_gradients(gradients, x, y)
+            with _accepting_failures():
+                _require_separate_gradients(gradients, *_unlike(x, y))
 
 
 def try_step(module: nn.Module, layers: LayerTable, task: ExampleLosses, x: Inputs, y: Tensor) -> None:
@@ -127,7 +131,7 @@ def try_step(module: nn.Module, layers: LayerTable, task: ExampleLosses, x: Inpu
         >>> try_step(model, LayerTable.from_module(model), tasks.get(), x, y)  # nothing is wrong
     """
     with seeded(0, y.device), _modes(module):
-        _require_separate_gradients(_gradients(module, layers, task, len(y)), x, y)
+        _require_separate_gradients(_gradients(module, layers, task), x, y)
 
 
 @torch.no_grad()
@@ -150,10 +154,10 @@ def moderate(values: Tensor) -> Tensor:
     return torch.where(values.abs() <= _LARGEST, values, 0.0) if values.is_floating_point() else values
 
 
-def _gradients(module: nn.Module, layers: LayerTable, task: ExampleLosses, count: int) -> ExampleGradients:
+def _gradients(module: nn.Module, layers: LayerTable, task: ExampleLosses) -> ExampleGradients:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Notice)  # training says it
-        return ExampleGradients(module, layers, task, micro_batch=count)
+        return ExampleGradients(module, layers, task)
 
 
 def _require_separate_gradients(gradients: ExampleGradients, x: Inputs, y: Tensor) -> None:
@@ -164,19 +168,49 @@ def _require_separate_gradients(gradients: ExampleGradients, x: Inputs, y: Tenso
         return
     scale = float(long.median())
     scaling = FlatClip(scale / 2)  # cuts at least half of the gradients
-    together = gradients.sum(x, y, scaling)
+    times = max(1, _BATCH // len(y))
+    repeated = torch.arange(len(y), device=y.device).repeat(times)
+    together = gradients.sum(inputs.take(x, repeated), y[repeated], scaling)
     rows = [slice(i, i + 1) for i in range(len(y))]
     alone = [gradients.sum(inputs.take(x, row), y[row], scaling) for row in rows]
-    norms = torch.cat([own.norms for own in alone])
-    total = torch.stack([own.total for own in alone]).sum(dim=0)
+    norms = torch.cat([own.norms for own in alone]).repeat(times, 1)
+    total = times * torch.stack([own.total for own in alone]).sum(dim=0)
     same = torch.allclose(together.norms, norms, rtol=_TOLERANCE, atol=_TOLERANCE * scale, equal_nan=True)
     apart = float(torch.linalg.vector_norm(together.total - total))
-    if not same or apart > _TOLERANCE * scaling.bound * len(y):
+    if not same or apart > _TOLERANCE * scaling.bound * len(repeated):
         raise ConfigError(
             "an example's gradient depends on the other examples of its batch, so clipping does not bound what one "
             "example changes: normalise, weigh and compare within each example only, in the model's forward pass, in "
             "its hooks and in the task's losses"
         )
+
+
+def _unlike(x: Inputs, y: Tensor) -> tuple[Inputs, Tensor]:
+    """Examples that differ where all data may be alike, in scale and length; the first two have the same target."""
+    count = len(y)
+
+    def changed(values: Tensor) -> Tensor:
+        if values.ndim > 1:
+            length, places = values.shape[1], torch.arange(values.shape[1], device=values.device)
+            kept = torch.linspace(length / count, length, count, device=values.device).ceil()
+            inside = (places < kept[:, None]).view(count, length, *[1] * (values.ndim - 2))
+            values = torch.where(inside, values, torch.zeros_like(values))
+        if not values.is_floating_point():
+            return values
+        return values * torch.linspace(0.5, 2.0, count).to(values).view(count, *[1] * (values.ndim - 1))
+
+    return inputs.each(changed, x), torch.cat([y[:1], y[:1], y[2:]])[:count]
+
+
+@contextmanager
+def _accepting_failures() -> Iterator[None]:
+    """A model may fail on examples that are unlike its data."""
+    try:
+        yield
+    except FedlgmError:
+        raise
+    except Exception:
+        return
 
 
 @contextmanager

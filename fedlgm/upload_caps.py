@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -32,6 +33,7 @@ class _Steps:
     noise: float  # of sums that are independent
 
 
+@lru_cache(maxsize=16)
 def upload_caps(plan: ReleasePlan) -> np.ndarray:
     """Largest l2 norm of each released part of one client's upload, [parts], under a plan that bounds examples.
 
@@ -80,14 +82,16 @@ def upload_caps(plan: ReleasePlan) -> np.ndarray:
             root = math.sqrt(part.size)
             cap += kind.noise * part.sigma * _noise_norm(part.size) + kind.signal * grid_step(part.sigma) * root
         caps.append(cap)
-    return np.array(caps) * _ROUNDING
+    found = np.array(caps) * _ROUNDING
+    found.setflags(write=False)
+    return found
 
 
 def within_caps(upload: Tensor, plan: ReleasePlan) -> Tensor:
     """A client's noisy upload [plan.size], with every part clipped to its cap; unchanged if all are within."""
     sizes = [part.size for part in plan.parts]
     norms = torch.stack([torch.linalg.vector_norm(piece) for piece in upload.split(sizes)]) if sizes else upload
-    caps = torch.from_numpy(upload_caps(plan)).to(norms)
+    caps = torch.tensor(upload_caps(plan)).to(norms)
     if bool((norms <= caps).all()):
         return upload
     scale = torch.where(norms > caps, caps / norms, torch.ones_like(norms))

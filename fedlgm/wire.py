@@ -6,6 +6,7 @@ block's bounded contributions. Nothing else about a client's data leaves it.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from io import BytesIO
 from typing import Any
 
@@ -44,16 +45,23 @@ PARTITION = "partition-id"
 PARTITIONS = "num-partitions"
 ANY_CLIENT = -1
 
-_HEADER = 1 << 16  # bytes that hold a header of the .npy format, version 1
+_PREFIX = 10  # bytes of a header of the .npy format, version 1, up to the text whose length the last two state
 
 
 def fields(values: np.ndarray) -> dict[str, Any]:
     """The fields of Flower's `Array` for `values`: as from `Array(values)`, with one copy instead of three."""
     values = np.asarray(values, order="C")
-    header = BytesIO()
-    np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(values))
-    data = b"".join((header.getvalue(), values.reshape(-1).view(np.uint8).data))
+    data = b"".join((_header(values.dtype, values.shape), values.reshape(-1).view(np.uint8).data))
     return {"dtype": str(values.dtype), "shape": values.shape, "stype": "numpy.ndarray", "data": data}
+
+
+@lru_cache(maxsize=64)
+def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+    """Beginning of the .npy form of a C-ordered array; the same few in every round."""
+    header = BytesIO()
+    described = {"shape": shape, "fortran_order": False, "descr": np.lib.format.dtype_to_descr(dtype)}
+    np.lib.format.write_array_header_1_0(header, described)
+    return header.getvalue()
 
 
 def view(data: bytes | memoryview) -> np.ndarray:
@@ -62,13 +70,20 @@ def view(data: bytes | memoryview) -> np.ndarray:
     Raises:
         RunError: the data are not exactly one array of numbers in the .npy format, version 1.
     """
-    head = BytesIO(memoryview(data)[:_HEADER])
     try:
-        np.lib.format.read_magic(head)
-        shape, fortran, dtype = np.lib.format.read_array_header_1_0(head)
-        return np.frombuffer(data, dtype, offset=head.tell()).reshape(shape, order="F" if fortran else "C")
+        end = _PREFIX + int.from_bytes(memoryview(data)[_PREFIX - 2 : _PREFIX], "little")
+        shape, fortran, dtype = _described(bytes(memoryview(data)[:end]))
+        return np.frombuffer(data, dtype, offset=end).reshape(shape, order="F" if fortran else "C")
     except Exception as error:  # NumPy's parser raises what Python's tokenizer does
         raise RunError(f"an array in a message cannot be read: {error}") from error
+
+
+@lru_cache(maxsize=64)
+def _described(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, order and type that a whole .npy header states; NumPy parses it as Python source, which takes long."""
+    head = BytesIO(header)
+    np.lib.format.read_magic(head)
+    return np.lib.format.read_array_header_1_0(head)
 
 
 def in_a_simulation(population: int) -> str:

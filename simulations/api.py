@@ -12,7 +12,7 @@ from torch import nn
 
 from fedlgm import data as data_sets
 from fedlgm import inputs, models
-from fedlgm.errors import ConfigError, RunError
+from fedlgm.errors import ConfigError
 from fedlgm.extension import shown_name
 from fedlgm.files import path_of
 from fedlgm.privacy.guarantee import caveat_of
@@ -115,12 +115,7 @@ class RunResult(Figures):
 
     def module(self) -> nn.Module:
         """The same as it was trained: it gives what the task's loss takes. Errors as for `model`."""
-        checkpoint = self._folder.latest(self._assembly.layers)
-        if checkpoint is None:
-            raise RunError(f"{self.folder} has no checkpoint any more")
-        module = self._assembly.module()
-        self._assembly.layers.load_(module, checkpoint.transcript.models[-1])
-        return module.eval()
+        return self._folder.checkpoints.into(self._assembly.module(), self._assembly.layers)
 
     def export(self, file: Path | str, *, adapter: bool = False) -> Exported:
         """Write the model to a file whose suffix names the format: .onnx, .safetensors or .pt; or only its adapters.
@@ -178,7 +173,7 @@ class RunResult(Figures):
         """One row per layer of the last release: size, bound, noise, share, SNR."""
         from simulations.reports.planning import layer_rows
 
-        checkpoint = self._folder.latest(self._assembly.layers)
+        checkpoint = self._folder.checkpoints.latest(self._assembly.layers)
         plan = checkpoint.transcript.plan if checkpoint is not None else None
         return [] if plan is None else layer_rows(plan)
 
@@ -236,8 +231,8 @@ def simulate(
         model: an `nn.Module`, whose weights are the public initial ones, or a class or function that gives one; a
             model of `transformers` or `peft` is one. Like task, data and mechanism, it may also be a bundled name or
             "package.module:name".
-        task: a `fedlgm.tasks.Task`, or a function (outputs [n, ...], targets [n, ...]) -> losses [n]. Left out for a
-            Hugging Face model, it is what the model's head is for.
+        task: a `fedlgm.tasks.Task`, or a function (outputs [n, ...], targets [n, ...]) -> losses [n]. Default for a
+            Hugging Face model: the task of its head.
         data: a `fedlgm.data.DataSet`, or {"train": (x, y), "test": (x, y), "clients": [index arrays]} of NumPy arrays
             x [n, ...] and y [n, ...], with "clients" or "users" [n] where the data have their own clients; else the
             recipe's partition divides the training set. Both parts may also be pandas frames or `datasets.Dataset`
@@ -248,7 +243,7 @@ def simulate(
         partition: a Partitioner of flwr-datasets, or a function (data, clients, seed) -> indices of each client.
         server_optimizer: an object with `step(model, mean_update)`, both of shape [parameters].
         trainer: how clients train: "fedprox", or a class or function (module, layers, settings, *, device, task) ->
-            `fedlgm.training.Trainer`. What it returns is bounded like any update.
+            `fedlgm.training.Trainer`. Its result is bounded like any update.
         noise: how noise is correlated over the rounds: "banded", "square-root", "blt", or a
             `fedlgm.correlation.Correlation` for as many rounds as the run has.
         metrics: functions (outputs [n, ...], targets [n, ...]) -> number of the whole test set, by name, in addition to
@@ -376,7 +371,7 @@ def refuse_unknown(function: str, options: Mapping[str, Any], known: Sequence[st
 
     Args:
         function: its name, for the message.
-        options: arguments that are none of its own.
+        options: arguments that the function does not have.
         known: those among them that it passes on.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What a command found, as a mapping: the base of the results of `simulate`, `recommend` and `tune`."""
+"""A command's findings as a mapping: the base of the results of `simulate`, `recommend` and `tune`."""
 
 from __future__ import annotations
 

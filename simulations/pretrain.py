@@ -49,7 +49,7 @@ class Pretrained(TypedDict):
 def docstrings(characters: int = _CHARACTERS) -> np.ndarray:
     """Docstrings of Python's library and of installed packages, as the text data sets encode them.
 
-    Which texts there are depends on the installed versions, and on nothing else.
+    The texts depend only on the installed versions.
 
     Args:
         characters: largest number of characters.

@@ -1,4 +1,4 @@
-"""One progress bar on standard error, for all commands that work on one thing for long."""
+"""One progress bar on standard error, for all commands with one long task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the commands share: their common arguments, and printing a result as a table or as JSON."""
+"""Common parts of the commands: arguments, and printing a result as a table or as JSON."""
 
 from __future__ import annotations
 

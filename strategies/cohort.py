@@ -55,7 +55,7 @@ class CohortSampler:
         return drawn.astype(np.int64)
 
     def groups(self) -> np.ndarray:
-        """Group of every client for the whole run, int64 [population], by draws that do not depend on each other."""
+        """Group of every client for the whole run, int64 [population], by independent draws."""
         rng = self.keys.numpy_generator(Purpose.GROUP)
         return rng.integers(0, self.sampling.separation or 1, size=self.sampling.population)
 

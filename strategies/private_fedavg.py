@@ -94,7 +94,7 @@ class PrivateFedAvg(LayerwiseFedAvg):
         clients: number N of registered clients, one node each.
         rounds: number of rounds.
         rate: probability with which a client takes part in a round.
-        ledger: SQLite file of what has been spent.
+        ledger: SQLite file that records the spent budget.
         trust: who adds the noise.
         optimizer: server step, or its name (see `ServerOptimizer`); by default the mean update is added.
         server_lr: learning rate of a named optimizer; by default 1 for "sgd" and "momentum", 0.01 for "adam" and

@@ -78,11 +78,8 @@ class Releaser:
     def charge_clients(self, plan: ReleasePlan, round: int, clients: Iterable[int]) -> None:
         """Local trust: charge clients before their messages are sent, because they release immediately."""
         if plan.facts.noised_by.uploads_released and self.costs(plan):
-            for client in clients:
-                key = self._client_key(round, client)
-                self.ledger.charge(
-                    plan.event, round=round, client=client, key=key, claim=plan.claim, protects=plan.protects
-                )
+            keys = {client: self._client_key(round, client) for client in clients}
+            self.ledger.charge_each(plan.event, round=round, keys=keys, claim=plan.claim, protects=plan.protects)
 
     def costs(self, plan: ReleasePlan) -> bool:
         """Whether the round is charged; it is not if nothing has been released so far, see `ReleasePlan.event`."""

@@ -68,7 +68,7 @@ class Account:
         return cost
 
     def left(self, run: str, request: Request, asked: int) -> int:
-        """How many of `asked` further releases like this one budget and caps allow."""
+        """Number of further releases like this one, at most `asked`, that budget and caps allow."""
         budget = self._policy.privacy
         most = budget.epsilon * _ROUNDING
         fits = min([asked, *(allowed - made for made, allowed, _ in self._caps(run))])

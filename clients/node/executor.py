@@ -36,8 +36,8 @@ class Executor:
         supernode: host:port of its Runtime API.
         secret: the secret shared with it (`--superexec-auth-secret-file`).
         socket: socket of the release service.
-        poll: seconds between polls for a task; up to five times as long if the last one was long ago, since every poll
-            costs both processes some milliseconds.
+        poll: seconds between polls for a task; up to five times as long if the last one was long ago, since every
+            poll costs both processes a few milliseconds.
     """
 
     def __init__(self, supernode: str, secret: bytes, socket: Path, poll: float = 0.2) -> None:

@@ -165,10 +165,11 @@ class NodeFolder:
         return Policy.load(self.policy_file)
 
     def secret(self, ledger: NodeLedger) -> bytes:
-        """The noise key, 32 bytes, created if the ledger has not recorded one.
+        """The noise key, 32 bytes: until the first release every start of the service creates a new one.
 
-        Anyone else who made the key could have kept it and could subtract all noise. So the ledger records the digest
-        of the key that its service makes, and no other key is used.
+        So no key of a folder whose service was first started elsewhere is ever used. Anyone else who made the key could
+        have kept it and could subtract all noise. So the ledger records the digest of the key that its service makes,
+        and no other key is used.
 
         Args:
             ledger: the node's ledger, open for writing.
@@ -177,7 +178,7 @@ class NodeFolder:
             RunError: the key is missing, damaged, or not the one that the service made.
         """
         made, file = ledger.noise_key(), self.path / "state" / "noise.key"
-        if not file.exists() and (not made or ledger.seq == 0):  # a start that was interrupted has made none
+        if (made and ledger.seq == 0) or not (made or file.exists()):
             key = secrets.token_bytes(32)
             ledger.bind(digest("noise key", ledger.identity, key))
             write_durably(file, key)

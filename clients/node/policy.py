@@ -1,4 +1,4 @@
-"""What a node's operator allows: one TOML file that no message can change.
+"""The policy of a node's operator: one TOML file that no message can change.
 
 All checks use the numbers of the plan as it will be executed. Labels in a plan or a run have no effect.
 """

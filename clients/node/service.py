@@ -59,7 +59,7 @@ class Ask(BaseModel):
 
     @property
     def trains(self) -> bool:
-        """Whether the answer depends on the node's data, and so its time does."""
+        """Whether the answer, and therefore its time, depends on the node's data."""
         return self.ask in ("release", "mask")
 
     def further(self) -> Ask:

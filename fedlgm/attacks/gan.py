@@ -159,7 +159,7 @@ class ClassReconstruction:
     def poisoned(self) -> tuple[Tensor, Tensor]:
         """The active attacker's training set [n, C, H, W], [n]: its own images, and generated ones under a wrong label.
 
-        That label is the one that most of its own images have.
+        The wrong label is the most frequent one among its own images.
         """
         wrong = int(torch.mode(self._y).values)
         fakes = self.samples(self.settings.injected)

@@ -75,7 +75,7 @@ class InversionSettings:
             )
 
     def effort(self, *, noisy: bool) -> Effort:
-        """The settings with their defaults for an update that has noise, or none."""
+        """The settings with their defaults for an update with or without noise."""
         usual = Effort(1, 0.1, 2e-2) if noisy else Effort(4, 0.3, 5e-3)
         return Effort(
             usual.restarts if self.restarts is None else self.restarts,

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TypedDict, cast
+from typing import Any
 
 import numpy as np
-from scipy.stats import beta, norm, rankdata
+from scipy.stats import binomtest, norm, rankdata
+from sklearn.metrics import roc_curve
 
 from fedlgm.errors import ConfigError
+from fedlgm.tasks.ranked import auc
 
 FPRS = (0.001, 0.01, 0.1)
 """False-positive rates that are reported by default."""
@@ -38,29 +40,6 @@ class Rate:
     low: float
     high: float
     fpr_high: float
-
-
-class RateRecord(TypedDict):
-    """JSON form of `Rate`."""
-
-    fpr: float
-    tpr: float
-    low: float
-    high: float
-    fpr_high: float
-
-
-class MembershipRecord(TypedDict):
-    """JSON form of `MembershipResult`, without the curve."""
-
-    members: int
-    nonmembers: int
-    auc: float
-    auc_low: float
-    auc_high: float
-    rates: list[RateRecord]
-    accuracy: float
-    confidence: float
 
 
 @dataclass(frozen=True)
@@ -90,9 +69,9 @@ class MembershipResult:
     confidence: float
     roc: tuple[np.ndarray, np.ndarray] = field(repr=False, compare=False)
 
-    def to_dict(self) -> MembershipRecord:
+    def to_dict(self) -> dict[str, Any]:
         """JSON form, without the curve."""
-        return cast(MembershipRecord, {name: value for name, value in asdict(self).items() if name != "roc"})
+        return {name: value for name, value in asdict(self).items() if name != "roc"}
 
 
 def evaluate_scores(
@@ -127,18 +106,24 @@ def evaluate_scores(
         raise ConfigError("membership scores must not be NaN: the attacked model's outputs are not finite")
     if not 0 < confidence < 1 or any(not 0 < fpr < 1 for fpr in fprs):
         raise ConfigError(f"confidence and false-positive rates must lie in (0, 1), got {confidence} and {list(fprs)}")
-    auc, auc_low, auc_high = _auc(high, low, confidence)
-    curve = _roc(high, low)
+    # Ranks, because scores may be infinite.
+    ranks, member = rankdata(np.concatenate([high, low])), np.repeat([1, 0], [len(high), len(low)])
+    area = auc(ranks, member, float(norm.ppf((1 + confidence) / 2)))
+    ends = area.low, area.high
+    if area.value in (0.0, 1.0):
+        small = min(len(high), len(low))
+        ends = clopper_pearson(round(area.value * small), small, confidence)
+    fpr, tpr, _ = roc_curve(member, ranks, drop_intermediate=False)
     return MembershipResult(
         members=len(high),
         nonmembers=len(low),
-        auc=auc,
-        auc_low=auc_low,
-        auc_high=auc_high,
+        auc=area.value,
+        auc_low=ends[0],
+        auc_high=ends[1],
         rates=tuple(_rate(high, low, fpr, confidence) for fpr in fprs),
-        accuracy=float((1 + curve[1] - curve[0]).max() / 2),
+        accuracy=float((1 + tpr - fpr).max() / 2),
         confidence=confidence,
-        roc=curve,
+        roc=(fpr, tpr),
     )
 
 
@@ -150,28 +135,8 @@ def clopper_pearson(successes: int, trials: int, confidence: float = 0.95) -> tu
         >>> low, round(high, 8)
         (0.0, 0.00036882)
     """
-    tail = (1 - confidence) / 2
-    low = 0.0 if successes == 0 else float(beta.ppf(tail, successes, trials - successes + 1))
-    high = 1.0 if successes == trials else float(beta.ppf(1 - tail, successes + 1, trials - successes))
-    return low, high
-
-
-def _auc(high: np.ndarray, low: np.ndarray, confidence: float) -> tuple[float, float, float]:
-    n, m = len(high), len(low)
-    ranks = rankdata(np.concatenate([high, low]))
-    # Share of the other set that each score lies above (members) or below (non-members).
-    above = (ranks[:n] - rankdata(high)) / m
-    below = 1 - (ranks[n:] - rankdata(low)) / n
-    auc = float(above.mean())
-    variance = above.var(ddof=1) / n + below.var(ddof=1) / m
-    if variance == 0 or auc in (0.0, 1.0):
-        small = min(n, m)
-        if auc in (0.0, 1.0):
-            return (auc, *clopper_pearson(round(auc * small), small, confidence))
-        return auc, auc, auc
-    logit, width = np.log(auc / (1 - auc)), norm.ppf((1 + confidence) / 2) * np.sqrt(variance) / (auc * (1 - auc))
-    ends = 1 / (1 + np.exp(-(logit + np.array([-width, width]))))
-    return auc, float(ends[0]), float(ends[1])
+    ends = binomtest(successes, trials).proportion_ci(confidence)
+    return float(ends.low), float(ends.high)
 
 
 def _rate(high: np.ndarray, low: np.ndarray, fpr: float, confidence: float) -> Rate:
@@ -180,10 +145,3 @@ def _rate(high: np.ndarray, low: np.ndarray, fpr: float, confidence: float) -> R
     caught, wrong = int((high > threshold).sum()), int((low > threshold).sum())
     ends = clopper_pearson(caught, len(high), confidence)
     return Rate(fpr, caught / len(high), *ends, clopper_pearson(wrong, len(low), confidence)[1])
-
-
-def _roc(high: np.ndarray, low: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    thresholds = np.unique(np.concatenate([high, low]))
-    fpr = 1 - np.searchsorted(np.sort(low), thresholds, side="right") / len(low)
-    tpr = 1 - np.searchsorted(np.sort(high), thresholds, side="right") / len(high)
-    return np.concatenate([[1.0], fpr])[::-1], np.concatenate([[1.0], tpr])[::-1]

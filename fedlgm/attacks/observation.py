@@ -1,4 +1,4 @@
-"""What an attacker sees of one client's update."""
+"""An attacker's view of one client's update."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class Observation:
     def released(cls, update: Tensor, plan: ReleasePlan, keys: KeyRing, round: int = 1) -> Observation:
         """The update [D] bounded and noised as `plan` says, through the library's own release.
 
-        Under local trust this is what the client sends. Under central trust it is what an attacker gets from the
-        released sum when it knows every other contribution: the adversary that differential privacy is defined against.
+        Under local trust this is what the client sends. Under central trust it is the released sum minus every other
+        contribution, which the adversary of differential privacy knows.
         If noise is correlated over rounds, that adversary knows the noise of earlier rounds and sees this round's noise
         again in later ones: all rounds of the run together leave noise sigma / ||C[:, t]|| on the update. Released for
         measurement only: nothing is charged.
@@ -62,14 +62,8 @@ class Observation:
         else:
             noisy = _by_all_rounds(bounded, plan, keys, round).float()
             sigma = plan.sigma / plan.facts.noise.column_norms()[round - 1]
-        layers, seen = plan.layers, torch.zeros(plan.layers.size)
-        views, position = layers.split(seen), 0
-        for j in plan.indices:
-            size = int(layers.sizes[j])
-            views[j].copy_(noisy[position : position + size])
-            position += size
         factor = np.sqrt(2.0) if plan.family == "laplace" else 1.0
-        return cls(layers, seen, np.where(plan.released, sigma * factor, np.inf))
+        return cls(plan.layers, plan.expand(noisy), np.where(plan.released, sigma * factor, np.inf))
 
     @property
     def visible(self) -> np.ndarray:

@@ -251,13 +251,7 @@ def watch(
         release(total, plan, keys, round_, run_noise=run_noise)
         canaries.observe(round_, plan, total)
         mean = (total / plan.denominator).float()
-        moved = torch.zeros(subject.layers.size)
-        position = 0
-        for j in plan.indices:
-            size, low = int(subject.layers.sizes[j]), int(subject.layers.offsets[j])
-            moved[low : low + size] = mean[position : position + size]
-            position += size
-        transcript = transcript.extend(transcript.models[-1] + moved, mean, plan)
+        transcript = transcript.extend(transcript.models[-1] + plan.expand(mean), mean, plan)
         if progress is not None:
             progress(round_, rounds)
     return canaries.record()

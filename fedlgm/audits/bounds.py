@@ -164,21 +164,33 @@ def epsilon_clopper_pearson(
     check(delta, confidence)
 
     def at(part: Scores, significance: float, threshold: float | None) -> tuple[float, float]:
-        if threshold is None:
-            thresholds, rejected, missed = part.frontier()
-        else:
-            thresholds = np.array([threshold])
-            missed = np.array([int(np.sum(part.inside < threshold))])
-            rejected = np.array([int(np.sum(part.outside < threshold))])
-        fnr = clopper_pearson_upper(missed, part.inside.size, significance / 2)
-        fpr = clopper_pearson_upper(part.outside.size - rejected, part.outside.size, significance / 2)
-        values = _rates(fnr, fpr, delta)
-        if two_sided:
-            values = np.maximum(values, _rates(fpr, fnr, delta))
-        best = int(np.argmax(values))
-        return max(0.0, float(values[best])), float(thresholds[best])
+        return _best(part, delta, significance, threshold, two_sided)
 
     return _at_rule(at, scores, 1 - confidence, rule, seed)
+
+
+def best_threshold(scores: Scores, delta: float, confidence: float) -> float:
+    """Threshold at which these scores give the largest two-sided bound; for use on other scores."""
+    return _best(scores, delta, 1 - confidence, None, two_sided=True)[1]
+
+
+def _best(
+    part: Scores, delta: float, significance: float, threshold: float | None, two_sided: bool
+) -> tuple[float, float]:
+    """Largest bound over the frontier's thresholds, or over the given one, and its threshold."""
+    if threshold is None:
+        thresholds, rejected, missed = part.frontier()
+    else:
+        thresholds = np.array([threshold])
+        missed = np.array([int(np.sum(part.inside < threshold))])
+        rejected = np.array([int(np.sum(part.outside < threshold))])
+    fnr = clopper_pearson_upper(missed, part.inside.size, significance / 2)
+    fpr = clopper_pearson_upper(part.outside.size - rejected, part.outside.size, significance / 2)
+    values = _rates(fnr, fpr, delta)
+    if two_sided:
+        values = np.maximum(values, _rates(fpr, fnr, delta))
+    best = int(np.argmax(values))
+    return max(0.0, float(values[best])), float(thresholds[best])
 
 
 def epsilon_one_run(

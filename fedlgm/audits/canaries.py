@@ -67,7 +67,7 @@ class Canaries:
         keys: the auditor's own ring, never that of the noise.
         presence: "release": each canary takes part in nine rounds of ten, each time in its direction or the opposite
             one by a fair coin, for bounds on single releases;
-            "run": a fair coin decides for the whole run, and a canary that is in takes part with probability `rate`,
+            "run": a fair coin decides for the whole run, and an included canary takes part with probability `rate`,
             as a client does, for bounds on the run as a whole. In a run whose rounds are one mechanism (see the module)
             both are the same.
         rate: the run's sampling rate q.

@@ -95,7 +95,7 @@ def divergence(one: World, other: World) -> float:
     """Distinguishability of a pair of neighbours: Kullback-Leibler divergence as if all noise were Gaussian."""
     if one.plan.size != other.plan.size:
         return math.inf
-    a, b = _noise(one), _noise(other)
+    a, b = one.plan.scales, other.plan.scales
     gap = (one.total - other.total).double().numpy()
     with np.errstate(divide="ignore", invalid="ignore"):
         terms = np.log(b / a) + (a**2 + gap**2) / (2 * b**2) - 0.5
@@ -104,7 +104,7 @@ def divergence(one: World, other: World) -> float:
 
 
 def _log_density(noisy: Array, world: World) -> float:
-    scale, gap = _noise(world), noisy - world.total.double().numpy()
+    scale, gap = world.plan.scales, noisy - world.total.double().numpy()
     free = scale == 0
     if free.any() and np.abs(gap[free]).max() > 0:
         return -math.inf
@@ -112,10 +112,6 @@ def _log_density(noisy: Array, world: World) -> float:
     if world.plan.family == "laplace":
         return float(-np.sum(np.abs(gap) / scale + np.log(scale)))
     return float(-np.sum(0.5 * (gap / scale) ** 2 + np.log(scale)))
-
-
-def _noise(world: World) -> Array:
-    return np.concatenate([np.full(size, sigma) for _, size, _, sigma in world.plan.parts])
 
 
 # -- anything that releases --------------------------------------------------------------------------------------------
@@ -179,7 +175,7 @@ def audit_release(
     else:
         chosen = Scores(learned(with_[:cut]), learned(without[:cut]))
         lower = bounds.epsilon_clopper_pearson(
-            scores, delta, confidence, rule=best_threshold(chosen, delta, confidence), two_sided=True
+            scores, delta, confidence, rule=bounds.best_threshold(chosen, delta, confidence), two_sided=True
         )
     return AuditResult(
         subject=name,
@@ -252,17 +248,6 @@ def _variances(rows: Array) -> Array:
     """Variance of each number over the trials, [n]; never negligible relative to the largest."""
     found = rows.var(axis=0)
     return np.asarray(np.maximum(found, 1e-14 * max(float(found.max()), 1e-300)))
-
-
-def best_threshold(scores: Scores, delta: float, confidence: float) -> float:
-    """Threshold at which these scores give the largest bound; for use on other scores."""
-    thresholds, rejected, missed = scores.frontier()
-    significance = 1 - confidence
-    fnr = bounds.clopper_pearson_upper(missed, scores.inside.size, significance / 2)
-    fpr = bounds.clopper_pearson_upper(scores.outside.size - rejected, scores.outside.size, significance / 2)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        values = np.fmax(np.log((1 - fnr - delta) / fpr), np.log((1 - fpr - delta) / fnr))
-    return float(thresholds[int(np.nanargmax(values))])
 
 
 def check_trials(trials: int, delta: float, confidence: float) -> None:

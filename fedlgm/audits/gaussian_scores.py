@@ -88,7 +88,7 @@ def noise_ratio(
         The bound, at least 0; `inf` if there is no noise at all.
 
     Raises:
-        ConfigError: too few observations, or no canary that is in.
+        ConfigError: too few observations, or no included canary.
 
     Source: canary-aligned sums as Gaussian scores: Agrawal, Wei, Singh, Magdon-Ismail and Zikas, "Let's Ask Gauss:
         Improved One-Run Privacy Auditing" (2026). The paper's bound compares two fitted Gaussians; this one is exact in

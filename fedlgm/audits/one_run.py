@@ -43,8 +43,8 @@ def audit_record(
         reported: the run's reported figures.
         method: "one-run-gaussian": canary-aligned sums give the noise ratio of single releases, and the accountant
             composes them; "one-run", "one-run-fdp" and the estimate "one-shot": scores of the run as a whole.
-        confidence: confidence of the whole audit: releases that are as reported pass with at least this probability,
-            and `epsilon_lower` is no more than the truth. Bounds and checks share the level, see `level.Shares`.
+        confidence: confidence of the whole audit: with at least this probability, releases that are as reported pass
+            and `epsilon_lower` is at most the true epsilon. Bounds and checks share the level, see `level.Shares`.
         per_layer: whether single layers are examined. Without them the accountant is also faster, and the bound a
             thousandth smaller.
 

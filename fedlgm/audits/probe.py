@@ -76,9 +76,8 @@ def distance(one: World, other: World) -> float:
     if one.plan.size != other.plan.size:
         return math.inf
     difference = (one.total - other.total).abs().double().numpy()
-    scales = np.concatenate([np.full(size, sigma) for _, size, _, sigma in one.plan.parts])
     with np.errstate(divide="ignore", invalid="ignore"):
-        whitened = np.where(difference > 0, difference / scales, 0.0)
+        whitened = np.where(difference > 0, difference / one.plan.scales, 0.0)
     return float(np.linalg.norm(whitened, 2 if one.plan.family == "gaussian" else 1))
 
 

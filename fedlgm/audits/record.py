@@ -45,7 +45,7 @@ class CanaryRecord:
             empty if canaries have a coin per round.
         whole: length of the sum of all releases so far in units of their noise, [T].
         member: whether the canary's coin put it into the run, bool [m].
-        rate: probability that a canary that is in takes part in a round.
+        rate: probability that an included canary takes part in a round.
         presence: "release" (a coin per round) or "run" (a coin per run).
     """
 

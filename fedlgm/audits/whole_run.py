@@ -206,7 +206,7 @@ class View:
 
     @property
     def planned_sums(self) -> Array:
-        """Their means by the plan."""
+        """Planned means of these sums."""
         return np.sqrt(np.sum(self.planned**2, axis=(0, 2)))[self._taking_part]
 
     @property

@@ -60,7 +60,7 @@ class Correlation:
 
     Attributes:
         name: "identity", "square-root", "banded", "blt", or your own name for your own coefficients.
-        rounds: T, planned number of releases. Fewer are covered, more are not.
+        rounds: T, planned number of releases. Fewer rounds are covered; more are not.
         coefficients: first column of C, float64: c_0 > 0, then the other bands (all T of them for "blt").
         decays: decays of the buffers of "blt", in (0, 1); empty for other strategies.
         scales: scales of those buffers, positive, with a sum of at most 1.
@@ -165,8 +165,8 @@ class Correlation:
         Returns:
             The exact value, rounded up, if the coefficients decrease, if there are at most `min_separation` of them or
             if clients come once; otherwise an upper bound: on average 1 % and at most 17 % above the largest sum of
-            abs(C^T C) over a pattern in 3,000 random strategies of 4 to 10 rounds. That sum is the exact value where no
-            coefficient is negative, else a bound itself.
+            abs(C^T C) over a pattern in 3,000 random strategies of 4 to 10 rounds. If no coefficient is negative,
+            that sum is the exact value; otherwise it is itself a bound.
 
         Raises:
             ConfigError: numbers below 1.

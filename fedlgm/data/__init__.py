@@ -184,8 +184,8 @@ def only_test_examples(
             f"the test examples of {name!r} cannot be read without its training examples, which may be private: give "
             "public examples that are a set by themselves"
         )
-    if base in FILE_SETS and (test := FILE_SETS[base].test) is not None:
-        found = read_test(base, locate(base, data_dir, download=True, files=test[0]))
+    if base in FILE_SETS and FILE_SETS[base].test:
+        found = read_test(base, locate(base, data_dir, download=True, files=FILE_SETS[base].test))
     else:
         whole = load(base, data_dir)
         found = DataSet(base, whole.test_x, whole.test_y, whole.test_x, whole.test_y, whole.classes)
@@ -215,7 +215,7 @@ def _refuse_others(name: Loadable, label: str, options: Mapping[str, Any]) -> No
 def outline(
     name: str, *, image_classes: int | None = None, image_size: int = IMAGE_SIZE, channels: int = 3, **images: Any
 ) -> DataSet | None:
-    """A bundled set without its examples: shapes and classes, as a model needs them; None if only the files tell.
+    """Shapes and classes of a bundled set, without its examples; None if only the files contain them.
 
     Args:
         name: as for `load`.
@@ -243,7 +243,7 @@ def outline(
 
 
 def published_examples(name: str, train_images: int | None = None) -> int | None:
-    """Number of training examples of a bundled set, or of its half, without its files; None if only they tell.
+    """Number of training examples of a bundled set or of its half; None if only the files contain it.
 
     Args:
         name: as for `load`.

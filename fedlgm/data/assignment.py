@@ -154,8 +154,9 @@ def isolation_i(
     Each client but the last has `labels_per_client` labels, among them the private one. The last, curious client has
     one label less and lacks the private one. All clients have equally many samples.
 
-    The paper does not say how a client's samples divide over its labels. Here the private class is shared out evenly,
-    a client's other labels share the rest evenly, and clients are as large as the classes allow. Labels are chosen so
+    The paper does not say how a client's samples divide over its labels. Here the private class is divided evenly
+    among the clients, a client's other labels have equal shares of the rest, and clients are as large as the classes
+    allow. Labels are chosen so
     that each class is used in proportion to its samples.
 
     Args:

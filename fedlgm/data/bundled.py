@@ -1,4 +1,4 @@
-"""Sets that need no file: scikit-learn's digits and breast cancer table, and synthetic class blobs."""
+"""Data sets that need no file: scikit-learn's digits and breast cancer table, and synthetic class blobs."""
 
 from __future__ import annotations
 

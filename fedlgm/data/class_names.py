@@ -32,7 +32,7 @@ def names_of(data: DataSet) -> tuple[str, ...]:
 
 
 def class_number(data: DataSet, given: int | str) -> int:
-    """The class that a name, a number, or a number as text means; a name comes first.
+    """The class of a name, a number, or a number as text; names take precedence.
 
     Args:
         data: the set.

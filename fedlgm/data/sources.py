@@ -20,7 +20,6 @@ from fedlgm.data.pixels import Pixels
 from fedlgm.errors import DataError
 
 _DEBIAN = Path("/usr/share/datasets")
-_DEBIAN_LIB = Path("/usr/lib")
 _TIMEOUT = 10.0  # seconds without an answer before a download is given up
 
 
@@ -31,27 +30,37 @@ class FileSet:
     Attributes:
         classes: number of classes, or of characters.
         shape: shape of one input.
-        files: glob patterns, each of which must match a file of the set's folder.
-        read: reads (train, test) from the folder.
+        train: glob patterns, each of which must match a file of the set's folder.
+        read: reads the examples in the folder's files of such patterns; (train, test) if one file holds all examples.
         layout: folder below a data directory in which torchvision or LEAF keeps it.
-        torchvision: class of `torchvision.datasets` that downloads it, or None.
         advice: how to get the files by hand, up to "into <folder>".
+        torchvision: class of `torchvision.datasets` that downloads it, or None.
         debian: folder in which Debian's package keeps them; None is a folder of the set's name among its data sets.
         examples: published number of training examples, or None.
-        test: patterns of the files that hold the test examples alone, and what reads these; None where one file holds
-            all examples.
+        test: patterns of the files of the test examples; empty if one file holds all examples.
     """
 
     classes: int
     shape: tuple[int, ...]
-    files: tuple[str, ...]
-    read: Callable[[Path], tuple[Samples, Samples]]
+    train: tuple[str, ...]
+    read: Callable[[Path, Sequence[str]], Any]
     layout: str
-    torchvision: str | None
     advice: str
+    torchvision: str | None = None
     debian: Path | None = None
     examples: int | None = None
-    test: tuple[tuple[str, ...], Callable[[Path], Samples]] | None = None
+    test: tuple[str, ...] = ()
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Patterns of all its files."""
+        return (*self.train, *self.test)
+
+    def both(self, folder: Path) -> tuple[Samples, Samples]:
+        """(train, test) from the folder."""
+        if not self.test:
+            return self.read(folder, self.train)
+        return self.read(folder, self.train), self.read(folder, self.test)
 
 
 def _stored(folder: Path, pattern: str) -> list[Path]:
@@ -64,128 +73,74 @@ def _read_idx(folder: Path, patterns: Sequence[str]) -> Samples:
     return formats.read_idx_pair(images, labels)
 
 
-def _read_mnist(folder: Path) -> tuple[Samples, Samples]:
-    return _read_idx(folder, _IDX_FILES[:2]), _test_mnist(folder)
+def _read_cifar(folder: Path, names: Sequence[str], labels: str) -> Samples:
+    return formats.read_cifar([folder / name for name in names], labels)
 
 
-def _test_mnist(folder: Path) -> Samples:
-    return _read_idx(folder, _IDX_FILES[2:])
+def _read_svhn(folder: Path, names: Sequence[str]) -> Samples:
+    return formats.read_svhn(folder / names[0])
 
 
-def _read_cifar10(folder: Path) -> tuple[Samples, Samples]:
-    return formats.read_cifar([folder / name for name in _CIFAR10_FILES[:-1]], "labels"), _test_cifar10(folder)
+def _read_leaf(folder: Path, patterns: Sequence[str]) -> Samples:
+    return formats.read_leaf(_stored(folder, patterns[0]))
 
 
-def _test_cifar10(folder: Path) -> Samples:
-    return formats.read_cifar([folder / "test_batch"], "labels")
-
-
-def _read_cifar100(folder: Path) -> tuple[Samples, Samples]:
-    return formats.read_cifar([folder / "train"], "fine_labels"), _test_cifar100(folder)
-
-
-def _test_cifar100(folder: Path) -> Samples:
-    return formats.read_cifar([folder / "test"], "fine_labels")
-
-
-def _read_svhn(folder: Path) -> tuple[Samples, Samples]:
-    return formats.read_svhn(folder / "train_32x32.mat"), _test_svhn(folder)
-
-
-def _test_svhn(folder: Path) -> Samples:
-    return formats.read_svhn(folder / "test_32x32.mat")
-
-
-def _read_femnist(folder: Path) -> tuple[Samples, Samples]:
-    return formats.read_leaf(_stored(folder, "train/*.json")), _test_femnist(folder)
-
-
-def _test_femnist(folder: Path) -> Samples:
-    return formats.read_leaf(_stored(folder, "test/*.json"))
-
-
-def _read_bible(folder: Path, by_chapter: bool) -> tuple[Samples, Samples]:
+def _read_bible(folder: Path, names: Sequence[str], by_chapter: bool) -> tuple[Samples, Samples]:
     texts: dict[object, str] = {}
-    for book, number, chapter in text.read_bible(folder / "bible.data"):
+    for book, number, chapter in text.read_bible(folder / names[0]):
         user = (book, number) if by_chapter else book
         texts[user] = f"{texts[user]}\n{chapter}" if user in texts else chapter
     return text.windows(texts)
 
 
-_IDX_FILES = (
-    "train-images-idx3-ubyte*",
-    "train-labels-idx1-ubyte*",
-    "t10k-images-idx3-ubyte*",
-    "t10k-labels-idx1-ubyte*",
-)
-_CIFAR10_FILES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
+_IDX_FILES = ("train-images-idx3-ubyte*", "train-labels-idx1-ubyte*")
+_IDX_TEST_FILES = ("t10k-images-idx3-ubyte*", "t10k-labels-idx1-ubyte*")
 _CIFAR_SITE = "https://www.cs.toronto.edu/~kriz/cifar.html"
-
-
-def _bible(by_chapter: bool) -> FileSet:
-    return FileSet(
-        classes=len(text.ALPHABET),
-        shape=(text.LENGTH,),
-        files=("bible.data",),
-        read=partial(_read_bible, by_chapter=by_chapter),
-        layout="bible-kjv",
-        torchvision=None,
-        advice="install Debian's package bible-kjv-text, or put its file bible.data",
-        debian=_DEBIAN_LIB,
-    )
-
+_CIFAR = partial(FileSet, shape=(3, 32, 32), examples=50_000)
+_MNIST = partial(
+    FileSet, classes=10, shape=(1, 28, 28), train=_IDX_FILES, test=_IDX_TEST_FILES, read=_read_idx, examples=60_000
+)
+_BIBLE = partial(
+    FileSet,
+    classes=len(text.ALPHABET),
+    shape=(text.LENGTH,),
+    train=("bible.data",),
+    layout="bible-kjv",
+    advice="install Debian's package bible-kjv-text, or put its file bible.data",
+    debian=Path("/usr/lib"),
+)
 
 FILE_SETS: dict[str, FileSet] = {
-    "mnist": FileSet(
-        classes=10,
-        shape=(1, 28, 28),
-        files=_IDX_FILES,
-        read=_read_mnist,
-        test=(_IDX_FILES[2:], _test_mnist),
-        layout="MNIST/raw",
-        torchvision="MNIST",
-        examples=60_000,
-        advice="put the four files",
-    ),
-    "fashion-mnist": FileSet(
-        classes=10,
-        shape=(1, 28, 28),
-        files=_IDX_FILES,
-        read=_read_mnist,
-        test=(_IDX_FILES[2:], _test_mnist),
+    "mnist": _MNIST(layout="MNIST/raw", torchvision="MNIST", advice="put the four files"),
+    "fashion-mnist": _MNIST(
         layout="FashionMNIST/raw",
         torchvision="FashionMNIST",
-        examples=60_000,
         advice="install Debian's package dataset-fashion-mnist, or put the four files",
     ),
-    "cifar10": FileSet(
+    "cifar10": _CIFAR(
         classes=10,
-        shape=(3, 32, 32),
-        files=_CIFAR10_FILES,
-        read=_read_cifar10,
-        test=(("test_batch",), _test_cifar10),
+        train=tuple(f"data_batch_{i}" for i in range(1, 6)),
+        test=("test_batch",),
+        read=partial(_read_cifar, labels="labels"),
         layout="cifar-10-batches-py",
         torchvision="CIFAR10",
-        examples=50_000,
         advice=f"put the files of cifar-10-python.tar.gz ({_CIFAR_SITE})",
     ),
-    "cifar100": FileSet(
+    "cifar100": _CIFAR(
         classes=100,
-        shape=(3, 32, 32),
-        files=("train", "test"),
-        read=_read_cifar100,
-        test=(("test",), _test_cifar100),
+        train=("train",),
+        test=("test",),
+        read=partial(_read_cifar, labels="fine_labels"),
         layout="cifar-100-python",
         torchvision="CIFAR100",
-        examples=50_000,
         advice=f"put the files of cifar-100-python.tar.gz ({_CIFAR_SITE})",
     ),
     "svhn": FileSet(
         classes=10,
         shape=(3, 32, 32),
-        files=("train_32x32.mat", "test_32x32.mat"),
+        train=("train_32x32.mat",),
+        test=("test_32x32.mat",),
         read=_read_svhn,
-        test=(("test_32x32.mat",), _test_svhn),
         layout="SVHN",
         torchvision="SVHN",
         examples=73_257,
@@ -194,15 +149,14 @@ FILE_SETS: dict[str, FileSet] = {
     "femnist": FileSet(
         classes=62,
         shape=(1, 28, 28),
-        files=("train/*.json", "test/*.json"),
-        read=_read_femnist,
-        test=(("test/*.json",), _test_femnist),
+        train=("train/*.json",),
+        test=("test/*.json",),
+        read=_read_leaf,
         layout="femnist/data",
-        torchvision=None,
         advice="create train/ and test/ with LEAF's FEMNIST scripts (https://leaf.cmu.edu) and put them",
     ),
-    "bible-kjv": _bible(by_chapter=False),
-    "bible-kjv-chapters": _bible(by_chapter=True),
+    "bible-kjv": _BIBLE(read=partial(_read_bible, by_chapter=False)),
+    "bible-kjv-chapters": _BIBLE(read=partial(_read_bible, by_chapter=True)),
 }
 
 
@@ -258,7 +212,7 @@ def read(name: str, folder: Path) -> DataSet:
         DataError: if a file is damaged.
     """
     spec = FILE_SETS[name]
-    train, test = spec.read(folder)
+    train, test = spec.both(folder)
     for part, y in (("training", train.y), ("test", test.y)):
         _check_labels(name, folder, part, y)
     users = None if train.user is None else np.unique(train.user, return_inverse=True)[1].astype(np.int64)
@@ -272,9 +226,7 @@ def read_test(name: str, folder: Path) -> DataSet:
         DataError: if a file is damaged.
     """
     spec = FILE_SETS[name]
-    if spec.test is None:
-        raise DataError(f"{name}: one file holds all examples of this set, so its test examples cannot be read alone")
-    found = spec.test[1](folder)
+    found = spec.read(folder, spec.test)
     _check_labels(name, folder, "test", found.y)
     x = _scaled(found.x)
     return DataSet(name, x, found.y, x, found.y, spec.classes)

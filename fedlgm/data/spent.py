@@ -1,4 +1,4 @@
-"""What releases from a data set have cost before a run trains on it."""
+"""Cost of releases from a data set before a run trains on it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Spent:
         return privacy.accounting.composed_epsilon(self.events, delta, accountant)
 
     def charge(self, ledger: Ledger) -> None:
-        """Put the events on a run's ledger, before its first round; again does nothing.
+        """Put the events on a run's ledger before its first round; a repeated call does nothing.
 
         Raises:
             LedgerError: the ledger protects another unit, or cannot be written.

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedlgm.contributions import BoundedAnswer, BoundedUpdates
+from fedlgm.errors import PrivacyError
 from fedlgm.example_level.engine import ClippedSum
 from fedlgm.example_level.norms import norm_of
 from fedlgm.example_level.scaling import Scaling, one_by_one
@@ -53,11 +54,19 @@ def scaled_sum(gradients: Tensor, scaling: Scaling, layers: LayerTable) -> tuple
 
 
 def _bounds(scaling: Scaling, plan: ReleasePlan) -> tuple[float, ...]:
+    order = norm_of(scaling).order
+    if order != (2 if plan.family == "gaussian" else 1):
+        raise PrivacyError(
+            f"the scaling bounds examples in l{order} norm, which {plan.family} noise does not protect: bound them in "
+            "l2 norm for gaussian noise, in l1 norm for laplace noise (its attribute `norm`)"
+        )
     return tuple(scaling.bounds(len(plan.layers)).tolist())
 
 
 def _answers(norms: Tensor, plan: ReleasePlan) -> tuple[BoundedAnswer, ...]:
     """Sums of the examples' answers in float64; an example whose norms [B, K] are not finite counts as zero."""
+    if not plan.queries:
+        return ()
     counted = norms.isfinite().all(dim=1, keepdim=True)
     known = torch.where(counted, norms, 0.0)
     clip = torch.from_numpy(plan.clip.copy()).to(norms)

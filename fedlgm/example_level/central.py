@@ -91,11 +91,17 @@ def train(
         progress: called with the number of every finished step.
 
     Raises:
-        ConfigError: a mechanism that bounds clients, a population that does not match the data, or a module without
-            gradients per example.
+        ConfigError: a mechanism that bounds clients, facts of other sampling or trust, a population that does not match
+            the data, or a module without gradients per example.
     """
     mechanism, facts = method.mechanism, method.facts
     trainer = ExampleTrainer(module, method.layers, mechanism, task=task, exact_sums=exact_sums)
+    noised_by, drawn_by = facts.noised_by, facts.sampling.scheme
+    if facts.steps or noised_by.uploads_released or not noised_by.alone or drawn_by != "poisson":
+        raise ConfigError(
+            "train draws each step's examples by Poisson and adds the noise itself: it needs facts with Poisson "
+            "sampling and trust = 'central', and without local steps"
+        )
     if facts.sampling.population != len(y):
         raise ConfigError(f"the facts count {facts.sampling.population} examples, the data have {len(y)}")
     batches = batch_keys(keys, digest_of(x, y))

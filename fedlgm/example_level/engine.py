@@ -23,6 +23,7 @@ from fedlgm.example_level.pooling import max_pool, suits
 from fedlgm.example_level.rules import rule_for
 from fedlgm.example_level.rules.base import all_finite
 from fedlgm.example_level.scaling import FlatClip, Scaling, one_by_one
+from fedlgm.example_level.stack import StackPass
 from fedlgm.layers import LayerTable
 from fedlgm.training.stack.tape import Memory
 
@@ -145,6 +146,7 @@ class ExampleGradients:
         self._pools: list[Any] = [child for child in module.modules() if suits(child)]
         self._find(module, "")
         self._announce()
+        self._stack = StackPass.of(module, self._sites, self._task)
 
     @property
     def generic(self) -> tuple[str, ...]:
@@ -166,19 +168,23 @@ class ExampleGradients:
             ConfigError: examples influence each other, a parameter is used outside the module that owns it, or there
                 are not as many targets as inputs.
         """
-        _refuse_batch_norm(self._module)
         scaling = one_by_one(scaling)
         inputs = x if isinstance(x, tuple) else (x,)
         _require_pairs(inputs, y)
-        batch, device = len(inputs[0]), next(iter(self._parameters.values())).device
-        total = Total(self._layers.size, torch.float64 if self._exact_sums else self._dtype, device)
+        batch, dtype = len(inputs[0]), torch.float64 if self._exact_sums else self._dtype
+        if self._stack is not None and self._stack.takes(inputs, scaling) and 0 < batch <= self._most(inputs, scaling):
+            self._probe(inputs, y)
+            found = self._stack.sum(inputs[0], y, scaling, dtype)
+            if found is not None:
+                return ClippedSum(*found, 0)
+        _refuse_batch_norm(self._module)
+        device = next(iter(self._parameters.values())).device
+        total = Total(self._layers.size, dtype, device)
         squares = torch.zeros(batch, len(self._layers), dtype=torch.float64, device=device)
         if batch:
             with exact_arithmetic(device):
-                most = self._micro_batch or self._choose(inputs, scaling.per_layer, norm_of(scaling).fused)
-                step = math.ceil(batch / math.ceil(batch / most))
-                if not self._probed:
-                    self._probe(inputs, y)
+                step = math.ceil(batch / math.ceil(batch / self._most(inputs, scaling)))
+                self._probe(inputs, y)
                 for low in range(0, batch, step):
                     rows = slice(low, min(low + step, batch))
                     self._pass(tuple(value[rows] for value in inputs), y[rows], scaling, total, squares[rows])
@@ -210,6 +216,10 @@ class ExampleGradients:
         if sites:
             shown = ", ".join(sites[:4]) + (f" and {len(sites) - 4} more" if len(sites) > 4 else "")
             warnings.warn(Notice(f"generic per-example gradients, which are slower, for {shown}"), stacklevel=3)
+
+    def _most(self, inputs: tuple[Tensor, ...], scaling: Scaling) -> int:
+        """Largest number of examples of a pass."""
+        return self._micro_batch or self._choose(inputs, scaling.per_layer, norm_of(scaling).fused)
 
     def _pass(self, x: tuple[Tensor, ...], y: Tensor, scaling: Scaling, total: Total, squares: Tensor) -> None:
         """One micro-batch: add its scaled gradients to `total` and its squared norms to `squares` [n, K]."""
@@ -269,7 +279,7 @@ class ExampleGradients:
 
     def _probe(self, inputs: tuple[Tensor, ...], y: Tensor) -> None:
         """Refuse modules whose first dimension is not the example, or whose examples influence each other."""
-        if len(inputs[0]) < 2:
+        if self._probed or len(inputs[0]) < 2:
             return
         before = [site.module.training for site in self._sites]
         both = [self._observe(tuple(value[[0, second]] for value in inputs)) for second in (1, 0)]

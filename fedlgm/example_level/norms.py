@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedlgm.example_level.rules.products import row_squares
+from fedlgm.extension import is_bundled
 
 
 class Norm(Protocol):
@@ -71,7 +72,10 @@ class L1:
         return amounts
 
 
+_OF_ORDER: dict[int, Norm] = {1: L1(), 2: L2()}
+
+
 def norm_of(scaling: Any) -> Norm:
-    """The norm that a scaling bounds: its attribute `norm`, or l2."""
+    """The norm that a scaling bounds: its attribute `norm` (of a user's own class only the order counts), or l2."""
     found: Norm = getattr(scaling, "norm", None) or L2()
-    return found
+    return found if is_bundled(found) else _OF_ORDER[found.order]

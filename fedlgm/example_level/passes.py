@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -159,7 +160,7 @@ class Pass:
             counted = finite
         else:
             counted = finite.all(dim=1, keepdim=True)
-        factors = _cast(torch.where(counted, factors, 0.0), self._dtype)
+        factors = cast(torch.where(counted, factors, 0.0), self._dtype)
         for site, kept in self._waiting:
             kept.add(self._sums(site), [factors[:, place.column].contiguous() for place in site.places])
         for place, gradients in self._whole.values():
@@ -198,13 +199,13 @@ class _PerLayer:
             else:
                 finite = torch.isfinite(norms)
                 found = torch.where(finite, self._scaling.factors_of(column, norms.where(finite, 0.0)), 0.0)
-            factors[column] = _cast(found, self._dtype)
+            factors[column] = cast(found, self._dtype)
         return [factors[column] for column in self._columns]
 
 
-def _cast(factors: Tensor, dtype: torch.dtype) -> Tensor:
+def cast(factors: Tensor, dtype: torch.dtype) -> Tensor:
     """Factors in the gradients' precision; 0 for subnormal numbers, because rounding could double them."""
-    return torch.where(factors < torch.finfo(dtype).tiny, 0.0, factors).to(dtype)
+    return torch.threshold(factors, math.nextafter(torch.finfo(dtype).tiny, 0.0), 0.0).to(dtype)
 
 
 class _Fused(torch.autograd.Function):

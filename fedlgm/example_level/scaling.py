@@ -7,9 +7,8 @@ factors f_ij and states a bound of the contribution that holds for all norms.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from fedlgm.errors import ConfigError
 from fedlgm.extension import is_bundled
+from fedlgm.rows_apart import rows_apart
 
 SAFETY = 1 - 2.0**-19
 """Share of a bound that gradients are cut to: rounding in a norm (at most 2^-20) then carries none above its bound, and
@@ -33,7 +33,8 @@ LEAST_NORM = 2.0**-46
 class Scaling(Protocol):
     """Factors of the layers' gradients.
 
-    A user's scaling is called with one example at a time (n = 1), see `one_by_one`.
+    A user's scaling is called with one example at a time (n = 1), and its factors are cut to its bounds, see
+    `one_by_one`.
 
     Attributes:
         per_layer: whether the factor of a layer depends on the norm of that layer alone. Such gradients are scaled and
@@ -69,16 +70,27 @@ class Scaling(Protocol):
 
 
 class _OneByOne:
-    """A scaling called with one example at a time."""
+    """A user's scaling, called with one example at a time; factors that exceed its own bounds are cut to them."""
+
+    per_layer = False  # its bounds are those of all layers
 
     def __init__(self, scaling: Scaling) -> None:
-        self.scaling, self.per_layer, self.norm = scaling, scaling.per_layer, getattr(scaling, "norm", None)
-
-    def factors(self, norms: Tensor) -> Tensor:
-        return _rows(self.scaling.factors, norms)
+        self.scaling, self.norm = scaling, getattr(scaling, "norm", None)
 
     def factors_of(self, layer: int, norms: Tensor) -> Tensor:
-        return _rows(partial(self.scaling.factors_of, layer), norms)
+        raise TypeError("a user's scaling gets the norms of all layers at once")
+
+    def factors(self, norms: Tensor) -> Tensor:
+        made = rows_apart(self._alone, norms, "scaling") if len(norms) else torch.zeros_like(norms)
+        limit = SAFETY * torch.from_numpy(self.bounds(norms.shape[1])).to(norms) / norms.clamp(min=LEAST_NORM)
+        return torch.nan_to_num(made, nan=0.0).clamp(min=0.0).minimum(limit)
+
+    def _alone(self, norms: Tensor) -> Tensor:
+        factors = self.scaling.factors(norms)
+        if factors.shape != norms.shape:
+            wanted = f"the shape of the norms, {tuple(norms.shape)} for one example"
+            raise ConfigError(f"a scaling's factors must have {wanted}, got {tuple(factors.shape)}")
+        return factors
 
     def bounds(self, layers: int) -> np.ndarray:
         return self.scaling.bounds(layers)
@@ -88,22 +100,12 @@ class _OneByOne:
         return self.scaling.bound
 
 
-def _rows(made: Callable[[Tensor], Tensor], norms: Tensor) -> Tensor:
-    found = []
-    for row in norms.split(1):
-        factors = made(row.clone())
-        if factors.shape != row.shape:
-            wanted = f"the shape of the norms, {tuple(row.shape)} for one example"
-            raise ConfigError(f"a scaling's factors must have {wanted}, got {tuple(factors.shape)}")
-        found.append(factors)
-    return torch.cat(found) if len(norms) else torch.zeros_like(norms)
-
-
 def one_by_one(scaling: Scaling) -> Scaling:
-    """The scaling to apply: a user's is called with one example at a time, this package's with batches.
+    """The scaling to apply: a user's is called with one example at a time and kept to its bounds.
 
     A factor that depends on other examples' norms (clipping to the batch's median) has no per-example bound: adding one
     example would also move the other examples' factors.
+
 
     Args:
         scaling: a mechanism's scaling.
@@ -115,7 +117,7 @@ def one_by_one(scaling: Scaling) -> Scaling:
         ...     def factors(self, norms):
         ...         return (norms.median(dim=0).values / norms).clamp(max=1.0)
         >>> norms = torch.tensor([[1.0], [2.0], [8.0]])
-        >>> Median((1.0,)).factors(norms).tolist(), one_by_one(Median((1.0,))).factors(norms).tolist()
+        >>> Median((9.0,)).factors(norms).tolist(), one_by_one(Median((9.0,))).factors(norms).tolist()
         ([[1.0], [1.0], [0.25]], [[1.0], [1.0], [1.0]])
     """
     return scaling if is_bundled(scaling) else _OneByOne(scaling)
@@ -135,6 +137,9 @@ def clip_factors(norms: Tensor, bound: float | Tensor) -> Tensor:
         >>> clip_factors(torch.tensor([0.5, 4.0]), 1.0).round(decimals=4).tolist()
         [1.0, 0.25]
     """
+    if isinstance(bound, float | int) and norms.dtype == torch.float64 and 0 < SAFETY * bound < math.inf:
+        limit = torch.tensor(SAFETY * bound, dtype=norms.dtype, device=norms.device)
+        return limit / norms.clamp(min=SAFETY * bound)  # the same in two operations
     bound = torch.as_tensor(bound, dtype=norms.dtype, device=norms.device)
     whole = norms <= bound * SAFETY
     cut = SAFETY * bound / torch.where(whole, 1.0, norms)
@@ -194,7 +199,7 @@ class PerLayerClip:
         """See `Scaling`."""
         limit = SAFETY * self.clip[layer]
         if 0 < limit < math.inf:
-            return limit / norms.clamp(min=limit)  # as `clip_factors`, in two operations
+            return limit / norms.clamp(min=limit)  # as `clip_factors`, up to rounding
         return clip_factors(norms, self.clip[layer])
 
     def bounds(self, layers: int) -> np.ndarray:

@@ -14,7 +14,7 @@ from fedlgm.contributions import BoundedUpdates
 from fedlgm.errors import ConfigError
 from fedlgm.example_level.bounding import bounded_updates
 from fedlgm.example_level.engine import ExampleGradients, ExampleLosses
-from fedlgm.example_level.scaling import FlatClip
+from fedlgm.example_level.scaling import FlatClip, Scaling
 from fedlgm.facts import LocalTraining
 from fedlgm.inputs import Inputs
 from fedlgm.keys import KeyRing, Purpose
@@ -78,6 +78,7 @@ class ExampleTrainer:
         self._task: ExampleLosses = task if task is not None else tasks.get()
         self._gradients = ExampleGradients(self._module, layers, self._task, exact_sums=exact_sums)
         self._tried = self._sums = 0
+        self._scaled: tuple[ReleasePlan, Scaling] | None = None  # of the last plan
         self._random = random.Random()  # not the run's: what a run draws does not depend on when it is tried
 
     def sum(self, x: Inputs, y: Tensor, rows: Tensor, plan: ReleasePlan) -> BoundedUpdates:
@@ -95,7 +96,9 @@ class ExampleTrainer:
             ConfigError: a trial finds that an example's gradient depends on more than the example, see `fedlgm.trial`.
         """
         self._try(x, y)
-        scaling = self._mechanism.scaling(plan)
+        if self._scaled is None or self._scaled[0] is not plan:
+            self._scaled = plan, self._mechanism.scaling(plan)
+        scaling = self._scaled[1]
         x, y = self._batch(x, y, rows)
         return bounded_updates(self._gradients.sum(x, y, scaling), scaling, plan)
 
@@ -108,7 +111,8 @@ class ExampleTrainer:
         self._sums += 1
         if self._tried < min(len(y), 2):  # one example shows less than two
             self._tried = min(len(y), TRIED)
-            few = self._few(x, y, torch.arange(self._tried))
+            rows = torch.linspace(0, len(y) - 1, self._tried).long()  # of all data: they may be sorted by class
+            few = self._few(x, y, rows)
             try_examples(self._module, self.layers, self._task, *few, type(self._module))
         elif len(y) > 1 and self._random.random() < 1 / self._sums:
             rows = torch.tensor(self._random.sample(range(len(y)), min(len(y), TRIED)))
@@ -127,8 +131,8 @@ def private_figures(
 ) -> np.ndarray:
     """The figures from which a published, NOT PRIVATE variant plans, float64 [rows, K].
 
-    PRIVATE. They are the raw layer norms of the examples' gradients [n, K] without those that are not finite, or the
-    mechanism's own figures (`UsesPrivateSums`).
+    PRIVATE. They are the finite raw layer norms of the examples' gradients [n, K], or the mechanism's own figures
+    (`UsesPrivateSums`).
 
     Args:
         gradients: the model's per-example gradients.
@@ -243,7 +247,8 @@ def local_steps(
         own, name = local_release(bounded, plan, own_keys, round, client, backend, trainer.device)
         against = own.total.div_(-steps.batch)  # the mean, turned around in place
         optimizer.step(plan.expand(against).to(trainer.weights))
-        answers -= against[released:].cpu().double() / steps.count
+        if len(answers):
+            answers -= against[released:].cpu().double() / steps.count
         names.update(name.encode())
     change = (trainer.weights - model).cpu().double()
     if not plan.released.all() or len(answers):

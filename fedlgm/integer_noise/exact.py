@@ -59,7 +59,7 @@ def happens(
     """Independent events of probabilities exp(-g), exactly.
 
     Args:
-        exponents: g >= 0 in float64, off by so little that exp(-g) errs by less than the margin, [n].
+        exponents: g >= 0 in float64, exact enough that the error of exp(-g) is below the margin, [n].
         exactly: (place, digits) -> g of that place, off by at most 10^-digits.
         rng: stream to draw from.
         margin: largest error of exp(-g) in float64; default: `MARGIN`.

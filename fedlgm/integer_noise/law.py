@@ -1,4 +1,4 @@
-"""What a law of integer noise answers."""
+"""Interface of a law of integer noise."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class IntegerNoise(ABC):
     """A symmetric law on the integers that nodes draw their shares of the noise from.
 
-    A further law is a subclass in a file of its own, listed in `fedlgm.integer_noise.LAWS`.
+    A new law is a subclass in its own file, listed in `fedlgm.integer_noise.LAWS`.
 
     Attributes:
         name: the law, as recipes and `distributed_epsilon` name it.

@@ -136,7 +136,7 @@ class Skellam(IntegerNoise):
         return skellam(variance, size, rng)
 
     def event(self, multiplier: float) -> dp_event.DpEvent:
-        """The Gaussian curve at whole orders; an order between costs what the next whole one costs."""
+        """The Gaussian curve at whole orders; an order in between costs as much as the next whole one."""
         from fedlgm.privacy.events import WholeOrdersDpEvent
 
         return WholeOrdersDpEvent(0.5 / multiplier**2)

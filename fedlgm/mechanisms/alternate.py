@@ -5,17 +5,15 @@ Source: RoLoRA (Chen et al. 2024, arXiv 2409.02346), with noise on the released 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 
-from fedlgm import clipping
-from fedlgm.allocation import shares, spread
+from fedlgm.allocation import shares
 from fedlgm.errors import ConfigError
 from fedlgm.facts import RunFacts
 from fedlgm.layers import Layer, LayerTable, factor_of
-from fedlgm.mechanisms.base import Mechanism, check_positive
+from fedlgm.mechanisms.base import Mechanism, check_positive, released_scales
 from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.guarantee import Guarantee
 from fedlgm.transcript import Transcript
@@ -61,10 +59,7 @@ class Alternate(Mechanism):
         factors = [self._factor(layer) for layer in layers.layers]
         both = {"A", "B"} <= set(factors)
         released = np.array([not both or factor in (None, "BA"[transcript.rounds % 2]) for factor in factors])
-        clip, sigma = np.zeros(len(layers)), np.full(len(layers), math.inf)
-        clip[released] = clipping.eq_clip(self.bound, int(released.sum()))
-        share = shares(self.rule, clip[released], layers.sizes[released])
-        sigma[released] = spread(share, clip[released], facts.noise_multiplier)
+        clip, sigma = released_scales(self.rule, self.bound, layers, released, facts.noise_multiplier)
         return ReleasePlan(layers, clip, sigma, facts, Guarantee("proven", _PROVEN), freezes=True)
 
     def _factor(self, layer: Layer) -> str | None:

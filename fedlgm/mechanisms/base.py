@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -11,6 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 from torch import Tensor
 
+from fedlgm.allocation import shares, spread
+from fedlgm.clipping import eq_clip
 from fedlgm.errors import ConfigError
 from fedlgm.extension import users_code
 from fedlgm.facts import RunFacts
@@ -269,3 +272,59 @@ def check_share(owner: str, **values: float) -> None:
     for option, value in values.items():
         if not 0 < value < 1:
             raise ConfigError(f"{owner}: {option} must lie in (0, 1), got {value}")
+
+
+def check_figures(owner: str, **lists: Sequence[float]) -> None:
+    """Refuse an option that lists figures other than finite ones of at least 0.
+
+    Raises:
+        ConfigError: such a figure.
+
+    Example:
+        >>> check_figures("uniform", public_norms=(1.0, 0.0))
+    """
+    for name, values in lists.items():
+        if any(not (math.isfinite(value) and value >= 0) for value in values):
+            raise ConfigError(f"{owner}: {name} must be finite and non-negative, got {tuple(values)}")
+
+
+def one_per_layer(owner: str, layers: LayerTable, **option: Sequence[float] | np.ndarray) -> np.ndarray:
+    """An option that lists a figure for each layer, float64 [K].
+
+    Raises:
+        ConfigError: another number of figures.
+
+    Example:
+        >>> one_per_layer("uniform", LayerTable.from_sizes({"a": 4, "b": 1}), public_norms=(2, 1)).tolist()
+        [2.0, 1.0]
+    """
+    ((name, values),) = option.items()
+    if len(values) != len(layers):
+        raise ConfigError(
+            f"{owner}: {name} has {len(values)} entries for {len(layers)} layers ({', '.join(layers.names)})"
+        )
+    return np.asarray(values, dtype=np.float64)
+
+
+def released_scales(
+    rule: str, bound: float, layers: LayerTable, released: np.ndarray, multiplier: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Bounds and noise of a release of some layers, float64 [K] each: the n released ones have bound S / sqrt(n).
+
+    Args:
+        rule: allocation rule of the noise, see `fedlgm.allocation.names`.
+        bound: l2 bound S of all layers together.
+        layers: the model's layers.
+        released: which of them are released, bool [K].
+        multiplier: noise multiplier of the release.
+
+    Example:
+        >>> layers = LayerTable.from_sizes({"a": 4, "b": 1})
+        >>> [part.tolist() for part in released_scales("uniform", 1.0, layers, np.array([True, False]), 2.0)]
+        [[1.0, 0.0], [2.0, inf]]
+    """
+    clip, sigma = np.zeros(len(layers)), np.full(len(layers), math.inf)
+    clip[released] = eq_clip(bound, int(released.sum()))
+    share = shares(rule, clip[released], layers.sizes[released])
+    sigma[released] = spread(share, clip[released], multiplier)
+    return clip, sigma

@@ -23,7 +23,7 @@ from fedlgm.mechanisms.ladp_frame import theorem3_constant, theorem3_delta
 from fedlgm.mechanisms.ladp_scores import kl_score, layer_changes, layer_divergences
 from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.guarantee import Guarantee
-from fedlgm.queries import LayerMovement, NoisyQuery
+from fedlgm.queries import LayerMovement, NoisyQuery, beside_layers
 from fedlgm.transcript import Transcript
 
 __all__ = ["LaDP", "kl_score", "layer_changes", "layer_divergences", "theorem3_constant", "theorem3_delta"]
@@ -105,9 +105,7 @@ class LaDP(Mechanism):
         clip = np.where(selected, self.bound / math.sqrt(selected.sum()), 0.0)
         multiplier, queries = facts.noise_multiplier, tuple[NoisyQuery, ...]()
         if self.local_share > 0:
-            movement = LayerMovement(tuple(layers.sizes.tolist()))
-            queries = (NoisyQuery(movement, movement.bound * multiplier / math.sqrt(self.local_share)),)
-            multiplier /= math.sqrt(1 - self.local_share)
+            queries, multiplier = beside_layers(LayerMovement, layers, multiplier, self.local_share)
         total = math.sqrt(float(np.sum((clip * scores)[selected] ** 2)))
         sigma = np.where(selected, multiplier * total / scores, math.inf)
         notes = {"score": scores, "selected": selected.astype(np.float64)}

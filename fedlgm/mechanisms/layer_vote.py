@@ -10,15 +10,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedlgm import clipping
-from fedlgm.allocation import shares, spread
+from fedlgm.allocation import shares
 from fedlgm.errors import ConfigError
 from fedlgm.facts import RunFacts
 from fedlgm.layers import LayerTable, factor_of
-from fedlgm.mechanisms.base import Mechanism, check_positive, check_share
+from fedlgm.mechanisms.base import Mechanism, check_positive, check_share, released_scales
 from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.guarantee import Guarantee
-from fedlgm.queries import LayerVote, NoisyQuery
+from fedlgm.queries import LayerVote, beside_layers
 from fedlgm.transcript import Transcript
 
 _PROVEN = "layers are chosen by a noisy vote, a part of the first release; every contribution is bounded, then noised"
@@ -72,23 +71,14 @@ class VotedLayers(Mechanism):
         guarantee = Guarantee("proven", _PROVEN)
         if transcript.plan is None:
             self._candidates(layers)
-            vote = LayerVote(tuple(layers.sizes.tolist()))
-            queries = (NoisyQuery(vote, vote.bound * facts.noise_multiplier / math.sqrt(self.share)),)
+            queries, multiplier = beside_layers(LayerVote, layers, facts.noise_multiplier, self.share)
             every = np.ones(len(layers), dtype=bool)
-            clip, sigma = self._scales(layers, every, facts.noise_multiplier / math.sqrt(1 - self.share))
+            clip, sigma = released_scales(self.rule, self.bound, layers, every, multiplier)
             return ReleasePlan(layers, clip, sigma, facts, guarantee, queries=queries)
         votes = transcript.answer(LayerVote.name)
         released = transcript.plan.released if votes is None else self._winners(layers, votes)
-        clip, sigma = self._scales(layers, released, facts.noise_multiplier)
+        clip, sigma = released_scales(self.rule, self.bound, layers, released, facts.noise_multiplier)
         return ReleasePlan(layers, clip, sigma, facts, guarantee, freezes=True)
-
-    def _scales(self, layers: LayerTable, released: np.ndarray, multiplier: float) -> tuple[np.ndarray, np.ndarray]:
-        """Bounds and noise of the released layers, each [K]."""
-        clip, sigma = np.zeros(len(layers)), np.full(len(layers), math.inf)
-        clip[released] = clipping.eq_clip(self.bound, int(released.sum()))
-        share = shares(self.rule, clip[released], layers.sizes[released])
-        sigma[released] = spread(share, clip[released], multiplier)
-        return clip, sigma
 
     def _candidates(self, layers: LayerTable) -> np.ndarray:
         """Layers that compete, [K]."""

@@ -18,10 +18,18 @@ from fedlgm.allocation import shares, spread
 from fedlgm.errors import ConfigError
 from fedlgm.facts import RunFacts
 from fedlgm.layers import LayerTable
-from fedlgm.mechanisms.base import Mechanism, UsesPrivateNorms, Variant, check_positive, check_share
+from fedlgm.mechanisms.base import (
+    Mechanism,
+    UsesPrivateNorms,
+    Variant,
+    check_figures,
+    check_positive,
+    check_share,
+    one_per_layer,
+)
 from fedlgm.plan import ReleasePlan, UnprotectedPlan
 from fedlgm.privacy.guarantee import Claim, Guarantee
-from fedlgm.queries import AuxiliaryQuery, BelowBound, BelowShare, NoisyQuery
+from fedlgm.queries import AuxiliaryQuery, BelowBound, BelowShare, NoisyQuery, beside_layers
 from fedlgm.transcript import Transcript
 
 _PROVEN = "every contribution is bounded before noise of a public scale is added to the sum of all layers"
@@ -74,8 +82,7 @@ class LayerwiseGaussian(Mechanism):
             raise ConfigError(f"{self.name}: floor must lie in [0, 1], got {self.floor}")
         if self.clip == "med" and self.norms == "stale" and self.floor == 0:
             raise ConfigError(f"{self.name}: norms = 'stale' needs floor > 0: a layer may come out as noise alone")
-        if any(not (math.isfinite(m) and m >= 0) for m in self.public_norms):
-            raise ConfigError(f"{self.name}: public_norms must be finite and non-negative, got {self.public_norms}")
+        check_figures(self.name, public_norms=self.public_norms)
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
         """The round's plan under EqClip or a sound MedClip."""
@@ -88,9 +95,7 @@ class LayerwiseGaussian(Mechanism):
         multiplier = facts.noise_multiplier
         queries: tuple[NoisyQuery, ...] = ()
         if self.clip == "med" and self.norms in _BITS:
-            bits = _BITS[self.norms](tuple(layers.sizes.tolist()))
-            queries = (NoisyQuery(bits, bits.bound * multiplier / math.sqrt(self.quantile_share)),)
-            multiplier /= math.sqrt(1 - self.quantile_share)
+            queries, multiplier = beside_layers(_BITS[self.norms], layers, multiplier, self.quantile_share)
         clip = self._bounds(layers, transcript)
         sigma = spread(shares(self._allocation, clip, layers.sizes), clip, multiplier)
         return {"clip": clip, "sigma": sigma, "queries": queries}
@@ -109,9 +114,7 @@ class LayerwiseGaussian(Mechanism):
             return clipping.next_quantile_bounds(plan.clip, below, self.bound, self.quantile, self.quantile_rate)
         if self.norms == "stale" and transcript.mean is not None and transcript.plan is not None:
             return clipping.med_clip(self.bound, clipping.released_norms(transcript.mean, transcript.plan), self.floor)
-        public = np.asarray(self.public_norms or np.sqrt(layers.sizes), dtype=np.float64)
-        if public.shape != (len(layers),):
-            raise ConfigError(f"{self.name}: public_norms has {len(public)} entries for {len(layers)} layers")
+        public = one_per_layer(self.name, layers, public_norms=self.public_norms or np.sqrt(layers.sizes))
         return clipping.med_clip(self.bound, public, self.floor)
 
 

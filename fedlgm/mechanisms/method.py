@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 from torch import nn
@@ -95,11 +97,11 @@ class Method:
         """
         with code_of(type(self.mechanism), self.mechanism.name):
             made: object = self.mechanism.plan(self.layers, self.facts, transcript)
-        plan = self._checked(made)
+        plan = self._checked(made, position=self.facts.process.position(transcript.rounds))
         if isinstance(self.mechanism, (UsesPrivateNorms, UsesPrivateUpdates)):
             self._refuse_protected(plan)
-        self._refuse_other_cost(plan, transcript.rounds)
-        return replace(plan, position=self.facts.process.position(transcript.rounds))
+        self._refuse_other_cost(plan, transcript)
+        return plan
 
     def plan_from_private_norms(self, norms: np.ndarray) -> ReleasePlan:
         """The round's plan of a published variant that uses private layer norms (`UsesPrivateNorms`).
@@ -118,8 +120,12 @@ class Method:
         self._refuse_protected(plan)
         return plan
 
-    def _checked(self, plan: object) -> ReleasePlan:
-        """Check that a mechanism returned a plan of this run: a plan is charged by the facts that it carries."""
+    def _checked(self, plan: object, **more: Any) -> ReleasePlan:
+        """Check that a mechanism returned a plan of this run: a plan is charged by the facts that it carries.
+
+        Returns:
+            The plan with the fields `more`.
+        """
         name = self.mechanism.name
         if type(plan) not in (ReleasePlan, UnprotectedPlan):  # a class derived from them could state another event
             raise ConfigError(f"{name}: plan() must return a ReleasePlan, got {type(plan).__name__}")
@@ -131,17 +137,29 @@ class Method:
                 f"{name}: the plan's facts are not the run's ({', '.join(other)} differ), and its cost follows from "
                 "them: pass `facts` on unchanged"
             )
+        plan.guarantee.require_unit(self.facts.sampling.of or self.mechanism.unit)
         if plan.layers != self.layers:
             raise PrivacyError(f"{name}: the plan's layers are not the run's: pass `layers` on unchanged")
-        return replace(plan)  # made anew from its fields: what a plan computes of them cannot be set
+        return replace(plan, **more)  # made anew from its fields: what a plan computes of them cannot be set
 
-    def _refuse_other_cost(self, plan: ReleasePlan, done: int) -> None:
+    @cached_property
+    def _costs(self) -> np.ndarray:
+        """The mechanism's costs, asked for once: nothing released later can change them."""
+        return self.mechanism.costs(self.layers, self.facts.rounds)
+
+    def _refuse_other_cost(self, plan: ReleasePlan, transcript: Transcript) -> None:
         """Refuse a plan that costs more or less than was fixed before the run: only fixed costs compose."""
+        done, last = transcript.rounds, transcript.plan
         if not plan.protected or done >= self.facts.rounds:
             return
+        if last is not None and last.protected and last.family != plan.family:
+            raise PrivacyError(
+                f"{self.mechanism.name}: round {done + 1} has {plan.family} noise, the round before {last.family}: the "
+                "kind of noise is fixed before the run, because costs that follow from past releases do not compose"
+            )
         own = plan.effective_multiplier if plan.size else self.facts.noise_multiplier  # as the plan's event has it
         cost = (self.facts.noise_multiplier / own) ** 2
-        fixed = self.mechanism.costs(self.layers, self.facts.rounds)[done]
+        fixed = self._costs[done]
         if not abs(cost - fixed) <= 1e-6 * fixed:
             raise PrivacyError(
                 f"{self.mechanism.name}: round {done + 1} costs {cost:.6g} releases at the run's multiplier, its "

@@ -27,7 +27,16 @@ from fedlgm.errors import ConfigError
 from fedlgm.example_level.scaling import FlatClip, Reweighted, Scaling
 from fedlgm.facts import RunFacts
 from fedlgm.layers import LayerTable
-from fedlgm.mechanisms.base import BoundsExamples, Mechanism, UsesPrivateSums, Variant, check_positive, check_share
+from fedlgm.mechanisms.base import (
+    BoundsExamples,
+    Mechanism,
+    UsesPrivateSums,
+    Variant,
+    check_figures,
+    check_positive,
+    check_share,
+    one_per_layer,
+)
 from fedlgm.mechanisms.dp_sgd import check_batch_is_seen, example_plan
 from fedlgm.mechanisms.layerwise_gaussian import claim_of
 from fedlgm.mechanisms.lm_dp_sgd import (
@@ -40,7 +49,7 @@ from fedlgm.mechanisms.lm_dp_sgd import (
 )
 from fedlgm.plan import ReleasePlan, UnprotectedPlan
 from fedlgm.privacy.guarantee import Guarantee, Unit
-from fedlgm.queries import LayerStrength, NoisyQuery
+from fedlgm.queries import LayerStrength, NoisyQuery, beside_layers
 from fedlgm.transcript import Transcript
 
 _PROVEN = (
@@ -94,12 +103,8 @@ class _Reweighting(Mechanism, BoundsExamples):
         return example_plan(layers, facts, _PROVEN, clip=clip, sigma=sigma, queries=queries)
 
     def _rates(self, layers: LayerTable) -> np.ndarray:
-        if self.error_rates and len(self.error_rates) != len(layers):
-            raise ConfigError(
-                f"{self.name}: error_rates has {len(self.error_rates)} entries for {len(layers)} layers "
-                f"({', '.join(layers.names)})"
-            )
-        return check_risk(self.error_rates or None, self.emphasis, len(layers))
+        rates = one_per_layer(self.name, layers, error_rates=self.error_rates or np.ones(len(layers)))
+        return check_risk(rates, self.emphasis, len(layers))
 
 
 @dataclass(frozen=True)
@@ -141,8 +146,7 @@ class LMDPSGD(_Reweighting):
             raise ConfigError(f"{self.name}: floor must lie in [0, 1], got {self.floor}")
         if self.weights != "public" and self.floor == 0:
             raise ConfigError(f"{self.name}: weights = {self.weights!r} needs floor > 0: noise may hide a whole layer")
-        if any(not (math.isfinite(value) and value >= 0) for value in self.strengths):
-            raise ConfigError(f"{self.name}: strengths must be finite and non-negative, got {tuple(self.strengths)}")
+        check_figures(self.name, strengths=self.strengths)
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
         """The next step's release; see `Mechanism.plan`."""
@@ -150,18 +154,11 @@ class LMDPSGD(_Reweighting):
         multiplier = facts.noise_multiplier
         queries: tuple[NoisyQuery, ...] = ()
         if self.weights == "privatised":
-            strength = LayerStrength(tuple(layers.sizes.tolist()))
-            queries = (NoisyQuery(strength, strength.bound * multiplier / math.sqrt(self.share)),)
-            multiplier /= math.sqrt(1 - self.share)
+            queries, multiplier = beside_layers(LayerStrength, layers, multiplier, self.share)
         return self._sound(layers, facts, weights, multiplier, queries)
 
     def _strengths(self, layers: LayerTable, transcript: Transcript) -> np.ndarray:
-        if self.strengths and len(self.strengths) != len(layers):
-            raise ConfigError(
-                f"{self.name}: strengths has {len(self.strengths)} entries for {len(layers)} layers "
-                f"({', '.join(layers.names)})"
-            )
-        public = np.asarray(self.strengths or np.ones(len(layers)), dtype=np.float64)
+        public = one_per_layer(self.name, layers, strengths=self.strengths or np.ones(len(layers)))
         if self.weights == "privatised":
             answer = transcript.answer(LayerStrength.name)
             return public if answer is None else answer

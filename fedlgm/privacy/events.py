@@ -20,7 +20,7 @@ LARGEST_PURE = 700.0
 class WholeOrdersDpEvent(dp_event.DpEvent):
     """A release whose Renyi divergence at every whole order a >= 2 is at most rho a.
 
-    An order between two whole ones costs what the larger one does, because divergences do not fall with the order.
+    An order between two whole ones costs as much as the larger one, because divergences do not fall with the order.
 
     Example:
         >>> from fedlgm.privacy import composed_epsilon
@@ -56,7 +56,7 @@ def gaussian_event(multiplier: float, sampling_rate: float = 1.0) -> dp_event.Dp
 
 
 def as_gaussian(event: dp_event.DpEvent) -> dp_event.DpEvent:
-    """The Gaussian release that integer noise in shares comes near to, for lower bounds; other events as they are.
+    """The Gaussian release that approximates integer noise in shares, for lower bounds; other events unchanged.
 
     Example:
         >>> as_gaussian(WholeOrdersDpEvent(0.125))
@@ -147,7 +147,7 @@ def repeated(event: dp_event.DpEvent, count: int) -> dp_event.DpEvent:
 
 
 def unfolded(event: dp_event.DpEvent, count: int) -> tuple[dp_event.DpEvent, int]:
-    """`count` releases of an event as more releases of one that is not itself repeated.
+    """`count` releases of an event, with repetitions inside the event multiplied out.
 
     Raises:
         ConfigError: a number of releases that is not a whole number of at least 0.

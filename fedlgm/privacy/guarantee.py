@@ -44,7 +44,7 @@ class Claim(TypedDict, total=False):
 
 
 def caveat_of(noise_reproducible: bool) -> str:
-    """What follows every guarantee, in full or in short, where noise came from a public seed; empty elsewhere.
+    """The caveat after every guarantee, in full or in short, if noise came from a public seed; otherwise empty.
 
     Args:
         noise_reproducible: whether it did.
@@ -99,6 +99,18 @@ class Guarantee:
         """
         if (self.status != "none") != protected:
             raise PrivacyError(f"a guarantee {self.status!r} does not fit a plan that {_FITS[protected]}")
+
+    def require_unit(self, unit: Unit) -> None:
+        """Check that it speaks of the unit that a mechanism's releases protect.
+
+        Raises:
+            PrivacyError: another unit.
+        """
+        if self.unit != unit:
+            raise PrivacyError(
+                f"the guarantee speaks of one {self.unit}, but one {unit} is protected: state "
+                f"Guarantee(..., unit={unit!r})"
+            )
 
     def conditional_on(self, condition: str) -> Guarantee:
         """A proven guarantee becomes conditional on `condition`; other guarantees do not change."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -62,6 +62,7 @@ class Ledger:
 
     def __init__(self, path: Path | str, owner: str | None = None) -> None:
         self.path, self._reading = Path(path), owner is None
+        self._alike: dict[str, int] = {}  # by protection: rows that it was compared with
         if owner is None and not self.path.is_file():
             raise LedgerError(f"there is no ledger at {self.path}")
         with self._translated():
@@ -131,34 +132,59 @@ class Ledger:
             LedgerError: the row cannot be written, the key has been charged for this round at another cost, or earlier
                 rows protect another unit or under another relation.
         """
-        row = (round, client, key, json.dumps(privacy.events.encode(event)), json.dumps(claim or {}))
-        with self._translated(), self._writing():
-            self._refuse_unlike(protects)
-            charged = self._db.execute(
-                "SELECT event FROM charges WHERE round = ? AND client = ? AND key = ?", row[:3]
-            ).fetchone()
-            if charged is None:
-                charged = (row[3],)
-                count, head = self.head()
-                self._db.execute(
-                    "INSERT INTO charges (number, round, client, key, event, claim, protects, head)"
-                    " VALUES (?,?,?,?,?,?,?,?)",
-                    (count + 1, *row, protects, _head(head, (*row, protects))),
-                )
-        if charged[0] != row[3]:
-            raise LedgerError(
-                f"round {round} of {self.path} was charged with the same noise for another release: a run cannot be "
-                "repeated under a changed plan; start a new run"
-            )
+        self.charge_each(event, round=round, keys={client: key}, claim=claim, protects=protects)
 
-    def _refuse_unlike(self, protects: str) -> None:
-        query = "SELECT protects FROM charges WHERE protects NOT IN ('', ?) LIMIT 1"
-        other = self._db.execute(query, (protects,)).fetchone() if protects else None
+    def charge_each(
+        self,
+        event: dp_event.DpEvent,
+        *,
+        round: int,
+        keys: Mapping[int, str],
+        claim: Claim | None = None,
+        protects: str = "",
+    ) -> None:
+        """Record one release of each of several clients; returns only after all rows are on disk, or none.
+
+        A disk takes as long to confirm many rows as one. Arguments and errors as for `charge`.
+
+        Args:
+            event: the proven cost of each release.
+            round: round number, from 1.
+            keys: fingerprint of the noise key of each client, in the order of the rows.
+            claim: see `charge`.
+            protects: see `charge`.
+        """
+        cost = json.dumps(privacy.events.encode(event))
+        with self._translated(), self._writing():
+            count, head = self.head()
+            self._refuse_unlike(protects, count)
+            for client, key in keys.items():
+                row = (round, client, key, cost, json.dumps(claim or {}))
+                query = "SELECT event FROM charges WHERE round = ? AND client = ? AND key = ?"
+                charged = self._db.execute(query, row[:3]).fetchone()
+                if charged is None:
+                    count, head = count + 1, _head(head, (*row, protects))
+                    self._db.execute(
+                        "INSERT INTO charges (number, round, client, key, event, claim, protects, head)"
+                        " VALUES (?,?,?,?,?,?,?,?)",
+                        (count, *row, protects, head),
+                    )
+                elif charged[0] != cost:
+                    raise LedgerError(
+                        f"round {round} of {self.path} was charged with the same noise for another release: a run "
+                        "cannot be repeated under a changed plan; start a new run"
+                    )
+
+    def _refuse_unlike(self, protects: str, rows: int) -> None:
+        """Refuse a protection other than that of the first `rows` rows; rows that were compared before never change."""
+        query = "SELECT protects FROM charges WHERE number > ? AND protects NOT IN ('', ?) LIMIT 1"
+        other = self._db.execute(query, (self._alike.get(protects, 0), protects)).fetchone() if protects else None
         if other is not None:
             raise LedgerError(
                 f"the ledger {self.path} holds releases that protect ({other[0]}), this one protects ({protects}): "
                 "their epsilons do not add up; charge it to another ledger"
             )
+        self._alike[protects] = rows
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -193,7 +219,7 @@ class Ledger:
             contiguous: whether every round between the first and the last charged one must be present.
 
         Returns:
-            The head, when all is well.
+            The head, if all checks pass.
 
         Raises:
             LedgerError: rows were edited, deleted or reordered, the recipe was changed, or the ledger is older than an

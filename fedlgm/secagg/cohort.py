@@ -189,7 +189,8 @@ class Cohort:
 
 @dataclass(frozen=True)
 class Survivors:
-    """Who shared secrets and who then sent a vector, as nodes sign it: one for each cohort, for ever.
+    """Clients that shared secrets and clients that then sent a vector, as signed by the nodes: one such set per
+    cohort, permanently.
 
     Attributes:
         cohort: its digest.

@@ -176,10 +176,22 @@ class Task(ABC):
         Args:
             outputs: [n, ...].
             targets: [n, ...].
-            gradient: where to write, of the shape of the outputs.
+            gradient: array to write to, with the shape of the outputs.
         """
         differentiate = torch.func.grad(self.loss)
         return [lambda: gradient.copy_(differentiate(outputs, targets))]
+
+    def summed_gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Gradient of the sum of the losses with respect to the outputs [n, ...], of their shape, as autograd gives it.
+
+        Args:
+            outputs: [n, ...].
+            targets: [n, ...].
+        """
+        with torch.enable_grad():
+            leaf = outputs.detach().requires_grad_()
+            (gradient,) = torch.autograd.grad(self.losses(leaf, targets).sum(), leaf)
+        return gradient
 
     def _no_fit(self, outputs: Tensor, targets: Tensor) -> str:
         shapes = f"outputs of shape {tuple(outputs.shape)} and targets of shape {tuple(targets.shape)}"

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.nn import functional
 
 from fedlgm.data.dataset import DataSet
 from fedlgm.errors import DataError
+from fedlgm.extension import is_bundled
 from fedlgm.tasks.base import Task
 from fedlgm.tasks.regression import real_targets, require_matching
 
@@ -61,6 +63,12 @@ class Binary(Task):
             "found": found.sum(),
             "present": present.sum(),
         }
+
+    def summed_gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """See `Task`: sigmoid - target, for one label per example."""
+        if targets.ndim > 1 or not is_bundled(self):
+            return super().summed_gradient(outputs, targets)
+        return torch.sigmoid(outputs) - targets.view(outputs.shape)
 
     def count(self, targets: Tensor) -> int:
         """See `Task`."""

@@ -18,7 +18,7 @@ from fedlgm.tasks.set_metrics import Metric
 
 
 class AUC(NamedTuple):
-    """An AUC and its 95 % interval over the test set's rows; all NaN if the targets are of one class.
+    """An AUC and its interval, of 95 % unless asked otherwise; all NaN if the targets are of one class.
 
     Example:
         >>> AUC(0.9, 0.8, 0.95).low
@@ -30,7 +30,7 @@ class AUC(NamedTuple):
     high: float
 
 
-def auc(scores: np.ndarray, targets: np.ndarray) -> AUC:
+def auc(scores: np.ndarray, targets: np.ndarray, width: float = 1.96) -> AUC:
     """Probability that a row of class 1 has a higher score than one of class 0, ties counted half.
 
     The interval is normal on the scale of the logit, so it stays within [0, 1]. If the classes are separated, the
@@ -39,6 +39,7 @@ def auc(scores: np.ndarray, targets: np.ndarray) -> AUC:
     Args:
         scores: [n].
         targets: 0 or 1, [n].
+        width: half the interval in standard errors.
 
     Example:
         >>> found = auc(np.array([0.1, 0.4, 0.35, 0.8]), np.array([0, 0, 1, 1]))
@@ -58,8 +59,8 @@ def auc(scores: np.ndarray, targets: np.ndarray) -> AUC:
     if value in (0.0, 1.0):
         reach = min(1.0, 3 / min(len(ones), len(zeros)))
         return AUC(value, max(0.0, value - reach), min(1.0, value + reach))
-    middle, width = math.log(value / (1 - value)), 1.96 * math.sqrt(variance) / (value * (1 - value))
-    low, high = (float(stats.logistic.cdf(middle + side * width)) for side in (-1, 1))
+    middle, reach = math.log(value / (1 - value)), width * math.sqrt(variance) / (value * (1 - value))
+    low, high = (float(stats.logistic.cdf(middle + side * reach)) for side in (-1, 1))
     return AUC(value, low, high)
 
 

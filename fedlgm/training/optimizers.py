@@ -1,6 +1,6 @@
-"""SGD and Adam over one flat vector, by torch's functional interface.
+"""SGD and Adam over one flat vector, with the operations of torch's optimizers.
 
-torch's optimizer objects make the same steps at twice the cost for a small model, and their import of `torch._dynamo`
+torch's objects make the same steps at twice the cost for a small model, and their import of `torch._dynamo`
 takes every process two seconds.
 """
 
@@ -11,7 +11,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 from torch.optim.adam import adam
-from torch.optim.sgd import sgd
 
 
 class FlatOptimizer:
@@ -56,10 +55,10 @@ class FlatOptimizer:
         )  # fmt: skip
 
     def _sgd(self, gradient: Tensor) -> None:
-        momenta: list[Tensor | None] = [self._state.get("momentum_buffer")]
-        sgd(
-            [self._weights], [gradient], momenta, foreach=False, fused=False,
-            lr=self.lr, momentum=self._momentum, dampening=0.0, weight_decay=0.0, nesterov=False, maximize=False,
-        )  # fmt: skip
-        if momenta[0] is not None:
-            self._state["momentum_buffer"] = momenta[0]
+        if self._momentum != 0:
+            if "momentum_buffer" in self._state:
+                self._state["momentum_buffer"].mul_(self._momentum).add_(gradient)
+            else:
+                self._state["momentum_buffer"] = gradient.clone()
+            gradient = self._state["momentum_buffer"]
+        self._weights.add_(gradient, alpha=-self.lr)

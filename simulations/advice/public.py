@@ -114,7 +114,7 @@ def outline_of(given: Any) -> tuple[DataSet | None, int | None]:
 
 
 def examples_of(recipe: Recipe) -> int | None:
-    """Published number of training examples of a recipe's set; None if only private data tell."""
+    """Published number of training examples of a recipe's set; None if it is known only from private data."""
     section = recipe.data
     if not _is_named(recipe):
         return None
@@ -136,7 +136,7 @@ def _test_part(recipe: Recipe) -> DataSet:
 
 
 def of_public(recipe: Recipe) -> Recipe:
-    """The recipe without the name and the place of its data: what is made from it cannot read them."""
+    """The recipe without the name and the place of its data, so objects made from it cannot read them."""
     section = recipe.data
     scheme, options = section.partition, section.options
     if scheme == "natural" or is_object(scheme) or is_reference(scheme):

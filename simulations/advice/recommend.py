@@ -230,11 +230,12 @@ def _warmed_up(units: Units, landscape: Landscape, work: Work) -> tuple[float, l
 
 def _refuse_chance(found: DataSet, start: float, least: float) -> None:
     """Refuse a warm-up that has not learned: scores on a plateau say nothing about later models."""
-    chance = min(_constant_loss(found), start)
+    constant = _constant_loss(found)
+    chance, whose = min((constant, "a constant prediction"), (start, "the initial model"))
     if not least < _AT_CHANCE * chance:
         raise ConfigError(
-            f"the warm-up is at chance: the loss on public examples is {least:.4g} at its best, that of a constant "
-            f"prediction {chance:.4g}; there is no advice from such a model: give more or other public examples, "
+            f"the warm-up is at chance: the loss on public examples is {least:.4g} at its best, that of {whose} "
+            f"{chance:.4g}; there is no advice from such a model: give more or other public examples, "
             "another learning rate, or a model that learns faster"
         )
 

@@ -18,7 +18,7 @@ from simulations.config.recipe import Overrides, Recipe
 
 @dataclass(frozen=True)
 class Setting:
-    """What is fixed before the computation.
+    """Settings that are fixed before the computation.
 
     Attributes:
         assembly: the recipe's objects over public examples alone.

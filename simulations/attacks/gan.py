@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,13 +21,12 @@ from fedlgm.attacks.inception import InceptionFeatures
 from fedlgm.data import DataSet, Partition
 from fedlgm.data.class_names import class_number
 from fedlgm.errors import ConfigError, RunError
-from simulations.attacks.rows import ClassRow
-from simulations.attacks.target import Images, Target, in_usual_pixels, train
+from simulations.attacks.target import FIGURES, Images, Target, in_usual_pixels, train
 from simulations.config.assembly import Assembly
 from simulations.config.recipe import Recipe
 from simulations.engines.local import LocalGrid
 from simulations.progress import OnProgress
-from simulations.runs.rows import FullRow, RunSummary
+from simulations.runs.rows import FullRow, RunSummary, excerpt
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,27 +67,10 @@ class ClassFinding:
     inception_distance: float | None = None
     inception_floor: float | None = None
 
-    def to_dict(self) -> ClassRow:
-        """JSON form, without the images."""
-        return {
-            "target": self.target,
-            "kind": self.kind,
-            "active": self.active,
-            "distance": self.distance,
-            "floor": self.floor,
-            "nearest_class": self.nearest_class,
-            "agreement": self.agreement,
-            "classifier_accuracy": self.classifier_accuracy,
-            "images": self.images,
-            "inception_distance": self.inception_distance,
-            "inception_floor": self.inception_floor,
-            "accuracy": self.result["accuracy"],
-            "epsilon": self.result["epsilon"],
-            "claimed_epsilon": self.result["claimed_epsilon"],
-            "delta": self.result["delta"],
-            "guarantee": self.result["guarantee"],
-            "guarantee_status": self.result["guarantee_status"],
-        }
+    def to_dict(self) -> dict[str, Any]:
+        """JSON form, without the images; with the attacked run's figures."""
+        own = {name: value for name, value in vars(self).items() if name not in ("samples", "private", "result")}
+        return own | excerpt(FIGURES, self.result)
 
 
 class _Watched(LocalGrid):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
@@ -18,8 +19,7 @@ from fedlgm.mechanisms.base import UsesPrivateNorms, UsesPrivateUpdates
 from fedlgm.plan import ReleasePlan
 from fedlgm.training import ClientTask
 from fedlgm.transcript import Transcript
-from simulations.attacks.rows import InversionRow
-from simulations.attacks.target import Images, Target, module_of
+from simulations.attacks.target import Images, Target
 from simulations.config.assembly import Assembly
 from simulations.config.recipe import Recipe, validate
 from simulations.progress import OnProgress
@@ -78,7 +78,7 @@ class Finding:
     observation: Observation
     seen: str | None = None
 
-    def to_dict(self) -> InversionRow:
+    def to_dict(self) -> dict[str, Any]:
         """JSON form, without the images."""
         return {
             "protection": self.protection,
@@ -136,7 +136,9 @@ def victims(target: Target, count: int, images: int) -> tuple[Assembly, nn.Modul
     if count < 1 or images < 1:
         raise ConfigError(f"--victims and --images must be at least 1, got {count} and {images}")
     assembly = target.assembly(reconstructs=True)
-    module = assembly.module() if target.folder is None else module_of(assembly, target.folder)
+    module = assembly.module()
+    if target.folder is not None:
+        target.folder.checkpoints.into(module, assembly.layers)
     model, keys = assembly.layers.flatten(module), target.keys("inversion")
     trainer = assembly.trainer(False, False)
     found = []
@@ -153,7 +155,7 @@ def victims(target: Target, count: int, images: int) -> tuple[Assembly, nn.Modul
 
 
 def observe(protection: Protection, victim: Victim, layers: LayerTable, start: Tensor, keys: KeyRing) -> Observation:
-    """What the attacker sees of the victim's update under a protection.
+    """The attacker's view of the victim's update under a protection.
 
     Args:
         protection: how the update is protected.

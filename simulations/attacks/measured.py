@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -20,19 +20,22 @@ from fedlgm.attacks.mia import attack_outputs
 from fedlgm.data import DataSet
 from fedlgm.data.class_names import class_number
 from fedlgm.errors import ConfigError, prefix_key
+from fedlgm.files import PRIVATE
 from simulations.attacks import gan, inversion
-from simulations.attacks.rows import AttackedRun, ClassFigures, InversionFigures, MembershipFigures
-from simulations.attacks.target import Images, Target, module_of
+from simulations.attacks.target import Images, Target
 from simulations.config import recipe as recipes
 from simulations.progress import OnProgress
 from simulations.runs import strict_json
 from simulations.runs.folder import RunFolder
+from simulations.runs.rows import excerpt
 from simulations.studies.jobs import Job
+from simulations.studies.rows import Row, keys_of
 
 Attack = Literal["membership", "inversion", "gan"]
 _FILE = "attacks.json"
 TPR_AT = 0.01
 """False-positive rate at which the table states the membership attack's true-positive rate."""
+_OF_CLASS = ("distance", "agreement", "nearest_class", "floor", "accuracy", "inception_distance", "inception_floor")
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,7 @@ class Attacks:
 
 def measure(
     jobs: Sequence[Job], out: Path, attacks: Attacks | None = None, *, progress: OnProgress | None = None
-) -> list[AttackedRun]:
+) -> list[Row]:
     """Attack every finished run of a comparison.
 
     Figures compare private data with releases, so they are kept with the run's private files; they are not measured
@@ -122,7 +125,7 @@ def measure(
         One row per job.
     """
     attacks = attacks or Attacks()
-    rows: list[AttackedRun] = []
+    rows: list[Row] = []
     for index, job in enumerate(jobs):
         target = Target.open(str(out / job.folder))
         kept = _Kept(target.folder)
@@ -131,21 +134,14 @@ def measure(
             if progress is not None:
                 progress(index, len(jobs), f"{job.folder}: {what}")
 
-        row: AttackedRun = {
-            "method": job.method,
-            "epsilon_budget": job.epsilon,
-            "partition": job.partition,
-            "repetition": job.repetition,
-        }
-        row.update(cast(AttackedRun, target.figures()))
+        row = keys_of(job) | target.figures()
         if "membership" in attacks.names:
             tell("membership")
-            row.update(cast(AttackedRun, kept.get("membership", None, partial(_membership, target))))
+            row |= kept.get("membership", None, partial(_membership, target))
         if "inversion" in attacks.names:
             tell("inversion")
             settings = {"victims": attacks.victims, **asdict(attacks.inversion)}
-            found = kept.get("inversion", settings, partial(_inversion, target, attacks.victims, attacks.inversion))
-            row.update(cast(AttackedRun, found))
+            row |= kept.get("inversion", settings, partial(_inversion, target, attacks.victims, attacks.inversion))
         for label in attacks.labels:
             tell(f"class {label}")
             settings = asdict(attacks.gan) | ({} if attacks.inception is None else {"inception": True})
@@ -155,9 +151,6 @@ def measure(
     if progress is not None:
         progress(len(jobs), len(jobs), "done")
     return rows
-
-
-_FiguresT = TypeVar("_FiguresT", MembershipFigures, InversionFigures, ClassFigures)
 
 
 class _Kept:
@@ -170,22 +163,21 @@ class _Kept:
         with contextlib.suppress(OSError, ValueError):  # missing or damaged: everything is measured again
             self._values = strict_json.loads((folder.path / "private" / _FILE).read_text(encoding="utf-8"))
 
-    def get(self, name: str, settings: object, measured: Callable[[], _FiguresT]) -> _FiguresT:
+    def get(self, name: str, settings: object, measured: Callable[[], Row]) -> Row:
         """The figures `name` under these settings, measured now if missing."""
         known = self._values.get(name)
         if not isinstance(known, dict) or known.get("settings") != settings:
             self._values[name] = known = {"settings": settings, "figures": measured()}
-            content = strict_json.dumps(self._values, indent=1) + "\n"
-            self._folder.private_file(_FILE).write_text(content, encoding="utf-8")
-        return cast(_FiguresT, dict(known["figures"]))
+            strict_json.write(self._folder.private_file(_FILE), self._values, PRIVATE, indent=1)
+        return dict(known["figures"])
 
 
-def _membership(target: Target) -> MembershipFigures:
+def _membership(target: Target) -> Row:
     assembly = target.assembly()
     data = Images.of(assembly.dataset)
     if target.folder is None:
         raise ConfigError("membership is inferred from a finished run's model")
-    module = module_of(assembly, target.folder)
+    module = target.folder.checkpoints.into(assembly.module(), assembly.layers)
     if not all(torch.isfinite(part).all() for part in module.parameters()):
         return {}  # a model that overflowed answers alike to everyone
     result = attack_outputs(module, data.train, data.test)["modified-entropy"]
@@ -198,7 +190,7 @@ def _membership(target: Target) -> MembershipFigures:
     }
 
 
-def _inversion(target: Target, victims: int, settings: InversionSettings) -> InversionFigures:
+def _inversion(target: Target, victims: int, settings: InversionSettings) -> Row:
     first_round = Target(target.recipe)  # the initial model: what later rounds give away is not more
     findings = inversion.attack(first_round, count=victims, settings=settings)
     label = next((f.protection for f in findings if f.protection != inversion.UNPROTECTED), inversion.UNPROTECTED)
@@ -206,26 +198,14 @@ def _inversion(target: Target, victims: int, settings: InversionSettings) -> Inv
     return {"inversion_ssim": float(np.mean(scores)), "inversion_clients": len(scores)}
 
 
-def _gan(job: Job, label: int | str, attacks: Attacks) -> ClassFigures:
+def _gan(job: Job, label: int | str, attacks: Attacks) -> Row:
     raw = job.recipe.model_dump(exclude_none=True)
     if not job.recipe.data.partition.startswith("isolation"):
         recipes.override(raw, ["data.partition=isolation"])
     raw["data"]["private_class"] = label
     target, classifier = Target(recipes.validate(raw)), _classifier(raw)
     found = gan.attack(target, label=label, settings=attacks.gan, classifier=classifier, inception=attacks.inception)
-    made: ClassFigures = {
-        "distance": float(found.distance),
-        "agreement": float(found.agreement),
-        "nearest_class": float(found.nearest_class),
-        "floor": float(found.floor),
-        "accuracy": float(found.result["accuracy"]),
-    }
-    if found.inception_distance is not None and found.inception_floor is not None:
-        made |= {
-            "inception_distance": float(found.inception_distance),
-            "inception_floor": float(found.inception_floor),
-        }
-    return made
+    return {name: float(value) for name, value in excerpt(_OF_CLASS, found.to_dict()).items() if value is not None}
 
 
 _classifiers: dict[tuple[str, str | None], PublicClassifier] = {}

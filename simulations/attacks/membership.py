@@ -18,7 +18,7 @@ from fedlgm.attacks.mia import LayerAdversary, ShadowModel, output_scores
 from fedlgm.attacks.rmia import relative_ratios
 from fedlgm.errors import ConfigError
 from fedlgm.privacy.guarantee import Unit
-from simulations.attacks.target import ClientPool, Images, Pool, Target, module_of, train
+from simulations.attacks.target import ClientPool, Images, Pool, Target, train
 from simulations.progress import OnProgress
 from simulations.runs.rows import FullRow, RunSummary
 
@@ -61,8 +61,8 @@ def population(
         target: the attacked recipe or run.
         models: number of federations, even and at least 4.
         examples: largest number of the set's examples to use; default: all. Not for a run.
-        unit: unit of membership. For a recipe there are twice its number of clients, each with half of the examples;
-            for a run its own clients, and others that hold the test set.
+        unit: unit of membership. A recipe has twice its number of clients, each with half of the examples. A run has
+            its own clients, and further ones that hold the test set.
         progress: called with (rounds done, total, description).
 
     Raises:
@@ -97,7 +97,7 @@ def population(
             modules.append(trained.module)
             results.append(trained.result)
     if target.folder is not None:
-        modules.insert(0, module_of(assembly, target.folder))
+        modules.insert(0, target.folder.checkpoints.into(assembly.module(), assembly.layers))
         results.insert(0, target.folder.finished())
         membership = np.concatenate([pool.trained[None], membership])
     return Population(pool, modules, membership, results, target.folder is not None)

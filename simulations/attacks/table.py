@@ -8,92 +8,35 @@ budget, method and class.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from typing import Any
 
-import numpy as np
 from rich.console import Group
 
 from simulations.attacks.measured import TPR_AT
-from simulations.attacks.rows import (
-    AttackedCell,
-    AttackedRun,
-    ClassFigures,
-    RepeatedClass,
-)
 from simulations.reports.terminal import number
-from simulations.studies.rows import by_cell
+from simulations.studies.rows import Row, budget, cells_of, repeated
 from simulations.tables import table
 
 _MEASURES = ("accuracy", "membership_auc", "membership_tpr", "inversion_ssim")
 
 
-def cells(rows: Sequence[AttackedRun]) -> list[AttackedCell]:
-    """One cell per (method, budget, partition): mean and standard deviation over the seeds of every measure.
-
-    Epsilons are the largest over the seeds, as everywhere else.
-    """
-    return [_cell(runs) for runs in by_cell(rows)]
+def cells(rows: Sequence[Row]) -> list[Row]:
+    """Cells of attacked runs, see `cells_of`, with `audited_epsilon` and, by class, the reconstructions as `gan`."""
+    return [cell | _attacked(runs) for cell, runs in cells_of(rows, _MEASURES)]
 
 
-def _cell(runs: list[AttackedRun]) -> AttackedCell:
-    first = runs[0]
-    cell: AttackedCell = {
-        "method": first["method"],
-        "epsilon_budget": first["epsilon_budget"],
-        "partition": first["partition"],
-        "seeds": len(runs),
-    }
-    for name in _MEASURES:
-        values = _values(runs, name)
-        if values:
-            cell.update(cast(AttackedCell, {name: _mean(values), f"{name}_std": _spread(values)}))
+def _attacked(runs: list[Row]) -> Row:
+    audited = [run["audited_epsilon"] for run in runs if run.get("audited_epsilon") is not None]
     labels = dict.fromkeys(label for run in runs for label in run.get("gan", {}))
-    cell.update(
-        {
-            "epsilon": max(run["epsilon"] for run in runs),
-            "claimed_epsilon": max(run["claimed_epsilon"] for run in runs),
-            "audited_epsilon": max(_values(runs, "audited_epsilon"), default=None),
-            "delta": first["delta"],
-            "guarantee": first["guarantee"],
-            "guarantee_status": first["guarantee_status"],
-            "gan": {
-                label: _repeated([run["gan"][label] for run in runs if label in run.get("gan", {})]) for label in labels
-            },
-        }
-    )
-    return cell
-
-
-def _values(runs: list[AttackedRun], name: str) -> list[float]:
-    """A figure's values over the runs that have it."""
-    found = (cast(Mapping[str, float | None], run).get(name) for run in runs)
-    return [value for value in found if value is not None]
-
-
-def _repeated(found: list[ClassFigures]) -> RepeatedClass:
-    made: RepeatedClass = {
-        "distance": _mean([one["distance"] for one in found]),
-        "distance_std": _spread([one["distance"] for one in found]),
-        "agreement": _mean([one["agreement"] for one in found]),
-        "agreement_std": _spread([one["agreement"] for one in found]),
-        "nearest_class": _mean([one["nearest_class"] for one in found]),
-        "floor": _mean([one["floor"] for one in found]),
-        "accuracy": _mean([one["accuracy"] for one in found]),
-        "seeds": len(found),
+    by_class = {label: [run["gan"][label] for run in runs if label in run.get("gan", {})] for label in labels}
+    return {
+        "audited_epsilon": max(audited, default=None),
+        "gan": {label: repeated(found, found[0]) | {"seeds": len(found)} for label, found in by_class.items()},
     }
-    if all("inception_distance" in one for one in found):
-        distances = [one["inception_distance"] for one in found]
-        floor = _mean([one["inception_floor"] for one in found])
-        made |= {
-            "inception_distance": _mean(distances),
-            "inception_distance_std": _spread(distances),
-            "inception_floor": floor,
-        }
-    return made
 
 
-def tables(made: Sequence[AttackedCell]) -> Group:
+def tables(made: Sequence[Row]) -> Group:
     """The privacy-utility-attack table, the reconstruction table if there is one, and an explanation of the figures."""
     header, body = main_table(made)
     parts: list[Any] = [table("Privacy, utility, attacks", header, body, left=_WORDS)]
@@ -117,7 +60,7 @@ _MARKS = {"conditional": " *"}
 _WORDS = ("method", "budget")
 
 
-def main_table(made: Sequence[AttackedCell]) -> tuple[list[str], list[list[str]]]:
+def main_table(made: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     """Header and rows: accuracy, claimed, proven and audited epsilon, success of the attacks."""
     header = ["method", "budget", "accuracy", "claimed", "proven", "audited", "AUC", "TPR", "SSIM"]
     body = []
@@ -128,7 +71,7 @@ def main_table(made: Sequence[AttackedCell]) -> tuple[list[str], list[list[str]]
         body.append(
             [
                 cell["method"],
-                _budget(cell),
+                budget(cell),
                 _figure(cell, "accuracy", 100, 1, " %"),
                 number(cell["claimed_epsilon"]),
                 proven,
@@ -142,7 +85,7 @@ def main_table(made: Sequence[AttackedCell]) -> tuple[list[str], list[list[str]]
 
 
 def reconstruction_table(
-    made: Sequence[AttackedCell], show: Callable[[RepeatedClass], str] | None = None
+    made: Sequence[Row], show: Callable[[Row], str] | None = None
 ) -> tuple[list[str], list[list[str]]]:
     """Header and rows in the layout of the LaDP-FL paper's Table X: budget, method, one column per class.
 
@@ -158,7 +101,7 @@ def reconstruction_table(
             shown = [cell["gan"].get(label) for label in labels]
             body.append(
                 [
-                    _budget(cell),
+                    budget(cell),
                     cell["method"],
                     *("-" if found is None else (show or _reconstruction)(found) for found in shown),
                 ]
@@ -174,39 +117,20 @@ def reconstruction_table(
     return header, body
 
 
-def markdown(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    """A table for a results page."""
-    lines = [header, ["---"] * len(header), *body]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
-
-
-def _mean(values: Sequence[float]) -> float:
-    return float(np.mean(values))
-
-
-def _spread(values: Sequence[float]) -> float:
-    return float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
-
-
-def _budget(cell: AttackedCell) -> str:
-    return "-" if cell["epsilon_budget"] is None else f"{cell['epsilon_budget']:g}"
-
-
-def _figure(cell: AttackedCell, name: str, scale: float, digits: int, unit: str = "") -> str:
-    known = cast(Mapping[str, float], cell)
-    if name not in cell or not math.isfinite(known[name]):
+def _figure(cell: Row, name: str, scale: float, digits: int, unit: str = "") -> str:
+    if name not in cell or not math.isfinite(cell[name]):
         return "-"
-    spread = f" ± {scale * known[f'{name}_std']:.{digits}f}" if cell["seeds"] > 1 else ""
-    return f"{scale * known[name]:.{digits}f}{spread}{unit}"
+    spread = f" ± {scale * cell[f'{name}_std']:.{digits}f}" if cell["seeds"] > 1 else ""
+    return f"{scale * cell[name]:.{digits}f}{spread}{unit}"
 
 
-def _inception(found: RepeatedClass) -> str:
+def _inception(found: Row) -> str:
     """Distance to the private images, and between halves of these."""
     spread = f" ± {found['inception_distance_std']:.1f}" if found["seeds"] > 1 else ""
     return f"{found['inception_distance']:.1f}{spread} (private images: {found['inception_floor']:.1f})"
 
 
-def _reconstruction(found: RepeatedClass) -> str:
+def _reconstruction(found: Row) -> str:
     if found["seeds"] == 1:
         return f"{found['distance']:.0f} ({found['agreement']:.0%})"
     agreement = f"{100 * found['agreement']:.0f} ± {100 * found['agreement_std']:.0f} %"

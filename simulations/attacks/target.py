@@ -15,11 +15,10 @@ from clients import AnyClient
 from fedlgm import data
 from fedlgm.attacks.lira import random_halves
 from fedlgm.data import DataSet, Partition
-from fedlgm.errors import ConfigError, RunError
+from fedlgm.errors import ConfigError
 from fedlgm.keys import KeyRing
 from fedlgm.privacy.guarantee import Unit
 from fedlgm.tasks import Classification
-from simulations.attacks.rows import Attacked
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly, settled
 from simulations.config.recipe import Recipe
@@ -27,6 +26,9 @@ from simulations.engines.local import LocalGrid
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import OnRound, RunSummary, excerpt
 from simulations.runs.server import serve
+
+FIGURES = ("accuracy", "epsilon", "claimed_epsilon", "delta", "guarantee", "guarantee_status")
+"""Figures of an attacked run's summary that stand beside what an attack found."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,13 +146,13 @@ class Target:
         """Keys of the attack's own simulations: never those of the attacked run, whose noise is unknown."""
         return KeyRing.from_seed(self.recipe.run.seed).derive(b"attack", *(fact.encode() for fact in facts))
 
-    def figures(self) -> Attacked:
+    def figures(self) -> dict[str, Any]:
         """Accuracy, guarantee, and epsilon proven, claimed and audited of a finished run; empty for a recipe."""
         if self.folder is None:
             return {}
         known = self.folder.finished()
         known.update(self.folder.audited())
-        return excerpt(Attacked, known)
+        return excerpt((*FIGURES, "audited_epsilon"), known)
 
 
 def in_usual_pixels(recipe: Recipe) -> Assembly:
@@ -221,17 +223,7 @@ def train(
     folder = RunFolder.create(run_dir, assembly.recipe)
     keys, _ = folder.keys(assembly.recipe.run.seed)
     result = serve(grid(assembly.client(keys, AnyClient()).as_app()), assembly, folder, "local", progress)
-    return Trained(module_of(assembly, folder), result)
-
-
-def module_of(assembly: Assembly, folder: RunFolder) -> nn.Module:
-    """The model with a run's final weights."""
-    checkpoint = folder.latest(assembly.layers)
-    if checkpoint is None:
-        raise RunError(f"{folder.path} has no checkpoint: there is no model to attack")
-    module = assembly.module()
-    assembly.layers.load_(module, checkpoint.transcript.models[-1])
-    return module.eval()
+    return Trained(folder.checkpoints.into(assembly.module(), assembly.layers), result)
 
 
 @dataclass(frozen=True, eq=False)

@@ -48,7 +48,7 @@ class LoggedCanaries:
         """See `ReleaseObserver.observe`."""
         if self._watches(round):
             self._canaries.observe(round, plan, noisy)
-            self._folder.append_canaries(_stored(self._canaries.rows.pop()))
+            self._folder.canaries.append(_stored(self._canaries.rows.pop()))
 
 
 def run_canaries(assembly: Assembly, folder: RunFolder, keys: KeyRing, simulated: bool) -> LoggedCanaries:
@@ -88,13 +88,13 @@ def audit_stored(
     Raises:
         RunError: the run had no canaries, or their file is damaged.
     """
-    rows = folder.canaries()
+    rows = list(folder.canaries)
     if not rows:
-        raise RunError(f"{folder.canaries_file} holds nothing: the run had no canaries; run it with run.audit = true")
+        raise RunError(f"{folder.canaries.path} holds nothing: the run had no canaries; run it with run.audit = true")
     try:
         record = CanaryRecord.of([_loaded(row) for row in rows], np.zeros(0, dtype=bool))
     except ConfigError as error:
-        raise RunError(f"{folder.canaries_file}: {error}") from error
+        raise RunError(f"{folder.canaries.path}: {error}") from error
     reported = run_reported(assembly, f"run {folder.path}", result)
     return audit_record(record, assembly.layers, reported, confidence=confidence, per_layer=per_layer)
 

@@ -6,14 +6,11 @@ import math
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
+from matplotlib.figure import Figure
 
 from fedlgm.audits import AuditResult
 from simulations.reports.svg import save
-
-mpl.use("Agg")
-import matplotlib.pyplot as plt
 
 
 def draw_audit(result: AuditResult, path: Path) -> None:
@@ -22,15 +19,12 @@ def draw_audit(result: AuditResult, path: Path) -> None:
     Raises:
         RunError: the picture cannot be written.
     """
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4))
+    figure = Figure(figsize=(11, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
     _bars(left, result)
     _scores(right, result)
     figure.suptitle(f"{result.subject}: {'as reported' if result.passed else 'NOT AS REPORTED'}")
-    figure.tight_layout()
-    try:
-        save(figure, path)
-    finally:
-        plt.close(figure)
+    save(figure, path)
 
 
 def _bars(axes: Any, result: AuditResult) -> None:

@@ -155,7 +155,7 @@ def audit_run(
     folder.provenance.check_objects(given.fingerprints(assembly.module(), assembly.partition) if given else {})
     subject = subject_of(assembly, f"run {folder.path}")
     canaries = audit.method in ("auto", "one-run-gaussian")
-    if canaries and folder.canaries():
+    if canaries and list(folder.canaries):
         found = audit_stored(assembly, folder, result, confidence=audit.confidence)
         found = dataclasses.replace(found, checks=(*checks(probe(subject)), *found.checks))
     elif not canaries or not subject.alignable:

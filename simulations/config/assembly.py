@@ -20,7 +20,7 @@ from fedlgm.data.spent import Spent
 from fedlgm.devices import Numerics
 from fedlgm.errors import ConfigError, prefix_key
 from fedlgm.example_level.trainer import ExampleTrainer
-from fedlgm.extension import is_object, is_reference, missing_object, users_code
+from fedlgm.extension import is_reference, passed, users_code
 from fedlgm.facts import RunFacts, Sampling
 from fedlgm.inputs import Inputs
 from fedlgm.keys import KeyRing
@@ -73,11 +73,9 @@ class Assembly:
     @cached_property
     def dataset(self) -> DataSet:
         """The data, held once per process."""
-        task, own, section = self.task, self.own.data, self.recipe.data
+        task, section = self.task, self.recipe.data
         with in_section("data", section.partition):
-            if own is None and is_object(section.name):
-                raise missing_object(section.name, "data")
-            found = data.load(section.name if own is None else own, section.dir, **section.reading)
+            found = data.load(passed(self.own.data, section.name, "data"), section.dir, **section.reading)
             with users_code(f"task {task.name!r}", task):
                 return task.prepare(found)
 
@@ -95,9 +93,7 @@ class Assembly:
         dataset, section = self.dataset, self.recipe.data
         clients, seed = self.recipe.federation.clients, section.partition_seed
         with in_section("data", section.partition, "data.partition"):
-            if self.own.partition is None and is_object(section.partition):
-                raise missing_object(section.partition, "partition")
-            scheme = section.partition if self.own.partition is None else self.own.partition
+            scheme = passed(self.own.partition, section.partition, "partition")
             return data.divide(dataset, clients, scheme, seed=seed, **section.options)
 
     @property
@@ -112,7 +108,7 @@ class Assembly:
 
     @cached_property
     def device(self) -> torch.device:
-        """Where clients train, and where sums lie while they are bounded and noised."""
+        """Device on which clients train, and on which sums lie while they are bounded and noised."""
         return devices.resolve(self.recipe.training.device)
 
     @cached_property
@@ -124,10 +120,8 @@ class Assembly:
         """A fresh model, initialised from model.seed, else the run's seed, else 0: the initial model is public."""
         section = self.recipe.model
         with in_section("model", section.name):
-            if self.own.model is None and is_object(section.name):
-                raise missing_object(section.name, "model")
             module = models.build(
-                section.name if self.own.model is None else self.own.model,
+                passed(self.own.model, section.name, "model"),
                 in_shape=self.outline.shape,
                 classes=self.task.outputs(self.outline),
                 seed=(self.recipe.run.seed or 0) if section.seed is None else section.seed,
@@ -178,7 +172,7 @@ class Assembly:
 
     @property
     def spent(self) -> Spent | None:
-        """What releases from the data have cost before the run."""
+        """Cost of releases from the data before the run."""
         return self.dataset.spent if self.own.data is not None or "dataset" in self.__dict__ else None
 
     @property
@@ -191,7 +185,7 @@ class Assembly:
 
     @property
     def _published_examples(self) -> int | None:
-        """The number of training examples as published, or as the recipe states it; None if only the data tell."""
+        """Number of training examples as published or as stated by the recipe; None if only the data contain it."""
         section = self.recipe.data
         if self.own.data is not None or section.partition != "iid":
             return None
@@ -302,17 +296,12 @@ class Assembly:
         """The server's step, afresh."""
         federation = self.recipe.federation
         with prefix_key("federation.server_optimizer"):
-            step = self._server_optimizer()
+            passed(self.own.server_optimizer, federation.server_optimizer, "server_optimizer")
+            step = self.recipe.protects.server_step(self.recipe, self.own.server_optimizer)
         if federation.server_schedule is None:
             return step
         with prefix_key("federation.server_schedule"):
             return Scheduled(step, factors(federation.server_schedule, federation.rounds))
-
-    def _server_optimizer(self) -> ServerStep:
-        own, name = self.own.server_optimizer, self.recipe.federation.server_optimizer
-        if own is None and is_object(name):
-            raise missing_object(name, "server_optimizer")
-        return self.recipe.protects.server_step(self.recipe, own)
 
     def initial_model(self) -> Tensor:
         """The initial global model [D]."""
@@ -355,7 +344,7 @@ class Assembly:
         )
 
     def native(self, module: nn.Module, *arguments: Any, **keywords: Any) -> Trainer:
-        """The compiled kernel's trainer; ConfigError where there is no kernel, or not for this model or trainer."""
+        """The compiled kernel's trainer; ConfigError if no kernel is available for this model or trainer."""
         if self.trainer_kind.native is None:
             raise ConfigError("training.kernel: this trainer has no native form: use training.kernel = 'torch'")
         Program.of(module, self.layers, tuple(self.outline.shape), self.task)

@@ -1,4 +1,4 @@
-"""What a recipe leaves to the machine, settled once when a run starts: its trainers differ in the last bits."""
+"""Choices that a recipe leaves to the machine, made once at its start because trainers differ in the last bits."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _trainer(assembly: Assembly, workers: int) -> tuple[bool, bool]:
         clients = federation.rounds * federation.share * federation.clients
         with torch_threads(run.threads):
             blocks = max(1.0, clients / run.block_size / workers)
-            tasks = partial(_typical, assembly, run.block_size)
+            tasks = partial(typical, assembly, run.block_size)
             winner, _ = fastest(makers, assembly.initial_model(), tasks, blocks=blocks)
     return choices[winner]
 
@@ -66,7 +66,7 @@ def _refusal(assembly: Assembly) -> str | None:
         return f"training.vectorize is {section.vectorize!r}"
     if isinstance(assembly.mechanism, BoundsExamples):
         return "the example-level engine trains"
-    module, tasks = assembly.module(), _typical(assembly, 1)
+    module, tasks = assembly.module(), typical(assembly, 1)
     try:
         with torch_threads(assembly.recipe.run.threads):
             made = assembly.native(module, assembly.layers, section.local, device=assembly.device)
@@ -77,7 +77,7 @@ def _refusal(assembly: Assembly) -> str | None:
     return None
 
 
-def _typical(assembly: Assembly, count: int) -> list[ClientTask]:
+def typical(assembly: Assembly, count: int) -> list[ClientTask]:
     """Clients of middle size that have data, with the layers that the first plan trains."""
     source, keys = PartitionedSource(assembly.dataset, assembly.partition), KeyRing.from_seed(0)
     order = np.argsort(assembly.sizes)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from fedlgm import data, mechanisms, tasks
-from fedlgm.extension import is_object, missing_object
+from fedlgm.extension import passed
 from fedlgm.mechanisms import Mechanism
 from fedlgm.tasks import Task
 from fedlgm.training import kinds
@@ -129,9 +129,7 @@ class TaskSection(_OpenSection):
 
     def build(self) -> Task:
         """The task itself."""
-        if is_object(self.name):
-            raise missing_object(self.name, "task")
-        return tasks.get(self.name, **self.options)
+        return tasks.get(passed(None, self.name, "task"), **self.options)
 
 
 class TrainerSection(_OpenSection):
@@ -148,9 +146,7 @@ class TrainerSection(_OpenSection):
 
     def build(self) -> TrainerKind:
         """The kind of trainer."""
-        if is_object(self.name):
-            raise missing_object(self.name, "trainer")
-        return kinds.get(self.name, **self.options)
+        return kinds.get(passed(None, self.name, "trainer"), **self.options)
 
 
 class MechanismSection(_OpenSection):
@@ -167,6 +163,4 @@ class MechanismSection(_OpenSection):
 
     def build(self) -> Mechanism:
         """The mechanism itself."""
-        if is_object(self.name):
-            raise missing_object(self.name, "mechanism")
-        return mechanisms.get(self.name, variant=self.variant, **self.options)
+        return mechanisms.get(passed(None, self.name, "mechanism"), variant=self.variant, **self.options)

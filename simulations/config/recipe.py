@@ -41,7 +41,7 @@ Overrides = Iterable[str] | Mapping[str, Any]
 
 
 class Recipe(Section):
-    """A validated recipe; docs/how-to/recipe.md documents all sections.
+    """A validated recipe; docs/api/recipe.md documents all sections.
 
     Inconsistent sections are refused: `load` and `validate` raise a `ConfigError`.
 
@@ -109,7 +109,7 @@ class Recipe(Section):
 
     @property
     def shares(self) -> Shares | None:
-        """Whose noise is counted on, as a library object."""
+        """The shares of the noise, as a library object."""
         return None if self.distributed is None else self.distributed.shares
 
     @property

@@ -110,7 +110,7 @@ class Federation(Section):
 
     @property
     def participants(self) -> int:
-        """Whom a round draws from: users where there are some, else clients."""
+        """The population of a round's draw: users if there are any, else clients."""
         return len(set(self.users)) if isinstance(self.users, list) else self.users or self.clients
 
     @property
@@ -165,12 +165,12 @@ class Training(Section):
 
     @property
     def undecided(self) -> bool:
-        """Whether a run settles something of it when it starts: trainers differ in the last bits."""
+        """Whether a run replaces some of its values when it starts, because trainers differ in the last bits."""
         return "auto" in (self.vectorize, self.compile, self.kernel)
 
     @property
     def local(self) -> LocalTraining:
-        """As the library sees it."""
+        """As `LocalTraining`."""
         return LocalTraining(**self.model_dump(include=set(LocalTraining.__dataclass_fields__)))
 
 

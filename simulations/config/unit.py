@@ -104,7 +104,7 @@ class UnitKind:
         return list(partition)
 
     def check_nodes(self) -> None:
-        """Refuse what only simulated clients can do.
+        """Refuse settings that only simulated clients support.
 
         Raises:
             ConfigError: why real nodes cannot protect this unit.

@@ -14,9 +14,10 @@ from typing import Any, cast
 import numpy as np
 import tomli_w
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from pydantic import ValidationError
 
 from clients.node.folder import NodeFolder
-from fedlgm.errors import ConfigError, RunError
+from fedlgm.errors import ConfigError, RunError, explained
 from fedlgm.node_protocol import public_text
 from fedlgm.noised_by import hides_answers
 from fedlgm.noised_in_shares import least_threshold
@@ -25,7 +26,7 @@ from simulations.config.recipe import Recipe
 from simulations.deploy import certificates
 from simulations.deploy.layout import CONNECTION, DeployedNode, DeployedNodeFolder, DeploymentFolder, Settings
 from simulations.deploy.rows import EnrolmentEntry
-from strategies.node.enrolment import Enrolment, key_digest
+from strategies.node.enrolment import EnrolledNode, Enrolment, key_digest
 
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 _FLEET = (
@@ -195,6 +196,10 @@ def enrol(folder: DeploymentFolder, public: Path, key: Path, *, replace: bool = 
         raise ConfigError(f"{public} or {key} cannot be used: {error}") from error
     written = {"flower_key": flower_key} | {name: given.get(name) for name in ("client", "name", "service_key")}
     entry = cast(EnrolmentEntry, {name: value for name, value in written.items() if value is not None})
+    try:
+        EnrolledNode.model_validate(entry)
+    except ValidationError as error:
+        raise ConfigError(f"{public}: {explained(error.errors()[0])}") from error
     enrolled = Enrolment.load(folder.enrolment_file).node
     before = next((node for node in enrolled if node.client == entry.get("client")), None)
     if before is not None and before.model_dump() != entry and not replace:

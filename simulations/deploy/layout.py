@@ -68,7 +68,7 @@ class DeployedNodeFolder:
         return self.path / "supernode.key"
 
     def secret(self, role: str) -> Path:
-        """What "supernode" and "executor" share: the same bytes in one file each, readable only by its own user."""
+        """Secret shared by "supernode" and "executor": the same bytes in one file each, readable only by its user."""
         return self.path / f"{role}.secret"
 
     @property
@@ -186,7 +186,7 @@ class DeploymentFolder:
 
     @property
     def enrolment_file(self) -> Path:
-        """Which registered node is which client."""
+        """The client of every registered node."""
         return self.path / "enrolment.toml"
 
     @property

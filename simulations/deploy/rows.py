@@ -47,7 +47,7 @@ class RunState(TypedDict):
 
 
 class DeploymentStatus(TypedDict):
-    """What runs, who is connected, what each node has left, and the runs."""
+    """Running processes, connected nodes, each node's remaining budget, and the runs."""
 
     address: str
     superlink: bool

@@ -149,7 +149,7 @@ def _size(target: RunFolder) -> int:
 
 def _told(target: RunFolder) -> Path:
     """File of the run's lines for people."""
-    return target.diagnostics_file.with_name(TOLD)
+    return target.private / TOLD
 
 
 def _reason(log: str) -> str:

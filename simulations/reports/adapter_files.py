@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from safetensors.torch import save
 from torch import Tensor, nn
 
 from fedlgm import models
 from fedlgm.errors import ConfigError, RunError
-from fedlgm.files import PUBLIC, replacing
+from fedlgm.files import PUBLIC, write_durably
 from fedlgm.layers import adapted_layer, factor_of
 from fedlgm.models.adapters import LowRank
 from simulations.config.fingerprints import fixed_digest
-from simulations.reports.export import load_model, metadata, texts
-from simulations.reports.rows import Exported, Protection
+from simulations.reports.export import exported, load_model, metadata, texts
+from simulations.reports.rows import Exported
 from simulations.runs import strict_json
 from simulations.runs.folder import RunFolder
 
@@ -57,20 +57,10 @@ def export_adapter(run: Path | str, out: Path | str | None = None, module: nn.Mo
     model = models.original(loaded)
     tensors, config = _of_peft(model) if hasattr(model, "peft_config") else _of_low_rank(model)
     folder.mkdir(parents=True, exist_ok=True)
-    for name, content in (
-        (WEIGHTS, save({key: value.detach().contiguous().clone() for key, value in tensors.items()}, texts_of)),
-        (CONFIG, (strict_json.dumps(config, indent=2) + "\n").encode()),
-    ):
-        with replacing(folder / name, PUBLIC, shared=True) as partial:
-            partial.write_bytes(content)
-    file = folder / WEIGHTS
-    return {
-        "file": str(file),
-        "format": "peft",
-        "bytes": file.stat().st_size,
-        "metadata_file": None,
-        **cast(Protection, {name: value for name, value in told.items() if name != "recipe"}),
-    }
+    state = {key: value.detach().contiguous().clone() for key, value in tensors.items()}
+    write_durably(folder / WEIGHTS, save(state, texts_of), PUBLIC, shared=True)
+    strict_json.write(folder / CONFIG, config)
+    return exported(folder / WEIGHTS, "peft", told)
 
 
 def _of_peft(model: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -86,7 +86,7 @@ def metadata(run: Path | str) -> Metadata:
 
 def _metadata(folder: RunFolder, result: RunSummary) -> Metadata:
     """See `metadata`; for a run that has been checked."""
-    kept = excerpt(Protection, result)
+    kept = excerpt(Protection.__annotations__, result)
     told = cast(Metadata, {"made_by": "fedlgm", **kept, "recipe": folder.recipe_file.read_text(encoding="utf-8")})
     labels = folder.provenance.read().get("labels")
     if labels is not None:
@@ -145,13 +145,18 @@ def export(
     elif format == "pt":
         beside = target.with_suffix(".json")
         _write(target, lambda path: torch.save(state, path))
-        _write(beside, lambda path: path.write_text(strict_json.dumps(told, indent=2) + "\n", encoding="utf-8"))
+        strict_json.write(beside, told)
     else:
         _write_onnx(target, module, _example(Path(run)) if example is None else example, told)
+    return exported(target, format, told, beside)
+
+
+def exported(file: Path, format: str, told: Metadata, beside: Path | None = None) -> Exported:
+    """A written file, with the metadata that are short."""
     return {
-        "file": str(target),
+        "file": str(file),
         "format": format,
-        "bytes": target.stat().st_size,
+        "bytes": file.stat().st_size,
         "metadata_file": None if beside is None else str(beside),
         **cast(Protection, {name: value for name, value in told.items() if name not in ("recipe", "labels")}),
     }

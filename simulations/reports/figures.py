@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
 from simulations.reports.pictures import draw_division, draw_sizes
 from simulations.reports.svg import drawing, save
-
-mpl.use("Agg")
-import matplotlib.pyplot as plt
 
 
 def draw_partition(histogram: np.ndarray, title: str, path: Path) -> None:
@@ -41,27 +37,21 @@ def draw_partition(histogram: np.ndarray, title: str, path: Path) -> None:
 
 def draw_descent(values: Sequence[float], optimum: float, title: str, path: Path) -> None:
     """Objective above the non-private optimum after each pass, the start included."""
-    figure, axes = plt.subplots(figsize=(5.6, 3.6))
+    figure = Figure(figsize=(5.6, 3.6), layout="constrained")
+    axes = figure.subplots()
     axes.semilogy(range(len(values)), [max(value - optimum, 1e-12) for value in values], marker=".")
     axes.set(xlabel="pass", ylabel="objective above the optimum", title=title)
     axes.grid(alpha=0.3)
-    _save(figure, path)
+    save(figure, path)
 
 
 def draw_spectrum(exact: Sequence[float], released: Sequence[float], title: str, path: Path) -> None:
     """Eigenvalues, largest first, of the exact and of the released second-moment matrix."""
-    figure, axes = plt.subplots(figsize=(5.6, 3.6))
+    figure = Figure(figsize=(5.6, 3.6), layout="constrained")
+    axes = figure.subplots()
     for values, label, style in ((exact, "exact", "-"), (released, "released", "--")):
         axes.plot(range(1, len(values) + 1), values, style, label=label)
     axes.set(xlabel="component", ylabel="eigenvalue", title=title)
     axes.legend()
     axes.grid(alpha=0.3)
-    _save(figure, path)
-
-
-def _save(figure: Figure, path: Path) -> None:
-    figure.tight_layout()
-    try:
-        save(figure, path)
-    finally:
-        plt.close(figure)
+    save(figure, path)

@@ -12,7 +12,7 @@ import numpy as np
 from simulations.reports.headline import headline, shown
 from simulations.reports.pictures import Picture, over_rounds
 from simulations.reports.svg import to_uri
-from simulations.reports.terminal import OF_Z, epsilon_label, number
+from simulations.reports.terminal import OF_Z, epsilon_label, layer_cells, number
 from simulations.runs.rows import LayerRow
 
 
@@ -87,28 +87,14 @@ def layer_table(layers: Sequence[Mapping[str, Any]], caption: str = "Layers", *,
     """
     scale = f"noise sigma_j{OF_Z if correlated else ''}"
     head = ("layer", "d_j", "bound s_j", scale, "share p_j", "SNR_j", "noise norm on the mean")
-    rows = [(str(row["layer"]), _count(row["size"]), _figure(row["clip"]), *_noise(row)) for row in layers]
+    rows = [layer_cells(row) for row in layers]
     released = [row for row in layers if row["released"]]
     if len(layers) > 1 and released:
         total = math.sqrt(sum(float(row["noise_norm"]) ** 2 for row in released))
         count = sum(row["size"] or 0 for row in layers)
         share = sum(float(row["share"]) for row in released)
-        rows.append(("all", _count(count), "", "", f"{share:.4f}", "", _figure(total)))
+        rows.append(["all", f"{count:,}" if count else "?", "", "", f"{share:.4f}", "", number(total)])
     return table(head, rows, caption)
-
-
-def _noise(row: Mapping[str, Any]) -> tuple[str, str, str, str]:
-    if not row["released"]:
-        return ("not released", "–", "–", "–")
-    return _figure(row["sigma"]), f"{row['share']:.4f}", f"{row['snr']:.3e}", _figure(row["noise_norm"])
-
-
-def _count(value: int | None) -> str:
-    return f"{value:,}" if value else "?"
-
-
-def _figure(value: float) -> str:
-    return f"{value:.4g}"
 
 
 def curves(rows: Sequence[Mapping[str, Any]], status: str, *, dark: bool = True) -> list[Picture | None]:

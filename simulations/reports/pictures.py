@@ -201,7 +201,7 @@ def division(sizes: np.ndarray, histogram: np.ndarray | None, *, dark: bool = Tr
     """The division of the training data among clients, readable for any number of them.
 
     With classes: one column per client, sorted by the class it has most of, each coloured by the classes' shares.
-    Without: numbers of examples, sorted.
+    Without classes: numbers of examples, sorted.
 
     Args:
         sizes: examples of each client, int [clients].

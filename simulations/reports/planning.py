@@ -23,7 +23,12 @@ def plan_report(recipe: Recipe) -> PlanReport:
 
     Bundled data sets need not be present, because their published figures suffice for a plan.
     """
-    assembly = Assembly(recipe, planned=True)
+    return planned(Assembly(recipe, planned=True))
+
+
+def planned(assembly: Assembly) -> PlanReport:
+    """See `plan_report`."""
+    recipe = assembly.recipe
     mechanism, layers, facts = assembly.mechanism, assembly.layers, assembly.facts
     plan = assembly.first_plan()
     privacy = recipe.privacy
@@ -42,7 +47,7 @@ def plan_report(recipe: Recipe) -> PlanReport:
         "effective_multiplier": plan.effective_multiplier,
         "rounds": recipe.federation.rounds,
         "unit": recipe.unit,
-        "sampling": assembly.recipe.protects.words(assembly),
+        "sampling": recipe.protects.words(assembly),
         "delta": privacy.delta,
         "epsilon_pld": _epsilon(plan, releases, privacy.delta, "pld"),
         "epsilon_rdp": _epsilon(plan, releases, privacy.delta, "rdp"),

@@ -55,7 +55,7 @@ def write_report(run: Path, private: bool = False) -> RunSummary:
         _origin(folder, result),
         _operator(rows) if private else "",
     ]
-    target = folder.diagnostics_file.with_name("report.html") if private else folder.path / "report.html"
+    target = folder.private / "report.html" if private else folder.path / "report.html"
     _write(target, _page(result, folder.recipe().title, sections), private)
     reported = result.copy()
     reported["report"] = str(target)

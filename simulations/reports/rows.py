@@ -54,7 +54,7 @@ class Beliefs(TypedDict, total=False):
 
 
 class InShares(TypedDict, total=False):
-    """What noise in shares adds to a plan: its figures, and the epsilon of readers of released models."""
+    """Figures of noise in shares for a plan, with the epsilon of readers of released models."""
 
     shares: dict[str, float]
     readers_epsilon: float

@@ -11,9 +11,11 @@ from rich.console import Group
 from rich.text import Text
 
 from fedlgm.errors import ConfigError, FedlgmError
+from fedlgm.facts import RunFacts
 from simulations.config import recipe as recipes
+from simulations.config.assembly import Assembly
 from simulations.config.recipe import Recipe
-from simulations.reports.planning import plan_report
+from simulations.reports.planning import planned
 from simulations.reports.terminal import number
 from simulations.tables import table
 
@@ -105,62 +107,57 @@ def sweep_report(recipe: str | None = None, overrides: Iterable[str] = (), publi
                 f"--sweep varies the number of protected clients, {base.name} protects {base.unit}s "
                 "(privacy.unit): leave out --sweep"
             )
-        rows = [_row(recipe, changes, base, epsilon, clients) for epsilon in EPSILONS for clients in CLIENTS]
-        reason = _forecast(recipe, changes, public, rows)
+        made = [_row(recipe, changes, base, epsilon, clients) for epsilon in EPSILONS for clients in CLIENTS]
+        reason = _forecast(recipe, changes, public, made)
     return {
         "recipe": base.name,
         "mechanism": base.mechanism.name,
         "trust": base.privacy.trust,
         "delta": f"the recipe's {base.privacy.delta:g} where it is below 1/clients, else 0.1/clients",
         "no_forecast": reason,
-        "rows": rows,
+        "rows": [row for row, _ in made],
     }
 
 
-def _row(recipe: str | None, changes: list[str], base: Recipe, epsilon: float, clients: int) -> SweepRow:
+def _row(
+    recipe: str | None, changes: list[str], base: Recipe, epsilon: float, clients: int
+) -> tuple[SweepRow, RunFacts | None]:
+    """A setting and its calibrated run; None where it is refused."""
     delta = base.privacy.delta if base.privacy.delta < 1 / clients else 0.1 / clients
     row: SweepRow = {"epsilon": epsilon, "clients": clients, "delta": delta}
     try:
-        changed = recipes.load(recipe, [*changes, *_setting(row)])
-        report = plan_report(changed)
+        setting = [f"privacy.epsilon={epsilon!r}", f"federation.clients={clients}", f"privacy.delta={delta!r}"]
+        assembly = Assembly(recipes.load(recipe, [*changes, *setting]), planned=True)
+        report = planned(assembly)
     except FedlgmError as error:
-        return {**row, "refused": str(error)}
-    cohort, multiplier = changed.sampling.expected, report["noise_multiplier"]
-    parties = changed.noised_by.noises_in_sum(cohort)
-    return {
-        **row,
-        "noise_multiplier": multiplier,
-        "expected_cohort": cohort,
-        "noises_in_sum": parties,
-        "noise_on_mean": multiplier * math.sqrt(parties) / cohort,
-        "snr": {layer["layer"]: layer["snr"] for layer in report["layers"]},
-    }
+        return {**row, "refused": str(error)}, None
+    cohort, multiplier = assembly.recipe.sampling.expected, report["noise_multiplier"]
+    parties = assembly.recipe.noised_by.noises_in_sum(cohort)
+    row["noise_multiplier"], row["expected_cohort"], row["noises_in_sum"] = multiplier, cohort, parties
+    row["noise_on_mean"] = multiplier * math.sqrt(parties) / cohort
+    row["snr"] = {layer["layer"]: layer["snr"] for layer in report["layers"]}
+    return row, assembly.facts
 
 
-def _forecast(recipe: str | None, changes: list[str], public: str | None, rows: list[SweepRow]) -> str:
+def _forecast(
+    recipe: str | None, changes: list[str], public: str | None, made: Sequence[tuple[SweepRow, RunFacts | None]]
+) -> str:
     """Put the accuracy to expect into every row; the reason if there is none."""
     from simulations.advice.forecast import Rehearsals, interval
     from simulations.advice.setting import setting_of
-    from simulations.config.assembly import Assembly
 
     if public is None:
         return "no public examples are given (--public)"
     try:
         setting, _ = setting_of(recipe, None, None, public, None, changes, None)
         rehearsals = Rehearsals(setting)
-        for row in (row for row in rows if "refused" not in row):
-            facts = Assembly(recipes.load(recipe, [*changes, *_setting(row)]), planned=True).facts
-            row["accuracy"] = rehearsals.accuracy(setting.assembly.mechanism, facts)
-            row["low"], row["high"] = interval(row["accuracy"])
+        for row, facts in made:
+            if facts is not None:
+                row["accuracy"] = rehearsals.accuracy(setting.assembly.mechanism, facts)
+                row["low"], row["high"] = interval(row["accuracy"])
     except FedlgmError as error:
         return str(error)
     return ""
-
-
-def _setting(row: SweepRow) -> list[str]:
-    return [
-        f"privacy.epsilon={row['epsilon']!r}", f"federation.clients={row['clients']}", f"privacy.delta={row['delta']!r}"
-    ]  # fmt: skip
 
 
 def picture(rows: Sequence[SweepRow]) -> list[str]:

@@ -122,18 +122,21 @@ def application(result: ApplicationResult) -> Panel:
     return Panel(rows, title=result["application"], title_align="left", expand=False)
 
 
+def layer_cells(row: Mapping[str, Any]) -> list[str]:
+    """Cells of a layer in a table of a plan."""
+    cells = [str(row["layer"]), f"{row['size']:,}" if row["size"] else "?", f"{row['clip']:.5g}"]
+    if not row["released"]:
+        return [*cells, "not released", "-", "-", "-"]
+    return [*cells, f"{row['sigma']:.5g}", f"{row['share']:.4f}", f"{row['snr']:.3e}", number(row["noise_norm"])]
+
+
 def plan_table(report: PlanReport) -> Group:
     """Layers of a plan, then the cost of the whole run."""
     scale = f"; sigma_j{OF_Z}" if report.get("correlated") else ""
     columns = ("layer", "d_j", "s_j", "sigma_j", "share p_j", "SNR_j", "noise norm on the mean")
     layers = table(f"{report['recipe']}: one round of {report['mechanism']}{scale}", columns, left=("layer",))
     for row in report["layers"]:
-        cells = [escape(row["layer"]), f"{row['size']:,}", f"{row['clip']:.5g}"]
-        if row["released"]:
-            cells += [f"{row['sigma']:.5g}", f"{row['share']:.4f}", f"{row['snr']:.3e}", f"{row['noise_norm']:.4g}"]
-        else:
-            cells += ["not released", "-", "-", "-"]
-        layers.add_row(*cells)
+        layers.add_row(*map(escape, layer_cells(row)))
     if len(report["layers"]) > 1:
         total = f"{report['parameters']:,}"
         layers.add_row("all", total, f"{report['bound']:.5g}", "", "1", "", f"{report['noise_norm']:.4g}", style="bold")

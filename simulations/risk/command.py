@@ -60,7 +60,7 @@ def risk(
     if written is not None:
         (folder / "recipe.toml").write_text(written.to_toml(), encoding="utf-8")
         summary["recipe"] = str(folder / "recipe.toml")
-    (folder / "risk.json").write_text(strict_json.dumps(summary) + "\n", encoding="utf-8")
+    strict_json.write(folder / "risk.json", summary, indent=None)
     if as_json:
         print_json(summary)
         return

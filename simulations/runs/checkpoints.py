@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedlgm.errors import RunError
 from fedlgm.files import replacing
@@ -127,6 +127,18 @@ class Checkpoints:
         """
         found = self._newest(layers)
         return None if found is None else found[1][-1]
+
+    def into(self, module: nn.Module, layers: LayerTable) -> nn.Module:
+        """The module, changed in place, with the model of the newest checkpoint, in evaluation mode.
+
+        Raises:
+            RunError: there is no checkpoint; or see `latest`.
+        """
+        model = self.model(layers)
+        if model is None:
+            raise RunError(f"{self.path.parent} has no checkpoint any more, so its model is gone")
+        layers.load_(module, model)
+        return module.eval()
 
     def _newest(self, layers: LayerTable) -> tuple[dict[str, str], tuple[Tensor, ...], dict[str, Tensor]] | None:
         """Metadata, models and all tensors of the newest checkpoint that can be read."""

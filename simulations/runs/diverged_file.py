@@ -8,7 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedlgm.errors import DivergedError
-from fedlgm.files import PUBLIC, write_durably
 from simulations.runs import strict_json
 
 
@@ -28,7 +27,7 @@ class DivergedFile:
         Returns:
             The error with the folder in its message.
         """
-        write_durably(self._path, (strict_json.dumps({"message": str(error)}) + "\n").encode(), PUBLIC)
+        strict_json.write(self._path, {"message": str(error)})
         return self._error(str(error))
 
     def read(self) -> DivergedError | None:

@@ -10,18 +10,16 @@ import fcntl
 import hashlib
 import os
 import shutil
-import stat
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
 from torch import Tensor
 
 from fedlgm.errors import LedgerError, RunError
-from fedlgm.files import PRIVATE, PUBLIC, open_private, write_durably
+from fedlgm.files import PUBLIC, close_folder, open_private, write_durably
 from fedlgm.keys import KeyRing
-from fedlgm.layers import LayerTable
 from fedlgm.privacy.charge import Head
 from fedlgm.privacy.cost import Cost
 from fedlgm.privacy.guarantee import Guarantee
@@ -104,44 +102,34 @@ class RunFolder:
         return self.path / "ledger.sqlite"
 
     @property
-    def metrics_file(self) -> Path:
-        """One JSON object per round."""
-        return self.path / "metrics.jsonl"
-
-    @property
     def result_file(self) -> Path:
         """The final summary, written once at the end."""
         return self.path / "result.json"
 
     @property
-    def diagnostics_file(self) -> Path:
-        """One JSON object per round that only the operator may see."""
-        return self.path / "private" / "diagnostics.jsonl"
-
-    @property
-    def canaries_file(self) -> Path:
-        """One JSON object per round with the canaries' observations of an audited run; it shows which were in."""
-        return self.path / "private" / "canaries.jsonl"
-
-    @property
     def audit_file(self) -> Path:
         """Audit of a run by its canaries; it depends on values before the noise, so it is not released."""
-        return self.path / "private" / "audit.json"
+        return self.private / "audit.json"
 
     @property
     def provenance(self) -> ProvenanceFile:
         """The run's provenance: clients, versions, sources of users' objects."""
         return ProvenanceFile(self.path / "provenance.json")
 
+    @property
+    def private(self) -> Path:
+        """The folder of the operator's files."""
+        return self.path / "private"
+
     def private_file(self, name: str) -> Path:
         """A new, empty file that only the operator may read."""
-        path = self.path / "private" / name
+        path = self.private / name
         open_private(path, "w").close()
         return path
 
     def append_private(self, name: str, line: str) -> None:
         """Add a line to a file that only the operator may read."""
-        with open_private(self.path / "private" / name, "a") as file:
+        with open_private(self.private / name, "a") as file:
             file.write(line + "\n")
 
     def recipe(self) -> Recipe:
@@ -172,7 +160,7 @@ class RunFolder:
             if central and released > charged:
                 raise LedgerError(
                     f"{self.ledger_file} has no charge for round {charged + 1}, but {released} rounds were released by "
-                    f"{self.metrics_file.name}: it is an older copy; restore a newer one or start a new run"
+                    f"{self.metrics.path.name}: it is an older copy; restore a newer one or start a new run"
                 )
         elif self.checkpoints.files() or self._released() or self.result_file.is_file():
             raise LedgerError(
@@ -182,7 +170,7 @@ class RunFolder:
 
     def _released(self) -> int:
         """The last released round, from the rows of metrics, since a round's row follows its charge."""
-        return max((int(row["round"]) for row in self._metrics if not row.get("skipped")), default=0)
+        return max((int(row["round"]) for row in self.metrics if not row.get("skipped")), default=0)
 
     def guarantee(self) -> str:
         """The guarantee in one sentence, from the recipe and not from the summary, which may have been edited.
@@ -213,9 +201,7 @@ class RunFolder:
 
     def anchors(self) -> list[Head]:
         """Heads of the ledger that checkpoints and the result hold."""
-        kept = self.checkpoints.heads()
-        if self.result_file.is_file():
-            kept.append(str((self.result() or {}).get("ledger_head") or ""))
+        kept = [*self.checkpoints.heads(), str((self.result() or {}).get("ledger_head") or "")]
         return [Head.parse(text) for text in kept if text]
 
     @contextmanager
@@ -230,17 +216,8 @@ class RunFolder:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise RunError(f"another process is working on the run {self.path}: wait for it, or stop it") from None
-            self._close()
+            close_folder(self.private)  # a copy of the run's folder may have lost its modes
             yield
-
-    def _close(self) -> None:
-        """Remove other users' rights on private files, because a copy of the folder may have lost its modes."""
-        folder = self.diagnostics_file.parent
-        for path in (folder, *folder.rglob("*")) if folder.is_dir() else ():
-            mode = stat.S_IMODE(path.lstat().st_mode)
-            if mode & 0o077 and not path.is_symlink():
-                with suppress(OSError):  # another owner's, or a file system without modes
-                    path.chmod(mode & 0o700)
 
     @contextmanager
     def handed_over(self, objects: Any) -> Iterator[Path | None]:
@@ -250,7 +227,7 @@ class RunFolder:
             return
         import cloudpickle
 
-        path = self.path.resolve() / "private" / "objects.pkl"
+        path = self.private.resolve() / "objects.pkl"
         path.parent.mkdir(mode=0o700, exist_ok=True)
         write_durably(path, cloudpickle.dumps(objects))
         try:
@@ -261,22 +238,25 @@ class RunFolder:
     # -- metrics -------------------------------------------------------------------------------------------------------
 
     @property
-    def _metrics(self) -> RowFile:
-        return RowFile(self.metrics_file)
+    def metrics(self) -> RowFile:
+        """A public row per round."""
+        return RowFile(self.path / "metrics.jsonl")
 
     @property
-    def _diagnostics(self) -> RowFile:
-        return RowFile(self.diagnostics_file, private=True)
+    def diagnostics(self) -> RowFile:
+        """A row per round that only the operator may see."""
+        return RowFile(self.private / "diagnostics.jsonl", private=True)
 
     @property
-    def _canaries(self) -> RowFile:
-        return RowFile(self.canaries_file, private=True)
+    def canaries(self) -> RowFile:
+        """The canaries' observations in each round of an audited run; they show which were in."""
+        return RowFile(self.private / "canaries.jsonl", private=True)
 
     def append(self, row: Mapping[str, Any], private: Mapping[str, Any] | None = None) -> None:
         """Add one round's row, and the operator's own."""
         if private is not None:
-            self._diagnostics.append(private)
-        self._metrics.append(row)
+            self.diagnostics.append(private)
+        self.metrics.append(row)
 
     def rows(self, private: bool = False) -> list[FullRow]:
         """All complete rows; a row truncated by a crash is dropped.
@@ -284,21 +264,9 @@ class RunFolder:
         Args:
             private: whether each row also holds the operator's figures.
         """
-        rows = list(self._metrics)  # first: a row's private part is written before it
-        own = {row["round"]: row for row in self._diagnostics} if private else {}
+        rows = list(self.metrics)  # first: a row's private part is written before it
+        own = {row["round"]: row for row in self.diagnostics} if private else {}
         return [cast(FullRow, own.get(row["round"], {}) | row) for row in rows]
-
-    def append_canaries(self, row: Mapping[str, Any]) -> None:
-        """Add the canaries' observations of one round."""
-        self._canaries.append(row)
-
-    def canaries(self) -> list[dict[str, Any]]:
-        """The canaries' observations, complete rows only; empty for a run that was not audited."""
-        return list(self._canaries)
-
-    def keep_audit(self, figures: RunSummary) -> None:
-        """Keep the canaries' audit of a finished run for its operator."""
-        write_durably(self.audit_file, (strict_json.dumps(figures, indent=2) + "\n").encode(), PRIVATE)
 
     def audited(self) -> RunSummary:
         """The canaries' audit of a finished run, for its operator alone; empty for a run that was not audited.
@@ -306,27 +274,26 @@ class RunFolder:
         Raises:
             RunError: the file is damaged.
         """
-        return _summary(self.audit_file) if self.audit_file.is_file() else {}
+        return _summary(self.audit_file) or {}
 
     def truncate(self, round: int) -> None:
         """Remove rows after `round`, because those rounds are repeated."""
-        for file in (self._metrics, self._diagnostics, self._canaries):
+        for file in (self.metrics, self.diagnostics, self.canaries):
             file.truncate(round)
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Write the final summary; the run's noise will not be drawn again, so its keys are removed."""
-        write_durably(self.result_file, (strict_json.dumps(result, indent=2) + "\n").encode(), PUBLIC)
+        strict_json.write(self.result_file, result)
         self.forget_noise()
 
     def forget_noise(self) -> None:
         """Remove the keys from which the noise of a finished run could be drawn again."""
         self._keys.forget()
-        self.noise_file.unlink(missing_ok=True)
+        self._noise_file.unlink(missing_ok=True)
 
     @property
-    def noise_file(self) -> Path:
-        """Rings of the rounds' correlated noise, see `noise_file`; for runs without a seed, until they are finished."""
-        return self.path / "private" / "noise"
+    def _noise_file(self) -> Path:
+        return self.private / "noise"
 
     def run_noise(self, seed: int | None, checkpoint: Checkpoint | None) -> RunNoise:
         """The run's correlated noise so far.
@@ -336,14 +303,9 @@ class RunFolder:
         """
         if seed is not None:
             return RunNoise()
-        rings = NoiseFile(self.noise_file)
-        if checkpoint is None or self._complete():
-            return RunNoise(rings)
-        if rings.digest(checkpoint.transcript.rounds) != checkpoint.noise:
-            raise RunError(
-                f"{self.noise_file} is not that of the rounds before the last checkpoint: restore it from a backup, or "
-                "start a new run"
-            )
+        rings = NoiseFile(self._noise_file)
+        if checkpoint is not None and not self._complete():
+            rings.require(checkpoint.transcript.rounds, checkpoint.noise)
         return RunNoise(rings)
 
     def _complete(self) -> bool:
@@ -352,7 +314,7 @@ class RunFolder:
 
     @property
     def _keys(self) -> KeyFile:
-        return KeyFile(self.path / "private" / "keys")
+        return KeyFile(self.private / "keys")
 
     def keys(self, seed: int | None, checkpoint: Checkpoint | None = None) -> tuple[KeyRing, int]:
         """The run's key ring, and the last row of the ledger whose release cannot be repeated.
@@ -367,36 +329,15 @@ class RunFolder:
         """
         if seed is not None:
             return KeyRing.from_seed(seed), 0
-        restricted = self.recipe().sampling.separation is not None
-        file = self._keys
-        if not file.path.is_file():
-            charged = 0
-            if self.ledger_file.is_file():
-                with Ledger(self.ledger_file) as ledger:
-                    charged = ledger.position()
-            if charged and restricted and not self._complete():
-                raise RunError(
-                    f"{file.path} is gone: neither who may take part next nor the noise of the rounds that were "
-                    "released can be known without it; restore it from a backup, or start a new run"
-                )
-            file.create(charged)
-        try:
-            ring, charged = file.read()
-        except ValueError as error:
-            lost = (
-                "delete it, after which the run makes the releases since its last checkpoint once more with fresh "
-                "noise, and pays for them"
-            )
-            raise RunError(
-                f"{file.path} is damaged: restore it from a backup, or {'start a new run' if restricted else lost}"
-            ) from error
-        others = checkpoint is not None and checkpoint.keys not in ("", name_of(ring))
-        if others and restricted and not self._complete():
-            raise RunError(
-                f"{file.path} is not that of the rounds before the last checkpoint: by other keys clients would "
-                "take part sooner than they may; restore it from a backup, or start a new run"
-            )
-        return ring, charged
+        needed = self.recipe().sampling.separation is not None and not self._complete()
+        return self._keys.settled(self._charged(), needed, checkpoint.keys if checkpoint is not None else "")
+
+    def _charged(self) -> int:
+        """Position of the ledger."""
+        if not self.ledger_file.is_file():
+            return 0
+        with Ledger(self.ledger_file) as ledger:
+            return ledger.position()
 
     def result(self) -> RunSummary | None:
         """The final summary of a finished run, else None.
@@ -404,7 +345,7 @@ class RunFolder:
         Raises:
             RunError: the file is damaged.
         """
-        return _summary(self.result_file) if self.result_file.is_file() else None
+        return _summary(self.result_file)
 
     @property
     def diverged(self) -> DivergedFile:
@@ -440,18 +381,16 @@ class RunFolder:
         if self.ledger_file.is_file():
             with Ledger(self.ledger_file) as ledger:
                 head = str(ledger.head())
-        if self.noise_file.is_file():
-            noise = NoiseFile(self.noise_file).digest(transcript.rounds)
+        if self._noise_file.is_file():
+            noise = NoiseFile(self._noise_file).digest(transcript.rounds)
         if self._keys.path.is_file():
             keys = name_of(self.keys(None)[0])
         self.checkpoints.write(Checkpoint(transcript, optimizer, head, noise, keys))
 
-    def latest(self, layers: LayerTable) -> Checkpoint | None:
-        """The newest checkpoint that can be read, or None; see `Checkpoints.latest`."""
-        return self.checkpoints.latest(layers)
 
-
-def _summary(file: Path) -> RunSummary:
+def _summary(file: Path) -> RunSummary | None:
+    if not file.is_file():
+        return None
     try:
         found = strict_json.loads(file.read_text(encoding="utf-8"))
     except ValueError:

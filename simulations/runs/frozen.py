@@ -1,4 +1,4 @@
-"""The check at the end of a run whose model has frozen parameters: the rest has moved, they have not."""
+"""Check at the end of a run with frozen parameters that the others have moved and these have not."""
 
 from __future__ import annotations
 

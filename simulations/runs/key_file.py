@@ -10,6 +10,7 @@ import hashlib
 from contextlib import suppress
 from pathlib import Path
 
+from fedlgm.errors import RunError
 from fedlgm.files import create_durably
 from fedlgm.keys import KeyRing
 
@@ -23,6 +24,41 @@ class KeyFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+
+    def settled(self, charged: int, needed: bool, name: str) -> tuple[KeyRing, int]:
+        """The ring and `charged` as it was when its root was drawn; draws a root if the file is missing.
+
+        Args:
+            charged: position of the ledger.
+            needed: whether the run cannot continue by other keys.
+            name: name of the keys of the last checkpoint; empty if it has none.
+
+        Raises:
+            RunError: the file is damaged, or missing or another one although it is needed.
+        """
+        if not self.path.is_file():
+            if charged and needed:
+                raise RunError(
+                    f"{self.path} is gone: neither who may take part next nor the noise of the rounds that were "
+                    "released can be known without it; restore it from a backup, or start a new run"
+                )
+            self.create(charged)
+        try:
+            ring, since = self.read()
+        except ValueError as error:
+            lost = (
+                "delete it, after which the run makes the releases since its last checkpoint once more with fresh "
+                "noise, and pays for them"
+            )
+            raise RunError(
+                f"{self.path} is damaged: restore it from a backup, or {'start a new run' if needed else lost}"
+            ) from error
+        if needed and name not in ("", name_of(ring)):
+            raise RunError(
+                f"{self.path} is not that of the rounds before the last checkpoint: by other keys clients would "
+                "take part sooner than they may; restore it from a backup, or start a new run"
+            )
+        return ring, since
 
     def create(self, charged: int) -> None:
         """Draw a root from the operating system; if another process was faster, its root is kept.

@@ -42,6 +42,18 @@ class NoiseFile(NoiseRings):
             whole += len(line)
         self._whole = whole
 
+    def require(self, rounds: int, digest: str) -> None:
+        """Refuse rings other than those of a checkpoint.
+
+        Raises:
+            RunError: the rings of its rounds have another digest.
+        """
+        if self.digest(rounds) != digest:
+            raise RunError(
+                f"{self._path} is not that of the rounds before the last checkpoint: restore it from a backup, or "
+                "start a new run"
+            )
+
     def keep(self, round: int, ring: KeyRing) -> None:
         """Store the ring of a round on disk; the last one of a round counts."""
         super().keep(round, ring)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import cast
 
 from fedlgm.errors import Notice, RunError
-from fedlgm.files import PUBLIC, write_durably
 from simulations.config.own import Own
 from simulations.runs import strict_json
 from simulations.runs.provenance import FILES
@@ -45,7 +44,7 @@ class ProvenanceFile:
             RunError: the run had other objects, or other clients (simulated ones or real nodes).
         """
         if not self._path.is_file():
-            write_durably(self._path, (strict_json.dumps(provenance, indent=2) + "\n").encode(), PUBLIC)
+            strict_json.write(self._path, provenance)
             return
         stored = self.read()
         self.check_objects(provenance.get("objects", {}))

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, TypedDict, TypeVar, cast
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypedDict
 
 import numpy as np
 
 from fedlgm.transcript import Transcript
 from strategies import Failure, RoundRecord
-
-Row = TypeVar("Row")
 
 
 class Figures(TypedDict, total=False):
@@ -207,10 +205,9 @@ class FullRow(RoundRow, PrivateFigures, total=False):
 OnRound = Callable[[FullRow], None]
 
 
-def excerpt(kind: type[Row], summary: RunSummary) -> Row:
-    """A summary's values for the keys of another row, in that row's order."""
-    known = dict(summary)
-    return cast(Row, {name: known[name] for name in kind.__annotations__ if name in known})
+def excerpt(names: Iterable[str], summary: Mapping[str, Any]) -> dict[str, Any]:
+    """A summary's values by these names, as far as it has them."""
+    return {name: summary[name] for name in names if name in summary}
 
 
 def round_row(record: RoundRecord) -> RoundRow:
@@ -241,10 +238,8 @@ def released_figures(transcript: Transcript) -> RoundRow:
     mean, plan = transcript.mean, transcript.plan
     if mean is None or plan is None or plan.size == 0:
         return {}
-    norms = np.zeros(len(plan.layers))
-    sizes = [int(size) for size in plan.layers.sizes[plan.indices]]
-    norms[plan.indices] = [float(part.double().norm()) for part in mean[: sum(sizes)].split(sizes)]
-    row: RoundRow = {"released_norm": _compact(norms)}
+    norms = [float(part.double().norm()) for part in plan.layers.split(plan.expand(mean))]
+    row: RoundRow = {"released_norm": _compact(np.array(norms))}
     answers = {noisy.query.name: transcript.answer(noisy.query.name) for noisy in plan.queries}
     if answers:
         row["queries"] = {name: _compact(values) for name, values in answers.items() if values is not None}

@@ -14,11 +14,13 @@ from statistics import median_high
 from flwr.serverapp import Grid
 
 from fedlgm.errors import DivergedError, Notice, RunError
+from fedlgm.files import PRIVATE
 from fedlgm.privacy.ledger import Ledger
 from fedlgm.run_noise import RunNoise
 from fedlgm.transcript import Transcript
 from simulations.audits.canaries import audited_figures, run_canaries
 from simulations.config.assembly import Assembly
+from simulations.runs import strict_json
 from simulations.runs.checkpoints import model_digest
 from simulations.runs.folder import RunFolder
 from simulations.runs.frozen import FrozenBase
@@ -67,7 +69,7 @@ def serve(
         recipe, layers = assembly.recipe, assembly.layers
         federation = recipe.federation
         optimizer = assembly.server_optimizer()
-        checkpoint = folder.latest(layers)
+        checkpoint = folder.checkpoints.latest(layers)
         transcript = assembly.start() if checkpoint is None else checkpoint.transcript
         if checkpoint is not None:
             restore(optimizer, transcript.models[-1], checkpoint.optimizer)
@@ -145,7 +147,7 @@ def serve(
         result.update(figures)  # type: ignore[typeddict-item]
         result.update(base.check(final))
         if canaries is not None:
-            folder.keep_audit(audited_figures(assembly, folder, result))
+            strict_json.write(folder.audit_file, audited_figures(assembly, folder, result), PRIVATE)
         folder.finish(result)
         followers.end(result)
         # How long rounds took and who failed shows who took part, and canaries see what was there before the noise: the

@@ -1,8 +1,8 @@
 """End a run early by a public rule: the headline on the public test set has stopped improving.
 
 The rule reads released models and public examples alone, so it is post-processing of the releases. Rounds that are not
-made release nothing. But the round at which a run stops depends on its releases, and an epsilon that shrinks with it is
-none that was fixed in advance: composition proves the bound of all planned rounds (a privacy filter), which a stopped
+made release nothing. But the round at which a run stops depends on its releases, so an epsilon that shrinks with it
+was not fixed in advance: composition proves the bound of all planned rounds (a privacy filter), which a stopped
 run reports. Its ledger holds what was made.
 """
 
@@ -17,7 +17,7 @@ from simulations.config.recipe import Recipe
 
 
 class StoppedEarly(Exception):
-    """The rule holds after a round: no further one is made."""
+    """The rule holds after a round, so the run ends."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def reported_epsilon(recipe: Recipe, charged: float) -> float:
 
 
 def reported_rounds(recipe: Recipe, made: int) -> int:
-    """Rounds that any other epsilon of a run is stated for: with a rule that may stop it, all of them."""
+    """Rounds to which any other epsilon of a run refers: all of them if a rule may stop the run."""
     return made if recipe.run.patience is None else recipe.federation.rounds
 
 
@@ -67,7 +67,7 @@ def ended_early(recipe: Recipe, made: int) -> bool:
 
 
 def note_on_epsilon(recipe: Recipe, made: int) -> list[str]:
-    """Why the epsilon of a run that its results ended early is above that of its ledger; else nothing."""
+    """Why a run that its results ended early states a larger epsilon than its ledger; empty for other runs."""
     if not ended_early(recipe, made):
         return []
     rounds = recipe.federation.rounds

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import Any
+
+from fedlgm.files import PUBLIC, write_durably
 
 _NUMBERS = {text: float(text) for text in ("inf", "-inf", "nan")}
 
@@ -15,6 +18,11 @@ _NUMBERS = {text: float(text) for text in ("inf", "-inf", "nan")}
 def dumps(value: Any, indent: int | None = None) -> str:
     """`value` as strict JSON."""
     return json.dumps(_plain(value), indent=indent, allow_nan=False)
+
+
+def write(path: Path, value: Any, mode: int = PUBLIC, indent: int | None = 2) -> None:
+    """Write `value` to a file, complete or not at all."""
+    write_durably(path, (dumps(value, indent) + "\n").encode(), mode)
 
 
 def loads(text: str) -> Any:

@@ -16,7 +16,7 @@ from simulations.shell import JsonOption, SetOption, console, print_json
 if TYPE_CHECKING:
     from rich.console import Group
 
-    from simulations.studies.rows import Comparison
+    from simulations.studies.rows import Row
 
 
 def study(
@@ -106,7 +106,7 @@ def compare(
     inception: Path | None,
     out: Path | None,
     as_json: bool,
-) -> Group | Comparison:
+) -> Group | Row:
     """A study of methods, budgets and partitions, as tables of the LaDP-FL paper; or all figures with `as_json`.
 
     Args:
@@ -191,4 +191,4 @@ def _list(as_json: bool) -> None:
 def _write(path: Path, value: Any) -> None:
     from simulations.runs import strict_json
 
-    path.write_text(strict_json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    strict_json.write(path, value, indent=1)

@@ -32,6 +32,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedlgm.errors import ConfigError, alternatives, explained
 from simulations.config import extends
+from simulations.config.grids import parsed
 from simulations.studies.claims import Claim
 from simulations.studies.search import LEAST_SEEDS
 
@@ -86,9 +87,9 @@ class Elsewhere(BaseModel):
 
     Attributes:
         title: one line about it.
-        paper: what it stands for.
-        command: what makes it; empty where nothing does.
-        why: why nothing makes it.
+        paper: the table or figure that it stands for.
+        command: the command that makes it; empty if there is none.
+        why: the reason if there is no command.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -169,11 +170,11 @@ def asked(
         quick: whether to apply the study's `quick` changes, with one seed.
 
     Raises:
-        ConfigError: see `load` and `grid_of`; or neither a study nor a grid.
+        ConfigError: see `load` and `simulations.config.grids.parsed`; or neither a study nor a grid.
     """
     from simulations.config import recipe as recipes
 
-    axes, searched = grid_of(grid), grid_of(search)
+    axes, searched = parsed(grid), parsed(search, "--search")
     if name is not None and (not axes or name in names() or name in elsewhere() or _is_study(Path(name))):
         found = load(name)
     elif axes:
@@ -197,36 +198,3 @@ def _is_study(path: Path) -> bool:
         return bool({"grid", "claims"} & tomllib.loads(path.read_text(encoding="utf-8")).keys())
     except (OSError, ValueError):
         return False
-
-
-def grid_of(texts: Iterable[str]) -> dict[str, list[Any]]:
-    """A grid from the command line's "key=v1,v2" texts.
-
-    Raises:
-        ConfigError: a text of another form.
-
-    Example:
-        >>> grid_of(["mechanism=uniform,ladp:published", "privacy.epsilon=8,2", "model.hidden=[8],[16, 8]"])
-        {'mechanism': ['uniform', 'ladp:published'], 'privacy.epsilon': [8, 2], 'model.hidden': [[8], [16, 8]]}
-    """
-    made = {}
-    for text in texts:
-        key, equals, values = (part.strip() for part in text.partition("="))
-        if not equals or not key or not values:
-            raise ConfigError(f"--grid takes key=value,value, got {text!r}")
-        made[key] = _parsed(values)
-    return made
-
-
-def _parsed(text: str) -> list[Any]:
-    try:
-        return list(tomllib.loads(f"values = [{text}]")["values"])
-    except tomllib.TOMLDecodeError:
-        return [_single(part.strip()) for part in text.split(",") if part.strip()]
-
-
-def _single(text: str) -> Any:
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text

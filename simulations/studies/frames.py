@@ -177,7 +177,7 @@ def _cell(value: Any) -> Any:
 
 
 def name_of(value: Any) -> str:
-    """Equal names for equal values, of whatever type in the frame; None and NaN have the same name."""
+    """Equal names for equal values, regardless of their type in the frame; None and NaN have the same name."""
     if value is None or (isinstance(value, (float, np.floating)) and np.isnan(value)):
         return "none"
     if isinstance(value, list):

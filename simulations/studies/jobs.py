@@ -8,16 +8,19 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 from fedlgm.errors import ConfigError, alternatives
 from fedlgm.keys import KeyRing
 from simulations.config import recipe as recipes
 from simulations.config.fingerprints import object_digest
+from simulations.config.grids import listed
 from simulations.config.messages import OPTIONS, keys_like
 from simulations.config.own import Own
 from simulations.config.recipe import Overrides, Recipe
 from simulations.studies.methods import Method, methods_of, own_name, usual
+from simulations.studies.networks import Network, networks_of
 
 _OWN_KEYS = ("name", "variant", "group_by")
 _RESERVED = {  # what tells the runs of a study apart, and what sets it on the command line and in Python
@@ -33,6 +36,8 @@ _NAMING = ("mechanism.name", "mechanism.variant")
 _NO_AXIS = ("name", "title", *_NAMING, "run.seed", "model.seed")
 _PLAIN_NAME = re.compile(r"[^\w.+=-]+")
 _LONGEST = 100
+MODEL = "model"
+"""The grid's key of models, see `simulations.studies.networks`."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +87,7 @@ def jobs(
         overrides: "section.key=value" for all methods, "METHOD/section.key=value" for one of them. Keys of [mechanism]
             reach the methods that have such an option.
         epsilons: budgets; the recipe's own if empty.
-        partitions: partition schemes; the recipe's own if empty. Other schemes take the options that they have.
+        partitions: partition schemes; the recipe's own if empty. Options that a scheme does not have are dropped.
 
     Raises:
         ConfigError: an unknown method, key or value.
@@ -118,7 +123,8 @@ def grid_jobs(
 
     Args:
         base: the recipe, without the options that `overrides` gives to all mechanisms of the grid.
-        grid: {"mechanism": entries, any recipe key: values}; without "mechanism" the recipe's own.
+        grid: {"mechanism": entries, "model": entries, any recipe key: values}; without "mechanism" and "model" the
+            recipe's own.
         seeds: numbers of the repetitions.
         overrides: {"mechanism.option": value}, for every mechanism of the grid that has the option.
         own: objects of all runs.
@@ -126,19 +132,26 @@ def grid_jobs(
     Raises:
         ConfigError: an unknown key, mechanism or value, or a duplicate label.
     """
-    axes = {key: _values(key, values) for key, values in grid.items() if key != "mechanism"}
+    axes = {key: listed(f"grid[{key!r}]", values) for key, values in grid.items() if key != "mechanism"}
     for key in axes:
-        _check_key(key)
+        if key != MODEL:
+            _check_key(key)
+    networks = networks_of(axes.get(MODEL, ()))
+    if networks:
+        if own.model is not None:
+            raise ConfigError("model: give it in the grid or as an argument, not in both")
+        axes[MODEL] = list(networks)
     if "mechanism" in grid:
         if own.mechanism is not None:
             raise ConfigError("mechanism: give it in the grid or as an argument, not in both")
-        methods = methods_of(_values("mechanism", grid["mechanism"]))
+        methods = methods_of(listed("grid['mechanism']", grid["mechanism"]))
     elif own.mechanism is not None:
         methods = [Method.of(own.mechanism)]
     else:
         section = base.mechanism
         methods = [Method(own_name(base), section.name, section.variant)]
-    return planned(base, methods, axes, seeds, dict(recipes.settings(overrides)), own, labelled="mechanism" in grid)
+    options = dict(recipes.settings(overrides))
+    return planned(base, methods, axes, seeds, options, own, labelled="mechanism" in grid, networks=networks)
 
 
 def planned(
@@ -149,6 +162,7 @@ def planned(
     options: Mapping[str, Any],
     own: Own = Own(),  # noqa: B008  (frozen)
     labelled: bool = True,
+    networks: Mapping[str, Network] = MappingProxyType({}),
 ) -> list[Job]:
     """One job for every method, combination of the axes' values and repetition.
 
@@ -163,6 +177,7 @@ def planned(
         options: {"mechanism.option": value}, which apply to the methods that have the option.
         own: objects of all runs.
         labelled: whether the mechanism is one of the grid's keys.
+        networks: the models that the axis "model" names.
 
     Raises:
         ConfigError: an option that no method has; or no run remains.
@@ -180,7 +195,9 @@ def planned(
             point = dict(zip(meant, values, strict=True))
             for repetition in seeds:
                 try:
-                    made.append(_job(base, method, known[method.label], point, repetition, options, own, labelled))
+                    made.append(
+                        _job(base, method, known[method.label], point, repetition, options, own, labelled, networks)
+                    )
                 except ConfigError as error:
                     why = why or error
                     made.append(_refused(base, method, point, repetition, str(error), labelled))
@@ -216,13 +233,18 @@ def _job(
     options: Mapping[str, Any],
     own: Own,
     labelled: bool,
+    networks: Mapping[str, Network],
 ) -> Job:
     raw = _raw(base, method, known, {key: v for key, v in options.items() if key.removeprefix("mechanism.") in known})
+    if MODEL in point:
+        own = networks[point[MODEL]].into(raw, own)
     recipes.override(raw, method.changes)
-    recipes.override(raw, {key: value for key, value in point.items() if value is not None})
+    recipes.override(raw, {key: value for key, value in point.items() if value is not None and key != MODEL})
     raw["model"].setdefault("seed", (base.run.seed or 0) + repetition)
     raw["name"] = _folder(method, point, repetition)
     objects = {} if method.mechanism is None else {method.label: object_digest(method.mechanism)}
+    if MODEL in point and own.model is not None:
+        objects[MODEL] = point[MODEL]  # the recipe names its class only
     if base.run.seed is not None:
         raw["run"]["seed"] = derived_seed(base.run.seed, raw, repetition, objects)
     parsed = recipes.validate(raw)
@@ -299,15 +321,6 @@ def _once(values: Sequence[Any]) -> Iterator[Any]:
             yield value
 
 
-def _values(key: str, values: Any) -> list[Any]:
-    if isinstance(values, (str, Mapping)) or not isinstance(values, Iterable):
-        raise ConfigError(f"grid[{key!r}] is a list of values, got {values!r}")
-    found = list(values)
-    if not found:
-        raise ConfigError(f"grid[{key!r}] holds no values")
-    return [value.item() if hasattr(value, "item") else value for value in found]  # NumPy's numbers are no TOML
-
-
 def _check_key(key: Any) -> None:
     """Refuse a key of a grid that no recipe has, or that a study sets."""
     if key in _NO_AXIS:
@@ -316,7 +329,11 @@ def _check_key(key: Any) -> None:
     kind = recipes.sections().get(section)
     if kind is None or not name:
         like = keys_like(str(key), Recipe)
-        known = ["mechanism", *(f"{one}.{own}" for one, its in recipes.sections().items() for own in its.model_fields)]
+        known = [
+            "mechanism",
+            MODEL,
+            *(f"{one}.{own}" for one, its in recipes.sections().items() for own in its.model_fields),
+        ]
         hint = f"did you mean {' or '.join(map(repr, like))}?" if like else alternatives(key, known)
         raise ConfigError(f"grid[{key!r}]: a recipe has no such key; {hint}")
     if name not in kind.model_fields and section not in OPTIONS:

@@ -176,30 +176,34 @@ class Study:
         return drawing.draw(self, path, x, hue, y or self.headline, spread, labels or {})
 
     def difference(
-        self, a: str, b: str, metric: str | None = None, at: Mapping[str, Any] | None = None
+        self, a: Any, b: Any, metric: str | None = None, at: Mapping[str, Any] | None = None, by: str = "method"
     ) -> StudyDifference:
         """Difference between the figures of methods `a` and `b`, paired by seed.
 
         Args:
-            a: label of a method.
-            b: label of the other.
+            a: label of a method, or a value of the key `by`.
+            b: the other.
             metric: metric to compare; default: the task's headline.
             at: values of the grid's keys that cells must have; default: all cells.
+            by: key of the grid that is compared, such as "model"; default: the methods.
 
         Raises:
-            ConfigError: an unknown label or metric, or no cell for which both have at least two seeds.
+            ConfigError: an unknown label, key or metric, or no cell for which both have at least two seeds.
         """
         name = metric or self.headline
+        if by not in self.keys:
+            raise ConfigError(f"by: {by!r} is not a key of this study; it has {', '.join(self.keys)}")
         for label in (a, b):
-            if label not in set(self._frame["method"]):
+            if label not in (known := self._frame[by].tolist()):
                 raise ConfigError(
-                    f"no method {label!r} in this study; it has {', '.join(dict.fromkeys(self._frame['method']))}"
+                    f"no {by} {label!r} in this study; it has {', '.join(map(str, dict.fromkeys(known)))}"
                 )
         if name not in self._frame:
             raise ConfigError(
                 f"no metric {name!r} in this study; it has {', '.join(frames.metrics_of(self._frame, self.keys))}"
             )
-        return _differences(self._frame, self.records.beside, a, b, name, self.compared_keys, at or {})
+        others = self.compared_keys if by == "method" else ["method", *(key for key in self.compared_keys if key != by)]
+        return _differences(self._frame, self.records.beside, a, b, by, name, others, at or {})
 
     @property
     def search(self) -> DataFrame:
@@ -245,8 +249,9 @@ class Study:
 def _differences(
     frame: DataFrame,
     shifted: Sequence[DataFrame] | None,
-    a: str,
-    b: str,
+    a: Any,
+    b: Any,
+    by: str,
     metric: str,
     own: list[str],
     at: Mapping[str, Any],
@@ -258,12 +263,12 @@ def _differences(
         raise ConfigError(f"at: {unknown[0]!r} is not a key of the grid; it has {', '.join(own) or 'no other'}")
     rows, pairs = [], []
     for cell in frames.cells_of(frame, own, at):
-        found = _paired(frame, own, cell, a, b, metric)
+        found = _paired(frame, own, cell, (by, a, b), metric)
         if found is None:
             continue
         both, epsilons = found
         tested = difference(both[:, 0], both[:, 1])
-        beside = [_paired(other, own, cell, a, b, metric) for other in shifted or ()]
+        beside = [_paired(other, own, cell, (by, a, b), metric) for other in shifted or ()]
         held = all(one is not None and _same_sign(difference(one[0][:, 0], one[0][:, 1]), tested) for one in beside)
         rows.append({
             **cell, "mean": tested.mean, "low": tested.low, "high": tested.high, "p": tested.p, "p_holm": 1.0,
@@ -285,16 +290,20 @@ def _same_sign(found: Difference, wanted: Difference) -> bool:
 
 
 def _paired(
-    frame: DataFrame, own: list[str], cell: Mapping[str, Any], a: str, b: str, metric: str
+    frame: DataFrame, own: list[str], cell: Mapping[str, Any], sides: tuple[str, Any, Any], metric: str
 ) -> tuple[np.ndarray, list[float]] | None:
-    """Figures of both methods in a cell [seeds, 2], and their proven epsilons; None for fewer than two seeds."""
-    sides, epsilons = [], []
-    for label in (a, b):
-        rows = frames.at(frame, {"method": label, **cell})
+    """Figures of both sides in a cell [seeds, 2], and their proven epsilons; None for fewer than two seeds.
+
+    Sides are a key and two of its values.
+    """
+    by, *values = sides
+    figures, epsilons = [], []
+    for value in values:
+        rows = frames.at(frame, {by: value, **cell})
         rows = rows[np.isfinite(rows[metric].astype(float))]
-        sides.append(rows.set_index("seed")[metric].astype(float))
+        figures.append(rows.set_index("seed")[metric].astype(float))
         epsilons.append(float(rows["epsilon"].max()) if len(rows) else float("nan"))
-    common = sides[0].index.intersection(sides[1].index)
+    common = figures[0].index.intersection(figures[1].index)
     if len(common) < 2:
         return None
-    return np.column_stack([side.loc[common] for side in sides]), epsilons
+    return np.column_stack([found.loc[common] for found in figures]), epsilons

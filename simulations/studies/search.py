@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fedlgm.errors import ConfigError
+from simulations.config.grids import listed
 
 FIRST_SEED = 1000
 """Number of a search's first repetition; those of the final runs begin at 0."""
@@ -46,10 +47,7 @@ class Search:
         for key, values in search.items():
             if key in grid:
                 raise ConfigError(f"{key!r} is in the grid and in the search: it can only be in one of them")
-            listed = isinstance(values, Iterable) and not isinstance(values, (str, Mapping))
-            if not listed or len(list(values)) < 2:
-                raise ConfigError(f"search[{key!r}] is a list of at least two values, got {values!r}")
-            found = list(dict.fromkeys(values))
+            found = list(dict.fromkeys(listed(f"search[{key!r}]", values, least=2)))
             axes[key] = sorted(found) if all(isinstance(value, (int, float)) for value in found) else found
         return cls(axes, seeds)
 
@@ -67,7 +65,7 @@ class Search:
         return tuple(point[key] for key in self.axes)
 
     def best(self, scores: Mapping[Point, float], better: str) -> Point | None:
-        """The point with the best mean figure, the first one if several are equal; NaN does not count."""
+        """The point with the best mean figure, the first one if several are equal; NaN is ignored."""
         known = {point: score for point, score in scores.items() if not math.isnan(score)}
         sign = 1 if better == "higher" else -1
         return max(known, key=lambda point: sign * known[point]) if known else None

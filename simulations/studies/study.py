@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from fedlgm import models
 from fedlgm.errors import ConfigError, FedlgmError
 from fedlgm.tasks import Metric
 from fedlgm.tasks.own_figures import Evaluate
@@ -17,8 +16,8 @@ from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
 from simulations.config.own import Own, own_of
 from simulations.config.recipe import Overrides, Recipe
-from simulations.studies import frames, running
-from simulations.studies.jobs import Job, grid_jobs
+from simulations.studies import frames, networks, running
+from simulations.studies.jobs import MODEL, Job, grid_jobs
 from simulations.studies.progress import Line
 from simulations.studies.records import RunRecords, Searched
 from simulations.studies.results import Study
@@ -53,9 +52,9 @@ def study(
         model: see `simulations.simulate`; pass a class or function for a different initial model with each seed.
         data: see `simulations.simulate`.
         task: see `simulations.simulate`.
-        grid: {"mechanism": entries, any recipe key: values}. An entry is a mechanism, a class of them, a name,
-            "name:variant", "package.module:Class", or (label, one of these, {option: value}); options with a dot are
-            keys of the recipe, for this entry alone.
+        grid: {"mechanism": entries, "model": entries, any recipe key: values}. A mechanism is an object, a class, a
+            name, "name:variant", "package.module:Class", or (label, one of these, {option: value}); options with a dot
+            are keys of the recipe, for this entry alone. A model is what `model` takes, or (label, one of these).
         seeds: repetitions of each combination.
         workers: processes that take one run each, or the address of a Ray cluster.
         overrides: changes of the recipe for all runs; options of [mechanism] apply to the entries that have them.
@@ -84,7 +83,8 @@ def study(
         raise ConfigError(f"grid maps keys to lists, such as {{'mechanism': ['uniform', 'gaussian']}}, got {grid!r}")
     axes = dict(grid or {})
     given = {
-        "model": model, "data": data, "task": task or models.task_of(model), "metrics": metrics, "evaluate": evaluate,
+        "model": model, "data": data, "metrics": metrics, "evaluate": evaluate,
+        "task": task or networks.task_of(axes.get(MODEL, [] if model is None else [model])),
     }  # fmt: skip
     refuse_named_measures(given)
     base, own, shared = base_of(recipe, axes, given, overrides)
@@ -115,6 +115,8 @@ def base_of(
     """
     changes = dict(recipes.settings(overrides))
     shared = "mechanism" in grid
+    if MODEL in grid and any(key.startswith("model.") for key in changes if key != "model.seed"):
+        raise ConfigError("overrides of [model]: the models are in grid['model']; give (label, name, {option: value})")
     options = {key: value for key, value in changes.items() if shared and key.startswith("mechanism.")}
     common = {key: value for key, value in changes.items() if key not in options}
     names = [f"{name}.name={value}" for name, value in given.items() if isinstance(value, str)]

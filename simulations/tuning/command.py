@@ -36,12 +36,12 @@ def tune(
     as_json: JsonOption = False,
 ) -> None:
     """Search settings privately: publish the best of a secret number of runs, charged as a whole before the first."""
-    from simulations.tuning.terms import parsed
+    from simulations.config.grids import parsed
     from simulations.tuning.tune import tune as tuning
 
     found = tuning(
-        recipe, search=parsed(search or ()), expected_runs=expected_runs, law=law, overrides=overrides or (),  # type: ignore[arg-type]
-        score_epsilon=score_epsilon, folder=out,
+        recipe, search=parsed(search or (), "--search"), expected_runs=expected_runs, law=law,  # type: ignore[arg-type]
+        overrides=overrides or (), score_epsilon=score_epsilon, folder=out,
     )  # fmt: skip
     show(cast("SearchResult", dict(found)), summary, as_json)
 
@@ -50,12 +50,18 @@ def summary(found: SearchResult) -> Group:
     """The result of a search and its cost."""
     from rich.console import Group
     from rich.markup import escape
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=escape(f"{found['recipe']}: the published run"), title_justify="left", show_header=False)
-    for key, value in {**found.get("settings", {}), **found.get("metrics", {})}.items():
-        table.add_row(escape(key), escape(f"{value:.4g}" if isinstance(value, float) else str(value)))
+    from simulations.tables import facts
+
+    figures = {**found.get("settings", {}), **found.get("metrics", {})}
+    table = facts(
+        [
+            (escape(key), escape(f"{value:.4g}" if isinstance(value, float) else str(value)))
+            for key, value in figures.items()
+        ],
+        f"{found['recipe']}: the published run",
+    )
     readers, everybody, one = found["epsilon"], found["epsilon_all_runs"], found["epsilon_one_run"]
     private = f"{found['folder']}/private"
     lines = [

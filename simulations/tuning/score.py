@@ -1,4 +1,4 @@
-"""What compares the runs of a search: the public test set, or a noised query of the private data."""
+"""Scores that compare the runs of a search: on the public test set, or by a noised query of the private data."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class PrivateScore(Score):
 
     @classmethod
     def calibrated(cls, assembly: Assembly, epsilon: float) -> PrivateScore:
-        """A score that costs `epsilon` by itself, at the recipe's delta.
+        """A score that costs `epsilon` at the recipe's delta.
 
         Raises:
             ConfigError: an epsilon outside its range, or an initial model without a finite loss.

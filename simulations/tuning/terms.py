@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +18,7 @@ from fedlgm.privacy.events import encode, gaussian_event, repeated
 from fedlgm.privacy.selection import Law, selection_event
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly, settled
+from simulations.config.grids import listed
 from simulations.config.own import Own
 from simulations.config.recipe import Recipe
 from simulations.tuning.rows import SearchTerms
@@ -148,44 +148,19 @@ def run_event(assembly: Assembly) -> dp_event.DpEvent:
     return gaussian_event(sum(n / e.noise_multiplier**2 for e, n in gaussian) ** -0.5)
 
 
-def parsed(texts: Iterable[str]) -> dict[str, list[Any]]:
-    """A grid of "section.key=value,value" texts.
-
-    Raises:
-        ConfigError: not of that form.
-
-    Example:
-        >>> parsed(["training.lr=0.1,0.5", "mechanism.name=uniform,gaussian"])
-        {'training.lr': [0.1, 0.5], 'mechanism.name': ['uniform', 'gaussian']}
-    """
-    grid: dict[str, list[Any]] = {}
-    for text in texts:
-        key, equals, values = (part.strip() for part in text.partition("="))
-        if not (key and equals and values):
-            raise ConfigError(f"--search takes section.key=value,value, got {text!r}")
-        if key in grid:
-            raise ConfigError(f"--search {key} is given twice: put all of its values into one")
-        try:
-            grid[key] = tomllib.loads(f"values = [{values}]")["values"]
-        except tomllib.TOMLDecodeError:
-            grid[key] = [value.strip() for value in values.split(",")]
-    return grid
-
-
 def _combinations(grid: Mapping[str, Sequence[Any]]) -> tuple[dict[str, Any], ...]:
     if grid and not isinstance(grid, Mapping):
         raise ConfigError(f"search maps keys to lists of values, such as {{'training.lr': [0.1, 0.5]}}, got {grid!r}")
     if not grid:
         raise ConfigError("search: give at least one key and its values, such as training.lr=0.1,0.5")
-    for key, values in grid.items():
-        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
-            raise ConfigError(f"search: {key} needs a list of values, got {values!r}")
+    axes = {key: listed(f"search[{key!r}]", values) for key, values in grid.items()}
+    for key in axes:
         if key.partition(".")[0] in _FIXED:
             raise ConfigError(f"search: {key} cannot be searched: data, budget and seeds are the same for every run")
-    count = math.prod(len(values) for values in grid.values())
+    count = math.prod(map(len, axes.values()))
     if count > MOST:
         raise ConfigError(f"search: {count:,} combinations are more than {MOST:,}")
-    return tuple(dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values()))
+    return tuple(dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values()))
 
 
 def _refuse(base: Recipe) -> None:

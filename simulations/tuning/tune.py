@@ -173,15 +173,14 @@ class _Searching:
             values["settings"], values["metrics"] = self._planned.settings[index], result.metrics
             values["model_sha256"] = str(result["model_sha256"])
         stored = {key: value for key, value in values.items() if key != "folder"}
-        write_durably(self._folder / "result.json", _json(stored), PUBLIC)
+        strict_json.write(self._folder / "result.json", stored)
         self._date()
         return TuneResult(values, None if best is None else best[0].model())
 
     def _charge(self) -> None:
         """Write the fixed terms, and charge the whole search."""
-        terms = _json(self._planned.terms)
-        write_durably(self._folder / SEARCH, terms, PUBLIC)
-        owner = hashlib.sha256(terms).hexdigest()
+        strict_json.write(self._folder / SEARCH, self._planned.terms)
+        owner = hashlib.sha256((self._folder / SEARCH).read_bytes()).hexdigest()
         with Ledger(self._folder / "ledger.sqlite", owner) as ledger:
             key = hashlib.sha256(secrets.token_bytes(32)).hexdigest()
             ledger.charge(self._planned.event, round=1, key=key, protects=self._planned.terms["protects"])
@@ -243,7 +242,3 @@ class _Searching:
         """Date everything public as of the charge: the end time of a search would reveal its number of runs."""
         for path in (*self._folder.iterdir(), self._folder):
             os.utime(path, (self._charged, self._charged))
-
-
-def _json(value: Mapping[str, Any]) -> bytes:
-    return (strict_json.dumps(value, indent=2) + "\n").encode()

@@ -91,7 +91,11 @@ def test_the_commands_of_a_page_are_known(file: Path) -> None:
                 raise AssertionError(f"{file.name}: fedlgm {shlex.join(words)}: {error}") from error
 
 
-@pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.stem)
+@pytest.mark.parametrize(
+    "file",
+    [pytest.param(file, marks=[pytest.mark.slow] if "resnet18" in file.stem else []) for file in RECIPES],
+    ids=lambda file: file.stem,
+)
 def test_the_commands_of_a_recipe_can_be_planned(file: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

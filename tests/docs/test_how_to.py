@@ -84,14 +84,15 @@ def test_the_commands_of_distributed_trust_run(tmp_path: Path, monkeypatch: pyte
             "own-task",
             "text",
             "layer-risk",
-            "tables",
             "tune",
-            "private-statistics",
             "secure-aggregation",
         ),
         *(
             pytest.param(page, marks=pytest.mark.slow)
-            for page in ("example-level", "adaptive-allocation", "compare", "study", "hugging-face", "adapters")
+            for page in (
+                *("example-level", "adaptive-allocation", "compare", "study", "hugging-face", "adapters"),
+                *("tables", "private-statistics"),
+            )
         ),
     ],
 )

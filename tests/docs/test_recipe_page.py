@@ -11,7 +11,8 @@ from simulations.config.named_sections import _OpenSection
 from simulations.config.recipe import Recipe
 from simulations.config.sections import Section
 
-PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "recipe.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "api" / "recipe.md").read_text()
 SECTIONS = [name for name, field in Recipe.model_fields.items() if name not in ("name", "title")]
 
 
@@ -54,7 +55,7 @@ def test_every_key_is_there_with_its_default(section: str) -> None:
 def test_the_example_is_a_recipe(tmp_path: Path) -> None:
     from simulations.config import recipe as recipes
 
-    example = PAGE.split("```toml\n")[1].split("```")[0]
+    example = (DOCS / "how-to" / "recipe.md").read_text().split("```toml\n")[1].split("```")[0]
     (tmp_path / "mine.toml").write_text(example)
     parsed = recipes.load(tmp_path / "mine.toml")
     assert parsed.mechanism.name == tomllib.loads(example)["mechanism"]["name"]

@@ -128,6 +128,21 @@ class Cheaper(Equal):
         return plan
 
 
+class OtherUnit(Equal):
+    def plan(self, layers, facts, transcript):
+        return replace(super().plan(layers, facts, transcript), guarantee=Guarantee("proven", "", unit="user"))
+
+
+class OtherNoise(Equal):
+    """Laplace noise after a release above 0, with the same figure for its multiplier."""
+
+    def plan(self, layers, facts, transcript):
+        positive = transcript.mean is not None and float(transcript.mean[0]) > 0
+        family = "laplace" if positive else "gaussian"
+        clip = np.full(len(layers), 1 / (len(layers) if positive else len(layers) ** 0.5))
+        return ReleasePlan(layers, clip, np.full(len(layers), facts.noise_multiplier), facts, PROVEN, family)
+
+
 class NoCosts(Equal):
     def costs(self, layers, rounds):
         return np.ones(1)
@@ -170,6 +185,8 @@ class Fails(Equal):
         (Impure, "must be pure"),
         (HalfTheNoise, "override costs"),
         (OtherFacts, "facts are not the run's"),
+        (OtherUnit, "speaks of one user, but one client is protected"),
+        (OtherNoise, "the kind of noise is fixed before the run"),
         (NoCosts, "one figure per round"),
         (NoPlan, "must return a ReleasePlan"),
     ],

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedlgm import queries
 from fedlgm.aggregation import bound_update
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.layers import LayerTable
 from fedlgm.plan import NoisyQuery, ReleasePlan, RunFacts, Sampling
 from fedlgm.privacy.guarantee import Guarantee
@@ -53,6 +53,26 @@ def plan(sizes: dict[str, int], *noisy: NoisyQuery) -> ReleasePlan:
     layers, facts = LayerTable.from_sizes(sizes), RunFacts(1.0, Sampling("poisson", 10, 0.5))
     ones = np.ones(len(layers))
     return ReleasePlan(layers, ones, ones, facts, Guarantee("proven", "test"), queries=noisy)
+
+
+def test_a_plan_asks_the_query_that_clients_answer() -> None:
+    """Clients make a query from its name: 50 bounds of a query that states a hundredth of the bundled one's."""
+
+    class Small(AuxiliaryQuery):
+        name, size, bound = "below-bound", 2, 0.01
+        encode, decode = BelowBound.encode, BelowBound.decode
+
+    for query in (Small((3, 2)), BelowBound((3,))):
+        with pytest.raises(PrivacyError, match="not the one that clients answer under this name"):
+            plan({"a": 3, "b": 2}, NoisyQuery(query, 0.01))
+
+
+def test_no_query_replaces_what_bounds_it() -> None:
+    with pytest.raises(ConfigError, match="override encode instead"):
+
+        class Free(BelowBound):
+            def contribution(self, norms: Tensor, clip: Tensor) -> Tensor:
+                return 1000 * norms
 
 
 @pytest.mark.parametrize("kind", KINDS)

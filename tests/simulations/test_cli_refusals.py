@@ -89,7 +89,7 @@ BAD = {
     "exported run": (("export", "nowhere"), ["nowhere is not a run folder (it has no recipe.toml)"]),
     "public data": (("recommend", "digits", "--public", "nowhere"), ["unknown data set 'nowhere'"]),
     "search of nothing": (("tune", "digits"), ["give at least one key and its values, such as training.lr=0.1,0.5"]),
-    "search without values": (("tune", "digits", "--search", "training.lr"), ["--search takes section.key=value"]),
+    "search without values": (("tune", "digits", "--search", "training.lr"), ["--search takes key=value"]),
     "searched key": (("tune", "digits", "--search", "lr=0.1"), ["did you mean 'training.lr'"]),
     "no base to write": (("pretrain", "digits"), ["--out names no file"]),
     "public text": (("pretrain", "text-adapters", "--text", "nowhere.txt"), ["cannot be read", "nowhere.txt"]),

@@ -104,7 +104,7 @@ def test_a_killed_command_resumes_to_the_model_of_an_unbroken_run(tmp_path: Path
     assert resumed["epsilon"] >= expected["epsilon"]
 
 
-@pytest.mark.parametrize("seconds", [1.0, *(pytest.param(s, marks=pytest.mark.slow) for s in (0.25, 2.5))])
+@pytest.mark.parametrize("seconds", [pytest.param(s, marks=pytest.mark.slow) for s in (0.25, 1.0, 2.5)])
 def test_a_signal_to_all_processes_ends_the_command_while_ray_starts(tmp_path: Path, seconds: float) -> None:
     """As `timeout`, Slurm and containers send it; Ray would wait for its own processes for more than a minute."""
     process = start("simulate", "digits", "--engine", "ray", *SLOW, "--run-dir", tmp_path / "run")

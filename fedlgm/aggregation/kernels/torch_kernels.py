@@ -78,7 +78,8 @@ def accumulate(
         updates: [B, D] float32 or bfloat16, or None for no clients.
         factors: [B, K] float32.
         noise: one party's noise, or None.
-        chunk: elements handled at once, a multiple of 4, at least 2048; by default what suits the device. No bit of the
+        chunk: elements handled at once, a multiple of 4, at least 2048; by default chosen for the device. No bit of
+            the
             result depends on it.
     """
     for segment in layout.segments(chunk or _chunk(out.device), out.device):

@@ -55,6 +55,16 @@ def row_squares(rows: Tensor) -> Tensor:
     return total
 
 
+def squares_of_rows(many: Sequence[Tensor]) -> Tensor:
+    """`row_squares` of several tensors with n rows each, float64 [len(many), n]."""
+    longest = max(rows.shape[1] for rows in many)
+    if longest <= _RUN and all(rows.dtype == torch.float32 for rows in many):
+        total = torch.stack([torch.linalg.vector_norm(rows, dim=1) for rows in many]).double().square()
+        if not float(total.min()) < longest * _VANISHED:
+            return total
+    return torch.stack([row_squares(rows) for rows in many])
+
+
 def ghost_squares(gram_x: Tensor, gram_y: Tensor) -> tuple[Tensor, Tensor]:
     """Squared norms from Gram matrices [c, T, T], never too small, with a flag for those too far above to be used.
 

@@ -1,4 +1,4 @@
-"""Calls of the compiled kernel: tensors to addresses. Whoever calls has checked shapes and ranges (`Program`)."""
+"""Calls of the compiled kernel: tensors to addresses. The caller has checked shapes and ranges (`Program`)."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def instruction_set() -> InstructionSet | None:
 
 
 def reason() -> str | None:
-    """Why there is no kernel on this machine; None where there is one."""
+    """Why there is no kernel on this machine; None if there is one."""
     try:
         library()
     except ConfigError as error:
@@ -61,7 +61,7 @@ def reason() -> str | None:
 
 @cache
 def library() -> ctypes.CDLL:
-    """The kernel for this machine; compiled if nobody did so before.
+    """The kernel for this machine, compiled on first use.
 
     Raises:
         ConfigError: no instruction set that it needs, no compiler, or a compiler that fails or changes the arithmetic.

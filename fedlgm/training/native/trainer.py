@@ -19,8 +19,8 @@ from fedlgm.training.native.program import Program
 class NativeTrainer:
     """Trains as `SequentialTrainer` does, to rounding, in a compiled kernel: on the CPU, for plain stacks of layers.
 
-    The same bits on every machine that has the kernel, whatever its instruction set. What the kernel does not know is
-    refused, never trained in another way.
+    The same bits on every machine that has the kernel, whatever its instruction set. The trainer refuses layers and
+    options that the kernel does not know; it never trains in another way.
 
     Args:
         module: the model, float32; a sequence of the layers that `Program.of` lists.

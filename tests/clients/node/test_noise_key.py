@@ -62,12 +62,25 @@ def test_a_key_that_was_exchanged_is_refused(tmp_path):
 def test_a_key_of_one_ledger_does_not_serve_another(tmp_path):
     """The digest that a ledger records holds the ledger's name, too: copied with its key it fits no other ledger."""
     folder = make_node(tmp_path / "node")
+    with served(folder):
+        ask(folder)
     key = secrets.token_bytes(32)
     key_of(folder).write_bytes(key)
     with sqlite3.connect(folder.ledger_file) as database:
-        database.execute("INSERT INTO meta VALUES ('noise_key', ?)", (digest("noise key", "another", key),))
+        database.execute("UPDATE meta SET value = ? WHERE key = 'noise_key'", (digest("noise key", "another", key),))
     database.close()
     assert "restore it, or the ledger that it was made for" in refused(folder)
+
+
+def test_a_folder_whose_service_was_started_elsewhere_gets_another_key(tmp_path):
+    """The preparer of a folder can start its service, or write what that writes, and keep the key."""
+    folder, key = make_node(tmp_path / "node"), secrets.token_bytes(32)
+    with folder.ledger() as ledger:
+        ledger.bind(digest("noise key", ledger.identity, key))
+    key_of(folder).write_bytes(key)
+    with served(folder):
+        assert ask(folder)[0]["ok"]
+    assert key_of(folder).read_bytes() != key
 
 
 def test_a_start_that_was_interrupted_before_the_key_was_on_disk_is_made_up_for(tmp_path):

@@ -49,6 +49,7 @@ def test_killed_at_every_step(undisturbed, tmp_path, point):
     assert len(rows(folder)) == 1
 
 
+@pytest.mark.slow
 def test_killed_at_thirty_random_points(undisturbed, tmp_path):
     folder, chance = restored(undisturbed, tmp_path), random.Random(5)
     answers: dict[int, bytes] = {}

@@ -52,7 +52,7 @@ def failed(audits: int, confidence: float, per_layer: bool) -> int:
     return count
 
 
-@pytest.mark.parametrize("per_layer", [True, False])
+@pytest.mark.parametrize("per_layer", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("audits", [200, pytest.param(600, marks=pytest.mark.slow)])
 def test_sound_releases_fail_no_more_often_than_the_confidence_allows(audits, per_layer):
     found = failed(audits, 0.8, per_layer)

@@ -9,7 +9,7 @@ from sklearn.datasets import load_digits
 from fedlgm import mechanisms
 from fedlgm.errors import ConfigError
 from fedlgm.example_level.central import train
-from fedlgm.facts import RunFacts, Sampling
+from fedlgm.facts import LocalSteps, RunFacts, Sampling
 from fedlgm.keys import KeyRing
 from fedlgm.mechanisms.method import Method
 from fedlgm.privacy.ledger import Ledger
@@ -71,6 +71,19 @@ def test_a_mechanism_that_bounds_clients_is_refused(tmp_path):
             train(model, x[:9], y[:9], method, keys=KeyRing.from_seed(1), ledger=ledger, lr=1.0)
 
 
+def test_only_what_is_drawn_is_charged(tmp_path):
+    """Local steps are charged at their own rate, and a step of `train` draws at that of the facts: 42 instead of 4."""
+    x, y = torch.linspace(-1, 1, 10)[:, None], torch.arange(10) // 5
+    budget = {"rounds": 8, "epsilon": 4.0, "delta": 1e-2}
+    facts = RunFacts(0.0, Sampling("poisson", 10, 0.5), trust="local", steps=LocalSteps(1, 0.01, 32.0), **budget)
+    with Ledger(tmp_path / "ledger.sqlite", "run") as ledger:
+        model = torch.nn.Linear(1, 2)
+        method = Method.of(model, mechanisms.get("dp-sgd"), facts)
+        with pytest.raises(ConfigError, match="needs facts with Poisson sampling and trust = 'central'"):
+            train(model, x, y, method, keys=KeyRing.from_seed(1), ledger=ledger, lr=1.0)
+        assert ledger.position() == 0
+
+
 class _Seen:
     """Losses of a task that remembers its batches, but for those of trials."""
 
@@ -78,7 +91,7 @@ class _Seen:
         self.batches = []
 
     def losses(self, outputs, y):
-        if len(y) > TRIED:
+        if len(set(y.tolist())) > TRIED:
             self.batches.append(tuple(y.tolist()))
         return torch.nn.functional.cross_entropy(outputs, y % 2, reduction="none")
 

@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from fedlgm import RunFacts, Sampling, Transcript, mechanisms
+from fedlgm import Guarantee, ReleasePlan, RunFacts, Sampling, Transcript, mechanisms
 from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.example_level import ExampleGradients, FlatClip, PerLayerClip
-from fedlgm.example_level.bounding import scaled_sum
+from fedlgm.example_level.bounding import bound_gradients, scaled_sum
+from fedlgm.example_level.norms import L1, norm_of
 from fedlgm.example_level.scaling import one_by_one
 from fedlgm.layers import LayerTable
 from fedlgm.queries import AuxiliaryQuery, BelowBound
@@ -60,6 +61,75 @@ def test_the_kit_refuses_a_scaling_that_remembers():
     with pytest.raises(PrivacyError, match="remembers"):
         _check_scaling("mine", plan, Remembers((0.1,)))
     _check_scaling("bundled", plan, mechanism.scaling(plan))
+
+
+class Unbounded(PerLayerClip):
+    """Leaves examples longer than it says."""
+
+    def factors(self, norms):
+        return 100 / norms
+
+
+class Backwards(PerLayerClip):
+    def factors(self, norms):
+        return torch.where(norms > 1, -100.0, torch.nan)
+
+
+@pytest.mark.parametrize("made", [Unbounded, Backwards])
+def test_a_scaling_keeps_the_bounds_that_it_states(made):
+    norms = torch.tensor([[0.0, 1e-30], [0.5, 4.0], [1e30, 2.0]], dtype=torch.float64)
+    lengths = one_by_one(made((0.5, 2.0))).factors(norms) * norms
+    assert bool(((lengths >= 0) & (lengths <= torch.tensor([0.5, 2.0]))).all())
+
+
+class RunningMean(PerLayerClip):
+    def factors(self, norms):
+        seen = vars(self).setdefault("seen", [])
+        seen.append(float(norms.mean()))
+        return (np.mean(seen) * 0.1 / norms).clamp(max=1.0)
+
+
+@dataclass(frozen=True)
+class Above(BelowBound):
+    """Whether a norm is above the mean of those seen."""
+
+    __module__ = "mypkg.queries"
+
+    def encode(self, norms, clip):
+        seen = vars(self).setdefault("seen", [])
+        seen.append(norms)
+        return (norms > torch.cat(seen).mean(dim=0)).float() - 0.5
+
+
+def test_what_remembers_examples_is_refused_in_a_run():
+    norms, clip = torch.tensor([[1.0], [2.0], [9.0]], dtype=torch.float64), torch.ones(1)
+    with pytest.raises(PrivacyError, match="scaling remembers"):
+        one_by_one(RunningMean((1.0,))).factors(norms)
+    query = Above((3,))
+    with pytest.raises(PrivacyError, match="query 'below-bound' remembers"):
+        query.contribution(norms, clip)
+
+
+def test_examples_are_bounded_in_the_norm_of_the_noise():
+    facts = RunFacts(1.0, Sampling("poisson", 12, 0.5))
+    plan = ReleasePlan(
+        LayerTable.from_sizes({"a": 9}), [1.0], [1.0], facts, Guarantee("proven", "", unit="example"), "laplace",
+        bounded_by="trainer",
+    )  # fmt: skip
+    with pytest.raises(PrivacyError, match="l2 norm, which laplace noise does not protect"):
+        bound_gradients(torch.ones(1, 9), PerLayerClip((1.0,)), plan)
+
+
+def test_of_a_norm_of_the_users_own_only_the_order_counts():
+    class Shortened:
+        order, fused = 1, False
+
+        def amounts(self, gradients):
+            return gradients.abs().mean(dim=1)
+
+    scaling = PerLayerClip((1.0,))
+    object.__setattr__(scaling, "norm", Shortened())
+    assert isinstance(norm_of(scaling), L1)
 
 
 def test_bundled_scalings_see_batches_and_keep_their_bits():

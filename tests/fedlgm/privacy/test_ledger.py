@@ -116,6 +116,23 @@ def test_a_charge_is_on_disk_before_anything_is_released(path):
         assert ledger._db.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL: every commit waits for the disk
 
 
+def test_many_clients_are_charged_together_or_not_at_all(path, tmp_path):
+    with Ledger(path, "run") as ledger, Ledger(tmp_path / "other.sqlite", "run") as other:
+        ledger.charge_each(GAUSS, round=1, keys={4: "a", 2: "b"}, protects="client, add-remove")
+        for client, key in ((4, "a"), (2, "b")):
+            other.charge(GAUSS, round=1, client=client, key=key, protects="client, add-remove")
+        assert ledger.head() == other.head()  # row by row the same chain
+        ledger.charge_each(GAUSS, round=1, keys={4: "a", 3: "c"}, protects="client, add-remove")
+        before = ledger.head()
+        assert before.rows == 3
+        with pytest.raises(LedgerError, match="another"):
+            ledger.charge_each(gaussian_event(3.0), round=1, keys={5: "d", 2: "b"}, protects="client, add-remove")
+        assert ledger.head() == before
+        with pytest.raises(LedgerError, match="protect"):
+            ledger.charge_each(GAUSS, round=2, keys={1: "e"}, protects="example, add-remove")
+        assert ledger.verify(owner="run") == before
+
+
 def test_local_trust_reports_the_worst_client(path):
     with Ledger(path, "run") as ledger:
         for round_ in range(1, 6):

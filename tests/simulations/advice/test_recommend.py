@@ -76,7 +76,9 @@ def test_noise_on_the_mean_is_that_of_the_plan(found: Recommendation) -> None:
     assert found["noise_on_mean"] == pytest.approx(plan.effective_multiplier / 50, rel=1e-6)
 
 
-@pytest.mark.parametrize("public", [PUBLIC, {"train": PUBLIC, "test": PUBLIC}, "test", None])
+@pytest.mark.parametrize(
+    "public", [pytest.param(PUBLIC, marks=pytest.mark.slow), {"train": PUBLIC, "test": PUBLIC}, "test", None]
+)
 def test_private_data_are_never_touched(public: object) -> None:
     data = {"train": (_Untouchable(), _Untouchable()), "test": PUBLIC, "clients": [[0]] * 40}
     settings = {"privacy.delta": 1e-3, "federation.rate": 0.5} | SHORT
@@ -143,6 +145,20 @@ def test_a_warm_up_at_chance_is_refused() -> None:
             model=nn.Linear(6, 3), data={"train": noise, "test": noise}, public="test", examples=500,
             overrides={"privacy.delta": 1e-4} | SHORT,
         )  # fmt: skip
+
+
+def test_the_warm_up_trains_as_the_recipe_does() -> None:
+    """One gradient per client at a rate that only the bound makes sensible: plain training diverged at this rate."""
+    rate = {"training.lr": 1000.0, "federation.server_optimizer": "adam", "federation.server_lr": 0.05}
+    setting: dict[str, object] = {
+        "model": nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)), "public": "test", "examples": 500,
+        "data": {"train": None, "test": PUBLIC}, "overrides": {"privacy.delta": 1e-4} | SHORT | rate,
+    }  # fmt: skip
+    with pytest.raises(ConfigError, match="at chance"):
+        simulations.recommend(**setting)  # type: ignore[arg-type]
+    setting["overrides"]["trainer.name"] = "fedsgd"  # type: ignore[index]
+    advice = simulations.recommend(**setting)  # type: ignore[arg-type]
+    assert advice["stages"][-1]["metrics"]["loss"] < 0.5 * advice["stages"][0]["initial_loss"]
 
 
 def test_updates_that_lower_no_loss_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

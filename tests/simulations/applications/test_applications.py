@@ -107,7 +107,8 @@ def test_federated_descent_is_the_central_one_when_noise_is_off(name, clients, t
     assert np.abs(central).max() > 0.1
 
 
-@pytest.mark.parametrize("family", [pytest.param("gaussian", marks=pytest.mark.slow), "laplace"])
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["gaussian", "laplace"])
 def test_federated_noise_has_the_law_of_the_central_one(family, tmp_path):
     x, y, objective = np.zeros((40, 3)), np.zeros(40), Lasso(0.0)  # no signal: theta moves by noise alone
     x[0] = [0.1, 1.0, 3.0]

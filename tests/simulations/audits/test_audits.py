@@ -41,7 +41,7 @@ def test_a_simulation_with_canaries(tiny, tmp_path, capsys):
     result = launch.simulate(tiny(run={"audit": True}), run_dir=run)
     assert result["audit_passed"]
     assert 0 < result["audited_epsilon"] <= result["epsilon"] == pytest.approx(result["claimed_epsilon"], rel=1e-3)
-    rows = RunFolder.open(run).canaries()
+    rows = list(RunFolder.open(run).canaries)
     assert [row["round"] for row in rows] == [1, 2, 3]
     assert (run / "private" / "canaries.jsonl").stat().st_mode & 0o077 == 0
     # Canaries see sums before their noise, which nothing bounds: what they say is the operator's, and stays private.
@@ -81,7 +81,7 @@ def test_an_interrupted_audited_run_keeps_what_its_canaries_saw(tiny, tmp_path):
         launch.simulate(recipe, run_dir=tmp_path / "cut", progress=stop)
     again = launch.resume(tmp_path / "cut")
     assert again["model_sha256"] == whole["model_sha256"]
-    one, other = (RunFolder.open(tmp_path / name).canaries() for name in ("whole", "cut"))
+    one, other = (list(RunFolder.open(tmp_path / name).canaries) for name in ("whole", "cut"))
     assert [row["layer_aligned"] for row in one] == [row["layer_aligned"] for row in other]
 
 
@@ -114,7 +114,7 @@ def test_canaries_are_part_of_the_bits_and_their_absence_changes_nothing(tiny, t
     )
     assert plain["model_sha256"] != audited["model_sha256"]
     assert "audited_epsilon" not in plain
-    assert not RunFolder.open(tmp_path / "False").canaries()
+    assert not list(RunFolder.open(tmp_path / "False").canaries)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_a_simulation_whose_rounds_are_one_mechanism(tiny, tmp_path, seed):
     result = launch.simulate(tiny(run={"audit": True, "seed": seed}, **CORRELATED), run_dir=tmp_path / "run")
     assert result["audit_passed"]
     assert 0.2 * result["epsilon"] < result["audited_epsilon"] <= result["epsilon"] == pytest.approx(8.0, rel=1e-3)
-    assert [row["round"] for row in RunFolder.open(tmp_path / "run").canaries()] == [1, 2, 3, 4, 5, 6]
+    assert [row["round"] for row in RunFolder.open(tmp_path / "run").canaries] == [1, 2, 3, 4, 5, 6]
     audited = targets.audit_run(tmp_path / "run", Audit())
     assert audited.passed
     assert [row.layer for row in audited.layers] == ["fc1", "fc2"]

@@ -51,7 +51,7 @@ def digests(text: str) -> list[str]:
     return [object_digest(value) for value in names["found"]]
 
 
-@pytest.mark.parametrize("seed", ["1", "2"])
+@pytest.mark.parametrize("seed", ["1", pytest.param("2", marks=pytest.mark.slow)])
 def test_they_are_the_same_in_another_process(seed: str) -> None:
     """Whose strings have other hashes, so that its sets have another order."""
     code = "from tests.simulations.config.test_fingerprints import MODULE, digests; print(*digests(MODULE))"

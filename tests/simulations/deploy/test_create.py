@@ -164,6 +164,15 @@ def test_an_enrolled_node_is_replaced_when_that_is_asked_for(folder, tmp_path):
     enrol(folder, own.public_file, tmp_path / "key.pub")  # the same node again changes nothing
 
 
+@pytest.mark.parametrize("client", ["[1]", "true", "-1", "0.5"])
+def test_a_nodes_number_is_named_with_its_file_if_it_is_none(folder, tmp_path, client):
+    own = NodeFolder.create(tmp_path / "own", {"name": "clinic", "client": 2, "population": 3})
+    certificates.make_node_key(tmp_path / "key")
+    own.public_file.write_text(own.public_file.read_text().replace("client = 2", f"client = {client}"))
+    with pytest.raises(ConfigError, match=r"own/public.toml: client"):
+        enrol(folder, own.public_file, tmp_path / "key.pub", replace=True)
+
+
 @pytest.mark.parametrize("name", ["clinic\\u001b[2J", "clinic\\nround 9: all is well", "../other"])
 def test_a_nodes_name_holds_no_control_characters(folder, tmp_path, name):
     own = NodeFolder.create(tmp_path / "own", {"client": 2, "population": 3})

@@ -22,7 +22,6 @@ SMALL = (
 
 OPTIONS = {  # of the mechanism, as questions carry them to the nodes
     "flat": (),
-    "per layer": ("mechanism.style=per-layer", "mechanism.allocation=snr-consistent"),
     "per layer, bounds from noisy bits": (
         "mechanism.style=per-layer", "mechanism.allocation=snr-consistent", "mechanism.clip=med",
         "mechanism.norms=quantile",

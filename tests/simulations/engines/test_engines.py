@@ -161,8 +161,7 @@ def test_engines_agree_on_correlated_noise(tmp_path, nothing_left, options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [3, None])
-@pytest.mark.parametrize("engine", ["ray", "flower"])
+@pytest.mark.parametrize(("engine", "seed"), [("ray", 3), ("flower", None)])  # Flower's processes read secret keys
 def test_interrupted_correlated_runs_go_on_in_every_engine(tmp_path, nothing_left, engine, seed):
     """Stopped at two random rounds and continued there, with a seed and with secret keys: the bits of a whole run.
 
@@ -311,7 +310,7 @@ def test_the_flower_app_continues_a_run_with_its_own_recipe_only(tmp_path):
     context = Context(run_id=1, node_id=2, node_config={}, state=RecordDict(), run_config=config)
     with pytest.raises(FedlgmError, match="another recipe than the run config"):
         make_server_app()(LocalGrid(None), context)
-    assert not folder.metrics_file.exists()
+    assert not folder.metrics.path.exists()
 
 
 def test_the_flower_app_names_the_workers_of_a_simulation_that_does_not_say_that_it_is_one(tmp_path):

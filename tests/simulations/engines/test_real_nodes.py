@@ -209,7 +209,7 @@ def attacked(lab, recipe, tmp_path_factory) -> Path:
     """A run in which clients 1 to 3 lie and node 4 is killed in the second round."""
     run = tmp_path_factory.mktemp("attacked") / "run"
     run_id = lab.submit(recipe, run, "values")
-    wait_until(lambda: RunFolder(run).metrics_file.is_file() and RunFolder(run).rows(), "the first round", every=0.2)
+    wait_until(lambda: RunFolder(run).metrics.path.is_file() and RunFolder(run).rows(), "the first round", every=0.2)
     os.killpg(lab.nodes[4].pid, signal.SIGKILL)
     told = lab.wait(run_id)
     assert told.startswith("finished:completed"), told

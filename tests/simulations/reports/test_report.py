@@ -228,7 +228,7 @@ def test_a_notebook_summary(adaptive: Path) -> None:
     seen = Page(text)
     assert len(seen.images) == 3
     assert "prefers-color-scheme" not in unquote(text)  # a notebook's theme is not the system's
-    for told in ("fc2", "520", "epsilon proven", f"{rows[-1]['clip'][0]:.4g}"):
+    for told in ("fc2", "520", "epsilon proven", f"{rows[-1]['clip'][0]:.5g}"):
         assert told in text
     total = float(np.linalg.norm([row["noise_norm"] for row in layers]))
     assert total == pytest.approx(rows[-1]["noise_norm"], rel=1e-4)

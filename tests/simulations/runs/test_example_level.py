@@ -88,7 +88,7 @@ def test_a_recipes_run_is_the_librarys_training(tmp_path, method):
         alone = train(
             assembly.module(), x, y, assembly.method, keys=KeyRing.from_seed(7), ledger=ledger, lr=recipe.training.lr
         )
-    checkpoint = RunFolder.open(tmp_path / "run").latest(assembly.layers)
+    checkpoint = RunFolder.open(tmp_path / "run").checkpoints.latest(assembly.layers)
     assert torch.equal(checkpoint.transcript.models[-1], alone.model)
     assert result["epsilon"] == alone.epsilon
 
@@ -121,7 +121,7 @@ def test_a_run_equals_a_float64_loop_with_the_same_noise(tmp_path, style):
             for parameter, part in zip(parameters, step_.split([p.numel() for p in parameters]), strict=True):
                 parameter += part.view_as(parameter)
     expected = torch.cat([p.detach().reshape(-1) for p in parameters])
-    found = RunFolder.open(tmp_path / "run").latest(layers).transcript.models[-1].double()
+    found = RunFolder.open(tmp_path / "run").checkpoints.latest(layers).transcript.models[-1].double()
     assert float((found - expected).norm() / expected.norm()) < 1e-5
 
 

@@ -68,7 +68,7 @@ def test_a_frozen_layer_never_moves(tmp_path: Path) -> None:
     _, rows = simulate(tmp_path, *SMALL, "mechanism.threshold=2.0")
     assembly = Assembly(recipe.load(tmp_path / "run" / "recipe.toml"))
     start = assembly.initial_model()
-    end = RunFolder.open(tmp_path / "run").latest(assembly.layers).transcript.models[-1]
+    end = RunFolder.open(tmp_path / "run").checkpoints.latest(assembly.layers).transcript.models[-1]
     kept = assembly.layers.norms(start).numpy() < 2.0
     moved = assembly.layers.norms(end - start).numpy()
     assert kept.any()

@@ -56,10 +56,10 @@ def test_a_simulation_is_not_continued_with_real_nodes(tiny, tmp_path):
     with pytest.raises(Interrupted):
         launch.simulate(assembly.recipe, run_dir=tmp_path / "run", progress=stop)
     folder = RunFolder.open(tmp_path / "run")
-    rows = folder.metrics_file.read_text()
+    rows = folder.metrics.path.read_text()
     with pytest.raises(RunError, match="was run with simulated clients: it cannot be continued with real nodes"):
         serve(LocalGrid(Silent()), assembly, folder, "flower", nodes=OneNodePerClient(wait=0.1))
-    assert folder.metrics_file.read_text() == rows
+    assert folder.metrics.path.read_text() == rows
 
 
 def test_engines_of_a_simulation_continue_each_other(tiny, tmp_path):

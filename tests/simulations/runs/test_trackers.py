@@ -179,7 +179,7 @@ def test_released_norms_are_those_of_the_released_mean(tiny: Callable[..., Recip
 
     folder = RunFolder.open(tmp_path / "run")
     layers = Assembly(folder.recipe()).layers
-    checkpoint = folder.latest(layers)
+    checkpoint = folder.checkpoints.latest(layers)
     assert checkpoint is not None
     before, after = checkpoint.transcript.models[-2:]
     assert folder.rows()[-1]["released_norm"] == pytest.approx(layers.norms(after - before).tolist(), rel=1e-3)

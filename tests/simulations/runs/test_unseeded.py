@@ -172,7 +172,7 @@ def test_killed_at_random_moments(recipe, tmp_path):
         deadline = time.monotonic() + LIMIT_S
         enough = len(seen) // 2 + draw.randrange(2, 20)
         while process.poll() is None and time.monotonic() < deadline:
-            rows = len(folder.rows()) if folder.metrics_file.is_file() else 0
+            rows = len(folder.rows()) if folder.metrics.path.is_file() else 0
             if rows >= enough:
                 break
             time.sleep(0.01)
@@ -190,7 +190,7 @@ def test_killed_at_random_moments(recipe, tmp_path):
     assert result["epsilon"] <= 8.0
     assert charges(RunFolder(path)) == list(range(1, 81))
     assert all(seen.get(row["round"], row) == row for row in RunFolder(path).rows())
-    last = RunFolder(path).latest(Assembly(RunFolder(path).recipe()).layers)
+    last = RunFolder(path).checkpoints.latest(Assembly(RunFolder(path).recipe()).layers)
     assert model_digest(last.transcript.models[-1]) == result["model_sha256"]
 
 

@@ -22,7 +22,7 @@ from simulations.studies import comparison as comparing
 from simulations.studies import figures as comparison_figures
 from simulations.studies import running
 from simulations.studies.jobs import Job, jobs
-from simulations.studies.rows import Comparison
+from simulations.studies.rows import Row
 from simulations.studies.statistics import difference
 
 SMALL = [
@@ -164,6 +164,7 @@ def test_bad_sets_are_refused(methods: tuple[str, ...], more: tuple[str, ...], w
 # -- resuming ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_finished_runs_are_not_repeated(finished: tuple[list[Job], Path]) -> None:
     todo, out = finished
     before = {job.folder: (out / job.folder / "result.json").stat().st_mtime_ns for job in todo}
@@ -296,7 +297,7 @@ def test_with_one_partition_nothing_is_printed_twice(finished: tuple[list[Job], 
     assert "no protection" in shown(summary)
 
 
-def shown(summary: Comparison) -> str:
+def shown(summary: Row) -> str:
     """What the terminal shows."""
     console = Console(width=200, record=True, file=StringIO())
     console.print(comparison_figures.tables(summary))

@@ -33,8 +33,8 @@ def test_best_neighbours_and_edges() -> None:
     ("search", "seeds", "message"),
     [
         ({"training.lr": [0.1, 0.2]}, 2, "at least 3 seeds"),
-        ({"training.lr": [0.1]}, 3, "at least two values"),
-        ({"training.lr": 0.1}, 3, "at least two values"),
+        ({"training.lr": [0.1]}, 3, "at least 2 values"),
+        ({"training.lr": 0.1}, 3, "at least 2 values"),
         ({"privacy.epsilon": [1, 2]}, 3, "in the grid and in the search"),
         ({}, 3, "search is a mapping"),
         ({"training.rate": [1, 2]}, 3, "a recipe has no such key"),

@@ -123,7 +123,7 @@ def test_any_key_of_the_recipe_may_vary() -> None:
         ({"run.seed": [1]}, "it comes from seeds and overrides"),
         ({"mechanism.name": ["uniform"]}, "it comes from grid"),
         ({"privacy.epsilon": 8.0}, "is a list of values"),
-        ({"privacy.epsilon": []}, "holds no values"),
+        ({"privacy.epsilon": []}, "is a list of values"),
         ({"privacy.epsilon": [-1.0]}, "privacy.epsilon"),
         ({"mechanism": ["uniform", "unifrm"]}, "unknown mechanism 'unifrm'"),
         ({"mechanism": ["uniform", "uniform"]}, "two mechanisms have the label 'uniform'"),

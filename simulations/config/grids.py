@@ -1,0 +1,67 @@
+"""Values to try by recipe key: as text of the command line, and as lists of Python values."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from fedlgm.errors import ConfigError
+
+
+def parsed(texts: Iterable[str], option: str = "--grid") -> dict[str, list[Any]]:
+    """A grid from the command line's "key=v1,v2" texts.
+
+    Args:
+        texts: one text for each key.
+        option: the command's option, for messages.
+
+    Raises:
+        ConfigError: a text of another form, or a key that is given twice.
+
+    Example:
+        >>> parsed(["mechanism=uniform,ladp:published", "privacy.epsilon=8,2", "model.hidden=[8],[16, 8]"])
+        {'mechanism': ['uniform', 'ladp:published'], 'privacy.epsilon': [8, 2], 'model.hidden': [[8], [16, 8]]}
+    """
+    made: dict[str, list[Any]] = {}
+    for text in texts:
+        key, equals, values = (part.strip() for part in text.partition("="))
+        if not equals or not key or not values:
+            raise ConfigError(f"{option} takes key=value,value, got {text!r}")
+        if key in made:
+            raise ConfigError(f"{option} {key} is given twice: put all of its values into one")
+        try:
+            made[key] = tomllib.loads(f"values = [{values}]")["values"]
+        except tomllib.TOMLDecodeError:
+            made[key] = [_single(part.strip()) for part in values.split(",") if part.strip()]
+    return made
+
+
+def _single(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def listed(name: str, values: Any, least: int = 1) -> list[Any]:
+    """The values to try, NumPy's numbers as Python's, which TOML knows.
+
+    Args:
+        name: what they are values of, for the message.
+        values: any iterable but a text or a mapping.
+        least: smallest number of them.
+
+    Raises:
+        ConfigError: no list, or too few values.
+
+    Example:
+        >>> listed("search['training.lr']", (0.1, 0.5))
+        [0.1, 0.5]
+    """
+    several = isinstance(values, Iterable) and not isinstance(values, (str, Mapping))
+    found = list(values) if several else []
+    if len(found) < least:
+        wanted = "a list of values" if least == 1 else f"a list of at least {least} values"
+        raise ConfigError(f"{name} is {wanted}, got {values!r}")
+    return [value.item() if hasattr(value, "item") else value for value in found]
