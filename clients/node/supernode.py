@@ -21,7 +21,7 @@ from fedlgm.node_protocol import pause_after
 
 LONGEST_S = 3.0
 _REPLY_S = 0.05  # between looks for the reply in this process's memory
-_SHARE = 4  # pause after a poll, in times of the poll's own duration
+_SHARE = 10  # pause after a poll, in times of the poll's own duration
 
 
 class Pauses:
