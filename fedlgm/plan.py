@@ -398,7 +398,4 @@ class UnprotectedPlan(ReleasePlan):
         """A release that no budget covers."""
         return privacy.events.gaussian_event(0.0)
 
-    @property
-    def repeated_event(self) -> dp_event.DpEvent:
-        """The same."""
-        return self.event
+    repeated_event = event
