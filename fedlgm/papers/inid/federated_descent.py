@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from fedlgm.papers.inid.coordinate_descent import DescentPlan
 from fedlgm.papers.inid.objectives import Objective
 from fedlgm.papers.inid.sums import sum_rows
 from fedlgm.plan import ReleasePlan
+from fedlgm.privacy.guarantee import Unit
 from fedlgm.training.base import ClientTask
 from fedlgm.transcript import Transcript
 
@@ -66,6 +68,8 @@ class CoordinateRelease(Mechanism):
     Attributes:
         descent: bounds, noise and guarantee; its passes must be the run's rounds / K.
     """
+
+    unit: ClassVar[Unit] = "example"  # a row
 
     descent: DescentPlan = None  # type: ignore[assignment]
 

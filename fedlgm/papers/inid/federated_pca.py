@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ from fedlgm.layers import SAFETY, LayerTable
 from fedlgm.mechanisms.base import Mechanism
 from fedlgm.papers.inid.pca import Array, CovariancePlan, covariance_sum
 from fedlgm.plan import ReleasePlan, UnprotectedPlan
-from fedlgm.privacy.guarantee import Claim
+from fedlgm.privacy.guarantee import Claim, Unit
 from fedlgm.training.base import ClientTask
 from fedlgm.transcript import Transcript
 
@@ -87,6 +88,8 @@ class CovarianceRelease(Mechanism):
         covariance: bounds, noise and guarantee.
         claimed_epsilon: the authors' epsilon for a method whose guarantee is "none".
     """
+
+    unit: ClassVar[Unit] = "example"  # a row
 
     covariance: CovariancePlan = None  # type: ignore[assignment]
     claimed_epsilon: float | None = None
