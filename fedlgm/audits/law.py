@@ -10,11 +10,11 @@ import numpy.typing as npt
 import scipy.stats
 
 Array = npt.NDArray[np.float64]
-_WIDTH, _OUTER = 0.5, 4.0
-_INNER = int(2 * _OUTER / _WIDTH)
-CELLS = _INNER + 2
-"""Cells of half a standard deviation from -4 to 4, and one on either side."""
-_EDGES = np.linspace(-_OUTER, _OUTER, _INNER + 1)
+_WIDTH, _OUTER, _NONE = 0.5, 4.0, 1e-4
+_SIDE = np.arange(_WIDTH, _OUTER + _WIDTH, _WIDTH)
+_EDGES = np.concatenate([-_SIDE[::-1], [-_NONE, _NONE], _SIDE])
+CELLS = len(_EDGES) + 1
+"""Cells of half a standard deviation from -4 to 4, one on either side, and one at 0, for numbers without noise."""
 _BELOW = scipy.stats.norm.cdf(_EDGES)
 PROBABILITIES = np.concatenate([_BELOW[:1], np.diff(_BELOW), _BELOW[:1]])
 _TAILS = (4, 3, 2)  # outer cells on either side: beyond 2.5, 3 and 3.5 standard deviations
@@ -34,9 +34,9 @@ def counted(noise: Array) -> Array:
 
     Example:
         >>> counted(np.array([-9.0, 0.1, 0.2, 9.0])).astype(int).tolist()
-        [1, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 1]
+        [1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 1]
     """
-    cells = np.clip(np.floor((noise[~np.isnan(noise)] + _OUTER) / _WIDTH), -1, _INNER).astype(np.int64) + 1
+    cells = np.searchsorted(_EDGES, noise[~np.isnan(noise)], side="right")
     return np.bincount(cells, minlength=CELLS).astype(np.float64)
 
 
@@ -48,7 +48,7 @@ def least_likely(counts: Array) -> tuple[float, int]:
 
     Example:
         >>> noise = np.random.default_rng(0)
-        >>> least_likely(counted(noise.normal(size=10_000)))[0] > 0.001  # the smallest of 18
+        >>> least_likely(counted(noise.normal(size=10_000)))[0] > 0.001  # the smallest of 22
         True
         >>> least_likely(counted(noise.uniform(-(3**0.5), 3**0.5, size=10_000)))[0] < 1e-50
         True
@@ -66,8 +66,8 @@ def described(counts: Array, number: int) -> str:
     """Observed and planned value of a statistic, in words.
 
     Example:
-        >>> described(counted(np.array([-9.0, 0.1, 0.2, 9.0])), 9)
-        '50.000% of it lies between 0 and 0.5 standard deviations, planned 19.146%'
+        >>> described(counted(np.array([-9.0, 0.1, 0.2, 9.0])), 10)
+        '50.000% of it lies between 0.0001 and 0.5 standard deviations, planned 19.142%'
     """
     share, planned = _with_tails(counts)[number] / counts.sum(), PLANNED[number]
     if number >= CELLS:

@@ -86,8 +86,9 @@ class CanaryRecord:
         try:
             layers = len(np.asarray(rows[0]["layer_signal"]))
             unseen = {"sketch": np.zeros((layers, 0)), "found": np.zeros(3), "cells": np.zeros((layers, CELLS))}
-            # Rows of earlier versions do not have what says whether noise comes back, and its law.
-            complete = rows if all("sketch" in row for row in rows) else [{**row, **unseen} for row in rows]
+            # Rows of earlier versions lack what says whether noise comes back, and its law, or count other cells.
+            known = all("sketch" in row and np.shape(row["cells"]) == (layers, CELLS) for row in rows)
+            complete = rows if known else [{**row, **unseen} for row in rows]
             values = {name: np.stack([np.asarray(row[name], dtype=np.float64) for row in complete]) for name in names}
         except (KeyError, ValueError) as error:
             raise ConfigError(f"the canaries' record is damaged: {error}") from error

@@ -21,12 +21,12 @@ def idx_bytes(array: np.ndarray) -> bytes:
     return header + array.tobytes()
 
 
-def write_mnist(folder: Path, *, packed: bool = False, seed: int = 0) -> list[np.ndarray]:
+def write_mnist(folder: Path, *, packed: bool = False, seed: int = 0, train: int = 20) -> list[np.ndarray]:
     """Four small IDX files; returns the arrays in the order of IDX_NAMES."""
     folder.mkdir(parents=True, exist_ok=True)
     arrays = [
-        bytes_array(20, 28, 28, seed=seed),
-        bytes_array(20, seed=seed + 1, high=10),
+        bytes_array(train, 28, 28, seed=seed),
+        bytes_array(train, seed=seed + 1, high=10),
         bytes_array(8, 28, 28, seed=seed + 2),
         bytes_array(8, seed=seed + 3, high=10),
     ]

@@ -69,7 +69,7 @@ class CoordinateRelease(Mechanism):
         descent: bounds, noise and guarantee; its passes must be the run's rounds / K.
     """
 
-    unit: ClassVar[Unit] = "example"
+    unit: ClassVar[Unit] = "example"  # a row
 
     descent: DescentPlan = None  # type: ignore[assignment]
 

@@ -89,7 +89,7 @@ class CovarianceRelease(Mechanism):
         claimed_epsilon: the authors' epsilon for a method whose guarantee is "none".
     """
 
-    unit: ClassVar[Unit] = "example"
+    unit: ClassVar[Unit] = "example"  # a row
 
     covariance: CovariancePlan = None  # type: ignore[assignment]
     claimed_epsilon: float | None = None

@@ -96,6 +96,20 @@ def test_noise_of_another_law_and_the_same_variance_is_caught(nine, law):
     assert "noise law" in failed
 
 
+@pytest.mark.parametrize("bare", [1, 16])
+def test_numbers_without_noise_are_caught(nine, bare):
+    """Too few for the scale of their layer."""
+
+    def draw(round, size):
+        noise = normal(round, size)
+        noise[-bare:] = 0.0
+        return noise * np.sqrt(size / (size - bare))
+
+    result, failed = failing(nine, noising(draw))
+    assert failed == {"noise law"}
+    assert "between -0.0001 and 0.0001" in next(c for c in result.checks if c.name == "noise law").detail
+
+
 def test_one_layer_of_another_law_is_caught(nine):
     rng = np.random.default_rng(6)
 
