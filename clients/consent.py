@@ -128,6 +128,8 @@ class Consent:
         record = state.config_records[wire.RELEASES]
         keys, costs = f"{client}.keys", f"{client}.costs"
         made, spent = cast(list[str], record.get(keys, [])), cast(list[float], record.get(costs, []))
+        if len(made) != len(spent):
+            raise PrivacyError(f"the record of client {client}'s releases is damaged: it refuses another")
         place = made.index(key) if key in made else len(made)
         after = [*spent[:place], self._cost(plan), *spent[place + 1 :]]
         releases = self.facts.releases

@@ -60,8 +60,10 @@ def squares_of_rows(many: Sequence[Tensor]) -> Tensor:
     longest = max(rows.shape[1] for rows in many)
     if longest <= _RUN and all(rows.dtype == torch.float32 for rows in many):
         total = torch.stack([torch.linalg.vector_norm(rows, dim=1) for rows in many]).double().square()
-        if not float(total.min()) < longest * _VANISHED:
-            return total
+        if float(total.min()) < longest * _VANISHED:
+            for i in (total < longest * _VANISHED).any(dim=1).nonzero()[:, 0].tolist():
+                total[i] = row_squares(many[i])
+        return total
     return torch.stack([row_squares(rows) for rows in many])
 
 
