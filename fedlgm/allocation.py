@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, check_positive
 from fedlgm.extension import enter, named, users_code
 
 Rule = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -124,8 +124,7 @@ def allocate(strategy: str, clip: Sequence[float], dims: Sequence[int], noise_mu
     >>> allocate("snr-consistent", [0.6, 0.8], [100, 900], 1.0).round(4).tolist()
     [1.2, 0.9238]
     """
-    if not (np.isfinite(noise_multiplier) and noise_multiplier > 0):
-        raise ConfigError(f"noise_multiplier must be finite and positive, got {noise_multiplier}")
+    check_positive(noise_multiplier=noise_multiplier)
     return spread(shares(strategy, clip, dims), clip, noise_multiplier)
 
 

@@ -22,28 +22,50 @@ class ConfigError(FedlgmError, ValueError):
     """A recipe key, an option or an argument that cannot be used."""
 
 
-def check_epsilon(epsilon: Any) -> None:
-    """Refuse an epsilon that is no finite number above zero.
+def check_positive(owner: str = "", /, **values: Any) -> None:
+    """Refuse values that are no finite numbers above zero.
+
+    Args:
+        owner: what they are arguments of, for the message.
+        values: the values by name.
 
     Raises:
         ConfigError: another value.
 
-    >>> check_epsilon("8")
+    >>> check_positive(epsilon="8")
     Traceback (most recent call last):
         ...
     fedlgm.errors.ConfigError: epsilon must be finite and positive, got '8'
     """
-    if not (isinstance(epsilon, numbers.Real) and 0 < float(epsilon) < math.inf):
-        raise ConfigError(f"epsilon must be finite and positive, got {epsilon!r}")
+    for name, value in values.items():
+        if not 0 < _number(value) < math.inf:
+            raise ConfigError(f"{_of(owner)}{name} must be finite and positive, got {value!r}")
 
 
-def check_count(name: str, value: Any, least: int = 1) -> None:
+def check_share(owner: str = "", /, **values: Any) -> None:
+    """Refuse values outside (0, 1); arguments and errors as for `check_positive`."""
+    for name, value in values.items():
+        if not 0 < _number(value) < 1:
+            raise ConfigError(f"{_of(owner)}{name} must lie in (0, 1), got {value!r}")
+
+
+def check_rate(owner: str = "", /, **values: Any) -> None:
+    """Refuse values outside (0, 1]; arguments and errors as for `check_positive`."""
+    for name, value in values.items():
+        if not 0 < _number(value) <= 1:
+            raise ConfigError(f"{_of(owner)}{name} must lie in (0, 1], got {value!r}")
+
+
+def check_count(name: str, value: Any, least: int = 1) -> int:
     """Refuse a value that is not a whole number of at least `least`.
 
     Args:
         name: the argument's name, for the message.
         value: the given value; a float without a fraction counts as a whole number.
         least: smallest allowed value.
+
+    Returns:
+        The number.
 
     Raises:
         ConfigError: any other value.
@@ -53,9 +75,19 @@ def check_count(name: str, value: Any, least: int = 1) -> None:
         ...
     fedlgm.errors.ConfigError: rows must be a whole number of at least 1, got 1.5
     """
-    number: Any = value if isinstance(value, numbers.Real) and not isinstance(value, bool) else math.nan
+    number = _number(value)
     if not (number % 1 == 0 and number >= least):
         raise ConfigError(f"{name} must be a whole number of at least {least}, got {value!r}")
+    return int(number)
+
+
+def _of(owner: str) -> str:
+    return f"{owner}: " if owner else ""
+
+
+def _number(value: Any) -> Any:
+    """A number; NaN for anything else."""
+    return value if isinstance(value, numbers.Real) and not isinstance(value, bool) else math.nan
 
 
 @contextmanager

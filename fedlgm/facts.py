@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import numbers
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from fedlgm import run_rules
 from fedlgm.allocation import floor_digits
-from fedlgm.errors import ConfigError, check_count
+from fedlgm.errors import ConfigError, check_count, check_positive, check_rate
 from fedlgm.noised_by import NoisedBy
 from fedlgm.noised_by import get as noised_by
 from fedlgm.noised_in_shares import Shares
@@ -65,10 +64,8 @@ class Sampling:
             raise ConfigError(f"unknown sampling scheme {self.scheme!r}; known: {', '.join(get_args(Scheme))}")
         if self.of not in (None, "user"):
             raise ConfigError(f"unknown participants {self.of!r}; known: 'user', or None for clients and examples")
-        if not (isinstance(self.population, numbers.Integral) and self.population >= 1):
-            raise ConfigError(f"the population must be a whole number of at least 1, got {self.population}")
-        if not 0 < self.rate <= 1:
-            raise ConfigError(f"the sampling rate must lie in (0, 1], got {self.rate}")
+        check_count("the population", self.population)
+        check_rate(rate=self.rate)
         if self.scheme in ("fixed", "min-separation") and abs(self.expected - round(self.expected)) > _ROUNDING:
             # A rounded cohort would be sampled at another rate than the one that is accounted for.
             raise ConfigError(f"a fixed cohort must be a whole number of clients, got {self.expected:g}")
@@ -189,10 +186,8 @@ class LocalSteps:
     def __post_init__(self) -> None:
         if not (isinstance(self.count, numbers.Integral) and self.count >= 1):
             raise ConfigError(f"a round has a whole number of local steps, at least 1, got {self.count}")
-        if not 0 < self.rate <= 1:
-            raise ConfigError(f"the rate of local steps must lie in (0, 1], got {self.rate}")
-        if not (math.isfinite(self.batch) and self.batch > 0):
-            raise ConfigError(f"the batch of local steps must be finite and positive, got {self.batch}")
+        check_rate(rate=self.rate)
+        check_positive(batch=self.batch)
 
 
 @dataclass(frozen=True)
@@ -239,8 +234,7 @@ class RunFacts:
     shares: Shares | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.rounds, numbers.Integral) or isinstance(self.rounds, bool) or self.rounds < 1:
-            raise ConfigError(f"the number of rounds must be a whole number of at least 1, got {self.rounds!r}")
+        check_count("the number of rounds", self.rounds)
         if self.max_participations is not None:
             check_count("max_participations", self.max_participations)
         for what, value, known in (("relation", self.relation, Relation), ("trust", self.trust, Trust)):

@@ -110,9 +110,13 @@ def open_private(path: Path, mode: Literal["a", "w"]) -> IO[str]:
         path: the file; its folder is also created.
         mode: "a" to append, "w" to overwrite.
     """
-    path.parent.mkdir(mode=0o700, exist_ok=True)
     flags = os.O_CREAT | os.O_WRONLY | (os.O_APPEND if mode == "a" else os.O_TRUNC)
-    return os.fdopen(os.open(path, flags, PRIVATE), mode, encoding="utf-8")
+    try:
+        descriptor = os.open(path, flags, PRIVATE)
+    except FileNotFoundError:
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        descriptor = os.open(path, flags, PRIVATE)
+    return os.fdopen(descriptor, mode, encoding="utf-8")
 
 
 def close_folder(folder: Path) -> None:

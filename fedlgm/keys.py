@@ -116,8 +116,8 @@ class KeyRing:
 
 def _state(sequence: np.random.SeedSequence, count: int) -> np.ndarray:
     """`sequence.generate_state(count)`, all words at once: NumPy makes one after the other in Python's numbers."""
-    before, after = _hashed(count)
-    words = np.resize(sequence.pool, count)
+    places, before, after = _hashed(count)
+    words = sequence.pool[places]
     words ^= before
     words *= after
     words ^= words >> 16
@@ -125,11 +125,11 @@ def _state(sequence: np.random.SeedSequence, count: int) -> np.ndarray:
 
 
 @lru_cache(maxsize=8)
-def _hashed(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """The numbers by which each word of a `SeedSequence` is changed, uint32 [count] each."""
+def _hashed(count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Place in the pool of each word of a `SeedSequence`, and the numbers that change it, uint32 [count] each."""
     powers = np.cumprod(np.concatenate([[0x8B51F9DD], np.full(count, 0x58F38DED)]).astype(np.uint32), dtype=np.uint32)
     powers.setflags(write=False)
-    return powers[:-1], powers[1:]
+    return np.arange(count) % 4, powers[:-1], powers[1:]
 
 
 _MT_WORDS = 624

@@ -14,7 +14,7 @@ import json
 import math
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, NamedTuple, get_args
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -110,6 +110,9 @@ class ReleasePlan:
     position: int | None = None
     notes: dict[str, np.ndarray] = field(default_factory=dict)
     freezes: bool = False
+
+    protected: ClassVar[bool] = True
+    """Whether the event is that of a private release; False only for `UnprotectedPlan`."""
 
     def __post_init__(self) -> None:
         clip, sigma = np.asarray(self.clip, dtype=np.float64), np.asarray(self.sigma, dtype=np.float64)
@@ -231,11 +234,6 @@ class ReleasePlan:
     def protects(self) -> str:
         """Unit and neighbouring relation of the event, for the ledger."""
         return f"{self.guarantee.unit}, {self.facts.relation}"
-
-    @property
-    def protected(self) -> bool:
-        """Whether the event is that of a private release; False only for `UnprotectedPlan`."""
-        return True
 
     @property
     def shares(self) -> np.ndarray:
@@ -390,6 +388,8 @@ class UnprotectedPlan(ReleasePlan):
         (False, NonPrivateDpEvent())
     """
 
+    protected: ClassVar[bool] = False
+
     def _check_protection(self) -> None:
         self.guarantee.require(protected=False)
 
@@ -402,8 +402,3 @@ class UnprotectedPlan(ReleasePlan):
     def repeated_event(self) -> dp_event.DpEvent:
         """The same."""
         return self.event
-
-    @property
-    def protected(self) -> bool:
-        """False."""
-        return False

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,17 +11,15 @@ from torch import nn
 
 from fedlgm import data as data_sets
 from fedlgm import inputs, models
-from fedlgm.errors import ConfigError
-from fedlgm.extension import shown_name
 from fedlgm.files import path_of
 from fedlgm.privacy.guarantee import caveat_of
 from fedlgm.tasks.own_figures import Evaluate
 from fedlgm.tasks.set_metrics import Metric
 from simulations import launch
+from simulations.arguments import correlated, recipe_of, refuse_named_measures, refuse_unknown, require_callback
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly, settled
-from simulations.config.messages import keys_like
-from simulations.config.own import Own, few_sites, own_of
+from simulations.config.own import Own, own_of
 from simulations.config.recipe import Overrides, Recipe
 from simulations.engines import Engine
 from simulations.figures import Figures
@@ -39,6 +36,7 @@ load_recipe = recipes.load
 
 _KEYS = {"noise": "privacy.noise", "partition": "data.partition", "server_optimizer": "federation.server_optimizer"}
 """Keys of a recipe for arguments that have no separate section."""
+_LAUNCHING = ("workers", "ray_address", "supernodes", "on_folder", "trackers")
 
 
 class RunResult(Figures):
@@ -282,8 +280,8 @@ def simulate(
     texts = [f"{_KEYS.get(name, f'{name}.name')}={value}" for name, value in named.items()]
     objects = own_of({name: value for name, value in given.items() if not isinstance(value, str)})
     refuse_unknown("simulate", options, _LAUNCHING)
-    parsed = recipe_of(recipe, objects, texts, overrides, {} if isinstance(noise, str) else _correlated(noise))
-    _require_callback(progress)
+    parsed = recipe_of(recipe, objects, texts, overrides, {} if isinstance(noise, str) else correlated(noise))
+    require_callback(progress)
     summary = launch.simulate(parsed, engine=engine, run_dir=run_dir, progress=progress, own=objects, **options)
     return result_of(summary, objects)
 
@@ -322,98 +320,8 @@ def resume(
     """
     own = own_of(objects)
     options = {"workers": workers, "ray_address": ray_address, "supernodes": supernodes}
-    _require_callback(progress)
+    require_callback(progress)
     return result_of(launch.resume(path_of("run", run), engine=engine, progress=progress, own=own, **options), own)  # type: ignore[arg-type]
-
-
-_MEASURES = {
-    "metrics": "{'auc': lambda outputs, targets: roc_auc_score(targets, outputs)}",
-    "evaluate": "lambda round, module: {'norm': float(module.weight.norm())}",
-}
-_FIRST = ("run.seed",)  # of several sections' keys of one name, the one that is meant
-_LAUNCHING = ("workers", "ray_address", "supernodes", "on_folder", "trackers")
-
-
-def refuse_named_measures(given: Mapping[str, Any]) -> None:
-    """Refuse the name of a metric where functions are taken.
-
-    Args:
-        given: a run's objects, by argument.
-
-    Raises:
-        ConfigError: a text for `metrics` or `evaluate`.
-    """
-    for name, example in _MEASURES.items():
-        if isinstance(given[name], str):
-            raise ConfigError(f"{name} takes functions, such as {example}; got {given[name]!r}")
-
-
-def _takes_one(function: Any) -> bool:
-    """Whether a function can be called with one argument; true if that is not known."""
-    try:
-        inspect.signature(function).bind(None)
-    except TypeError:
-        return False
-    except ValueError:  # some functions of C state no signature
-        return True
-    return True
-
-
-def _require_callback(progress: Any) -> None:
-    if not (progress is None or (callable(progress) and _takes_one(progress))):
-        raise ConfigError(
-            f"progress is a function that is called with each round's row, such as print; got {progress!r}"
-        )
-
-
-def refuse_unknown(function: str, options: Mapping[str, Any], known: Sequence[str] = ()) -> None:
-    """Refuse an unknown argument of a function, and name the recipe key of that name.
-
-    Args:
-        function: its name, for the message.
-        options: arguments that the function does not have.
-        known: those among them that it passes on.
-
-    Raises:
-        ConfigError: another one.
-    """
-    for name, value in options.items():
-        if name not in known:
-            keys = sorted(keys_like(name, Recipe), key=lambda key: key not in _FIRST)
-            hint = f"; a recipe has the key {keys[0]}: overrides={{'{keys[0]}': {value!r}}}" if keys else ""
-            raise ConfigError(f"{function} has no argument {name!r}{hint}")
-
-
-def _correlated(noise: Any) -> dict[str, Any]:
-    """Recipe keys of a correlation passed as an object; the recipe stores all of it."""
-    if noise is None:
-        return {}
-    if not callable(getattr(noise, "to_dict", None)) or not hasattr(noise, "coefficients"):
-        raise ConfigError(
-            f"noise is a name such as 'banded', or a fedlgm.correlation.Correlation, got {shown_name(noise)}"
-        )
-    return {"privacy.noise": "given", "privacy.correlation": dict(noise.to_dict())}
-
-
-def recipe_of(
-    recipe: str | Path | Recipe | None, own: Own, names: list[str], overrides: Overrides, keys: Overrides = ()
-) -> Recipe:
-    """The recipe of a run with objects: it names them, and `keys` holds those that it stores completely.
-
-    Other arguments are as for `simulate`.
-    """
-    raw = recipe.model_dump(exclude_none=True) if isinstance(recipe, Recipe) else recipes.read(recipe)
-    own.into(raw)
-    if own.data is not None and (recipe is None or recipe in recipes.names()):
-        # A bundled recipe's name and public seed belong to its public data: with the seed anybody can draw the noise.
-        raw["name"] = "own-data"
-        raw.get("run", {}).pop("seed", None)
-        if raw["data"]["partition"] == "natural":
-            few_sites(raw)
-    recipes.override(raw, names)
-    recipes.override(raw, keys)
-    recipes.override(raw, overrides)
-    return recipes.validate(raw)
 
 
 def result_of(summary: RunSummary, own: Own) -> RunResult:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from clients.node import data as node_data
 from clients.node.account import Account
@@ -34,7 +34,7 @@ from fedlgm.errors import LedgerError, RunError
 from fedlgm.files import write_durably
 from fedlgm.node_protocol import FrameError, Position, Question
 from fedlgm.secagg.cohort import Terms
-from fedlgm.secagg.steps import STEPS, terms_of
+from fedlgm.secagg.steps import AHEAD, STEPS, terms_of
 
 _log = logging.getLogger("fedlgm.node")
 
@@ -55,11 +55,24 @@ class Ask(BaseModel):
     signature: str = Field(default="", pattern="^[0-9a-f]{0,128}$")
     model: str = Field(default="", pattern="^([0-9a-f]{64})?$")  # its digest, in steps that do not bring it
     given: dict[str, Any] = {}  # to a step of a secure sum
+    ahead: dict[str, Any] | None = None  # what differs in a step of the next round, see `AHEAD`
 
     @property
     def trains(self) -> bool:
         """Whether the answer, and therefore its time, depends on the node's data."""
         return self.ask in ("release", "mask")
+
+    def further(self) -> Ask:
+        """The question that `ahead` holds.
+
+        Raises:
+            Refusal: it is malformed.
+        """
+        changed = {**(self.ahead or {}), "ask": AHEAD[self.ask], "ahead": None}
+        try:
+            return Ask.model_validate(self.model_dump() | changed)
+        except ValidationError as error:
+            raise Refusal("malformed", f"ahead: {error.errors()[0]['msg']}") from error
 
 
 @dataclass
@@ -198,7 +211,17 @@ class Service:
             "ok": True, "protocol": protocol.PROTOCOL, "client": ask.client, "question": question.digest,
             "said": self._secure.answer(ask.ask, terms, ask.given),
         }  # fmt: skip
+        if ask.ahead is not None:
+            header["ahead"] = self._ahead(ask)
         return Answer(header | {"signature": protocol.sign(self._signer, ask.ask, protocol.canonical(header))})
+
+    def _ahead(self, ask: Ask) -> dict[str, Any]:
+        """Answer to a step of the next round, which passes the same checks; a refusal does not spoil this round's."""
+        try:
+            further = ask.further()
+            return self.step(further, *self.admit(further, b"")).header
+        except Refusal as refusal:
+            return {"ok": False, "code": refusal.code, "why": refusal.why}
 
     def _masked(self, secure: SecureSteps, ask: Ask, request: Request, question: Question, terms: Terms) -> Answer:
         """Charge this node's part of a secure sum, make and mask it."""
@@ -208,7 +231,11 @@ class Service:
             return self._releaser.name(request, ask.run, cohort)
 
         def charge(cohort: str) -> None:
+            if self._ledger.asked(cohort) not in (None, name(cohort)):
+                # The masks of two vectors of one cohort would be the same: their difference would show this node's own.
+                raise Refusal("gone", "this node has been charged for another vector of this cohort")
             row, replayed = self._charged(ask, request, question.digest, name(cohort))
+            self._ledger.remember(cohort, name(cohort))
             if self._ledger.answered(row.seq) is not None:
                 raise Refusal("gone", "a vector has left this node in this attempt, and its sessions were restored")
             charged.append((row, replayed))
@@ -337,6 +364,8 @@ class Service:
             raise Refusal("rolled-back", self._failed)
         if ask.ask not in ("hello", "afford", "release", *STEPS):
             raise Refusal("malformed", "a service answers only hello, afford, release and the steps of a secure sum")
+        if ask.ahead is not None and ask.ask not in AHEAD:
+            raise Refusal("malformed", f"nothing can be asked ahead with {ask.ask!r}")
         if ask.ask == "hello":
             return self.hello(ask)
         try:

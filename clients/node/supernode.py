@@ -3,7 +3,8 @@
 `flower-supernode` pauses three seconds after every poll without a message, and one second if a message is announced
 before its parts have arrived, so that a round of a small model consists mostly of pauses. Only these pauses are
 changed: connection, authentication and messages are Flower's, and it takes the arguments of `flower-supernode`. The
-pause between questions is a tenth of the time since the last message, between 0.1 and 3 s.
+pause between polls is a tenth of the time since the last message, between 0.1 and 3 s, and longer than the SuperLink
+takes to answer one: each poll costs a SuperLink several milliseconds, and those of many nodes would delay messages.
 
 The names that are replaced are private to Flower and may change with any version, so any other is refused.
 
@@ -19,6 +20,8 @@ from clients.flower_private import SOON_S, run_supernode, unsupported
 from fedlgm.node_protocol import pause_after
 
 LONGEST_S = 3.0
+_REPLY_S = 0.05  # between looks for the reply in this process's memory
+_SHARE = 10  # pause after a poll, in times of the poll's own duration
 
 
 class Pauses:
@@ -26,15 +29,18 @@ class Pauses:
 
     def __init__(self) -> None:
         self._last = time.monotonic()
+        self._polling: float | None = None  # when the poll began that is under way
 
     def sleep(self, seconds: float) -> None:
         """Pause: Flower requests three seconds if there was no message, less while one is being processed."""
         now = time.monotonic()
         if seconds < LONGEST_S:
-            self._last = now
-            time.sleep(min(seconds, SOON_S))
-        else:
-            time.sleep(pause_after(now - self._last, SOON_S, LONGEST_S))
+            self._last, self._polling = now, None
+            time.sleep(min(seconds, _REPLY_S))
+            return
+        took = now - self._polling if self._polling is not None else 0.0
+        time.sleep(min(max(pause_after(now - self._last, SOON_S, LONGEST_S), _SHARE * took), LONGEST_S))
+        self._polling = time.monotonic()
 
 
 def main() -> int:

@@ -108,7 +108,8 @@ class BoundedSum:
             return
         layers, position = self.plan.layers, 0
         views = layers.split(row[: layers.size])
-        for part in (*(views[j] for j in self.plan.indices), row[layers.size :]):  # large ones are not copied whole
+        answers = [row[layers.size :]] if self.plan.queries else []
+        for part in (*(views[j] for j in self.plan.indices), *answers):  # large ones are not copied whole
             _add_scaled_(self.total[position : position + len(part)], part.to(self.total.device), 1.0)
             position += len(part)
 
@@ -125,6 +126,9 @@ class BoundedSum:
 
 def _add_scaled_(total: Tensor, part: Tensor, factor: float) -> None:
     """Add factor * part (float32) to `total` (float64): in pieces, four times as fast as torch's mixed arithmetic."""
+    if len(part) <= _CHUNK:
+        total.add_(part.to(total.dtype), alpha=factor)
+        return
     wide = torch.empty(min(_CHUNK, len(part)), dtype=total.dtype)
     for low in range(0, len(part), _CHUNK):
         piece = part[low : low + _CHUNK]

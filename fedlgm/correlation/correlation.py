@@ -21,7 +21,7 @@ from scipy.signal import lfilter
 from fedlgm.correlation import blt, sensitivities
 from fedlgm.correlation.toeplitz import Reduce
 from fedlgm.correlation.workloads import Workload, as_workload
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, check_count
 
 _MOST_ROUNDS = 1_000_000
 _MOST_PRODUCTS = 10**9  # rounds times coefficients: seconds of work, in nodes' services too
@@ -344,6 +344,6 @@ def _check_rounds(rounds: int) -> None:
 def _participations(rounds: int, separation: int, limit: int | None) -> int:
     if not (isinstance(separation, int | np.integer) and separation >= 1):
         raise ConfigError(f"the fewest rounds between participations must be a whole number >= 1, got {separation}")
-    if limit is not None and not (isinstance(limit, int | np.integer) and limit >= 1):
-        raise ConfigError(f"max_participations must be a whole number of at least 1, got {limit}")
+    if limit is not None:
+        check_count("max_participations", limit)
     return sensitivities.participations(rounds, int(separation), limit)

@@ -11,7 +11,7 @@ import numpy as np
 from scipy.linalg import toeplitz
 from scipy.signal import lfilter
 
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, check_rate
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,7 @@ class Workload:
     def __post_init__(self) -> None:
         if not 0 <= self.momentum < 1:
             raise ConfigError(f"momentum must lie in [0, 1), got {self.momentum}")
-        if not 0 < self.decay <= 1:
-            raise ConfigError(f"decay must lie in (0, 1], got {self.decay}")
+        check_rate(decay=self.decay)
 
     def column(self, rounds: int) -> np.ndarray:
         """First column of A, which is Toeplitz, float64 [T]."""

@@ -10,24 +10,12 @@ from collections.abc import Callable, Collection, Iterable
 
 import numpy as np
 
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, check_count, check_positive
 from fedlgm.keys import KeyRing, Purpose
 
 _STREAM = 2  # stream of this module below Purpose.PARTITION
 _ATTEMPTS = 10
 _NOBODY = -1
-
-
-def require_count(name: str, value: object, least: int = 1) -> None:
-    """Raise ConfigError unless `value` is an integer >= `least`."""
-    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < least:
-        raise ConfigError(f"{name} must be an integer >= {least}, got {value!r}")
-
-
-def require_positive(name: str, value: object) -> None:
-    """Raise ConfigError unless `value` is a positive finite number."""
-    if not isinstance(value, int | float | np.number) or isinstance(value, bool) or not 0 < float(value) < np.inf:
-        raise ConfigError(f"{name} must be a number > 0, got {value!r}")
 
 
 def dirichlet_large(
@@ -58,8 +46,8 @@ def dirichlet_large(
     Raises:
         ConfigError: if an option is out of range or `min_size` is not met.
     """
-    require_positive("alpha", alpha)
-    require_count("min_size", min_size, least=0)
+    check_positive(alpha=alpha)
+    min_size = check_count("min_size", min_size, least=0)
     for attempt in range(_ATTEMPTS if min_size * clients <= len(labels) else 0):
         rng = ring.numpy_generator(Purpose.PARTITION, _STREAM, attempt)
         owner = np.full(len(labels), _NOBODY, dtype=np.int64)
@@ -96,7 +84,7 @@ def hsu(labels: np.ndarray, clients: int, ring: KeyRing, *, alpha: float) -> np.
     Raises:
         ConfigError: if alpha is out of range.
     """
-    require_positive("alpha", alpha)
+    check_positive(alpha=alpha)
     rng = ring.numpy_generator(Purpose.PARTITION, _STREAM)
     members = _members(labels, rng)
     left = np.array([len(index) for index in members.values()])
@@ -173,7 +161,7 @@ def isolation_i(
         ConfigError: if an option is out of range or there are too few samples.
     """
     private = _private(labels, clients, private_class)
-    require_count("labels_per_client", labels_per_client, least=2)
+    labels_per_client = check_count("labels_per_client", labels_per_client, least=2)
     rng = ring.numpy_generator(Purpose.PARTITION, _STREAM)
     members = _members(labels, rng)
     hidden = members.pop(private)
@@ -228,7 +216,7 @@ def isolation_ii(
     Raises:
         ConfigError: if an option is out of range.
     """
-    require_positive("alpha", alpha)
+    check_positive(alpha=alpha)
     private = _private(labels, clients, private_class)
     rng = ring.numpy_generator(Purpose.PARTITION, _STREAM)
     members = _members(labels, rng)
@@ -278,7 +266,7 @@ def _members(labels: np.ndarray, rng: np.random.Generator) -> dict[int, np.ndarr
 
 def _private(labels: np.ndarray, clients: int, private_class: int | None) -> int:
     """The class to hide, checked."""
-    require_count("clients (with a private class)", clients, least=2)
+    check_count("clients (with a private class)", clients, least=2)
     private = int(labels.max()) if private_class is None else private_class
     if private not in labels:
         raise ConfigError(f"private_class={private_class!r} is not among the labels: {np.unique(labels).tolist()}")

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedlgm.data.assignment import require_count, require_positive, smaller_size
+from fedlgm.data.assignment import smaller_size
 from fedlgm.data.partitioners import partitioners
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, check_count, check_positive
 from fedlgm.extension import load_object, parameters_of, users_code
 from fedlgm.keys import KeyRing, Purpose
 
@@ -60,8 +60,8 @@ def dirichlet(
     Raises:
         ConfigError: if an option is out of range or `min_size` is not met.
     """
-    require_positive("alpha", alpha)
-    require_count("min_size", min_size, least=0)
+    check_positive(alpha=alpha)
+    min_size = check_count("min_size", min_size, least=0)
     for attempt in range(_ATTEMPTS):
         partitioner = partitioners().DirichletPartitioner(
             clients,
@@ -110,7 +110,7 @@ def pathological(
         ConfigError: if an option is out of range, or a class has fewer samples than clients that need it.
     """
     present = len(np.unique(labels))
-    require_count("classes_per_client", classes_per_client)
+    classes_per_client = check_count("classes_per_client", classes_per_client)
     if classes_per_client > present:
         raise ConfigError(
             f"classes_per_client={classes_per_client} exceeds the {present} classes present in the labels"
@@ -145,7 +145,7 @@ def shard(labels: np.ndarray, clients: int, ring: KeyRing, *, shards_per_client:
     Raises:
         ConfigError: if there are fewer samples than shards.
     """
-    require_count("shards_per_client", shards_per_client)
+    shards_per_client = check_count("shards_per_client", shards_per_client)
     if clients * shards_per_client > len(labels):
         raise ConfigError(
             f"{clients} clients with shards_per_client={shards_per_client} need {clients * shards_per_client} samples, "

@@ -16,7 +16,7 @@ import numpy as np
 
 from fedlgm import keys, remembered
 from fedlgm.data import assignment, flower
-from fedlgm.errors import ConfigError, DataError, alternatives
+from fedlgm.errors import ConfigError, DataError, alternatives, check_count
 from fedlgm.extension import is_reference
 from fedlgm.keys import KeyRing
 
@@ -190,7 +190,7 @@ def partition(labels: np.ndarray, clients: int, scheme: str, *, seed: int = 0, *
     labels = np.asarray(labels)
     if labels.ndim != 1 or not len(labels) or not np.issubdtype(labels.dtype, np.integer) or labels.min() < 0:
         raise ConfigError(f"labels must be integers >= 0 of shape [n], n > 0; got {labels.dtype} {labels.shape}")
-    assignment.require_count("clients", clients)
+    clients = check_count("clients", clients)
     known = options(scheme)
     missing = [name for name, needed in known.items() if needed and name not in values]
     unknown = [name for name in values if name not in known]

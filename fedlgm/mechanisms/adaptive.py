@@ -15,10 +15,10 @@ import numpy as np
 
 from fedlgm import clipping
 from fedlgm.allocation import spread
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, check_positive
 from fedlgm.facts import RunFacts
 from fedlgm.layers import LayerTable
-from fedlgm.mechanisms.base import Mechanism, check_positive
+from fedlgm.mechanisms.base import Mechanism
 from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.guarantee import Guarantee
 from fedlgm.transcript import Transcript

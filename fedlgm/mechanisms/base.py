@@ -252,28 +252,6 @@ def code_of(kind: type[Mechanism], name: str) -> AbstractContextManager[None]:
     return users_code(f"mechanism {name!r}", kind)
 
 
-def check_positive(owner: str, **values: float) -> None:
-    """Refuse options that are not finite and positive.
-
-    Raises:
-        ConfigError: the message names the option.
-    """
-    for option, value in values.items():
-        if not (np.isfinite(value) and value > 0):
-            raise ConfigError(f"{owner}: {option} must be finite and positive, got {value}")
-
-
-def check_share(owner: str, **values: float) -> None:
-    """Refuse options outside (0, 1).
-
-    Raises:
-        ConfigError: the message names the option.
-    """
-    for option, value in values.items():
-        if not 0 < value < 1:
-            raise ConfigError(f"{owner}: {option} must lie in (0, 1), got {value}")
-
-
 def check_figures(owner: str, **lists: Sequence[float]) -> None:
     """Refuse an option that lists figures other than finite ones of at least 0.
 

@@ -17,11 +17,11 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from fedlgm.allocation import names as allocations
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, check_positive
 from fedlgm.example_level.scaling import LEAST_STABILISER, PSAC, AutoS, FlatClip, PerLayerClip, Scaling
 from fedlgm.facts import RunFacts
 from fedlgm.layers import LayerTable
-from fedlgm.mechanisms.base import BoundsExamples, Mechanism, check_positive
+from fedlgm.mechanisms.base import BoundsExamples, Mechanism
 from fedlgm.mechanisms.layerwise_gaussian import LayerwiseGaussian, NoPrivacy, PublishedMedClip, claim_of
 from fedlgm.plan import ReleasePlan, UnprotectedPlan
 from fedlgm.privacy.guarantee import Guarantee, Unit

@@ -23,11 +23,11 @@ import numpy as np
 import scipy
 
 from fedlgm import privacy
-from fedlgm.errors import ConfigError, PrivacyError, check_count, check_epsilon
+from fedlgm.errors import ConfigError, PrivacyError, check_count, check_positive, check_rate
 from fedlgm.facts import RunFacts
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms import inid
-from fedlgm.mechanisms.base import Mechanism, check_positive
+from fedlgm.mechanisms.base import Mechanism
 from fedlgm.mechanisms.profiles import Array, Profile
 from fedlgm.noise import Family
 from fedlgm.plan import ReleasePlan
@@ -66,8 +66,8 @@ class GroupNoise(Mechanism):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(self.name, bound=self.bound)
-        if any(not (math.isfinite(c) and c > 0) for c in self.bounds):
-            raise ConfigError(f"{self.name}: bounds must be finite and positive, got {list(self.bounds)}")
+        for bound in self.bounds:
+            check_positive(self.name, bounds=bound)
         if not (math.isfinite(self.p) and self.p >= 1):
             raise ConfigError(f"{self.name}: p must be finite and at least 1, got {self.p}")
 
@@ -174,12 +174,11 @@ def calibrate_laplace(
         >>> round(calibrate_laplace(1.0, 0.0, steps=4), 6)  # four releases of pure epsilon 1/4
         4.0
     """
-    check_epsilon(epsilon)
+    check_positive(epsilon=epsilon)
     if not 0 <= delta < 1:
         raise ConfigError(f"delta must lie in [0, 1) for Laplace noise, got {delta}")
     check_count("steps", steps)
-    if not 0 < sampling_rate <= 1:
-        raise ConfigError(f"sampling_rate must lie in (0, 1], got {sampling_rate}")
+    check_rate(sampling_rate=sampling_rate)
     for what, value, known in (
         ("relation", relation, SENSITIVITY_FACTOR),
         ("accountant", accountant, privacy.accountants.ACCOUNTANTS),

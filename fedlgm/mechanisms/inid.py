@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy
 
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, check_positive
 from fedlgm.mechanisms.profiles import Array, Counts, Profile, as_profile
 from fedlgm.noise import Family
 from fedlgm.privacy.gaussian import gaussian_mu
@@ -102,8 +102,7 @@ def laplace_budget(epsilon: float, delta: float = 0.0, *, tight: bool = False) -
     Raises:
         ConfigError: `epsilon` or `delta` out of range.
     """
-    if not (math.isfinite(epsilon) and epsilon > 0):
-        raise ConfigError(f"epsilon must be finite and > 0, got {epsilon}")
+    check_positive(epsilon=epsilon)
     if not 0 <= delta < 1:
         raise ConfigError(f"delta must lie in [0, 1) for Laplace noise, got {delta}")
     return epsilon - (2 if tight else 1) * math.log1p(-delta)
@@ -191,8 +190,7 @@ def _prepare(
 ) -> tuple[Profile, Array, Array]:
     """Checked runs, sensitivities relative to the largest (so that no power overflows), relative weights."""
     runs = as_profile(profile)
-    if not (math.isfinite(budget) and budget > 0):
-        raise ConfigError(f"{budget_name} must be finite and > 0, got {budget}")
+    check_positive(**{budget_name: budget})
     _check_exponent(p)
     weight = np.ones_like(runs.values) if weights is None else np.asarray(weights, dtype=np.float64)
     if weight.shape != runs.values.shape:

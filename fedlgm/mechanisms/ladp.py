@@ -15,10 +15,10 @@ from typing import Literal
 import numpy as np
 
 from fedlgm import clipping
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, check_positive
 from fedlgm.facts import RunFacts
 from fedlgm.layers import LayerTable
-from fedlgm.mechanisms.base import Mechanism, check_positive
+from fedlgm.mechanisms.base import Mechanism
 from fedlgm.mechanisms.ladp_frame import theorem3_constant, theorem3_delta
 from fedlgm.mechanisms.ladp_scores import kl_score, layer_changes, layer_divergences
 from fedlgm.plan import ReleasePlan

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from fedlgm.errors import ConfigError, PrivacyError, check_epsilon
+from fedlgm.errors import ConfigError, PrivacyError, check_positive, check_share
 from fedlgm.facts import LocalTraining, RunFacts
 from fedlgm.privacy.gaussian import gaussian_delta
 
@@ -95,6 +95,5 @@ def require(facts: RunFacts, owner: str) -> RunFacts:
 
 
 def _check(epsilon: float, delta: float) -> None:
-    check_epsilon(epsilon)
-    if not 0 < delta < 1:
-        raise ConfigError(f"delta must lie in (0, 1), got {delta}")
+    check_positive(epsilon=epsilon)
+    check_share(delta=delta)

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedlgm.allocation import shares
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, check_positive, check_share
 from fedlgm.facts import RunFacts
 from fedlgm.layers import LayerTable, factor_of
-from fedlgm.mechanisms.base import Mechanism, check_positive, check_share, released_scales
+from fedlgm.mechanisms.base import Mechanism, released_scales
 from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.guarantee import Guarantee
 from fedlgm.queries import LayerVote, beside_layers

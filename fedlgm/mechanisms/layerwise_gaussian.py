@@ -15,7 +15,7 @@ import numpy as np
 
 from fedlgm import clipping, privacy
 from fedlgm.allocation import shares, spread
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, check_positive, check_share
 from fedlgm.facts import RunFacts
 from fedlgm.layers import LayerTable
 from fedlgm.mechanisms.base import (
@@ -23,8 +23,6 @@ from fedlgm.mechanisms.base import (
     UsesPrivateNorms,
     Variant,
     check_figures,
-    check_positive,
-    check_share,
     one_per_layer,
 )
 from fedlgm.plan import ReleasePlan, UnprotectedPlan

@@ -23,7 +23,7 @@ import numpy as np
 from torch import Tensor
 
 from fedlgm import clipping
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, check_positive, check_share
 from fedlgm.example_level.scaling import FlatClip, Reweighted, Scaling
 from fedlgm.facts import RunFacts
 from fedlgm.layers import LayerTable
@@ -33,8 +33,6 @@ from fedlgm.mechanisms.base import (
     UsesPrivateSums,
     Variant,
     check_figures,
-    check_positive,
-    check_share,
     one_per_layer,
 )
 from fedlgm.mechanisms.dp_sgd import check_batch_is_seen, example_plan

@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, check_count
 
 
 def resnet18(in_shape: tuple[int, int, int], classes: int, *, groups: int = 32, stem: str = "cifar") -> nn.Module:
@@ -167,8 +167,7 @@ def _converted(batch_norm: nn.modules.batchnorm._BatchNorm, norm: Any) -> nn.Gro
 
 def _norm(groups: int) -> Any:
     """Norm layer by number of channels."""
-    if not isinstance(groups, int) or groups < 1:
-        raise ConfigError(f"groups must be an integer >= 1, got {groups!r}")
+    groups = check_count("groups", groups)
     return partial(_group_norm, groups)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, check_count
 
 
 class GatedUnit(nn.Module):
@@ -169,9 +169,7 @@ def transformer(
 _MOST = {"layers": 1000}  # of objects to make, before any of them has been
 
 
-def _require_counts(**values: object) -> None:
+def _require_counts(**values: int) -> None:
     for name, value in values.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ConfigError(f"{name} must be an integer >= 1, got {value!r}")
-        if value > _MOST.get(name, value):
+        if check_count(name, value) > _MOST.get(name, value):
             raise ConfigError(f"{name} must be at most {_MOST[name]}, got {value}")

@@ -19,7 +19,7 @@ import scipy.optimize
 from dp_accounting import dp_event
 
 from fedlgm import remembered
-from fedlgm.errors import ConfigError, PrivacyError, check_count, check_epsilon
+from fedlgm.errors import ConfigError, PrivacyError, check_count, check_positive, check_rate, check_share
 from fedlgm.privacy.accountants import ACCOUNTANTS, COARSE, SEARCHES, RenyiAccountant, accountant_of, quiet
 from fedlgm.privacy.events import decode, encode, gaussian_event, is_private, pure_epsilon, unfolded
 from fedlgm.privacy.gaussian import gaussian_epsilon
@@ -142,7 +142,7 @@ def calibrate_levels(
     _check(
         delta=delta, steps=sum(levels.values()), sampling_rate=sampling_rate, relation=relation, accountant=accountant
     )
-    check_epsilon(epsilon)
+    check_positive(epsilon=epsilon)
     if not levels or not all(math.isfinite(level) and level > 0 for level in levels):
         raise ConfigError(f"levels must be positive, with at least one release each, got {dict(levels)}")
     least = min(levels)
@@ -338,11 +338,9 @@ def _accounted(events: list[tuple[dp_event.DpEvent, int]], delta: float, account
 
 
 def _check(*, delta: float, steps: int, sampling_rate: float, relation: str, accountant: str) -> None:
-    if isinstance(delta, str) or not 0 < delta < 1:
-        raise ConfigError(f"delta must lie in (0, 1), got {delta!r}")
+    check_share(delta=delta)
     check_count("steps", steps, least=0)
-    if isinstance(sampling_rate, str) or not 0 < sampling_rate <= 1:
-        raise ConfigError(f"sampling_rate must lie in (0, 1], got {sampling_rate!r}")
+    check_rate(sampling_rate=sampling_rate)
     if relation not in SENSITIVITY_FACTOR:
         raise ConfigError(f"unknown relation {relation!r}; known: {', '.join(SENSITIVITY_FACTOR)}")
     if accountant not in ACCOUNTANTS:

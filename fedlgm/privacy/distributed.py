@@ -12,7 +12,7 @@ import numpy as np
 from dp_accounting.rdp import compute_epsilon
 
 from fedlgm import integer_noise
-from fedlgm.errors import ConfigError, check_count
+from fedlgm.errors import check_count, check_positive, check_share
 from fedlgm.integer_noise import gaussian
 from fedlgm.privacy.accountants import quiet
 
@@ -78,12 +78,10 @@ def distributed_epsilon(
         4.7285
     """
     _check_noise(deviation, parties)
-    if not (math.isfinite(sensitivity) and sensitivity > 0):
-        raise ConfigError(f"sensitivity must be finite and positive, got {sensitivity}")
+    check_positive(sensitivity=sensitivity)
     for name, value in (("dimension", dimension), ("rounds", rounds)):
         check_count(name, value)
-    if not 0 < delta < 1:
-        raise ConfigError(f"delta must lie in (0, 1), got {delta}")
+    check_share(delta=delta)
     l1 = sensitivity * min(math.sqrt(dimension), sensitivity)
     curve = integer_noise.get(noise).divergences(
         _ORDERS, deviation=deviation, parties=parties, l2=sensitivity, l1=l1, dimension=dimension
@@ -93,6 +91,5 @@ def distributed_epsilon(
 
 
 def _check_noise(deviation: float, parties: int) -> None:
-    if not (math.isfinite(deviation) and deviation > 0):
-        raise ConfigError(f"deviation must be finite and positive, got {deviation}")
+    check_positive(deviation=deviation)
     check_count("parties", parties)

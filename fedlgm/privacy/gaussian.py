@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import scipy
 
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, check_positive, check_share
 
 _RTOL = 1e-14
 
@@ -38,8 +38,8 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
     >>> round(1 / gaussian_mu(1.0, 1e-5), 4)  # noise multiplier of one release
     3.7306
     """
-    _check_epsilon(epsilon, strict=True)
-    _check_delta(delta)
+    check_positive(epsilon=epsilon)
+    check_share(delta=delta)
     target = math.log(delta)
     low = _one_term_root(epsilon, delta)
     slack = _mills(math.sqrt(2 * epsilon)) / math.sqrt(2 * math.pi)  # e^epsilon Q(sqrt(2 epsilon))
@@ -69,7 +69,7 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
     0.1269
     """
     _check_mu(mu)
-    _check_epsilon(epsilon, strict=False)
+    _check_epsilon(epsilon)
     if mu == 0 or math.isinf(mu):
         return 0.0 if mu == 0 else 1.0
     return math.exp(_log_delta(mu, epsilon))
@@ -92,7 +92,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     4.3772
     """
     _check_mu(mu)
-    _check_delta(delta)
+    check_share(delta=delta)
     if math.isinf(mu):
         return math.inf
     if math.erf(mu / math.sqrt(8)) <= delta:
@@ -144,11 +144,6 @@ def _check_mu(mu: float) -> None:
         raise ConfigError(f"mu must be a number >= 0, got {mu}")
 
 
-def _check_epsilon(epsilon: float, *, strict: bool) -> None:
-    if not (math.isfinite(epsilon) and (epsilon > 0 if strict else epsilon >= 0)):
-        raise ConfigError(f"epsilon must be finite and {'> 0' if strict else '>= 0'}, got {epsilon}")
-
-
-def _check_delta(delta: float) -> None:
-    if not 0 < delta < 1:
-        raise ConfigError(f"delta must lie strictly between 0 and 1, got {delta}")
+def _check_epsilon(epsilon: float) -> None:
+    if not 0 <= epsilon < math.inf:
+        raise ConfigError(f"epsilon must be finite and >= 0, got {epsilon}")

@@ -10,7 +10,7 @@ import numpy as np
 from dp_accounting import dp_event
 from dp_accounting.rdp import RdpAccountant
 
-from fedlgm.errors import ConfigError, check_count
+from fedlgm.errors import ConfigError, check_count, check_positive, check_rate, check_share
 from fedlgm.privacy.accountants import quiet
 from fedlgm.privacy.events import gaussian_event, repeated
 
@@ -111,13 +111,10 @@ def selection_epsilon(
         >>> round(selection_epsilon(1.4817, 0.1, 100, 1e-5, expected_runs=10), 2)  # one such run costs 4
         6.33
     """
-    if not (math.isfinite(noise_multiplier) and noise_multiplier > 0):
-        raise ConfigError(f"noise_multiplier must be finite and positive, got {noise_multiplier}")
-    if not 0 < sampling_rate <= 1:
-        raise ConfigError(f"sampling_rate must lie in (0, 1], got {sampling_rate}")
+    check_positive(noise_multiplier=noise_multiplier)
+    check_rate(sampling_rate=sampling_rate)
     check_count("steps", steps)
-    if not 0 < delta < 1:
-        raise ConfigError(f"delta must lie in (0, 1), got {delta}")
+    check_share(delta=delta)
     run = repeated(gaussian_event(noise_multiplier, sampling_rate), int(steps))
     with quiet():
         accountant = RdpAccountant(orders=ORDERS).compose(selection_event(run, expected_runs, law))

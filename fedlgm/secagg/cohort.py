@@ -30,7 +30,7 @@ class Terms:
     Attributes:
         run: label of the run.
         round: number, from 1.
-        plan: digest of what nodes are asked to release: plan, model and work.
+        plan: digest of what nodes are asked to release, for any model: plan and work.
         threshold: nodes that a sum holds at least (t).
         colluders: nodes that may collude with the server (m); the others of t add all the noise that counts.
         size: 32-bit words of a vector.

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from fedlgm.errors import RunError
-from fedlgm.node_protocol import Question, canonical, digest
+from fedlgm.node_protocol import Question, canonical, digest, sha256
 from fedlgm.noised_in_shares import NoisedInShares
 from fedlgm.plan import ReleasePlan
 from fedlgm.secagg.cohort import Terms
 
 STEPS = ("advertise", "share", "mask", "agree", "unmask")
 """In order. The model travels with "mask"; nothing of a node's data is read before it."""
+AHEAD = {"agree": "advertise", "unmask": "share"}
+"""Step -> step of the next round's attempt that may be asked in the same message: neither needs the next model."""
+NO_MODEL = sha256(b"")
+"""Stands for the model in a question for a round whose model is not known yet."""
 WORDS = NoisedInShares.numbers
 """Type of a masked vector."""
 
 
 def terms_of(question: Question, plan: ReleasePlan) -> Terms:
     """The terms of an attempt, which follow from the question alone: nodes that are asked together share its nonce.
+
+    The model is not part of them, so that keys and shares can be exchanged before it is known. Bounds and noise follow
+    from the plan, so nodes that were sent different models are protected as well as others.
 
     Args:
         question: the question to any of the nodes.
@@ -27,7 +34,7 @@ def terms_of(question: Question, plan: ReleasePlan) -> Terms:
     shares = plan.facts.shares
     if shares is None:
         raise RunError("a plan whose noise is not added in shares")
-    asked = digest("fedlgm secagg plan", question.plan, question.model, canonical(question.work))
+    asked = digest("fedlgm secagg plan", question.plan, canonical(question.work))
     return Terms.of(
         {
             "run": question.run, "round": question.round, "plan": asked, "threshold": shares.threshold,

@@ -27,7 +27,7 @@ from simulations.advice.setting import Setting, setting_of
 from simulations.advice.units import Clients, Examples, Units
 from simulations.advice.verdict import advised, verdict
 from simulations.advice.work import Work
-from simulations.api import refuse_unknown
+from simulations.arguments import refuse_unknown
 from simulations.config.recipe import Overrides, Recipe
 from simulations.figures import Figures
 

@@ -9,7 +9,7 @@ from fedlgm import mechanisms
 from fedlgm.errors import ConfigError
 from fedlgm.facts import RunFacts
 from simulations.advice.public import examples_of, of_public, outline_of, public_examples
-from simulations.api import recipe_of
+from simulations.arguments import recipe_of
 from simulations.config.assembly import Assembly
 from simulations.config.facts import facts_of
 from simulations.config.own import Own

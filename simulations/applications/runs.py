@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,7 +36,6 @@ from fedlgm.privacy.guarantee import Relation
 from fedlgm.privacy.ledger import Ledger
 from fedlgm.training import LocalTraining, Trainer
 from fedlgm.transcript import Transcript
-from simulations.applications.rows import ApplicationResult, Found, Spent
 from simulations.applications.settings import DescentSettings, PcaSettings, Settings
 from simulations.engines.local import LocalGrid
 from simulations.runs.folder import RunFolder
@@ -126,7 +125,7 @@ def federate(
     return transcript.models[-1], transcript.plan
 
 
-def coordinate_descent(settings: DescentSettings, out: Path | None = None) -> ApplicationResult:
+def coordinate_descent(settings: DescentSettings, out: Path | None = None) -> dict[str, Any]:
     """Private coordinate descent over a federation of row holders.
 
     Args:
@@ -178,7 +177,7 @@ def coordinate_descent(settings: DescentSettings, out: Path | None = None) -> Ap
             ledger=ledger,
             on_model=on_model,
         )
-        found: Found = {
+        result = _result(settings, ledger, delta, released) | {
             "application": "coordinate-descent",
             "rows": rows,
             "coordinates": len(constants),
@@ -190,7 +189,6 @@ def coordinate_descent(settings: DescentSettings, out: Path | None = None) -> Ap
                 "objective_by_pass": values,
             },
         }
-        result = _result(settings, _spent(ledger, settings.epsilon, delta, released), found)
         if out is not None:
             from simulations.reports.figures import draw_descent
 
@@ -200,7 +198,7 @@ def coordinate_descent(settings: DescentSettings, out: Path | None = None) -> Ap
     return result
 
 
-def principal_components(settings: PcaSettings, out: Path | None = None) -> ApplicationResult:
+def principal_components(settings: PcaSettings, out: Path | None = None) -> dict[str, Any]:
     """Private PCA over a federation of row holders: one release. Arguments and errors as in `coordinate_descent`."""
     keys = KeyRing.from_seed(settings.seed)
     x, truth = _pca_rows(settings, keys)
@@ -230,7 +228,7 @@ def principal_components(settings: PcaSettings, out: Path | None = None) -> Appl
         noisy = unpack(vector, plan)
         basis = pca.top_subspace(noisy, settings.rank)
         error = float(pca.subspace_recovery_error(basis, truth))
-        found: Found = {
+        result = _result(settings, ledger, delta, released) | {
             "application": "pca",
             "rows": rows,
             "dimension": dimension,
@@ -241,7 +239,6 @@ def principal_components(settings: PcaSettings, out: Path | None = None) -> Appl
                 "spectrum": np.linalg.eigvalsh(exact)[::-1].tolist(),
             },
         }
-        result = _result(settings, _spent(ledger, settings.epsilon, delta, released), found)
         folder.append({"round": 1, "recovery_error": error})
         if out is not None:
             from simulations.reports.figures import draw_spectrum
@@ -254,14 +251,11 @@ def principal_components(settings: PcaSettings, out: Path | None = None) -> Appl
     return result
 
 
-def _result(settings: Settings, spent: Spent, found: Found) -> ApplicationResult:
-    """The findings merged over the settings."""
-    return cast(ApplicationResult, {**settings.model_dump(exclude={"delta", "epsilon"}), **spent, **found})
-
-
-def _spent(ledger: Ledger, budget: float, delta: float, plan: ReleasePlan) -> Spent:
+def _result(settings: Settings, ledger: Ledger, delta: float, plan: ReleasePlan) -> dict[str, Any]:
+    """Settings of an application, its spent budget and guarantee."""
     return {
-        "budget": budget,
+        **settings.model_dump(exclude={"delta", "epsilon"}),
+        "budget": settings.epsilon,
         "delta": delta,
         "epsilon": ledger.epsilon(delta),
         "claimed_epsilon": ledger.claimed_epsilon(delta),

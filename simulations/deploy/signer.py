@@ -27,6 +27,7 @@ from clients.node.ending import on_order_to_stop
 from fedlgm import node_protocol as protocol
 from fedlgm.errors import FedlgmError, RunError
 from fedlgm.node_protocol import FrameError, Question, printable
+from fedlgm.secagg.steps import NO_MODEL
 from simulations.deploy.layout import SignerFolder
 from simulations.deploy.registration import Registration
 
@@ -83,6 +84,8 @@ class Signer:
             )
         if problem := registered.problem(question):
             raise RunError(problem)
+        if question.model == NO_MODEL:  # asks for keys; nothing is released by it
+            return protocol.sign(self._key, "question", question.digest)
         content = protocol.digest(question.plan, question.model)
         key = (question.run, question.round, question.client)
         with self._lock:  # on disk before the signature leaves

@@ -13,7 +13,6 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from simulations.applications.rows import ApplicationResult
 from simulations.config.recipe import Recipe
 from simulations.progress import progress as bar
 from simulations.reports.headline import headline, shown
@@ -105,7 +104,7 @@ def _audited(result: Mapping[str, Any]) -> str:
     return found if result["audit_passed"] else f"[bold red]{found}: NOT AS REPORTED[/bold red]"
 
 
-def application(result: ApplicationResult) -> Panel:
+def application(result: Mapping[str, Any]) -> Panel:
     """Figures of an application: spending, then the diagnostics of a simulation."""
     figures = result["diagnostics"]
     rows = facts([("data", f"{result['data']}: {result['rows']:,} rows over {result['clients']} clients")])

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from simulations.progress import progress
-from simulations.risk.rows import Summary
 from simulations.shell import JsonOption, RecipeArgument, SetOption, console, print_json
 
 if TYPE_CHECKING:
@@ -81,8 +80,9 @@ def table(found: Findings, weights: list[float]) -> Table:
     return tables.table("layer risk: 0.5 is a coin toss", names, rows, left=("layer",))
 
 
-def _summary(recipe: Recipe, found: Findings, errors: Errors, emphasis: float, folder: Path) -> Summary:
-    summary = {
+def _summary(recipe: Recipe, found: Findings, errors: Errors, emphasis: float, folder: Path) -> dict[str, Any]:
+    """JSON form of the findings, with the weights of `lm-dp-sgd` and the written files."""
+    return {
         "recipe_name": recipe.name,
         "model": recipe.model.name,
         **found.to_dict(),
@@ -94,7 +94,6 @@ def _summary(recipe: Recipe, found: Findings, errors: Errors, emphasis: float, f
         "folder": str(folder),
         "picture": str(folder / "risk.png"),
     }
-    return cast(Summary, summary)
 
 
 def _recipe(recipe: Recipe, found: Findings, errors: Errors, emphasis: float) -> Recipe | None:
@@ -111,7 +110,7 @@ def _recipe(recipe: Recipe, found: Findings, errors: Errors, emphasis: float) ->
     return recipes.validate(raw)
 
 
-def _words(summary: Summary) -> list[str]:
+def _words(summary: dict[str, Any]) -> list[str]:
     rates = ", ".join(f"{rate:.4g}" for rate in summary["error_rates"])
     strengths = ", ".join(f"{value:.4g}" for value in summary["strengths"])
     least = ", ".join(f"{value:.4g}" for value in summary["bias_weights"])

@@ -203,7 +203,7 @@ class Study:
                 f"no metric {name!r} in this study; it has {', '.join(frames.metrics_of(self._frame, self.keys))}"
             )
         others = self.compared_keys if by == "method" else ["method", *(key for key in self.compared_keys if key != by)]
-        return _differences(self._frame, self.records.beside, a, b, by, name, others, at or {})
+        return _differences(self._frame, self.records.beside, (by, a, b), name, others, at or {})
 
     @property
     def search(self) -> DataFrame:
@@ -249,9 +249,7 @@ class Study:
 def _differences(
     frame: DataFrame,
     shifted: Sequence[DataFrame] | None,
-    a: Any,
-    b: Any,
-    by: str,
+    sides: tuple[str, Any, Any],
     metric: str,
     own: list[str],
     at: Mapping[str, Any],
@@ -263,12 +261,12 @@ def _differences(
         raise ConfigError(f"at: {unknown[0]!r} is not a key of the grid; it has {', '.join(own) or 'no other'}")
     rows, pairs = [], []
     for cell in frames.cells_of(frame, own, at):
-        found = _paired(frame, own, cell, (by, a, b), metric)
+        found = _paired(frame, own, cell, sides, metric)
         if found is None:
             continue
         both, epsilons = found
         tested = difference(both[:, 0], both[:, 1])
-        beside = [_paired(other, own, cell, (by, a, b), metric) for other in shifted or ()]
+        beside = [_paired(other, own, cell, sides, metric) for other in shifted or ()]
         held = all(one is not None and _same_sign(difference(one[0][:, 0], one[0][:, 1]), tested) for one in beside)
         rows.append({
             **cell, "mean": tested.mean, "low": tested.low, "high": tested.high, "p": tested.p, "p_holm": 1.0,
@@ -276,7 +274,7 @@ def _differences(
         })  # fmt: skip
         pairs.append(both[:, 0] - both[:, 1])
     if not rows:
-        raise ConfigError(f"{a!r} and {b!r} have no cell with at least two seeds of both: run more seeds")
+        raise ConfigError(f"{sides[1]!r} and {sides[2]!r} have no cell with at least two seeds of both: run more seeds")
     cells = pd.DataFrame(rows)
     cells["p_holm"] = holm(cells["p"].tolist())
     cells["claimed"] &= cells["p_holm"] < _LEVEL

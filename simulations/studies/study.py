@@ -11,7 +11,7 @@ import numpy as np
 from fedlgm.errors import ConfigError, FedlgmError
 from fedlgm.tasks import Metric
 from fedlgm.tasks.own_figures import Evaluate
-from simulations.api import recipe_of, refuse_named_measures, refuse_unknown
+from simulations.arguments import recipe_of, refuse_named_measures, refuse_unknown
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
 from simulations.config.own import Own, own_of

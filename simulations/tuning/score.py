@@ -15,7 +15,7 @@ from torch import nn
 from fedlgm import inputs, privacy, tasks
 from fedlgm.aggregation import BoundedSum
 from fedlgm.devices import torch_threads
-from fedlgm.errors import ConfigError, check_epsilon, prefix_key
+from fedlgm.errors import ConfigError, check_positive, prefix_key
 from fedlgm.facts import RunFacts, Sampling
 from fedlgm.keys import KeyRing
 from fedlgm.layers import LayerTable
@@ -115,7 +115,7 @@ class PrivateScore(Score):
             ConfigError: an epsilon outside its range, or an initial model without a finite loss.
         """
         with prefix_key("score_epsilon"):
-            check_epsilon(epsilon)
+            check_positive(epsilon=epsilon)
         facts, recipe, found = assembly.facts, assembly.recipe, assembly.dataset
         delta = recipe.privacy.delta
         relation: Relation = "replace-one" if facts.relation == "replace-one" else "add-remove"

@@ -30,7 +30,8 @@ from fedlgm.keys import KeyRing, Purpose
 from fedlgm.privacy import Ledger
 from fedlgm.privacy.selection import Law, draw_runs
 from simulations import launch
-from simulations.api import RunResult, recipe_of, result_of
+from simulations.api import RunResult, result_of
+from simulations.arguments import recipe_of
 from simulations.config.own import Own, own_of
 from simulations.config.recipe import Overrides, Recipe
 from simulations.figures import Figures

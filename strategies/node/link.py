@@ -70,7 +70,9 @@ class NodeLink:
             if one.model:
                 content[wire.ARRAYS] = masked[id(one.model)]
             messages.append(self._message(one.client, content, one.message.metadata.group_id))
-        return [{id_: key} if id_ else {} for id_ in self._runtime.push_messages(messages)]
+        # One by one: a node sees its message at once, and would ask for parts that are not there yet again and again.
+        sent = [next(iter(self._runtime.push_messages([message])), "") for message in messages]
+        return [{id_: key} if id_ else {} for id_ in sent]
 
     def greet(self, clients: Sequence[int], content: Callable[[], RecordDict]) -> list[str]:
         """Send greetings to clients that are online; returns the messages' ids, empty if one was not accepted."""

@@ -1,5 +1,9 @@
 """Real nodes behind a Flower Grid whose server sees only the sum of a round: each round is one secure sum.
 
+A round takes five messages to each node, or three where the round before has prepared it: keys and shares for the next
+round are then exchanged in the messages in which nodes agree and unmask. What is prepared serves the same nodes and the
+same plan only; after a node was lost, or after another plan, the next round starts from its first step.
+
 To a strategy the nodes are one worker that returns the sum of a block, as a simulation's worker does: the integers are
 the same, so that a round without drops gives the same model bit by bit.
 """
@@ -9,6 +13,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,11 +26,14 @@ from fedlgm import wire
 from fedlgm.errors import RunError
 from fedlgm.integer import centred
 from fedlgm.node_protocol import Question
-from fedlgm.secagg.steps import WORDS, terms_of
+from fedlgm.secagg.steps import AHEAD, NO_MODEL, WORDS, terms_of
 from strategies.node.grid import FIRST_NODE, NodeGrid
 from strategies.node.round import Asked
 from strategies.node.secagg import SecureSum, VoidRound
 from strategies.nodes import OneNodePerClient
+
+_MOST_AHEAD = 300
+"""Nodes whose keys and shares, with those of the round itself, fit into the header of a message."""
 
 
 @dataclass
@@ -55,14 +63,22 @@ class SecureGrid(NodeGrid):
     patience allows; then the run ends if nothing has been charged yet, and the round is void otherwise.
     """
 
+    _prepared: _Attempt | None = None
+
     def _round(self, batch: list[Message]) -> list[Message]:
         if len(batch) != 1:
             raise RunError("a round of a secure sum is one message for all of its clients")
         message, started = batch[0], time.monotonic()
-        attempt = _Attempt(self, message)
+        config = message.content.config_records[wire.CONFIG]
+        clients: list[int] = sorted(config[wire.CLIENTS])  # type: ignore[arg-type]
+        asked = int(config[wire.ROUND]), str(config[wire.PLAN]), clients  # type: ignore[arg-type]
+        attempt, self._prepared = self._prepared, None
+        if attempt is None or not attempt.serves(*asked):
+            attempt = _Attempt(self, *asked)
         void = ""
         try:
-            total = attempt.total()
+            total = attempt.total(message)
+            self._prepared = attempt.next
         except VoidRound as error:
             void, total = str(error), np.zeros(attempt.server.terms.size, np.uint32)
         answered = attempt.answered if not void else []
@@ -79,52 +95,80 @@ class SecureGrid(NodeGrid):
 class _Attempt:
     """One attempt at one round.
 
+    Args:
+        grid: the nodes.
+        round: number, from 1.
+        plan: JSON text of its plan.
+        clients: who is asked, ascending.
+
     Attributes:
         round: its number.
         server: the sum.
         answered: clients whose vectors are in it.
         lost: client -> why it takes no further part.
         late: answers to earlier questions that came meanwhile.
+        next: the next round's attempt, prepared as far as its shares; None if it is not.
     """
 
-    def __init__(self, grid: SecureGrid, message: Message) -> None:
-        self._grid, self._message = grid, message
-        config = message.content.config_records[wire.CONFIG]
-        clients: list[int] = list(config[wire.CLIENTS])  # type: ignore[arg-type]
-        self.round = int(config[wire.ROUND])  # type: ignore[arg-type]
-        self._model = message.content.array_records[wire.ARRAYS][wire.MODEL].data
-        made = partial(grid.question, round=self.round, plan=str(config[wire.PLAN]), nonce=secrets.token_hex(16))
-        digest = protocol.sha256(self._model)
-        self._questions: dict[int, Question] = {client: made(client, model=digest) for client in clients}
-        self._headers = {client: grid.header(question) for client, question in self._questions.items()}
-        one = next(iter(self._questions.values()))
-        self.server = SecureSum(terms_of(one, grid.answers.plan(one)), grid.services)
+    def __init__(self, grid: SecureGrid, round: int, plan: str, clients: list[int]) -> None:
+        self._grid, self.round, self._plan, self._clients = grid, round, plan, clients
+        self._nonce = secrets.token_hex(16)
+        self._ask(NO_MODEL)
+        one = self._questions[clients[0]]
+        parsed = grid.answers.plan(one)
+        self.server, self._rounds = SecureSum(terms_of(one, parsed), grid.services), parsed.facts.rounds
+        self._early: dict[int, Any] = {}  # client -> its answer to a step that was asked ahead
+        self._delivered: dict[int, dict[int, str]] = {}
         self.lost, self.late, self.answered = dict[int, str](), 0, list[int]()
+        self.next: _Attempt | None = None
 
-    def total(self) -> np.ndarray:
+    def serves(self, round: int, plan: str, clients: list[int]) -> bool:
+        """Whether these clients have all shared their secrets for this round and plan."""
+        return (round, plan, clients) == (self.round, self._plan, self._clients) == (round, plan, list(self._delivered))
+
+    def _ask(self, model: str) -> None:
+        """Questions that name this model."""
+        made = partial(self._grid.question, round=self.round, plan=self._plan, nonce=self._nonce, model=model)
+        self._questions: dict[int, Question] = {client: made(client) for client in self._clients}
+        self._headers = {client: self._grid.header(question) for client, question in self._questions.items()}
+
+    def total(self, message: Message) -> np.ndarray:
         """Sum of the nodes' words, uint32 [size].
+
+        Args:
+            message: the strategy's, with the model.
 
         Raises:
             RunError: too few nodes before anything was charged; the run can be resumed.
             VoidRound: too few nodes after that.
         """
-        server = self.server
+        self._message, server = message, self.server
+        self._model = message.content.array_records[wire.ARRAYS][wire.MODEL].data
+        if not self._delivered:
+            try:
+                adverts = dict(self._said("advertise", {client: {} for client in self._questions}))
+                cohort = server.advertised(adverts)
+                self._shared(self._said("share", {advert["client"]: {"adverts": cohort} for advert in cohort}))
+            except VoidRound as error:
+                raise RunError(f"{error}. Nothing has been charged; the same command resumes the run") from error
+        self._ask(protocol.sha256(self._model))
+        given: dict[int, Any] = {client: {"sealed": _texts(sealed)} for client, sealed in self._delivered.items()}
         try:
-            adverts = dict(self._said("advertise", {client: {} for client in self._questions}))
-            cohort = server.advertised(adverts)
-            given = {advert["client"]: {"adverts": cohort} for advert in cohort}
-            shared = {client: _shares(said) for client, said in self._said("share", given)}
-            delivered = server.shared(shared)
-        except VoidRound as error:
-            raise RunError(f"{error}. Nothing has been charged; the same command resumes the run") from error
-        try:
-            for one in self._trip("mask", {client: {"sealed": _texts(sealed)} for client, sealed in delivered.items()}):
+            for one in self._trip("mask", given):
                 server.add(one.client, protocol.vector(one.body, WORDS).astype(np.uint32))
             answered = server.answered()
-            agreed = self._said("agree", {client: {"answered": answered} for client in answered})
+            following = self._following(answered)
+            agreed = self._said("agree", {client: {"answered": answered} for client in answered}, following)
             signed = server.signed({client: str(said.get("signature")) for client, said in agreed})
-            revealed = self._said("unmask", {client: {"signatures": _texts(signed)} for client in signed})
+            cohort = following.cohort() if following else []
+            further = following if cohort else None
+            given = {client: {"signatures": _texts(signed)} for client in signed}
+            revealed = self._said("unmask", given, further, {"adverts": cohort})
             total = server.total({client: _numbered(said.get("shares")) for client, said in revealed})
+            if further:
+                with suppress(VoidRound):
+                    further._shared(further._early.items())
+                    self.next = further
         except VoidRound:
             raise
         except RunError as error:
@@ -134,12 +178,52 @@ class _Attempt:
         self.answered = answered
         return total
 
-    def _said(self, step: str, given: Mapping[int, dict[str, Any]]) -> Iterator[tuple[int, Any]]:
-        for one in self._trip(step, given):
+    def _shared(self, answers: Iterable[tuple[int, Any]]) -> None:
+        self._delivered = self.server.shared({client: _shares(said) for client, said in answers})
+
+    def _following(self, answered: list[int]) -> _Attempt | None:
+        """The next round's attempt, to be prepared; None after the last round, and if a node is missing."""
+        if self.round >= self._rounds or answered != self._clients or len(answered) > _MOST_AHEAD:
+            return None
+        return _Attempt(self._grid, self.round + 1, self._plan, self._clients)
+
+    def cohort(self) -> list[dict[str, Any]]:
+        """Adverts of all clients, asked ahead; none if one is missing."""
+        with suppress(VoidRound):
+            adverts = self.server.advertised(self._early)
+            return adverts if len(adverts) == len(self._clients) else []
+        return []
+
+    def _said(
+        self, step: str, given: Mapping[int, Any], further: _Attempt | None = None, early: Any = None
+    ) -> Iterator[tuple[int, Any]]:
+        """Answers to a step; with it, every node is asked the further attempt's step, given `early`."""
+        if further:
+            further._early = {}
+        for one in self._trip(step, given, further, early or {}):
             assert one.answer is not None
+            if further:
+                further._take(AHEAD[step], one.client, one.answer.get("ahead"))
             yield one.client, one.answer["said"]
 
-    def _trip(self, step: str, given: Mapping[int, dict[str, Any]]) -> list[Asked]:
+    def _take(self, step: str, client: int, header: Any) -> None:
+        """Keep a node's answer to a step that it was asked ahead, if it counts."""
+        if not isinstance(header, dict) or header.get("ok") is not True:
+            return
+        if not self._grid.answers.said(step, self._questions[client], header, b""):
+            self._early[client] = header["said"]
+
+    def _ahead(self, client: int, given: Any) -> dict[str, Any]:
+        """What differs in the header of a step that is asked ahead."""
+        header = self._headers[client]
+        return {
+            "round": self.round, "nonce": self._nonce, "model": NO_MODEL, "given": given,
+            "expect": header.get("expect"), "signature": header.get("signature", ""),
+        }  # fmt: skip
+
+    def _trip(
+        self, step: str, given: Mapping[int, Any], further: _Attempt | None = None, early: Any = None
+    ) -> list[Asked]:
         """Ask these clients one step, and wait; those that answered.
 
         Raises:
@@ -151,6 +235,8 @@ class _Attempt:
             body = self._model if step == "mask" else b""
             if not body:
                 header["model"] = question.model
+            if further:
+                header["ahead"] = further._ahead(client, early)
             check = grid.answers.problem if body else partial(grid.answers.said, step)
             asked.append(Asked(self._message, question, header, body, partial(check, question), step))
         threshold = self.server.terms.threshold

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import special
+from scipy import optimize, special
 
 from fedlgm import Guarantee, LayerTable, ReleasePlan, RunFacts, Sampling, integer
 from fedlgm.aggregation import bound_update
@@ -166,11 +166,40 @@ def test_known_answers_of_wrapping(deviation, coordinates, answer):
 
 
 @pytest.mark.parametrize(
-    ("coordinates", "units", "asked", "bits"),
-    [(26_010, 600, 100, 17), (10**6, 4000, 100, 20), (10**6, 4000, 1000, 23), (11_200_000, 12_000, 1000, 25)],
-)
-def test_known_answers_of_the_bits_that_a_sum_needs(coordinates, units, asked, bits):
+    ("coordinates", "units", "asked", "bits", "rotated"),
+    [
+        (26_010, 600, 100, 17, 14), (10**6, 4000, 100, 20, 16), (10**6, 4000, 1000, 23, 17),
+        (11_200_000, 12_000, 1000, 25, 18),
+    ],
+)  # fmt: skip
+def test_known_answers_of_the_bits_that_a_sum_needs(coordinates, units, asked, bits, rotated):
     assert bits_needed(asked, units, float(units), coordinates) == bits  # noise multiplier 1
+    # After a random rotation, which nodes do not make: a contribution's length is spread over all coordinates.
+    spread = math.hypot(asked * units / math.sqrt(coordinates), math.sqrt(asked / 4), units)
+    assert math.ceil(math.log2(2 * integer._deviations(coordinates) * spread + 1)) == rotated
+
+
+def inflated(units: float, coordinates: int) -> float:
+    """Bound after conditional rounding with beta = exp(-1/2), after Kairouz, Liu and Steinke 2021."""
+    root = math.sqrt(coordinates)
+    return min(units + root, math.sqrt(units**2 + coordinates / 4 + units + root / 2))
+
+
+@pytest.mark.parametrize(
+    ("coordinates", "answers"),
+    [(26_010, (597.7, 2080.8)), (10**6, (3555.2, 11441.4)), (11_181_642, (11821.4, 37638.4))],
+)
+def test_known_answers_of_the_grid_at_which_rounding_costs_a_percent_or_a_thousandth(coordinates, answers):
+    """Published rounding lengthens the bound by that much. Here the bound holds, and vectors get shorter by no more."""
+    for answer, more in zip(answers, (0.01, 0.001), strict=True):
+        found = optimize.brentq(lambda units, more=more: inflated(units, coordinates) / units - 1 - more, 1, 1e6)
+        assert round(found, 1) == answer
+        if coordinates < 10**6:
+            values = np.random.default_rng(1).standard_normal(coordinates)
+            units = math.ceil(found)
+            rounded = round_within(values * (units / np.linalg.norm(values)), units, np.random.default_rng(2))
+            assert (1 - more) * units <= np.linalg.norm(rounded) <= units
+    assert IntegerGrid.of(plan_of()).units > answers[1]
 
 
 @pytest.mark.parametrize(

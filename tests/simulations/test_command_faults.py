@@ -221,11 +221,11 @@ def test_a_stop_that_a_library_swallows_is_not_lost(module: str) -> None:
 
 @pytest.mark.slow
 def test_stops_at_random_moments_of_the_start_are_never_lost(tmp_path: Path) -> None:
-    """Two hundred stops of commands that start eight at a time, so that the machine is busy."""
+    """Two hundred stops of commands that start twelve at a time, so that the machine is busy."""
     draw = random.Random(1)
     options = ("simulate", "digits", "--engine", "local", "--rounds", 100)
-    for batch in range(25):
-        processes = [start(*options, "--run-dir", tmp_path / f"{batch}-{number}") for number in range(8)]
+    for batch in range(17):
+        processes = [start(*options, "--run-dir", tmp_path / f"{batch}-{number}") for number in range(12)]
         moments = sorted((draw.uniform(0.3, 12), process.pid, process) for process in processes)
         begun = time.monotonic()
         for moment, _, process in moments:

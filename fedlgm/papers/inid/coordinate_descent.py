@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from dp_accounting import dp_event
 
-from fedlgm.errors import ConfigError, DataError, check_count
+from fedlgm.errors import ConfigError, DataError, check_count, check_positive
 from fedlgm.mechanisms.inid import (
     gaussian_iid,
     gaussian_scales,
@@ -121,9 +121,7 @@ def plan_descent(
     m = np.asarray(smoothness, dtype=np.float64)
     if m.ndim != 1 or m.size == 0 or not np.all(np.isfinite(m)) or np.any(m <= 0):
         raise ConfigError("smoothness constants must be a vector of finite numbers > 0; private estimates need a floor")
-    for name, value in (("budget", budget), ("clip", clip), ("rate", rate)):
-        if not (math.isfinite(value) and value > 0):
-            raise ConfigError(f"{name} must be finite and > 0, got {value}")
+    check_positive(budget=budget, clip=clip, rate=rate)
     check_count("passes", passes)
     check_count("rows", rows)
     if (family, rule) not in _NOISE or relation not in SENSITIVITY_FACTOR:

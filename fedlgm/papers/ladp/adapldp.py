@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedlgm import clipping
-from fedlgm.errors import ConfigError
+from fedlgm.errors import check_rate
 from fedlgm.facts import RunFacts
 from fedlgm.layers import LayerTable
 from fedlgm.papers.ladp.schedules import PaperBaseline
@@ -40,8 +40,7 @@ class AdapLDP(PaperBaseline):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.scaler <= 1:
-            raise ConfigError(f"{self.name}: scaler must lie in (0, 1], got {self.scaler}")
+        check_rate(self.name, scaler=self.scaler)
 
     def calibrate(self, facts: RunFacts) -> float:
         """sigma_* of every round ("equal-total") or the code's noise over C ("matched")."""

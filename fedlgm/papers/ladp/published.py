@@ -11,10 +11,10 @@ from typing import ClassVar, Literal
 import numpy as np
 from torch import Tensor
 
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, check_positive
 from fedlgm.facts import RunFacts
 from fedlgm.layers import LayerTable
-from fedlgm.mechanisms.base import Mechanism, UsesPrivateUpdates, Variant, check_positive
+from fedlgm.mechanisms.base import Mechanism, UsesPrivateUpdates, Variant
 from fedlgm.mechanisms.ladp import check_threshold
 from fedlgm.mechanisms.ladp_frame import bound_by_training, require, theorem3_constant, theorem3_delta
 from fedlgm.mechanisms.ladp_scores import layer_divergences

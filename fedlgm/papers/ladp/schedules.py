@@ -17,10 +17,10 @@ from typing import Literal
 
 import numpy as np
 
-from fedlgm.errors import ConfigError
+from fedlgm.errors import check_count, check_positive
 from fedlgm.facts import RunFacts
 from fedlgm.layers import LayerTable
-from fedlgm.mechanisms.base import Mechanism, check_positive
+from fedlgm.mechanisms.base import Mechanism
 from fedlgm.mechanisms.ladp_frame import Constant, bound_by_training, noise_constant, require
 from fedlgm.plan import ReleasePlan
 from fedlgm.privacy.guarantee import Claim, Guarantee
@@ -109,8 +109,7 @@ class ScheduledGaussian(PaperBaseline):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.levels < 1 or int(self.levels) != self.levels:
-            raise ConfigError(f"{self.name}: levels must be a whole number of at least 1, got {self.levels}")
+        check_count(f"{self.name}: levels", self.levels)
 
     def table(self, layers: LayerTable) -> LayerTable:
         """All layers merged into one, because the whole update has one bound and one noise scale."""

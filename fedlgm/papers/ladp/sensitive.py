@@ -14,10 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedlgm import clipping
-from fedlgm.errors import ConfigError
+from fedlgm.errors import check_positive, check_rate
 from fedlgm.facts import RunFacts
 from fedlgm.layers import LayerTable
-from fedlgm.mechanisms.base import check_positive
 from fedlgm.papers.ladp.schedules import PaperBaseline
 from fedlgm.plan import ReleasePlan
 from fedlgm.transcript import Transcript
@@ -42,8 +41,7 @@ class SensitiveDP(PaperBaseline):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(self.name, kappa=self.kappa)
-        if not 0 < self.least <= 1:
-            raise ConfigError(f"{self.name}: least must lie in (0, 1], got {self.least}")
+        check_rate(self.name, least=self.least)
 
     def calibrate(self, facts: RunFacts) -> float:
         """sigma_* of every round ("equal-total") or the paper's noise over C ("matched")."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedlgm.errors import ConfigError
+from fedlgm.errors import check_rate
 from fedlgm.papers.ladp.schedules import ScheduledGaussian
 
 
@@ -29,8 +29,7 @@ class TimeVaryingDP(ScheduledGaussian):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.final_ratio <= 1:
-            raise ConfigError(f"{self.name}: final_ratio must lie in (0, 1], got {self.final_ratio}")
+        check_rate(self.name, final_ratio=self.final_ratio)
 
     def schedule(self, rounds: int) -> np.ndarray:
         """Geometric from 1 / final_ratio down to 1, float64 [rounds]."""

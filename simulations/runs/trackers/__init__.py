@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from fedlgm.errors import ConfigError, FedlgmError, Notice, RunError
-from fedlgm.extension import misfit, named, raised_in, users_code
+from fedlgm.extension import is_bundled, misfit, named, raised_in, users_code
 from fedlgm.facts import RunFacts
 
 __all__ = ["RunStart", "Tracker", "Trackers", "make", "names", "scalars"]
@@ -179,7 +179,8 @@ class Trackers:
         """Pass a finished round to each."""
         for name, tracker in list(self._members):
             try:
-                tracker.round(copy.deepcopy(dict(row)))  # whatever it does to it, others and the run see theirs
+                # Whatever a user's does to the row, others and the run see theirs.
+                tracker.round(row if is_bundled(tracker) else copy.deepcopy(dict(row)))
             except Exception as error:  # what has been released cannot be taken back: the run goes on
                 self._members.remove((name, tracker))
                 why = raised_in(tracker, error)

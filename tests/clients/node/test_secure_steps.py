@@ -19,7 +19,7 @@ from fedlgm import node_protocol as protocol
 from fedlgm.errors import ConfigError, LedgerError, RunError
 from fedlgm.node_protocol import public_text
 from fedlgm.secagg.cohort import Advert, Terms, key_pairs
-from fedlgm.secagg.steps import terms_of
+from fedlgm.secagg.steps import NO_MODEL, terms_of
 from tests.support import nodes as local
 from tests.support.nodes import edit, rows
 from tests.support.secure_nodes import NODES, SecureFederation, Served, make_nodes, plan
@@ -103,7 +103,12 @@ class Killed(BaseException):
 WRITES = {
     "advertise": [(SessionStore, "open")],
     "share": [(SessionStore, "keep")],
-    "mask": [(NodeLedger, "charge"), (SessionStore, "keep"), (NodeLedger, "answer")],
+    "mask": [
+        (NodeLedger, "charge"),
+        (NodeLedger, "remember"),
+        (SessionStore, "keep"),
+        (NodeLedger, "answer"),
+    ],
     "agree": [(NodeLedger, "agree")],
     "unmask": [(SessionStore, "keep")],
 }
@@ -135,7 +140,7 @@ def test_a_crash_at_every_write(federation, monkeypatch, when):
             step, client, call = run.send(answer)
         except StopIteration:
             break
-    assert len(died) == 7
+    assert len(died) == 8
     assert charges(federation) == [1] * NODES
     refused = federation.ask(1, "agree", {"answered": [0, 1, 2, 3]})
     assert "another set" in refused["why"]
@@ -161,7 +166,7 @@ def test_kill_9_after_every_write(federation):
             step, client, call = run.send(answer)
         except StopIteration:
             break
-    assert died == 7
+    assert died == 8
     assert charges(federation) == [1] * NODES
     with local.served(folder):
         assert "another set" in federation.ask(1, "agree", {"answered": [0, 1, 2, 3]})["why"]
@@ -216,12 +221,11 @@ def test_a_replaced_advert_is_not_shared_with(federation):
     assert "min_cohort is 5" in federation.ask(0, "share", {"adverts": given["adverts"][:4]})["why"]
 
 
-def test_adverts_of_another_round_model_threshold_or_attempt_do_not_fit(federation):
+def test_adverts_of_another_round_threshold_or_attempt_do_not_fit(federation):
     """All of them follow from the question, so a node that is asked otherwise signs for other terms."""
     (given, *_), _ = given_to(federation, "share")
     others = {
-        "round": 2, "run": "other", "model": "ab" * 32, "nonce": "1" * 32,
-        "plan": plan(multiplier=5.0).to_json(),
+        "round": 2, "run": "other", "nonce": "1" * 32, "plan": plan(multiplier=5.0).to_json(),
     }  # fmt: skip
     lowered = json.loads(plan().to_json())
     lowered["facts"]["shares"]["threshold"] = 5
@@ -242,14 +246,71 @@ def test_a_lowered_threshold_is_refused_with_the_plan(federation, threshold):
     assert "threshold" in answer["why"]
 
 
-def test_another_model_or_plan_is_not_masked_for_the_terms_that_were_agreed(federation):
+def test_another_plan_is_not_masked_for_the_terms_that_were_agreed(federation):
     given, _ = given_to(federation, "mask")
-    other = protocol.npy(local.MODEL.numpy() + np.float32(1))
-    header = federation.question(0).header() | {"ask": "mask", "given": given[0]}
-    answer, _ = federation.served.exchange(str(federation.folders[0].socket), header, other)
-    assert "advertised no keys" in answer["why"]
     assert "advertised no keys" in federation.ask(0, "mask", given[0], plan=plan(multiplier=3.0).to_json())["why"]
     assert charges(federation)[0] == 0
+
+
+@pytest.mark.parametrize("restored", [False, True])
+def test_a_cohort_masks_the_vector_of_one_model_even_if_the_sessions_are_restored(federation, restored):
+    """Keys are exchanged before the model is known. Two vectors under the same masks would show their difference."""
+    given, _ = given_to(federation, "mask")
+    folder = federation.folders[0]
+    federation.served.stop(folder)
+    kept = folder.path / "kept.sqlite"
+    shutil.copyfile(folder.rounds_file, kept)
+    federation.served.start(folder)
+    assert federation.ask(0, "mask", given[0])["ok"]
+    if restored:
+        federation.served.stop(folder)
+        shutil.copyfile(kept, folder.rounds_file)
+        federation.served.start(folder)
+    other = protocol.npy(local.MODEL.numpy() + np.float32(1))
+    header = federation.question(0, model=protocol.sha256(other)).header() | {"ask": "mask", "given": given[0]}
+    answer, numbers = federation.served.exchange(str(folder.socket), header, other)
+    assert (answer["code"], len(numbers)) == ("gone", 0)
+    assert charges(federation)[0] == 1
+
+
+def ahead(federation, given, **changed):
+    """The answers of node 0 to "agree", and to "advertise" of round 2, which is asked with it."""
+    header = federation.question(0).header() | {"ask": "agree", "given": given, "model": federation.question(0).model}
+    header["ahead"] = {"round": 2, "nonce": "1" * 32, "model": NO_MODEL, "given": {}} | changed
+    answer, _ = federation.served.exchange(str(federation.folders[0].socket), header, b"")
+    return answer, answer.get("ahead", {})
+
+
+def test_a_step_that_is_asked_ahead_gives_the_answer_that_it_gives_alone(federation):
+    given, _ = given_to(federation, "agree")
+    answer, early = ahead(federation, given[0])
+    assert (answer["ok"], early["ok"]) == (True, True)
+    alone = federation.ask(0, "advertise", round=2, nonce="1" * 32, model=NO_MODEL)
+    assert alone == early
+    assert charges(federation) == [1] * NODES
+
+
+def test_nothing_but_keys_and_shares_can_be_asked_ahead(federation):
+    """And a further step that is refused does not spoil the one that it came with."""
+    given, _ = given_to(federation, "agree")
+    for changed in ({"ask": "mask"}, {"ask": "release"}, {"ahead": {"round": 3}}):
+        answer, early = ahead(federation, given[0], **changed)
+        assert answer["ok"]
+        assert early["said"].keys() == {"client", "sealing", "masking", "signature"}
+    for changed in ({"round": -1}, {"client": 1}, {"what": 1}, {"plan": "{}"}):
+        answer, early = ahead(federation, given[0], **changed)
+        assert (answer["ok"], early["ok"]) == (True, False), changed
+    assert charges(federation) == [1] * NODES
+
+
+@pytest.mark.parametrize("step", ["advertise", "share", "mask", "release", "hello"])
+def test_other_steps_bring_nothing_ahead(federation, step):
+    header = federation.question(0).header() | {"ask": step, "ahead": {}}
+    header |= {} if step in ("mask", "release") else {"model": federation.question(0).model}
+    body = local.BODY if step in ("mask", "release") else b""
+    answer, _ = federation.served.exchange(str(federation.folders[0].socket), header, body)
+    assert (answer["ok"], answer["code"]) == (False, "malformed")
+    assert charges(federation) == [0] * NODES
 
 
 def test_a_budget_that_is_spent_is_refused_before_anything_is_made(federation):

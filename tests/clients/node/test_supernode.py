@@ -17,7 +17,9 @@ def test_the_pause_is_a_tenth_of_the_silence_within_limits(silence, pause):
     assert pause_after(silence, supernode.SOON_S, supernode.LONGEST_S) == pytest.approx(pause)
 
 
-def test_questions_follow_each_other_closely_after_a_message(monkeypatch):
+@pytest.fixture
+def clock(monkeypatch):
+    """Seconds of a clock that only sleeping moves, and the pauses so far."""
     now, waited = [0.0], []
     monkeypatch.setattr(supernode.time, "monotonic", lambda: now[0])
 
@@ -26,15 +28,30 @@ def test_questions_follow_each_other_closely_after_a_message(monkeypatch):
         now[0] += seconds
 
     monkeypatch.setattr(supernode.time, "sleep", sleep)
+    return now, waited
+
+
+def test_questions_follow_each_other_closely_after_a_message(clock):
+    now, waited = clock
     pauses = supernode.Pauses()
     now[0] = 100.0
     pauses.sleep(3)
     pauses.sleep(0.5)  # a message is being worked on
     pauses.sleep(3)
-    assert waited == [3.0, 0.1, 0.1]
+    assert waited == [3.0, 0.05, 0.1]
     while now[0] < 150:
         pauses.sleep(3)
     assert waited[-1] == 3.0
+
+
+def test_a_superlink_that_is_busy_is_asked_less_often(clock):
+    now, waited = clock
+    pauses = supernode.Pauses()
+    pauses.sleep(0.5)
+    for took in (0.2, 0.2, 0.001, 5.0):
+        now[0] += took
+        pauses.sleep(3)
+    assert waited == pytest.approx([0.05, 0.1, 2.0, 0.2551, 3.0])
 
 
 def test_flowers_loop_asks_time_for_these_two_pauses_and_nothing_else():

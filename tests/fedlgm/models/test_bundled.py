@@ -211,7 +211,7 @@ def test_every_parameter_takes_part(name: str, in_shape: Shape, options: dict[st
         ("cnn", GREY, {"activation": "gelu"}, r"unknown activation 'gelu'; known: tanh, sigmoid, relu"),
         ("cnn", DIGIT, {}, r"model 'cnn' cannot take inputs of shape \(1, 8, 8\): they are too small"),
         ("cifar-cnn", (3, 4, 4), {}, r"too small"),
-        ("resnet18", COLOUR, {"groups": 0}, r"groups must be an integer >= 1, got 0"),
+        ("resnet18", COLOUR, {"groups": 0}, r"groups must be a whole number of at least 1, got 0"),
         ("resnet152", COLOUR, {"stem": "none"}, r"unknown stem 'none'; known: cifar, imagenet"),
         ("cnn", (8, 8), {}, r"in_shape \(C, H, W\)"),
         ("gru", (8, 8), {}, r"in_shape \(length,\)"),

@@ -35,7 +35,7 @@ SAID = {
     "data.image_size=28": "data.image_size is for data.name = 'image-folder' or 'hf:owner/name', not for 'digits'",
     "data.partition=typo": "data.partition: unknown partition scheme 'typo'; known: iid",
     "data.partition=a.b:c": "data.partition 'a.b:c': module 'a.b' cannot be imported",
-    "data.alpha=-1": "data.alpha must be a number > 0, got -1",
+    "data.alpha=-1": "data.alpha must be finite and positive, got -1",
     "data.beta=1": "data.partition 'dirichlet': unknown option 'beta'; its options: alpha",
     "data.partition_seed=-1": "data.partition_seed: must be at least 0, got -1",
     "data.pixels=[1]": "data.pixels: must be two numbers, the lower one first, such as [0, 1], got [1]",

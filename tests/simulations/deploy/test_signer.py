@@ -15,6 +15,7 @@ from patience import wait_until
 from fedlgm import node_protocol as protocol
 from fedlgm.errors import RunError
 from fedlgm.node_protocol import Question
+from fedlgm.secagg.steps import NO_MODEL
 from simulations.config import recipe as recipes
 from simulations.deploy import submit
 from simulations.deploy.create import create
@@ -80,6 +81,18 @@ def test_one_question_is_signed_for_a_round_and_client(folder, question):
             signer.sign(replace(question, model="ee" * 32))
         signer.sign(replace(question, nonce="02"))
         signer.close()
+
+
+def test_a_question_for_keys_comes_before_that_with_the_model(folder, question):
+    signer = Signer(folder.signer)
+    key = folder.signer.key().public_key()
+    later = replace(question, round=2, client=1, model=NO_MODEL)
+    for one in (later, replace(later, nonce="01"), replace(later, model="ab" * 32), later):
+        assert protocol.verify(key, signer.sign(one), "question", one.digest)
+    with pytest.raises(RunError, match="another plan or model was signed for round 2 and client 1"):
+        signer.sign(replace(later, model="ac" * 32))
+    with pytest.raises(RunError, match="2 rounds"):
+        signer.sign(replace(later, round=3))
 
 
 def test_a_recipe_is_registered_once_unless_another_run_is_wanted(folder):

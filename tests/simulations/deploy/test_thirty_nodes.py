@@ -23,7 +23,7 @@ from tests.support.node_grids import QUICK, Link, pem
 from tests.support.nodes import edit, rows
 from tests.support.secure_nodes import Served
 
-NODES, ROUNDS, SEED = 30, 1, 7
+NODES, ROUNDS, SEED = 30, 2, 7
 
 
 @pytest.mark.slow

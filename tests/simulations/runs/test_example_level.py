@@ -18,9 +18,8 @@ from opacus.accountants import PRVAccountant, RDPAccountant
 from clients import AnyClient, OneClient
 from fedlgm import wire
 from fedlgm.errors import ConfigError, Notice, PrivacyError
-from fedlgm.example_level import engine
 from fedlgm.example_level.central import train
-from fedlgm.example_level.engine import Total
+from fedlgm.example_level.engine import ExampleGradients
 from fedlgm.example_level.trainer import digest_of
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.privacy.ledger import Ledger
@@ -144,13 +143,14 @@ def test_the_accounting_is_that_of_opacus(run):
 @pytest.mark.parametrize("make", [central, federated])
 def test_exact_sums_change_rounding_only(tmp_path, make, run, many, monkeypatch):
     """On some processors not even the rounding, so the type of a step's sums is looked at."""
-    types = []
+    types, summed = [], ExampleGradients.sum
 
-    def total(size, dtype, device):
-        types.append(dtype)
-        return Total(size, dtype, device)
+    def watched(self, *arguments):
+        found = summed(self, *arguments)
+        types.append(found.total.dtype)
+        return found
 
-    monkeypatch.setattr(engine, "Total", total)
+    monkeypatch.setattr(ExampleGradients, "sum", watched)
     result = launch.simulate(make("training.exact_sums=true"), run_dir=tmp_path / "run")
     usual = run if make is central else many
     assert types[-1] == torch.float64, types

@@ -53,6 +53,8 @@ def frame(a: list[float], b: list[float], rate: float = 0.2) -> pd.DataFrame:
 
 WINS, TIES = ([0.8, 0.82, 0.81], [0.7, 0.71, 0.72]), ([0.8, 0.7, 0.75], [0.79, 0.71, 0.75])
 
+SIDES = ("method", "a", "b")
+
 
 @pytest.mark.parametrize(
     ("lower", "higher", "claimed"),
@@ -61,10 +63,10 @@ WINS, TIES = ([0.8, 0.82, 0.81], [0.7, 0.71, 0.72]), ([0.8, 0.7, 0.75], [0.79, 0
 def test_a_difference_is_claimed_only_if_it_holds_at_both_neighbouring_rates(lower, higher, claimed: bool) -> None:
     """At an edge of the list there is no neighbour, so nothing is claimed."""
     beside = [frame(*lower), frame(*higher)]
-    found = results._differences(frame(*WINS), beside, "a", "b", "accuracy", [], {})
+    found = results._differences(frame(*WINS), beside, SIDES, "accuracy", [], {})
     assert found.p < 0.05
     assert found.claimed is claimed
-    without = results._differences(frame(*WINS), None, "a", "b", "accuracy", ["training.lr"], {"training.lr": 0.2})
+    without = results._differences(frame(*WINS), None, SIDES, "accuracy", ["training.lr"], {"training.lr": 0.2})
     assert without.claimed
 
 

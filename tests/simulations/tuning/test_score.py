@@ -19,6 +19,7 @@ from fedlgm.privacy import Ledger, calibrate
 from fedlgm.privacy.accounting import composed_epsilon
 from fedlgm.privacy.events import decode, encode, gaussian_event
 from fedlgm.privacy.selection import ORDERS, draw_runs, selection_event
+from simulations import arguments
 from simulations.config.assembly import Assembly
 from simulations.config.own import Own
 from simulations.config.recipe import load
@@ -145,7 +146,7 @@ def test_a_task_without_a_share_is_scored_by_its_loss_over_that_of_the_initial_m
     x = rng.normal(size=(200, 3)).astype(np.float32)
     part = (x, x.sum(axis=1, keepdims=True))
     own = Own(model=nn.Linear(3, 1), data={"train": part, "test": part}, task="regression")
-    recipe = simulations.api.recipe_of(None, own, [], SHORT | {"data.partition": "iid"})
+    recipe = arguments.recipe_of(None, own, [], SHORT | {"data.partition": "iid"})
     assembly = Assembly(recipe, own)
     score, module = PrivateScore.calibrated(assembly, 1.0), assembly.module()
     assert float(score.contributions(module).mean()) < 0  # the initial model is at 0, up to how losses are spread

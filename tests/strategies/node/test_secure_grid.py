@@ -9,6 +9,7 @@ import pytest
 import torch
 from flwr.app import RecordDict
 
+from clients.node.policy import Refusal
 from clients.node.service import Ask
 from fedlgm import node_protocol as protocol
 from fedlgm import wire
@@ -44,6 +45,76 @@ def silent(federation, drops):
         return exchange(path, header, body, **more)
 
     return ending
+
+
+def steps_of(federation):
+    """Steps that each message to a node asked, by client."""
+    asked = {client: [] for client in range(NODES)}
+    for client, message in federation.link.sent:
+        header = protocol.parse_header(str(message.content.config_records[wire.CONFIG][HEADER]).encode())
+        if header["ask"] in STEPS:
+            asked[client].append((header["round"], header["ask"]))
+    federation.link.sent.clear()
+    return asked
+
+
+def of_round(number, *steps):
+    return [(number, step) for step in steps or STEPS]
+
+
+SHORT = STEPS[2:]
+
+
+def test_the_next_rounds_keys_and_shares_travel_with_this_ones_last_messages(federation):
+    federation.run(3)
+    assert [report.answered for report in federation.reports] == [[f"n{client}" for client in range(NODES)]] * 3
+    expected = of_round(1) + of_round(2, *SHORT) + of_round(3, *SHORT)
+    assert steps_of(federation) == dict.fromkeys(range(NODES), expected)
+    assert charges(federation) == [3] * NODES
+
+
+def test_a_service_that_is_started_again_between_rounds_keeps_what_was_prepared(federation, monkeypatch):
+    exchange = federation.served.exchange
+
+    def started_again(path, header, body, **more):
+        if Ask.model_validate(protocol.parse_header(header.encode())).ask == "mask":
+            folder = next(one for one in federation.folders if str(one.socket) == path)
+            federation.served.stop(folder)
+            federation.served.start(folder)
+        return exchange(path, header, body, **more)
+
+    monkeypatch.setattr(protocol, "exchange", started_again)
+    federation.run(2)
+    assert steps_of(federation)[0] == of_round(1) + of_round(2, *SHORT)
+    assert federation.reports[1].answered == [f"n{client}" for client in range(NODES)]
+
+
+@pytest.mark.parametrize("spoilt", ["advertise", "share"])
+def test_a_round_that_one_node_has_not_prepared_starts_from_its_first_step(federation, monkeypatch, spoilt):
+    secure = federation.served.services[str(federation.folders[2].socket)]._secure
+    honest = secure.answer
+
+    def refusing(step, terms, given):
+        if terms.round == 2 and step == spoilt and secure not in refused:
+            refused.append(secure)
+            raise Refusal("busy", "not now")
+        return honest(step, terms, given)
+
+    refused = []
+    monkeypatch.setattr(secure, "answer", refusing)
+    federation.run(2)
+    assert steps_of(federation)[0] == of_round(1) + of_round(2)
+    assert federation.reports[1].answered == [f"n{client}" for client in range(NODES)]
+    assert charges(federation) == [2] * NODES
+
+
+def test_what_was_prepared_serves_no_other_plan_or_nodes(federation):
+    grid = federation.grid()
+    federation.run(2, grid)  # of ten rounds: the third is prepared
+    prepared, clients = grid._prepared, list(range(NODES))
+    assert prepared.serves(3, prepared._plan, clients)
+    for other in ((4, prepared._plan, clients), (3, "{}", clients), (3, prepared._plan, clients[1:])):
+        assert not prepared.serves(*other)
 
 
 @pytest.mark.parametrize("noise", ["discrete-gaussian", "skellam"])
