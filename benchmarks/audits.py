@@ -1,4 +1,4 @@
-"""Long form of the audits: `python -m benchmarks.audits` (about forty minutes on a core; `--quick`: ten).
+"""Long form of the audits: `python -m benchmarks.audits` (about forty minutes on a core).
 
 1. Every registered mechanism at epsilon 1, 4 and 8, and the published variants that must be caught.
 2. Tightness in one training run: flat and SNR-consistent noise on the digits federation, canaries in the run.
@@ -7,9 +7,9 @@
    them.
 4. The cost of canaries: their share of a round's time.
 
-Every figure is written to a file as soon as it is measured (`--kept`), so that the command can be interrupted, or ended
-by `--minutes`, and continued later; `--part` selects some of the four. It writes docs/results/audits.md once all
-figures are measured, or prints the available ones with `--print`.
+Every figure is kept in docs/results/long-audits.json as soon as it is measured, so that the command can be interrupted,
+or ended by `--minutes`, and continued later; `--part` selects some of the four. `--write` measures nothing and puts the
+parts that are complete in the file on docs/results/audits.md.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import scipy.stats
 import torch
 
 from benchmarks.kept import OutOfTimeError, Values
-from benchmarks.pages import table
+from benchmarks.pages import show, table
 from fedlgm import correlation, mechanisms
 from fedlgm.audits import Audit, AuditResult, Canaries, CanaryRecord, Subject, audit_record
 from fedlgm.audits.audit import reported_of
@@ -44,7 +44,8 @@ from simulations import launch
 from simulations.audits.canaries import LoggedCanaries
 from simulations.config import recipe as recipes
 
-RESULTS = Path(__file__).parents[1] / "docs" / "results" / "audits.md"
+RESULTS = Path(__file__).parents[1] / "docs" / "results"
+PAGE, KEPT = RESULTS / "audits.md", RESULTS / "long-audits.json"
 PUBLISHED = ("uniform", "snr-consistent", "ladp", "lm-dp-sgd")
 SIZES = {"a": 40, "b": 600, "c": 160}
 SEPARATION = 4  # rounds between a client's participations in the audits of correlated noise
@@ -122,7 +123,7 @@ def false_alarms(kept: Values, audits: int, runs: int, commands: int) -> str:
     header = ["ratio above 1 at 0.95", "at 0.999", "audits of several rounds that failed", "commands that failed"]
     low, high = (1000 * x for x in scipy.stats.binomtest(failed, whole).proportion_ci(method="exact"))
     together = (
-        f"Of all {whole:,} whole audits {failed} failed: {1000 * failed / whole:.1f} of a thousand (95 % interval "
+        f"Of all {whole:,} complete audits {failed} failed: {1000 * failed / whole:.1f} in a thousand (95 % interval "
         f"{low:.1f} to {high:.1f})."
     )
     return f"{table(['mechanism', *header], rows)}\n\n{together}"
@@ -215,57 +216,26 @@ def share_of_canaries(recipe: str, overrides: list[str]) -> float:
     return spent / (result["seconds_per_round"] * result["rounds"])
 
 
-NOTES = {
-    "Every mechanism": "Audited of reported epsilon. Counting errors can show at most about ln(trials); canary-aligned "
-    "sums (one-run-gaussian) have no such limit. Models of 2,100 coordinates, artificial updates, 4 rounds (1 where "
-    "single releases are audited).",
-    "Tightness in one training run": "The default recipe (500 clients, 100 rounds, rate 0.1), with independent noise "
-    "and with noise correlated over ten groups that take turns; run.audit = true. The aim is 0.7.",
-    "False alarms": "Releases exactly as planned, with new canaries and new noise in every audit. A noise ratio above "
-    "1 is a false alarm of the bound alone; the confidences allow about 5 and 0.1 %. The "
-    "audits of several rounds (100 canaries in 800 coordinates; four rounds, twelve of correlated noise) and the "
-    "commands (`fedlgm audit NAME --seed 0`, 1, ...) are complete audits at confidence 0.999, shared by the bounds for "
-    "the release and for every layer and by all checks of the noise: at most one in a thousand may fail.",
-    "Cost of canaries in a run": "Time in `insert` and `observe` over the median round's time, all in one run. The aim "
-    "is 3 %.",
-}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one epsilon per mechanism, one seed")
     parser.add_argument("--part", action="append", type=int, choices=range(1, 5), help="this part alone; repeatable")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="end after so many; go on another time")
-    parser.add_argument("--kept", type=Path, default=Path("runs/benchmark-audits.json"), help="where figures are kept")
-    parser.add_argument("--print", action="store_true", help="print what there is instead of writing the page")
+    parser.add_argument("--write", action="store_true", help=f"measure nothing; put complete parts on {PAGE}")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    quick, kept = given.quick, Values(given.kept, given.minutes)
-    epsilons, trials = ((4.0,), 2000) if quick else ((1.0, 4.0, 8.0), 4000)
-    measures: list[Callable[[], str]] = [
-        lambda: every_mechanism(kept, epsilons, trials),
-        lambda: tightness(kept, (4.0, 8.0), (1,) if quick else (1, 2, 3)),
-        lambda: false_alarms(kept, AUDITS, RUNS, COMMANDS),
-        lambda: cost(kept, 1 if quick else 3),
-    ]
-    how = " --quick" if quick else ""
-    conclusion = RESULTS.read_text(encoding="utf-8").partition("\n## Settings")[0]  # written by hand
-    text = f"{conclusion}\n## Settings\n\n`python -m benchmarks.audits{how}`; "
-    text += "lower bounds at confidence 0.999, delta = 1e-5.\n"
-    whole = True
-    for number, (title, measure) in enumerate(zip(NOTES, measures, strict=True), start=1):
-        if given.part and number not in given.part:
-            whole = False
-            continue
-        try:
-            text += f"\n## {title}\n\n{NOTES[title]}\n\n" + measure() + "\n"
-        except OutOfTimeError:
-            print(f"part {number}: to be continued")
-            whole = False
-    if whole and not given.print:
-        RESULTS.write_text(text, encoding="utf-8")
-    else:
-        print(text)
+    kept = Values(KEPT, 0.0 if given.write else given.minutes)
+    parts: dict[str, Callable[[], str]] = {
+        "every mechanism": lambda: every_mechanism(kept, (1.0, 4.0, 8.0), 4000),
+        "tightness": lambda: tightness(kept, (4.0, 8.0), (1, 2, 3)),
+        "false alarms": lambda: false_alarms(kept, AUDITS, RUNS, COMMANDS),
+        "cost of canaries": lambda: cost(kept, 3),
+    }
+    for number, (name, measure) in enumerate(parts.items(), start=1):
+        if not given.part or number in given.part:
+            try:
+                show(PAGE, {name: measure()}, given.write)
+            except OutOfTimeError:
+                print(f"{name}: to be continued")
 
 
 if __name__ == "__main__":

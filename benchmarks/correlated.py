@@ -1,20 +1,26 @@
-"""Correlated noise: the cost of a round and the gain of the models: `python -m benchmarks.correlated --json`.
+"""Correlated noise: the gain of the models and the cost of a round.
 
-* processor milliseconds of a round's noise with 10 bands over those of independent noise, one core, and the memory
-kept; beside them those of one batch of 32 examples on a client, and the whole round of ten clients with ten batches
-  each, as their sum;
-* processor seconds of whole rounds of `fashion-mnist` with either noise, one core (`--rounds 0` skips them);
+    python -m benchmarks.correlated [--write]    # closed forms, kept in docs/results/correlated.json
+    python -m benchmarks.correlated --cost       # times, printed only
+
+Closed forms:
+
 * errors of the models over those of independent noise: without amplification, clients at least b rounds apart in both;
   and with groups and secret draws in them, against Poisson sampling of all clients;
-* gain of a separate C for every layer over the best one for all, if the server treated layers differently.
+* gain of a separate C for every layer over the best one for all, if the server treated layers differently;
+* errors for a server with momentum.
 
-It only prints.
+Times:
+
+* processor milliseconds of a round's noise with 10 bands over those of independent noise, one core, and the memory
+  kept; beside them those of one batch of 32 examples on a client, and the whole round of ten clients with ten batches
+  each, as their sum;
+* processor seconds of whole rounds of `fashion-mnist` with either noise, one core (`--rounds 0` skips them).
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 import time
 from collections.abc import Callable
@@ -26,6 +32,8 @@ import numpy as np
 import torch
 from scipy.optimize import minimize
 
+from benchmarks.kept import Values
+from benchmarks.pages import show, table
 from fedlgm import correlation, mechanisms, models
 from fedlgm.correlation import CorrelatedStream, Correlation, Workload
 from fedlgm.devices import torch_threads
@@ -39,7 +47,10 @@ from fedlgm.release import release
 from fedlgm.run_noise import RunNoise
 from fedlgm.transcript import Transcript
 
+RESULTS = Path(__file__).parent.parent / "docs" / "results"
+KEPT, PAGE = RESULTS / "correlated.json", RESULTS / "data" / "correlated.md"
 BANDS, ROUNDS, DELTA = 10, 300, 1e-5
+BUDGETS, GROUPS = (1.0, 3.0, 8.0, 16.0), (2, 4, 5, 10)
 MODELS = {
     "CNN, FashionMNIST": ("cnn", (1, 28, 28)),
     "CNN, CIFAR-10": ("cifar-cnn", (3, 32, 32)),
@@ -153,13 +164,13 @@ def without_amplification() -> list[Row]:
     return rows
 
 
-def against_poisson(budgets: tuple[float, ...], groups: tuple[int, ...]) -> list[Row]:
+def against_poisson() -> list[Row]:
     """At q = 0.1. Ten groups are a public cycle: only the noise is secret."""
     rows = []
     independent = correlation.get("identity", ROUNDS)
-    for epsilon in budgets:
+    for epsilon in BUDGETS:
         poisson = calibrate(epsilon, DELTA, steps=ROUNDS, sampling_rate=0.1)
-        for b in groups:
+        for b in GROUPS:
             row: Row = {"epsilon": epsilon, "groups": b}
             for reduce in ("mean", "max"):
                 c = correlation.get("banded", ROUNDS, bands=b, reduce=reduce)
@@ -254,37 +265,49 @@ def interleaved(jobs: list[Callable[[], Any]], repeats: int) -> list[float]:
     return [float(np.median(own)) for own in times]
 
 
-def table(rows: list[Row]) -> str:
-    def cell(value: Any) -> str:
-        return f"{value:.4g}" if isinstance(value, float) else str(value)
+def closed_forms(kept: Values) -> dict[str, str]:
+    """The tables of the page, from what is kept."""
+    apart = kept.get("without amplification", without_amplification)
+    poisson = kept.get("against Poisson sampling", against_poisson)
+    layers, servers = kept.get("a C for each layer", per_layer), kept.get("workloads", workloads)
+    errors = {(row["epsilon"], row["groups"]): f"{row['mean']:.3f} / {row['max']:.3f}" for row in poisson}
+    return {
+        "without secret sampling": table(
+            ["b", "mean error", "largest error", "mean error of `blt` (2 buffers)", "lower bound for any matrix"],
+            ([str(r["min_separation"]), *(f"{r[k]:.3f}" for k in ("mean", "max", "blt_mean", "floor"))] for r in apart),
+        ),
+        "against secret sampling": table(
+            ["epsilon", *(f"b = {b}{', public' if b == BANDS else ''}" for b in GROUPS)],
+            ([f"{epsilon:g}", *(errors[epsilon, b] for b in GROUPS)] for epsilon in BUDGETS),
+        ),
+        "each layer": table(
+            list(layers[0]), ([str(name), *(f"{x:.3f}" for x in costs)] for name, *costs in map(dict.values, layers))
+        ),
+        "momentum": table(
+            ["server", "C optimised for it", "C optimised for plain averaging", "independent"],
+            ([str(name), *(f"{x:.2f}" for x in found)] for name, *found in map(dict.values, servers)),
+        ),
+    }
 
-    lines = [list(rows[0]), ["---"] * len(rows[0]), *([cell(v) for v in row.values()] for row in rows)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+def costs(repeats: int, rounds: int) -> list[list[Row]]:
+    """Times of a round's noise and, if there are rounds, of whole rounds."""
+    return [noise_cost(repeats), *([[whole_rounds(rounds)]] if rounds else [])]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
-    parser.add_argument("--quick", action="store_true", help="few repeats, one budget, no whole rounds")
+    parser.add_argument("--write", action="store_true", help=f"put the closed forms on {PAGE}")
+    parser.add_argument("--cost", action="store_true", help="times instead of closed forms")
     parser.add_argument("--repeats", type=int, default=15, help="releases to time (default 15)")
     parser.add_argument("--rounds", type=int, default=8, help="whole rounds to time (default 8)")
     options = parser.parse_args()
-    quick = options.quick
-    results: dict[str, list[Row]] = {
-        "without amplification": without_amplification(),
-        "against Poisson sampling": against_poisson(
-            (3.0,) if quick else (1.0, 3.0, 8.0, 16.0), (2, 10) if quick else (2, 4, 5, 10)
-        ),
-        "workloads": workloads(),
-        "a C for each layer": per_layer(),
-        "noise of a round": noise_cost(3 if quick else options.repeats),
-    }
-    if options.rounds > 0 and not quick:
-        results["whole rounds"] = [whole_rounds(options.rounds)]
-    if options.json:
-        print(json.dumps(results))
-    else:
-        print("\n\n".join(f"{name}\n\n{table(rows)}" for name, rows in results.items()))
+    if not options.cost:
+        show(PAGE, closed_forms(Values(KEPT)), options.write)
+        return
+    for rows in costs(options.repeats, options.rounds):
+        cells = ([f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()] for row in rows)
+        print(f"{table(list(rows[0]), cells)}\n")
 
 
 if __name__ == "__main__":

@@ -1,18 +1,18 @@
 """i.n.i.d. Gaussian and Laplace noise: the tables of docs/results/inid.md.
 
-    python -m benchmarks.inid [--quick] [--json]
+    python -m benchmarks.inid [--quick] [--write]
 
-A full run (about three minutes on one core) rewrites the tables between the markers of docs/results/inid.md; `--quick`
-computes the same with few trials and writes nothing. `benchmarks.inid_figures` draws the pictures.
+A full run takes about three minutes on one core. Tables are kept in docs/results/inid.json and computed only where they
+are missing; `--write` puts them on their pages. `--quick` computes them with few trials and keeps nothing.
+`benchmarks.inid_figures` draws the pictures.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -24,6 +24,8 @@ from dp_accounting.pld import privacy_loss_distribution
 from scipy import stats
 from sklearn.datasets import load_digits
 
+from benchmarks.kept import Values
+from benchmarks.pages import show
 from benchmarks.pca_trials import recovery_errors
 from benchmarks.private_smoothness import private_smoothness
 from benchmarks.profiles import gaussian_groups, gini, laplace_groups, shaped
@@ -47,7 +49,9 @@ from fedlgm.transcript import Transcript
 
 Rows = list[dict[str, Any]]
 Setting = tuple[int, float, float]  # passes, clip, rate
+Descent = tuple[range, range, Iterable[tuple[str, str]], list[Setting]]
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
+KEPT, PAGE, DATA = RESULTS / "inid.json", RESULTS / "inid.md", RESULTS / "data" / "inid.md"
 SHAPES = ("uniform", "linear", "quadratic", "exponential", "one-hot")
 SEED = 2024
 TUNING_SEEDS, SEEDS = range(1000, 1005), range(20)
@@ -351,40 +355,28 @@ def markdown(rows: Rows) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def write(results: dict[str, Rows], folder: Path) -> None:
-    for page in (folder / "inid.md", folder / "data" / "inid.md"):
-        text = page.read_text(encoding="utf-8")
-        for name, rows in results.items():
-            head, marker, rest = text.partition(f"<!-- {name} -->\n")
-            if marker:
-                text = f"{head}{marker}{markdown(rows)}\n<!-- end -->{rest.split('<!-- end -->', 1)[1]}"
-        page.write_text(text, encoding="utf-8")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="few trials; write nothing")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    parser.add_argument("--quick", action="store_true", help="few trials; keep and write nothing")
+    parser.add_argument("--write", action="store_true", help=f"put the tables on {PAGE} and {DATA}")
     options = parser.parse_args()
+    torch.set_num_threads(1)
     quick = options.quick
     sets = list(itertools.product(("diabetes", "breast-cancer"), ("range", "centered", "standardized")))
-    results = {
-        "claims": claims(),
-        "table-two": table_two(),
-        "table-three": table_three(10 if quick else 1000),
-        "descent": descent(range(4), range(1000, 1002), sets[:1], GRID[19:26])
-        if quick
-        else descent(SEEDS, TUNING_SEEDS, sets, GRID),
-        "high-dimension": high_dimension((10, 100) if quick else (10, 100, 1000, 10_000)),
-        "gradients": gradients(),
-        "group-noise": group_noise(),
+    few: Descent = (range(4), range(1000, 1002), sets[:1], GRID[19:26])
+    tables: dict[str, Callable[[], Rows]] = {
+        "claims": claims,
+        "table-two": table_two,
+        "table-three": lambda: table_three(10 if quick else 1000),
+        "descent": lambda: descent(*(few if quick else (SEEDS, TUNING_SEEDS, sets, GRID))),
+        "high-dimension": lambda: high_dimension((10, 100) if quick else (10, 100, 1000, 10_000)),
+        "gradients": gradients,
+        "group-noise": group_noise,
     }
-    if not quick:
-        write(results, RESULTS)
-    if options.json:
-        print(json.dumps(results, indent=1, ensure_ascii=False))
-    else:
-        print("\n\n".join(f"{name}\n{markdown(rows)}" for name, rows in results.items()))
+    kept = Values(KEPT)
+    for name, make in tables.items():
+        text = markdown(make() if quick else kept.get(name, make))
+        show(PAGE if name == "table-three" else DATA, {name: text}, options.write and not quick)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from benchmarks import pages
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 PAGES = sorted(RESULTS.rglob("*.md"))
 KEPT = (
-    "adaptive", "central_allocations", "fashion_mnist", "ladp_constants",
+    "adaptive", "audits", "central_allocations", "correlated", "fashion_mnist", "inid", "ladp_constants",
     "neighbouring_rates", "noise_and_budget", "noise_and_split", "noise_response",
 )  # fmt: skip
 """Benchmarks whose `--write` measures nothing."""
