@@ -59,9 +59,10 @@ ELSEWHERE = {
     "layer-wise-narrow-wide-narrow": "[does `recommend` predict runs?](recommend.md)",
 }
 """Pages that hold results of a table or figure beside the studies."""
-_MORE_SEEDS = "The first five seeds were seen before the other five were added, so p is somewhat too small."
+_MORE_SEEDS = "The first {} seeds were seen before the others were added, so p is somewhat too small."
 NOTES = {
-    **dict.fromkeys(("002-figure-3", "002-figure-5", "002-figure-6", "002-figure-7"), _MORE_SEEDS),
+    **dict.fromkeys(("002-figure-3", "002-figure-5", "002-figure-6", "002-figure-7"), _MORE_SEEDS.format("five")),
+    "003-table-4": _MORE_SEEDS.format("three"),
     "000-table-2-fashion-mnist": "Four passes over the data in the place of the recipe's 17, at rates that were not "
     "searched. The difference that refutes a claim is 0.3 points.",
     "000-figure-1": "One pass over the data in the place of the recipe's 17: accuracy does not depend on the budget "
