@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -22,7 +22,7 @@ from fedlgm.mechanisms import BoundsExamples
 from fedlgm.mechanisms.method import Method
 from fedlgm.plan import ReleasePlan
 from fedlgm.tasks import Task
-from fedlgm.training import ClientTask, kinds
+from fedlgm.training import ClientTask, Trainer, kinds
 from fedlgm.training.optimizers import FlatOptimizer
 from fedlgm.transcript import Transcript
 from simulations.config.assembly import Assembly
@@ -83,23 +83,15 @@ class Clients(Units):
         affordable = int(most / (max(share, 1.0) * training.epochs))
         self._clients = filled[: max(4, min(CLIENTS, affordable))]
         self._trainer = assembly.trainer(training.vectorize == "on", compiled=False)
-        self._step: Callable[[Tensor, Sequence[Tensor]], Tensor] = self._rounds
-        if assembly.trainer_kind is kinds.PLAIN:
-            self._step = _Steps(assembly, self.layers, self.x, self.y)
-        self._server = assembly.server_optimizer()
+        self._step: _Steps | _Rounds = (
+            _Steps(assembly, self.layers, self.x, self.y)
+            if assembly.trainer_kind is kinds.PLAIN
+            else _Rounds(assembly, self._trainer, self.x, self.y)
+        )
 
     def warm_up(self, model: Tensor, rows: Sequence[Tensor]) -> Tensor:
         """See `Units`: the clients' optimizer, on the examples of all of them."""
         return self._step(model, rows)
-
-    def _rounds(self, model: Tensor, rows: Sequence[Tensor]) -> Tensor:
-        """Rounds of one client with one batch each: other trainers may rely on the bound and on the server's rate."""
-        order, bound = KeyRing.from_seed(0), float(getattr(self.assembly.mechanism, "bound", 1.0))
-        for i, batch in enumerate(rows):
-            task = ClientTask(inputs.take(self.x, batch), self.y[batch], order.torch_generator(Purpose.PROBE, i), 1)
-            update = next(iter(unbounded(next(self._trainer.updates(model, [task])))))
-            model = self._server.step(model, update * min(1.0, bound / max(float(update.norm()), 1e-12)))
-        return model
 
     def observe(self, model: Tensor, methods: Sequence[Method]) -> tuple[list[Tensor], list[ReleasePlan], Tensor]:
         """See `Units`."""
@@ -181,6 +173,22 @@ class _Steps:
                 gradient *= min(1.0, training.gradient_clip / max(float(gradient.norm()), 1e-12))
             optimizer.step(gradient)
         return self._weights.clone()
+
+
+class _Rounds:
+    """Rounds of one client with one batch each, for trainers that may rely on the bound and on the server's step."""
+
+    def __init__(self, assembly: Assembly, trainer: Trainer, x: inputs.Inputs, y: Tensor) -> None:
+        self._trainer, self._x, self._y = trainer, x, y
+        self._server, self._bound = assembly.server_optimizer(), float(getattr(assembly.mechanism, "bound", 1.0))
+
+    def __call__(self, model: Tensor, rows: Sequence[Tensor]) -> Tensor:
+        order = KeyRing.from_seed(0)
+        for i, batch in enumerate(rows):
+            task = ClientTask(inputs.take(self._x, batch), self._y[batch], order.torch_generator(Purpose.PROBE, i), 1)
+            update = next(iter(unbounded(next(self._trainer.updates(model, [task])))))
+            model = self._server.step(model, update * min(1.0, self._bound / max(float(update.norm()), 1e-12)))
+        return model
 
 
 def gradient_of(module: torch.nn.Module, layers: LayerTable, task: Task, x: inputs.Inputs, y: Tensor) -> Tensor:

@@ -52,11 +52,7 @@ class Method:
             >>> Method.of(("small bound", "uniform", {"bound": 0.1})).changes
             {'mechanism.bound': 0.1}
         """
-        if isinstance(entry, Mapping):
-            unknown = entry.keys() - {"label", "name", "options"}
-            if unknown or not entry.keys() >= {"label", "name"}:
-                raise ConfigError(f"a table in grid.mechanism has label, name and options, got {sorted(entry)}")
-            entry = (entry["label"], entry["name"], entry.get("options", {}))
+        entry = opened(entry, "mechanism")
         if isinstance(entry, (tuple, list)):
             if len(entry) != 3 or not isinstance(entry[0], str) or not isinstance(entry[2], Mapping):
                 raise ConfigError(f"{_FORMS}; got {entry!r}")
@@ -105,6 +101,27 @@ class Method:
         if self.mechanism is not None:
             return not isinstance(self.mechanism, NoPrivacy)
         return mechanisms.is_private(self.name)
+
+
+def opened(entry: Any, key: str) -> Any:
+    """A study file's table as (label, name, options); any other entry as it is.
+
+    Args:
+        entry: an entry of the grid's `key`.
+        key: "mechanism" or "model".
+
+    Raises:
+        ConfigError: a table with other keys.
+
+    Example:
+        >>> opened({"label": "wide", "name": "mlp"}, "model"), opened("mlp", "model")
+        (('wide', 'mlp', {}), 'mlp')
+    """
+    if not isinstance(entry, Mapping):
+        return entry
+    if not {"label", "name"} <= entry.keys() <= {"label", "name", "options"}:
+        raise ConfigError(f"a table in grid.{key} has label, name and options, got {sorted(entry)}")
+    return entry["label"], entry["name"], entry.get("options", {})
 
 
 def methods_of(entries: Iterable[Any]) -> list[Method]:

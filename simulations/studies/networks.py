@@ -10,6 +10,7 @@ from fedlgm import models
 from fedlgm.errors import ConfigError, alternatives
 from fedlgm.extension import object_name
 from simulations.config.own import Own
+from simulations.studies.methods import opened
 
 _FORMS = (
     "an entry of grid['model'] is a name, 'package.module:Class', a module, a class or function that makes one, or "
@@ -43,8 +44,7 @@ class Network:
             >>> Network.of(("wide", "mlp", {"hidden": [64]}))
             Network(label='wide', what='mlp', options={'hidden': [64]})
         """
-        if isinstance(entry, Mapping) and {"label", "name"} <= entry.keys() <= {"label", "name", "options"}:
-            entry = (entry["label"], entry["name"], entry.get("options", {}))
+        entry = opened(entry, "model")
         if isinstance(entry, str):
             models.options(entry)
             return cls(entry, entry)

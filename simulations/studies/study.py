@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fedlgm import models
 from fedlgm.errors import ConfigError, FedlgmError
 from fedlgm.tasks import Metric
 from fedlgm.tasks.own_figures import Evaluate
@@ -84,7 +85,7 @@ def study(
     axes = dict(grid or {})
     given = {
         "model": model, "data": data, "metrics": metrics, "evaluate": evaluate,
-        "task": task or networks.task_of(axes.get(MODEL, [] if model is None else [model])),
+        "task": task or (networks.task_of(axes[MODEL]) if MODEL in axes else models.task_of(model)),
     }  # fmt: skip
     refuse_named_measures(given)
     base, own, shared = base_of(recipe, axes, given, overrides)

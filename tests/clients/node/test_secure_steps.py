@@ -50,6 +50,13 @@ def restart(federation, client):
     federation.served.start(federation.folders[client])
 
 
+def copied(federation, folder, source, target):
+    """Copy a file while the node's service is down."""
+    federation.served.stop(folder)
+    shutil.copyfile(source, target)
+    federation.served.start(folder)
+
+
 def given_to(federation, step):
     """What an honest server would give every node at a step, and the answers until then."""
     answers = federation.whole(until=step)
@@ -181,9 +188,7 @@ def test_one_set_of_survivors_for_ever_even_if_the_sessions_are_restored(federat
     shutil.copytree(folder.path, kept)
     federation.served.start(folder)
     assert federation.ask(0, "agree", {"answered": [0, 1, 2, 3, 4]})["ok"]
-    federation.served.stop(folder)
-    shutil.copyfile(kept / "state/rounds.sqlite", folder.rounds_file)
-    federation.served.start(folder)
+    copied(federation, folder, kept / "state/rounds.sqlite", folder.rounds_file)
     assert "another set" in federation.ask(0, "agree", {"answered": [0, 1, 2, 3]})["why"]
     federation.served.stop(folder)
     for file in (kept / "state").glob("ledger.sqlite*"):
@@ -195,14 +200,10 @@ def test_one_set_of_survivors_for_ever_even_if_the_sessions_are_restored(federat
 def test_a_restored_session_store_masks_nothing_again(federation):
     given, _ = given_to(federation, "mask")
     folder = federation.folders[0]
-    federation.served.stop(folder)
     kept = folder.path / "kept.sqlite"
-    shutil.copyfile(folder.rounds_file, kept)
-    federation.served.start(folder)
+    copied(federation, folder, folder.rounds_file, kept)
     assert federation.ask(0, "mask", given[0])["ok"]
-    federation.served.stop(folder)
-    shutil.copyfile(kept, folder.rounds_file)
-    federation.served.start(folder)
+    copied(federation, folder, kept, folder.rounds_file)
     fewer = {"sealed": {str(client): given[0]["sealed"][str(client)] for client in (1, 2, 3)}}
     for again in (given[0], fewer):
         assert federation.ask(0, "mask", again)["code"] == "gone"
@@ -257,15 +258,11 @@ def test_a_cohort_masks_the_vector_of_one_model_even_if_the_sessions_are_restore
     """Keys are exchanged before the model is known. Two vectors under the same masks would show their difference."""
     given, _ = given_to(federation, "mask")
     folder = federation.folders[0]
-    federation.served.stop(folder)
     kept = folder.path / "kept.sqlite"
-    shutil.copyfile(folder.rounds_file, kept)
-    federation.served.start(folder)
+    copied(federation, folder, folder.rounds_file, kept)
     assert federation.ask(0, "mask", given[0])["ok"]
     if restored:
-        federation.served.stop(folder)
-        shutil.copyfile(kept, folder.rounds_file)
-        federation.served.start(folder)
+        copied(federation, folder, kept, folder.rounds_file)
     other = protocol.npy(local.MODEL.numpy() + np.float32(1))
     header = federation.question(0, model=protocol.sha256(other)).header() | {"ask": "mask", "given": given[0]}
     answer, numbers = federation.served.exchange(str(folder.socket), header, other)
