@@ -11,12 +11,12 @@ from fedlgm.errors import PrivacyError
 
 
 def rows_apart(function: Callable[[Tensor], Tensor], rows: Tensor, what: str) -> Tensor:
-    """What a function gives for each row [1, ...] alone, as one tensor.
+    """Values of a function for each row [1, ...] alone, as one tensor.
 
     Args:
         function: gets a copy of a row.
         rows: at least one row.
-        what: what the function is, for the message.
+        what: kind of function, for the message.
 
     Raises:
         PrivacyError: its value for a row follows from rows that it has seen before.

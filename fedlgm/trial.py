@@ -25,9 +25,9 @@ from fedlgm.layers import LayerTable
 from fedlgm.tasks.base import Task, require_separate_losses, require_sums
 
 TRIED = 4
-"""Examples that a trial looks at: the cost of a trial is that of some twenty passes of so few."""
+"""Examples that a trial looks at."""
 _BATCH = 32
-"""Examples of a trial's batch, in which they are repeated: what appears in batches of some size is to appear in it."""
+"""Examples of a trial's batch, in which they are repeated, to show dependences that small batches do not show."""
 _TOLERANCE = 1e-2
 """Difference that rounding can make, of a gradient's length: a unit near its kink may fall on its other side. What
 batches do to gradients is far above it."""

@@ -106,7 +106,6 @@ def one_by_one(scaling: Scaling) -> Scaling:
     A factor that depends on other examples' norms (clipping to the batch's median) has no per-example bound: adding one
     example would also move the other examples' factors.
 
-
     Args:
         scaling: a mechanism's scaling.
 

@@ -214,7 +214,7 @@ class _Attempt:
             self._early[client] = header["said"]
 
     def _ahead(self, client: int, given: Any) -> dict[str, Any]:
-        """What differs in the header of a step that is asked ahead."""
+        """Header fields of a step that is asked ahead, where they differ from those of the step that it comes with."""
         header = self._headers[client]
         return {
             "round": self.round, "nonce": self._nonce, "model": NO_MODEL, "given": given,
