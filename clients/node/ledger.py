@@ -13,7 +13,7 @@ import json
 import os
 import secrets
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import astuple, replace
 from datetime import UTC, datetime
@@ -198,7 +198,7 @@ class NodeLedger:
             self._db.execute("INSERT OR REPLACE INTO meta VALUES ('noise_key', ?)", (noise_key,))
 
     def asked(self, question: str) -> str | None:
-        """Name of the release that answered a question; None if there is none."""
+        """Name of the release that answered a question, or that a cohort masks; None if there is none."""
         return self._one("SELECT request FROM questions WHERE digest = ?", question)
 
     def remember(self, question: str, request: str) -> None:
@@ -208,7 +208,7 @@ class NodeLedger:
 
     def charge(
         self, request: str, event: dp_event.DpEvent, *,
-        trust: str, run: str, round: int, data: str, protects: str, question: str = "",
+        trust: str, run: str, round: int, data: str, protects: str, only_for: Iterable[str] = (),
     ) -> Row:  # fmt: skip
         """Record a release; returns only after row and witness are on disk.
 
@@ -220,7 +220,7 @@ class NodeLedger:
             round: round of that run.
             data: digest of the data.
             protects: unit and relation of the cost, `CLIENT` or `EXAMPLE`.
-            question: digest of the question that only this release answers.
+            only_for: digests of the question and the cohort that get no other release, see `asked`.
 
         Raises:
             LedgerError: the ledger cannot be written.
@@ -235,8 +235,7 @@ class NodeLedger:
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 self._db.execute(f"INSERT INTO releases ({self._columns}) VALUES (?,?,?,?,?,?,?,?,?,?)", astuple(row))
-                if question:
-                    self._db.execute("INSERT INTO questions VALUES (?, ?)", (question, request))
+                self._db.executemany("INSERT INTO questions VALUES (?, ?)", [(one, request) for one in only_for])
                 self._db.execute("COMMIT")
             except BaseException:
                 self._db.execute("ROLLBACK")

@@ -234,8 +234,7 @@ class Service:
             if self._ledger.asked(cohort) not in (None, name(cohort)):
                 # The masks of two vectors of one cohort would be the same: their difference would show this node's own.
                 raise Refusal("gone", "this node has been charged for another vector of this cohort")
-            row, replayed = self._charged(ask, request, question.digest, name(cohort))
-            self._ledger.remember(cohort, name(cohort))
+            row, replayed = self._charged(ask, request, question.digest, name(cohort), cohort)
             if self._ledger.answered(row.seq) is not None:
                 raise Refusal("gone", "a vector has left this node in this attempt, and its sessions were restored")
             charged.append((row, replayed))
@@ -253,7 +252,7 @@ class Service:
             self._ledger.answer(row.seq, digest)
         return self._released(ask, question, row, replayed, body, digest)
 
-    def _charged(self, ask: Ask, request: Request, question: str, name: str) -> tuple[Row, bool]:
+    def _charged(self, ask: Ask, request: Request, question: str, name: str, cohort: str = "") -> tuple[Row, bool]:
         """The row of a release, and whether it was charged before; on disk.
 
         Raises:
@@ -270,7 +269,7 @@ class Service:
             row = self._ledger.charge(
                 name, price, trust=request.plan.facts.trust, protects=request.unit.protects,
                 run=ask.run, round=ask.round, data=self._releaser.data_digest,
-                question=question if self._server_key else "",
+                only_for=filter(None, (question if self._server_key else "", cohort)),
             )  # fmt: skip
         elif self._server_key:
             self._ledger.remember(question, name)

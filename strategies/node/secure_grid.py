@@ -182,10 +182,12 @@ class _Attempt:
         self._delivered = self.server.shared({client: _shares(said) for client, said in answers})
 
     def _following(self, answered: list[int]) -> _Attempt | None:
-        """The next round's attempt, to be prepared; None after the last round, and if a node is missing."""
+        """The next round's attempt, to be prepared; None after the last round, without a node, and unsigned."""
         if self.round >= self._rounds or answered != self._clients or len(answered) > _MOST_AHEAD:
             return None
-        return _Attempt(self._grid, self.round + 1, self._plan, self._clients)
+        with suppress(RunError):  # a signer may refuse this plan for the next round: that does not make this one void
+            return _Attempt(self._grid, self.round + 1, self._plan, self._clients)
+        return None
 
     def cohort(self) -> list[dict[str, Any]]:
         """Adverts of all clients, asked ahead; none if one is missing."""

@@ -25,6 +25,12 @@ CREATE TABLE IF NOT EXISTS vectors (attempt TEXT PRIMARY KEY, words BLOB NOT NUL
 CREATE TABLE IF NOT EXISTS signed (cohort TEXT PRIMARY KEY, sharing TEXT NOT NULL, answered TEXT NOT NULL,
     signature TEXT NOT NULL) WITHOUT ROWID;
 """
+_FORGET = """
+DELETE FROM sessions
+    WHERE number NOT IN (SELECT number FROM sessions ORDER BY number DESC LIMIT :kept)
+    AND number NOT IN (SELECT number FROM sessions WHERE json_extract(state, '$.revealed') = '{}'
+        ORDER BY number DESC LIMIT :kept)
+"""
 
 
 @dataclass
@@ -64,14 +70,14 @@ class SessionStore:
 
     Args:
         path: SQLite file; created if missing.
-        kept: number of open sessions; the secrets of older ones are deleted, and their rounds continue without this
-            node.
+        kept: number of open sessions, of which a run has up to two; the secrets of older ones are deleted, and their
+            rounds continue without this node. Finished ones are kept while they are among as many newest ones.
 
     Raises:
         LedgerError: the file cannot be used.
     """
 
-    def __init__(self, path: Path, kept: int = 4) -> None:
+    def __init__(self, path: Path, kept: int = 8) -> None:
         self._path, self._kept = path, kept
         with self._translated():
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
@@ -87,13 +93,10 @@ class SessionStore:
         return None if row is None else Session(**json.loads(row[0]))
 
     def open(self, attempt: str, session: Session) -> None:
-        """Keep a new session, and delete the oldest beyond `kept`."""
+        """Keep a new session, and delete those that are neither among the newest nor among the newest open ones."""
         with self._transaction():
             self._db.execute("INSERT INTO sessions (attempt, state) VALUES (?, ?)", (attempt, _text(session)))
-            self._db.execute(
-                "DELETE FROM sessions WHERE number NOT IN (SELECT number FROM sessions ORDER BY number DESC LIMIT ?)",
-                (self._kept,),
-            )
+            self._db.execute(_FORGET, {"kept": self._kept})
             self._db.execute("DELETE FROM vectors WHERE attempt NOT IN (SELECT attempt FROM sessions)")
 
     def keep(self, attempt: str, session: Session, vector: bytes | None = None) -> None:

@@ -174,7 +174,7 @@ def test_secrets_are_forgotten_once_they_are_needed_no_more(nodes):
     node.unmask(AGREED.digest, signatures)
     session = node._store.session(AGREED.digest)
     assert (session.sealing, session.masking, session.seed, session.held) == ("", "", "", {})
-    for number in range(1, 5):  # four newer attempts: the first is forgotten, but for what was signed
+    for number in range(1, 9):  # eight newer attempts: the first is forgotten, but for what was signed
         node.advertise(terms(4, 1, number=number))
     with pytest.raises(Refusal, match="has given it up"):
         node.share(AGREED.digest, [])

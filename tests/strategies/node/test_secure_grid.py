@@ -17,6 +17,7 @@ from fedlgm.errors import ConfigError, RunError
 from fedlgm.node_protocol import HEADER
 from fedlgm.secagg.steps import STEPS
 from strategies.node.budgets import Need
+from strategies.node.questions import NodeQuestions
 from tests.support.node_grids import QUICK
 from tests.support.nodes import MODEL, WORK, edit, rows
 from tests.support.secure_nodes import NODES, THRESHOLD, SecureFederation, Served, make_nodes, plan
@@ -106,6 +107,21 @@ def test_a_round_that_one_node_has_not_prepared_starts_from_its_first_step(feder
     assert steps_of(federation)[0] == of_round(1) + of_round(2)
     assert federation.reports[1].answered == [f"n{client}" for client in range(NODES)]
     assert charges(federation) == [2] * NODES
+
+
+def test_a_signer_that_does_not_sign_for_the_next_round_leaves_this_one_whole(federation):
+    """A registration may ask for more noise in the next round than this round's plan has; its own plan follows."""
+
+    def sign(question):
+        if question.round == 2 and not federation.reports:
+            raise RunError("its plan has too small a noise multiplier")
+        return ""
+
+    grid = federation.grid()
+    grid._questions = NodeQuestions("run", WORK, sign)
+    federation.run(2, grid)
+    assert [len(report.answered) for report in federation.reports] == [NODES] * 2
+    assert steps_of(federation)[0] == of_round(1) + of_round(2)
 
 
 def test_what_was_prepared_serves_no_other_plan_or_nodes(federation):
