@@ -17,17 +17,18 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import tomli_w
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from clients.node.ledger import NodeLedger
-from clients.node.policy import Policy
-from clients.node.template import policy_text
 from fedlgm.errors import ConfigError, RunError
 from fedlgm.files import write_durably
 from fedlgm.node_protocol import digest, public_text
+
+if TYPE_CHECKING:  # what starts and stops a node's processes needs no torch
+    from clients.node.policy import Policy
 
 LONGEST_SOCKET = 100
 """Bytes in the path of a Unix socket that every system allows."""
@@ -116,6 +117,9 @@ class NodeFolder:
             ConfigError: an invalid value of the policy.
             RunError: `path` exists, or cannot be created.
         """
+        from clients.node.policy import Policy
+        from clients.node.template import policy_text
+
         if path.exists():
             raise RunError(f"{path} exists already: a node's keys and ledger are made once and never replaced")
         draft = path.with_name(f".{path.name}.draft-{secrets.token_hex(4)}")
@@ -162,6 +166,8 @@ class NodeFolder:
 
     def policy(self) -> Policy:
         """The current policy."""
+        from clients.node.policy import Policy
+
         return Policy.load(self.policy_file)
 
     def secret(self, ledger: NodeLedger) -> bytes:

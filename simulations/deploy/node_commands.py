@@ -14,7 +14,6 @@ from rich.console import Console
 from rich.text import Text
 
 from fedlgm.node_protocol import printable
-from fedlgm.noised_by import weakest
 from fedlgm.privacy.guarantee import Guarantee, Relation, Unit
 from simulations.deploy.rows import NodeLedgerReport
 from simulations.shell import JsonOption, print_json
@@ -120,6 +119,8 @@ def status(folder: NodeArgument, as_json: JsonOption = False) -> None:
 def _guarantee(trust: set[str], protected: str) -> Guarantee:
     """Guarantee of a node's releases, by the noising party and the protected unit."""
     unit, relation = cast(tuple[Unit, Relation], protected.split(", "))
+    from fedlgm.noised_by import weakest
+
     kind = weakest(trust)
     return Guarantee(*kind.answers, relation, kind.name, unit)
 

@@ -20,7 +20,6 @@ from simulations.deploy.flower_cli import Flower
 from simulations.deploy.layout import DeploymentFolder
 from simulations.deploy.rows import DeploymentStatus, Hello, NodeStatus, RunState
 from simulations.engines.flower_command import environment
-from simulations.runs.folder import RunFolder
 
 _STARTUP_S = 300.0  # a limit for slow machines: a process that ends is noticed at once
 _ENDING_S = 10.0
@@ -120,6 +119,8 @@ def _answers(folder: DeploymentFolder, name: str) -> bool:
 
 
 def _run(path: Path) -> RunState:
+    from simulations.runs.folder import RunFolder
+
     run = RunFolder(path)
     result = run.result()
     return {"run": path.name, "rounds": len(run.rows()), "finished": result is not None}

@@ -266,6 +266,12 @@ def test_workers_do_not_import_what_only_the_driver_needs():
     assert done.stdout == "[]\n"
 
 
+def test_help_and_the_start_of_a_deployment_do_not_wait_for_torch():
+    program = "import sys, simulations.cli, simulations.deploy.processes; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
 def test_the_library_needs_neither_flower_nor_ray():
     program = textwrap.dedent(
         """
