@@ -8,7 +8,7 @@ In a run whose rounds are not charged one by one (`fedlgm.privacy.whole_run`) a 
 and its event is the cost that the round adds to that of the rounds before it.
 
 All rows of a ledger protect the same unit under the same neighbouring relation: epsilons of different units or
-relations do not add up. The ledger refuses a row that states a different protection.
+relations do not add up. Either all rows state the same protection or none states one; the ledger refuses other rows.
 
 Rows are chained by hash: a row's head covers all rows before it and the run that owns the ledger. Anyone who has kept a
 head (checkpoints, results and terminals do) can detect that an earlier row was edited, deleted or reordered. The chain
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 from fedlgm import privacy
 from fedlgm.errors import LedgerError
 from fedlgm.privacy.chain import next_head
-from fedlgm.privacy.charge import Charge, Head
+from fedlgm.privacy.charge import Charge, Draft, Head
 from fedlgm.privacy.guarantee import Claim
 from fedlgm.privacy.ledger_file import SCHEMA, connect, create, remedy
 from fedlgm.privacy.spending import Spending, claimed_epsilon
@@ -95,6 +95,7 @@ class Ledger:
             self._protects = "''"  # a file of an earlier version, which is read as it lies
         elif "protects" not in columns:
             self._db.execute("ALTER TABLE charges ADD COLUMN protects TEXT NOT NULL DEFAULT ''")
+            self._db.execute("INSERT INTO meta SELECT 'rows before protects', COUNT(*) FROM charges")
         if owner is not None:
             self._db.execute("INSERT OR IGNORE INTO meta VALUES ('owner', ?)", (owner,))
             (found,) = self._db.execute("SELECT value FROM meta WHERE key = 'owner'").fetchone()
@@ -105,7 +106,7 @@ class Ledger:
     def _translated(self) -> Iterator[None]:
         try:
             yield
-        except (sqlite3.Error, json.JSONDecodeError, ValueError) as error:
+        except (sqlite3.Error, ValueError, OverflowError) as error:
             raise LedgerError(f"the ledger {self.path} cannot be used ({error}); {remedy(error)}") from error
 
     def charge(
@@ -122,15 +123,16 @@ class Ledger:
 
         Args:
             event: its proven cost.
-            round: round number, from 1.
+            round: round number, from 1; 0 for a release before the run.
             key: fingerprint of the noise key: the same key on the same round is the same release.
             client: the releasing client under local trust, `SERVER` under central trust.
             claim: the charge that the method's authors would state, if it differs: {"epsilon": e} is summed.
-            protects: unit and relation of the event (`ReleasePlan.protects`); "" if not stated.
+            protects: unit and relation of the event (`ReleasePlan.protects`); "" if no row of the ledger states it.
 
         Raises:
+            ConfigError: an argument outside its range, or an event with an impossible number.
             LedgerError: the row cannot be written, the key has been charged for this round at another cost, or earlier
-                rows protect another unit or under another relation.
+                rows protect another unit or under another relation, or do not state both.
         """
         self.charge_each(event, round=round, keys={client: key}, claim=claim, protects=protects)
 
@@ -154,35 +156,42 @@ class Ledger:
             claim: see `charge`.
             protects: see `charge`.
         """
-        cost = json.dumps(privacy.events.encode(event))
+        draft = Draft.of(event, round, keys, claim, protects)
         with self._translated(), self._writing():
             count, head = self.head()
-            self._refuse_unlike(protects, count)
-            for client, key in keys.items():
-                row = (round, client, key, cost, json.dumps(claim or {}))
+            self._refuse_unlike(draft.protects, count)
+            for client, key in draft.keys.items():
+                row = (draft.round, client, key, draft.event, draft.claim)
                 query = "SELECT event FROM charges WHERE round = ? AND client = ? AND key = ?"
                 charged = self._db.execute(query, row[:3]).fetchone()
                 if charged is None:
-                    count, head = count + 1, _head(head, (*row, protects))
+                    count, head = count + 1, _head(head, (*row, draft.protects))
                     self._db.execute(
                         "INSERT INTO charges (number, round, client, key, event, claim, protects, head)"
                         " VALUES (?,?,?,?,?,?,?,?)",
-                        (count, *row, protects, head),
+                        (count, *row, draft.protects, head),
                     )
-                elif charged[0] != cost:
+                elif charged[0] != draft.event:
                     raise LedgerError(
                         f"round {round} of {self.path} was charged with the same noise for another release: a run "
                         "cannot be repeated under a changed plan; start a new run"
                     )
 
     def _refuse_unlike(self, protects: str, rows: int) -> None:
-        """Refuse a protection other than that of the first `rows` rows; rows that were compared before never change."""
-        query = "SELECT protects FROM charges WHERE number > ? AND protects NOT IN ('', ?) LIMIT 1"
-        other = self._db.execute(query, (self._alike.get(protects, 0), protects)).fetchone() if protects else None
+        """Refuse a protection other than that of the first `rows` rows; rows that were compared before never change.
+
+        Rows that an earlier version has charged to this ledger could not state theirs: the run that owns it continues.
+        """
+        query = "SELECT value FROM meta WHERE key = 'rows before protects'"
+        (silent,) = self._db.execute(query).fetchone() or (0,)
+        query = "SELECT protects FROM charges WHERE number > ? AND protects <> ? LIMIT 1"
+        known = max(self._alike.get(protects, 0), int(silent))
+        other = self._db.execute(query, (known, protects)).fetchone()
         if other is not None:
+            own, theirs = (f"protects ({text})" if text else "states no protection" for text in (protects, other[0]))
             raise LedgerError(
-                f"the ledger {self.path} holds releases that protect ({other[0]}), this one protects ({protects}): "
-                "their epsilons do not add up; charge it to another ledger"
+                f"the ledger {self.path} holds a release that {theirs}, this one {own}: epsilons add up only if both "
+                "protect the same unit under the same relation; state it for both (protects), or use another ledger"
             )
         self._alike[protects] = rows
 
