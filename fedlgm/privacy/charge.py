@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from fedlgm.errors import ConfigError, LedgerError, check_count
 from fedlgm.privacy.events import decode, encode
-from fedlgm.privacy.guarantee import Claim, Relation, Unit
+from fedlgm.privacy.guarantee import Claim, Guarantee, Relation, Unit
 
 if TYPE_CHECKING:
     from dp_accounting import dp_event
@@ -56,6 +56,7 @@ class Draft(NamedTuple):
         event: JSON text of the event.
         claim: JSON text of the claim.
         protects: see `Charge`.
+        guarantee: JSON text of the guarantee; "" if not stated.
     """
 
     round: int
@@ -63,10 +64,17 @@ class Draft(NamedTuple):
     event: str
     claim: str
     protects: str
+    guarantee: str
 
     @classmethod
     def of(
-        cls, event: dp_event.DpEvent, round: object, keys: Mapping[Any, object], claim: Claim | None, protects: object
+        cls,
+        event: dp_event.DpEvent,
+        round: object,
+        keys: Mapping[Any, object],
+        claim: Claim | None,
+        protects: object,
+        guarantee: Guarantee | None,
     ) -> Draft:
         """Check what a caller charges: SQLite would store any value, and a row can never be corrected.
 
@@ -85,7 +93,8 @@ class Draft(NamedTuple):
             )
         names = {client: str(key) for client, key in whole.items()}
         number = check_count("the round of a charge", round, least=0)
-        return cls(number, names, json.dumps(encode(event)), _claim(claim or {}), str(protects))
+        words = "" if guarantee is None else json.dumps(guarantee.to_dict())
+        return cls(number, names, json.dumps(encode(event)), _claim(claim or {}), str(protects), words)
 
 
 def _claim(claim: Any) -> str:

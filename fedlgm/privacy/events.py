@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -261,7 +260,7 @@ def _checked(name: str, field: str, value: Any) -> Any:
 
 
 def _at_least_0(what: str, value: Any) -> None:
-    if isinstance(value, bool) or not (isinstance(value, numbers.Real) and value >= 0):
+    if isinstance(value, bool) or not (isinstance(value, int | float) and value >= 0):
         raise ConfigError(f"{what} must be a number of at least 0, got {value!r}")
 
 

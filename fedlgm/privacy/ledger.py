@@ -22,13 +22,13 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from fedlgm import privacy
 from fedlgm.errors import LedgerError
 from fedlgm.privacy.chain import next_head
 from fedlgm.privacy.charge import Charge, Draft, Head
-from fedlgm.privacy.guarantee import Claim
+from fedlgm.privacy.guarantee import Claim, Guarantee, Status
 from fedlgm.privacy.ledger_file import SCHEMA, connect, create, remedy
 from fedlgm.privacy.spending import Spending, claimed_epsilon
 
@@ -90,12 +90,15 @@ class Ledger:
         columns = {row[1] for row in self._db.execute("PRAGMA table_info(charges)")}
         if "head" not in columns:
             raise LedgerError(f"the ledger {self.path} is of an earlier version of fedlgm, whose rows have no hashes")
-        self._protects = "protects"
-        if "protects" not in columns and owner is None:
-            self._protects = "''"  # a file of an earlier version, which is read as it lies
-        elif "protects" not in columns:
-            self._db.execute("ALTER TABLE charges ADD COLUMN protects TEXT NOT NULL DEFAULT ''")
-            self._db.execute("INSERT INTO meta SELECT 'rows before protects', COUNT(*) FROM charges")
+        missing = {name for name in ("protects", "guarantee") if name not in columns}
+        if owner is not None:
+            for name in sorted(missing):
+                self._db.execute(f"ALTER TABLE charges ADD COLUMN {name} TEXT NOT NULL DEFAULT ''")
+            if "protects" in missing:
+                self._db.execute("INSERT OR REPLACE INTO meta SELECT 'rows before protects', COUNT(*) FROM charges")
+            missing.clear()
+        # A file of an earlier version is read as it lies.
+        self._protects, self._words = ("''" if name in missing else name for name in ("protects", "guarantee"))
         if owner is not None:
             self._db.execute("INSERT OR IGNORE INTO meta VALUES ('owner', ?)", (owner,))
             (found,) = self._db.execute("SELECT value FROM meta WHERE key = 'owner'").fetchone()
@@ -118,6 +121,7 @@ class Ledger:
         client: int = SERVER,
         claim: Claim | None = None,
         protects: str = "",
+        guarantee: Guarantee | None = None,
     ) -> None:
         """Record one release; returns only after the row is on disk.
 
@@ -128,13 +132,14 @@ class Ledger:
             client: the releasing client under local trust, `SERVER` under central trust.
             claim: the charge that the method's authors would state, if it differs: {"epsilon": e} is summed.
             protects: unit and relation of the event (`ReleasePlan.protects`); "" if no row of the ledger states it.
+            guarantee: words that no recipe gives, those of a user's mechanism.
 
         Raises:
             ConfigError: an argument outside its range, or an event with an impossible number.
             LedgerError: the row cannot be written, the key has been charged for this round at another cost, or earlier
                 rows protect another unit or under another relation, or do not state both.
         """
-        self.charge_each(event, round=round, keys={client: key}, claim=claim, protects=protects)
+        self.charge_each(event, round=round, keys={client: key}, claim=claim, protects=protects, guarantee=guarantee)
 
     def charge_each(
         self,
@@ -144,6 +149,7 @@ class Ledger:
         keys: Mapping[int, str],
         claim: Claim | None = None,
         protects: str = "",
+        guarantee: Guarantee | None = None,
     ) -> None:
         """Record one release of each of several clients; returns only after all rows are on disk, or none.
 
@@ -155,21 +161,22 @@ class Ledger:
             keys: fingerprint of the noise key of each client, in the order of the rows.
             claim: see `charge`.
             protects: see `charge`.
+            guarantee: see `charge`.
         """
-        draft = Draft.of(event, round, keys, claim, protects)
+        draft = Draft.of(event, round, keys, claim, protects, guarantee)
         with self._translated(), self._writing():
             count, head = self.head()
             self._refuse_unlike(draft.protects, count)
             for client, key in draft.keys.items():
-                row = (draft.round, client, key, draft.event, draft.claim)
+                row = (draft.round, client, key, draft.event, draft.claim, draft.protects, draft.guarantee)
                 query = "SELECT event FROM charges WHERE round = ? AND client = ? AND key = ?"
                 charged = self._db.execute(query, row[:3]).fetchone()
                 if charged is None:
-                    count, head = count + 1, _head(head, (*row, draft.protects))
+                    count, head = count + 1, _head(head, row)
                     self._db.execute(
-                        "INSERT INTO charges (number, round, client, key, event, claim, protects, head)"
-                        " VALUES (?,?,?,?,?,?,?,?)",
-                        (count, *row, draft.protects, head),
+                        "INSERT INTO charges (number, round, client, key, event, claim, protects, guarantee, head)"
+                        " VALUES (?,?,?,?,?,?,?,?,?)",
+                        (count, *row, head),
                     )
                 elif charged[0] != draft.event:
                     raise LedgerError(
@@ -243,7 +250,8 @@ class Ledger:
         heads, rounds = [value], set()
         with self._translated():
             rows = self._db.execute(
-                f"SELECT number, head, round, client, key, event, claim, {self._protects} FROM charges ORDER BY number"
+                f"SELECT number, head, round, client, key, event, claim, {self._protects}, {self._words}"
+                " FROM charges ORDER BY number"
             ).fetchall()
         for expected, (number, head, *fields) in enumerate(rows, start=1):
             value = _head(value, fields)
@@ -280,6 +288,13 @@ class Ledger:
         with self._translated():
             row = self._db.execute(f"SELECT MAX({self._protects}) FROM charges").fetchone()
         return str(row[0] or "")
+
+    def guarantee(self) -> Guarantee | None:
+        """The weakest guarantee that rows state, of equal ones the last; None if no row states one."""
+        query = f"SELECT {self._words} FROM charges WHERE {self._words} <> '' GROUP BY 1 ORDER BY MAX(number) DESC"
+        with self._translated():
+            stated = [Guarantee(**json.loads(text)) for (text,) in self._db.execute(query)]
+        return min(stated, key=lambda each: -get_args(Status).index(each.status), default=None)
 
     def epsilon(self, delta: float, accountant: str = "pld", through: int | None = None, abandoned: int = 0) -> float:
         """Proven epsilon at `delta` of all charges; under local trust, of the participant with the largest.
@@ -383,8 +398,11 @@ class Ledger:
 
 
 def _head(before: str, row: Sequence[object]) -> str:
-    """Head after a row whose last field is its protection; rows of earlier versions omit it from their hash."""
-    return next_head(before, *map(str, row if row[-1] else row[:-1]))
+    """Head after a row, which ends with protection and guarantee; rows that state neither omit them from their hash."""
+    fields = [str(field) for field in row]
+    while not fields[-1]:
+        fields.pop()
+    return next_head(before, *fields)
 
 
 def _last(through: int | None) -> int:
