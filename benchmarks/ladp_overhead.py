@@ -25,7 +25,7 @@ from fedlgm.aggregation import BoundedSum
 from fedlgm.contributions import unbounded
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.layers import LayerTable
-from fedlgm.mechanisms import Mechanism
+from fedlgm.mechanisms import Mechanism, UsesPrivateUpdates
 from fedlgm.plan import ReleasePlan, RunFacts, Sampling
 from fedlgm.release import release
 from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer
@@ -50,6 +50,7 @@ def works(model: Tensor, update: Tensor, layers: LayerTable, threshold: float) -
     full = _plan(mechanisms.get("full-dp", calibration="matched"), layers, history)
     sound = _plan(mechanisms.get("ladp", score="kl", threshold=threshold), layers, history)
     published = mechanisms.get("ladp", variant="published", threshold=threshold, score_cap=1e-6)
+    assert isinstance(published, UsesPrivateUpdates)
     frame = _plan(published, layers, history)
 
     def ladp_published() -> Tensor:

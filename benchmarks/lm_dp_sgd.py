@@ -36,7 +36,7 @@ from fedlgm.example_level.trainer import private_figures
 from fedlgm.facts import RunFacts, Sampling
 from fedlgm.keys import KeyRing, Purpose
 from fedlgm.layers import LayerTable
-from fedlgm.mechanisms.base import UsesPrivateNorms
+from fedlgm.mechanisms.base import BoundsExamples, UsesPrivateNorms
 from fedlgm.mechanisms.method import Method
 from fedlgm.mechanisms.risk_aware import LMDPSGD, PublishedLMDPSGD
 from fedlgm.privacy.ledger import Ledger
@@ -182,6 +182,7 @@ def private_run(
                 gradients = ExampleGradients(module, method.layers)
                 figures = private_figures(gradients, method.mechanism, method.layers, *watched.examples)
                 plan = own.plan_from_private_norms(method.layers, method.facts, figures)
+            assert isinstance(own, BoundsExamples)
             watched.look(own.scaling(plan))
         del plans[:-1]
 
