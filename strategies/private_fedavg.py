@@ -37,6 +37,9 @@ from strategies.nodes import OneNodePerClient
 from strategies.releaser import Releaser
 from strategies.server_optimizer import ServerStep, server_step
 
+_MOMENTUM = 0.9
+_RATES = {"momentum": 0.1, "adam": 0.01, "yogi": 0.01}
+"""Server learning rates; that of "momentum", 1 - 0.9, moves the model as far as the mean updates together."""
 _INSTEAD = {
     ("fraction_train", "fraction_fit"): "rate is the probability with which a client takes part in a round",
     ("min_train", "min_fit", "min_available"): "clients is their number, and nodes says how to wait for them",
@@ -97,8 +100,9 @@ class PrivateFedAvg(LayerwiseFedAvg):
         ledger: SQLite file that records the spent budget.
         trust: who adds the noise.
         optimizer: server step, or its name (see `ServerOptimizer`); by default the mean update is added.
-        server_lr: learning rate of a named optimizer; by default 1 for "sgd" and "momentum", 0.01 for "adam" and
-            "yogi", whose steps move every coordinate by about the rate.
+        server_lr: learning rate of a named optimizer; by default 1 for "sgd", 0.1 for "momentum", which adds every
+            update up to ten times in the end, and 0.01 for "adam" and "yogi", whose steps move every coordinate by
+            about the rate.
         nodes: how to wait for nodes, and what to do when some fail.
         group_by: see `LayerTable.from_module`.
         flowers: arguments of Flower's own strategies, which are refused with what takes their place.
@@ -228,8 +232,8 @@ def _step(optimizer: str | ServerStep | None, lr: float | None) -> ServerStep:
         )
     if lr is not None and not (isinstance(lr, numbers.Real) and 0 < lr < float("inf")):
         raise ConfigError(f"server_lr must be a positive number, got {lr!r}")
-    usual = 0.01 if optimizer in ("adam", "yogi") else 1.0
-    return server_step(optimizer or "sgd", lr=usual if lr is None else lr, momentum=0.9)
+    usual = _RATES.get(optimizer, 1.0) if isinstance(optimizer, str) else 1.0
+    return server_step(optimizer or "sgd", lr=usual if lr is None else lr, momentum=_MOMENTUM)
 
 
 def _warn_of(model: nn.Module, delta: float, clients: int) -> None:

@@ -177,3 +177,13 @@ def test_the_result_fits_the_model(tmp_path: Path) -> None:
 def test_what_works_and_is_not_meant_is_said(options: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.warns(Notice, match=message):
         strategy(tmp_path / "ledger.sqlite", **options)
+
+
+@pytest.mark.parametrize("name", ["sgd", "momentum"])
+def test_a_mean_update_moves_the_model_by_itself_in_the_end(tmp_path, name):
+    """With a rate of 1 momentum moves it ten times as far, noise included."""
+    step = strategy(tmp_path / "ledger.sqlite", optimizer=name).optimizer
+    model = step.step(torch.zeros(2), torch.tensor([1.0, -2.0]))
+    for _ in range(200):
+        model = step.step(model, torch.zeros(2))
+    torch.testing.assert_close(model, torch.tensor([1.0, -2.0]), rtol=1e-5, atol=0)
