@@ -169,8 +169,8 @@ class PrivateFedAvg(LayerwiseFedAvg):
 
         `result.arrays` has the form of the model's `load_state_dict`; frozen parameters and buffers are those given to
         the constructor, which also defines the initial model: `initial_arrays` is accepted for compatibility with
-        Flower and not used. `evaluate_fn(round, arrays)` gets arrays of the same form and sees only released models, so
-        it costs no privacy.
+        Flower and not used; a notice says so if it holds other weights. `evaluate_fn(round, arrays)` gets arrays of the
+        same form and sees only released models, so it costs no privacy.
 
         Raises:
             ConfigError: `num_rounds` is not a whole number, or negative.
@@ -179,6 +179,8 @@ class PrivateFedAvg(LayerwiseFedAvg):
         left = self.method.facts.rounds - self.transcript.rounds
         if num_rounds is not None and not (isinstance(num_rounds, numbers.Integral) and num_rounds >= 0):
             raise ConfigError(f"num_rounds must be a whole number of at least 0, got {num_rounds!r}")
+        if initial_arrays is not None and self.transcript.rounds == 0:
+            _warn_of_arrays(initial_arrays, (self._state(), self.initial_arrays()))
         wanted = left if num_rounds is None else min(int(num_rounds), left)
         result = super().start(grid, self._state(), wanted, timeout, train_config, evaluate_config, evaluate_fn)
         result.arrays = self._state()
@@ -234,6 +236,22 @@ def _step(optimizer: str | ServerStep | None, lr: float | None) -> ServerStep:
         raise ConfigError(f"server_lr must be a positive number, got {lr!r}")
     usual = _RATES.get(optimizer, 1.0) if isinstance(optimizer, str) else 1.0
     return server_step(optimizer or "sgd", lr=usual if lr is None else lr, momentum=_MOMENTUM)
+
+
+def _warn_of_arrays(given: ArrayRecord, own: Iterable[ArrayRecord]) -> None:
+    """Warn of initial weights that nobody will train, such as those of a pretrained model."""
+    theirs = given.to_numpy_ndarrays()
+    for record in own:
+        ours = record.to_numpy_ndarrays()
+        if len(ours) == len(theirs) and all(map(np.array_equal, ours, theirs)):
+            return
+    warnings.warn(
+        Notice(
+            "initial_arrays hold other weights than the model that PrivateFedAvg was made with, which is the one that "
+            "is trained: load them into that model before"
+        ),
+        stacklevel=3,
+    )
 
 
 def _warn_of(model: nn.Module, delta: float, clients: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -187,3 +188,15 @@ def test_a_mean_update_moves_the_model_by_itself_in_the_end(tmp_path, name):
     for _ in range(200):
         model = step.step(model, torch.zeros(2))
     torch.testing.assert_close(model, torch.tensor([1.0, -2.0]), rtol=1e-5, atol=0)
+
+
+def test_other_initial_weights_are_noticed(tmp_path):
+    """An app that starts from a pretrained model passes its weights here, and trained random ones without a word."""
+    model = nn.Linear(3, 2)
+    for arrays in (ArrayRecord(model.state_dict()), None):
+        made = strategy(tmp_path / "ledger.sqlite", model)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            made.start(None, arrays if arrays is not None else made.initial_arrays(), num_rounds=0)
+    with pytest.warns(Notice, match="initial_arrays hold other weights"):
+        strategy(tmp_path / "ledger.sqlite", model).start(None, ArrayRecord(nn.Linear(3, 2).state_dict()), num_rounds=0)
