@@ -345,7 +345,7 @@ class RunFolder:
         if seed is not None:
             return KeyRing.from_seed(seed), 0
         needed = self.recipe().sampling.separation is not None and not self._complete()
-        return self._keys.settled(self._charged(), needed, checkpoint.keys if checkpoint is not None else "")
+        return self._keys.settled(self._charged(), needed, checkpoint.keys if checkpoint is not None else None)
 
     def _charged(self) -> int:
         """Position of the ledger."""
