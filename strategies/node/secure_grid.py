@@ -219,11 +219,13 @@ class _Attempt:
 
     def _following(self, answered: list[int]) -> _Attempt | None:
         """The next round's attempt, to be prepared; None after the last round, without a node, and unsigned."""
-        header = max(len(json.dumps(one)) for one in self._headers.values())
-        if header + _NODE_BYTES * len(answered) + _OTHER_BYTES > protocol.HEADER_BYTES:
-            return None  # found out later, it would void this round
         if self.round >= self._rounds or answered != self._clients:
             return None
+        header = min(
+            len(json.dumps(one)) for one in self._headers.values()
+        )  # a node's own ledger position counts there
+        if header + _NODE_BYTES * len(answered) + _OTHER_BYTES > protocol.HEADER_BYTES:
+            return None  # found out later, it would void this round
         with suppress(RunError):  # a signer may refuse this plan for the next round: that does not make this one void
             return _Attempt(self._grid, self.round + 1, self._plan, self._clients)
         return None

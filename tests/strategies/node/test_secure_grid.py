@@ -197,6 +197,38 @@ def test_a_node_whose_shares_are_not_authentic_is_named_and_left_out_from_then_o
     assert charges(federation) == ([2] * NODES if void else [2, 3, 3, 3, 3])
 
 
+@pytest.mark.parametrize("step", ["advertise", "share", "agree"])
+def test_a_node_that_makes_its_answer_long_loses_its_own_place_alone(federation, monkeypatch, step):
+    """What the server hands on to other nodes has to fit into their messages, also after they have been charged."""
+    for folder in federation.folders:
+        federation.served.stop(folder)
+        edit(folder, "min_cohort = 5", "min_cohort = 4")
+        federation.served.start(folder)
+    hostile = federation.served.services[str(federation.folders[3].socket)]._secure
+    honest, longest = hostile.answer, []
+
+    def padded(asked, terms, given):
+        said = honest(asked, terms, given)
+        if asked == step == "share":
+            said["sealed"]["0"] += " " * 10_000  # as good in base 64 as without
+        elif asked == step:
+            said["signature"] += " " * 10_000  # as good in hexadecimal digits
+        return said
+
+    exchange = federation.served.exchange
+
+    def measuring(path, header, body, **more):
+        longest.append(len(header))
+        return exchange(path, header, body, **more)
+
+    monkeypatch.setattr(hostile, "answer", padded)
+    monkeypatch.setattr(protocol, "exchange", measuring)
+    federation.run()
+    in_sum = {"n3"} if step == "agree" else set()
+    assert set(federation.reports[0].answered) == {"n0", "n1", "n2", "n4"} | in_sum
+    assert max(longest) < 10_000
+
+
 def test_a_signer_that_does_not_sign_for_the_next_round_leaves_this_one_whole(federation):
     """A registration may ask for more noise in the next round than this round's plan has; its own plan follows."""
 
