@@ -2,7 +2,8 @@
 
 A round takes five messages to each node, or three where the round before has prepared it: keys and shares for the next
 round are then exchanged in the messages in which nodes agree and unmask. What is prepared serves the same nodes and the
-same plan only; after a node was lost, or after another plan, the next round starts from its first step.
+same plan only; after a node was lost, or after another plan, the next round starts from its first step. So it does if a
+node has lost its part since, which is found out by asking for the shares once more.
 
 To a strategy the nodes are one worker that returns the sum of a block, as a simulation's worker does: the integers are
 the same, so that a round without drops gives the same model bit by bit.
@@ -35,7 +36,7 @@ from strategies.node.secagg import SecureSum, VoidRound
 from strategies.nodes import OneNodePerClient
 
 _RESTART_S = 2.0
-"""Time in which no service ends and starts again with other files: what was shared is asked for again after it."""
+"""From the last node's shares to the next round: after it, services may have been started again without their keys."""
 _NODE_BYTES = 480
 """Of one node in the header of "unmask" that asks for shares ahead: its signature, and its advert."""
 _OTHER_BYTES = 2048
@@ -151,9 +152,10 @@ class _Attempt:
             self._share(self._clients)
             if len(self._delivered) == len(self._clients):
                 return True
+        reasons = "".join(f"; client {client}: {why}" for client, why in sorted(self.lost.items())[:5])
         self._grid._say(
             f"round {self.round}: not every node still holds the keys that were exchanged ahead: all nodes exchange "
-            "new keys, and nothing has been charged for this round yet"
+            f"new keys, and nothing has been charged for this round yet{reasons}"
         )
         return False
 

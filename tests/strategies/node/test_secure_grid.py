@@ -114,7 +114,9 @@ def test_a_round_that_one_node_has_not_prepared_starts_from_its_first_step(feder
     assert charges(federation) == [2] * NODES
 
 
-@pytest.mark.parametrize("kept", ["nothing", "an older store"])
+@pytest.mark.parametrize(
+    "kept", [pytest.param("nothing", marks=pytest.mark.slow), "an older store", "eight newer rounds"]
+)
 def test_what_was_prepared_and_lost_since_is_exchanged_anew_and_charges_nobody_twice(federation, monkeypatch, kept):
     """Two of five nodes, one more than a round can do without, lose their sessions between two rounds."""
     exchange, older, lost = federation.served.exchange, {}, federation.folders[1:3]
@@ -128,9 +130,14 @@ def test_what_was_prepared_and_lost_since_is_exchanged_anew_and_charges_nobody_t
     def lose(report):
         federation.reports.append(report)
         for folder in lost if report.round == 1 else ():
+            if kept == "eight newer rounds":
+                for number in range(1, 9):
+                    federation.nonce = f"{number:032x}"
+                    federation.ask(int(folder.path.name[1:]), "advertise", run="other")
+                continue
             federation.served.stop(folder)
             folder.rounds_file.unlink()
-            if kept != "nothing":
+            if kept == "an older store":
                 folder.rounds_file.write_bytes(older[str(folder.socket)])
             federation.served.start(folder)
 
@@ -141,9 +148,12 @@ def test_what_was_prepared_and_lost_since_is_exchanged_anew_and_charges_nobody_t
     federation.run(2, grid)
     assert [len(report.answered) for report in federation.reports] == [NODES] * 2
     assert charges(federation) == [2] * NODES
-    anew = of_round(2) if kept == "nothing" else of_round(2, *SHORT)
+    shared_again = kept == "an older store"
+    anew = of_round(2, *SHORT) if shared_again else of_round(2)
     assert steps_of(federation)[0] == of_round(1) + of_round(2, "share") + anew
-    assert any("not every node still holds" in line for line in federation.lines) == (kept == "nothing")
+    told = [line for line in federation.lines if "not every node still holds" in line]
+    assert len(told) == (not shared_again)
+    assert all("client 1: refused (cohort): this node holds no keys" in line for line in told)
 
 
 def test_a_message_that_would_be_too_long_asks_nothing_ahead(federation, monkeypatch):
@@ -168,7 +178,7 @@ def test_a_message_that_would_be_too_long_asks_nothing_ahead(federation, monkeyp
     assert charges(federation) == [4] * NODES
 
 
-@pytest.mark.parametrize("accusers", [[0, 1, 2, 4], [0]])
+@pytest.mark.parametrize("accusers", [[0, 1, 2, 4], pytest.param([0], marks=pytest.mark.slow)])
 def test_a_node_whose_shares_are_not_authentic_is_named_and_left_out_from_then_on(federation, monkeypatch, accusers):
     """A round of five messages or three. One accuser is not enough, since one node may be on the server's side."""
     for folder in federation.folders:
@@ -197,7 +207,7 @@ def test_a_node_whose_shares_are_not_authentic_is_named_and_left_out_from_then_o
     assert charges(federation) == ([2] * NODES if void else [2, 3, 3, 3, 3])
 
 
-@pytest.mark.parametrize("step", ["advertise", "share", "agree"])
+@pytest.mark.parametrize("step", [pytest.param("advertise", marks=pytest.mark.slow), "share", "agree"])
 def test_a_node_that_makes_its_answer_long_loses_its_own_place_alone(federation, monkeypatch, step):
     """What the server hands on to other nodes has to fit into their messages, also after they have been charged."""
     for folder in federation.folders:
