@@ -12,10 +12,10 @@ from fedlgm import inputs
 from fedlgm.devices import exact_arithmetic, seeded
 from fedlgm.inputs import Inputs
 from fedlgm.layers import LayerTable
+from fedlgm.layout import pools_maxima, prefer_channels_last_
 from fedlgm.models.requirements import Unchanged, require_stateless
 from fedlgm.tasks import Classification, Task
 from fedlgm.training.base import ClientTask, LocalTraining
-from fedlgm.training.layout import pools_maxima, prefer_channels_last_
 from fedlgm.training.optimizers import FlatOptimizer
 from fedlgm.training.stack import Stack
 

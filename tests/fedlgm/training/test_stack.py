@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedlgm import models
 from fedlgm.tasks import Classification
-from fedlgm.training.layout import pools_maxima, prefer_channels_last_
+from fedlgm.layout import pools_maxima, prefer_channels_last_
 from fedlgm.training.stack import Stack
 
 STACKS = ("cifar-cnn", "cnn", "cnn-small", "logistic", "mlp")
