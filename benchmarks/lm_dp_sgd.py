@@ -47,7 +47,7 @@ from fedlgm.transcript import Transcript
 STORE = Path(__file__).parents[1] / "docs" / "results" / "lm-dp-sgd.json"
 PRIVATE, PUBLIC, RATE, STEPS, EMPHASIS = 2000, 4000, 0.05, 200, 5.0
 EPSILON, DELTA = 5.0, 1e-5
-RATES, SEARCH_SEEDS, SEEDS = (0.3, 1.0, 3.0), (100, 101, 102), (1, 2, 3, 4, 5)
+RATES, SEARCH_SEEDS, SEEDS = (0.3, 1.0, 3.0), (100, 101, 102), tuple(range(1, 11))
 LOOKS = 5  # at how many steps the bias is measured
 SHADOW = ShadowTraining(epochs=20, lr=2e-3, adversary_epochs=10)
 STYLES = (
