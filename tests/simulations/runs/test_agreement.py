@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from compared import summary_of
 from federations import tiny_values
 
 from fedlgm import mechanisms
@@ -20,7 +21,7 @@ from simulations.config.facts import facts_of
 from simulations.reports import export, report
 from simulations.reports.report import ledger_report
 from simulations.runs import protection
-from simulations.studies import comparison, running
+from simulations.studies import running
 from simulations.studies.jobs import Job
 from tests.support import example_level
 
@@ -136,10 +137,10 @@ def test_no_reader_of_a_comparison_takes_an_edited_summary(tmp_path):
     file = tmp_path / job.folder / "result.json"
     kept = json.loads(file.read_text())
     file.write_text(json.dumps(kept | {"guarantee": "proven: anything"}))
-    assert comparison.summarise([job], tmp_path)["cells"][0]["guarantee"] == kept["guarantee"]
+    assert summary_of([job], tmp_path)["cells"][0]["guarantee"] == kept["guarantee"]
     file.write_text(json.dumps(kept | {"guarantee_status": "conditional"}))
     with pytest.raises(LedgerError, match="says guarantee_status = conditional"):
-        comparison.summarise([job], tmp_path)
+        summary_of([job], tmp_path)
 
 
 def test_a_mechanism_of_ones_own_has_the_words_of_its_last_plan(tmp_path, monkeypatch):
