@@ -29,7 +29,7 @@ from simulations.runs import strict_json
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import excerpt
 from simulations.studies.jobs import Job
-from simulations.studies.rows import Row, keys_of
+from simulations.studies.rows import Row
 
 Attack = Literal["membership", "inversion", "gan"]
 _FILE = "attacks.json"
@@ -122,7 +122,7 @@ def measure(
         progress: called with (runs done, total, description).
 
     Returns:
-        One row per job.
+        One row per job: its folder, what the attacks found, and in "gan" the reconstructions by class.
     """
     attacks = attacks or Attacks()
     rows: list[Row] = []
@@ -134,7 +134,7 @@ def measure(
             if progress is not None:
                 progress(index, len(jobs), f"{job.folder}: {what}")
 
-        row = keys_of(job) | target.figures()
+        row: Row = {"folder": str(out / job.folder), "gan": {}}
         if "membership" in attacks.names:
             tell("membership")
             row |= kept.get("membership", None, partial(_membership, target))
@@ -146,7 +146,7 @@ def measure(
             tell(f"class {label}")
             settings = asdict(attacks.gan) | ({} if attacks.inception is None else {"inception": True})
             reconstructed = kept.get(f"gan {label}", settings, partial(_gan, job, label, attacks))
-            row.setdefault("gan", {})[str(label)] = reconstructed
+            row["gan"][str(label)] = reconstructed
         rows.append(row)
     if progress is not None:
         progress(len(jobs), len(jobs), "done")

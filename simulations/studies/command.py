@@ -147,7 +147,7 @@ def compare(
     summary = comparison.summarise(found) | {"out": str(folder)}
     files_told = _write(found, records.kept(found.records))
     if wanted is not None:
-        summary["attacks"] = table.cells(rows)
+        summary["attacks"] = table.cells(summary, rows)
     if as_json:
         return summary
     attacked = [table.tables(summary["attacks"])] if wanted is not None else []

@@ -135,8 +135,12 @@ def _lead_table(summary: Row) -> Table:
 
 
 def _names(row: Row) -> list[str]:
-    budget = row["epsilon_budget"]
-    return [escape(row["method"]), "-" if budget is None else f"{budget:g}", escape(str(row["partition"]))]
+    return [escape(row["method"]), budget(row), escape(str(row["partition"]))]
+
+
+def budget(row: Row) -> str:
+    """A row's budget as text."""
+    return "-" if row["epsilon_budget"] is None else f"{row['epsilon_budget']:g}"
 
 
 def _measured(cell: Row, name: str) -> str:
