@@ -19,7 +19,7 @@ from fedlgm.attacks.inversion import InversionSettings
 from fedlgm.attacks.mia import attack_outputs
 from fedlgm.data import DataSet
 from fedlgm.data.class_names import class_number
-from fedlgm.errors import ConfigError, prefix_key
+from fedlgm.errors import ConfigError, check_known, prefix_key
 from fedlgm.files import PRIVATE
 from simulations.attacks import gan, inversion
 from simulations.attacks.target import Images, Target
@@ -79,8 +79,7 @@ class Attacks:
         labels: list[str] = []
         for part in (part.strip() for part in text.split(",") if part.strip()):
             name, *classes = part.split(":")
-            if name not in get_args(Attack):
-                raise ConfigError(f"--attacks: unknown attack {name!r}; known: {', '.join(get_args(Attack))}")
+            check_known("attack", name, Attack, "--attacks")
             if (name == "gan") != bool(classes) or not all(classes):
                 raise ConfigError(
                     f"--attacks: {part!r}: 'gan' takes the classes to reconstruct, as in gan:3:9, others none"
