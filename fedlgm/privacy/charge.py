@@ -57,6 +57,11 @@ class Draft(NamedTuple):
         claim: JSON text of the claim.
         protects: see `Charge`.
         guarantee: JSON text of the guarantee; "" if not stated.
+
+    Example:
+        >>> from fedlgm.privacy.events import gaussian_event
+        >>> Draft.of(gaussian_event(2.0), 3, {7: "noise 3"}, None, "client, add-remove", None)[:2]
+        (3, {7: 'noise 3'})
     """
 
     round: int
