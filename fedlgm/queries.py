@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlgm.errors import ConfigError, PrivacyError
+from fedlgm.errors import ConfigError, PrivacyError, check_known
 from fedlgm.extension import enter, is_bundled
 from fedlgm.layers import SAFETY, LayerTable
 from fedlgm.rows_apart import rows_apart
@@ -341,6 +341,5 @@ def named(name: str, sizes: Iterable[int]) -> AuxiliaryQuery:
         >>> named("below-bound", [5, 2, 7, 1]).bound
         1.0
     """
-    if name not in _KINDS:
-        raise ConfigError(f"unknown auxiliary query {name!r}; known: {', '.join(_KINDS)}")
+    check_known("auxiliary query", name, _KINDS)
     return _KINDS[name](tuple(int(size) for size in sizes))

@@ -59,9 +59,9 @@ class Draft(NamedTuple):
         guarantee: JSON text of the guarantee; "" if not stated.
 
     Example:
-        >>> from fedlgm.privacy.events import gaussian_event
-        >>> Draft.of(gaussian_event(2.0), 3, {7: "noise 3"}, None, "client, add-remove", None)[:2]
-        (3, {7: 'noise 3'})
+        >>> from dp_accounting import GaussianDpEvent
+        >>> Draft.of(GaussianDpEvent(1.5), 1, {-1: "a"}, None, "client, add-remove", None).round
+        1
     """
 
     round: int

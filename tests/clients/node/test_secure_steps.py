@@ -248,7 +248,7 @@ def test_a_lowered_threshold_is_refused_with_the_plan(federation, threshold):
 
 def test_another_plan_is_not_masked_for_the_terms_that_were_agreed(federation):
     given, _ = given_to(federation, "mask")
-    assert "advertised no keys" in federation.ask(0, "mask", given[0], plan=plan(multiplier=3.0).to_json())["why"]
+    assert "holds no keys" in federation.ask(0, "mask", given[0], plan=plan(multiplier=3.0).to_json())["why"]
     assert charges(federation)[0] == 0
 
 

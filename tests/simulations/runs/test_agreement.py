@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from compared import summary_of
 from federations import tiny_values
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -27,7 +28,7 @@ from simulations.config.facts import facts_of
 from simulations.reports import export, report
 from simulations.reports.report import ledger_report
 from simulations.runs import protection
-from simulations.studies import comparison, running
+from simulations.studies import running
 from simulations.studies.jobs import Job
 from tests.support import example_level
 
@@ -143,10 +144,10 @@ def test_no_reader_of_a_comparison_takes_an_edited_summary(tmp_path):
     file = tmp_path / job.folder / "result.json"
     kept = json.loads(file.read_text())
     file.write_text(json.dumps(kept | {"guarantee": "proven: anything"}))
-    assert comparison.summarise([job], tmp_path)["cells"][0]["guarantee"] == kept["guarantee"]
+    assert summary_of([job], tmp_path)["cells"][0]["guarantee"] == kept["guarantee"]
     file.write_text(json.dumps(kept | {"guarantee_status": "conditional"}))
     with pytest.raises(LedgerError, match="says guarantee_status = conditional"):
-        comparison.summarise([job], tmp_path)
+        summary_of([job], tmp_path)
 
 
 @pytest.fixture(scope="module")
