@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, TypedDict, get_args
+from typing import Any, Literal, TypedDict
 
-from fedlgm.errors import ConfigError, PrivacyError
+from fedlgm.errors import ConfigError, PrivacyError, check_known
 
 Status = Literal["proven", "conditional", "none"]
 """From the strongest to the weakest."""
@@ -81,9 +81,7 @@ class Guarantee:
 
     def __post_init__(self) -> None:
         for name, known in (("status", Status), ("relation", Relation), ("trust", Trust), ("unit", Unit)):
-            if getattr(self, name) not in get_args(known):
-                choice = ", ".join(get_args(known))
-                raise ConfigError(f"a guarantee's {name} is one of {choice}; got {getattr(self, name)!r}")
+            check_known(name, getattr(self, name), known, "a guarantee")
         if not (isinstance(self.reason, str) and self.reason.isprintable()):
             raise ConfigError(f"a guarantee's reason is text of one line, got {self.reason!r}")
 

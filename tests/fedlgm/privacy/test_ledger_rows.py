@@ -114,10 +114,10 @@ def test_a_pure_release_of_almost_no_cost_can_be_charged(ledger):
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        ({"status": "certain"}, "status is one of proven, conditional, none"),
-        ({"unit": "dog"}, "unit is one of client, example, user"),
-        ({"relation": "swap"}, "relation is one of"),
-        ({"trust": "anybody"}, "trust is one of"),
+        ({"status": "certain"}, "a guarantee: unknown status 'certain'; known: proven, conditional, none"),
+        ({"unit": "dog"}, "unknown unit 'dog'"),
+        ({"relation": "swap"}, "unknown relation"),
+        ({"trust": "anybody"}, "unknown trust"),
         ({"reason": "bounded\n\x1b[31mNOT PRIVATE"}, "reason is text of one line"),
     ],
 )
